@@ -1,0 +1,126 @@
+"""The words of a collective: its kind, its reduction, its dtypes, and a flat piece of memory.
+
+    >>> DType.from_name("bfloat16").itemsize
+    2
+    >>> ReduceOp.SUM.label
+    'Sum'
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Any, final
+
+
+@final
+class Kind(enum.IntEnum):
+    """What a collective does."""
+
+    ALLREDUCE = 0
+    ALLGATHER = 1
+    BROADCAST = 2
+    ALLTOALL = 3
+    REDUCESCATTER = 4
+    BARRIER = 5
+    JOIN = 6
+    ADD_SET = 7
+    REMOVE_SET = 8
+
+    @property
+    def label(self) -> str:
+        """The verb a user typed, for error texts and traces."""
+        return self.name.lower()
+
+
+@final
+class ReduceOp(enum.IntEnum):
+    """How values are combined. The numbers are Horovod's and part of the API."""
+
+    AVERAGE = 0
+    SUM = 1
+    ADASUM = 2
+    MIN = 3
+    MAX = 4
+    PRODUCT = 5
+
+    @property
+    def label(self) -> str:
+        """The name a user typed, for error texts and traces."""
+        return self.name.capitalize()
+
+
+@final
+class DType(enum.IntEnum):
+    """Element types on the wire. The numbers are shared with the native core (``native/dtype.hpp``)."""
+
+    UINT8 = 0
+    INT8 = 1
+    UINT16 = 2
+    INT16 = 3
+    INT32 = 4
+    INT64 = 5
+    FLOAT16 = 6
+    BFLOAT16 = 7
+    FLOAT32 = 8
+    FLOAT64 = 9
+    BOOL = 10
+    COMPLEX64 = 11
+    COMPLEX128 = 12
+
+    @property
+    def label(self) -> str:
+        """The name NumPy and PyTorch give it."""
+        return self.name.lower()
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element."""
+        return _ITEMSIZE[self]
+
+    @property
+    def is_floating(self) -> bool:
+        """True for the four real floating types."""
+        return DType.FLOAT16 <= self <= DType.FLOAT64
+
+    @property
+    def is_complex(self) -> bool:
+        """True for the two complex types."""
+        return self >= DType.COMPLEX64
+
+    @classmethod
+    def from_name(cls, name: str) -> DType:
+        """Look a type up by its usual name; raises ``KeyError`` for a type that does not travel."""
+        return cls[name.upper()]
+
+
+_ITEMSIZE = {
+    DType.UINT8: 1, DType.INT8: 1, DType.UINT16: 2, DType.INT16: 2, DType.INT32: 4, DType.INT64: 8,
+    DType.FLOAT16: 2, DType.BFLOAT16: 2, DType.FLOAT32: 4, DType.FLOAT64: 8, DType.BOOL: 1,
+    DType.COMPLEX64: 8, DType.COMPLEX128: 16,
+}  # fmt: skip
+
+
+@final
+@dataclass(slots=True, frozen=True)
+class Array:
+    """A flat, contiguous piece of memory that an engine may read or write.
+
+    ``owner`` is whatever keeps the memory alive (a tensor, an ndarray, a ``Memory``); engines for other devices than the
+    host may use it, host engines use the address alone.
+    """
+
+    address: int
+    count: int
+    dtype: DType
+    owner: Any = None
+    device: str = "cpu"
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self.count * _ITEMSIZE[self.dtype]
+
+    def slice(self, start: int, count: int) -> Array:
+        """The ``count`` elements from ``start``; host memory only."""
+        return Array(self.address + start * _ITEMSIZE[self.dtype], count, self.dtype, self.owner, self.device)

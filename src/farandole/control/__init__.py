@@ -1,0 +1,1 @@
+"""Floor 1: wires. Authenticated messages and child processes."""

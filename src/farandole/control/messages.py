@@ -1,0 +1,341 @@
+"""Every message of the control plane, as typed structs; ``encode`` and ``decode`` are the only way on and off the wire.
+
+    >>> decode(encode(Leave(generation=3)))
+    Leave(generation=3)
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias, final
+
+import msgspec
+
+from farandole.errors import ControlError
+
+LIMIT_BYTES = 64 * 2**20
+"""Largest frame that is accepted (a pickled function or a state dict travels in one)."""
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Base of all messages. The tag is the class name."""
+
+
+# -- a worker to the controller ---------------------------------------------------------------------------------------
+
+
+@final
+class Hello(Message):
+    """I called ``init()``. ``place`` is the rank my environment gave me (-1: none); ``engines`` are those usable here.
+
+    ``stack_fd`` is where ``faulthandler`` writes when ``stack_signal`` comes. ``process_sets`` are the global ranks of the
+    static sets asked for in ``init``; they must agree between ranks.
+    """
+
+    worker: str
+    place: int
+    expected: int
+    host: str
+    pid: int
+    version: str
+    engines: list[str]
+    stack_fd: int
+    stack_signal: int
+    process_sets: list[list[int]]
+
+
+@final
+class Exchange(Message):
+    """My part of an all-gather of small bytes among ``ranks``; answered by ``Exchanged`` when all have come."""
+
+    generation: int
+    key: str
+    ranks: list[int]
+    payload: bytes
+
+
+@final
+class Signature(msgspec.Struct, frozen=True, array_like=True):
+    """What a rank means by a name. Everything here is compared by ``negotiation``; shapes and splits by the rule of the kind.
+
+    ``group`` names the other members of a grouped call ("" for none), so that a group is ordered as one.
+    """
+
+    kind: int
+    dtypes: list[int]
+    shapes: list[list[int]]
+    op: int = 1
+    prescale: float = 1.0
+    postscale: float = 1.0
+    root: int = -1
+    splits: list[int] = []
+    device: str = "cpu"
+
+
+@final
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """One collective a rank is ready for: in full, or (``cached >= 0``) by the number the controller gave its signature."""
+
+    process_set: int
+    name: str
+    cached: int = -1
+    signature: Signature | None = None
+
+
+@final
+class Submit(Message):
+    """I am ready for these."""
+
+    generation: int
+    entries: list[Entry]
+
+
+@final
+class Leave(Message):
+    """I called ``shutdown()``; the generation ends for the others when they next need me."""
+
+    generation: int
+
+
+@final
+class Blocked(Message):
+    """I have been inside a planned collective for ``seconds``; ``what`` describes it."""
+
+    generation: int
+    process_set: int
+    sequence: int
+    what: str
+    seconds: float
+
+
+@final
+class Progress(Message):
+    """My answer to ``Ask``: the last collective I finished, and what I am inside of now."""
+
+    generation: int
+    last: str
+    inside: str
+
+
+@final
+class SetTimeline(Message):
+    """Start writing the timeline to ``path`` on every rank ("" stops it); workers send it up, the controller down."""
+
+    path: str
+    mark_cycles: bool = False
+
+
+@final
+class Result(Message):
+    """What the function given to ``run`` returned (``ok``) or raised, pickled by the worker."""
+
+    place: int
+    ok: bool
+    payload: bytes
+
+
+@final
+class FetchTask(Message):
+    """Send me the function given to ``run``."""
+
+    place: int
+
+
+# -- the controller to a worker ---------------------------------------------------------------------------------------
+
+
+@final
+class Welcome(Message):
+    """The generation is formed: your rank, everybody's host, the engine and why."""
+
+    generation: int
+    rank: int
+    hosts: list[str]
+    engine: str
+    reason: str
+    clock_offset_s: float = 0.0
+
+
+@final
+class Refuse(Message):
+    """``init()`` cannot succeed; ``reason`` says why and what to do."""
+
+    reason: str
+
+
+@final
+class Exchanged(Message):
+    """The payloads of an ``Exchange``, in the order of its ranks."""
+
+    generation: int
+    key: str
+    payloads: list[bytes]
+
+
+@final
+class Order(msgspec.Struct, frozen=True, array_like=True):
+    """Do this now. ``names`` are executed together (fused, or one group); ``error`` is raised instead where not empty.
+
+    ``signatures[i]`` describes ``names[i]`` (needed by joined ranks, which never submitted it). ``dims[i]`` and
+    ``splits[i]`` hold, per member, what may differ: first dimensions for allgather, rows of the split matrix for alltoall.
+    ``cached[i]`` is the number to submit ``names[i]`` by from now on (-1: none). ``joined`` are ranks that contribute nothing.
+    """
+
+    process_set: int
+    sequence: int
+    kind: int
+    names: list[str]
+    signatures: list[Signature]
+    dims: list[list[int]] = []
+    splits: list[list[int]] = []
+    cached: list[int] = []
+    joined: list[int] = []
+    error: str = ""
+    error_kind: str = ""
+    value: int = -1
+
+
+@final
+class Orders(Message):
+    """Collectives in the order in which every member executes them."""
+
+    generation: int
+    orders: list[Order]
+
+
+@final
+class Resend(Message):
+    """These cached numbers are forgotten: submit the names again in full."""
+
+    generation: int
+    process_set: int
+    names: list[str]
+
+
+@final
+class Abort(Message):
+    """The generation is over. ``kind`` is the class of error to raise (``AbortError``, ``StallError``)."""
+
+    generation: int
+    reason: str
+    kind: str = "AbortError"
+
+
+@final
+class Ask(Message):
+    """Tell me your progress."""
+
+    generation: int
+
+
+@final
+class Task(Message):
+    """The function given to ``run``, pickled by the launcher."""
+
+    payload: bytes
+
+
+# -- an agent and the controller --------------------------------------------------------------------------------------
+
+
+@final
+class AgentHello(Message):
+    """An agent is up."""
+
+    host: str
+    pid: int
+    version: str
+
+
+@final
+class WorkerSpec(msgspec.Struct, frozen=True):
+    """One worker to start: its global rank at start, its command and the variables that differ from the agent's own."""
+
+    place: int
+    command: list[str]
+    environment: dict[str, str]
+
+
+@final
+class StartWorkers(Message):
+    """Start these; write their output to ``output_dir`` if given, else to the agent's own standard streams."""
+
+    workers: list[WorkerSpec]
+    output_dir: str = ""
+    timestamps: bool = False
+    colour: bool = False
+    cwd: str = ""
+
+
+@final
+class Started(Message):
+    """A worker runs."""
+
+    place: int
+    pid: int
+
+
+@final
+class Exited(Message):
+    """A worker ended. ``code`` is the exit status, or minus the signal's number; ``tail`` the last lines of its stderr."""
+
+    place: int
+    pid: int
+    code: int
+    tail: str
+    error: str = ""
+
+
+@final
+class StopWorkers(Message):
+    """End every worker: TERM, then KILL after ``grace_s``."""
+
+    grace_s: float
+
+
+@final
+class DumpStack(Message):
+    """Send the Python stacks of the worker ``pid``, which registered ``signal`` and writes to its descriptor ``fd``."""
+
+    place: int
+    pid: int
+    signal: int
+    fd: int
+
+
+@final
+class Stack(Message):
+    """The stacks asked for, or why there are none."""
+
+    place: int
+    text: str
+
+
+@final
+class Goodbye(Message):
+    """The agent has ended all workers and is about to exit."""
+
+
+Any: TypeAlias = (
+    Hello | Exchange | Submit | Leave | Blocked | Progress | SetTimeline | Result | FetchTask
+    | Welcome | Refuse | Exchanged | Orders | Resend | Abort | Ask | Task
+    | AgentHello | StartWorkers | Started | Exited | StopWorkers | DumpStack | Stack | Goodbye
+)  # fmt: skip
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Any)
+
+
+def encode(message: Message) -> bytes:
+    """Message to frame; raises ``ControlError`` above ``LIMIT_BYTES``."""
+    frame = _encoder.encode(message)
+    if len(frame) > LIMIT_BYTES:
+        raise ControlError(f"a {type(message).__name__} of {len(frame)} bytes exceeds the limit of {LIMIT_BYTES}")
+    return frame
+
+
+def decode(frame: bytes) -> Any:
+    """Frame to message; raises ``ControlError`` for anything that is not exactly one known message."""
+    try:
+        return _decoder.decode(frame)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ControlError(f"a frame of {len(frame)} bytes is no message of this version: {error}") from error

@@ -1,0 +1,1 @@
+"""Floor 3: engines move the bytes of collectives."""

@@ -1,0 +1,144 @@
+"""The one contract between the runtime and whatever moves bytes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias, final
+
+from farandole.collective import Array, DType, ReduceOp
+from farandole.errors import MismatchError
+
+Exchange: TypeAlias = Callable[[bytes], list[bytes]]
+"""All-gather of a few bytes among the members of a group over the control plane; blocks, raises at the start time-out."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The ranks one engine connects. ``ranks`` are global and ascending; ``rank`` is this process's place in them."""
+
+    rank: int
+    ranks: tuple[int, ...]
+    hosts: tuple[str, ...]
+    generation: int
+    label: str
+    deadline_s: float = 600.0
+
+    @property
+    def size(self) -> int:
+        """Number of members."""
+        return len(self.ranks)
+
+    def name(self, place: int) -> str:
+        """How an error names the member at ``place``."""
+        return f"rank {self.ranks[place]} on {self.hosts[place]}"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Memory an engine made; collectives on arrays inside it are the fastest it has. Alive as long as ``owner`` is."""
+
+    address: int
+    nbytes: int
+    owner: Any
+
+    def array(self, dtype: DType, offset: int = 0, count: int | None = None) -> Array:
+        """View ``count`` elements from byte ``offset``."""
+        room = (self.nbytes - offset) // dtype.itemsize
+        return Array(self.address + offset, room if count is None else count, dtype, self.owner)
+
+
+class Engine(ABC):
+    """Moves the bytes of collectives among the members of one group, in one order.
+
+    Contract, checked by ``farandole.testing.engine_contract`` for every implementation:
+
+    * One thread at a time calls the collectives, and all members call the same ones in the same order. Every call blocks
+      until this member's part is done, releases the GIL while it waits, and ends by result, by ``abort`` (``AbortError``),
+      or after ``group.deadline_s`` (``StallError``).
+    * Arguments of one call agree between members (the runtime sees to it). An engine that can notice disagreement for free
+      raises ``MismatchError`` on every member, and the next call works.
+    * Results are the same bits on every member and in every run: the order of reduction is fixed by rank. float16 and
+      bfloat16 accumulate in float32. AVERAGE is the sum divided by ``group.size`` (integers truncate toward zero). BOOL:
+      SUM and MAX are *or*, MIN and PRODUCT are *and*, AVERAGE is *and*. Complex types know SUM, AVERAGE and PRODUCT.
+      Results are multiplied by ``postscale``, contributions by ``prescale`` (in float64 for integers, truncating).
+    * Roots and counts are in group places, not global ranks. Empty arrays and zero counts are legal.
+    * ``abort`` may come from any thread at any time, wakes every waiter at once, and is final. ``close`` is idempotent, needs
+      no peer, and leaves nothing behind; memory stays valid as long as its owner is referenced.
+    """
+
+    name: ClassVar[str]
+    group: Group
+
+    @abstractmethod
+    def allocate(self, nbytes: int) -> Memory:
+        """Make zeroed memory for in-place collectives. Collective: every member asks for the same size."""
+
+    @abstractmethod
+    def allreduce(self, array: Array, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0) -> None:
+        """Reduce in place; afterwards every member holds the result. ADASUM is not an engine's business."""
+
+    @abstractmethod
+    def allgather(self, send: Array, recv: Array, counts: Sequence[int]) -> None:
+        """Concatenate everybody's ``send`` in ``recv``; ``counts[i]`` elements come from member ``i``."""
+
+    @abstractmethod
+    def broadcast(self, array: Array, root: int) -> None:
+        """Copy the array of member ``root`` into everybody's."""
+
+    @abstractmethod
+    def alltoall(self, send: Array, send_counts: Sequence[int], recv: Array, recv_counts: Sequence[int]) -> None:
+        """Send consecutive slices of ``send`` to each member; ``recv`` holds what came, in member order."""
+
+    @abstractmethod
+    def reducescatter(
+        self,
+        send: Array,
+        recv: Array,
+        counts: Sequence[int],
+        op: ReduceOp,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> None:
+        """Reduce everybody's ``send`` and keep slice ``rank`` of it, ``counts[rank]`` elements, in ``recv``."""
+
+    @abstractmethod
+    def barrier(self) -> None:
+        """Return when every member has called it."""
+
+    @abstractmethod
+    def abort(self, reason: str) -> None:
+        """Make every present and future call of this member raise ``AbortError(reason)``."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give everything back."""
+
+    def agree(self, tag: bytes) -> None:
+        """Raise ``MismatchError`` on every member unless all gave the same ``tag`` (at most 64 bytes, printable)."""
+        said = self.gather_small(tag)
+        if len(set(said)) > 1:
+            each = "; ".join(f"{self.group.name(i)} said {s.decode(errors='replace')!r}" for i, s in enumerate(said))
+            raise MismatchError(f"the members of {self.group.label} are not at the same point of the program: {each}")
+
+    def gather_small(self, payload: bytes) -> list[bytes]:
+        """All-gather up to 64 bytes of each member; the default is built on ``allgather``."""
+        import ctypes
+
+        if len(payload) > 64:
+            raise ValueError(f"gather_small carries at most 64 bytes, got {len(payload)}")
+        send = ctypes.create_string_buffer(payload.ljust(64, b"\0"), 64)
+        recv = ctypes.create_string_buffer(64 * self.group.size)
+        self.allgather(
+            Array(ctypes.addressof(send), 64, DType.UINT8, send),
+            Array(ctypes.addressof(recv), 64 * self.group.size, DType.UINT8, recv),
+            [64] * self.group.size,
+        )
+        return [recv.raw[64 * i : 64 * (i + 1)].rstrip(b"\0") for i in range(self.group.size)]
+
+    def statistics(self) -> dict[str, int | float | str]:
+        """Counters since creation, for people and tests."""
+        return {"engine": self.name, "size": self.group.size}

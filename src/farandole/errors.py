@@ -1,0 +1,103 @@
+"""Every error Farandole raises, in one tree.
+
+    FarandoleError
+    ├── UsageError (ValueError)            the call itself cannot be right
+    │   ├── SettingsError                  an unknown or ill-typed knob
+    │   ├── NotInitializedError            an operation before ``init()``
+    │   ├── DuplicateNameError             the same name twice in flight on one rank
+    │   └── UnsupportedError               a dtype, device or option that no engine serves
+    ├── CollectiveError (RuntimeError)     a collective failed: alias ``HorovodInternalError``
+    │   ├── MismatchError                  ranks asked for different things; the next collective works
+    │   ├── StallError                     some rank never came; the deadline has passed
+    │   ├── AbortError                     the generation has ended: a worker died or left
+    │   └── EngineError                    the bytes could not be moved
+    ├── StartError (RuntimeError)          the job could not be formed in time
+    ├── ControlError (RuntimeError)        the control plane refused or lost a peer
+    └── RemoteError (RuntimeError)         the user's function raised on a worker
+
+Texts say what was asked, what was found and what to type. Errors about another rank name the rank and its host.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+
+class FarandoleError(Exception):
+    """Root of the tree; catch it to catch everything that Farandole itself raises."""
+
+
+class UsageError(FarandoleError, ValueError):
+    """The call cannot be right, whatever the other ranks do."""
+
+
+@final
+class SettingsError(UsageError):
+    """An unknown knob, or a value that does not fit its type; the text lists the legal ones."""
+
+
+@final
+class NotInitializedError(UsageError):
+    """An operation that needs a job was called before ``init()`` or after ``shutdown()``."""
+
+    def __init__(self, asked: str) -> None:
+        super().__init__(f"{asked} was called, but Farandole is not initialized: call init() first")
+
+
+@final
+class DuplicateNameError(UsageError):
+    """A collective with this name is still in flight on this rank."""
+
+
+@final
+class UnsupportedError(UsageError):
+    """A dtype, device, option or combination that no engine serves."""
+
+
+class CollectiveError(FarandoleError, RuntimeError):
+    """A collective failed. Horovod's name for it, ``HorovodInternalError``, is an alias."""
+
+
+@final
+class MismatchError(CollectiveError):
+    """Ranks asked for different things under one name; every rank of the set raises it, and the next collective works."""
+
+
+@final
+class StallError(CollectiveError):
+    """A rank did not come to a collective before the deadline (``stall_shutdown_s``)."""
+
+
+@final
+class AbortError(CollectiveError):
+    """The generation ended while, or before, this collective ran; the text names who ended it and how."""
+
+
+@final
+class EngineError(CollectiveError):
+    """An engine could not move the bytes (a lost connection, no memory)."""
+
+
+@final
+class StartError(FarandoleError, RuntimeError):
+    """The job could not be formed; the text names who is missing."""
+
+
+@final
+class ControlError(FarandoleError, RuntimeError):
+    """The control plane refused a peer or lost one."""
+
+
+@final
+class RemoteError(FarandoleError, RuntimeError):
+    """The function given to ``run`` raised on a worker; the text holds rank, host and the remote traceback."""
+
+    def __init__(self, rank: int, host: str, summary: str, traceback: str) -> None:
+        self.rank, self.host, self.summary, self.traceback = rank, host, summary, traceback
+        super().__init__(f"rank {rank} on {host} raised {summary}\n\n{traceback}")
+
+    def __reduce__(self) -> tuple[type[RemoteError], tuple[int, str, str, str]]:
+        return RemoteError, (self.rank, self.host, self.summary, self.traceback)
+
+
+HorovodInternalError = CollectiveError

@@ -1,0 +1,62 @@
+"""What a framework's adapter hands to the runtime, and what it gets back.
+
+An adapter turns tensors into ``Array``s, the runtime never sees a tensor:
+
+    handle = session.submit([Call(Kind.ALLREDUCE, "loss", array, shape=(), op=ReduceOp.AVERAGE)])
+    handle.wait()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias, final
+
+from farandole.collective import Array, Kind, ReduceOp
+
+Allocate: TypeAlias = Callable[[tuple[int, ...]], Array]
+"""Makes the output of a collective whose shape is known only once all ranks have come; called in the executing thread."""
+
+
+@final
+@dataclass(slots=True)
+class Call:
+    """One collective as one rank asks for it.
+
+    ``array`` is the contribution; ALLREDUCE and BROADCAST write their result into it (adapters clone for out-of-place calls).
+    ALLGATHER, ALLTOALL and REDUCESCATTER call ``allocate`` with the output's shape. ``shape`` is the tensor's. ``root`` is a
+    global rank. ``splits`` are rows of dimension 0 for each member (ALLTOALL). ``op`` AVERAGE divides by the size of the set.
+    """
+
+    kind: Kind
+    name: str
+    array: Array
+    shape: tuple[int, ...]
+    process_set: int = 0
+    op: ReduceOp = ReduceOp.SUM
+    prescale: float = 1.0
+    postscale: float = 1.0
+    root: int = -1
+    splits: tuple[int, ...] = ()
+    allocate: Allocate | None = None
+
+
+@final
+@dataclass(slots=True)
+class Outcome:
+    """What a finished call left: the output, its shape, and (ALLTOALL) the rows received from each member."""
+
+    array: Array | None = None
+    shape: tuple[int, ...] = ()
+    received_splits: tuple[int, ...] = ()
+    value: int = -1
+
+
+class Handle(Protocol):
+    """A collective in flight."""
+
+    def done(self) -> bool:
+        """True once ``wait`` would return or raise at once."""
+
+    def wait(self) -> list[Outcome]:
+        """Block until it is done; one outcome per call. Raises the ``CollectiveError`` that ended it."""

@@ -1,0 +1,175 @@
+"""Each knob once: its type, default, help, command-line flags, and the names it has in the environment.
+
+    >>> Settings.resolve(arguments={"engine": "gloo"}, environment={"FARANDOLE_STALL_WARNING_S": "5"}).stall_warning_s
+    5.0
+
+Argument beats file beats environment beats default. Unknown names are refused with the legal ones.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import typing
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, final
+
+import msgspec
+
+from farandole.errors import SettingsError
+
+PREFIX = "FARANDOLE_"
+
+
+@final
+class Knob(msgspec.Struct, frozen=True):
+    """What is known of one setting besides its type and default.
+
+    ``horovod`` is the environment variable of Horovod that is understood too; ``scale`` converts its or the flag's unit.
+    """
+
+    help: str
+    flags: tuple[str, ...] = ()
+    horovod: str = ""
+    flag_scale: float = 1.0
+    horovod_scale: float = 1.0
+    off_flags: tuple[str, ...] = ()
+
+
+EngineName = Literal["auto", "solo", "shm", "gloo"]
+Overlap = Literal["auto", "step", "backward"]
+LogLevel = Literal["trace", "debug", "info", "warning", "error", "fatal"]
+OnFailure = Literal["stop", "continue"]
+
+
+@final
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All knobs of a job. Field names are the names in ``farandole.toml`` and, upper-cased, in the environment."""
+
+    engine: Annotated[EngineName, Knob("what moves the bytes; auto chooses and says why", ("--engine",))] = "auto"
+    overlap: Annotated[
+        Overlap, Knob("reduce gradients after backward (step) or while it runs (backward)", ("--overlap",))
+    ] = "auto"
+    bucket_bytes: Annotated[int, Knob("size of a gradient bucket, in bytes", ("--bucket-bytes",))] = 25 * 2**20
+    fusion_threshold_bytes: Annotated[
+        int,
+        Knob(
+            "largest fused collective of the negotiated lane (the flag counts MiB); 0 turns fusion off",
+            ("--fusion-threshold-mb",),
+            "HOROVOD_FUSION_THRESHOLD",
+            flag_scale=2**20,
+        ),
+    ] = 128 * 2**20
+    cache_capacity: Annotated[
+        int, Knob("signatures that are remembered; 0 turns the cache off", ("--cache-capacity",), "HOROVOD_CACHE_CAPACITY")
+    ] = 1024
+    stall_check: Annotated[
+        bool, Knob("report and end stalled collectives", (), off_flags=("--no-stall-check",))
+    ] = True
+    stall_warning_s: Annotated[
+        float,
+        Knob(
+            "seconds until a stalled collective is reported",
+            ("--stall-check-warning-time-seconds",),
+            "HOROVOD_STALL_CHECK_TIME_SECONDS",
+        ),
+    ] = 60.0
+    stall_shutdown_s: Annotated[
+        float,
+        Knob(
+            "seconds until a stalled collective raises on every rank",
+            ("--stall-check-shutdown-time-seconds",),
+            "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
+        ),
+    ] = 600.0
+    start_timeout_s: Annotated[
+        float, Knob("seconds until every rank must have called init()", ("--start-timeout",), "HOROVOD_START_TIMEOUT")
+    ] = 30.0
+    grace_s: Annotated[
+        float, Knob("seconds between TERM and KILL when workers are ended", ("--grace-seconds",))
+    ] = 5.0
+    on_failure: Annotated[
+        OnFailure, Knob("what one failed worker means for the others: end the job, or let them go on", ("--on-failure",))
+    ] = "stop"
+    dynamic_process_sets: Annotated[
+        bool,
+        Knob("allow add_process_set() after init()", ("--dynamic-process-sets",), "HOROVOD_DYNAMIC_PROCESS_SETS"),
+    ] = True
+    timeline: Annotated[
+        str, Knob("write one Chrome trace of all ranks to this file", ("--timeline", "--timeline-filename"), "HOROVOD_TIMELINE")
+    ] = ""
+    log_level: Annotated[
+        LogLevel, Knob("least severe message that is logged", ("--log-level",), "HOROVOD_LOG_LEVEL")
+    ] = "warning"
+
+    @classmethod
+    def resolve(
+        cls,
+        arguments: Mapping[str, Any] | None = None,
+        file: Mapping[str, Any] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> Settings:
+        """Merge the sources; raises ``SettingsError`` for unknown names and for values that do not fit."""
+        merged = _from_environment(os.environ if environment is None else environment)
+        for source, place in ((file, "the settings file"), (arguments, "the arguments")):
+            for name, value in (source or {}).items():
+                if name not in KNOBS:
+                    raise SettingsError(_unknown(name, place, list(KNOBS)))
+                if value is not None:
+                    merged[name] = value
+        try:
+            return msgspec.convert(merged, cls, strict=False)
+        except msgspec.ValidationError as error:
+            raise SettingsError(f"a setting has a value it cannot take: {error}") from error
+
+    def to_environment(self) -> dict[str, str]:
+        """The variables that carry every non-default knob to a worker."""
+        default = Settings()
+        return {
+            PREFIX + name.upper(): _text(getattr(self, name))
+            for name in KNOBS
+            if getattr(self, name) != getattr(default, name)
+        }
+
+
+KNOBS: dict[str, Knob] = {
+    name: next(meta for meta in annotation.__metadata__ if isinstance(meta, Knob))
+    for name, annotation in typing.get_type_hints(Settings, include_extras=True).items()
+}
+
+IDENTITY = tuple(
+    PREFIX + n for n in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "HOSTNAME", "CONTROLLER", "KEY")
+)
+"""Variables that say who a process is; they are not knobs, and ``cluster`` reads them."""
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    merged: dict[str, Any] = {}
+    for name, knob in KNOBS.items():
+        if knob.horovod and environment.get(knob.horovod):
+            merged[name] = _translate(knob, environment[knob.horovod])
+    legal = [PREFIX + name.upper() for name in KNOBS]
+    for variable, value in environment.items():
+        if not variable.startswith(PREFIX) or variable in IDENTITY:
+            continue
+        if variable not in legal:
+            raise SettingsError(_unknown(variable, "the environment", legal))
+        merged[variable.removeprefix(PREFIX).lower()] = value
+    return merged
+
+
+def _translate(knob: Knob, value: str) -> Any:
+    """Horovod spells log levels in capitals and flags as 0/1; msgspec reads the rest."""
+    if knob.horovod_scale != 1.0:
+        return float(value) * knob.horovod_scale
+    return value.lower() if knob.horovod == "HOROVOD_LOG_LEVEL" else value
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _unknown(name: str, place: str, legal: list[str]) -> str:
+    close = difflib.get_close_matches(name, legal, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    return f"{name} in {place} is no setting of Farandole{hint} The legal names are: {', '.join(sorted(legal))}"

@@ -1,0 +1,56 @@
+"""Who sits where: ranks, and the hosts they are on.
+
+    >>> t = Topology.of(rank=2, hosts=("a", "a", "b", "b"), generation=1)
+    >>> t.local_rank, t.local_size, t.cross_rank, t.cross_size
+    (0, 2, 1, 2)
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+import msgspec
+
+
+@final
+class Topology(msgspec.Struct, frozen=True):
+    """The place of one rank among all, for one generation. The words are Horovod's and MPI's.
+
+    ``hosts[r]`` is the host of rank ``r``. The *cross* group of a rank is the ranks with its local rank on every host.
+    """
+
+    rank: int
+    hosts: tuple[str, ...]
+    generation: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+
+    @classmethod
+    def of(cls, rank: int, hosts: tuple[str, ...], generation: int) -> Topology:
+        """Derive everything from the list of hosts by rank."""
+        host = hosts[rank]
+        local = [r for r, h in enumerate(hosts) if h == host]
+        local_rank = local.index(rank)
+        places: dict[str, list[int]] = {}
+        for r, h in enumerate(hosts):
+            places.setdefault(h, []).append(r)
+        cross = [ranks[local_rank] for ranks in places.values() if len(ranks) > local_rank]
+        return cls(rank, hosts, generation, local_rank, len(local), cross.index(rank), len(cross))
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.hosts)
+
+    @property
+    def host(self) -> str:
+        """The host of this rank."""
+        return self.hosts[self.rank]
+
+    @property
+    def is_homogeneous(self) -> bool:
+        """True if every host has the same number of ranks."""
+        counts = {self.hosts.count(h) for h in set(self.hosts)}
+        return len(counts) == 1
