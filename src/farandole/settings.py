@@ -25,14 +25,15 @@ PREFIX = "FARANDOLE_"
 class Knob(msgspec.Struct, frozen=True):
     """What is known of one setting besides its type and default.
 
-    ``horovod`` is the environment variable of Horovod that is understood too; ``scale`` converts its or the flag's unit.
+    ``flags`` and ``off_flags`` are its names on the command line (``flag_scale`` converts the flag's unit). ``horovod`` is the
+    environment variable of Horovod that is understood too; with ``horovod_negates`` that variable turns the knob off.
     """
 
     help: str
     flags: tuple[str, ...] = ()
     horovod: str = ""
     flag_scale: float = 1.0
-    horovod_scale: float = 1.0
+    horovod_negates: bool = False
     off_flags: tuple[str, ...] = ()
 
 
@@ -64,7 +65,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         int, Knob("signatures that are remembered; 0 turns the cache off", ("--cache-capacity",), "HOROVOD_CACHE_CAPACITY")
     ] = 1024
     stall_check: Annotated[
-        bool, Knob("report and end stalled collectives", (), off_flags=("--no-stall-check",))
+        bool,
+        Knob(
+            "report and end stalled collectives",
+            off_flags=("--no-stall-check",),
+            horovod="HOROVOD_STALL_CHECK_DISABLE",
+            horovod_negates=True,
+        ),
     ] = True
     stall_warning_s: Annotated[
         float,
@@ -158,10 +165,10 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     return merged
 
 
-def _translate(knob: Knob, value: str) -> Any:
-    """Horovod spells log levels in capitals and flags as 0/1; msgspec reads the rest."""
-    if knob.horovod_scale != 1.0:
-        return float(value) * knob.horovod_scale
+def _translate(knob: Knob, value: str) -> str:
+    """Horovod spells levels in capitals, and one of its variables says the opposite of our knob."""
+    if knob.horovod_negates:
+        return "true" if value in ("0", "false", "False") else "false"
     return value.lower() if knob.horovod == "HOROVOD_LOG_LEVEL" else value
 
 
