@@ -1,0 +1,193 @@
+"""Run a function on N real processes that can talk, without a launcher.
+
+    from farandole.testing.harness import run_ranks
+    from farandole.testing.rank import Member
+
+    def program(member: Member, word: str) -> int:
+        return len(member.exchange(word.encode()))
+
+    assert run_ranks(program, 3, "hello") == [3, 3, 3]
+
+What a rank raises comes back with its traceback; a rank that hangs is ended at the time-out, with the stacks of all.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from multiprocessing.connection import Connection, Pipe, wait
+from typing import Any, final
+
+import cloudpickle
+import msgspec
+
+from farandole.control import messages
+from farandole.testing.rank import Job, outcome
+
+_TAIL_BYTES = 8000
+_EXIT_S = 10.0
+
+
+@final
+class RanksFailed(AssertionError):
+    """Some ranks raised, died or hung; the text holds each one's traceback, exit code or stack."""
+
+
+@final
+class Died:
+    """Stands for the result of a rank that was allowed to die; ``code`` is as in ``subprocess``."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+    def __repr__(self) -> str:
+        return f"Died({self.code})"
+
+
+def run_ranks(
+    program: Callable[..., Any],
+    size: int,
+    *args: Any,
+    timeout_s: float = 60.0,
+    environment: Mapping[str, str] | None = None,
+    may_die: Collection[int] = (),
+) -> list[Any]:
+    """Call ``program(member, *args)`` in ``size`` new processes and return what they returned, by rank.
+
+    Arguments and results are pickled; ``program`` may be any function that cloudpickle can carry. Raises ``RanksFailed``
+    if a rank raises, ends without a result (ranks in ``may_die`` yield ``Died`` instead), or exceeds ``timeout_s``.
+    """
+    with tempfile.TemporaryDirectory(prefix="farandole-ranks-") as directory:
+        ranks = [_Process(rank, directory, environment or {}) for rank in range(size)]
+        try:
+            payload = cloudpickle.dumps((program, args))
+            for rank in ranks:
+                rank.send(msgspec.msgpack.encode(Job(rank.rank, size, timeout_s, payload)))
+            _Hub(ranks, time.monotonic() + timeout_s).serve()
+            return _results(ranks, may_die, timeout_s)
+        finally:
+            for rank in ranks:
+                rank.end()
+
+
+@final
+class _Process:
+    """One rank's process, its socket, and what it has said so far."""
+
+    def __init__(self, rank: int, directory: str, environment: Mapping[str, str]) -> None:
+        self.rank = rank
+        self.result: messages.Result | None = None
+        self.connection, theirs = Pipe()
+        self._output = open(os.path.join(directory, f"rank-{rank}.txt"), "w+b")  # noqa: SIM115 (closed in end)
+        path = os.pathsep.join(p for p in sys.path if p)
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "farandole.testing.rank", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environment},
+            )
+        finally:
+            theirs.close()
+
+    def send(self, frame: bytes) -> None:
+        """Tell the rank something; one that is gone shows in its exit code instead."""
+        try:
+            self.connection.send_bytes(frame)
+        except OSError:
+            pass
+
+    def tail(self) -> str:
+        """The end of what the rank wrote."""
+        self._output.seek(0, os.SEEK_END)
+        self._output.seek(max(0, self._output.tell() - _TAIL_BYTES))
+        return self._output.read().decode(errors="replace")
+
+    def end(self) -> None:
+        """Leave nothing behind, however it went."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self.connection.close()
+        self._output.close()
+
+
+@final
+class _Hub:
+    """Answers the exchanges of all ranks until each has a result, is gone, or the time is over."""
+
+    def __init__(self, ranks: Sequence[_Process], deadline: float) -> None:
+        self._ranks, self._deadline = ranks, deadline
+        self._open: dict[Connection, _Process] = {r.connection: r for r in ranks}
+        self._waiting: dict[tuple[str, tuple[int, ...]], dict[int, bytes]] = {}
+        self._gone: set[int] = set()
+
+    def serve(self) -> None:
+        """Run until nobody is left to wait for."""
+        while self._open and (left := self._deadline - time.monotonic()) > 0:
+            for connection in wait(list(self._open), left):
+                self._read(self._open[connection])  # type: ignore[index]
+
+    def _read(self, rank: _Process) -> None:
+        try:
+            message = messages.decode(rank.connection.recv_bytes())
+        except (EOFError, OSError):
+            self._drop(rank)
+            return
+        if isinstance(message, messages.Exchange):
+            self._waiting.setdefault((message.key, tuple(message.ranks)), {})[rank.rank] = message.payload
+            self._answer()
+        elif isinstance(message, messages.Result):
+            rank.result = message
+            self._drop(rank)
+
+    def _drop(self, rank: _Process) -> None:
+        del self._open[rank.connection]
+        self._gone.add(rank.rank)
+        self._answer()
+
+    def _answer(self) -> None:
+        for (key, members), came in list(self._waiting.items()):
+            missing = [r for r in members if r not in came]
+            if missing and not self._gone.intersection(missing):
+                continue
+            reply: messages.Message = messages.Exchanged(1, key, [came[r] for r in members if r in came])
+            if missing:
+                reply = messages.Abort(1, f"the exchange {key!r} cannot complete: ranks {missing} have ended", "StartError")
+            for place in came:
+                self._ranks[place].send(messages.encode(reply))
+            del self._waiting[key, members]
+
+
+def _results(ranks: Sequence[_Process], may_die: Collection[int], timeout_s: float) -> list[Any]:
+    """Let everybody leave, then collect; raises for those that did not do well."""
+    values: list[Any] = []
+    failed: list[str] = []
+    for rank in ranks:
+        rank.send(b"leave")
+    for rank in ranks:
+        if rank.result is None and rank.process.poll() is None:
+            failed.append(f"rank {rank.rank} had no result after {timeout_s} s; it wrote:\n{rank.tail()}")
+            continue
+        try:
+            code = rank.process.wait(_EXIT_S)
+        except subprocess.TimeoutExpired:
+            failed.append(f"rank {rank.rank} has a result but does not exit; it wrote:\n{rank.tail()}")
+            continue
+        if rank.result is not None and rank.result.ok and code == 0:
+            values.append(outcome(rank.result))
+        elif rank.result is not None and not rank.result.ok:
+            failed.append(f"rank {rank.rank} raised:\n{rank.result.payload.decode()}{rank.tail()}")
+        elif rank.rank in may_die:
+            values.append(Died(code))
+        else:
+            failed.append(f"rank {rank.rank} ended with {code} before or after its result; it wrote:\n{rank.tail()}")
+    if failed:
+        raise RanksFailed("\n".join(failed))
+    return values

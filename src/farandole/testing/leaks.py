@@ -1,0 +1,78 @@
+"""What a piece of code leaves behind: threads, descriptors, children, shared memory.
+
+    with no_leaks():
+        engine = make()
+        engine.close()
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import final
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What this process holds now. Kernel objects are named as ``/proc`` shows them."""
+
+    threads: frozenset[str]
+    descriptors: frozenset[str]
+    children: frozenset[str]
+    shared_memory: frozenset[str]
+
+    @classmethod
+    def take(cls) -> Snapshot:
+        """Look now."""
+        return cls(
+            frozenset(os.listdir("/proc/self/task")),
+            frozenset(_descriptors()),
+            frozenset(_children()),
+            frozenset(os.listdir("/dev/shm")),
+        )
+
+    def since(self, before: Snapshot) -> list[str]:
+        """What is here now and was not ``before``, one line each."""
+        return [
+            f"{what}: {name}"
+            for what in ("threads", "descriptors", "children", "shared_memory")
+            for name in sorted(getattr(self, what) - getattr(before, what))
+        ]
+
+
+@contextmanager
+def no_leaks(settle_s: float = 2.0, allowed: Callable[[str], bool] = lambda line: False) -> Iterator[None]:
+    """Raise ``AssertionError`` if the body leaves something; ended threads are given ``settle_s`` to disappear.
+
+    ``allowed`` is asked about each line (``"descriptors: 7 -> socket:[123]"``) and returns true for what may stay.
+    """
+    before = Snapshot.take()
+    yield
+    deadline = time.monotonic() + settle_s
+    while left := [line for line in Snapshot.take().since(before) if not allowed(line)]:
+        if time.monotonic() > deadline:
+            raise AssertionError("left behind:\n" + "\n".join(left))
+        time.sleep(0.01)  # the kernel removes an ended thread a moment after join() returns
+
+
+def _descriptors() -> Iterator[str]:
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except FileNotFoundError:
+            continue  # the descriptor of the listing itself
+        if target != f"/proc/{os.getpid()}/fd":
+            yield f"{name} -> {target}"
+
+
+def _children() -> Iterator[str]:
+    for task in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{task}/children") as file:
+                yield from file.read().split()
+        except FileNotFoundError:
+            continue  # the thread ended meanwhile

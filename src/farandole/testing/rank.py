@@ -1,0 +1,124 @@
+"""One rank of a test: who it is, and how it talks to the others before there is an engine.
+
+    def program(member: Member) -> list[bytes]:
+        return member.exchange(b"hello from %d" % member.rank)
+
+``python -m farandole.testing.rank FD`` is the process that ``harness.run_ranks`` starts for each rank; it is told what to
+do over the inherited socket ``FD``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import pickle
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any, TypeAlias, final
+
+import msgspec
+
+from farandole.control import messages
+from farandole.engines.engine import Exchange, Group
+from farandole.errors import StartError
+
+Share: TypeAlias = Callable[[str, tuple[int, ...], bytes], list[bytes]]
+"""All-gather of bytes among some ranks, under a key that is used once."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+@final
+@dataclass(slots=True)
+class Member:
+    """What a rank's program is given. ``exchange`` is the all-gather among all ranks that engines start with."""
+
+    rank: int
+    size: int
+    share: Share
+    _used: int = 0
+
+    def exchange(self, payload: bytes) -> list[bytes]:
+        """All-gather among all ranks; blocks until everyone has called it."""
+        self._used += 1
+        return self.share(f"all.{self._used}", tuple(range(self.size)), payload)
+
+    def exchange_among(self, label: str, ranks: tuple[int, ...]) -> Exchange:
+        """The same among ``ranks`` only; ``label`` must be new, and the same on each of them."""
+        used = 0
+
+        def exchange(payload: bytes) -> list[bytes]:
+            nonlocal used
+            used += 1
+            return self.share(f"{label}.{used}", ranks, payload)
+
+        return exchange
+
+    def group(
+        self, label: str = "test", ranks: tuple[int, ...] | None = None, generation: int = 1, deadline_s: float = 20.0
+    ) -> Group:
+        """The group of ``ranks`` (default: all) as an engine wants it, on one host."""
+        members = tuple(range(self.size)) if ranks is None else ranks
+        return Group(members.index(self.rank), members, ("localhost",) * len(members), generation, label, deadline_s)
+
+
+@final
+class Job(msgspec.Struct, frozen=True):
+    """The first message to the process of a rank."""
+
+    rank: int
+    size: int
+    timeout_s: float
+    program: bytes
+
+
+@final
+class _Wire:
+    """The rank's end of the socket to the harness; one exchange at a time."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection, self._lock = connection, threading.Lock()
+
+    def share(self, key: str, ranks: tuple[int, ...], payload: bytes) -> list[bytes]:
+        with self._lock:
+            self._connection.send_bytes(messages.encode(messages.Exchange(1, key, list(ranks), payload)))
+            answer = messages.decode(self._connection.recv_bytes())
+        if isinstance(answer, messages.Exchanged):
+            return answer.payloads
+        raise StartError(getattr(answer, "reason", f"unexpected {answer!r}"))
+
+
+def main() -> None:
+    """Be one rank: read the job, run it, report what it returned or raised."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    connection = Connection(int(sys.argv[1]))
+    job = msgspec.msgpack.decode(connection.recv_bytes(), type=Job)
+    faulthandler.enable()
+    faulthandler.dump_traceback_later(max(0.5, job.timeout_s - 1.0))
+    member = Member(job.rank, job.size, _Wire(connection).share)
+    try:
+        program, args = pickle.loads(job.program)
+        result = messages.Result(job.rank, True, pickle.dumps(program(member, *args)))
+    except BaseException:
+        result = messages.Result(job.rank, False, traceback.format_exc().encode())
+    connection.send_bytes(messages.encode(result))
+    connection.recv_bytes()  # leave together: a rank that exits early must not look like a lost peer to an engine
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if not result.ok:
+        os._exit(0)  # a failed program may have left threads that would keep the interpreter from ending
+
+
+def outcome(result: messages.Result) -> Any:
+    """What the program returned; only for results of processes that this process started."""
+    return pickle.loads(result.payload)
+
+
+if __name__ == "__main__":
+    main()
