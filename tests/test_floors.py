@@ -1,0 +1,153 @@
+"""The shape of the house: who may import whom (the table in ARCHITECTURE.md), and how long things may grow."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "src" / "farandole"
+FILE_LINES, FUNCTION_LINES = 400, 40
+
+MODULES = sorted(PACKAGE.rglob("*.py"))
+PYTHON = sorted(
+    p for folder in ("src", "benchmarks", "examples", "docs", "tests") for p in (ROOT / folder).rglob("*.py")
+)
+NATIVE = sorted(p for suffix in ("hpp", "cpp") for p in (ROOT / "native").rglob(f"*.{suffix}"))
+
+
+@cache
+def floors() -> dict[str, int]:
+    """Path below ``src/farandole`` (``control/``, ``errors.py``) to floor, as ARCHITECTURE.md has it."""
+    found: dict[str, int] = {}
+    for line in (ROOT / "ARCHITECTURE.md").read_text().splitlines():
+        row = re.match(r"\| (\d+) [^|]*\|([^|]*)\|", line)
+        for place in re.findall(r"`([^`]+)`", row[2]) if row else []:
+            assert place not in found, f"{place} stands on two floors in ARCHITECTURE.md"
+            found[place] = int(row[1]) if row else -1
+    return found
+
+
+def floor(path: Path) -> int:
+    """The floor of a module's file: that of the longest entry of the table that is a prefix of it."""
+    place = path.relative_to(PACKAGE).as_posix()
+    rows = [entry for entry in floors() if place == entry or (entry.endswith("/") and place.startswith(entry))]
+    assert rows, f"src/farandole/{place} stands on no floor: give it one in the table of ARCHITECTURE.md"
+    return floors()[max(rows, key=len)]
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    """The syntax of a file."""
+    return ast.parse(path.read_text(), str(path))
+
+
+def file_of(dotted: str) -> Path | None:
+    """The file of a module of ours, or ``None``."""
+    place = ROOT / "src" / Path(*dotted.split("."))
+    candidates = (place.with_suffix(".py"), place / "__init__.py")
+    return next((c for c in candidates if c.is_file()), None)
+
+
+def imports(path: Path) -> Iterator[tuple[int, Path]]:
+    """Line and file of every module of ours that ``path`` imports, inside functions too, for type checkers only excepted."""
+    checked_only = {
+        id(child)
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for child in ast.walk(node)
+    }
+    for node in ast.walk(tree(path)):
+        if id(node) in checked_only:
+            continue
+        if isinstance(node, ast.Import):
+            targets = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno} imports relatively; write the full name"
+            targets = [_submodule_or_module(node.module or "", alias.name) for alias in node.names]
+        else:
+            continue
+        for target in targets:
+            file = file_of(target)
+            if file and file != path:
+                yield node.lineno, file
+
+
+def _submodule_or_module(module: str, name: str) -> str:
+    return f"{module}.{name}" if file_of(f"{module}.{name}") else module
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: p.relative_to(PACKAGE).as_posix())
+def test_imports_only_from_its_floor_or_below(path: Path) -> None:
+    breaches = [
+        f"line {line}: floor {floor(path)} imports {file.relative_to(PACKAGE)} of floor {floor(file)}"
+        for line, file in imports(path)
+        if file.is_relative_to(PACKAGE) and floor(file) > floor(path)
+    ]
+    assert not breaches, "\n".join(breaches)
+
+
+def test_no_import_circles() -> None:
+    graph = {path: {file for _, file in imports(path)} for path in MODULES}
+    done: set[Path] = set()
+
+    def visit(path: Path, trail: tuple[Path, ...]) -> None:
+        if path in trail:
+            circle = [p.relative_to(PACKAGE).as_posix() for p in (*trail[trail.index(path) :], path)]
+            pytest.fail("import circle: " + " -> ".join(circle))
+        if path not in done:
+            for following in sorted(graph.get(path, ())):
+                visit(following, (*trail, path))
+            done.add(path)
+
+    for path in MODULES:
+        visit(path, ())
+
+
+def test_every_row_of_the_table_exists() -> None:
+    missing = [place for place in floors() if not (PACKAGE / place).exists()]
+    assert floors() and not missing
+
+
+@pytest.mark.parametrize("path", PYTHON + NATIVE, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_no_file_is_too_long(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= FILE_LINES
+
+
+@pytest.mark.parametrize("path", PYTHON, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_functions_are_short_and_typed(path: Path) -> None:
+    faults: list[str] = []
+    for node in ast.walk(tree(path)):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        length = (node.end_lineno or node.lineno) - node.lineno + 1
+        if length > FUNCTION_LINES:
+            faults.append(f"{path}:{node.lineno} {node.name} is {length} lines long")
+        everything = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs, node.args.vararg, node.args.kwarg]
+        bare = [a.arg for a in everything if a and a.annotation is None and a.arg not in ("self", "cls", "mcs")]
+        if bare or node.returns is None:
+            faults.append(f"{path}:{node.lineno} {node.name} lacks types: {', '.join([*bare, 'return'])}")
+    assert not faults, "\n".join(faults)
+
+
+def modules_after(statement: str) -> set[str]:
+    """What a fresh interpreter has imported after ``statement``."""
+    code = f"{statement}\nimport sys\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+def test_farandole_imports_no_framework() -> None:
+    assert not {"torch", "tensorflow", "keras", "jax", "numpy"} & modules_after("import farandole")
+
+
+def test_a_framework_imports_no_other() -> None:
+    assert not {"tensorflow", "keras", "jax"} & modules_after("import farandole.torch")
