@@ -145,8 +145,11 @@ KNOBS: dict[str, Knob] = {
 }
 
 IDENTITY = tuple(
-    PREFIX + n for n in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "HOSTNAME", "CONTROLLER", "KEY")
-)
+    PREFIX + n
+    for n in (
+        "RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "HOSTNAME", "CONTROLLER", "KEY", "LAUNCHED",
+    )
+)  # fmt: skip
 """Variables that say who a process is; they are not knobs, and ``cluster`` reads them."""
 
 

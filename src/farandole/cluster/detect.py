@@ -1,0 +1,21 @@
+"""Finds out what started this process.
+
+>>> detect({}).name
+'single process'
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from farandole.cluster.environment import Environment, Launched, Plain, Single
+
+ENVIRONMENTS: tuple[type[Environment], ...] = (Launched, Plain, Single)
+"""Asked in this order; the first that recognises the variables is taken."""
+
+
+def detect(variables: Mapping[str, str] | None = None) -> Environment:
+    """The environment that ``variables`` (by default those of this process) speak of."""
+    told = os.environ if variables is None else variables
+    return next(e for e in ENVIRONMENTS if e.recognises(told))(told)
