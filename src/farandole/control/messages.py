@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias, final
+from typing import TypeAlias, cast, final
 
 import msgspec
 
@@ -24,7 +24,7 @@ class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 @final
-class Hello(Message):
+class Hello(Message, frozen=True):
     """I called ``init()``. ``place`` is the rank my environment gave me (-1: none); ``engines`` are those usable here.
 
     ``stack_fd`` is where ``faulthandler`` writes when ``stack_signal`` comes. ``process_sets`` are the global ranks of the
@@ -44,7 +44,7 @@ class Hello(Message):
 
 
 @final
-class Exchange(Message):
+class Exchange(Message, frozen=True):
     """My part of an all-gather of small bytes among ``ranks``; answered by ``Exchanged`` when all have come."""
 
     generation: int
@@ -82,7 +82,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
 
 @final
-class Submit(Message):
+class Submit(Message, frozen=True):
     """I am ready for these."""
 
     generation: int
@@ -90,14 +90,14 @@ class Submit(Message):
 
 
 @final
-class Leave(Message):
+class Leave(Message, frozen=True):
     """I called ``shutdown()``; the generation ends for the others when they next need me."""
 
     generation: int
 
 
 @final
-class Blocked(Message):
+class Blocked(Message, frozen=True):
     """I have been inside a planned collective for ``seconds``; ``what`` describes it."""
 
     generation: int
@@ -108,7 +108,7 @@ class Blocked(Message):
 
 
 @final
-class Progress(Message):
+class Progress(Message, frozen=True):
     """My answer to ``Ask``: the last collective I finished, and what I am inside of now."""
 
     generation: int
@@ -117,7 +117,7 @@ class Progress(Message):
 
 
 @final
-class SetTimeline(Message):
+class SetTimeline(Message, frozen=True):
     """Start writing the timeline to ``path`` on every rank ("" stops it); workers send it up, the controller down."""
 
     path: str
@@ -125,7 +125,7 @@ class SetTimeline(Message):
 
 
 @final
-class Result(Message):
+class Result(Message, frozen=True):
     """What the function given to ``run`` returned (``ok``) or raised, pickled by the worker."""
 
     place: int
@@ -134,7 +134,7 @@ class Result(Message):
 
 
 @final
-class FetchTask(Message):
+class FetchTask(Message, frozen=True):
     """Send me the function given to ``run``."""
 
     place: int
@@ -144,7 +144,7 @@ class FetchTask(Message):
 
 
 @final
-class Welcome(Message):
+class Welcome(Message, frozen=True):
     """The generation is formed: your rank, everybody's host, the engine and why."""
 
     generation: int
@@ -156,14 +156,14 @@ class Welcome(Message):
 
 
 @final
-class Refuse(Message):
+class Refuse(Message, frozen=True):
     """``init()`` cannot succeed; ``reason`` says why and what to do."""
 
     reason: str
 
 
 @final
-class Exchanged(Message):
+class Exchanged(Message, frozen=True):
     """The payloads of an ``Exchange``, in the order of its ranks."""
 
     generation: int
@@ -195,7 +195,7 @@ class Order(msgspec.Struct, frozen=True, array_like=True):
 
 
 @final
-class Orders(Message):
+class Orders(Message, frozen=True):
     """Collectives in the order in which every member executes them."""
 
     generation: int
@@ -203,7 +203,7 @@ class Orders(Message):
 
 
 @final
-class Resend(Message):
+class Resend(Message, frozen=True):
     """These cached numbers are forgotten: submit the names again in full."""
 
     generation: int
@@ -212,7 +212,7 @@ class Resend(Message):
 
 
 @final
-class Abort(Message):
+class Abort(Message, frozen=True):
     """The generation is over. ``kind`` is the class of error to raise (``AbortError``, ``StallError``)."""
 
     generation: int
@@ -221,14 +221,14 @@ class Abort(Message):
 
 
 @final
-class Ask(Message):
+class Ask(Message, frozen=True):
     """Tell me your progress."""
 
     generation: int
 
 
 @final
-class Task(Message):
+class Task(Message, frozen=True):
     """The function given to ``run``, pickled by the launcher."""
 
     payload: bytes
@@ -238,7 +238,7 @@ class Task(Message):
 
 
 @final
-class AgentHello(Message):
+class AgentHello(Message, frozen=True):
     """An agent is up."""
 
     host: str
@@ -256,7 +256,7 @@ class WorkerSpec(msgspec.Struct, frozen=True):
 
 
 @final
-class StartWorkers(Message):
+class StartWorkers(Message, frozen=True):
     """Start these; write their output to ``output_dir`` if given, else to the agent's own standard streams."""
 
     workers: list[WorkerSpec]
@@ -267,7 +267,7 @@ class StartWorkers(Message):
 
 
 @final
-class Started(Message):
+class Started(Message, frozen=True):
     """A worker runs."""
 
     place: int
@@ -275,7 +275,7 @@ class Started(Message):
 
 
 @final
-class Exited(Message):
+class Exited(Message, frozen=True):
     """A worker ended. ``code`` is the exit status, or minus the signal's number; ``tail`` the last lines of its stderr."""
 
     place: int
@@ -286,14 +286,14 @@ class Exited(Message):
 
 
 @final
-class StopWorkers(Message):
+class StopWorkers(Message, frozen=True):
     """End every worker: TERM, then KILL after ``grace_s``."""
 
     grace_s: float
 
 
 @final
-class DumpStack(Message):
+class DumpStack(Message, frozen=True):
     """Send the Python stacks of the worker ``pid``, which registered ``signal`` and writes to its descriptor ``fd``."""
 
     place: int
@@ -303,7 +303,7 @@ class DumpStack(Message):
 
 
 @final
-class Stack(Message):
+class Stack(Message, frozen=True):
     """The stacks asked for, or why there are none."""
 
     place: int
@@ -311,7 +311,7 @@ class Stack(Message):
 
 
 @final
-class Goodbye(Message):
+class Goodbye(Message, frozen=True):
     """The agent has ended all workers and is about to exit."""
 
 
@@ -336,6 +336,6 @@ def encode(message: Message) -> bytes:
 def decode(frame: bytes) -> Any:
     """Frame to message; raises ``ControlError`` for anything that is not exactly one known message."""
     try:
-        return _decoder.decode(frame)
+        return cast(Any, _decoder.decode(frame))
     except (msgspec.DecodeError, RecursionError) as error:
         raise ControlError(f"a frame of {len(frame)} bytes is no message of this version: {error}") from error

@@ -1,0 +1,386 @@
+"""The two ends of the control plane: the controller's ``Router`` and everybody else's ``Dealer``.
+
+    router = Router(keys)
+    dealer = Dealer(router.address, b"worker-7u", keys)       # in another process or thread
+    dealer.send(Leave(generation=1))
+    router.wait(timeout_s=1.0)
+    router.recv()                                             # (b"worker-7u", Leave(generation=1))
+
+Both ends sleep in the kernel until something comes; nothing polls. Only holders of the job's keys get in. What a peer
+may not send is dropped, counted in ``Router.statistics()`` and logged once per kind; the job goes on.
+
+A ``Dealer`` knocks when it connects (an empty frame, echoed by the router). When its constructor returns, the router
+can reach its identity, and so a peer may announce several dealers over one of them.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import os
+import select
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import final
+
+import zmq
+from zmq.utils import z85
+
+from farandole.control import messages
+from farandole.control.keys import JobKeys
+from farandole.errors import ControlError
+
+logger = logging.getLogger("farandole.control")
+
+LOCAL = "tcp://127.0.0.1:0"
+LINGER_MS = 1000
+KNOCK = b""
+CUT_BYTES = 2 * messages.LIMIT_BYTES
+"""A peer that announces a frame above this is cut off before memory is spent on it; up to it, the frame is dropped."""
+
+
+@final
+class Router:
+    """The controller's end: receives from all peers, sends to each by its identity. One thread only.
+
+    The loop around it is ``wait`` (sleep), then ``recv`` until it returns ``None``.
+    """
+
+    def __init__(self, keys: JobKeys, address: str = LOCAL) -> None:
+        self._refused: Counter[str] = Counter()
+        self._received = self._sent = 0
+        self._last: tuple[messages.Message | None, bytes] = (None, b"")
+        self._context = zmq.Context()
+        self._door = _Door(self._context, keys.client.public)
+        self._socket = _socket(self._context, zmq.ROUTER)
+        self._socket.curve_server = True
+        self._socket.curve_secretkey = keys.server.secret
+        self._socket.router_mandatory = True
+        self._socket.backlog = 4096
+        self._monitor = _Monitor(self._socket)
+        self._admissions = _Admissions()
+        self._epoll = select.epoll()
+        try:
+            self._socket.bind(address)
+        except zmq.ZMQError as error:
+            self.close()
+            raise ControlError(f"the controller cannot listen at {address}: {error}") from error
+        self.address: str = self._socket.get_string(zmq.LAST_ENDPOINT)
+        for fd in (self._socket.fileno(), self._door.fd, self._monitor.fd):
+            self._epoll.register(fd, select.EPOLLIN)
+
+    def watch(self, fd: int) -> None:
+        """Let ``wait`` also return when ``fd`` becomes readable (a signal's pipe, a pidfd)."""
+        self._epoll.register(fd, select.EPOLLIN)
+
+    def unwatch(self, fd: int) -> None:
+        """Undo ``watch``; call it before closing ``fd``."""
+        self._epoll.unregister(fd)
+
+    def wait(self, timeout_s: float | None = None) -> set[int]:
+        """Sleep until a message may be there, a watched descriptor is readable, or the time is over.
+
+        Returns the watched descriptors that are readable.
+        """
+        pending = int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN
+        ready = {fd for fd, _ in self._epoll.poll(0 if pending else timeout_s)}
+        ready.discard(self._socket.fileno())
+        if self._door.fd in ready:
+            ready.discard(self._door.fd)
+            self._door.serve()
+        if self._monitor.fd in ready:
+            ready.discard(self._monitor.fd)
+            self._note_strangers()
+        return ready
+
+    def recv(self) -> tuple[bytes, messages.Any] | None:
+        """The next message and who sent it, or ``None`` if there is none now. Never blocks."""
+        while True:
+            try:
+                parts = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return None
+            identity, frame = parts[0], parts[-1]
+            if len(parts) != 2:
+                self.refuse("frames that are no message", f"{len(parts)} parts from {identity!r}")
+            elif identity.startswith(b"\0"):
+                self.refuse("unknown identities", "a peer that gave itself no name")
+            elif frame == KNOCK:
+                self._deliver(identity, KNOCK)
+            elif len(frame) > messages.LIMIT_BYTES:
+                self.refuse("oversized frames", f"{len(frame)} bytes from {identity!r}")
+            elif (message := self._decode(identity, frame)) is not None:
+                return identity, message
+
+    def send(self, identity: bytes, message: messages.Message) -> bool:
+        """Queue ``message`` for a peer; never blocks. False if no such peer is connected (it has died or left)."""
+        last, frame = self._last
+        if last is not message:
+            frame = messages.encode(message)
+            self._last = (message, frame)
+        return self._deliver(identity, frame)
+
+    def refuse(self, kind: str, detail: str) -> None:
+        """Count something that was dropped under ``kind``; the first of each kind is logged."""
+        self._refused[kind] += 1
+        if self._refused[kind] == 1:
+            logger.warning("control plane: refused %s (%s); more of these are only counted", kind, detail)
+
+    def statistics(self) -> Mapping[str, int]:
+        """Numbers of messages received and sent, and of what was refused, by kind."""
+        return {"received": self._received, "sent": self._sent, **self._refused}
+
+    def close(self) -> None:
+        """Deliver what is queued (for at most a second) and free everything."""
+        self._epoll.close()
+        self._monitor.close()
+        self._socket.close(LINGER_MS)
+        self._door.close()
+        self._context.term()
+
+    def __enter__(self) -> Router:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _decode(self, identity: bytes, frame: bytes) -> messages.Any | None:
+        try:
+            message = messages.decode(frame)
+        except ControlError as error:
+            self.refuse("frames that are no message", f"from {identity!r}: {error}")
+            return None
+        self._received += 1
+        return message
+
+    def _deliver(self, identity: bytes, frame: bytes) -> bool:
+        try:
+            self._socket.send_multipart((identity, frame), zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+            return False
+        self._sent += 1
+        return True
+
+    def _note_strangers(self) -> None:
+        for _ in range(self._admissions.update(self._monitor.drain())):
+            self.refuse("connections without this job's key", "random bytes, a port scan or another job")
+
+
+@final
+class Dealer:
+    """The end of a worker or an agent. Any thread may send; one thread at a time receives.
+
+    ``ControlError`` is raised by the constructor if no controller answers within ``timeout_s`` or it refuses the key,
+    and by ``recv`` once the controller is gone. Dealers of one process may share a ``context``; it must outlive them.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        identity: bytes,
+        keys: JobKeys,
+        timeout_s: float = 30.0,
+        context: zmq.Context[zmq.Socket[bytes]] | None = None,
+    ) -> None:
+        self.address = address
+        self._own_context = None if context is not None else zmq.Context()
+        self._socket = _socket(context or self._own_context or zmq.Context(), zmq.DEALER)
+        self._socket.routing_id = identity
+        self._socket.curve_serverkey = keys.server.public
+        self._socket.curve_publickey = keys.client.public
+        self._socket.curve_secretkey = keys.client.secret
+        self._monitor = _Monitor(self._socket)
+        self._lock = threading.Lock()
+        self._receiving = threading.Lock()
+        self._interrupted = self._closed = False
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poll = select.poll()
+        for fd in (self._socket.fileno(), self._monitor.fd, self._bell):
+            self._poll.register(fd, select.POLLIN)
+        try:
+            self._knock(timeout_s)
+        except BaseException:
+            self.close()
+            raise
+
+    def send(self, message: messages.Message) -> None:
+        """Queue ``message`` for the controller; never blocks. Raises ``ControlError`` after ``close``."""
+        frame = messages.encode(message)
+        with self._lock:
+            if self._closed:
+                raise ControlError(f"a {type(message).__name__} was sent after close(), to {self.address}")
+            self._socket.send(frame, zmq.NOBLOCK)
+            # Sending may take in the signal of a message that has just come; then nothing else wakes the receiver.
+            if self._receiving.locked() and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+                os.eventfd_write(self._bell, 1)
+
+    def recv(self, timeout_s: float | None = None) -> messages.Any | None:
+        """The next message; ``None`` after ``timeout_s`` seconds (``None``: no limit) or once interrupted."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._receiving:
+            frame = self._next_frame(deadline)
+        return None if frame is None else messages.decode(frame)
+
+    @property
+    def interrupted(self) -> bool:
+        """True after ``interrupt`` or ``close``: ``recv`` will only return ``None``."""
+        return self._interrupted
+
+    def interrupt(self) -> None:
+        """Make the ``recv`` in progress, and every later one, return ``None`` at once. Any thread may call it."""
+        with self._lock:
+            if not self._closed:
+                self._interrupted = True
+                os.eventfd_write(self._bell, 1)
+
+    def close(self) -> None:
+        """Interrupt the receiver, deliver what is queued (for at most a second) and free everything. Idempotent."""
+        self.interrupt()
+        with self._receiving, self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._monitor.close()
+            self._socket.close(LINGER_MS)
+            os.close(self._bell)
+            if self._own_context is not None:
+                self._own_context.term()
+
+    def __enter__(self) -> Dealer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _knock(self, timeout_s: float) -> None:
+        try:
+            self._socket.connect(self.address)
+        except zmq.ZMQError as error:
+            raise ControlError(f"{self.address!r} is no address of a controller: {error}") from error
+        self._socket.send(KNOCK, zmq.NOBLOCK)
+        with self._receiving:
+            answer = self._next_frame(time.monotonic() + timeout_s)
+        if answer is None:
+            raise ControlError(
+                f"no controller answered at {self.address} within {timeout_s:g} s: is the launcher that printed this "
+                "address still running, and is FARANDOLE_CONTROLLER passed on unchanged?"
+            )
+
+    def _next_frame(self, deadline: float | None) -> bytes | None:
+        while not self._interrupted:
+            with self._lock:
+                try:
+                    return self._socket.recv(zmq.NOBLOCK)
+                except zmq.Again:
+                    self._check_peer()
+            left_s = None if deadline is None else deadline - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                return None
+            for fd, _ in self._poll.poll(None if left_s is None else left_s * 1000):
+                if fd == self._bell and not self._interrupted:
+                    os.eventfd_read(self._bell)
+        return None
+
+    def _check_peer(self) -> None:
+        for event, _ in self._monitor.drain():
+            if event & _HANDSHAKE_FAILED:
+                raise ControlError(
+                    f"the controller at {self.address} refused this process's key: pass FARANDOLE_KEY on exactly as "
+                    "the launcher set it"
+                )
+            if event == zmq.EVENT_DISCONNECTED:
+                raise ControlError(f"the controller at {self.address} is gone")
+
+
+_HANDSHAKE_FAILED = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+
+
+@final
+class _Monitor:
+    """What happens to the connections of a socket, as ZeroMQ tells it."""
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self._watched = socket
+        self._socket = socket.get_monitor_socket(
+            zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _HANDSHAKE_FAILED
+        )
+        self.fd: int = self._socket.fileno()
+
+    def drain(self) -> list[tuple[int, int]]:
+        """All events since the last call, each with its value: a descriptor for accepted and disconnected ones."""
+        events: list[tuple[int, int]] = []
+        while True:
+            try:
+                frame, _ = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return events
+            events.append(struct.unpack("=Hi", frame))
+
+    def close(self) -> None:
+        self._watched.disable_monitor()
+        self._socket.close(0)
+
+
+@final
+class _Admissions:
+    """Counts the connections that ended before their handshake succeeded.
+
+    ZeroMQ does not say which connection succeeded, so the oldest open one is taken; the total is right all the same.
+    """
+
+    def __init__(self) -> None:
+        self._unproven: dict[int, None] = {}
+
+    def update(self, events: list[tuple[int, int]]) -> int:
+        """The number of strangers among ``events``."""
+        strangers = 0
+        for event, value in events:
+            if event == zmq.EVENT_ACCEPTED:
+                self._unproven[value] = None
+            elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED and self._unproven:
+                self._unproven.pop(next(iter(self._unproven)))
+            elif event == zmq.EVENT_DISCONNECTED and value in self._unproven:
+                self._unproven.pop(value)
+                strangers += 1
+        return strangers
+
+
+@final
+class _Door:
+    """Answers ZeroMQ's question for every newcomer (ZAP, RFC 27): only the clients' key of this job is let in."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], client_public: bytes) -> None:
+        self._key = z85.decode(client_public)
+        self._socket = context.socket(zmq.REP)
+        self._socket.bind("inproc://zeromq.zap.01")
+        self.fd: int = self._socket.fileno()
+
+    def serve(self) -> None:
+        """Answer every newcomer that waits."""
+        while True:
+            try:
+                version, request, *_, mechanism, key = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            admitted = mechanism == b"CURVE" and hmac.compare_digest(key, self._key)
+            status, text = (b"200", b"") if admitted else (b"400", b"not a key of this job")
+            self._socket.send_multipart((version, request, status, text, b"", b""))
+
+    def close(self) -> None:
+        self._socket.close(0)
+
+
+def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
+    """A socket whose queues know no limit in number: a message is never dropped while its peer lives."""
+    socket = context.socket(kind)
+    socket.sndhwm = socket.rcvhwm = 0
+    socket.linger = LINGER_MS
+    socket.maxmsgsize = CUT_BYTES
+    return socket

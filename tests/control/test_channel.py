@@ -1,0 +1,209 @@
+"""Router and Dealer over real sockets: what comes through, what is refused, who is woken."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import zmq
+
+from farandole.control.channel import Dealer, Router
+from farandole.control.keys import JobKeys, new_secret
+from farandole.control.messages import LIMIT_BYTES, Abort, Leave, Result, encode
+from farandole.errors import ControlError
+
+DEADLINE_S = 10.0
+KEYS = JobKeys.from_secret(new_secret())
+
+
+class Host:
+    """A router and the loop around it, in a thread: echoes ``Leave`` back as ``Abort``."""
+
+    def __init__(self) -> None:
+        self.router = Router(KEYS)
+        self.address = self.router.address
+        self._stop, self._stopped = os.pipe()
+        self.router.watch(self._stop)
+        self.inbox: list[tuple[bytes, object]] = []
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def _run(self) -> None:
+        while self._stop not in self.router.wait():
+            while (got := self.router.recv()) is not None:
+                self.inbox.append(got)
+                if isinstance(got[1], Leave):
+                    self.router.send(got[0], Abort(got[1].generation, "left"))
+        self.router.unwatch(self._stop)
+        self.router.close()
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        with Dealer(self.address, b"probe", KEYS, timeout_s=DEADLINE_S) as probe:
+            while not condition():
+                assert time.monotonic() < deadline, self.router.statistics()
+                probe.send(Leave(0))
+                probe.recv(DEADLINE_S)
+
+    def close(self) -> None:
+        os.write(self._stopped, b"x")
+        self.thread.join(DEADLINE_S)
+        os.close(self._stop)
+        os.close(self._stopped)
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    host = Host()
+    yield host
+    host.close()
+
+
+def test_round_trip(host: Host) -> None:
+    with Dealer(host.address, b"w0u", KEYS, DEADLINE_S) as dealer:
+        dealer.send(Leave(3))
+        assert dealer.recv(DEADLINE_S) == Abort(3, "left")
+        assert dealer.recv(0.0) is None
+    assert host.inbox == [(b"w0u", Leave(3))]
+
+
+def test_identities_are_reachable_once_their_constructors_returned(host: Host) -> None:
+    with Dealer(host.address, b"w0c", KEYS) as listener, Dealer(host.address, b"w0u", KEYS) as dealer:
+        dealer.send(Leave(0))
+        assert dealer.recv(DEADLINE_S) is not None
+        assert host.router.send(b"w0c", Abort(1, "now")) and not host.router.send(b"nobody", Abort(1, "now"))
+        dealer.send(Leave(0))
+        assert listener.recv(DEADLINE_S) == Abort(1, "now")
+
+
+def test_large_messages_pass_and_one_message_reaches_many(host: Host) -> None:
+    with Dealer(host.address, b"w0u", KEYS) as dealer:
+        payload = os.urandom(LIMIT_BYTES // 2)
+        dealer.send(Result(0, True, payload))
+        host.until(lambda: (b"w0u", Result(0, True, payload)) in host.inbox)
+        with pytest.raises(ControlError, match="exceeds the limit"):
+            dealer.send(Result(0, True, bytes(LIMIT_BYTES)))
+
+
+def test_random_bytes_are_dropped_counted_and_logged_once(host: Host, caplog: pytest.LogCaptureFixture) -> None:
+    port = int(host.address.rpartition(":")[2])
+    zmtp = b"\xff" + bytes(8) + b"\x7f"
+    with caplog.at_level(logging.WARNING, "farandole.control"):
+        for start in (b"", zmtp, zmtp + b"\x03\x00CURVE" + bytes(47) + b"\x06" + b"\xff" * 8):
+            for _ in range(3):
+                with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S) as stranger:
+                    stranger.sendall(start + os.urandom(4096))
+        host.until(lambda: host.router.statistics().get("connections without this job's key") == 9)
+    assert len(caplog.records) == 1
+
+
+def _raw(host: Host, server: JobKeys, client: JobKeys, identity: bytes, *frames: bytes) -> None:
+    """A client that speaks ZeroMQ but not our protocol; returns once its frames are sent or its key was refused."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.linger = 200
+        if identity:
+            dealer.routing_id = identity
+        dealer.curve_serverkey, dealer.curve_publickey = server.server.public, client.client.public
+        dealer.curve_secretkey = client.client.secret
+        dealer.connect(host.address)
+        for frame in frames:
+            dealer.send(frame)
+        if server == client == KEYS:
+            dealer.send(b"")
+            assert dealer.poll(DEADLINE_S * 1000) or not identity
+        else:
+            assert not dealer.poll(200)
+
+
+@pytest.mark.parametrize("mine", ["server", "client"])
+def test_wrong_keys_are_refused_on_both_sides(host: Host, mine: str) -> None:
+    other = JobKeys.from_secret(new_secret())
+    mixed = JobKeys(KEYS.server, other.client) if mine == "server" else JobKeys(other.server, KEYS.client)
+    with pytest.raises(ControlError, match="refused this process's key"):
+        Dealer(host.address, b"w0u", mixed, timeout_s=DEADLINE_S)
+    host.until(lambda: host.router.statistics().get("connections without this job's key", 0) >= 1)
+
+
+@pytest.mark.parametrize(
+    ("frame", "identity", "kind"),
+    [
+        (b"\xc1garbage", b"w9u", "frames that are no message"),
+        (encode(Leave(1))[:-1], b"w9u", "frames that are no message"),
+        (b"\x91" * 10_000_000, b"w9u", "frames that are no message"),
+        (bytes(LIMIT_BYTES + 1), b"w9u", "oversized frames"),
+        (encode(Leave(1)), b"", "unknown identities"),
+    ],
+    ids=["garbage", "truncated", "nested", "oversized", "anonymous"],
+)
+def test_bad_frames_are_dropped_counted_and_logged_once(
+    host: Host, caplog: pytest.LogCaptureFixture, frame: bytes, identity: bytes, kind: str
+) -> None:
+    with caplog.at_level(logging.WARNING, "farandole.control"):
+        _raw(host, KEYS, KEYS, identity, frame, frame)
+        host.until(lambda: host.router.statistics().get(kind, 0) >= 2)
+    assert len(caplog.records) == 1
+    assert not [m for i, m in host.inbox if i != b"probe"]
+
+
+def test_no_controller_is_said_in_time() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(ControlError, match="FARANDOLE_CONTROLLER"):
+            Dealer(address, b"w0u", KEYS, timeout_s=0.2)
+    with pytest.raises(ControlError, match="no address"):
+        Dealer("nonsense", b"w0u", KEYS)
+
+
+def test_receiver_learns_that_the_controller_is_gone(host: Host) -> None:
+    with Dealer(host.address, b"w0c", KEYS) as dealer:
+        host.close()
+        with pytest.raises(ControlError, match="gone"):
+            dealer.recv(DEADLINE_S)
+        host.__init__()  # type: ignore[misc]
+
+
+def test_interrupt_wakes_the_receiver(host: Host) -> None:
+    dealer = Dealer(host.address, b"w0c", KEYS)
+    answers: list[object] = []
+    receiver = threading.Thread(target=lambda: answers.append(dealer.recv()))
+    receiver.start()
+    dealer.interrupt()
+    receiver.join(DEADLINE_S)
+    assert answers == [None] and dealer.interrupted and dealer.recv(DEADLINE_S) is None
+    dealer.close()
+    dealer.close()
+    with pytest.raises(ControlError, match="close"):
+        dealer.send(Leave(0))
+
+
+def test_many_senders_and_a_receiver_on_one_dealer_lose_nothing(host: Host) -> None:
+    with Dealer(host.address, b"w0u", KEYS) as dealer:
+        senders = [
+            threading.Thread(target=lambda base=base: [dealer.send(Leave(base + n)) for n in range(500)])  # type: ignore[misc]
+            for base in (0, 500, 1000)
+        ]
+        for sender in senders:
+            sender.start()
+        seen = {getattr(dealer.recv(DEADLINE_S), "generation", None) for _ in range(1500)}
+        for sender in senders:
+            sender.join(DEADLINE_S)
+    assert seen == set(range(1500))
+
+
+def test_connecting_again_and_again_grows_nothing(host: Host) -> None:
+    def held() -> tuple[int, int]:
+        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+    Dealer(host.address, b"w", KEYS).close()
+    before = held()
+    for n in range(50):
+        with Dealer(host.address, b"w%d" % n, KEYS) as dealer:
+            dealer.send(Leave(n))
+            assert dealer.recv(DEADLINE_S) == Abort(n, "left")
+    host.until(lambda: len(os.listdir("/proc/self/task")) <= before[1] + 2)
+    assert held()[0] <= before[0] + 2
