@@ -57,7 +57,10 @@ class Exchange(Message, frozen=True):
 class Signature(msgspec.Struct, frozen=True, array_like=True):
     """What a rank means by a name. Everything here is compared by ``negotiation``; shapes and splits by the rule of the kind.
 
-    ``group`` names the other members of a grouped call ("" for none), so that a group is ordered as one.
+    A grouped call is one entry under one name: ``dtypes`` and ``shapes`` then hold one item per tensor, and so the group is
+    ordered as one and its members are compared. BARRIER and JOIN have no tensors. ``splits`` are the rows for each member
+    (ALLTOALL, () for even ones), the ranks of the new set (ADD_SET), or ``[id]`` (REMOVE_SET); these two and JOIN are
+    submitted to process set 0. Joins are matched by their kind, whatever their names; ``Order.names`` then holds one of them.
     """
 
     kind: int
@@ -73,7 +76,10 @@ class Signature(msgspec.Struct, frozen=True, array_like=True):
 
 @final
 class Entry(msgspec.Struct, frozen=True, array_like=True):
-    """One collective a rank is ready for: in full, or (``cached >= 0``) by the number the controller gave its signature."""
+    """One collective a rank is ready for: in full, or (``cached >= 0``) by the number the controller gave its signature.
+
+    A number stands for the signature this rank had under this name in the order that brought the number.
+    """
 
     process_set: int
     name: str
@@ -98,7 +104,7 @@ class Leave(Message, frozen=True):
 
 @final
 class Blocked(Message, frozen=True):
-    """I have been inside a planned collective for ``seconds``; ``what`` describes it."""
+    """I have been inside a planned collective for ``seconds``; ``what`` describes it. Sent from ``stall_warning_s`` on."""
 
     generation: int
     process_set: int
@@ -109,7 +115,10 @@ class Blocked(Message, frozen=True):
 
 @final
 class Progress(Message, frozen=True):
-    """My answer to ``Ask``: the last collective I finished, and what I am inside of now."""
+    """My answer to ``Ask``: the last collective I finished, and what I am inside of now ("" for nothing).
+
+    ``inside`` is spelt as ``Blocked.what`` where that was sent.
+    """
 
     generation: int
     last: str
@@ -173,11 +182,15 @@ class Exchanged(Message, frozen=True):
 
 @final
 class Order(msgspec.Struct, frozen=True, array_like=True):
-    """Do this now. ``names`` are executed together (fused, or one group); ``error`` is raised instead where not empty.
+    """Do this now. ``names`` are executed together (fused); ``error`` is raised for all of them instead where not empty.
 
-    ``signatures[i]`` describes ``names[i]`` (needed by joined ranks, which never submitted it). ``dims[i]`` and
-    ``splits[i]`` hold, per member, what may differ: first dimensions for allgather, rows of the split matrix for alltoall.
-    ``cached[i]`` is the number to submit ``names[i]`` by from now on (-1: none). ``joined`` are ranks that contribute nothing.
+    ``signatures[i]`` describes ``names[i]`` as one of the ranks gave it (joined ranks, which never submitted it, need that).
+    ``dims[i]`` (ALLGATHER) holds the first dimensions, ``dims[i][member * tensors + tensor]``; ``splits[i]`` (ALLTOALL) the
+    rows sent, ``splits[i][sender * members + receiver]``; both count members by their place in the set, 0 for joined ones.
+    ``cached[i]`` is the number to submit ``names[i]`` by from now on (-1: in full). ``joined`` are ranks that contribute
+    nothing. ``sequence`` grows from order to order over all sets, so a rank may see gaps. ``value`` is the id of the set
+    (ADD_SET, REMOVE_SET) or the rank that joined last (JOIN). An order with an ``error`` goes to the ranks that submitted
+    it, never to joined ones; ``error_kind`` is the class of ``farandole.errors`` to raise.
     """
 
     process_set: int
