@@ -137,7 +137,7 @@ class Router:
         """Deliver what is queued (for at most a second) and free everything."""
         self._epoll.close()
         self._monitor.close()
-        self._socket.close(LINGER_MS)
+        self._socket.close()
         self._door.close()
         self._context.term()
 
@@ -246,7 +246,7 @@ class Dealer:
                 return
             self._closed = True
             self._monitor.close()
-            self._socket.close(LINGER_MS)
+            self._socket.close()
             os.close(self._bell)
             if self._own_context is not None:
                 self._own_context.term()
@@ -266,6 +266,7 @@ class Dealer:
         with self._receiving:
             answer = self._next_frame(time.monotonic() + timeout_s)
         if answer is None:
+            self._socket.linger = 0
             raise ControlError(
                 f"no controller answered at {self.address} within {timeout_s:g} s: is the launcher that printed this "
                 "address still running, and is FARANDOLE_CONTROLLER passed on unchanged?"
@@ -288,6 +289,8 @@ class Dealer:
 
     def _check_peer(self) -> None:
         for event, _ in self._monitor.drain():
+            if event & (_HANDSHAKE_FAILED | zmq.EVENT_DISCONNECTED):
+                self._socket.linger = 0
             if event & _HANDSHAKE_FAILED:
                 raise ControlError(
                     f"the controller at {self.address} refused this process's key: pass FARANDOLE_KEY on exactly as "
@@ -311,6 +314,7 @@ class _Monitor:
         self._socket = socket.get_monitor_socket(
             zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _HANDSHAKE_FAILED
         )
+        self._socket.poll(0)  # ZeroMQ signals the descriptor only to a reader that has once found nothing
         self.fd: int = self._socket.fileno()
 
     def drain(self) -> list[tuple[int, int]]:
