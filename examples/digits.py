@@ -3,21 +3,21 @@
     farandole run -np 2 python examples/digits.py      # two workers on this machine (also: make demo)
     python examples/digits.py                          # the same training in one process, without a launcher
 
-The data are the 1797 real digits of 8 x 8 pixels that scikit-learn ships; a fifth of them is kept for the test. The lines
-marked (1) to (5) are what makes a training script distributed; everything else is ordinary PyTorch. The global batch does
-not depend on the number of workers, so neither do the steps taken nor, but for rounding, the result.
+The data are the 1797 real digits of 8 x 8 pixels that scikit-learn ships; a fifth of them is kept for the test. The
+lines marked (1) to (5) are what makes a training script distributed; everything else is ordinary PyTorch. The global
+batch does not depend on the number of workers, so neither do the steps taken nor, but for rounding, the result.
 """
 
 import time
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from rich.console import Console
 from rich.progress import Progress
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import nn
+from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
@@ -64,7 +64,7 @@ def train_epoch(epoch: int) -> float:
     total = torch.zeros(2)
     for x, y in loader:
         optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
+        loss = cross_entropy(model(x), y)
         loss.backward()
         optimizer.step()
         total += torch.tensor([loss.item() * len(x), len(x)])
@@ -83,9 +83,9 @@ def test_accuracy() -> float:
 
 def save_curve(losses: list[float], accuracies: list[float], path: Path) -> None:
     """Draw loss and accuracy over epochs into a PNG."""
-    import matplotlib
+    import matplotlib as mpl
 
-    matplotlib.use("Agg")
+    mpl.use("Agg")
     import matplotlib.pyplot as plt
 
     epochs = range(1, len(losses) + 1)

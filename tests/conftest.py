@@ -28,7 +28,7 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os
 
 @pytest.fixture(autouse=True)
 def leaves_nothing() -> Iterator[None]:
-    """Fail a test that leaves threads, processes, descriptors, shared memory, variables or a working directory behind."""
+    """Fail a test that leaves threads, processes, descriptors, shared memory, variables or a directory behind."""
     variables, cwd = _variables(), os.getcwd()
     with no_leaks(settle_s=5.0, allowed=_not_ours):
         yield
