@@ -13,6 +13,8 @@ What a rank raises comes back with its traceback; a rank that hangs is ended at 
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import os
 import subprocess
 import sys
@@ -33,7 +35,7 @@ _EXIT_S = 10.0
 
 
 @final
-class RanksFailed(AssertionError):
+class RanksFailedError(AssertionError):
     """Some ranks raised, died or hung; the text holds each one's traceback, exit code or stack."""
 
 
@@ -58,13 +60,14 @@ def run_ranks(
 ) -> list[Any]:
     """Call ``program(member, *args)`` in ``size`` new processes and return what they returned, by rank.
 
-    Arguments and results are pickled; ``program`` may be any function that cloudpickle can carry. Raises ``RanksFailed``
-    if a rank raises, ends without a result (ranks in ``may_die`` yield ``Died`` instead), or exceeds ``timeout_s``.
+    Arguments and results are pickled; ``program`` may be any function that cloudpickle can carry, from a test's module
+    too. Raises ``RanksFailedError`` if a rank raises, ends without a result (ranks in ``may_die`` yield ``Died``
+    instead), or exceeds ``timeout_s``.
     """
     with tempfile.TemporaryDirectory(prefix="farandole-ranks-") as directory:
         ranks = [_Process(rank, directory, environment or {}) for rank in range(size)]
         try:
-            payload = cloudpickle.dumps((program, args))
+            payload = _pickle(program, args)
             for rank in ranks:
                 rank.send(msgspec.msgpack.encode(Job(rank.rank, size, timeout_s, payload)))
             _Hub(ranks, time.monotonic() + timeout_s).serve()
@@ -72,6 +75,18 @@ def run_ranks(
         finally:
             for rank in ranks:
                 rank.end()
+
+
+def _pickle(program: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
+    """By value, as the module of a test cannot be imported by name in another process."""
+    module = inspect.getmodule(program)
+    if module is None or module.__name__.partition(".")[0] in ("farandole", "__main__"):
+        return cloudpickle.dumps((program, args))
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        return cloudpickle.dumps((program, args))
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
 
 
 @final
@@ -98,10 +113,8 @@ class _Process:
 
     def send(self, frame: bytes) -> None:
         """Tell the rank something; one that is gone shows in its exit code instead."""
-        try:
+        with contextlib.suppress(OSError):
             self.connection.send_bytes(frame)
-        except OSError:
-            pass
 
     def tail(self) -> str:
         """The end of what the rank wrote."""
@@ -159,7 +172,7 @@ class _Hub:
                 continue
             reply: messages.Message = messages.Exchanged(1, key, [came[r] for r in members if r in came])
             if missing:
-                reply = messages.Abort(1, f"the exchange {key!r} cannot complete: ranks {missing} have ended", "StartError")
+                reply = messages.Abort(1, f"the exchange {key!r} cannot complete: ranks {missing} have ended")
             for place in came:
                 self._ranks[place].send(messages.encode(reply))
             del self._waiting[key, members]
@@ -189,5 +202,5 @@ def _results(ranks: Sequence[_Process], may_die: Collection[int], timeout_s: flo
         else:
             failed.append(f"rank {rank.rank} ended with {code} before or after its result; it wrote:\n{rank.tail()}")
     if failed:
-        raise RanksFailed("\n".join(failed))
+        raise RanksFailedError("\n".join(failed))
     return values

@@ -1,8 +1,7 @@
 """What a piece of code leaves behind: threads, descriptors, children, shared memory.
 
-    with no_leaks():
-        engine = make()
-        engine.close()
+>>> with no_leaks():
+...     open("/proc/self/stat").close()
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class Snapshot:
             frozenset(os.listdir("/proc/self/task")),
             frozenset(_descriptors()),
             frozenset(_children()),
-            frozenset(os.listdir("/dev/shm")),
+            frozenset(os.listdir("/dev/shm")),  # noqa: S108 (looked at, not written)
         )
 
     def since(self, before: Snapshot) -> list[str]:
@@ -45,7 +44,7 @@ class Snapshot:
 
 
 @contextmanager
-def no_leaks(settle_s: float = 2.0, allowed: Callable[[str], bool] = lambda line: False) -> Iterator[None]:
+def no_leaks(settle_s: float = 2.0, allowed: Callable[[str], bool] = lambda _: False) -> Iterator[None]:
     """Raise ``AssertionError`` if the body leaves something; ended threads are given ``settle_s`` to disappear.
 
     ``allowed`` is asked about each line (``"descriptors: 7 -> socket:[123]"``) and returns true for what may stay.

@@ -1,0 +1,343 @@
+"""The contract of ``Engine``, as one suite to run over any implementation.
+
+    def program(member: Member) -> dict[str, str]:
+        return run_contract(member, lambda group, exchange: MyEngine(group, exchange))
+
+    for failures in run_ranks(program, 3, timeout_s=120):
+        assert not any(failures.values()), failures
+
+All cases share one launch, and one engine as long as nothing fails: starting processes costs far more than checking. A
+case is a function of a ``Bench``; every rank runs all cases in the same order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+import traceback
+from collections.abc import Callable, Collection
+from typing import TypeAlias
+
+import numpy as np
+
+from farandole.collective import Array, DType, ReduceOp
+from farandole.engines.engine import Engine
+from farandole.errors import AbortError, MismatchError, StallError, UnsupportedError
+from farandole.testing import reference
+from farandole.testing.bench import MEMORY_BYTES, Bench, Create
+from farandole.testing.leaks import no_leaks
+from farandole.testing.rank import Member
+
+Case: TypeAlias = Callable[[Bench], None]
+
+OPS = tuple(op for op in ReduceOp if op is not ReduceOp.ADASUM)
+WAKE_S = 0.5
+"""How soon ``abort`` must have woken every waiter."""
+BORDERS = (4096, 65536, 262144)
+"""Byte sizes at which engines like to change their way of working; each is tried one element below, at and above."""
+
+
+def run_contract(member: Member, create: Create, skip: Collection[str] = ()) -> dict[str, str]:
+    """Run every case but those in ``skip``; the result maps each to what is wrong on this rank ("" for nothing)."""
+    found: dict[str, str] = {}
+    bench = _bench(member, create)
+    for name, case in CASES.items():
+        if name in skip:
+            continue
+        found[name] = _run(bench, case)
+        if any(member.exchange(b"failed" if found[name] else b"")):
+            bench.engine.close()  # after a failure the members may be at different calls
+            bench = _bench(member, create)
+    bench.engine.close()
+    return found
+
+
+def _bench(member: Member, create: Create) -> Bench:
+    engine = create(member.group("contract"), member.exchange)
+    return Bench(create, member, engine, engine.allocate(MEMORY_BYTES))
+
+
+def _run(bench: Bench, case: Case) -> str:
+    bench.findings.clear()
+    try:
+        case(bench)
+    except Exception:
+        bench.findings.append(traceback.format_exc())
+    return "\n".join(bench.findings)
+
+
+def every_op_on_every_dtype(bench: Bench) -> None:
+    """All-reduce of few elements, all legal combinations."""
+    for dtype in DType:
+        for op in OPS:
+            if reference.legal(dtype, op):
+                for count in (0, 1, 3, 17, 1023):
+                    bench.allreduce(dtype, op, count, seed=count)
+
+
+def sizes_around_borders(bench: Bench) -> None:
+    """All-reduce of up to several MB, in ordinary and in engine memory."""
+    for dtype in (DType.FLOAT32, DType.BFLOAT16, DType.UINT8, DType.COMPLEX128):
+        for border in BORDERS:
+            for count in (border // dtype.itemsize + d for d in (-1, 0, 1)):
+                for inside in (False, True):
+                    bench.allreduce(dtype, ReduceOp.SUM, count, seed=border, inside=inside)
+    for inside in (False, True):
+        bench.allreduce(DType.FLOAT32, ReduceOp.AVERAGE, 1_500_001, seed=1, inside=inside)
+        bench.allreduce(DType.FLOAT16, ReduceOp.MAX, 1_500_001, seed=2, inside=inside)
+
+
+def scales(bench: Bench) -> None:
+    """Prescale and postscale."""
+    for dtype in DType:
+        if dtype is not DType.BOOL:
+            bench.allreduce(dtype, ReduceOp.SUM, 1001, (2.0, 0.5), seed=3)
+            bench.allreduce(dtype, ReduceOp.SUM, 1001, (0.5, 3.0), seed=4)
+            bench.allreduce(dtype, ReduceOp.PRODUCT, 101, (1.5, 1.0), seed=5, inside=True)
+            bench.reducescatter(dtype, ReduceOp.SUM, [33] * bench.size, (0.5, 3.0), seed=6)
+        if dtype.is_floating:
+            bench.allreduce(dtype, ReduceOp.AVERAGE, 1001, (0.25, 3.0), seed=7)
+
+
+def memory_may_differ_between_members(bench: Bench) -> None:
+    """One member's array in engine memory, the others' not; different offsets inside."""
+    for count in (5, 3000, 300_000):
+        said = [reference.sample(DType.FLOAT32, count, r) for r in range(bench.size)]
+        for inside in (bench.rank == 0, bench.rank > 0, True):
+            buffer = bench.buffer(said[bench.rank], DType.FLOAT32, inside, shift=16 * bench.rank + 1)
+            bench.engine.allreduce(buffer.array, ReduceOp.SUM)
+            expected = reference.reduce(DType.FLOAT32, ReduceOp.SUM, said)
+            bench.compare(f"allreduce of {count}, inside={inside}", DType.FLOAT32, buffer, expected)
+
+
+def illegal_ops_raise_and_change_nothing(bench: Bench) -> None:
+    """Minimum and maximum of complex numbers do not exist; the next collective works."""
+    for op in (ReduceOp.MIN, ReduceOp.MAX):
+        buffer = bench.buffer(reference.sample(DType.COMPLEX64, 10, 1), DType.COMPLEX64)
+        try:
+            bench.engine.allreduce(buffer.array, op)
+        except UnsupportedError:
+            pass
+        else:
+            bench.findings.append(f"allreduce {op.label} of complex64 did not raise UnsupportedError")
+        bench.allreduce(DType.COMPLEX64, ReduceOp.SUM, 10)
+
+
+def allgather(bench: Bench) -> None:
+    """Even, uneven and empty contributions."""
+    for seed, dtype in enumerate(DType):
+        bench.allgather(dtype, [5] * bench.size, seed)
+        bench.allgather(dtype, [3 * r for r in range(bench.size)], seed)
+        bench.allgather(dtype, [7 if r == bench.size - 1 else 0 for r in range(bench.size)], seed)
+    bench.allgather(DType.FLOAT32, [0] * bench.size)
+    for border in BORDERS:
+        bench.allgather(DType.UINT8, [border - 1 + r for r in range(bench.size)], border)
+    bench.allgather(DType.INT64, [200_000 + 7 * r for r in range(bench.size)])
+
+
+def broadcast(bench: Bench) -> None:
+    """From each root, all dtypes and sizes."""
+    for root in range(bench.size):
+        for dtype in DType:
+            for count in (0, 1, 1001):
+                bench.broadcast(dtype, count, root, seed=count)
+        for border in BORDERS:
+            for count in (border - 1, border + 1):
+                bench.broadcast(DType.UINT8, count, root, seed=border, inside=root == 0)
+        bench.broadcast(DType.FLOAT64, 500_000, root, seed=root)
+
+
+def alltoall(bench: Bench) -> None:
+    """Even, uneven and empty splits."""
+    places = range(bench.size)
+    for seed, dtype in enumerate(DType):
+        bench.alltoall(dtype, [[4] * bench.size for _ in places], seed)
+        bench.alltoall(dtype, [[(i + 2 * j) % 5 for j in places] for i in places], seed)
+    bench.alltoall(DType.INT32, [[0] * bench.size for _ in places])
+    bench.alltoall(DType.INT32, [[9 if j == 0 else 0 for j in places] for _ in places])
+    bench.alltoall(DType.FLOAT32, [[100_000 + 1000 * i + j for j in places] for i in places], 3)
+
+
+def reducescatter(bench: Bench) -> None:
+    """Even, uneven and empty slices; all ops."""
+    for op in OPS:
+        for dtype in DType:
+            if reference.legal(dtype, op):
+                bench.reducescatter(dtype, op, [11] * bench.size)
+                bench.reducescatter(dtype, op, [5 * r for r in range(bench.size)], seed=1)
+    bench.reducescatter(DType.FLOAT32, ReduceOp.SUM, [0] * bench.size)
+    bench.reducescatter(DType.FLOAT32, ReduceOp.AVERAGE, [150_000 + r for r in range(bench.size)], seed=2)
+
+
+def barrier_waits_for_all(bench: Bench) -> None:
+    """Nobody leaves before the last has come; the monotonic clock is the same for all processes of a host."""
+    for _ in range(20):
+        came = time.monotonic()
+        bench.engine.barrier()
+        left = time.monotonic()
+        times = [tuple(map(float, t.split())) for t in bench.member.exchange(f"{came} {left}".encode())]
+        bench.expect(max(t[0] for t in times) <= min(t[1] for t in times), f"left early: {times}")
+
+
+def many_in_random_order(bench: Bench) -> None:
+    """A long program of everything, the same on every member."""
+    random = np.random.default_rng(7)
+    places = range(bench.size)
+    for seed in range(150):
+        dtype, op = DType(int(random.integers(13))), OPS[int(random.integers(len(OPS)))]
+        op = op if reference.legal(dtype, op) else ReduceOp.SUM
+        count = int(2 ** random.uniform(0, 15))
+        counts = [int(random.integers(0, count + 1)) for _ in places]
+        kind = int(random.integers(6))
+        if kind == 0:
+            bench.allreduce(dtype, op, count, seed=seed, inside=bool(random.integers(2)))
+        elif kind == 1:
+            bench.allgather(dtype, counts, seed)
+        elif kind == 2:
+            bench.broadcast(dtype, count, int(random.integers(bench.size)), seed)
+        elif kind == 3:
+            bench.alltoall(dtype, [[(counts[i] + j) % 999 for j in places] for i in places], seed)
+        elif kind == 4:
+            bench.reducescatter(dtype, op, counts, seed=seed)
+        else:
+            bench.engine.barrier()
+
+
+def same_bits_everywhere_and_again(bench: Bench) -> None:
+    """The order of reduction is fixed: equal bytes on all members, and when run again."""
+    for dtype in (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64, DType.COMPLEX64):
+        for count in (13, 5000, 400_000):
+            runs = [bench.allreduce(dtype, ReduceOp.AVERAGE, count, seed=9, inside=i == 1) for i in range(3)]
+            digests = [hashlib.blake2b(run.tobytes(), digest_size=16).digest() for run in runs]
+            everyone = {b"".join(bench.member.exchange(d)) for d in digests}
+            bench.expect(len(everyone) == 1, f"{count} {dtype.label}: runs differ, or depend on where the memory is")
+            everywhere = set(bench.member.exchange(digests[0]))
+            bench.expect(len(everywhere) == 1, f"{count} {dtype.label}: members hold different bits")
+
+
+def agree_and_gather_small(bench: Bench) -> None:
+    """Agreement is silent; disagreement raises on every member, names what each said, and is over then."""
+    bench.expect(bench.engine.gather_small(b"x%d" % bench.rank) == [b"x%d" % r for r in range(bench.size)], "gather")
+    bench.engine.agree(b"step 1")
+    try:
+        bench.engine.agree(b"step %d" % (3 if bench.rank == bench.size - 1 else 2))
+        bench.expect(bench.size == 1, "agree did not raise though one said step 3")
+    except MismatchError as error:
+        bench.expect(bench.size > 1 and "step 2" in str(error) and "step 3" in str(error), f"unclear: {error}")
+    bench.engine.agree(b"step 4" * 10)
+    bench.allreduce(DType.FLOAT32, ReduceOp.SUM, 100)
+
+
+def memory_is_zeroed_and_outlives_the_engine(bench: Bench) -> None:
+    """``allocate`` gives zeros, also for odd sizes; the memory stays readable after ``close``."""
+    with bench.fresh() as engine:
+        made = [engine.allocate(n) for n in (1, 63, 4097, 3 * 2**20, 0)]
+        arrays = [reference.view(m.array(DType.UINT8)) for m in made]
+        bench.expect(not any(a.any() for a in arrays), "memory is not zeroed")
+        floats = made[3].array(DType.FLOAT32, 64, 1000)
+        values = reference.view(floats)
+        values[:] = bench.rank + 1
+        engine.allreduce(floats, ReduceOp.SUM)
+    bench.expect(bool((values == bench.size * (bench.size + 1) / 2).all()), "engine memory holds a wrong sum")
+
+
+def subgroups_and_two_threads(bench: Bench) -> None:
+    """Engines over different groups do not disturb each other, nor do two over one group in two threads."""
+    half = tuple(r for r in range(bench.size) if r % 2 == bench.rank % 2)
+    with bench.fresh() as whole, bench.fresh(half) as mine:
+        for _ in range(5):
+            bench.expect(_count(mine) == len(half), "wrong sum in a subgroup")
+            bench.expect(_count(whole) == bench.size, "wrong sum in the whole group")
+    with bench.fresh() as left, bench.fresh() as right:
+        sums: list[float] = []
+        other = threading.Thread(target=lambda: sums.extend(_count(left, 30_000) for _ in range(30)))
+        other.start()
+        sums.extend(_count(right, 40_000) for _ in range(30))
+        other.join()
+        bench.expect(sums == [bench.size] * 60, f"wrong sums in two threads: {set(sums)}")
+
+
+def abort_wakes_waiters(bench: Bench) -> None:
+    """A member that waits for one that never comes is woken at once; from then on every call raises."""
+    for name, count in (("barrier", 0), ("small", 10), ("large", 2_000_000)):
+        with bench.fresh() as engine:
+            aborted_at = [0.0]
+
+            def abort(engine: Engine = engine, aborted_at: list[float] = aborted_at) -> None:
+                aborted_at[0] = time.monotonic()
+                engine.abort("rank 7 on nowhere was killed")
+
+            timer = threading.Timer(0.2, abort)
+            timer.start()
+            if bench.rank == 0:
+                timer.join()
+            for attempt in ("while it waited", "afterwards"):
+                _expect_error(bench, engine, count, AbortError, f"{name}, {attempt}")
+            bench.expect(time.monotonic() - aborted_at[0] < WAKE_S, f"{name}: woken late")
+            timer.join()
+            bench.member.exchange(b"")
+
+
+def deadline_ends_a_wait(bench: Bench) -> None:
+    """Without an abort, ``deadline_s`` ends it."""
+    with bench.fresh(deadline_s=0.4) as engine:
+        if bench.rank > 0:
+            started = time.monotonic()
+            _expect_error(bench, engine, 1000, StallError, "deadline")
+            took = time.monotonic() - started
+            bench.expect(0.3 < took < 2.0, f"a deadline of 0.4 s ended the wait after {took:.2f} s")
+        bench.member.exchange(b"")
+
+
+def close_needs_no_peer_and_leaves_nothing(bench: Bench) -> None:
+    """Closing twice is fine; a second engine leaves no thread, descriptor, child or shared memory."""
+    for attempt in range(2):
+        bench.member.exchange(b"")
+        try:
+            with no_leaks():
+                with bench.fresh() as engine:
+                    bench.expect(_count(engine, 70_000) == bench.size, "wrong sum")
+                    engine.allocate(1000)
+                    bench.member.exchange(b"")
+                engine.close()
+        except AssertionError as error:
+            bench.expect(attempt == 0, str(error))  # the first may load libraries that keep something
+
+
+def counts_are_reported(bench: Bench) -> None:
+    """``statistics`` names the engine."""
+    bench.expect(bench.engine.statistics()["engine"] == bench.engine.name, "statistics lacks the engine's name")
+
+
+CASES: dict[str, Case] = {
+    case.__name__: case
+    for case in (
+        every_op_on_every_dtype, sizes_around_borders, scales, memory_may_differ_between_members,
+        illegal_ops_raise_and_change_nothing, allgather, broadcast, alltoall, reducescatter, barrier_waits_for_all,
+        many_in_random_order, same_bits_everywhere_and_again, agree_and_gather_small,
+        memory_is_zeroed_and_outlives_the_engine, subgroups_and_two_threads, abort_wakes_waiters, deadline_ends_a_wait,
+        close_needs_no_peer_and_leaves_nothing, counts_are_reported,
+    )
+}  # fmt: skip
+"""Every case by its name, in the order in which they run."""
+
+
+def _count(engine: Engine, count: int = 10) -> float:
+    values = np.ones(count, np.float32)
+    engine.allreduce(Array(values.ctypes.data, count, DType.FLOAT32, values), ReduceOp.SUM)
+    return float(values[-1]) if (values == values[0]).all() else float("nan")
+
+
+def _expect_error(bench: Bench, engine: Engine, count: int, kind: type[Exception], text: str) -> None:
+    try:
+        if count:
+            _count(engine, count)
+        else:
+            engine.barrier()
+    except kind:
+        return
+    except Exception as error:
+        bench.findings.append(f"{text}: expected {kind.__name__}, got {type(error).__name__}: {error}")
+        return
+    bench.findings.append(f"{text}: expected {kind.__name__}, nothing was raised")

@@ -1,0 +1,118 @@
+"""What every reduction must give, computed by NumPy: the arithmetic the engines are compared with.
+
+    >>> values = [encode(DType.BFLOAT16, [1.5]), encode(DType.BFLOAT16, [2.0])]
+    >>> decode(DType.BFLOAT16, reduce(DType.BFLOAT16, ReduceOp.SUM, values))
+    array([3.5], dtype=float32)
+
+Arrays are kept as they lie in memory; bfloat16, which NumPy lacks, lies in uint16.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from farandole.collective import Array, DType, ReduceOp
+
+Values: TypeAlias = npt.NDArray[Any]
+
+_ACCUMULATE = {DType.FLOAT16: np.float32, DType.BFLOAT16: np.float32}
+_TOLERANCE = {
+    DType.FLOAT16: 2e-3, DType.BFLOAT16: 8e-3, DType.FLOAT32: 1e-6, DType.FLOAT64: 1e-13,
+    DType.COMPLEX64: 2e-6, DType.COMPLEX128: 1e-13,
+}  # fmt: skip
+
+
+def storage(dtype: DType) -> np.dtype[Any]:
+    """The NumPy type of the same size that an array of ``dtype`` is kept in."""
+    return np.dtype(np.uint16 if dtype is DType.BFLOAT16 else dtype.label)
+
+
+def view(array: Array) -> Values:
+    """The memory of ``array``, shared; valid as long as its owner lives."""
+    raw = (ctypes.c_uint8 * array.nbytes).from_address(array.address) if array.nbytes else bytearray()
+    return np.frombuffer(memoryview(raw).cast("B"), storage(array.dtype))
+
+
+def encode(dtype: DType, values: npt.ArrayLike) -> Values:
+    """Numbers to memory, rounding to nearest even."""
+    if dtype is not DType.BFLOAT16:
+        return np.asarray(values).astype(storage(dtype))
+    bits = np.asarray(values, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def decode(dtype: DType, array: Values) -> Values:
+    """Memory to numbers one can compute with."""
+    if dtype is DType.BFLOAT16:
+        return (array.astype(np.uint32) << 16).view(np.float32)
+    return array.astype(_ACCUMULATE.get(dtype, array.dtype))
+
+
+def legal(dtype: DType, op: ReduceOp) -> bool:
+    """Whether engines know ``op`` on ``dtype``."""
+    return op is not ReduceOp.ADASUM and not (dtype.is_complex and op in (ReduceOp.MIN, ReduceOp.MAX))
+
+
+def reduce(
+    dtype: DType, op: ReduceOp, contributions: Sequence[Values], prescale: float = 1.0, postscale: float = 1.0
+) -> Values:
+    """Combine what each rank contributed, in rank order."""
+    if dtype is DType.BOOL:
+        union = op in (ReduceOp.SUM, ReduceOp.MAX)
+        return np.asarray((np.logical_or if union else np.logical_and).reduce(contributions))
+    with np.errstate(over="ignore", invalid="ignore"):
+        scaled = [_scale(dtype, decode(dtype, c), prescale) for c in contributions]
+        total = scaled[0]
+        for value in scaled[1:]:
+            total = _combine(op, total, value)
+        if op is ReduceOp.AVERAGE:
+            total = _divide(dtype, total, len(contributions))
+        return encode(dtype, _scale(dtype, total, postscale))
+
+
+def same(dtype: DType, found: Values, expected: Values) -> bool:
+    """Equal for integers and booleans; for the others, as near as one rounding of the result allows."""
+    if dtype not in _TOLERANCE:
+        return bool(np.array_equal(found, expected))
+    tolerance = _TOLERANCE[dtype]
+    return bool(np.allclose(decode(dtype, found), decode(dtype, expected), rtol=tolerance, atol=min(tolerance, 1e-6)))
+
+
+def sample(dtype: DType, count: int, seed: int) -> Values:
+    """Reproducible values, small enough that no sum or product of a few overflows where that would be undefined."""
+    random = np.random.default_rng(seed)
+    if dtype is DType.BOOL:
+        return random.integers(0, 2, count).astype(np.bool_)
+    if dtype.is_complex:
+        return encode(dtype, random.uniform(-2, 2, count) + 1j * random.uniform(-2, 2, count))
+    if dtype.is_floating:
+        return encode(dtype, random.uniform(-2, 2, count))
+    low = 0 if dtype in (DType.UINT8, DType.UINT16) else -3
+    return encode(dtype, random.integers(low, 4, count))
+
+
+def _combine(op: ReduceOp, left: Values, right: Values) -> Values:
+    if op is ReduceOp.MIN:
+        return np.asarray(np.minimum(left, right))
+    if op is ReduceOp.MAX:
+        return np.asarray(np.maximum(left, right))
+    return np.asarray(left * right if op is ReduceOp.PRODUCT else left + right)
+
+
+def _divide(dtype: DType, total: Values, size: int) -> Values:
+    if dtype.is_floating or dtype.is_complex:
+        return np.asarray(total / size).astype(total.dtype)
+    return np.trunc(total.astype(np.float64) / size).astype(total.dtype)
+
+
+def _scale(dtype: DType, values: Values, factor: float) -> Values:
+    if factor == 1.0:
+        return values
+    if dtype.is_floating or dtype.is_complex:
+        return (values * factor).astype(values.dtype)
+    return np.trunc(values.astype(np.float64) * factor).astype(values.dtype)

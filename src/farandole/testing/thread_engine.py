@@ -1,0 +1,187 @@
+"""A fake for tests of what lies above engines: the members are threads of one process.
+
+    world = ThreadWorld()
+
+    def program(member: Member) -> None:
+        engine = world.create(member.group(), member.exchange)
+        ...
+
+    run_threads(program, 3)
+
+It is slow and plain (NumPy, one lock), and passes the contract suite.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, final
+
+import numpy as np
+
+from farandole.collective import Array, ReduceOp
+from farandole.engines.engine import Engine, Exchange, Group, Memory
+from farandole.errors import AbortError, StallError, UnsupportedError
+from farandole.testing import reference
+from farandole.testing.rank import Member
+from farandole.testing.reference import Values
+
+T = TypeVar("T")
+
+
+def run_threads(program: Callable[[Member], T], size: int, timeout_s: float = 60.0) -> list[T]:
+    """Call ``program(member)`` in ``size`` threads; return the results by rank, or raise what the first rank raised."""
+    meetings = _Meetings()
+    results: dict[int, T] = {}
+    errors: dict[int, BaseException] = {}
+
+    def share(rank: int) -> Callable[[str, tuple[int, ...], bytes], list[bytes]]:
+        return lambda key, ranks, payload: meetings.at(key, len(ranks)).share(ranks.index(rank), payload, timeout_s)
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = program(Member(rank, size, share(rank)))
+        except BaseException as error:
+            errors[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout_s)
+    for _, error in sorted(errors.items()):
+        raise error
+    if len(results) < size:
+        raise TimeoutError(f"ranks {sorted(set(range(size)) - set(results))} did not end in {timeout_s} s")
+    return [results[rank] for rank in range(size)]
+
+
+@final
+class ThreadWorld:
+    """Where threads that make engines over equal groups find each other."""
+
+    def __init__(self) -> None:
+        self._meetings = _Meetings()
+
+    def create(self, group: Group, exchange: Exchange) -> ThreadEngine:
+        """Make one member's engine; as with real engines, all members make the same ones in the same order."""
+        exchange(b"")
+        return ThreadEngine(group, self._meetings.at(f"{group.label} {group.generation} {group.ranks}", group.size))
+
+
+@final
+class ThreadEngine(Engine):
+    """Every collective is an all-gather of copies, and NumPy."""
+
+    name = "threads"
+
+    def __init__(self, group: Group, meeting: _Meeting) -> None:
+        self.group, self._meeting = group, meeting
+
+    def allocate(self, nbytes: int) -> Memory:
+        """Plain zeroed memory."""
+        values = np.zeros(nbytes, np.uint8)
+        return Memory(values.ctypes.data, nbytes, values)
+
+    def allreduce(self, array: Array, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0) -> None:
+        """Reduce in place."""
+        reference.view(array)[:] = self._reduce(array, op, prescale, postscale)
+
+    def allgather(self, send: Array, recv: Array, counts: Sequence[int]) -> None:
+        """Concatenate; ``counts`` are those of the copies."""
+        assert recv.count == sum(counts)
+        reference.view(recv)[:] = np.concatenate(self._share(reference.view(send).copy()))
+
+    def broadcast(self, array: Array, root: int) -> None:
+        """Take the copy of the root."""
+        reference.view(array)[:] = self._share(reference.view(array).copy())[root]
+
+    def alltoall(self, send: Array, send_counts: Sequence[int], recv: Array, recv_counts: Sequence[int]) -> None:
+        """Take this member's slice of each copy."""
+        assert recv.count == sum(recv_counts)
+        slices = np.split(reference.view(send).copy(), np.cumsum(send_counts)[:-1])
+        reference.view(recv)[:] = np.concatenate([said[self.group.rank] for said in self._share(slices)])
+
+    def reducescatter(
+        self,
+        send: Array,
+        recv: Array,
+        counts: Sequence[int],
+        op: ReduceOp,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> None:
+        """Reduce everything, keep a slice."""
+        start = sum(counts[: self.group.rank])
+        reference.view(recv)[:] = self._reduce(send, op, prescale, postscale)[start : start + recv.count]
+
+    def barrier(self) -> None:
+        """Wait for all."""
+        self._share(None)
+
+    def abort(self, reason: str) -> None:
+        """Wake this member."""
+        self._meeting.abort(self.group.rank, reason)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _reduce(self, array: Array, op: ReduceOp, prescale: float, postscale: float) -> Values:
+        if not reference.legal(array.dtype, op):
+            raise UnsupportedError(f"{op.label} of {array.dtype.label} does not exist")
+        return reference.reduce(array.dtype, op, self._share(reference.view(array).copy()), prescale, postscale)
+
+    def _share(self, item: Any) -> list[Any]:
+        return self._meeting.share(self.group.rank, item, self.group.deadline_s)
+
+
+@final
+class _Meetings:
+    """Meetings by name, made by whoever comes first."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._meetings: dict[str, _Meeting] = {}
+
+    def at(self, name: str, size: int) -> _Meeting:
+        with self._lock:
+            return self._meetings.setdefault(name, _Meeting(size))
+
+
+@final
+class _Meeting:
+    """An all-gather of Python objects among ``size`` threads, as often as they like."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._changed = threading.Condition()
+        self._rounds: dict[int, dict[int, Any]] = {}
+        self._count = [0] * size
+        self._aborted: dict[int, str] = {}
+
+    def share(self, place: int, item: Any, deadline_s: float) -> list[Any]:
+        """Give ``item`` and wait for those of all others."""
+        with self._changed:
+            self._check(place)
+            number = self._count[place]
+            self._count[place] += 1
+            came = self._rounds.setdefault(number, {})
+            came[place] = item
+            self._changed.notify_all()
+            full = self._changed.wait_for(lambda: len(came) == self._size or place in self._aborted, deadline_s)
+            self._check(place)
+            if not full:
+                missing = sorted(set(range(self._size)) - set(came))
+                raise StallError(f"members {missing} did not come in {deadline_s} s")
+            self._rounds.pop(number - 1, None)  # everyone has left the round before this one
+            return [came[i] for i in range(self._size)]
+
+    def _check(self, place: int) -> None:
+        if place in self._aborted:
+            raise AbortError(self._aborted[place])
+
+    def abort(self, place: int, reason: str) -> None:
+        """Make every share of ``place`` raise, now and later."""
+        with self._changed:
+            self._aborted[place] = reason
+            self._changed.notify_all()
