@@ -1,9 +1,11 @@
 // The Python face of the native core, module `farandole._native`. Memory arrives as plain addresses.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
 #include <cstring>
 #include <tuple>
+#include <vector>
 
 #include "dtype.hpp"
 #include "elementwise.hpp"
@@ -61,6 +63,19 @@ void bind_kernels(nb::module_& m) {
         const DType t = dtype_of(dtype);
         work(count * itemsize(t), [&] { reduce_into(at(dst), at(src), count, t, op_of(op)); });
     }, "dst"_a, "src"_a, "count"_a, "dtype"_a, "op"_a);
+    m.def("reduce",
+          [](const std::vector<std::uintptr_t>& sources, std::uintptr_t dst, std::size_t count, int dtype, int op,
+             double prescale, double postscale, std::int64_t divisor) {
+              const DType t = dtype_of(dtype);
+              const Op o = op_of(op);
+              if (sources.empty()) throw Unsupported("a reduction needs at least one source");
+              std::vector<const std::byte*> from;
+              for (const std::uintptr_t source : sources) from.push_back(at(source));
+              std::byte* targets[] = {at(dst)};
+              const Reduction job{from.data(), static_cast<int>(from.size()), targets, 1, count, {prescale, postscale, divisor}};
+              work(count * itemsize(t) * from.size(), [&] { reduce(job, t, o); });
+          },
+          "sources"_a, "dst"_a, "count"_a, "dtype"_a, "op"_a, "prescale"_a = 1.0, "postscale"_a = 1.0, "divisor"_a = 1);
     m.def("adasum_dots", [](std::uintptr_t a, std::uintptr_t b, std::size_t count, int dtype) {
         const DType t = dtype_of(dtype);
         Dots dots;

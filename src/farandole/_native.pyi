@@ -21,6 +21,15 @@ def divide(address: int, count: int, dtype: int, n: int) -> None:
 def reduce_into(dst: int, src: int, count: int, dtype: int, op: int) -> None:
     """``dst[i] = dst[i] op src[i]``; AVERAGE sums (bool: *and*), without dividing."""
 
+def reduce(
+    sources: list[int], dst: int, count: int, dtype: int, op: int,
+    prescale: float = 1.0, postscale: float = 1.0, divisor: int = 1,
+) -> None:  # fmt: skip
+    """``dst[i] = postscale * ((prescale * s0[i] op prescale * s1[i] op ...) / divisor)``, in the order of ``sources``.
+
+    ``dst`` is one of the sources or apart from all of them. float16 and bfloat16 are rounded once, at the end.
+    """
+
 def adasum_dots(a: int, b: int, count: int, dtype: int) -> tuple[float, float, float]:
     """``(a·a, a·b, b·b)`` in float64, for the four real floating types."""
 
