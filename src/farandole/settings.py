@@ -27,6 +27,7 @@ class Knob(msgspec.Struct, frozen=True):
 
     ``flags`` and ``off_flags`` are its names on the command line (``flag_scale`` converts the flag's unit). ``horovod`` is the
     environment variable of Horovod that is understood too; with ``horovod_negates`` that variable turns the knob off.
+    ``group`` is its heading in the help of commands.
     """
 
     help: str
@@ -35,6 +36,7 @@ class Knob(msgspec.Struct, frozen=True):
     flag_scale: float = 1.0
     horovod_negates: bool = False
     off_flags: tuple[str, ...] = ()
+    group: str = "collectives"
 
 
 EngineName = Literal["auto", "solo", "shm", "gloo"]
@@ -62,7 +64,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = 128 * 2**20
     cache_capacity: Annotated[
-        int, Knob("signatures that are remembered; 0 turns the cache off", ("--cache-capacity",), "HOROVOD_CACHE_CAPACITY")
+        int,
+        Knob("signatures that are remembered; 0 turns the cache off", ("--cache-capacity",), "HOROVOD_CACHE_CAPACITY"),
     ] = 1024
     stall_check: Annotated[
         bool,
@@ -71,6 +74,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             off_flags=("--no-stall-check",),
             horovod="HOROVOD_STALL_CHECK_DISABLE",
             horovod_negates=True,
+            group="stalls",
         ),
     ] = True
     stall_warning_s: Annotated[
@@ -79,6 +83,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "seconds until a stalled collective is reported",
             ("--stall-check-warning-time-seconds",),
             "HOROVOD_STALL_CHECK_TIME_SECONDS",
+            group="stalls",
         ),
     ] = 60.0
     stall_shutdown_s: Annotated[
@@ -87,26 +92,45 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "seconds until a stalled collective raises on every rank",
             ("--stall-check-shutdown-time-seconds",),
             "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
+            group="stalls",
         ),
     ] = 600.0
     start_timeout_s: Annotated[
-        float, Knob("seconds until every rank must have called init()", ("--start-timeout",), "HOROVOD_START_TIMEOUT")
+        float,
+        Knob(
+            "seconds until every rank must have called init()",
+            ("--start-timeout",),
+            "HOROVOD_START_TIMEOUT",
+            group="start and end",
+        ),
     ] = 30.0
     grace_s: Annotated[
-        float, Knob("seconds between TERM and KILL when workers are ended", ("--grace-seconds",))
+        float, Knob("seconds between TERM and KILL when workers are ended", ("--grace-seconds",), group="start and end")
     ] = 5.0
     on_failure: Annotated[
-        OnFailure, Knob("what one failed worker means for the others: end the job, or let them go on", ("--on-failure",))
+        OnFailure,
+        Knob(
+            "what one failed worker means for the others: end the job, or let them go on",
+            ("--on-failure",),
+            group="start and end",
+        ),
     ] = "stop"
     dynamic_process_sets: Annotated[
         bool,
         Knob("allow add_process_set() after init()", ("--dynamic-process-sets",), "HOROVOD_DYNAMIC_PROCESS_SETS"),
     ] = True
     timeline: Annotated[
-        str, Knob("write one Chrome trace of all ranks to this file", ("--timeline", "--timeline-filename"), "HOROVOD_TIMELINE")
+        str,
+        Knob(
+            "write one Chrome trace of all ranks to this file",
+            ("--timeline", "--timeline-filename"),
+            "HOROVOD_TIMELINE",
+            group="what is recorded",
+        ),
     ] = ""
     log_level: Annotated[
-        LogLevel, Knob("least severe message that is logged", ("--log-level",), "HOROVOD_LOG_LEVEL")
+        LogLevel,
+        Knob("least severe message that is logged", ("--log-level",), "HOROVOD_LOG_LEVEL", group="what is recorded"),
     ] = "warning"
 
     @classmethod
@@ -129,13 +153,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         except msgspec.ValidationError as error:
             raise SettingsError(f"a setting has a value it cannot take: {error}") from error
 
-    def to_environment(self) -> dict[str, str]:
-        """The variables that carry every non-default knob to a worker."""
-        default = Settings()
+    def to_environment(self, base: Settings | None = None) -> dict[str, str]:
+        """The variables that make these settings of ``base`` (default: the defaults), for a worker that has ``base``."""
+        base = base or Settings()
         return {
             PREFIX + name.upper(): _text(getattr(self, name))
             for name in KNOBS
-            if getattr(self, name) != getattr(default, name)
+            if getattr(self, name) != getattr(base, name)
         }
 
 
