@@ -1,0 +1,348 @@
+"""Who is ready for what, and in which order all do it: the coordinator of the negotiated lane, without any I/O.
+
+    >>> from farandole.collective import DType
+    >>> negotiation = Negotiation(["a", "a"])
+    >>> entry = Entry(0, "loss", signature=Signature(Kind.ALLREDUCE, [DType.FLOAT32], [[3]]))
+    >>> negotiation.submit(0, [entry], now=0.0), negotiation.undecided
+    ({}, False)
+    >>> negotiation.submit(1, [entry], now=0.1), negotiation.undecided
+    ({}, True)
+    >>> [(delivery.ranks, delivery.order.names) for delivery in negotiation.decide(now=0.1)]
+    [((0, 1), ['loss'])]
+
+A collective is ready when every member of its process set has submitted it or joined, or when it is certain to fail.
+Ready ones wait in one queue for all sets until ``decide`` puts them in the one order that every rank sees its part of;
+what is in the queue together may be fused. Nothing a rank sends can raise here: what cannot be meant is counted in
+``rejected`` or answered with an order that holds an error for that rank alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, final
+
+from farandole.collective import Kind
+from farandole.control.messages import Entry, Order, Signature
+from farandole.runtime.agreement import Plan, malformed, settle, title
+from farandole.runtime.cache import Key, Line, SignatureCache
+from farandole.runtime.process_groups import GLOBAL, ProcessGroups
+from farandole.runtime.proposal import Proposal
+from farandole.runtime.wording import by_saying
+
+CROSSED_AFTER_S = 0.5
+"""Ranks that wait for each other under one name in different process sets this long mean the same collective."""
+
+_NONSENSE = Signature(Kind.BARRIER, [], [])
+_UNCACHED = frozenset({Kind.JOIN, Kind.ADD_SET, Kind.REMOVE_SET})
+
+
+@final
+class Delivery(NamedTuple):
+    """An order, and the ranks it is for."""
+
+    ranks: Sequence[int]
+    order: Order
+
+
+@final
+class Waiting(NamedTuple):
+    """A collective that some ranks are ready for since ``since_s``, and others are not."""
+
+    what: str
+    process_set: int
+    since_s: float
+    ready: tuple[int, ...]
+    missing: tuple[int, ...]
+
+
+@final
+@dataclass(slots=True)
+class _Batch:
+    """What will be one order."""
+
+    proposals: list[Proposal]
+    plans: list[Plan]
+    nbytes: int
+
+
+@final
+class Negotiation:
+    """One generation's coordinator. ``hosts`` are by rank; ``static_sets`` get the ids 1, 2, ... in their order.
+
+    ``submit``, ``leave`` and ``expire`` take in what happens; ``decide`` is to be called when ``undecided`` and nothing
+    else is there to be taken in. Not for several threads. Times are seconds of any one clock.
+    """
+
+    def __init__(
+        self,
+        hosts: Sequence[str],
+        static_sets: Sequence[Sequence[int]] = (),
+        fusion_threshold_bytes: int = 0,
+        cache_capacity: int = 0,
+        dynamic_sets: bool = True,
+    ) -> None:
+        self.groups = ProcessGroups(len(hosts), static_sets, dynamic_sets)
+        self.rejected: Counter[str] = Counter()
+        self.expiry_s: float | None = None
+        """When ``expire`` may find something."""
+        self._hosts = hosts
+        self._fusion_threshold_bytes = fusion_threshold_bytes
+        self._cache = SignatureCache(cache_capacity)
+        self._proposals: dict[Key, Proposal] = {}
+        self._queue: list[Proposal] = []
+        self._join: Proposal | None = None
+        self._left: dict[int, str] = {}
+        self._last: dict[int, Order] = {}
+        self._ordered_s = 0.0
+        self._orders = self._collectives = 0
+
+    # -- taking in ----------------------------------------------------------------------------------------------------
+
+    def submit(self, rank: int, entries: Sequence[Entry], now: float) -> dict[int, list[str]]:
+        """``rank`` is ready for these; returns the names it must submit again in full, by process set."""
+        forgotten: dict[int, list[str]] = {}
+        for entry in entries:
+            key = (entry.process_set, entry.name)
+            if entry.cached >= 0:
+                line = self._cache.find(entry.cached, key)
+                if line is None or rank not in line.signatures:
+                    forgotten.setdefault(entry.process_set, []).append(entry.name)
+                else:
+                    self._enter(rank, key, line.signatures[rank], line, now)
+            elif reason := malformed(entry.signature):
+                self._refuse(rank, key, _NONSENSE, f"rank {rank} submitted what no rank can mean: {reason}")
+            elif entry.signature is not None:
+                self._enter(rank, key, entry.signature, None, now)
+        return forgotten
+
+    def leave(self, rank: int, reason: str) -> None:
+        """``rank`` takes part in nothing from now on; whoever needs it gets an ``AbortError`` with ``reason``."""
+        self._left[rank] = reason
+        for proposal in self._open():
+            self._fail_if_left(proposal)
+
+    def expire(self, now: float) -> None:
+        """Fail the collectives whose ranks wait for each other in different process sets."""
+        self.expiry_s = None
+        by_name: dict[str, list[Proposal]] = {}
+        for proposal in self._proposals.values():
+            due_s = proposal.latest_s + CROSSED_AFTER_S
+            if due_s <= now:
+                by_name.setdefault(proposal.name, []).append(proposal)
+            elif self.expiry_s is None or due_s < self.expiry_s:
+                self.expiry_s = due_s
+        for together in by_name.values():
+            crossed = [one for one in together if any(one.crosses(other) for other in together)]
+            said = {rank: f"process set {one.process_set}" for one in crossed for rank in one.signatures}
+            for one in crossed:
+                differ = f"the ranks differ in the process set: {by_saying(said, self._hosts)}"
+                self._fail(one, f"{one.title}: {differ}", "MismatchError")
+
+    def _enter(self, rank: int, key: Key, signature: Signature, line: Line | None, now: float) -> None:
+        if self._join is not None and rank in self._join.signatures:
+            self._refuse(rank, key, signature, f"rank {rank} has called join(), which has not returned yet")
+            return
+        proposal = self._find(rank, key, signature, line, now)
+        if proposal is None:
+            return
+        proposal.enter(rank, signature, line, now)
+        if signature.kind == Kind.JOIN:
+            self._do_without(rank)
+        if self._left and self._fail_if_left(proposal):
+            return
+        if not proposal.missing:
+            self._make_ready(proposal)
+        elif self.expiry_s is None and len(self.groups) > 1:
+            self.expiry_s = now + CROSSED_AFTER_S
+
+    def _find(self, rank: int, key: Key, signature: Signature, line: Line | None, now: float) -> Proposal | None:
+        """What ``rank`` submits to, begun if need be; ``None`` if it may not."""
+        joining = signature.kind == Kind.JOIN
+        proposal = self._join if joining else self._proposals.get(key)
+        if proposal is not None:
+            if rank in proposal.missing:
+                return proposal
+            if rank in proposal.signatures:
+                self.rejected["names already in flight"] += 1
+                return None
+        members = self.groups.get(key[0])
+        if members is None or rank not in members:
+            self._refuse(rank, key, signature, self._not_a_member(rank, key[0]))
+            return None
+        if signature.kind in _UNCACHED and key[0] != GLOBAL:
+            self._refuse(rank, key, signature, f"{Kind(signature.kind).label} is a matter of all ranks: process set 0")
+            return None
+        missing = set(members)
+        if self._join is not None:
+            missing.difference_update(self._join.signatures)
+        proposal = Proposal(key[0], key[1], members, missing, now, now, line)
+        if joining:
+            self._join = proposal
+        else:
+            self._proposals[key] = proposal
+        return proposal
+
+    def _not_a_member(self, rank: int, process_set: int) -> str:
+        members, own = self.groups.get(process_set), self.groups.of(rank)
+        if members is None:
+            return f"there is no process set {process_set}; rank {rank} is in {own}"
+        return f"rank {rank} is not in process set {process_set}, which is {list(members)}; it is in {own}"
+
+    def _do_without(self, rank: int) -> None:
+        """``rank`` has joined: nothing waits for it any more."""
+        for proposal in list(self._proposals.values()):
+            proposal.missing.discard(rank)
+            if not proposal.missing:
+                self._make_ready(proposal)
+
+    def _make_ready(self, proposal: Proposal) -> None:
+        if proposal is self._join:
+            self._join = None
+            proposal.value = next(reversed(proposal.signatures))
+        else:
+            del self._proposals[proposal.key]
+        self._queue.append(proposal)
+
+    def _fail(self, proposal: Proposal, error: str, error_kind: str) -> None:
+        proposal.error, proposal.error_kind = error, error_kind
+        self._make_ready(proposal)
+
+    def _fail_if_left(self, proposal: Proposal) -> bool:
+        reasons = [reason for rank, reason in self._left.items() if rank in proposal.members]
+        if reasons:
+            self._fail(proposal, f"{proposal.title} cannot happen: {'; '.join(reasons)}", "AbortError")
+        return bool(reasons)
+
+    def _refuse(self, rank: int, key: Key, signature: Signature, reason: str) -> None:
+        """Tell ``rank`` alone that it may not."""
+        self.rejected["submissions that cannot be meant"] += 1
+        refused = Proposal(*key, members=(), missing=set(), since_s=0.0, latest_s=0.0, signatures={rank: signature})
+        refused.error, refused.error_kind = f"{refused.title}: {reason}", "UsageError"
+        self._queue.append(refused)
+
+    def _open(self) -> list[Proposal]:
+        return [*self._proposals.values(), *([self._join] if self._join else [])]
+
+    # -- deciding -----------------------------------------------------------------------------------------------------
+
+    @property
+    def undecided(self) -> bool:
+        """True if ``decide`` has something to order."""
+        return bool(self._queue)
+
+    def decide(self, now: float) -> list[Delivery]:
+        """Put everything that is ready in order, and fuse what fits together."""
+        batches: list[_Batch] = []
+        filling: dict[object, _Batch] = {}
+        for proposal in self._queue:  # grows meanwhile where the end of a process set fails what waited in it
+            plan = self._settle(proposal)
+            fusion = (plan.fusion, *proposal.joined()) if plan.fusion and self._fusion_threshold_bytes else None
+            batch = filling.get(fusion)
+            if batch is not None and batch.nbytes + plan.nbytes <= self._fusion_threshold_bytes:
+                batch.proposals.append(proposal)
+                batch.plans.append(plan)
+                batch.nbytes += plan.nbytes
+                continue
+            batches.append(_Batch([proposal], [plan], plan.nbytes))
+            if fusion is not None:
+                filling[fusion] = batches[-1]
+        self._collectives += len(self._queue)
+        self._queue = []
+        self._ordered_s = now
+        return [self._order(batch.proposals, batch.plans) for batch in batches]
+
+    def _settle(self, proposal: Proposal) -> Plan:
+        """What is to be done, or the error to be raised."""
+        if proposal.error:
+            return Plan(next(iter(proposal.signatures.values())), error=proposal.error, error_kind=proposal.error_kind)
+        first, line = next(iter(proposal.signatures.values())), proposal.line
+        if self.groups.get(proposal.process_set) is None:
+            return Plan(first, error=f"{proposal.title}: the process set was removed", error_kind="UsageError")
+        if line is not None and proposal.by_number == len(proposal.members) and self._cache.touch(line):
+            proposal.number = line.number
+            return line.plan
+        plan = settle(proposal.name, proposal.process_set, proposal.members, proposal.signatures, self._hosts)
+        if plan.error:
+            return plan
+        if proposal.kind in _UNCACHED:
+            return self._change_groups(proposal, plan)
+        if len(proposal.signatures) == len(proposal.members):
+            proposal.number = self._cache.remember(proposal.key, proposal.signatures, plan)
+        return plan
+
+    def _change_groups(self, proposal: Proposal, plan: Plan) -> Plan:
+        """Make or end a process set, where that is what the ranks agreed on."""
+        splits, error = plan.signature.splits, ""
+        if proposal.kind == Kind.ADD_SET:
+            proposal.value, error = self.groups.add(splits)
+        elif proposal.kind == Kind.REMOVE_SET:
+            proposal.value = splits[0] if splits else -1
+            error = self.groups.remove(proposal.value)
+        if error:
+            error = f"{proposal.title}: {error}"
+            return Plan(plan.signature, error=error, error_kind="UsageError")
+        if proposal.kind == Kind.REMOVE_SET:
+            self._cache.forget_set(proposal.value)
+            for orphan in [p for p in self._proposals.values() if p.process_set == proposal.value]:
+                self._fail(orphan, f"{orphan.title}: the process set was removed", "UsageError")
+        return plan
+
+    def _order(self, proposals: list[Proposal], plans: list[Plan]) -> Delivery:
+        first, plan = proposals[0], plans[0]
+        self._orders += 1
+        if plan.error:
+            order = Order(
+                first.process_set, self._orders, first.kind, [first.name], [plan.signature],
+                error=plan.error, error_kind=plan.error_kind,
+            )  # fmt: skip
+            return Delivery(sorted(first.signatures), order)
+        order = Order(
+            first.process_set,
+            self._orders,
+            first.kind,
+            [proposal.name for proposal in proposals],
+            [plan.signature for plan in plans],
+            dims=[plan.dims] if plan.dims else [],
+            splits=[plan.splits] if plan.splits else [],
+            cached=[proposal.number for proposal in proposals],
+            joined=first.joined(),
+            value=first.value,
+        )
+        self._last[first.process_set] = order
+        return Delivery(first.members, order)
+
+    # -- looking ------------------------------------------------------------------------------------------------------
+
+    def waiting(self) -> Iterator[Waiting]:
+        """Everything that some ranks are ready for and others are not, oldest first.
+
+        A join waits by nature; it counts from the last order, since which nothing has moved.
+        """
+        for proposal in self._open():
+            yield Waiting(
+                proposal.title,
+                proposal.process_set,
+                max(proposal.since_s, self._ordered_s) if proposal is self._join else proposal.since_s,
+                tuple(sorted(proposal.signatures)),
+                tuple(sorted(proposal.missing)),
+            )
+
+    def last(self, rank: int) -> str:
+        """The last collective that ``rank`` was ordered to do; "" for none."""
+        orders = [self._last[process_set] for process_set in self.groups.of(rank) if process_set in self._last]
+        if not orders:
+            return ""
+        latest = max(orders, key=lambda order: order.sequence)
+        return title(latest.kind, latest.names[-1], latest.process_set)
+
+    def statistics(self) -> dict[str, int]:
+        """Counters since the generation began."""
+        return {
+            "collectives": self._collectives,
+            "orders": self._orders,
+            "pending": len(self._open()),
+            "rejected": self.rejected.total(),
+            **self._cache.statistics(),
+        }
