@@ -8,7 +8,7 @@ NP ?= 2
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.farandole-installed
 CORE := $(VENV)/.farandole-compiled
-PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP = $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 SOURCES := src benchmarks examples tests docs
 
 NATIVE := $(wildcard CMakeLists.txt native/*.cpp native/*.hpp)

@@ -57,7 +57,7 @@ def file_of(dotted: str) -> Path | None:
 
 
 def imports(path: Path) -> Iterator[tuple[int, Path]]:
-    """Line and file of every module of ours that ``path`` imports, inside functions too, but not for type checkers only."""
+    """Line and file of every module of ours that ``path`` imports, inside functions too; type checkers' excepted."""
     checked_only = {
         id(child)
         for node in ast.walk(tree(path))

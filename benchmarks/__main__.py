@@ -1,0 +1,56 @@
+"""Measure Farandole against what else there is, side by side on this machine.
+
+make bench                                      # everything, about five minutes
+python -m benchmarks --quick                    # less than a minute, to see that it works
+python -m benchmarks --only allreduce,steps     # some sections
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks import allreduce, footprint, negotiated, picture, report, steps
+from benchmarks.measure import Table
+
+SECTIONS: dict[str, Callable[[bool], list[Table]]] = {
+    "allreduce": allreduce.run,
+    "negotiated": negotiated.run,
+    "steps": steps.run,
+    "footprint": footprint.run,
+}
+
+
+def main() -> None:
+    """Run the chosen sections one after the other; print, draw and save."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="fewer sizes and rounds: less than a minute")
+    parser.add_argument(
+        "--only", default=",".join(SECTIONS), help="sections, separated by commas (default: %(default)s)"
+    )
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for bench.json and bench.png")
+    options = parser.parse_args()
+    chosen = options.only.split(",")
+    if unknown := set(chosen) - set(SECTIONS):
+        parser.error(f"no section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
+    console, begin = Console(width=150), time.monotonic()
+    tables: list[Table] = []
+    for name in chosen:
+        for table in SECTIONS[name](options.quick):
+            report.show(table, console)
+            tables.append(table)
+    report.save(tables, options.out / "bench.json")
+    drawn = picture.draw(tables, options.out / "bench.png")
+    reached, asked = report.summary(tables)
+    console.print(f"{reached} of {asked} targets reached, in {time.monotonic() - begin:.0f} s")
+    console.print(
+        f"numbers: {options.out / 'bench.json'}" + (f"   picture: {options.out / 'bench.png'}" if drawn else "")
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""A fleet: N processes of one contender that sleep until they are told what to measure.
+
+    with Fleet("gloo", 2) as gloo, Fleet("mpich", 2) as mpich:
+        gloo.call("reduce", 4096, 100)      # what each rank answered, by rank
+
+All contenders stand ready at once, and the rounds go from one to the next, so that whatever else the machine does meets
+them all alike.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+from multiprocessing.connection import Client, Connection, Listener
+from pathlib import Path
+from types import TracebackType
+from typing import Any, final
+
+ADDRESS, KEY, RANK, SIZE = "BENCH_ADDRESS", "BENCH_KEY", "BENCH_RANK", "BENCH_SIZE"
+ANSWER_S = 120.0
+"""How long a rank may take for one answer."""
+
+
+@final
+class Fleet:
+    """``size`` processes of ``contender``; ``call`` asks them all and returns their answers in rank order."""
+
+    def __init__(self, contender: str, size: int) -> None:
+        self.contender, self.size = contender, size
+        self._folder = tempfile.TemporaryDirectory(prefix="bench-")
+        key = secrets.token_hex(16)
+        address = str(Path(self._folder.name) / "socket")
+        listener = Listener(address, "AF_UNIX", backlog=size, authkey=key.encode())
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", ADDRESS: address, KEY: key, SIZE: str(size)}
+        self._processes = [
+            subprocess.Popen(command, env={**environment, **extra}, stdin=subprocess.DEVNULL)
+            for command, extra in _commands(contender, size)
+        ]
+        connections = {}
+        for _ in range(size):
+            connection = listener.accept()
+            connections[connection.recv()] = connection
+        listener.close()
+        self._ranks: list[Connection] = [connections[rank] for rank in range(size)]
+        self.call("check")
+
+    def call(self, verb: str, *arguments: Any) -> list[Any]:
+        """Every rank's answer to ``verb``; raises with the traceback if one of them raised."""
+        for rank in self._ranks:
+            rank.send((verb, arguments))
+        while True:
+            said = [self._receive(rank) for rank in self._ranks]
+            kinds = {kind for kind, _ in said}
+            if kinds == {"answer"}:
+                return [value for _, value in said]
+            if kinds != {"exchange"}:
+                raise RuntimeError(f"{self.contender}: " + "\n".join(str(v) for k, v in said if k == "error"))
+            for rank in self._ranks:
+                rank.send([value for _, value in said])
+
+    def _receive(self, rank: Connection) -> tuple[str, Any]:
+        if not rank.poll(ANSWER_S):
+            raise TimeoutError(f"{self.contender}: no answer for {ANSWER_S} s")
+        kind, value = rank.recv()
+        return kind, value
+
+    def close(self) -> None:
+        """End the processes."""
+        for rank in self._ranks:
+            rank.send(("stop", ()))
+            rank.close()
+        for process in self._processes:
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._folder.cleanup()
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+def _commands(contender: str, size: int) -> list[tuple[list[str], dict[str, str]]]:
+    """The processes to start: one per rank, or one MPI launcher for all."""
+    rank = [sys.executable, "-m", "benchmarks.rank", contender]
+    bin_, lib = Path(sys.prefix) / "bin", Path(sys.prefix) / "lib"
+    if contender == "mpich":
+        return [([str(bin_ / "mpiexec.hydra"), "-n", str(size), *rank], {"MPI4PY_LIBMPI": str(lib / "libmpi.so.12")})]
+    if contender == "openmpi":
+        crowded = size > (os.cpu_count() or 1)
+        how = ["--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"] if crowded else []
+        launcher = [str(bin_ / "prterun"), "--personality", "ompi", "--allow-run-as-root", *how, "-n", str(size)]
+        return [([*launcher, *rank], {"MPI4PY_LIBMPI": str(lib / "libmpi.so.40")})]
+    return [(rank, {RANK: str(place)}) for place in range(size)]
+
+
+def connect(rank: int) -> Connection:
+    """The rank's end of the line."""
+    connection = Client(os.environ[ADDRESS], "AF_UNIX", authkey=os.environ[KEY].encode())
+    connection.send(rank)
+    return connection

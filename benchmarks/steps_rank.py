@@ -1,0 +1,70 @@
+"""One rank of the step benchmark: the same network without communication, under DDP and under Farandole, in rounds."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import farandole.torch as hvd
+from benchmarks.models import Task, make
+from benchmarks.steppers import STEPPERS, Step, connect_gloo, farandole
+
+
+def timed(step: Step, times: int) -> float:
+    """Milliseconds per step, after all ranks have come."""
+    hvd.barrier()
+    step()
+    begin = time.perf_counter()
+    for _ in range(times):
+        step()
+    return (time.perf_counter() - begin) / times * 1e3
+
+
+def compare(task: Task, rounds: int, seconds: float) -> dict[str, list[float]]:
+    """Rounds of each contender in turn."""
+    steps = {name: make_step(copy.deepcopy(task)) for name, make_step in STEPPERS.items()}
+    slowest = torch.tensor(max(timed(step, 3) for step in steps.values()))
+    slowest = hvd.allreduce(slowest, name="slowest", op=hvd.Max)
+    times = max(3, int(seconds / (float(slowest) / 1e3)))
+    taken: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(rounds):
+        for name, step in steps.items():
+            taken[name].append(timed(step, times))
+    return taken
+
+
+def with_timeline(task: Task, rounds: int, seconds: float, path: Path) -> dict[str, list[float]]:
+    """Rounds with the timeline off and on."""
+    step = farandole(task)
+    slowest = hvd.allreduce(torch.tensor(timed(step, 5)), name="slowest", op=hvd.Max)
+    times = max(5, int(seconds / (float(slowest) / 1e3)))
+    taken: dict[str, list[float]] = {"off": [], "on": []}
+    for round_ in range(rounds):
+        taken["off"].append(timed(step, times))
+        hvd.start_timeline(str(path.with_name(f"timeline-{round_}.json")))
+        taken["on"].append(timed(step, times))
+        hvd.stop_timeline()
+    return taken
+
+
+def main() -> None:
+    """``RESULT ROUNDS SECONDS``."""
+    result, rounds, seconds = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+    hvd.init()
+    torch.set_num_threads(1)
+    connect_gloo(result.with_name("store"), hvd.rank(), hvd.size())
+    measured = {name: compare(make(name), rounds, seconds) for name in ("large", "tiny", "cnn")}
+    measured["timeline"] = with_timeline(make("cnn"), rounds, seconds, result)
+    if hvd.rank() == 0:
+        result.write_text(json.dumps(measured))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
