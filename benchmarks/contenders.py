@@ -66,8 +66,8 @@ class ShmMemory(Shm):
         """Make an engine and its memory."""
         super().open()
         self.memory = self.engine.allocate(LARGEST_BYTES)
-        raw = (ctypes.c_float * (LARGEST_BYTES // 4)).from_address(self.memory.address)
-        self.data = np.frombuffer(raw, np.float32)
+        first = ctypes.cast(self.memory.address, ctypes.POINTER(ctypes.c_float))
+        self.data = np.ctypeslib.as_array(first, (LARGEST_BYTES // 4,))
 
 
 @final
