@@ -1,0 +1,61 @@
+"""Write the parts of the reference that the code already says: `python docs/generate.py` (a test checks it was run).
+
+Between ``<!-- generated: NAME -->`` and ``<!-- end -->`` in a page stands what the function NAME of this file returns.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from farandole import errors
+from farandole.settings import KNOBS, PREFIX, Settings
+
+DOCS = Path(__file__).resolve().parent
+MARK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def settings() -> str:
+    """Every knob: its names, its default, what it does."""
+    rows = ["| name | command line | environment | default | what |", "|---|---|---|---|---|"]
+    for name, knob in KNOBS.items():
+        default = getattr(Settings(), name)
+        shown = str(default).lower() if isinstance(default, bool) else str(default)
+        variables = [PREFIX + name.upper(), *([knob.horovod] if knob.horovod else [])]
+        flags = _code([*knob.flags, *knob.off_flags])
+        rows.append(f"| `{name}` | {flags} | {_code(variables)} | {f'`{shown}`' if shown else 'none'} | {knob.help} |")
+    return "\n".join(rows)
+
+
+def error_tree() -> str:
+    """The tree that the module of errors draws."""
+    drawn = (errors.__doc__ or "").split("\n\n")[1]
+    return "```text\n" + "\n".join(line.removeprefix("    ") for line in drawn.splitlines()) + "\n```"
+
+
+def _code(words: list[str]) -> str:
+    return "<br>".join(f"`{word}`" for word in words)
+
+
+GENERATORS: dict[str, Callable[[], str]] = {"settings": settings, "error_tree": error_tree}
+
+
+def filled(page: str) -> str:
+    """The page with its generated parts made anew."""
+    return MARK.sub(lambda match: f"{match[1]}{GENERATORS[match[2]]()}\n{match[3]}", page)
+
+
+def main() -> None:
+    """Rewrite the pages that are out of date."""
+    for path in sorted(DOCS.rglob("*.md")):
+        before = path.read_text()
+        after = filled(before)
+        if after != before:
+            path.write_text(after)
+            sys.stdout.write(f"wrote {path}\n")
+
+
+if __name__ == "__main__":
+    main()
