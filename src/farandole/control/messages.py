@@ -1,7 +1,7 @@
 """Every message of the control plane, as typed structs; ``encode`` and ``decode`` are the only way on and off the wire.
 
-    >>> decode(encode(Leave(generation=3)))
-    Leave(generation=3)
+>>> decode(encode(Leave(generation=3)))
+Leave(generation=3, reason='')
 """
 
 from __future__ import annotations
@@ -97,9 +97,13 @@ class Submit(Message, frozen=True):
 
 @final
 class Leave(Message, frozen=True):
-    """I called ``shutdown()``; the generation ends for the others when they next need me."""
+    """I called ``shutdown()``; the generation ends for the others when they next need me.
+
+    With a ``reason`` I could not go on in the middle of a collective, and it ends for all at once: they wait for me there.
+    """
 
     generation: int
+    reason: str = ""
 
 
 @final
