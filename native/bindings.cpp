@@ -1,14 +1,20 @@
 // The Python face of the native core, module `farandole._native`. Memory arrives as plain addresses.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstring>
+#include <string>
 #include <tuple>
+#include <vector>
 #include <vector>
 
 #include "dtype.hpp"
 #include "elementwise.hpp"
+#include "endpoint.hpp"
 #include "reduce.hpp"
 
 namespace nb = nanobind;
@@ -90,8 +96,133 @@ void bind_kernels(nb::module_& m) {
           "a"_a, "b"_a, "out"_a, "count"_a, "dtype"_a, "ca"_a, "cb"_a);
 }
 
+// Errors of the core become Farandole's; this table is the only place that knows both.
+void translate(const std::exception_ptr& caught, void*) {
+    auto raise = [](const char* name, const char* text) {
+        PyErr_SetString(nb::module_::import_("farandole.errors").attr(name).ptr(), text);
+    };
+    try {
+        std::rethrow_exception(caught);
+    } catch (const Mismatch& error) {
+        raise("MismatchError", error.what());
+    } catch (const Stalled& error) {
+        raise("StallError", error.what());
+    } catch (const Aborted& error) {
+        raise("AbortError", error.what());
+    } catch (const Failure& error) {
+        raise("EngineError", error.what());
+    } catch (const Unsupported& error) {
+        raise("UnsupportedError", error.what());
+    }
+}
+
+// Python's own signal handlers run while a collective waits; one that raises ends the collective.
+bool signal_raised(void*) {
+    nb::gil_scoped_acquire held;
+    return PyErr_CheckSignals() != 0;
+}
+
+// A collective without the GIL. `Interrupted` means that Python has an exception waiting.
+template <class F>
+auto wait_for(F&& f) {
+    try {
+        nb::gil_scoped_release released;
+        return f();
+    } catch (const Interrupted&) {
+        throw nb::python_error();
+    }
+}
+
+Exchange exchange_of(const nb::callable& exchange) {
+    return [exchange](const std::string& mine) {
+        std::vector<std::string> all;
+        for (nb::handle each : exchange(nb::bytes(mine.data(), mine.size()))) {
+            const auto bytes = nb::cast<nb::bytes>(each);
+            all.emplace_back(bytes.c_str(), bytes.size());
+        }
+        return all;
+    };
+}
+
+Array array_of(std::uintptr_t address, std::size_t count, int dtype) { return {at(address), count, dtype_of(dtype)}; }
+
+void bind_endpoint(nb::module_& m) {
+    nb::class_<Region>(m, "Region")
+        .def_prop_ro("address", [](const Region& self) { return reinterpret_cast<std::uintptr_t>(self.data()); })
+        .def_prop_ro("nbytes", &Region::nbytes);
+
+    nb::class_<Endpoint>(m, "Endpoint")
+        .def("__init__",
+             [](Endpoint* self, int place, std::vector<std::string> names, std::string label, double deadline_s, double spin_s,
+                std::size_t chunk_bytes, const nb::callable& exchange) {
+                 GroupOptions options;
+                 options.place = place;
+                 options.names = std::move(names);
+                 options.label = std::move(label);
+                 options.deadline_ns = static_cast<std::int64_t>(deadline_s * second_ns);
+                 options.spin_ns = static_cast<std::int64_t>(spin_s * second_ns);
+                 options.chunk_bytes = chunk_bytes;
+                 options.interrupt = {signal_raised, nullptr};
+                 new (self) Endpoint(options, exchange_of(exchange));
+             },
+             "place"_a, "names"_a, "label"_a, "deadline_s"_a, "spin_s"_a, "chunk_bytes"_a, "exchange"_a)
+        .def("allocate", [](Endpoint& self, std::size_t nbytes) { return wait_for([&] { return self.allocate(nbytes); }); }, "nbytes"_a)
+        .def("allreduce",
+             [](Endpoint& self, std::uintptr_t address, std::size_t count, int dtype, int op, double prescale, double postscale) {
+                 const Array array = array_of(address, count, dtype);
+                 const Combine combine{op_of(op), prescale, postscale};
+                 wait_for([&] { self.allreduce(array, combine); });
+             },
+             "address"_a, "count"_a, "dtype"_a, "op"_a, "prescale"_a, "postscale"_a)
+        .def("allgather",
+             [](Endpoint& self, std::uintptr_t send, std::uintptr_t recv, int dtype, const Counts& counts) {
+                 wait_for([&] { self.allgather(at(send), at(recv), dtype_of(dtype), counts); });
+             },
+             "send"_a, "recv"_a, "dtype"_a, "counts"_a)
+        .def("broadcast",
+             [](Endpoint& self, std::uintptr_t address, std::size_t count, int dtype, int root) {
+                 const Array array = array_of(address, count, dtype);
+                 wait_for([&] { self.broadcast(array, root); });
+             },
+             "address"_a, "count"_a, "dtype"_a, "root"_a)
+        .def("alltoall",
+             [](Endpoint& self, std::uintptr_t send, const Counts& send_counts, std::uintptr_t recv, const Counts& recv_counts, int dtype) {
+                 wait_for([&] { self.alltoall(at(send), send_counts, at(recv), recv_counts, dtype_of(dtype)); });
+             },
+             "send"_a, "send_counts"_a, "recv"_a, "recv_counts"_a, "dtype"_a)
+        .def("reducescatter",
+             [](Endpoint& self, std::uintptr_t send, std::uintptr_t recv, int dtype, const Counts& counts, int op, double prescale,
+                double postscale) {
+                 const Combine combine{op_of(op), prescale, postscale};
+                 wait_for([&] { self.reducescatter(at(send), at(recv), dtype_of(dtype), counts, combine); });
+             },
+             "send"_a, "recv"_a, "dtype"_a, "counts"_a, "op"_a, "prescale"_a, "postscale"_a)
+        .def("gather",
+             [](Endpoint& self, const nb::bytes& payload) {
+                 const std::string mine(payload.c_str(), payload.size());
+                 nb::list all;
+                 for (const std::string& each : wait_for([&] { return self.gather(mine); })) all.append(nb::bytes(each.data(), each.size()));
+                 return all;
+             },
+             "payload"_a)
+        .def("barrier", [](Endpoint& self) { wait_for([&] { self.barrier(); }); })
+        .def("abort", [](Endpoint& self, const std::string& reason) { self.abort(reason); }, "reason"_a)
+        .def("close", [](Endpoint& self) { wait_for([&] { self.close(); }); })
+        .def("statistics", [](Endpoint& self) {
+            const Statistics now = self.statistics();
+            nb::dict all;
+            all["collectives"] = now.collectives;
+            all["bytes"] = now.bytes;
+            all["in_place"] = now.in_place;
+            all["sleeps"] = now.sleeps;
+            return all;
+        });
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
+    nb::register_exception_translator(translate);
     bind_kernels(m);
+    bind_endpoint(m);
 }

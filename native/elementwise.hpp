@@ -82,9 +82,13 @@ inline void fill(std::byte* address, std::size_t count, DType dtype, double valu
 inline void fill_identity(std::byte* address, std::size_t count, DType dtype, Op op) {
     require_served(dtype, op);
     constexpr double infinity = std::numeric_limits<double>::infinity();
-    const bool all = dtype == DType::boolean && op == Op::average;
-    const double value = op == Op::min ? infinity : op == Op::max ? -infinity : op == Op::product || all ? 1.0 : 0.0;
-    fill(address, count, dtype, value);
+    const bool boolean = dtype == DType::boolean;
+    switch (op) {
+        case Op::min: return fill(address, count, dtype, infinity);
+        case Op::max: return fill(address, count, dtype, boolean ? 0.0 : -infinity);
+        case Op::product: return fill(address, count, dtype, 1.0);
+        default: return fill(address, count, dtype, boolean && op == Op::average ? 1.0 : 0.0);
+    }
 }
 
 // Sums of products in float64, by which Adasum weighs two gradients.

@@ -3,6 +3,9 @@
 All functions raise ``ValueError`` for a dtype or reduction they do not serve; large ones release the GIL.
 """
 
+from collections.abc import Callable, Sequence
+from typing import final
+
 def copy(dst: int, src: int, nbytes: int) -> None:
     """Copy ``nbytes`` bytes; the two places may overlap."""
 
@@ -35,3 +38,67 @@ def adasum_dots(a: int, b: int, count: int, dtype: int) -> tuple[float, float, f
 
 def adasum_combine(a: int, b: int, out: int, count: int, dtype: int, ca: float, cb: float) -> None:
     """``out[i] = ca * a[i] + cb * b[i]``, computed in float64 and rounded once; ``out`` may be ``a`` or ``b``."""
+
+@final
+class Region:
+    """Engine memory of one member, mapped by all. Alive as long as it is referenced, also after ``Endpoint.close``."""
+
+    @property
+    def address(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
+@final
+class Endpoint:
+    """A member's end of a group in shared memory.
+
+    Making one is collective: ``exchange`` is an all-gather among the members. Collectives raise ``MismatchError``,
+    ``StallError``, ``AbortError`` or ``EngineError``, and run Python's signal handlers while they wait.
+    """
+
+    def __init__(
+        self,
+        place: int,
+        names: Sequence[str],
+        label: str,
+        deadline_s: float,
+        spin_s: float,
+        chunk_bytes: int,
+        exchange: Callable[[bytes], list[bytes]],
+    ) -> None:
+        """Join as member ``place``; waits watch for ``spin_s`` before they sleep, large arrays are cut in ``chunk_bytes``."""
+
+    def allocate(self, nbytes: int) -> Region:
+        """Make zeroed engine memory on every member."""
+
+    def allreduce(self, address: int, count: int, dtype: int, op: int, prescale: float, postscale: float) -> None:
+        """Reduce in place; without copying if every member's array lies in the same region."""
+
+    def allgather(self, send: int, recv: int, dtype: int, counts: Sequence[int]) -> None:
+        """Concatenate ``counts[i]`` elements of each member ``i`` in ``recv``."""
+
+    def broadcast(self, address: int, count: int, dtype: int, root: int) -> None:
+        """Copy the array of member ``root`` to all."""
+
+    def alltoall(self, send: int, send_counts: Sequence[int], recv: int, recv_counts: Sequence[int], dtype: int) -> None:
+        """Send consecutive parts of ``send`` to each member."""
+
+    def reducescatter(
+        self, send: int, recv: int, dtype: int, counts: Sequence[int], op: int, prescale: float, postscale: float
+    ) -> None:
+        """Reduce everybody's ``send`` and keep part ``place`` of it in ``recv``."""
+
+    def gather(self, payload: bytes) -> list[bytes]:
+        """All-gather a few bytes; lengths may differ."""
+
+    def barrier(self) -> None:
+        """Return when every member has come."""
+
+    def abort(self, reason: str) -> None:
+        """End the group for all members; from any thread."""
+
+    def close(self) -> None:
+        """Give everything back; from any thread."""
+
+    def statistics(self) -> dict[str, int]:
+        """``collectives``, ``bytes``, ``in_place`` and ``sleeps`` so far."""

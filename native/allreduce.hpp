@@ -1,0 +1,165 @@
+// Allreduce, three ways that give the same bits:
+//
+//   small      everybody stages its whole array and reduces everything itself: one barrier
+//   in place   member r reduces slice r over all members' engine memory and stores it to all: two barriers
+//   staged     chunk by chunk, slices for the others are copied in, reduced by their owner, and results copied out
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+
+#include "communicator.hpp"
+#include "reduce.hpp"
+#include "region.hpp"
+#include "steps.hpp"
+
+namespace farandole {
+
+// Up to this size one barrier less is worth reducing everything on every member.
+constexpr std::size_t small_allreduce_bytes = 8192;
+
+struct Array {
+    std::byte* address;
+    std::size_t count;
+    DType dtype;
+
+    std::size_t nbytes() const { return count * itemsize(dtype); }
+    std::byte* at(std::size_t element) const { return address + element * itemsize(dtype); }
+};
+
+struct Combine {
+    Op op = Op::sum;
+    double prescale = 1.0;
+    double postscale = 1.0;
+
+    Scaling scaling(int members) const { return {prescale, postscale, op == Op::average ? members : 1}; }
+};
+
+inline Signature reduction_signature(Verb verb, const Array& array, const Combine& combine) {
+    Signature signature;
+    signature.verb = verb;
+    signature.dtype = array.dtype;
+    signature.op = combine.op;
+    signature.count = array.count;
+    signature.prescale = combine.prescale;
+    signature.postscale = combine.postscale;
+    return signature;
+}
+
+class Allreduce {
+public:
+    // `region` is the engine memory that `array` lies in, if any.
+    Allreduce(Communicator& group, Array array, Combine combine, const Region* region)
+        : group_(group), array_(array), combine_(combine), region_(region), item_(itemsize(array.dtype)) {
+        signature_ = reduction_signature(Verb::allreduce, array, combine);
+        if (region != nullptr) {
+            signature_.region = region->number();
+            signature_.offset = static_cast<std::uint64_t>(array.address - region->data());
+        }
+        chunk_ = group.options().chunk_bytes / item_;
+    }
+
+    void run() {
+        require_served(array_.dtype, combine_.op);
+        group_.count_bytes(array_.nbytes());
+        if (array_.nbytes() <= small_allreduce_bytes) return small();
+        if (region_ == nullptr) stage(0);
+        group_.open(signature_);
+        int apart = 0;
+        for (int member = 0; member < group_.size(); ++member) apart += signature_of(member).region == 0;
+        if (apart == 0 && same_region()) return in_place();
+        if (apart < group_.size()) {  // some did not stage: all of them begin again
+            stage(0);
+            group_.next_epoch();
+        }
+        staged();
+    }
+
+private:
+    const Signature& signature_of(int member) const { return group_.theirs(member).signature; }
+
+    bool same_region() const {
+        for (int member = 0; member < group_.size(); ++member) {
+            if (signature_of(member).region != signature_.region) return false;
+        }
+        return true;
+    }
+
+    void reduce_to(const std::byte* const* sources, std::byte* const* targets, int target_count, std::size_t count) const {
+        reduce({sources, group_.size(), targets, target_count, count, combine_.scaling(group_.size())}, array_.dtype, combine_.op);
+    }
+
+    void small() {
+        copy_bytes(group_.mine().contributions, array_.address, array_.nbytes());
+        group_.open(signature_);
+        const std::byte* sources[max_members];
+        for (int member = 0; member < group_.size(); ++member) sources[member] = group_.theirs(member).contributions;
+        reduce_to(sources, &array_.address, 1, array_.count);
+    }
+
+    void in_place() {
+        group_.count_in_place();
+        const Slices slices(array_.count, group_.size(), item_);
+        std::byte* places[max_members];
+        for (int member = 0; member < group_.size(); ++member) {
+            places[member] = region_->base(member) + signature_of(member).offset + slices.start(group_.place()) * item_;
+        }
+        reduce_to(places, places, group_.size(), slices.size(group_.place()));
+        group_.next_epoch();
+    }
+
+    // Between two barriers: stage step k, reduce step k - 1, collect step k - 2. Step 0 is staged already.
+    void staged() {
+        const std::size_t steps = ceil_div(array_.count, chunk_);
+        for (std::size_t k = 1; k < steps + 2; ++k) {
+            if (k < steps) stage(k);
+            if (k <= steps) reduce_own(k - 1);
+            if (k >= 2) collect(k - 2);
+            if (k <= steps) group_.next_epoch();
+        }
+    }
+
+    std::size_t start(std::size_t k) const { return k * chunk_; }
+    Slices slices(std::size_t k) const {
+        return Slices(std::min(chunk_, array_.count - start(k)), group_.size(), item_);
+    }
+
+    // Copy in what the others reduce.
+    void stage(std::size_t k) {
+        const Slices cut = slices(k);
+        std::byte* stage = group_.mine().contributions;
+        const std::size_t before = cut.start(group_.place()), after = cut.start(group_.place() + 1);
+        copy_bytes(stage, array_.at(start(k)), before * item_);
+        copy_bytes(stage + after * item_, array_.at(start(k) + after), (cut.start(group_.size()) - after) * item_);
+    }
+
+    void reduce_own(std::size_t k) {
+        const Slices cut = slices(k);
+        const std::size_t first = cut.start(group_.place());
+        std::byte* own = array_.at(start(k) + first);
+        const std::byte* sources[max_members];
+        for (int member = 0; member < group_.size(); ++member) {
+            sources[member] = member == group_.place() ? own : group_.theirs(member).contributions + first * item_;
+        }
+        std::byte* targets[] = {own, group_.mine().results};
+        reduce_to(sources, targets, 2, cut.size(group_.place()));
+    }
+
+    void collect(std::size_t k) {
+        const Slices cut = slices(k);
+        for (int member = 0; member < group_.size(); ++member) {
+            if (member == group_.place()) continue;
+            copy_bytes(array_.at(start(k) + cut.start(member)), group_.theirs(member).results, cut.size(member) * item_);
+        }
+    }
+
+    Communicator& group_;
+    Array array_;
+    Combine combine_;
+    const Region* region_;
+    std::size_t item_;
+    std::size_t chunk_;
+    Signature signature_;
+};
+
+}  // namespace farandole

@@ -1,0 +1,146 @@
+// A barrier between processes that can be aborted, in three words of shared memory.
+//
+//   arrived   how many members have come to the current phase
+//   word      number of the phase; its high bit says that the group was aborted, for good
+//   sleepers  how many members sleep on `word`, so that nobody calls the kernel to wake nobody
+//
+// The last to arrive resets `arrived`, moves `word` on and wakes the sleepers. A waiter leaves when `word` shows another phase
+// (even if aborted meanwhile: everybody did come) or the abort bit. tests/native/test_barrier_model.py explores every
+// interleaving of this protocol.
+#pragma once
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+#include <limits>
+
+namespace farandole {
+
+constexpr std::int64_t second_ns = 1'000'000'000;
+
+inline std::int64_t now_ns() {
+    timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * second_ns + t.tv_nsec;
+}
+
+// Counter and phase lie on different cache lines: members that arrive do not disturb those that watch.
+struct BarrierWords {
+    alignas(64) std::atomic<std::uint32_t> arrived;
+    alignas(64) std::atomic<std::uint32_t> word;
+    std::atomic<std::uint32_t> sleepers;
+};
+static_assert(std::atomic<std::uint32_t>::is_always_lock_free && sizeof(std::atomic<std::uint32_t>) == 4);
+
+enum class Wait { passed, aborted, late, interrupted };
+
+// Asked when a signal has come: true ends the wait.
+struct Interrupt {
+    bool (*asked)(void*) = nullptr;
+    void* context = nullptr;
+    bool operator()() const { return asked != nullptr && asked(context); }
+};
+
+class Barrier {
+public:
+    // `spin_ns` is how long a waiter watches before it sleeps: 0 where members outnumber the processors.
+    Barrier(BarrierWords& words, std::uint32_t members, std::int64_t spin_ns)
+        : words_(words), members_(members), spin_ns_(spin_ns) {}
+
+    Wait wait(std::int64_t deadline_ns, Interrupt interrupt = {}) {
+        const std::uint32_t phase = words_.word.load(std::memory_order_acquire);
+        if (phase & abort_bit) return Wait::aborted;
+        if (words_.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == members_) return release(phase);
+        if (spin(phase)) return left(phase);
+        return sleep(phase, deadline_ns, interrupt);
+    }
+
+    void abort() {
+        words_.word.fetch_or(abort_bit, std::memory_order_seq_cst);
+        wake();
+    }
+
+    bool aborted() const { return words_.word.load(std::memory_order_acquire) & abort_bit; }
+
+    // How often this member slept.
+    std::uint64_t sleeps() const { return sleeps_; }
+
+private:
+    static constexpr std::uint32_t abort_bit = 0x80000000u;
+
+    Wait release(std::uint32_t phase) {
+        words_.arrived.store(0, std::memory_order_relaxed);
+        std::uint32_t expected = phase;
+        if (!words_.word.compare_exchange_strong(expected, (phase + 1) & ~abort_bit, std::memory_order_seq_cst)) {
+            return Wait::aborted;
+        }
+        if (words_.sleepers.load(std::memory_order_seq_cst) != 0) wake();
+        return Wait::passed;
+    }
+
+    // Why `word` is no longer `phase`.
+    Wait left(std::uint32_t phase) const {
+        const bool moved = (words_.word.load(std::memory_order_acquire) & ~abort_bit) != phase;
+        return moved ? Wait::passed : Wait::aborted;
+    }
+
+    bool spin(std::uint32_t phase) const {
+        if (spin_ns_ == 0) return false;
+        const std::int64_t end = now_ns() + spin_ns_;
+        do {
+            for (int i = 0; i < 32; ++i) {
+                if (words_.word.load(std::memory_order_acquire) != phase) return true;
+                pause();
+            }
+        } while (now_ns() < end);
+        return false;
+    }
+
+    Wait sleep(std::uint32_t phase, std::int64_t deadline_ns, Interrupt interrupt) {
+        const timespec deadline = {deadline_ns / second_ns, deadline_ns % second_ns};
+        ++sleeps_;
+        // Sequentially consistent with release() and abort(): either they see this sleeper, or it sees their word.
+        words_.sleepers.fetch_add(1, std::memory_order_seq_cst);
+        Wait outcome = Wait::passed;
+        while (true) {
+            if (words_.word.load(std::memory_order_seq_cst) != phase) {
+                outcome = left(phase);
+                break;
+            }
+            const long rc = syscall(SYS_futex, &words_.word, FUTEX_WAIT_BITSET, phase, &deadline, nullptr, FUTEX_BITSET_MATCH_ANY);
+            const int error = rc == 0 ? 0 : errno;
+            if (error == EINTR && interrupt()) {
+                outcome = Wait::interrupted;
+                break;
+            }
+            if (error == ETIMEDOUT && words_.word.load(std::memory_order_seq_cst) == phase) {
+                outcome = Wait::late;
+                break;
+            }
+        }
+        words_.sleepers.fetch_sub(1, std::memory_order_relaxed);
+        return outcome;
+    }
+
+    void wake() { syscall(SYS_futex, &words_.word, FUTEX_WAKE, std::numeric_limits<int>::max(), nullptr, nullptr, 0); }
+
+    static void pause() {
+#if defined(__x86_64__)
+        __builtin_ia32_pause();
+#elif defined(__aarch64__)
+        asm volatile("isb" ::: "memory");
+#endif
+    }
+
+    BarrierWords& words_;
+    std::uint32_t members_;
+    std::int64_t spin_ns_;
+    std::uint64_t sleeps_ = 0;
+};
+
+}  // namespace farandole

@@ -1,0 +1,67 @@
+// How arrays are cut: slices for the members, steps for the staging.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+
+#include "station.hpp"
+
+namespace farandole {
+
+// memcpy that takes the null address of an empty array.
+inline void copy_bytes(std::byte* to, const std::byte* from, std::size_t nbytes) {
+    if (nbytes != 0) std::memcpy(to, from, nbytes);
+}
+
+constexpr std::size_t ceil_div(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
+
+// `count` elements cut in one contiguous slice for each of `parts` members; inner bounds lie on cache lines of the array.
+class Slices {
+public:
+    Slices(std::size_t count, int parts, std::size_t itemsize) : count_(count) {
+        const std::size_t line = std::max<std::size_t>(1, line_bytes / itemsize);
+        each_ = ceil_div(ceil_div(count, static_cast<std::size_t>(parts)), line) * line;
+    }
+    std::size_t start(int part) const { return std::min(count_, each_ * static_cast<std::size_t>(part)); }
+    std::size_t size(int part) const { return start(part + 1) - start(part); }
+
+private:
+    std::size_t count_;
+    std::size_t each_;
+};
+
+// The staging area cut in one lane for each of `parts` members, in elements.
+class Lanes {
+public:
+    Lanes(int parts, std::size_t itemsize)
+        : bytes_(stage_bytes / static_cast<std::size_t>(parts) / line_bytes * line_bytes), capacity_(bytes_ / itemsize) {}
+
+    std::size_t capacity() const { return capacity_; }
+    std::size_t steps(std::size_t count) const { return ceil_div(count, capacity_); }
+    std::size_t offset(int part) const { return bytes_ * static_cast<std::size_t>(part); }
+
+    // The elements of step `k` of an array of `count`: first and how many.
+    std::size_t start(std::size_t k, std::size_t count) const { return std::min(count, k * capacity_); }
+    std::size_t size(std::size_t k, std::size_t count) const { return start(k + 1, count) - start(k, count); }
+
+private:
+    std::size_t bytes_;
+    std::size_t capacity_;
+};
+
+// Stage step k while the others' step k - 1 is collected; one barrier for each step. `open` is the first barrier, and only
+// after it `steps` is asked for: members may learn from one another how many there are.
+template <class Stage, class Open, class Steps, class Collect, class Sync>
+void exchange_steps(Stage stage, Open open, Steps steps, Collect collect, Sync sync) {
+    stage(0);
+    open();
+    const std::size_t last = steps();
+    for (std::size_t k = 1; k <= last; ++k) {
+        if (k < last) stage(k);
+        collect(k - 1);
+        if (k < last) sync();
+    }
+}
+
+}  // namespace farandole

@@ -1,0 +1,96 @@
+"""The embedded default inside a host: shared memory and futexes, in the native core.
+
+engine = ShmEngine(group, exchange)
+memory = engine.allocate(64 * 2**20)          # arrays in it are reduced without copying
+engine.allreduce(memory.array(DType.FLOAT32), ReduceOp.AVERAGE)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import ClassVar, final
+
+from farandole import _native
+from farandole.collective import Array, ReduceOp
+from farandole.engines.engine import Engine, Exchange, Group, Memory
+from farandole.errors import UnsupportedError
+
+MOST_MEMBERS = 64
+
+_SPIN_S = 50e-6
+"""About what putting a thread to sleep and waking it costs: waiting longer awake cannot pay."""
+
+_CHUNK_BYTES = 256 * 1024
+
+
+@final
+class ShmEngine(Engine):
+    """Collectives in memory that all members map; for 1 to 64 members on one host.
+
+    Creating one is collective: every member of ``group`` calls it with an ``exchange`` among them. Raises ``EngineError`` on
+    every member if one of them cannot share memory.
+    """
+
+    name: ClassVar[str] = "shm"
+
+    def __init__(self, group: Group, exchange: Exchange) -> None:
+        if group.size > MOST_MEMBERS:
+            raise UnsupportedError(
+                f"engine shm connects at most {MOST_MEMBERS} ranks of one host, {group.label} has {group.size}: use --engine gloo"
+            )
+        self.group = group
+        spare_core = group.size <= len(os.sched_getaffinity(0))
+        self._endpoint = _native.Endpoint(
+            group.rank,
+            [group.name(place) for place in range(group.size)],
+            group.label,
+            group.deadline_s,
+            _SPIN_S if spare_core else 0.0,
+            _CHUNK_BYTES,
+            exchange,
+        )
+
+    def allocate(self, nbytes: int) -> Memory:
+        region = self._endpoint.allocate(nbytes)
+        return Memory(region.address, nbytes, region)
+
+    def allreduce(self, array: Array, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0) -> None:
+        self._endpoint.allreduce(array.address, array.count, array.dtype, op, prescale, postscale)
+
+    def allgather(self, send: Array, recv: Array, counts: Sequence[int]) -> None:
+        self._endpoint.allgather(send.address, recv.address, send.dtype, counts)
+
+    def broadcast(self, array: Array, root: int) -> None:
+        self._endpoint.broadcast(array.address, array.count, array.dtype, root)
+
+    def alltoall(self, send: Array, send_counts: Sequence[int], recv: Array, recv_counts: Sequence[int]) -> None:
+        self._endpoint.alltoall(send.address, send_counts, recv.address, recv_counts, send.dtype)
+
+    def reducescatter(
+        self,
+        send: Array,
+        recv: Array,
+        counts: Sequence[int],
+        op: ReduceOp,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> None:
+        self._endpoint.reducescatter(send.address, recv.address, send.dtype, counts, op, prescale, postscale)
+
+    def barrier(self) -> None:
+        self._endpoint.barrier()
+
+    def gather_small(self, payload: bytes) -> list[bytes]:
+        if len(payload) > 64:
+            raise ValueError(f"gather_small carries at most 64 bytes, got {len(payload)}")
+        return self._endpoint.gather(payload)
+
+    def abort(self, reason: str) -> None:
+        self._endpoint.abort(reason)
+
+    def close(self) -> None:
+        self._endpoint.close()
+
+    def statistics(self) -> dict[str, int | float | str]:
+        return {**super().statistics(), **self._endpoint.statistics()}
