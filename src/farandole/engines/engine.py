@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias, final
 
 from farandole.collective import Array, DType, ReduceOp
-from farandole.errors import MismatchError
+from farandole.errors import MismatchError, UnsupportedError
 
 Exchange: TypeAlias = Callable[[bytes], list[bytes]]
-"""All-gather of a few bytes among the members of a group over the control plane; blocks, raises at the start time-out."""
+"""All-gather of a few bytes among a group's members over the control plane; blocks, raises at the start time-out."""
 
 
 @final
@@ -51,23 +51,35 @@ class Memory:
         return Array(self.address + offset, room if count is None else count, dtype, self.owner)
 
 
+def require_served(dtype: DType, op: ReduceOp) -> None:
+    """Raise ``UnsupportedError`` for a reduction that no engine knows."""
+    if op is ReduceOp.ADASUM:
+        raise UnsupportedError("engines do not know Adasum; the runtime builds it from other collectives")
+    if dtype.is_complex and op in (ReduceOp.MIN, ReduceOp.MAX):
+        legal = "Sum, Average and Product"
+        raise UnsupportedError(
+            f"{op.label} of {dtype.label} does not exist, as complex numbers have no order; use {legal}"
+        )
+
+
 class Engine(ABC):
     """Moves the bytes of collectives among the members of one group, in one order.
 
     Contract, checked by ``farandole.testing.engine_contract`` for every implementation:
 
-    * One thread at a time calls the collectives, and all members call the same ones in the same order. Every call blocks
-      until this member's part is done, releases the GIL while it waits, and ends by result, by ``abort`` (``AbortError``),
-      or after ``group.deadline_s`` (``StallError``).
-    * Arguments of one call agree between members (the runtime sees to it). An engine that can notice disagreement for free
-      raises ``MismatchError`` on every member, and the next call works.
+    * One thread at a time calls the collectives, and all members call the same ones in the same order. Every call
+      blocks until this member's part is done, releases the GIL while it waits, and ends by result, by ``abort``
+      (``AbortError``), or after ``group.deadline_s`` (``StallError``).
+    * Arguments of one call agree between members (the runtime sees to it). An engine that can notice disagreement for
+      free raises ``MismatchError`` on every member, and the next call works.
     * Results are the same bits on every member and in every run: the order of reduction is fixed by rank. float16 and
-      bfloat16 accumulate in float32. AVERAGE is the sum divided by ``group.size`` (integers truncate toward zero). BOOL:
-      SUM and MAX are *or*, MIN and PRODUCT are *and*, AVERAGE is *and*. Complex types know SUM, AVERAGE and PRODUCT.
+      bfloat16 accumulate in float32. AVERAGE is the sum divided by ``group.size`` (integers truncate toward zero).
+      BOOL: SUM and MAX are *or*, MIN and PRODUCT are *and*, AVERAGE is *and*. Complex types know SUM, AVERAGE and
+      PRODUCT. What does not exist raises ``UnsupportedError`` on every member (``require_served``).
       Results are multiplied by ``postscale``, contributions by ``prescale`` (in float64 for integers, truncating).
     * Roots and counts are in group places, not global ranks. Empty arrays and zero counts are legal.
-    * ``abort`` may come from any thread at any time, wakes every waiter at once, and is final. ``close`` is idempotent, needs
-      no peer, and leaves nothing behind; memory stays valid as long as its owner is referenced.
+    * ``abort`` may come from any thread at any time, wakes every waiter at once, and is final. ``close`` is idempotent,
+      needs no peer, and leaves nothing behind; memory stays valid as long as its owner is referenced.
     """
 
     name: ClassVar[str]
