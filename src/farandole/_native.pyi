@@ -66,7 +66,7 @@ class Endpoint:
         chunk_bytes: int,
         exchange: Callable[[bytes], list[bytes]],
     ) -> None:
-        """Join as member ``place``; waits watch for ``spin_s`` before they sleep, large arrays are cut in ``chunk_bytes``."""
+        """Join as member ``place``; a wait watches for ``spin_s`` before it sleeps, large arrays are cut in ``chunk_bytes``."""
 
     def allocate(self, nbytes: int) -> Region:
         """Make zeroed engine memory on every member."""
@@ -80,7 +80,9 @@ class Endpoint:
     def broadcast(self, address: int, count: int, dtype: int, root: int) -> None:
         """Copy the array of member ``root`` to all."""
 
-    def alltoall(self, send: int, send_counts: Sequence[int], recv: int, recv_counts: Sequence[int], dtype: int) -> None:
+    def alltoall(
+        self, send: int, send_counts: Sequence[int], recv: int, recv_counts: Sequence[int], dtype: int
+    ) -> None:
         """Send consecutive parts of ``send`` to each member."""
 
     def reducescatter(

@@ -28,8 +28,8 @@ _CHUNK_BYTES = 256 * 1024
 class ShmEngine(Engine):
     """Collectives in memory that all members map; for 1 to 64 members on one host.
 
-    Creating one is collective: every member of ``group`` calls it with an ``exchange`` among them. Raises ``EngineError`` on
-    every member if one of them cannot share memory.
+    Creating one is collective: every member of ``group`` calls it with an ``exchange`` among them. Raises
+    ``EngineError`` on every member if one of them cannot share memory.
     """
 
     name: ClassVar[str] = "shm"
@@ -37,7 +37,8 @@ class ShmEngine(Engine):
     def __init__(self, group: Group, exchange: Exchange) -> None:
         if group.size > MOST_MEMBERS:
             raise UnsupportedError(
-                f"engine shm connects at most {MOST_MEMBERS} ranks of one host, {group.label} has {group.size}: use --engine gloo"
+                f"engine shm connects at most {MOST_MEMBERS} ranks of one host, {group.label} has {group.size}: "
+                "use --engine gloo"
             )
         self.group = group
         spare_core = group.size <= len(os.sched_getaffinity(0))

@@ -1,0 +1,87 @@
+"""The engine of a job of one: a reduction of one contribution is that contribution, scaled.
+
+    engine = SoloEngine(group)
+    engine.allreduce(array, ReduceOp.SUM, prescale=0.5)
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Sequence
+from typing import ClassVar, final
+
+from farandole import _native
+from farandole.collective import Array, ReduceOp
+from farandole.engines.engine import Engine, Group, Memory
+from farandole.errors import AbortError
+
+
+@final
+class SoloEngine(Engine):
+    """Collectives of a group of one member: copies and scaling."""
+
+    name: ClassVar[str] = "solo"
+
+    def __init__(self, group: Group) -> None:
+        if group.size != 1:
+            raise ValueError(f"engine solo serves a group of 1, {group.label} has {group.size} members")
+        self.group = group
+        self._ended = ""
+        self._collectives = 0
+
+    def allocate(self, nbytes: int) -> Memory:
+        self._begin()
+        # The ctypes array keeps the mapping alive, and knows where it is.
+        owner = (ctypes.c_char * nbytes).from_buffer(mmap.mmap(-1, max(1, nbytes)))
+        return Memory(ctypes.addressof(owner), nbytes, owner)
+
+    def allreduce(self, array: Array, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0) -> None:
+        self._begin()
+        _native.reduce([array.address], array.address, array.count, array.dtype, op, prescale, postscale)
+
+    def allgather(self, send: Array, recv: Array, counts: Sequence[int]) -> None:
+        self._copy(send, recv)
+
+    def broadcast(self, array: Array, root: int) -> None:
+        self._begin()
+
+    def alltoall(self, send: Array, send_counts: Sequence[int], recv: Array, recv_counts: Sequence[int]) -> None:
+        self._copy(send, recv)
+
+    def reducescatter(
+        self,
+        send: Array,
+        recv: Array,
+        counts: Sequence[int],
+        op: ReduceOp,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> None:
+        self._begin()
+        _native.reduce([send.address], recv.address, recv.count, send.dtype, op, prescale, postscale)
+
+    def barrier(self) -> None:
+        self._begin()
+
+    def gather_small(self, payload: bytes) -> list[bytes]:
+        self._begin()
+        return [payload]
+
+    def abort(self, reason: str) -> None:
+        self._ended = self._ended or reason
+
+    def close(self) -> None:
+        self._ended = self._ended or "this engine was closed"
+
+    def statistics(self) -> dict[str, int | float | str]:
+        return {**super().statistics(), "collectives": self._collectives}
+
+    def _begin(self) -> None:
+        if self._ended:
+            raise AbortError(self._ended)
+        self._collectives += 1
+
+    def _copy(self, send: Array, recv: Array) -> None:
+        self._begin()
+        _native.copy(recv.address, send.address, send.nbytes)
