@@ -66,7 +66,7 @@ class Endpoint:
         chunk_bytes: int,
         exchange: Callable[[bytes], list[bytes]],
     ) -> None:
-        """Join as member ``place``; a wait watches for ``spin_s`` before it sleeps, large arrays are cut in ``chunk_bytes``."""
+        """Join as member ``place``; a wait watches for ``spin_s`` before it sleeps."""
 
     def allocate(self, nbytes: int) -> Region:
         """Make zeroed engine memory on every member."""
