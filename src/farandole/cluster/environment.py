@@ -5,7 +5,7 @@
     >>> seat.place, seat.size, seat.starts_controller
     (1, 2, False)
 
-One class per way to be started, each in a file of its own unless it only reads the variables below. ``detect`` picks one.
+One class per way to be started, each in a file of its own unless it only reads the variables below. ``detect`` picks.
 """
 
 from __future__ import annotations
@@ -50,9 +50,14 @@ LAUNCHED = "FARANDOLE_LAUNCHED"
 def variables_for(topology: Topology, controller: str, key: str) -> dict[str, str]:
     """All variables that a launcher sets for the worker at ``topology.rank``; Horovod's names without the key."""
     values = (
-        topology.rank, topology.size, topology.local_rank, topology.local_size, topology.cross_rank, topology.cross_size,
+        topology.rank,
+        topology.size,
+        topology.local_rank,
+        topology.local_size,
+        topology.cross_rank,
+        topology.cross_size,
         topology.host,
-    )  # fmt: skip
+    )
     told = {CONTROLLER: controller, KEY: key, LAUNCHED: "1"}
     for names in (OWN, HOROVOD):
         told.update({name: str(value) for name, value in zip(msgspec.structs.astuple(names), values, strict=True)})
@@ -114,7 +119,7 @@ class Single(Environment):
     key = ""
 
     @classmethod
-    def recognises(cls, variables: Mapping[str, str]) -> bool:
+    def recognises(cls, variables: Mapping[str, str]) -> bool:  # noqa: ARG003
         """Always: it is the last that is asked."""
         return True
 
@@ -167,9 +172,9 @@ class Launched(_Told):
 
 @final
 class Plain(_Told):
-    """Started by plain variables: ``FARANDOLE_RANK``, ``_SIZE``, ``_CONTROLLER`` and ``_KEY``; rank 0 has the controller.
+    """Started by plain variables: ``FARANDOLE_RANK``, ``_SIZE``, ``_CONTROLLER`` and ``_KEY``.
 
-    A job of size 1 needs neither controller nor key.
+    Rank 0 starts the controller. A job of size 1 needs neither controller nor key.
     """
 
     name = "environment variables"
@@ -181,15 +186,18 @@ class Plain(_Told):
 
     @property
     def controller(self) -> str:
+        """The address; raises ``SettingsError`` if it is missing and needed."""
         return self._needed(CONTROLLER, f"export {CONTROLLER}=tcp://HOST:PORT with a free port on the host of rank 0")
 
     @property
     def key(self) -> str:
-        make = 'export FARANDOLE_KEY="$(python -c \'import secrets; print(secrets.token_hex(32))\')"'
+        """The secret; raises ``SettingsError`` if it is missing and needed."""
+        make = "export FARANDOLE_KEY=\"$(python -c 'import secrets; print(secrets.token_hex(32))')\""
         return self._needed(KEY, f"the same secret for all processes, kept from others: {make}")
 
     @property
     def starts_controller(self) -> bool:
+        """True on rank 0."""
         return self.size > 1 and self.place == 0
 
     def _needed(self, variable: str, remedy: str) -> str:
@@ -197,4 +205,3 @@ class Plain(_Told):
         if not value and self.size > 1:
             raise SettingsError(f"{OWN.size}={self.size}, but {variable} is not set. Set it: {remedy}")
         return value
-

@@ -1,0 +1,134 @@
+"""The thread of a worker that listens to the controller: exchanges, aborts, questions, the timeline.
+
+    thread = ControlThread(link, generation, hooks)
+    payloads = thread.exchange("shm.0", ranks=(0, 1), payload=b"...", timeout_s=30.0)
+
+It is also the one that notices when this process stays in a planned collective for too long.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Protocol, final
+
+from farandole.control.channel import Dealer
+from farandole.control.messages import Abort, Ask, Blocked, Exchange, Exchanged, Progress, SetTimeline
+from farandole.errors import AbortError, ControlError, StartError
+from farandole.runtime.failure import Failure
+
+TICKS_PER_WARNING = 4
+LONGEST_TICK_S = 3600.0
+
+
+class Hooks(Protocol):
+    """What the thread calls; from its own stack, so the calls return quickly."""
+
+    def generation_ended(self, failure: Failure) -> None:
+        """The generation is over; the thread goes on listening."""
+
+    def progress(self) -> tuple[str, str]:
+        """The last collective finished, and the one inside of now ("" for none)."""
+
+    def timeline(self, path: str, mark_cycles: bool) -> None:
+        """Start writing to ``path``, or stop where it is ""."""
+
+
+@final
+class Planned:
+    """What this process is inside of in its planned lanes. Written without a lock, once per collective."""
+
+    __slots__ = ("_inside",)
+
+    def __init__(self) -> None:
+        self._inside: dict[int, tuple[float, int, str]] = {}
+
+    def enter(self, process_set: int, sequence: int, what: str) -> None:
+        """A planned collective begins."""
+        self._inside[process_set] = time.monotonic(), sequence, what
+
+    def leave(self, process_set: int) -> None:
+        """It has ended, however it did."""
+        self._inside.pop(process_set, None)
+
+    def now(self) -> str:
+        """What it is inside of; "" for nothing."""
+        return "; ".join(what for _, _, what in list(self._inside.values()))
+
+    def older_than(self, seconds: float, generation: int) -> list[Blocked]:
+        """What to report."""
+        now = time.monotonic()
+        return [
+            Blocked(generation, process_set, sequence, what, now - since)
+            for process_set, (since, sequence, what) in list(self._inside.items())
+            if now - since >= seconds
+        ]
+
+
+@final
+class ControlThread:
+    """Reads ``control`` until it is interrupted; ``up`` is what answers go out by. ``stop`` joins it."""
+
+    def __init__(
+        self, control: Dealer, up: Dealer, generation: int, hooks: Hooks, planned: Planned, stall_warning_s: float
+    ) -> None:
+        self._control, self._up, self._generation = control, up, generation
+        self._hooks, self._planned, self._stall_warning_s = hooks, planned, stall_warning_s
+        self._came = threading.Condition()
+        self._payloads: dict[str, list[bytes]] = {}
+        self._ended: Failure | None = None
+        self._thread = threading.Thread(target=self._listen, name="farandole-control", daemon=True)
+        self._thread.start()
+
+    def exchange(self, key: str, ranks: Sequence[int], payload: bytes, timeout_s: float) -> list[bytes]:
+        """All-gather of small bytes among ``ranks``; a key serves once. Raises ``StartError`` after ``timeout_s``."""
+        self._up.send(Exchange(self._generation, key, list(ranks), payload))
+        with self._came:
+            self._came.wait_for(lambda: key in self._payloads or self._ended is not None, timeout_s)
+            if key in self._payloads:
+                return self._payloads.pop(key)
+            if self._ended is not None:
+                raise self._ended.fresh()
+        raise StartError(
+            f"ranks {list(ranks)} could not connect with each other: not all came to {key!r} within {timeout_s:g} s. "
+            "Every member must do this at the same point of the program; raise FARANDOLE_START_TIMEOUT_S if one is slow"
+        )
+
+    def end(self, failure: Failure) -> None:
+        """Fail exchanges in progress and later ones."""
+        with self._came:
+            self._ended = self._ended or failure
+            self._came.notify_all()
+
+    def stop(self) -> None:
+        """Interrupt and join."""
+        self._control.interrupt()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _listen(self) -> None:
+        tick_s = min(LONGEST_TICK_S, self._stall_warning_s / TICKS_PER_WARNING)
+        while not self._control.interrupted:
+            try:
+                message = self._control.recv(tick_s)
+                if message is not None:
+                    self._take(message)
+                for blocked in self._planned.older_than(self._stall_warning_s, self._generation):
+                    self._up.send(blocked)
+            except ControlError as error:
+                if not self._control.interrupted:
+                    self._hooks.generation_ended(Failure(AbortError, f"this rank lost the controller: {error}", error))
+                return
+
+    def _take(self, message: object) -> None:
+        if isinstance(message, Exchanged):
+            with self._came:
+                self._payloads[message.key] = message.payloads
+                self._came.notify_all()
+        elif isinstance(message, Abort):
+            self._hooks.generation_ended(Failure.named(message.kind, message.reason))
+        elif isinstance(message, Ask):
+            self._up.send(Progress(self._generation, *self._hooks.progress()))
+        elif isinstance(message, SetTimeline):
+            self._hooks.timeline(message.path, message.mark_cycles)

@@ -1,0 +1,95 @@
+"""The engines of one session: one for each process set of the negotiated lane, and those of the planned lanes.
+
+crews = Crews(topology, "shm", exchange, deadline_s=600.0)
+crews.executor(0, ranks=[0, 1]).perform(order, mine)
+crews.close()
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TypeAlias, final
+
+from farandole.engines.factory import make
+
+from farandole.engines.engine import Engine, Group
+from farandole.runtime.executor import Executor
+from farandole.topology import Topology
+
+Share: TypeAlias = Callable[[str, Sequence[int], bytes], list[bytes]]
+"""All-gather of small bytes among some ranks, under a key that is used once."""
+
+
+@final
+class Crews:
+    """Makes engines when they are first needed, in the same order on all members. Any thread may abort."""
+
+    def __init__(self, topology: Topology, engine: str, share: Share, deadline_s: float) -> None:
+        self._topology, self._engine, self._share, self._deadline_s = topology, engine, share, deadline_s
+        self._lock = threading.Lock()
+        self._engines: list[Engine] = []
+        self._executors: dict[int, Executor] = {}
+        self._labels: Counter[str] = Counter()
+        self._reason = ""
+
+    def executor(self, process_set: int, ranks: Sequence[int]) -> Executor:
+        """The executor of a process set; the first call is collective. Only the thread that leads the lane calls it."""
+        found = self._executors.get(process_set)
+        if found is None:
+            engine = self.engine(ranks, f"process set {process_set}")
+            found = self._executors[process_set] = Executor(engine, ranks)
+        return found
+
+    def engine(self, ranks: Sequence[int], label: str) -> Engine:
+        """A new engine among ``ranks``. Collective: each member calls it as often as the others with this label."""
+        topology = self._topology
+        with self._lock:
+            self._labels[label] += 1
+            key = f"{label}.{self._labels[label]}"
+        rounds = 0
+
+        def exchange(payload: bytes) -> list[bytes]:
+            nonlocal rounds
+            rounds += 1
+            return self._share(f"{key}.{rounds}", ranks, payload)
+
+        hosts = tuple(topology.hosts[r] for r in ranks)
+        place = list(ranks).index(topology.rank)
+        engine = make(
+            self._engine, Group(place, tuple(ranks), hosts, topology.generation, label, self._deadline_s), exchange
+        )
+        with self._lock:
+            self._engines.append(engine)
+            reason = self._reason
+        if reason:
+            engine.abort(reason)
+        return engine
+
+    def drop(self, process_set: int) -> None:
+        """A process set is gone: close its engine."""
+        executor = self._executors.pop(process_set, None)
+        if executor is not None:
+            with self._lock:
+                self._engines.remove(executor.engine)
+            executor.engine.close()
+
+    def abort(self, reason: str) -> None:
+        """Wake whoever waits in an engine, now and later."""
+        with self._lock:
+            self._reason = self._reason or reason
+            engines = list(self._engines)
+        for engine in engines:
+            engine.abort(reason)
+
+    def close(self) -> None:
+        """Close every engine; nobody uses them any more."""
+        self._executors.clear()
+        while self._engines:
+            self._engines.pop().close()
+
+    def statistics(self) -> dict[str, dict[str, int | float | str]]:
+        """What each engine counts, by its label."""
+        with self._lock:
+            return {engine.group.label: engine.statistics() for engine in self._engines}

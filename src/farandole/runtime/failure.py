@@ -1,0 +1,58 @@
+"""Why something ended, kept until somebody asks: every waiter raises an error of its own.
+
+failure = Failure(AbortError, "rank 1 on b was killed by SIGKILL")
+raise failure.fresh()
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from farandole.errors import (
+    AbortError,
+    CollectiveError,
+    DuplicateNameError,
+    EngineError,
+    FarandoleError,
+    MismatchError,
+    StallError,
+    UnsupportedError,
+    UsageError,
+)
+
+_BY_NAME: dict[str, type[FarandoleError]] = {
+    kind.__name__: kind
+    for kind in (
+        CollectiveError, MismatchError, StallError, AbortError, EngineError,
+        UsageError, UnsupportedError, DuplicateNameError,
+    )
+}  # fmt: skip
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The class and the text of an error, and what caused it here."""
+
+    kind: type[FarandoleError]
+    text: str
+    cause: BaseException | None = None
+
+    @classmethod
+    def named(cls, kind: str, text: str) -> Failure:
+        """A failure that came as a message; an unknown class is a ``CollectiveError``."""
+        return cls(_BY_NAME.get(kind, CollectiveError), text)
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        """What stands for an exception that interrupted a collective."""
+        if isinstance(error, CollectiveError):
+            return cls(type(error), str(error), error)
+        return cls(EngineError, f"the collective could not be executed: {type(error).__name__}: {error}", error)
+
+    def fresh(self) -> FarandoleError:
+        """A new exception to raise."""
+        error = self.kind(self.text)
+        error.__cause__ = self.cause
+        return error

@@ -1,0 +1,74 @@
+"""The controller of a job that no launcher started: a child of the process of rank 0.
+
+    ensure_controller("tcp://10.0.0.1:7000", expected=4, secret=key)
+
+It serves one generation after the other and ends with the process that started it, however that ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import final
+
+import msgspec
+
+from farandole.errors import StartError
+
+MODULE = "farandole.runtime.controller"
+EXIT_S = 2.0
+
+
+@final
+class Charge(msgspec.Struct, frozen=True):
+    """What the controller is told on its standard input, as one line of JSON; the input's end tells it to go."""
+
+    address: str
+    expected: int
+    secret: str
+
+
+_children: dict[str, subprocess.Popen[bytes]] = {}
+
+
+def ensure_controller(address: str, expected: int, secret: str) -> None:
+    """Start the controller at ``address`` unless this process has one there already."""
+    child = _children.get(address)
+    if child is not None:
+        if child.poll() is None:
+            return
+        raise StartError(f"the controller at {address}, a child of this process, ended with {child.returncode}")
+    if not _children:
+        atexit.register(_end_all)
+        os.register_at_fork(after_in_child=_children.clear)
+    child = subprocess.Popen(
+        [sys.executable, "-m", MODULE],
+        stdin=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": _python_path()},
+        start_new_session=True,  # Ctrl-C is for the workers; the controller sees them out
+    )
+    _children[address] = child
+    assert child.stdin is not None
+    child.stdin.write(msgspec.json.encode(Charge(address, expected, secret)) + b"\n")
+    child.stdin.flush()
+
+
+def _python_path() -> str:
+    """The place of this package first, so that the child runs the same one."""
+    here = str(Path(__file__).resolve().parents[2])
+    return os.pathsep.join(p for p in (here, os.environ.get("PYTHONPATH", "")) if p)
+
+
+def _end_all() -> None:
+    while _children:
+        _, child = _children.popitem()
+        assert child.stdin is not None
+        child.stdin.close()
+        try:
+            child.wait(EXIT_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()

@@ -1,0 +1,92 @@
+"""A worker's connections to its controller, for one generation.
+
+    link = Link(seat, timeout_s=30.0)
+    welcome = link.join(hello)
+    link.up.send(Leave(welcome.generation))
+    link.close()
+
+Three sockets, each with its own reader: ``up`` only sends (any thread), ``control`` belongs to the control thread, and
+``orders`` to whoever leads the negotiated lane.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Any, final
+
+import msgspec
+import zmq
+
+from farandole.cluster.environment import CONTROLLER
+from farandole.control.channel import Dealer
+from farandole.control.keys import JobKeys
+from farandole.control.messages import Hello, Refuse, Welcome
+from farandole.errors import ControlError, StartError
+
+CONTROLLER_GRACE_S = 5.0
+"""How much longer than its controller a worker waits: the controller knows who is missing, and says so first."""
+
+
+@final
+class Seat(msgspec.Struct, frozen=True):
+    """The place this process takes in a job."""
+
+    place: int
+    expected: int
+    host: str
+    controller: str
+    key: str
+
+
+@final
+class Link:
+    """Connects within ``timeout_s``, or raises ``StartError``."""
+
+    def __init__(self, seat: Seat, timeout_s: float) -> None:
+        self.worker = uuid.uuid4().hex
+        self._seat, self._timeout_s, self._begin_s = seat, timeout_s, time.monotonic()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._dealers: list[Dealer] = []
+        try:
+            keys = JobKeys.from_secret(seat.key)
+            self.up, self.control, self.orders = (self._dial(keys, suffix) for suffix in (b"u", b"c", b"o"))
+        except ControlError as error:
+            self.close()
+            raise StartError(
+                f"rank {seat.place} on {seat.host} cannot join the job at {seat.controller}: {error}"
+            ) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def join(self, hello: Hello) -> Welcome:
+        """Ask to be let in and wait for the others; raises ``StartError`` if the job is not formed in time."""
+        self.up.send(hello)
+        waited_s = max(self._timeout_s, 0.0) + CONTROLLER_GRACE_S
+        answer: Any = None
+        try:
+            answer = self.control.recv(waited_s)
+        except ControlError as error:
+            raise StartError(f"rank {hello.place} on {hello.host} waited for the other ranks: {error}") from error
+        if isinstance(answer, Welcome):
+            return answer
+        if isinstance(answer, Refuse):
+            raise StartError(answer.reason)
+        raise StartError(
+            f"rank {hello.place} on {hello.host} called init() and waited {waited_s:g} s for the other ranks "
+            f"of {hello.expected}: the controller at {self._seat.controller} ({CONTROLLER}) did not answer"
+            + (f", it said {type(answer).__name__}" if answer is not None else "")
+        )
+
+    def close(self) -> None:
+        """Deliver what was sent, and disconnect. Idempotent."""
+        for dealer in self._dealers:
+            dealer.close()
+        self._context.term()
+
+    def _dial(self, keys: JobKeys, suffix: bytes) -> Dealer:
+        left_s = max(0.1, self._timeout_s - (time.monotonic() - self._begin_s))
+        dealer = Dealer(self._seat.controller, self.worker.encode() + suffix, keys, left_s, self._context)
+        self._dealers.append(dealer)
+        return dealer

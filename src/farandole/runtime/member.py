@@ -1,0 +1,278 @@
+"""One process's membership in a job, from ``init`` to ``shutdown``.
+
+    session = Session(settings, topology, "shm", "all ranks are on one host", sets=[])
+    handle = session.submit([Call(Kind.ALLREDUCE, "allreduce.loss", array, shape=())])
+    handle.wait()
+    session.close()
+
+A session lasts for one generation. When that has ended (a worker died) every operation raises until ``shutdown`` and
+``init`` have made the next one, in the same process.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, final
+
+from farandole import events
+from farandole.collective import Kind
+from farandole.control.messages import Leave, Order, SetTimeline
+from farandole.engines.engine import Engine
+from farandole.errors import AbortError, ControlError, UnsupportedError
+from farandole.runtime.alone import LoneLane
+from farandole.runtime.ask import Ask
+from farandole.runtime.call import Call, Handle, Outcome
+from farandole.runtime.control_thread import ControlThread, Planned
+from farandole.runtime.crews import Crews
+from farandole.runtime.failure import Failure
+from farandole.runtime.link import Link
+from farandole.runtime.negotiated import Lane, NegotiatedLane
+from farandole.runtime.process_sets import ProcessSet, ProcessSetLike, Registry
+from farandole.runtime.timeline import Timeline, create
+from farandole.settings import Settings
+from farandole.topology import Topology
+
+DYNAMIC = "DYNAMIC"
+"""Horovod's value of ``HOROVOD_TIMELINE`` for: none yet, ``start_timeline`` will name the file."""
+
+FOREVER_S = 1e8
+
+
+@final
+class Session:
+    """Where collectives are submitted, from any thread. ``link`` is ``None`` in a job that nobody started."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        topology: Topology,
+        engine: str,
+        reason: str,
+        sets: Sequence[ProcessSet],
+        link: Link | None = None,
+        clock_offset_s: float = 0.0,
+    ) -> None:
+        self.settings, self.topology, self.generation = settings, topology, topology.generation
+        self.engine, self.reason = engine, reason
+        self._clock_offset_s = clock_offset_s
+        self._counters: dict[str, itertools.count[int]] = defaultdict(itertools.count)
+        self._ended: Failure | None = None
+        self._timeline: Timeline | None = None
+        self._planned = Planned()
+        self._sets = Registry(topology.rank, topology.size)
+        for number, process_set in enumerate(sets, 1):
+            self._sets.add(number, process_set)
+        self._link = link
+        self._control: ControlThread | None = None
+        self._crews = Crews(topology, engine, self._share, self._limit_s(settings.stall_shutdown_s))
+        self._lane = self._open_lane(sets)
+        if link is not None:
+            warning_s = self._limit_s(settings.stall_warning_s)
+            self._control = ControlThread(link.control, link.up, self.generation, self, self._planned, warning_s)
+        self._introduce()
+
+    # -- collectives --------------------------------------------------------------------------------------------------
+
+    def submit(self, calls: Sequence[Call], background: bool = True) -> Handle:
+        """Announce that this rank is ready for ``calls``; several are one group.
+
+        With ``background=False`` nothing happens until somebody waits: for callers that wait at once. Raises
+        ``DuplicateNameError``, ``UsageError``, or what ended the generation.
+        """
+        first = calls[0]
+        self._sets.members(first.process_set, first.name)
+        for call in calls:
+            if call.array.device != "cpu":
+                raise UnsupportedError(
+                    f"{call.name}: the tensor is on {call.array.device}, and the engine {self.engine!r} serves host "
+                    "memory only: move it first, tensor.cpu()"
+                )
+        return self._lane.submit(Ask(first.process_set, first.name, first.kind, calls), background)
+
+    def join(self) -> int:
+        """Take part in no further collectives until every rank has called this; returns the rank that came last."""
+        return self._agree(0, Kind.JOIN).value
+
+    def barrier(self, process_set: int = 0) -> None:
+        """Return when every member has called it."""
+        self._sets.members(process_set, "barrier")
+        self._agree(process_set, Kind.BARRIER)
+
+    def add_process_set(self, ranks: ProcessSetLike) -> ProcessSet:
+        """Register a set; every rank of the job calls it with the same ranks."""
+        process_set = self._sets.admit(ranks)
+        self._sets.add(self._agree(0, Kind.ADD_SET, process_set.ranks).value, process_set)
+        return process_set
+
+    def remove_process_set(self, process_set: ProcessSet) -> bool:
+        """End a set on every rank; false if it is the global one or not registered."""
+        number = process_set.process_set_id
+        if not number or number not in self._sets:
+            return False
+        self._agree(0, Kind.REMOVE_SET, [number])
+        self._sets.remove(number)
+        self._crews.drop(number)
+        return True
+
+    def process_sets(self) -> dict[int, ProcessSet]:
+        """The registered sets by number, the global one included."""
+        return {s.process_set_id: s for s in self._sets if s.process_set_id is not None}
+
+    # -- the planned lane ---------------------------------------------------------------------------------------------
+
+    def planned_engine(self, process_set: int, label: str) -> Engine:
+        """A new engine for collectives in an order that every member knows. Collective; ``shutdown`` closes it."""
+        ranks = self._sets.members(process_set, label)
+        return self._crews.engine(ranks, f"{label} of process set {process_set}")
+
+    def entering(self, process_set: int, sequence: int, what: str) -> None:
+        """A planned collective begins; ``left`` ends it. Should it take too long, reports will name ``what``."""
+        self._planned.enter(process_set, sequence, what)
+
+    def left(self, process_set: int) -> None:
+        """The planned collective of this set is over."""
+        self._planned.leave(process_set)
+
+    # -- the generation and its end -----------------------------------------------------------------------------------
+
+    def abort(self, reason: str) -> None:
+        """End the generation for all: nobody can rely on this rank any more."""
+        self.generation_ended(Failure(AbortError, reason))
+        self._tell_leave(f"{self._name()} gave up: {reason}")
+
+    def generation_ended(self, failure: Failure) -> None:
+        """Wake everybody here; every operation raises from now on. Called by whoever learns of it."""
+        if self._ended is not None:
+            return
+        self._ended = failure
+        if self._control is not None:
+            self._control.end(failure)
+        self._lane.end(failure)
+        self._crews.abort(failure.text)
+
+    def close(self) -> None:
+        """Leave the job and free everything. Once; what is still in flight here raises ``AbortError``."""
+        orderly = self._ended is None
+        self.generation_ended(Failure(AbortError, f"shutdown() was called on {self._name()}"))
+        self._lane.close()
+        if orderly:
+            self._tell_leave("")
+        if self._control is not None:
+            self._control.stop()
+        if self._link is not None:
+            self._link.close()
+        self._crews.close()
+        self.timeline("", False)
+        self._sets.clear()
+
+    # -- looking ------------------------------------------------------------------------------------------------------
+
+    def set_timeline(self, path: str, mark_cycles: bool = False) -> None:
+        """Write one timeline of all ranks to ``path``, or stop where it is "". Only rank 0's call counts."""
+        if self.topology.rank:
+            return
+        if path:
+            path = os.path.abspath(path)
+            create(path)
+        self.timeline(path, mark_cycles)
+        if self._link is not None:
+            self._link.up.send(SetTimeline(path, mark_cycles))
+
+    def timeline(self, path: str, mark_cycles: bool) -> None:
+        """Start or stop this rank's part of the timeline; called when the controller says so."""
+        if self._timeline is not None and path == self._timeline.path:
+            return
+        if self._timeline is not None:
+            self._timeline.close()
+            self._timeline = None
+        if path:
+            try:
+                self._timeline = Timeline(
+                    path, self.topology.rank, self.topology.host, self._clock_offset_s, mark_cycles
+                )
+            except OSError as error:
+                events.logger.warning("%s cannot write to the timeline %s: %s", self._name(), path, error)
+
+    def progress(self) -> tuple[str, str]:
+        """The last collective finished here, and the one inside of now."""
+        return self._lane.last, self._planned.now() or self._lane.inside
+
+    def statistics(self) -> dict[str, Any]:
+        """Who this rank is, and what its engines count."""
+        return {
+            "generation": self.generation,
+            "rank": self.topology.rank,
+            "size": self.topology.size,
+            "engine": self.engine,
+            "engines": self._crews.statistics(),
+        }
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _open_lane(self, sets: Sequence[ProcessSet]) -> Lane:
+        if self._link is None or self.topology.size == 1:
+            dynamic = self.settings.dynamic_process_sets
+            return LoneLane(self._perform, self.topology.host, [s.ranks for s in sets], dynamic)
+        return NegotiatedLane(
+            self._link.orders,
+            self._link.up.send,
+            self.generation,
+            self._perform,
+            self._torn,
+            self.settings.cache_capacity,
+        )
+
+    def _introduce(self) -> None:
+        self._crews.executor(
+            0, range(self.topology.size)
+        )  # what stops an engine should stop init(), not the first step
+        text = (
+            f"{self.topology.size} ranks on {len(set(self.topology.hosts))} hosts, engine {self.engine}: {self.reason}"
+        )
+        if events.subscribers:
+            events.emit(events.Note(time.monotonic(), self.topology.rank, text))
+        if self.topology.rank == 0:
+            events.logger.info("%s", text)
+            if self.settings.timeline not in ("", DYNAMIC):
+                self.set_timeline(self.settings.timeline)
+
+    def _perform(self, order: Order, mine: Sequence[Sequence[Call] | None]) -> list[list[Outcome]]:
+        if not order.signatures[0].dtypes:  # agreed on, and nothing to move
+            return [[Outcome(value=order.value)] for _ in mine]
+        return self._crews.executor(order.process_set, self._sets[order.process_set].ranks).perform(order, mine)
+
+    def _agree(self, process_set: int, kind: Kind, splits: Sequence[int] = ()) -> Outcome:
+        """Come to one point of the program with all members; they are matched by the order of their calls."""
+        label = f"{kind.label}.noname"
+        name = f"{label}.{next(self._counters[f'{label} {process_set}'])}"
+        [outcome] = self._lane.submit(Ask(process_set, name, kind, (), splits), background=False).wait()
+        return outcome
+
+    def _share(self, key: str, ranks: Sequence[int], payload: bytes) -> list[bytes]:
+        if self._control is None:
+            return [payload]
+        return self._control.exchange(key, ranks, payload, self.settings.start_timeout_s)
+
+    def _torn(self, failure: Failure) -> None:
+        """A collective broke on this rank alone, in the middle: the others must not wait for it."""
+        if self._ended is None:
+            self.generation_ended(failure)
+            self._tell_leave(f"{self._name()} could not go on: {failure.text}")
+
+    def _tell_leave(self, reason: str) -> None:
+        if self._link is not None:
+            try:
+                self._link.up.send(Leave(self.generation, reason))
+            except ControlError as error:
+                events.logger.debug("%s leaves without saying so: %s", self._name(), error)
+
+    def _name(self) -> str:
+        return f"rank {self.topology.rank} on {self.topology.host}"
+
+    def _limit_s(self, seconds: float) -> float:
+        """A limit of the stall inspector as seconds; switched off, or 0 as Horovod says it, means none."""
+        return seconds if self.settings.stall_check and seconds > 0 else FOREVER_S

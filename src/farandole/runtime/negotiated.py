@@ -1,0 +1,284 @@
+"""The negotiated lane: named collectives in any order, from any thread.
+
+    pending = lane.submit(Ask.of(0, [call]), background=False)
+    pending.wait()
+
+Whoever waits *leads*: it receives the controller's orders, executes them, and completes everybody's handles, so that
+a synchronous collective needs no second thread. Other waiters sleep until theirs is done or the lead is free. A
+background thread, started with the first asynchronous collective, leads while some are outstanding and nobody waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias, final
+
+from farandole import events
+from farandole.collective import Kind
+from farandole.control.channel import Dealer
+from farandole.control.messages import Entry, Message, Order, Orders, Resend, Submit
+from farandole.errors import AbortError, ControlError, DuplicateNameError, MismatchError
+from farandole.runtime.ask import Ask, Key
+from farandole.runtime.call import Call, Handle, Outcome
+from farandole.runtime.failure import Failure
+from farandole.runtime.phases import LANE
+
+
+class Performer(Protocol):
+    """Executes an order on whatever engine its process set has."""
+
+    def __call__(self, order: Order, mine: Sequence[Sequence[Call] | None]) -> list[list[Outcome]]:
+        """One list of outcomes per name; errors leave every later collective undone, except ``MismatchError``."""
+
+
+Send: TypeAlias = Callable[[Message], None]
+Torn: TypeAlias = Callable[[Failure], None]
+"""Told that a collective broke on this rank only, so that the generation cannot go on."""
+
+
+class Lane(Protocol):
+    """Where the session submits to."""
+
+    last: str
+    inside: str
+
+    def submit(self, ask: Ask, background: bool) -> Handle:
+        """Announce that this rank is ready; ``background`` if nobody may wait for it soon."""
+
+    def end(self, failure: Failure) -> None:
+        """Fail everything in flight and all that comes later."""
+
+    def close(self) -> None:
+        """End the lane's thread."""
+
+
+@final
+class Pending:
+    """A handle of this lane. Fields below ``ask`` change under the lane's lock, and ``finished`` last of them."""
+
+    __slots__ = ("_lane", "ask", "background", "begin_s", "failure", "finished", "outcomes", "sent_s")
+
+    def __init__(self, lane: NegotiatedLane, ask: Ask, background: bool, begin_s: float) -> None:
+        self._lane, self.ask, self.background = lane, ask, background
+        self.outcomes: list[Outcome] = []
+        self.failure: Failure | None = None
+        self.finished = False
+        self.begin_s, self.sent_s = begin_s, 0.0
+
+    def done(self) -> bool:
+        """True once ``wait`` would return or raise at once."""
+        return self.finished
+
+    def wait(self) -> list[Outcome]:
+        """Block until it is done; every call raises a new instance of the error that ended it."""
+        if not self.finished:
+            self._lane.drive(lambda: self.finished)
+        if self.failure is not None:
+            raise self.failure.fresh()
+        return self.outcomes
+
+
+@dataclass(slots=True)
+class _Known:
+    """How a name was last meant here, and how it is announced by number."""
+
+    fingerprint: object
+    entry: Entry
+
+
+@final
+class NegotiatedLane:
+    """See the module. ``perform`` runs in the leading thread; ``torn`` is called there if it fails on this rank."""
+
+    def __init__(
+        self, orders: Dealer, send: Send, generation: int, perform: Performer, torn: Torn, cache_capacity: int
+    ) -> None:
+        self.last = self.inside = ""
+        self._orders, self._send, self._generation = orders, send, generation
+        self._perform, self._torn, self._capacity = perform, torn, cache_capacity
+        self._changed = threading.Condition(threading.Lock())  # guards everything below
+        self._inflight: dict[Key, Pending] = {}
+        self._known: dict[Key, _Known] = {}
+        self._leading = False
+        self._asleep = 0
+        self._unattended = 0
+        self._background: threading.Thread | None = None
+        self._ended: Failure | None = None
+
+    def submit(self, ask: Ask, background: bool) -> Pending:
+        """See ``Lane``; raises ``DuplicateNameError``, or the failure that ended the lane."""
+        pending = Pending(self, ask, background, time.monotonic() if events.subscribers else 0.0)
+        with self._changed:
+            if self._ended is not None:
+                raise self._ended.fresh()
+            if ask.key in self._inflight:
+                raise DuplicateNameError(
+                    f"{ask.key[1]!r} was submitted while the one before it is still in flight on this rank: "
+                    "wait for that one first, or give each its own name"
+                )
+            self._inflight[ask.key] = pending
+            known = self._known.get(ask.key)
+            self._unattended += background
+        by_number = known is not None and known.fingerprint == ask.fingerprint
+        self._announce(known.entry if by_number and known else ask.entry())
+        if pending.begin_s:
+            pending.sent_s = time.monotonic()
+        if background:
+            self._wake_background()
+        return pending
+
+    def drive(self, enough: Callable[[], bool]) -> None:
+        """Return when ``enough()``: lead, or sleep while somebody else does."""
+        with self._changed:
+            while not enough():
+                if self._leading:
+                    self._asleep += 1
+                    self._changed.wait()
+                    self._asleep -= 1
+                else:
+                    self._lead(enough)
+
+    def end(self, failure: Failure) -> None:
+        """See ``Lane``. Any thread may call it; what a leader has in its engine must be aborted there."""
+        with self._changed:
+            if self._ended is None:
+                self._ended = failure
+            for pending in list(self._inflight.values()):
+                self._finish(pending, [], self._ended)
+            self._changed.notify_all()
+        self._orders.interrupt()
+
+    def close(self) -> None:
+        """See ``Lane``; ``end`` comes first."""
+        if self._background is not None and self._background is not threading.current_thread():
+            self._background.join()
+
+    def _announce(self, entry: Entry) -> None:
+        with contextlib.suppress(ControlError):  # closed, after end() has failed this handle with a better reason
+            self._send(Submit(self._generation, [entry]))
+
+    def _lead(self, enough: Callable[[], bool]) -> None:
+        """Receive and execute until ``enough()``. Called with the lock, which is free meanwhile."""
+        self._leading = True
+        self._changed.release()
+        try:
+            while not enough() and self._ended is None:
+                self._receive()
+        finally:
+            self._changed.acquire()
+            self._leading = False
+            if self._asleep:
+                self._changed.notify_all()
+
+    def _receive(self) -> None:
+        try:
+            message = self._orders.recv()
+        except ControlError as error:
+            self._torn(Failure(AbortError, f"this rank lost the controller: {error}", error))
+            return
+        if isinstance(message, Orders):
+            received_s = time.monotonic() if events.subscribers else 0.0
+            if received_s:
+                events.emit(events.Phase(LANE, "orders", "", "cycle", received_s, received_s))
+            for order in message.orders:
+                self._execute(order, received_s)
+        elif isinstance(message, Resend):
+            for name in message.names:
+                self._resend((message.process_set, name))
+
+    def _execute(self, order: Order, received_s: float) -> None:
+        mine = [self._find(order, name) for name in order.names]
+        if received_s:
+            _tell(mine, order, received_s)
+        failure: Failure | None = None
+        outcomes: list[list[Outcome]] = [[]] * len(mine)
+        if order.error:
+            failure = Failure.named(order.error_kind, order.error)
+        else:
+            self.inside = order.names[0]
+            try:
+                outcomes = self._perform(order, [None if p is None else p.ask.calls for p in mine])
+            except MismatchError as error:  # every member has it, and none is out of step
+                failure = Failure.of(error)
+            except BaseException as error:
+                failure = Failure.of(error)
+                self._torn(failure)
+                if not isinstance(error, Exception):
+                    raise
+            self.inside, self.last = "", order.names[0]
+        self._complete(order, mine, outcomes, failure)
+
+    def _find(self, order: Order, name: str) -> Pending | None:
+        if order.kind != Kind.JOIN:
+            return self._inflight.get((order.process_set, name))
+        return next((p for p in list(self._inflight.values()) if p.ask.kind is Kind.JOIN), None)
+
+    def _complete(
+        self, order: Order, mine: Sequence[Pending | None], outcomes: Sequence[list[Outcome]], failure: Failure | None
+    ) -> None:
+        with self._changed:
+            for i, pending in enumerate(mine):
+                if pending is None or pending.finished:
+                    continue
+                self._finish(pending, outcomes[i], failure)
+                number = order.cached[i] if order.cached else -1
+                if number >= 0:
+                    self._remember(pending.ask, number)
+            if self._asleep:
+                self._changed.notify_all()
+
+    def _finish(self, pending: Pending, outcomes: list[Outcome], failure: Failure | None) -> None:
+        self._inflight.pop(pending.ask.key, None)
+        self._unattended -= pending.background
+        pending.outcomes, pending.failure = outcomes, failure
+        pending.ask.release()
+        pending.finished = True
+
+    def _remember(self, ask: Ask, number: int) -> None:
+        known = self._known.get(ask.key)
+        if known is not None and known.entry.cached == number:
+            return
+        self._known[ask.key] = _Known(ask.fingerprint, Entry(ask.key[0], ask.key[1], number))
+        if len(self._known) > self._capacity:
+            del self._known[next(iter(self._known))]
+
+    def _resend(self, key: Key) -> None:
+        with self._changed:
+            self._known.pop(key, None)
+            pending = self._inflight.get(key)
+        if pending is not None:
+            self._announce(pending.ask.entry())
+
+    def _wake_background(self) -> None:
+        with self._changed:
+            if self._background is None and self._ended is None:
+                self._background = threading.Thread(target=self._attend, name="farandole-negotiated", daemon=True)
+                self._background.start()
+            elif not self._leading:
+                self._changed.notify_all()
+
+    def _attend(self) -> None:
+        """The background thread: lead while something is outstanding that nobody waits for."""
+        with self._changed:
+            while self._ended is None:
+                if self._leading or not self._unattended:
+                    self._asleep += 1
+                    self._changed.wait()
+                    self._asleep -= 1
+                else:
+                    self._lead(lambda: not self._unattended)
+
+
+def _tell(mine: Sequence[Pending | None], order: Order, received_s: float) -> None:
+    """Emit what happened before the execution of an order."""
+    now = time.monotonic()
+    kind = Kind(order.kind).label
+    for name, pending in zip(order.names, mine, strict=True):
+        if pending is not None and pending.sent_s:
+            events.emit(events.Phase(LANE, name, kind, "submit", pending.begin_s, pending.sent_s))
+            events.emit(events.Phase(LANE, name, kind, "negotiate", pending.sent_s, received_s))
+        events.emit(events.Phase(LANE, name, kind, "queue", received_s, now))

@@ -1,0 +1,53 @@
+"""Plain host memory: making it, and moving arrays in and out of one piece of it.
+
+pack([a, b], memory.address)
+unpack(memory.address, [a, b])
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+from farandole import _native
+from farandole.collective import Array, DType, ReduceOp
+
+
+def pack(arrays: Sequence[Array], address: int) -> None:
+    """Copy the arrays, one after the other, to ``address``."""
+    for array in arrays:
+        _native.copy(address, array.address, array.nbytes)
+        address += array.nbytes
+
+
+def unpack(address: int, arrays: Sequence[Array]) -> None:
+    """Copy back what ``pack`` has put there."""
+    for array in arrays:
+        _native.copy(array.address, address, array.nbytes)
+        address += array.nbytes
+
+
+def batches(arrays: Sequence[Array], limit_bytes: int) -> list[list[Array]]:
+    """Split a list, in order, so that each part holds at most ``limit_bytes`` (or a single array)."""
+    parts: list[list[Array]] = []
+    room = 0
+    for array in arrays:
+        if array.nbytes > room:
+            parts.append([])
+            room = limit_bytes
+        parts[-1].append(array)
+        room -= array.nbytes
+    return parts
+
+
+def scratch(dtype: DType, count: int) -> Array:
+    """Zeroed host memory of our own."""
+    owner = ctypes.create_string_buffer(max(1, count * dtype.itemsize))
+    return Array(ctypes.addressof(owner), count, dtype, owner)
+
+
+def identity(dtype: DType, count: int, op: ReduceOp) -> Array:
+    """What a rank that has joined contributes to a reduction: it changes nothing."""
+    array = scratch(dtype, count)
+    _native.fill_identity(array.address, count, int(dtype), int(op))
+    return array

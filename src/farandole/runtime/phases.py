@@ -1,0 +1,42 @@
+"""Telling subscribers what the negotiated lane spends its time on.
+
+phases.of("allreduce.loss", "allreduce")
+begin = phases.begin()
+engine.allreduce(array, op)
+phases.end("reduce", begin, array.nbytes)
+"""
+
+from __future__ import annotations
+
+import time
+from typing import final
+
+from farandole import events
+
+LANE = "negotiated"
+
+
+@final
+class Phases:
+    """The phases of the collective that one thread executes now. Without subscribers each call is one look-up."""
+
+    __slots__ = ("_kind", "_name")
+
+    def __init__(self) -> None:
+        self._name = self._kind = ""
+
+    def of(self, name: str, kind: str) -> None:
+        """What is executed from now on."""
+        self._name, self._kind = name, kind
+
+    def begin(self) -> float:
+        """The time now, for ``end``; 0 if nobody listens."""
+        return time.monotonic() if events.subscribers else 0.0
+
+    def end(self, phase: str, begin_s: float, nbytes: int = 0) -> float:
+        """Emit a phase that began at ``begin_s`` and ends now; returns now, where the next one begins."""
+        if not begin_s or not events.subscribers:
+            return 0.0
+        now = time.monotonic()
+        events.emit(events.Phase(LANE, self._name, self._kind, phase, begin_s, now, nbytes))
+        return now

@@ -1,0 +1,138 @@
+"""Process sets: the ranks that take part in a collective.
+
+    evens = ProcessSet([0, 2])
+    init(process_sets=[evens])
+    if evens.included():
+        allreduce(x, process_set=evens)
+
+Names and meaning are Horovod's. A ``ProcessSet`` can be made before ``init``; it has a number between the moment it is
+registered (by ``init`` or ``add_process_set``) and its removal or ``shutdown``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeAlias, final
+
+from farandole.errors import UnsupportedError, UsageError
+
+
+@final
+class ProcessSet:
+    """Some ranks of the job, in ascending order.
+
+    ``size``, ``rank`` and ``included`` return ``None`` while the set is not registered; ``rank`` is -1 on a rank that
+    is not in it.
+    """
+
+    def __init__(self, ranks_or_comm: Iterable[int]) -> None:
+        if not isinstance(ranks_or_comm, Iterable):
+            raise UnsupportedError(
+                f"a process set is made from ranks, found {type(ranks_or_comm).__name__}: pass a list like [0, 1]"
+            )
+        self.ranks: list[int] = sorted(ranks_or_comm)
+        self.process_set_id: int | None = None
+        self.mpi_comm: Any = None
+        self._rank = -1
+        if len(set(self.ranks)) < len(self.ranks):
+            raise UsageError(f"a process set holds each rank once, found {self.ranks}")
+
+    def check(self, size: int) -> None:
+        """Raise ``UsageError`` unless a job of ``size`` can have this set."""
+        if not self.ranks or self.ranks[0] < 0 or self.ranks[-1] >= size:
+            raise UsageError(
+                f"process set {self.ranks} does not fit a job of {size}: it needs at least one rank, "
+                f"and only ranks from 0 to {size - 1}"
+            )
+
+    def bind(self, process_set_id: int, rank: int) -> None:
+        """Called by the session: it is registered now, on the process with global rank ``rank``."""
+        self.process_set_id, self._rank = process_set_id, rank
+
+    def unbind(self) -> None:
+        """Called by the session: it is not registered any more."""
+        self.process_set_id, self._rank = None, -1
+
+    def size(self) -> int | None:
+        """Number of ranks."""
+        return None if self.process_set_id is None else len(self.ranks)
+
+    def rank(self) -> int | None:
+        """The place of this process in the set."""
+        if self.process_set_id is None:
+            return None
+        return self.ranks.index(self._rank) if self._rank in self.ranks else -1
+
+    def included(self) -> bool | None:
+        """True if this process is in the set."""
+        return None if self.process_set_id is None else self._rank in self.ranks
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ProcessSet) and self.ranks == other.ranks
+
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
+
+
+ProcessSetLike: TypeAlias = ProcessSet | Iterable[int]
+
+global_process_set = ProcessSet([])
+"""All ranks, with number 0. Its ranks are known from ``init`` on."""
+
+
+@final
+class Registry:
+    """The process sets of one session, by number."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self._rank, self._size = rank, size
+        self._sets: dict[int, ProcessSet] = {}
+        global_process_set.ranks = list(range(size))
+        self.add(0, global_process_set)
+
+    def add(self, number: int, process_set: ProcessSet) -> None:
+        """Register what all ranks have agreed on."""
+        process_set.bind(number, self._rank)
+        self._sets[number] = process_set
+
+    def remove(self, number: int) -> None:
+        """Forget one."""
+        self._sets.pop(number).unbind()
+
+    def clear(self) -> None:
+        """Forget all; the session ends."""
+        for number in list(self._sets):
+            self.remove(number)
+        global_process_set.ranks = []
+
+    def admit(self, process_set: ProcessSetLike) -> ProcessSet:
+        """Make a set of what a user gave; raises ``UsageError`` if this job cannot have it, or has it already."""
+        found = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+        found.check(self._size)
+        same = next((s for s in self if s == found), None)
+        if same is not None:
+            raise UsageError(f"ranks {found.ranks} are process set {same.process_set_id} already: use that one")
+        return found
+
+    def members(self, number: int, asked: str) -> Sequence[int]:
+        """The ranks of set ``number``, which this process must be in; ``asked`` names the call in the error."""
+        process_set = self._sets.get(number)
+        if process_set is None:
+            raise UsageError(f"{asked}: there is no process set {number}; registered are {sorted(self._sets)}")
+        if not process_set.included():
+            raise UsageError(
+                f"{asked}: rank {self._rank} is not in process set {number}, which is {process_set.ranks}: "
+                "call it only where process_set.included()"
+            )
+        return process_set.ranks
+
+    def __getitem__(self, number: int) -> ProcessSet:
+        return self._sets[number]
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._sets
+
+    def __iter__(self) -> Iterator[ProcessSet]:
+        return iter(list(self._sets.values()))

@@ -1,0 +1,86 @@
+"""The one session of this process: ``init`` and ``shutdown``.
+
+    init()
+    current().topology.rank
+    shutdown()
+
+A process that is forked from a worker (those of a data loader) is none itself: it starts without a session, and
+leaves the one of its parent alone.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any, final
+
+from farandole.errors import NotInitializedError
+from farandole.runtime.member import Session
+from farandole.runtime.process_sets import ProcessSet, ProcessSetLike, global_process_set
+from farandole.runtime.start import start
+
+__all__ = ["ProcessSet", "Session", "current", "global_process_set", "init", "is_initialized", "shutdown"]
+
+
+def init(comm: object = None, process_sets: Sequence[ProcessSetLike] | str | None = None, **settings: Any) -> None:
+    """Join the job that this process was started for, and return when all ranks have; alone, be a job of one.
+
+    ``comm`` may list the ranks that take part; ``process_sets`` are made at once and must agree between ranks;
+    ``settings`` are fields of ``Settings``. Does nothing if the process is in a job already. Raises ``StartError`` if the
+    job does not form within ``start_timeout_s``, ``SettingsError`` or ``UsageError`` for arguments that cannot be.
+    """
+    with _here.lock:
+        if _here.session is None:
+            _here.session = start(comm, process_sets, settings)
+            _here.watch()
+
+
+def shutdown() -> None:
+    """Leave the job. Does nothing if the process is in none."""
+    with _here.lock:
+        session, _here.session = _here.session, None
+        if session is not None:
+            session.close()
+
+
+def is_initialized() -> bool:
+    """True between ``init`` and ``shutdown``."""
+    return _here.session is not None
+
+
+def current(asked: str = "an operation of the job") -> Session:
+    """The session; raises ``NotInitializedError``, which names what was ``asked``, if there is none."""
+    session = _here.session
+    if session is None:
+        raise NotInitializedError(asked)
+    return session
+
+
+@final
+class _Here:
+    """What this process has."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.session: Session | None = None
+        self._inherited: Session | None = None
+        self._watching = False
+
+    def watch(self) -> None:
+        """From the first session on: leave the job at the interpreter's exit, and forget it in forked children."""
+        if not self._watching:
+            self._watching = True
+            atexit.register(shutdown)
+            os.register_at_fork(after_in_child=self._forget)
+
+    def _forget(self) -> None:
+        self.lock = threading.RLock()  # the parent's may be held by a thread that is not here
+        self._inherited = (
+            self.session or self._inherited
+        )  # kept: its sockets are the parent's, nothing may finalise them
+        self.session = None
+
+
+_here = _Here()

@@ -1,0 +1,76 @@
+"""Forms a session: from what started this process to a rank among the others.
+
+session = start(comm=None, process_sets=None, overrides={})
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from typing import Any
+
+from farandole.cluster.detect import detect
+from farandole.cluster.environment import Environment
+from farandole.control.messages import Hello, Leave
+from farandole.engines.choose import usable
+from farandole.runtime.hosted import ensure_controller
+from farandole.runtime.joining import configure_logging, seat_of, settings_of, static_sets
+from farandole.runtime.link import Link, Seat
+from farandole.runtime.member import Session
+from farandole.runtime.process_sets import ProcessSet, ProcessSetLike
+from farandole.runtime.stacks import stack_dump
+from farandole.settings import Settings
+from farandole.topology import Topology
+
+
+def start(comm: object, process_sets: Sequence[ProcessSetLike] | str | None, overrides: Mapping[str, Any]) -> Session:
+    """See ``session.init``."""
+    environment = detect()
+    settings = settings_of(environment, overrides)
+    seat = seat_of(environment, comm)
+    sets = static_sets(process_sets, seat.expected)
+    configure_logging(settings.log_level)
+    if seat.controller and (seat.expected > 1 or environment.size > 1):
+        return _among_others(environment, seat, settings, sets)
+    return Session(settings, Topology.of(0, (seat.host,), 1), "solo", "this is a job of one process", sets)
+
+
+def _among_others(environment: Environment, seat: Seat, settings: Settings, sets: Sequence[ProcessSet]) -> Session:
+    if environment.starts_controller:
+        ensure_controller(seat.controller, seat.expected, seat.key)
+    link = Link(seat, settings.start_timeout_s)
+    try:
+        welcome = link.join(_hello(link, seat, settings, sets))
+        topology = Topology.of(welcome.rank, tuple(welcome.hosts), welcome.generation)
+        try:
+            return Session(settings, topology, welcome.engine, welcome.reason, sets, link, welcome.clock_offset_s)
+        except BaseException as error:
+            link.up.send(Leave(welcome.generation, f"rank {welcome.rank} on {topology.host} could not start: {error}"))
+            raise
+    except BaseException:
+        link.close()
+        raise
+
+
+def _hello(link: Link, seat: Seat, settings: Settings, sets: Sequence[ProcessSet]) -> Hello:
+    fd, number = stack_dump()
+    return Hello(
+        worker=link.worker,
+        place=seat.place,
+        expected=seat.expected,
+        host=seat.host,
+        pid=os.getpid(),
+        version=_version(),
+        engines=usable(),
+        stack_fd=fd,
+        stack_signal=number,
+        process_sets=[s.ranks for s in sets],
+    )
+
+
+def _version() -> str:
+    try:
+        return metadata.version("farandole")
+    except metadata.PackageNotFoundError:  # run from the sources
+        return "sources"

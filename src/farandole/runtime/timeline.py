@@ -1,0 +1,121 @@
+"""The timeline: what every rank spent its time on, in one Chrome trace (chrome://tracing, ui.perfetto.dev).
+
+    create("trace.json")                                   # once, on rank 0
+    timeline = Timeline("trace.json", rank=0, host="a")    # on every rank
+    ...
+    timeline.close()
+
+The file is a JSON array without its closing bracket, which the format allows: ranks append batches of complete lines,
+each with one ``write``, so it can be read at any moment and after any crash. Times are of the controller's clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import deque
+from typing import Any, final
+
+import msgspec
+
+from farandole import events
+from farandole.errors import UsageError
+
+FLUSH_S = 0.2
+"""How much of the timeline a crash may cost."""
+
+_OVERLAPPING = ("submit", "negotiate", "queue")
+"""Phases in which several collectives of one lane can be at a time; each name gets a row of its own."""
+
+
+def create(path: str) -> None:
+    """Make the file, or empty it; only its owner can read it. Raises ``UsageError`` if that is impossible."""
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)  # a rank that still writes an older timeline keeps that one
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError as error:
+        raise UsageError(
+            f"the timeline cannot be written to {path!r} ({error.strerror}): give a file in a writable place"
+        ) from error
+    with os.fdopen(fd, "wb") as file:
+        file.write(b"[\n")
+
+
+@final
+class Timeline:
+    """Appends the events of this process to the file at ``path``, which exists, from now until ``close``.
+
+    ``offset_s`` is added to this host's clock; ``mark_cycles`` also shows when orders of the controller came.
+    """
+
+    def __init__(self, path: str, rank: int, host: str, offset_s: float = 0.0, mark_cycles: bool = False) -> None:
+        self.path = path
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        self._rank, self._offset_s, self._mark_cycles = rank, offset_s, mark_cycles
+        self._lanes: dict[str, int] = {}
+        self._events: deque[events.Event] = deque()
+        self._closing = threading.Event()
+        self._lines: list[bytes] = []
+        self._line(ph="M", name="process_name", args={"name": f"rank {rank} on {host}"})
+        self._line(ph="M", name="process_sort_index", args={"sort_index": rank})
+        self._cancel = events.subscribe(self._events.append)
+        self._thread = threading.Thread(target=self._write, name="farandole-timeline", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Write what is left and stop. Idempotent."""
+        self._cancel()
+        self._closing.set()
+        self._thread.join()
+
+    def _write(self) -> None:
+        try:
+            while not self._closing.wait(FLUSH_S):
+                self._flush()
+            self._flush()
+        except OSError as error:
+            self._cancel()
+            events.logger.warning("rank %d: the timeline ends here: %s", self._rank, error)
+        finally:
+            os.close(self._fd)
+
+    def _flush(self) -> None:
+        while self._events:
+            event = self._events.popleft()
+            if isinstance(event, events.Phase):
+                self._phase(event)
+            else:
+                self._line(ph="i", s="p", name=event.text, ts=self._microseconds(event.time_s), tid=self._tid("notes"))
+        if self._lines:
+            os.write(self._fd, b"".join(self._lines))
+            self._lines.clear()
+
+    def _phase(self, phase: events.Phase) -> None:
+        begin, end = self._microseconds(phase.begin_s), self._microseconds(phase.end_s)
+        tid = self._tid(phase.lane)
+        if phase.phase == "cycle":
+            if self._mark_cycles:
+                self._line(ph="i", s="t", name="cycle", ts=begin, tid=tid)
+        elif phase.phase in _OVERLAPPING:
+            same = {"cat": phase.lane, "id": phase.name, "name": phase.phase, "tid": tid}
+            self._line(ph="b", ts=begin, args={"name": phase.name, "kind": phase.kind}, **same)
+            self._line(ph="e", ts=end, **same)
+        else:
+            args = {"name": phase.name, "kind": phase.kind, "bytes": phase.nbytes}
+            self._line(ph="X", cat=phase.lane, name=phase.phase, ts=begin, dur=end - begin, tid=tid, args=args)
+
+    def _tid(self, lane: str) -> int:
+        """The number of a lane's row; the first use names it."""
+        tid = self._lanes.get(lane)
+        if tid is None:
+            tid = self._lanes[lane] = len(self._lanes)
+            self._line(ph="M", name="thread_name", tid=tid, args={"name": lane})
+        return tid
+
+    def _line(self, **fields: Any) -> None:
+        self._lines.append(msgspec.json.encode({"pid": self._rank, **fields}) + b",\n")
+
+    def _microseconds(self, time_s: float) -> float:
+        return round((time_s + self._offset_s) * 1e6, 3)
