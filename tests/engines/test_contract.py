@@ -6,8 +6,8 @@ import functools
 
 import pytest
 
-from farandole.engines import choose
-from farandole.settings import Settings
+from farandole.engines import factory
+from farandole.engines.choose import CANDIDATES
 from farandole.testing.engine_contract import CASES, run_contract
 from farandole.testing.harness import run_ranks
 from farandole.testing.rank import Member
@@ -16,7 +16,7 @@ LAUNCHES = [("solo", 1), *((engine, size) for engine in ("shm", "gloo") for size
 
 
 def _program(member: Member, engine: str) -> dict[str, str]:
-    return run_contract(member, lambda group, exchange: choose.create(engine, group, exchange, Settings()))
+    return run_contract(member, functools.partial(factory.make, engine))
 
 
 @functools.cache
@@ -27,8 +27,7 @@ def _launch(engine: str, size: int) -> list[dict[str, str]]:
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(("engine", "size"), LAUNCHES)
 def test_engine(engine: str, size: int, case: str) -> None:
-    usable, reason = choose.usable()[engine]
-    if engine == "gloo" and not usable:
-        pytest.skip(reason)
+    if engine == "gloo" and (lack := CANDIDATES[engine].lacks()):
+        pytest.skip(lack)
     found = {f"rank {rank}": wrong[case] for rank, wrong in enumerate(_launch(engine, size)) if wrong[case]}
     assert not found, "\n".join(f"{rank}:\n{text}" for rank, text in found.items())

@@ -81,10 +81,10 @@ def _pickle(program: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     """By value, as the module of a test cannot be imported by name in another process."""
     module = inspect.getmodule(program)
     if module is None or module.__name__.partition(".")[0] in ("farandole", "__main__"):
-        return cloudpickle.dumps((program, args))
+        return bytes(cloudpickle.dumps((program, args)))
     cloudpickle.register_pickle_by_value(module)
     try:
-        return cloudpickle.dumps((program, args))
+        return bytes(cloudpickle.dumps((program, args)))
     finally:
         cloudpickle.unregister_pickle_by_value(module)
 

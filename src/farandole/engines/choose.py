@@ -1,0 +1,99 @@
+"""Which engine a job gets: what can run here, and one table that chooses.
+
+>>> choose("auto", ["a", "a"], [["solo", "shm"], ["solo", "shm", "gloo"]])
+('shm', 'all 2 ranks are on one host')
+>>> choose("auto", ["a", "b"], [["solo", "shm", "gloo"]] * 2)
+('gloo', '2 ranks are on 2 hosts')
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import final
+
+from farandole.errors import UnsupportedError
+
+SHM_MEMBERS = 64
+"""How many ranks of a host one shared segment connects."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An engine: what it is for, and what it needs. ``lacks()`` says what this process lacks for it, "" for nothing."""
+
+    name: str
+    serves: str
+    lacks: Callable[[], str]
+    remedy: str
+
+
+def _lacks_native() -> str:
+    if find_spec("farandole._native") is None:
+        return "the native core farandole._native is not built"
+    return "" if hasattr(os, "memfd_create") else "this system has no memfd_create (Linux has)"
+
+
+def _lacks_torch() -> str:
+    return _lacks_native() or ("" if find_spec("torch") else "torch is not installed")
+
+
+CANDIDATES = {
+    candidate.name: candidate
+    for candidate in (
+        Candidate("solo", "jobs of one rank", lambda: "", ""),
+        Candidate("shm", "ranks of one host", _lacks_native, "install a wheel of farandole, or type: make native"),
+        Candidate("gloo", "any hosts", _lacks_torch, "type: pip install 'farandole[torch]'"),
+    )
+}
+"""Every engine there is, in the order in which ``farandole check`` lists them."""
+
+
+def usable() -> list[str]:
+    """The names of the engines that this process could use; imports no framework."""
+    return [name for name, candidate in CANDIDATES.items() if not candidate.lacks()]
+
+
+def choose(asked: str, hosts: Sequence[str], usable: Sequence[Sequence[str]]) -> tuple[str, str]:
+    """The engine of a job and why; a pure function.
+
+    ``hosts[r]`` is the host of rank ``r`` and ``usable[r]`` names the engines it could use. ``asked`` is an engine's
+    name or ``auto``. Raises ``UnsupportedError`` when none fits, with the rank and host that lacks it, and the remedy.
+    """
+    if asked != "auto":
+        if asked not in CANDIDATES:
+            raise UnsupportedError(f"there is no engine {asked!r}; the legal names are: auto, {', '.join(CANDIDATES)}")
+        if problem := _problem(asked, hosts, usable):
+            raise UnsupportedError(f"engine {asked} was asked for, but {problem}")
+        return asked, "it was asked for"
+    problems = []
+    for name in CANDIDATES:
+        problem = _problem(name, hosts, usable)
+        if not problem:
+            return name, _place(hosts)
+        problems.append(f"{name}: {problem}")
+    raise UnsupportedError("no engine can serve this job. " + "; ".join(problems))
+
+
+def _problem(name: str, hosts: Sequence[str], usable: Sequence[Sequence[str]]) -> str:
+    size, machines = len(hosts), len(set(hosts))
+    if name == "solo" and size > 1:
+        return f"it serves one rank and this job has {size}; type --engine auto"
+    if name == "shm" and machines > 1:
+        return f"it serves one host and this job has {machines} ({', '.join(sorted(set(hosts)))}); type --engine auto"
+    if name == "shm" and size > SHM_MEMBERS:
+        return f"it serves at most {SHM_MEMBERS} ranks and this job has {size}; type --engine gloo"
+    for rank, (host, names) in enumerate(zip(hosts, usable, strict=True)):
+        if name not in names:
+            return f"rank {rank} on {host} cannot use it; there, {CANDIDATES[name].remedy}"
+    return ""
+
+
+def _place(hosts: Sequence[str]) -> str:
+    if len(hosts) == 1:
+        return "this is a job of one process"
+    machines = len(set(hosts))
+    return f"all {len(hosts)} ranks are on one host" if machines == 1 else f"{len(hosts)} ranks are on {machines} hosts"
