@@ -13,10 +13,9 @@ from typing import ClassVar, final
 
 from farandole import _native
 from farandole.collective import Array, ReduceOp
+from farandole.engines.choose import SHM_MEMBERS
 from farandole.engines.engine import Engine, Exchange, Group, Memory
 from farandole.errors import UnsupportedError
-
-MOST_MEMBERS = 64
 
 _SPIN_S = 50e-6
 """About what putting a thread to sleep and waking it costs: waiting longer awake cannot pay."""
@@ -35,9 +34,9 @@ class ShmEngine(Engine):
     name: ClassVar[str] = "shm"
 
     def __init__(self, group: Group, exchange: Exchange) -> None:
-        if group.size > MOST_MEMBERS:
+        if group.size > SHM_MEMBERS:
             raise UnsupportedError(
-                f"engine shm connects at most {MOST_MEMBERS} ranks of one host, {group.label} has {group.size}: "
+                f"engine shm connects at most {SHM_MEMBERS} ranks of one host, {group.label} has {group.size}: "
                 "use --engine gloo"
             )
         self.group = group
