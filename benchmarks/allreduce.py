@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Any
 
 from benchmarks.contenders import CONTENDERS, LARGEST_BYTES
 from benchmarks.fleet import Fleet
@@ -34,7 +33,7 @@ def _tables(fleets: list[Fleet], size: int, quick: bool) -> list[Table]:
         taken: dict[str, list[float]] = {fleet.contender: [] for fleet in fleets}
         for _ in range(rounds):
             for fleet in fleets:
-                slowest = max(one for one, _ in fleet.call("reduce", nbytes, times[fleet.contender]))
+                slowest = max(fleet.call("reduce", nbytes, times[fleet.contender]))
                 taken[fleet.contender].append(slowest * 1e6)
         wall[nbytes] = {name: Sample.of(values) for name, values in taken.items()}
     return [*_speed(wall, size), _waiting(fleets, size)]
@@ -42,8 +41,8 @@ def _tables(fleets: list[Fleet], size: int, quick: bool) -> list[Table]:
 
 def _times(fleet: Fleet, nbytes: int, seconds: float) -> int:
     """How often to repeat so that a round lasts about ``seconds``."""
-    guess: list[Any] = fleet.call("reduce", nbytes, 2)
-    return max(2, min(2000, int(seconds / max(one for one, _ in guess))))
+    guess = max(fleet.call("reduce", nbytes, 2))
+    return max(2, min(2000, int(seconds / max(guess, 1e-6))))
 
 
 def _speed(wall: dict[int, dict[str, Sample]], size: int) -> list[Table]:

@@ -42,9 +42,8 @@ class Shm(Contender):
 
     def open(self) -> None:
         """Make an engine."""
-        from farandole.engines.shm import ShmEngine
-
         from farandole.engines.engine import Group
+        from farandole.engines.shm import ShmEngine
 
         ranks = tuple(range(self.size))
         group = Group(self.rank, ranks, ("localhost",) * self.size, 1, "bench")
