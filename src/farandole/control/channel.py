@@ -200,7 +200,7 @@ class Dealer:
         self._interrupted = self._closed = False
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll = select.poll()
-        for fd in (self._socket.fileno(), self._monitor.fd, self._bell):
+        for fd in self.fds:
             self._poll.register(fd, select.POLLIN)
         try:
             self._knock(timeout_s)
@@ -216,7 +216,7 @@ class Dealer:
                 raise ControlError(f"a {type(message).__name__} was sent after close(), to {self.address}")
             self._socket.send(frame, zmq.NOBLOCK)
             # Sending may take in the signal of a message that has just come; then nothing else wakes the receiver.
-            if self._receiving.locked() and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            if int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
                 os.eventfd_write(self._bell, 1)
 
     def recv(self, timeout_s: float | None = None) -> messages.Any | None:
@@ -225,6 +225,11 @@ class Dealer:
         with self._receiving:
             frame = self._next_frame(deadline)
         return None if frame is None else messages.decode(frame)
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """For a loop of one's own: when one of these is readable, call ``recv(0.0)`` until it returns ``None``."""
+        return self._socket.fileno(), self._monitor.fd, self._bell
 
     @property
     def interrupted(self) -> bool:
@@ -279,12 +284,12 @@ class Dealer:
                     return self._socket.recv(zmq.NOBLOCK)
                 except zmq.Again:
                     self._check_peer()
-            left_s = None if deadline is None else deadline - time.monotonic()
-            if left_s is not None and left_s <= 0:
+            left_ms = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
+            ready = self._poll.poll(left_ms)
+            if not ready:
                 return None
-            for fd, _ in self._poll.poll(None if left_s is None else left_s * 1000):
-                if fd == self._bell and not self._interrupted:
-                    os.eventfd_read(self._bell)
+            if not self._interrupted and self._bell in (fd for fd, _ in ready):
+                os.eventfd_read(self._bell)
         return None
 
     def _check_peer(self) -> None:

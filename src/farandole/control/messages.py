@@ -274,13 +274,18 @@ class WorkerSpec(msgspec.Struct, frozen=True):
 
 @final
 class StartWorkers(Message, frozen=True):
-    """Start these; write their output to ``output_dir`` if given, else to the agent's own standard streams."""
+    """Start these; write their output to ``output_dir`` if given, else to the agent's own standard streams.
+
+    ``size`` is that of the job; ``grace_s`` is for what workers leave running when they end.
+    """
 
     workers: list[WorkerSpec]
     output_dir: str = ""
     timestamps: bool = False
     colour: bool = False
     cwd: str = ""
+    size: int = 1
+    grace_s: float = 5.0
 
 
 @final

@@ -1,0 +1,10 @@
+"""``python -m farandole`` is ``farandole``."""
+
+from __future__ import annotations
+
+import sys
+
+from farandole.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,192 @@
+"""Processes and their trees: started so that they cannot outlive us, ended with all their descendants, and described.
+
+    adopt_orphans()
+    spawn(["bash", "train.sh"], stdout=write_end, death_signal=signal.SIGKILL)
+    signal_descendants(signal.SIGTERM)               # the child, its children, and theirs
+    for pid, code in reap(): print(describe(code))  # "exited with code 3", "was killed by SIGSEGV"
+
+Linux only: parent-death signals, child subreapers and ``/proc`` are what makes the promises hold.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from farandole.errors import ControlError
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+NOT_EXECUTABLE = 126
+NOT_FOUND = 127
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent dies, so that none can slip away."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def spawn(
+    command: Sequence[str],
+    *,
+    death_signal: int,
+    stdin: int = subprocess.DEVNULL,
+    stdout: int | None = None,
+    stderr: int | None = None,
+    environment: Mapping[str, str] | None = None,
+    cwd: str | None = None,
+) -> int:
+    """Start ``command`` in a session of its own; the kernel sends it ``death_signal`` when this thread ends.
+
+    Returns its process number, for ``reap`` or ``os.waitpid``. Call it before other threads are started, from one that
+    lives as long as the child should. Raises ``OSError`` as ``subprocess`` does.
+    """
+    child = subprocess.Popen(
+        command,
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        env=None if environment is None else dict(environment),
+        cwd=cwd or None,
+        start_new_session=True,
+        preexec_fn=_bound_to_parent(os.getpid(), death_signal),  # noqa: PLW1509 (the caller has no threads yet)
+    )
+    child.returncode = 0  # so that subprocess leaves the reaping to the caller
+    return child.pid
+
+
+def descendants(pid: int | None = None) -> list[int]:
+    """All living descendants of ``pid`` (default: this process), parents before children."""
+    children: dict[int, list[int]] = {}
+    for child, parent in _parents():
+        children.setdefault(parent, []).append(child)
+    found = list(children.get(os.getpid() if pid is None else pid, ()))
+    for one in found:
+        found.extend(children.get(one, ()))
+    return found
+
+
+def signal_descendants(number: int) -> None:
+    """Send a signal to every descendant of this process."""
+    for pid in descendants():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def reap() -> Iterator[tuple[int, int]]:
+    """The children that have ended, each with its exit status or minus the signal's number. Never blocks."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        yield pid, os.waitstatus_to_exitcode(status)
+
+
+def has_children() -> bool:
+    """True while a child is alive or not yet reaped."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def describe(code: int) -> str:
+    """How a process ended, to be put after its name.
+
+    >>> describe(3), describe(-9)
+    ('exited with code 3', 'was killed by SIGKILL')
+    """
+    return f"exited with code {code}" if code >= 0 else f"was killed by {signal_name(-code)}"
+
+
+def exit_status(code: int) -> int:
+    """What a shell makes of it: 128 and the signal's number for a process that was killed."""
+    return code if code >= 0 else 128 - code
+
+
+def signal_name(number: int) -> str:
+    """``SIGKILL`` for 9; real-time signals and unknown ones by number."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def refusal(command: Sequence[str], error: OSError) -> tuple[int, str]:
+    """The exit status of a shell, and the words, for a command that could not be started."""
+    name = command[0]
+    if isinstance(error, (PermissionError, IsADirectoryError)) or error.errno == 8:  # ENOEXEC: no "#!" line
+        hint = f"python {name}" if name.endswith(".py") else f"chmod +x {name}"
+        return NOT_EXECUTABLE, f"{name} is not executable; type: {hint}"
+    if isinstance(error, FileNotFoundError):
+        if error.filename not in (None, name):
+            return NOT_EXECUTABLE, f"{name} cannot be started: there is no {error.filename}"
+        hint = f"; type: python {name}" if os.path.exists(name) else ""
+        return NOT_FOUND, f"{name} was not found, neither as a file nor on the PATH{hint}"
+    return NOT_EXECUTABLE, f"{name} cannot be started: {error}"
+
+
+def dump_stack(pid: int, number: int, fd: int, deadline_s: float = 2.0, quiet_s: float = 0.05) -> str:
+    """The text a process writes to its descriptor ``fd`` when it gets signal ``number`` (see ``faulthandler.register``).
+
+    Works while the process computes, waits or holds the GIL. Raises ``ControlError`` if nothing comes in time.
+    """
+    try:
+        with open(f"/proc/{pid}/fd/{fd}", "rb") as file:
+            before = file.seek(0, os.SEEK_END)
+            os.kill(pid, number)
+            _until_quiet(lambda: os.fstat(file.fileno()).st_size, before, deadline_s, quiet_s)
+            return file.read().decode(errors="replace")
+    except OSError as error:
+        raise ControlError(f"no stack of process {pid}: {error.strerror}") from error
+
+
+def _until_quiet(size: Callable[[], int], before: int, deadline_s: float, quiet_s: float) -> None:
+    """Wait until ``size`` has grown past ``before`` and stopped growing; the kernel offers no event for that."""
+    deadline = time.monotonic() + deadline_s
+    seen, since = before, time.monotonic()
+    while (now := time.monotonic()) < deadline:
+        if (new := size()) != seen:
+            seen, since = new, now
+        elif seen > before and now - since >= quiet_s:
+            return
+        time.sleep(0.005)
+    if seen == before:
+        raise ControlError(f"the process wrote no stack within {deadline_s:g} s: it is stopped or starved")
+
+
+def _parents() -> Iterator[tuple[int, int]]:
+    """Every process with its parent. Zombies are left out: they need reaping, not ending."""
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+                state, parent = file.read().rpartition(b") ")[2].split(b" ", 2)[:2]
+                if state != b"Z":
+                    yield int(name), int(parent)
+
+
+def _bound_to_parent(parent: int, death_signal: int) -> Callable[[], None]:
+    def prepare() -> None:
+        _prctl(PR_SET_PDEATHSIG, death_signal)
+        if os.getppid() != parent:  # it died before the kernel knew
+            os._exit(1)
+
+    return prepare
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, value, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"prctl({option}): {os.strerror(number)}")

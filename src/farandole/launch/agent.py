@@ -1,0 +1,223 @@
+"""The agent: one small process per host that starts, watches and ends workers and passes their output on.
+
+The launcher starts it with its charge, one line of JSON, on standard input. What follows there is printed on standard
+error, between the workers' lines; the end of it means that the launcher is gone, and then the workers are killed. When
+the agent itself is killed, the kernel kills the workers. No framework is imported here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from typing import final
+
+import msgspec
+
+import farandole
+from farandole.control import process
+from farandole.control.channel import Dealer
+from farandole.control.keys import JobKeys
+from farandole.control.messages import (
+    AgentHello,
+    DumpStack,
+    Exited,
+    Goodbye,
+    Message,
+    Stack,
+    Started,
+    StopWorkers,
+    WorkerSpec,
+)
+from farandole.control.output import Pump
+from farandole.errors import ControlError
+from farandole.launch.charge import IDENTITY, Charge
+from farandole.launch.streams import Streams
+
+CONNECT_S = 10.0
+SETTLE_S = 0.2
+"""How long the news of a worker's death may wait for its last words to be read."""
+
+KILL_AGAIN_S = 0.2
+ORPHAN_S = 1.0
+"""How long an agent without a launcher tries to write what is left of the output."""
+
+
+@final
+class Agent:
+    """A single-threaded loop over the controller's messages, signals and standard input; output has its own thread."""
+
+    def __init__(self, charge: Charge) -> None:
+        self._charge = charge
+        self._pump = Pump()
+        self._streams = Streams(self._pump, charge.start)
+        self._workers: dict[int, int] = {}
+        self._unstarted: list[Exited] = []
+        self._dealer: Dealer | None = None
+        self._poll = select.poll()
+        self._kill_at: float | None = None
+        self._give_up_at: float | None = None
+        self._finishing = False
+        self._heard = b""
+        self._signals, self._signalled = os.pipe()
+
+    def run(self) -> None:
+        """Start the workers and serve until all have ended and all they wrote is written."""
+        self._listen()
+        for spec in self._charge.start.workers:
+            self._start(spec)
+        self._pump.start()
+        for fd in (0, self._signals, self._pump.ended):
+            self._poll.register(fd, select.POLLIN)
+        self._connect()
+        self._reap()
+        self._serve()
+        self._post(Goodbye())
+        if self._dealer is not None:
+            self._dealer.close()
+
+    def _listen(self) -> None:
+        """Turn signals into bytes on a pipe, so that one call waits for everything."""
+        for fd in (self._signals, self._signalled):
+            os.set_blocking(fd, False)
+        signal.set_wakeup_fd(self._signalled, warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, lambda *_: None)
+
+    def _start(self, spec: WorkerSpec) -> None:
+        try:
+            with self._streams.open(spec.place) as (stdout, stderr):
+                pid = process.spawn(
+                    spec.command,
+                    death_signal=signal.SIGKILL,
+                    stdout=stdout,
+                    stderr=stderr,
+                    environment={**os.environ, **spec.environment},
+                    cwd=self._charge.start.cwd,
+                )
+        except OSError as error:
+            code, words = process.refusal(spec.command, error)
+            self._unstarted.append(Exited(spec.place, -1, code, "", words))
+        else:
+            self._workers[pid] = spec.place
+
+    def _connect(self) -> None:
+        """Join the control plane, after the workers were started: they have more to load than we."""
+        host = self._charge.host
+        keys = JobKeys.from_secret(self._charge.secret)
+        try:
+            self._dealer = Dealer(self._charge.address, IDENTITY + host.encode(), keys, timeout_s=CONNECT_S)
+        except ControlError as error:
+            self._pump.say(self._streams.stderr, f"farandole: the agent on {host} gives up: {error}".encode())
+            self._orphaned()
+            return
+        for fd in self._dealer.fds:
+            self._poll.register(fd, select.POLLIN)
+        self._post(AgentHello(host, os.getpid(), farandole.__version__))
+        for pid, place in self._workers.items():
+            self._post(Started(place, pid))
+        for ended in self._unstarted:
+            self._post(ended)
+
+    def _serve(self) -> None:
+        while True:
+            ready = {fd for fd, _ in self._poll.poll(self._patience_ms())}
+            if self._signals in ready:
+                self._on_signals()
+            if 0 in ready:
+                self._hear()
+            self._receive()
+            now = time.monotonic()
+            if self._pump.ended in ready or (self._give_up_at is not None and now >= self._give_up_at):
+                return
+            if self._kill_at is not None and now >= self._kill_at:
+                self._stop(0.0)
+
+    def _patience_ms(self) -> float | None:
+        deadlines = [t for t in (self._kill_at, self._give_up_at) if t is not None]
+        return max(0.0, min(deadlines) - time.monotonic()) * 1000 if deadlines else None
+
+    def _on_signals(self) -> None:
+        if signal.SIGTERM in os.read(self._signals, 4096):
+            self._orphaned()
+        self._reap()
+
+    def _hear(self) -> None:
+        """Print what the launcher says; the end of it is the end of the launcher."""
+        text = os.read(0, 2**16)
+        lines, newline, rest = (self._heard + text).rpartition(b"\n")
+        self._heard = rest
+        if newline:
+            self._pump.say(self._streams.stderr, lines)
+        if not text:
+            self._poll.unregister(0)
+            self._orphaned()
+
+    def _receive(self) -> None:
+        try:
+            while self._dealer is not None and (message := self._dealer.recv(0.0)) is not None:
+                if isinstance(message, StopWorkers):
+                    self._stop(message.grace_s)
+                elif isinstance(message, DumpStack):
+                    threading.Thread(target=self._dump, args=(message, self._dealer), daemon=True).start()
+        except ControlError:
+            assert self._dealer is not None
+            for fd in self._dealer.fds:
+                self._poll.unregister(fd)
+            self._dealer.close()
+            self._dealer = None
+            self._orphaned()
+
+    def _dump(self, message: DumpStack, dealer: Dealer) -> None:
+        try:
+            text = process.dump_stack(message.pid, message.signal, message.fd)
+        except ControlError as error:
+            text = str(error)
+        with contextlib.suppress(ControlError):  # the job has ended meanwhile
+            dealer.send(Stack(message.place, text))
+
+    def _post(self, message: Message) -> None:
+        if self._dealer is not None:
+            self._dealer.send(message)
+
+    def _reap(self) -> None:
+        for pid, code in process.reap():
+            if pid in self._workers:
+                place = self._workers.pop(pid)
+                self._post(Exited(place, pid, code, self._streams.tail(place, SETTLE_S) if code else ""))
+        if self._workers or self._finishing:
+            return
+        if not process.has_children():
+            self._finishing, self._kill_at = True, None
+            self._pump.finish()
+        elif self._kill_at is None:
+            self._stop(self._charge.start.grace_s)
+
+    def _stop(self, grace_s: float) -> None:
+        """TERM for all workers and what they started; KILL when the grace is over, and again until none is left."""
+        if self._finishing:
+            return
+        process.signal_descendants(signal.SIGTERM if grace_s > 0 else signal.SIGKILL)
+        self._kill_at = time.monotonic() + (grace_s or KILL_AGAIN_S)
+
+    def _orphaned(self) -> None:
+        """Nobody is left to work for."""
+        self._give_up_at = time.monotonic() + ORPHAN_S
+        self._stop(0.0)
+
+
+def main() -> None:
+    """Entry of the process."""
+    line = sys.stdin.buffer.readline()
+    if not line.endswith(b"\n"):
+        sys.exit("farandole: the agent got no charge: 'farandole run' starts it, not you")
+    process.adopt_orphans()
+    Agent(msgspec.json.decode(line, type=Charge)).run()
+
+
+if __name__ == "__main__":
+    main()

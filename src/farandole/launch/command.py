@@ -1,0 +1,125 @@
+"""The command ``farandole run``: its options, and the job they ask for.
+
+parser = argparse.ArgumentParser()
+add_parser(parser.add_subparsers())
+args = parser.parse_args(["run", "-np", "4", "python", "train.py"])
+sys.exit(main(args))
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import socket
+import sys
+
+import farandole
+from farandole.errors import UsageError
+from farandole.launch import plan
+from farandole.launch.launcher import Launcher
+from farandole.launch.options import add_knobs, knob_arguments, read_file
+from farandole.settings import Settings
+
+EXAMPLES = """\
+examples:
+  farandole run -np 4 python train.py --epochs 10
+  farandole run -np 4 --output-filename logs --timeline trace.json python train.py
+  farandole run -np 2 --horovod python script_written_for_horovod.py
+
+Each line that a worker prints appears with its rank, [2]<stdout>: or
+[2]<stderr>:. The first worker that fails ends the job, and its exit code is
+the job's; 128+N stands for signal N. Ctrl-C ends the job in good order, twice
+at once. Workers read nothing from standard input.
+"""
+HOROVOD_SITE = os.path.join(os.path.dirname(os.path.abspath(farandole.__file__)), "compat", "site")
+"""Holds a package named ``horovod`` that is Farandole."""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``run`` to the commands."""
+    parser = subparsers.add_parser(
+        "run",
+        help="run a command on N workers",
+        usage="farandole run -np N [options] COMMAND ...",
+        description=EXAMPLES,
+    )
+    add_job_options(parser)
+    parser.add_argument(
+        "--horovod", action="store_true", help="let 'import horovod' mean Farandole in the workers and their children"
+    )
+    add_knobs(parser)
+    parser.add_argument("command", nargs=argparse.PARSER, metavar="COMMAND", help="what every worker runs")
+    parser.set_defaults(main=main)
+
+
+def add_job_options(parser: argparse.ArgumentParser) -> None:
+    """The options that say how many workers, where, and what becomes of their output; the names are Horovod's."""
+    parser.add_argument("-np", "--num-proc", type=int, dest="np", metavar="N", help="number of workers")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="where they may run (default: localhost:N)")
+    where.add_argument("-hostfile", "--hostfile", metavar="FILE", help="the same from a file, lines of: HOST slots=N")
+    parser.add_argument(
+        "--output-filename", default="", metavar="DIR", help="write to DIR/rank.<rank>/stdout and stderr instead"
+    )
+    parser.add_argument(
+        "-prefix-timestamp",
+        "--prefix-output-with-timestamp",
+        action="store_true",
+        dest="timestamps",
+        help="put the time before every line",
+    )
+    parser.add_argument("--verbose", action="store_true", help="say what is started where")
+    parser.add_argument("--config-file", metavar="FILE", help='settings in TOML: engine = "shm"')
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the job that ``args`` ask for; returns its exit status."""
+    command = args.command[1:] if args.command[0] == "--" else args.command
+    settings = Settings.resolve(
+        knob_arguments(args), read_file(args.config_file) if args.config_file else None, os.environ
+    )
+    return run_job(job(args, command, settings, (HOROVOD_SITE,) if args.horovod else ()))
+
+
+def job(args: argparse.Namespace, command: list[str], settings: Settings, python_path: tuple[str, ...]) -> plan.Job:
+    """The job that the options of ``add_job_options`` describe; raises ``UsageError`` for one that cannot be."""
+    here = socket.gethostname()
+    return plan.Job(
+        command,
+        hosts=plan.on_this_host(plan.place(args.np, _hosts(args)), here),
+        settings=settings,
+        output_dir=args.output_filename,
+        timestamps=args.timestamps,
+        verbose=args.verbose,
+        python_path=python_path,
+    )
+
+
+def run_job(job: plan.Job) -> int:
+    """Run a job to its end in this process, say how it ended if that was not well, and return its exit status."""
+    if HOROVOD_SITE in job.python_path:
+        _say_which_horovod()
+    status, words = Launcher(job, owns_process=True).run()
+    if words:
+        print(f"farandole: {words}", file=sys.stderr)
+    return status
+
+
+def _hosts(args: argparse.Namespace) -> tuple[plan.Host, ...]:
+    if args.hosts:
+        return plan.parse_hosts(args.hosts)
+    if not args.hostfile:
+        return ()
+    try:
+        with open(args.hostfile, encoding="utf-8") as file:
+            return plan.parse_hostfile(file.read())
+    except OSError as error:
+        raise UsageError(f"the host file {args.hostfile} cannot be read: {error.strerror}") from error
+
+
+def _say_which_horovod() -> None:
+    """With the real one installed too, say which one the workers get."""
+    real = importlib.util.find_spec("horovod")
+    if real is not None and real.origin and not real.origin.startswith(HOROVOD_SITE):
+        print(f"farandole: 'import horovod' is Farandole in this job, not {real.origin} (--horovod)", file=sys.stderr)

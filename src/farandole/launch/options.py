@@ -1,0 +1,119 @@
+"""Command-line options of the knobs, and a parser that says what was meant.
+
+    parser = Parser(prog="farandole run")
+    add_knobs(parser)
+    arguments = knob_arguments(parser.parse_args(["--engine", "gloo"]))     # {"engine": "gloo"}
+    settings = Settings.resolve(arguments)
+
+Every knob of ``settings`` becomes an option by itself; nothing about a knob is written here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+import sys
+import textwrap
+import typing
+from typing import Any, NoReturn, final
+
+from farandole.errors import SettingsError, UsageError
+from farandole.settings import KNOBS, Knob, Settings
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+USAGE_ERROR = 2
+WIDTH = 80
+
+
+@final
+class Parser(argparse.ArgumentParser):
+    """Refuses what it does not know with the nearest it does; help is 80 columns wide and shows defaults."""
+
+    def __init__(self, **options: Any) -> None:
+        options.setdefault("formatter_class", _Formatter)
+        super().__init__(allow_abbrev=False, **options)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """As argparse's, but a command answers for its own unknown options and does not hand them up."""
+        parsed, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return parsed, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong and what to type, and exit with 2."""
+        self.exit(USAGE_ERROR, f"{self.prog}: {message}{self._hint(message)}\n")
+
+    def _hint(self, message: str) -> str:
+        legal = sorted(self._option_string_actions)
+        unknown = re.search(r"unrecognized arguments: (-[^\s=]*)", message)
+        if not unknown:
+            return f"\nSee: {self.prog} --help"
+        close = difflib.get_close_matches(unknown[1], legal, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        listed = textwrap.fill(f"The options are: {', '.join(legal)}", WIDTH, break_on_hyphens=False)
+        return f"{hint}\n{listed}"
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=30, width=WIDTH)
+
+
+def add_knobs(parser: argparse.ArgumentParser) -> None:
+    """One option for every knob that has flags, under the heading of its group."""
+    headings = dict.fromkeys(knob.group for knob in KNOBS.values())
+    groups = {heading: parser.add_argument_group(heading) for heading in headings}
+    for name, annotation in typing.get_type_hints(Settings).items():
+        knob = KNOBS[name]
+        for flags, switch in ((knob.flags, True), (knob.off_flags, False)):
+            if flags:
+                _add(groups[knob.group], name, knob, annotation, flags, switch)
+
+
+def knob_arguments(parsed: argparse.Namespace) -> dict[str, Any]:
+    """What was said about knobs on the command line, by their names, in their units."""
+    return {
+        name: round(value * knob.flag_scale) if knob.flag_scale != 1.0 else value
+        for name, knob in KNOBS.items()
+        if (value := getattr(parsed, name, None)) is not None
+    }
+
+
+def read_file(path: str) -> dict[str, Any]:
+    """The knobs of a TOML file; raises ``UsageError`` for one that cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise UsageError(f"the settings file {path} cannot be read: {error.strerror}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(
+            f"the settings file {path} is not TOML: {error}; write lines like: engine = 'shm'"
+        ) from error
+
+
+def _add(
+    group: argparse._ArgumentGroup, name: str, knob: Knob, annotation: Any, flags: tuple[str, ...], switch: bool
+) -> None:
+    """One option; ``switch`` is false for flags that turn a knob off."""
+    default = getattr(Settings(), name)
+    if annotation is bool:
+        told = f"{knob.help} (default: {'yes' if default else 'no'})" if switch else f"do not {knob.help}"
+        if switch:
+            group.add_argument(*flags, dest=name, default=None, action=argparse.BooleanOptionalAction, help=told)
+        else:
+            group.add_argument(*flags, dest=name, default=None, action="store_const", const=False, help=told)
+        return
+    shown = str(default) if knob.flag_scale == 1.0 else f"{default / knob.flag_scale:g}"
+    told = f"{knob.help} (default: {shown})" if shown else knob.help
+    if typing.get_origin(annotation) is typing.Literal:
+        group.add_argument(*flags, dest=name, type=str.lower, choices=typing.get_args(annotation), help=told)
+    else:
+        metavar = {int: "N", float: "X", str: "FILE"}[annotation]
+        group.add_argument(*flags, dest=name, type=annotation, metavar=metavar, help=told)

@@ -1,0 +1,137 @@
+"""What the end of a worker, or a signal, means for the job. Pure: every decision comes with its reason.
+
+>>> policy = Policy(size=2, on_failure="stop")
+>>> policy.exited(End(1, "hostA", -9)).reason
+'rank 1 on hostA was killed by SIGKILL'
+>>> policy.status
+137
+"""
+
+from __future__ import annotations
+
+import signal
+from enum import Enum
+from typing import NamedTuple, final
+
+import msgspec
+
+from farandole.control.process import describe, exit_status, signal_name
+from farandole.settings import OnFailure
+
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@final
+class Action(Enum):
+    """What the launcher does next."""
+
+    GO_ON = "go on"
+    STOP = "ask every worker to end, and kill those that have not after the grace"
+    KILL = "kill every worker now"
+
+
+class Decision(NamedTuple):
+    """An action and why."""
+
+    action: Action
+    reason: str
+
+
+@final
+class End(msgspec.Struct, frozen=True):
+    """How one worker ended. ``error`` says why it could not be started at all."""
+
+    place: int
+    host: str
+    code: int
+    tail: str = ""
+    error: str = ""
+
+    def __str__(self) -> str:
+        """Who ended and how, for people."""
+        who = f"rank {self.place} on {self.host}"
+        return f"{who} could not be started: {self.error}" if self.error else f"{who} {describe(self.code)}"
+
+
+@final
+class Policy:
+    """The first failure decides: it ends the job (``stop``), or only its exit code (``continue``)."""
+
+    def __init__(self, size: int, on_failure: OnFailure) -> None:
+        self._size = size
+        self._on_failure = on_failure
+        self._ends: list[End] = []
+        self._failures: list[End] = []
+        self._signals: list[int] = []
+        self._broken: tuple[str, int] | None = None
+        self._ending = False
+
+    @property
+    def finished(self) -> bool:
+        """True once every worker has ended."""
+        return len(self._ends) == self._size
+
+    @property
+    def status(self) -> int:
+        """The exit status of the job, as it stands."""
+        if self._signals:
+            return 128 + self._signals[0]
+        if self._failures:
+            return exit_status(self._failures[0].code)
+        return self._broken[1] if self._broken else 0
+
+    def running(self) -> list[int]:
+        """The ranks that have not ended."""
+        return sorted(set(range(self._size)) - {end.place for end in self._ends})
+
+    def exited(self, end: End) -> Decision:
+        """A worker has ended."""
+        self._ends.append(end)
+        if end.code == 0 or self._ending:
+            return Decision(Action.GO_ON, str(end))
+        self._failures.append(end)
+        if self._on_failure == "continue" and not end.error:
+            return Decision(Action.GO_ON, f"{end}; the others go on (--on-failure continue)")
+        self._ending = True
+        return Decision(Action.STOP, str(end))
+
+    def interrupted(self, number: int) -> Decision:
+        """The launcher got a signal that asks it to end: the first time orderly, the second time at once."""
+        self._signals.append(number)
+        self._ending = True
+        if len(self._signals) > 1:
+            return Decision(Action.KILL, f"{signal_name(number)} again: killing the workers")
+        running = len(self.running())
+        return Decision(
+            Action.STOP, f"{signal_name(number)}: ending {running} worker{'s' * (running != 1)} (again: kill at once)"
+        )
+
+    def agent_lost(self, host: str, code: int) -> Decision:
+        """An agent ended before its workers did; the kernel has killed them."""
+        self._ending = True
+        self._broken = self._broken or (
+            f"the agent on {host} {describe(code)}; its workers were killed",
+            exit_status(code) or 1,
+        )
+        return Decision(Action.KILL, self._broken[0])
+
+    def last_words(self) -> str:
+        """Why the job ended as it did; "" for one that went well."""
+        if self._signals:
+            return f"the job was ended by {signal_name(self._signals[0])}"
+        if not self._failures:
+            return self._broken[0] if self._broken else ""
+        first, *later = self._failures
+        words = [
+            str(first)
+            + (
+                ""
+                if first.error
+                else "; the last lines of its stderr:"
+                if first.tail
+                else "; it wrote nothing to stderr"
+            )
+        ]
+        words += [f"    {line}" for line in first.tail.splitlines()]
+        words += [f"after that, {end}" for end in later]
+        return "\n".join(words)

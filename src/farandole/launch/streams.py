@@ -1,0 +1,78 @@
+"""Where the output of each worker goes, and what is put before its lines.
+
+On the launcher's own streams a line reads ``[3]<stderr>:text``, the form that Horovod's launcher gave it. In files
+there is one folder per rank, ``rank.<padded>/stdout`` and ``stderr``, and the lines are bare.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import final
+
+from farandole.control.messages import StartWorkers
+from farandole.control.output import Pump, Sink, Source, Tag
+
+STREAMS = ("stdout", "stderr")
+COLOURS = (36, 33, 35, 32, 34, 31)
+
+
+@final
+class Streams:
+    """Opens the two streams of each worker and remembers the last lines of its standard error."""
+
+    def __init__(self, pump: Pump, start: StartWorkers) -> None:
+        self._pump = pump
+        self._start = start
+        self._sources: dict[int, Source] = {}
+        screen = Sink(1)
+        self._screens = (screen, screen if screen.live and _same_terminal(1, 2) else Sink(2))
+
+    @property
+    def stderr(self) -> Sink:
+        """Where the agent's and the launcher's own words go."""
+        return self._screens[1]
+
+    @contextmanager
+    def open(self, place: int) -> Iterator[tuple[int, int]]:
+        """The descriptors to start the worker with; ours are closed at the end of the block. Raises ``OSError``."""
+        ends: list[int] = []
+        try:
+            for name, screen in zip(STREAMS, self._screens, strict=True):
+                sink = self._file(place, name) if self._start.output_dir else screen
+                reader, writer = os.pipe()
+                ends.append(writer)
+                self._sources[place] = self._pump.add(reader, sink, self._tag(place, name))
+            yield ends[0], ends[1]
+        finally:
+            for end in ends:
+                os.close(end)
+
+    def tail(self, place: int, timeout_s: float) -> str:
+        """The last lines of the worker's standard error; waits for those that are on their way."""
+        source = self._sources[place]
+        self._pump.settle([source], timeout_s)
+        return source.tail
+
+    def _file(self, place: int, name: str) -> Sink:
+        padded = str(place).zfill(len(str(self._start.size - 1)))
+        folder = os.path.join(self._start.output_dir, f"rank.{padded}")
+        os.makedirs(folder, exist_ok=True)
+        return Sink(os.open(os.path.join(folder, name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644))
+
+    def _tag(self, place: int, name: str) -> Tag:
+        fixed = b"" if self._start.output_dir else f"[{place}]<{name}>:".encode()
+        if self._start.colour and fixed:
+            fixed = b"\x1b[%dm%s\x1b[0m" % (COLOURS[place % len(COLOURS)], fixed)
+        return (lambda: _now() + fixed) if self._start.timestamps else (lambda: fixed)
+
+
+def _now() -> bytes:
+    now = time.time()
+    return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(now))}.{int(now % 1 * 1000):03d} ".encode()
+
+
+def _same_terminal(one: int, other: int) -> bool:
+    return os.isatty(other) and os.fstat(one).st_rdev == os.fstat(other).st_rdev
