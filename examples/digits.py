@@ -8,6 +8,7 @@ lines marked (1) to (5) are what makes a training script distributed; everything
 batch does not depend on the number of workers, so neither do the steps taken nor, but for rounding, the result.
 """
 
+import os
 import time
 from pathlib import Path
 
@@ -116,9 +117,13 @@ with Progress(console=console, disable=not console.is_terminal) as progress:
             line = f"{'━' * done}{'╌' * (EPOCHS - done)} {done:2}/{EPOCHS}"
             console.print(f"{line} loss {losses[-1]:.4f} accuracy {accuracies[-1]:.3f}")
 seconds = time.perf_counter() - begin
+about = hvd.statistics()
 
 if is_first:
     save_curve(losses, accuracies, OUT / "digits.png")
 console.print(f"test accuracy  {accuracies[-1]:.4f} on {len(test_y)} digits never trained on")
 console.print(f"speed          {EPOCHS * len(train) / seconds:,.0f} samples/s on {hvd.size()} worker(s)")
+console.print(f"engine         {about['engine']}, because {about['reason']}")
 console.print(f"picture        {OUT / 'digits.png'}")
+if timeline := os.environ.get("FARANDOLE_TIMELINE"):
+    console.print(f"timeline       {timeline}: open it at https://ui.perfetto.dev or chrome://tracing")

@@ -202,12 +202,13 @@ class Session:
         return self._lane.last, self._planned.now() or self._lane.inside
 
     def statistics(self) -> dict[str, Any]:
-        """Who this rank is, and what its engines count."""
+        """Who this rank is, the engine and why it was chosen, and what its engines count."""
         return {
             "generation": self.generation,
             "rank": self.topology.rank,
             "size": self.topology.size,
             "engine": self.engine,
+            "reason": self.reason,
             "engines": self._crews.statistics(),
         }
 
