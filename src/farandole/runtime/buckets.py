@@ -1,0 +1,112 @@
+"""Which gradients travel together: a pure function from what there is to buckets and offsets.
+
+    >>> pieces = [Piece(3, DType.FLOAT32), Piece(5, DType.FLOAT32), Piece(2, DType.FLOAT64)]
+    >>> layout = lay_out(pieces, bucket_bytes=2**20)
+    >>> [[slot.piece for slot in bucket.slots] for bucket in layout.buckets]
+    [[2], [1, 0]]
+
+Backward passes produce gradients from the last layer to the first, so buckets are filled in reverse order: the first
+bucket is complete first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import final
+
+from farandole.collective import DType
+
+ALIGNMENT_BYTES = 64
+"""Every piece begins on a cache line."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One gradient. Pieces of one ``group`` (-1: none) travel in one bucket per dtype and device, however large."""
+
+    count: int
+    dtype: DType
+    device: str = "cpu"
+    group: int = -1
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where a piece lies in its bucket; ``piece`` is its index, ``offset`` counts elements."""
+
+    piece: int
+    offset: int
+    count: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Pieces that are reduced by one collective, ``count`` elements from byte ``start`` of the layout's memory."""
+
+    dtype: DType
+    device: str
+    start: int
+    count: int
+    slots: tuple[Slot, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes, gaps included."""
+        return self.count * self.dtype.itemsize
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """All buckets, in the order in which they are reduced, and the memory they need together."""
+
+    buckets: tuple[Bucket, ...]
+    nbytes: int
+
+
+def lay_out(pieces: Sequence[Piece | None], bucket_bytes: int) -> Layout:
+    """Assign pieces to buckets of at most ``bucket_bytes`` (a larger piece, or a group, has one of its own).
+
+    ``None`` stands for a piece that does not travel in a bucket; it keeps its index.
+    """
+    gathering: dict[Hashable, list[int]] = {}
+    filled: dict[Hashable, int] = {}
+    closed: list[list[int]] = []
+    for index in reversed(range(len(pieces))):
+        piece = pieces[index]
+        if piece is None:
+            continue
+        key = (piece.dtype, piece.device, piece.group)
+        nbytes = _room(piece) * piece.dtype.itemsize
+        if key in gathering and piece.group < 0 and filled[key] + nbytes > bucket_bytes:
+            closed.append(gathering.pop(key))
+        gathering.setdefault(key, []).append(index)
+        filled[key] = nbytes if len(gathering[key]) == 1 else filled[key] + nbytes
+    members = sorted([*closed, *gathering.values()], key=lambda indices: -indices[-1])
+    return _place(pieces, members)
+
+
+def _place(pieces: Sequence[Piece | None], members: Sequence[Sequence[int]]) -> Layout:
+    buckets: list[Bucket] = []
+    start = 0
+    for indices in members:
+        slots: list[Slot] = []
+        offset = 0
+        for index, piece in ((i, pieces[i]) for i in indices):
+            assert piece is not None
+            dtype, device = piece.dtype, piece.device
+            slots.append(Slot(index, offset, piece.count))
+            offset += _room(piece)
+        buckets.append(Bucket(dtype, device, start, offset, tuple(slots)))
+        start += buckets[-1].nbytes
+    return Layout(tuple(buckets), start)
+
+
+def _room(piece: Piece) -> int:
+    """Elements a piece takes, up to the next cache line."""
+    per_line = ALIGNMENT_BYTES // piece.dtype.itemsize
+    return -(-piece.count // per_line) * per_line

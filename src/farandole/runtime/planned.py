@@ -1,0 +1,145 @@
+"""The planned lane: collectives whose order every member knows beforehand, so that nobody has to ask.
+
+    lane = PlannedLane(current(), global_process_set, "optimizer.0")
+    said = lane.meet("step 7", "ready")             # an error on every member unless all are at step 7
+    lane.allreduce("bucket 0", array, Reduction(ReduceOp.AVERAGE))
+
+One thread at a time uses a lane. Its engine is its own, so it neither waits for the negotiated lane nor holds it up.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal, TypeAlias, final
+
+from farandole import events
+from farandole.collective import Array
+from farandole.engines.engine import Memory
+from farandole.errors import MismatchError
+from farandole.runtime.process_sets import ProcessSet
+from farandole.runtime.verbs import Reduction, number_of
+
+if TYPE_CHECKING:
+    from farandole.runtime.session import Session
+
+JOINED = "joined"
+"""The state of a member that has called ``join``: it takes part in everything, wherever the others are."""
+
+REFUSED = "refused"
+"""The state of a member that cannot go on: it raises its own error, and everybody else one that names it."""
+
+
+@final
+class PlannedLane:
+    """An engine of its own among the members of a process set. Making one is collective: all use the same ``label``."""
+
+    def __init__(self, session: Session, process_set: ProcessSet, label: str) -> None:
+        self.session, self.label = session, label
+        self._engine = session.planned_engine(number_of(process_set), label)
+        self._group = self._engine.group
+
+    @property
+    def size(self) -> int:
+        """Number of members."""
+        return self._group.size
+
+    @property
+    def crosses_hosts(self) -> bool:
+        """True if its bytes travel over a network."""
+        return len(set(self._group.hosts)) > 1
+
+    def allocate(self, nbytes: int) -> Memory:
+        """Zeroed memory in which collectives are fastest. Collective."""
+        return self._engine.allocate(nbytes)
+
+    def meet(self, point: str, state: str) -> list[str]:
+        """Learn every member's ``state``; all must be at the same ``point`` of the program, except who has ``JOINED``.
+
+        Both together are at most 60 bytes. Raises ``MismatchError`` on every member if they are not, or if one has
+        ``REFUSED``; the next call works.
+        """
+        said = [s.decode().partition("|")[::2] for s in self._engine.gather_small(f"{point}|{state}".encode())]
+        if len({there for there, how in said if how != JOINED}) > 1:
+            each = "; ".join(
+                f"{self._group.name(i)} is at {there!r}" for i, (there, how) in enumerate(said) if how != JOINED
+            )
+            raise MismatchError(
+                f"the members of {self.label} are not at the same point of the program: {each}. Every rank must build "
+                "the same model and optimizer, and call backward() and step() equally often; uneven data ends in join()"
+            )
+        refused = [self._group.name(i) for i, (_, how) in enumerate(said) if how == REFUSED]
+        if refused and state != REFUSED:
+            raise MismatchError(f"{self.label} cannot go on at {point!r}: {', '.join(refused)} raised an error there")
+        return [how for _, how in said]
+
+    def allreduce(self, what: str, array: Array, how: Reduction) -> None:
+        """Reduce in place; ``what`` names it in the timeline."""
+        begin_s = time.monotonic() if events.subscribers else 0.0
+        self._engine.allreduce(array, how.op, how.prescale, how.postscale)
+        if begin_s:
+            end_s = time.monotonic()
+            name = f"{self.label}.{what}"
+            events.emit(events.Phase("planned", name, "allreduce", "reduce", begin_s, end_s, array.nbytes))
+
+    def note(self, text: str) -> None:
+        """Say something worth knowing about this lane."""
+        rank = self._group.ranks[self._group.rank]
+        events.emit(events.Note(time.time(), rank, f"{self.label}: {text}"))
+
+
+Overlap: TypeAlias = Literal["step", "backward"]
+
+
+def choose_overlap(asked: str, cores: int, local_ranks: int, crosses_hosts: bool) -> tuple[Overlap, str]:
+    """When to reduce gradients, and why: when the backward pass has ended (``step``), or while it runs (``backward``).
+
+    >>> choose_overlap("auto", cores=2, local_ranks=2, crosses_hosts=True)
+    ('step', 'the 2 cores are busy with 2 ranks')
+    """
+    if asked == "backward":
+        return "backward", "it was asked for"
+    if asked == "step":
+        return "step", "it was asked for"
+    if not crosses_hosts:
+        return "step", "within a host, reducing takes the cores that the backward pass needs"
+    if cores < 2 * local_ranks:
+        return "step", f"the {cores} cores are busy with {local_ranks} ranks"
+    return "backward", f"the network can work while {local_ranks} of {cores} cores compute"
+
+
+@final
+class Background:
+    """Runs the collectives of one backward pass in order, on a thread that lives as long as the pass.
+
+    background = Background("optimizer.0")
+    background.run(lambda: lane.allreduce(...))
+    background.finish()                             # raises what the first failing task raised
+    """
+
+    def __init__(self, label: str) -> None:
+        self._tasks: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, name=f"farandole-{label}", daemon=True)
+        self._thread.start()
+
+    def run(self, task: Callable[[], object]) -> None:
+        """Do this after what was given before; nothing more is done once a task has raised."""
+        self._tasks.put(task)
+
+    def finish(self) -> None:
+        """Wait for all of it."""
+        self._tasks.put(None)
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _work(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            if self._error is None:
+                try:
+                    task()
+                except BaseException as error:
+                    self._error = error

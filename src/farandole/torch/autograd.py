@@ -1,0 +1,152 @@
+"""The collectives as differentiable functions.
+
+The gradient of each is that of the sum, over ranks, of what each rank computes from its result: with a loss L(r) on
+rank r, ``x.grad`` is the derivative of L(0) + L(1) + ... by this rank's ``x``. A backward pass therefore runs collectives
+too, and every member must run it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from farandole.collective import ReduceOp
+from farandole.errors import UnsupportedError
+from farandole.runtime.process_sets import ProcessSet
+from farandole.runtime.verbs import Reduction
+from farandole.torch.adapter import verbs
+
+_SUM = Reduction(ReduceOp.SUM)
+
+
+def wanted(*tensors: torch.Tensor) -> bool:
+    """True if a call with these has to be recorded for a backward pass."""
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+
+
+def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
+    """Run ``function`` and record it for a backward pass."""
+    return function.apply(*arguments)
+
+
+def _grad_name(name: str | None) -> str | None:
+    return None if name is None else f"{name}.grad"
+
+
+def _linear(how: Reduction, verb: str) -> None:
+    if how.op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
+        raise UnsupportedError(
+            f"the gradient of {verb} is known for op=Sum and op=Average, found op={how.op.label}: "
+            "call it on tensor.detach()"
+        )
+
+
+class Allreduce(torch.autograd.Function):
+    """Differentiable allreduce; the gradient is the same reduction of the incoming gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, name: str | None, how: Reduction, process_set: ProcessSet) -> Any:
+        """Reduce."""
+        ctx.name, ctx.how, ctx.process_set = name, how, process_set
+        return verbs.allreduce([tensor], name, how, process_set).run()[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        """Reduce the gradient."""
+        _linear(ctx.how, "allreduce")
+        return apply(Allreduce, grads[0], _grad_name(ctx.name), ctx.how, ctx.process_set), None, None, None
+
+
+class GroupedAllreduce(torch.autograd.Function):
+    """Differentiable grouped allreduce."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str | None, how: Reduction, process_set: ProcessSet, *tensors: torch.Tensor) -> Any:
+        """Reduce all."""
+        ctx.name, ctx.how, ctx.process_set = name, how, process_set
+        return tuple(verbs.allreduce(tensors, name, how, process_set).run())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        """Reduce the gradients."""
+        _linear(ctx.how, "grouped_allreduce")
+        return None, None, None, *apply(GroupedAllreduce, _grad_name(ctx.name), ctx.how, ctx.process_set, *grads)
+
+
+class Allgather(torch.autograd.Function):
+    """Differentiable (grouped) allgather; each rank gets back the sum of the gradients of its own rows."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str | None, process_set: ProcessSet, *tensors: torch.Tensor) -> Any:
+        """Concatenate."""
+        gathered = verbs.allgather(tensors, name, process_set).run()
+        ctx.name, ctx.process_set = name, process_set
+        ctx.shapes, ctx.rows = [t.shape for t in tensors], [rows for _, rows in gathered]
+        return tuple(tensor for tensor, _ in gathered)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        """Send every rank the gradients of its rows, and add up what came."""
+        results = []
+        for i, (grad, shape, rows) in enumerate(zip(grads, ctx.shapes, ctx.rows, strict=True)):
+            name = None if ctx.name is None else f"{ctx.name}.grad{i}"
+            received = apply(Alltoall, grad, rows, name, ctx.process_set)[0]
+            results.append(received.reshape(len(rows), *shape).sum(dim=0))
+        return None, None, *results
+
+
+class Broadcast(torch.autograd.Function):
+    """Differentiable broadcast; the root gets the sum of all gradients, the others get zero."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, root: int, name: str | None, process_set: ProcessSet) -> Any:
+        """Copy from the root."""
+        ctx.name, ctx.process_set = name, process_set
+        ctx.is_root = process_set.ranks[process_set.rank() or 0] == root
+        return verbs.broadcast([tensor], root, name, process_set).run()[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        """Add up for the root."""
+        total = apply(Allreduce, grads[0], _grad_name(ctx.name), _SUM, ctx.process_set)
+        return total if ctx.is_root else torch.zeros_like(total), None, None, None
+
+
+class Alltoall(torch.autograd.Function):
+    """Differentiable alltoall; the gradient takes the way back. Returns the rows and their number per member."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: torch.Tensor, splits: tuple[int, ...] | None, name: str | None, process_set: ProcessSet
+    ) -> Any:
+        """Exchange rows."""
+        received, ctx.rows = verbs.alltoall(tensor, splits, name, process_set).run()
+        ctx.name, ctx.process_set = name, process_set
+        return received, ctx.rows
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        """Send the gradients back to where their rows came from."""
+        back = apply(Alltoall, grads[0], ctx.rows, _grad_name(ctx.name), ctx.process_set)[0]
+        return back, None, None, None
+
+
+class Reducescatter(torch.autograd.Function):
+    """Differentiable (grouped) reducescatter; every rank gets back the gradients of all rows."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str | None, how: Reduction, process_set: ProcessSet, *tensors: torch.Tensor) -> Any:
+        """Reduce and keep a share."""
+        ctx.name, ctx.how, ctx.process_set = name, how, process_set
+        ctx.scale = how.prescale * how.postscale
+        if how.op is ReduceOp.AVERAGE:
+            ctx.scale /= len(process_set.ranks)
+        return tuple(verbs.reducescatter(tensors, name, how, process_set).run())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        """Gather what each share's owner has."""
+        _linear(ctx.how, "reducescatter")
+        gathered = apply(Allgather, _grad_name(ctx.name), ctx.process_set, *grads)
+        return None, None, None, *(g * ctx.scale for g in gathered)

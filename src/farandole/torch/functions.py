@@ -1,0 +1,106 @@
+"""Broadcasts of what a training script has: parameters, optimizer state, objects.
+
+hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias, final
+
+import torch
+
+from farandole.errors import UnsupportedError, UsageError
+from farandole.runtime.objects import allgather_object, broadcast_object
+from farandole.runtime.process_sets import ProcessSet, global_process_set
+from farandole.torch.adapter import verbs
+
+__all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
+
+Parameters: TypeAlias = Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor] | torch.Tensor]
+
+
+def broadcast_parameters(params: Parameters, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
+    """Overwrite tensors with those of the rank ``root_rank``.
+
+    >>> hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+
+    ``params`` is a ``state_dict()``, ``named_parameters()``, ``parameters()``, or a list of tensors or (name, tensor)
+    pairs. All ranks of ``process_set`` give the same names.
+    """
+    pending = [
+        verbs.broadcast([tensor], root_rank, f"parameter.{name}", process_set, in_place=True).begin()
+        for name, tensor in _named(params)
+    ]
+    for each in pending:
+        each.wait()
+
+
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer,
+    root_rank: int,
+    model: torch.nn.Module | None = None,  # noqa: ARG001 (Horovod needs it to find sparse parameters)
+    process_set: ProcessSet = global_process_set,
+) -> None:
+    """Give every rank the optimizer state and the hyper-parameters of the rank ``root_rank``.
+
+    >>> hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+
+    Nothing is stepped: a fresh optimizer at the root makes all of them fresh. ``model`` is accepted for compatibility.
+    Raises ``ValueError`` for LBFGS, whose state is no set of tensors per parameter.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise UnsupportedError(
+            "the state of torch.optim.LBFGS cannot be broadcast: broadcast the parameters and begin anew"
+        )
+    is_root = process_set.included() and process_set.ranks[process_set.rank() or 0] == root_rank
+    tensors: list[torch.Tensor] = []
+
+    def take(tensor: torch.Tensor) -> _Place:
+        tensors.append(tensor)
+        return _Place(tuple(tensor.shape), tensor.dtype)
+
+    def make(place: _Place) -> torch.Tensor:
+        tensors.append(torch.empty(place.shape, dtype=place.dtype))
+        return tensors[-1]
+
+    mine = _replace(optimizer.state_dict(), torch.Tensor, take) if is_root else None
+    theirs = broadcast_object(mine, root_rank, "optimizer_state", process_set)
+    state = None if is_root else _replace(theirs, _Place, make)
+    broadcast_parameters([(f"optimizer_state.{i}", t) for i, t in enumerate(tensors)], root_rank, process_set)
+    if state is not None:
+        optimizer.load_state_dict(state)
+
+
+def _named(params: Parameters) -> list[tuple[str, torch.Tensor]]:
+    pairs: list[Any] = list(params.items() if isinstance(params, Mapping) else params)
+    named = [p if isinstance(p, tuple) and len(p) == 2 else (f"number{i}", p) for i, p in enumerate(pairs)]
+    for name, tensor in named:
+        if not isinstance(tensor, torch.Tensor):
+            raise UsageError(
+                f"broadcast_parameters: {name!r} is a {type(tensor).__name__}, expected a tensor: "
+                "give a state_dict(), named_parameters(), parameters(), or a list of tensors or (name, tensor) pairs"
+            )
+    return named
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Stands for a tensor in a state dict that travels without its tensors."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def _replace(tree: Any, kind: type[Any], change: Callable[[Any], Any]) -> Any:
+    """A copy of nested dicts, lists and tuples, in which ``change`` has been applied to every ``kind``, in order."""
+    if isinstance(tree, kind):
+        return change(tree)
+    if isinstance(tree, dict):
+        return {key: _replace(value, kind, change) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(_replace(value, kind, change) for value in tree)
+    return tree

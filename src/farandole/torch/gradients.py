@@ -1,0 +1,204 @@
+"""How the gradients of all ranks become one: buckets, unused parameters, sparse gradients.
+
+    exchange = GradientExchange(lane, params, names, Terms())
+    exchange.run("step 7")                  # now every param.grad is the average
+
+A run *meets* (are all at the same step, and is everything as last time?), reduces each bucket, and makes the buckets'
+contents the gradients. What the ranks have is compared in detail only where some rank says that it is not as last time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias, final
+
+import torch
+
+from farandole.collective import ReduceOp
+from farandole.errors import UsageError
+from farandole.runtime.buckets import Piece, lay_out
+from farandole.runtime.planned import JOINED, REFUSED, PlannedLane, choose_overlap
+from farandole.runtime.process_sets import ProcessSet, global_process_set
+from farandole.runtime.verbs import Reduction
+from farandole.torch.adapter import adapter
+from farandole.torch.compression import Compression, CompressorLike
+from farandole.torch.memory import CompressedBucket, DirectBucket, GradientBucket, as_bytes, travelling
+from farandole.torch.overlap import BEGIN, OverlappedPass
+from farandole.torch.reductions import sparse_allreduce_async
+
+Codes: TypeAlias = list[int]
+"""Per parameter: 0 no gradient, 1 a dense one, 1 + d a sparse one with d sparse dimensions."""
+
+SAME, CHANGED = "same", "changed"
+WISHES_OVERLAP = "+overlap"
+
+
+@final
+@dataclass(frozen=True)
+class Terms:
+    """What a user asked of a ``DistributedOptimizer``. ``groups`` maps ``id(param)`` to the number of its group."""
+
+    how: Reduction = field(default_factory=Reduction)
+    compression: CompressorLike = Compression.none
+    groups: dict[int, int] = field(default_factory=dict)
+    sparse_as_dense: bool = False
+    process_set: ProcessSet = global_process_set
+
+
+@final
+class GradientExchange:
+    """Reduces the gradients of ``params``, a list that is the same on every member. ``names`` are for the wire."""
+
+    def __init__(self, lane: PlannedLane, params: Sequence[torch.Tensor], names: Sequence[str], terms: Terms) -> None:
+        self.params = list(params)
+        self.buckets: list[GradientBucket] = []
+        self.overlaps = False
+        self._lane, self._names, self._terms = lane, names, terms
+        self._codes: Codes | None = None
+        self._bucketed: list[bool] = []
+        self._bucket_bytes = lane.session.settings.bucket_bytes
+        self._digest = f"{len(self.params)} parameters, plan {self._fingerprint()}"
+        self._pass: OverlappedPass | None = None
+
+    def begin_pass(self, step: str) -> OverlappedPass | None:
+        """A backward pass begins whose gradients will be reduced; returns who wants to know when each is complete."""
+        if self._pass is not None:
+            self._pass.finish()  # as the others do, who will now learn that this rank is not where they are
+            self._pass = None
+            self.refuse(step)
+            raise UsageError(
+                "the backward pass before this one failed half-way, when some of its gradients had been reduced: "
+                "start again from a checkpoint, or set FARANDOLE_OVERLAP=step to be able to skip a batch"
+            )
+        if self.overlaps:
+            self._pass = OverlappedPass(self._lane, self.buckets, self._point(step), self._terms.how)
+        return self._pass
+
+    def run(self, step: str) -> None:
+        """Replace every gradient by the reduced one. ``step`` says where in the program this is."""
+        overlapped = self._pass or self.begin_pass(step)
+        if overlapped is not None:
+            self._pass = None
+            overlapped.finish()
+        survey = self._survey()
+        state = SAME if survey == self._codes else CHANGED
+        states = self._lane.meet(self._point(step), state + (WISHES_OVERLAP if self._wishes_overlap() else ""))
+        codes = self._conclude(states, survey)
+        if overlapped is not None:
+            for bucket in self.buckets:
+                bucket.publish(codes)
+            self._adopt(codes)
+        else:
+            self._adopt(codes)
+            for i, bucket in enumerate(self.buckets):
+                bucket.fill()
+                self._lane.allreduce(f"bucket {i}", bucket.array, self._terms.how)
+                bucket.publish(codes)
+        self._reduce_sparse(codes)
+
+    def holds_any(self) -> bool:
+        """True if some gradient is what a run has left."""
+        return any(bucket.holds_any() for bucket in self.buckets)
+
+    def refuse(self, step: str) -> None:
+        """Make the others, who are reducing, raise: this rank cannot."""
+        self._lane.meet(self._point(step), REFUSED)
+
+    def serve(self) -> None:
+        """Contribute nothing to the others' runs until all members serve; for a rank that has joined."""
+        while set(states := self._lane.meet("", JOINED)) != {JOINED}:
+            overlaps = self.overlaps
+            if BEGIN not in states:
+                self._adopt(self._conclude(states, [0] * len(self.params)))
+            if overlaps == (BEGIN in states):
+                for i, bucket in enumerate(self.buckets):
+                    bucket.clear()
+                    self._lane.allreduce(f"bucket {i}", bucket.array, self._terms.how)
+
+    def _point(self, step: str) -> str:
+        return f"{step}, {self._digest}"
+
+    def _survey(self) -> Codes:
+        return [
+            0 if (grad := param.grad) is None else 1 + grad.sparse_dim() if grad.is_sparse else 1
+            for param in self.params
+        ]
+
+    def _conclude(self, states: Sequence[str], mine: Codes) -> Codes:
+        """What the members have together, from what they said and, if that changed, from asking in detail."""
+        active = [state for state in states if state != JOINED]
+        if self._codes is None:
+            self.overlaps = all(state.endswith(WISHES_OVERLAP) for state in active)
+        elif not any(state.startswith(CHANGED) for state in active):
+            return self._codes
+        codes = torch.tensor(mine, dtype=torch.uint8)
+        self._lane.allreduce("codes", adapter.array(codes), Reduction(ReduceOp.MAX))
+        found: Codes = codes.tolist()
+        return found
+
+    def _adopt(self, codes: Codes) -> None:
+        """Make buckets for what is dense now. Collective where that changed."""
+        known = self._bucketed or [True] * len(codes)
+        bucketed = [
+            before if code == 0 else code == 1 or self._terms.sparse_as_dense
+            for code, before in zip(codes, known, strict=True)
+        ]
+        self._codes = codes
+        if bucketed == self._bucketed:
+            return
+        pieces = [self._piece(param) if dense else None for param, dense in zip(self.params, bucketed, strict=True)]
+        layout = lay_out(pieces, self._bucket_bytes)
+        memory = self._lane.allocate(layout.nbytes)
+        content = as_bytes(memory)
+        compression = self._terms.compression
+        if compression is Compression.none:
+            self.buckets = [DirectBucket(b, content, memory, self.params) for b in layout.buckets]
+        else:
+            self.buckets = [CompressedBucket(b, content, memory, self.params, compression) for b in layout.buckets]
+        self._bucketed = bucketed
+
+    def _piece(self, param: torch.Tensor) -> Piece:
+        array = adapter.array(travelling(param, self._terms.compression))
+        return Piece(array.count, array.dtype, array.device, self._terms.groups.get(id(param), -1))
+
+    def _reduce_sparse(self, codes: Codes) -> None:
+        """Gather what is not in buckets, through the negotiated lane."""
+        terms = self._terms
+        if terms.sparse_as_dense or max(codes, default=0) <= 1:
+            return
+        pending = [
+            (param, sparse_allreduce_async(_as_sparse(param, code - 1), name, terms.how.op, terms.process_set))
+            for param, name, code in zip(self.params, self._names, codes, strict=True)
+            if code > 1
+        ]
+        for param, finish in pending:
+            param.grad = finish()
+
+    def _wishes_overlap(self) -> bool:
+        """Whether this rank would rather reduce during backward passes; asked until the first run has settled it."""
+        if self._codes is not None:
+            return False
+        settings, place = self._lane.session.settings, self._lane.session.topology
+        cores = os.cpu_count() or 1
+        choice, why = choose_overlap(settings.overlap, cores, place.local_size, self._lane.crosses_hosts)
+        self._lane.note(f"gradients are reduced {'during' if choice == 'backward' else 'after'} backward passes: {why}")
+        return choice == "backward"
+
+    def _fingerprint(self) -> str:
+        """The same on two members if their buckets are laid out and reduced alike."""
+        terms = self._terms
+        everything = [(str(p.dtype), tuple(p.shape), p.stride(), terms.groups.get(id(p), -1)) for p in self.params]
+        also = (terms.how, getattr(terms.compression, "__name__", ""), terms.sparse_as_dense, self._bucket_bytes)
+        return hashlib.blake2b(repr((everything, also)).encode(), digest_size=4).hexdigest()
+
+
+def _as_sparse(param: torch.Tensor, sparse_dims: int) -> torch.Tensor:
+    grad = param.grad
+    if grad is None:
+        indices = torch.empty(sparse_dims, 0, dtype=torch.int64)
+        values = torch.empty(0, *param.shape[sparse_dims:], dtype=param.dtype)
+        return torch.sparse_coo_tensor(indices, values, param.shape, is_coalesced=True, check_invariants=False)
+    return grad if grad.is_sparse else grad.to_sparse(sparse_dims)

@@ -1,0 +1,153 @@
+"""Engine memory as tensors, and gradients as views into it."""
+
+from __future__ import annotations
+
+import ctypes
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any, final
+
+import torch
+
+from farandole.collective import Array
+from farandole.engines.engine import Memory
+from farandole.runtime.buckets import Bucket
+from farandole.torch.adapter import TORCH_DTYPES
+from farandole.torch.compression import Compression, CompressorLike
+
+
+def as_bytes(memory: Memory) -> torch.Tensor:
+    """The whole of ``memory`` as a uint8 tensor that keeps it alive."""
+    content = (ctypes.c_ubyte * max(1, memory.nbytes)).from_address(memory.address)
+    content.owner = memory.owner  # type: ignore[attr-defined] # a ctypes array made from an address owns nothing itself
+    return torch.frombuffer(content, dtype=torch.uint8)
+
+
+class GradientBucket(ABC):
+    """The gradients of some parameters side by side in engine memory, reduced as one.
+
+    ``codes``, where given, say per parameter what the members have: 0 no gradient, 1 a dense one, 1 + d a sparse one
+    with d sparse dimensions.
+    """
+
+    def __init__(self, bucket: Bucket, content: torch.Tensor, memory: Memory, params: Sequence[torch.Tensor]) -> None:
+        self.array: Array = memory.array(bucket.dtype, bucket.start, bucket.count)
+        self.flat = content[bucket.start : bucket.start + bucket.nbytes].view(TORCH_DTYPES[bucket.dtype])
+        self.slots = bucket.slots
+        self.params = [params[slot.piece] for slot in bucket.slots]
+
+    def clear(self) -> None:
+        """Contribute nothing."""
+        self.flat.zero_()
+
+    @abstractmethod
+    def fill(self) -> None:
+        """Take the gradients; zeros where there is none."""
+
+    @abstractmethod
+    def publish(self, codes: Sequence[int] | None) -> None:
+        """Make the reduced values the gradients; those of parameters that no member used stay as they are."""
+
+    @abstractmethod
+    def holds_any(self) -> bool:
+        """True if some gradient is one that ``publish`` has made."""
+
+    def _used(self, codes: Sequence[int] | None) -> Iterator[tuple[int, torch.Tensor, int]]:
+        """Position, parameter and code of the parameters that some member used."""
+        for i, (slot, param) in enumerate(zip(self.slots, self.params, strict=True)):
+            code = 1 if codes is None else codes[slot.piece]
+            if code:
+                yield i, param, code
+
+
+@final
+class DirectBucket(GradientBucket):
+    """Gradients travel as they are, and are views of the bucket afterwards; one that still is is not copied."""
+
+    def __init__(self, bucket: Bucket, content: torch.Tensor, memory: Memory, params: Sequence[torch.Tensor]) -> None:
+        super().__init__(bucket, content, memory, params)
+        self.views = [
+            # The strides autograd would choose, so that optimizers meet gradients that lie as their parameters do.
+            self.flat[slot.offset : slot.offset + slot.count].as_strided(
+                param.shape, torch.empty_like(param, device="meta").stride()
+            )
+            for slot, param in zip(self.slots, self.params, strict=True)
+        ]
+
+    def fill(self) -> None:
+        """See ``GradientBucket``."""
+        targets, sources, absent = [], [], []
+        for param, view in zip(self.params, self.views, strict=True):
+            grad = param.grad
+            if grad is None:
+                absent.append(view)
+            elif grad is not view:
+                targets.append(view)
+                sources.append(grad.to_dense() if grad.is_sparse else grad)
+        if targets:
+            torch._foreach_copy_(targets, sources)
+        if absent:
+            torch._foreach_zero_(absent)
+
+    def publish(self, codes: Sequence[int] | None) -> None:
+        """See ``GradientBucket``."""
+        for i, param, code in self._used(codes):
+            if code > 1:
+                param.grad = self.views[i].to_sparse(code - 1)
+            elif param.grad is not self.views[i]:
+                param.grad = self.views[i]
+
+    def holds_any(self) -> bool:
+        """See ``GradientBucket``."""
+        return any(param.grad is view for param, view in zip(self.params, self.views, strict=True))
+
+
+@final
+class CompressedBucket(GradientBucket):
+    """Gradients are compressed into the bucket, and what comes back is decompressed into new ones."""
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        content: torch.Tensor,
+        memory: Memory,
+        params: Sequence[torch.Tensor],
+        compression: CompressorLike,
+    ) -> None:
+        super().__init__(bucket, content, memory, params)
+        self._compression = compression
+        self._contexts: list[Any] = [None] * len(self.slots)
+        self._published = [0] * len(self.slots)  # addresses: keeping the tensors would keep their memory
+        self._views = [
+            self.flat[slot.offset : slot.offset + slot.count].view(travelling(param, compression).shape)
+            for slot, param in zip(self.slots, self.params, strict=True)
+        ]
+
+    def fill(self) -> None:
+        """See ``GradientBucket``."""
+        for i, (param, view) in enumerate(zip(self.params, self._views, strict=True)):
+            grad = torch.zeros_like(param) if param.grad is None else param.grad
+            compressed, self._contexts[i] = self._compression.compress(grad.to_dense() if grad.is_sparse else grad)
+            view.copy_(compressed)
+
+    def publish(self, codes: Sequence[int] | None) -> None:
+        """See ``GradientBucket``."""
+        for i, param, code in self._used(codes):
+            grad = self._compression.decompress(self._views[i], self._contexts[i])
+            param.grad = grad.to_sparse(code - 1) if code > 1 else grad
+            self._published[i] = 0 if code > 1 else grad.data_ptr()
+
+    def holds_any(self) -> bool:
+        """See ``GradientBucket``."""
+        pairs = zip(self.params, self._published, strict=True)
+        return any(
+            param.grad is not None and not param.grad.is_sparse and param.grad.data_ptr() == published
+            for param, published in pairs
+        )
+
+
+def travelling(param: torch.Tensor, compression: CompressorLike) -> torch.Tensor:
+    """A tensor of the shape and dtype in which the gradient of ``param`` travels."""
+    if compression is Compression.none:
+        return param
+    return compression.compress(torch.zeros_like(param))[0]

@@ -1,0 +1,199 @@
+"""``DistributedOptimizer``: the user's optimizer, fed with the gradients of all ranks.
+
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+loss.backward()             # afterwards every p.grad is the average over the ranks
+optimizer.step()
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import torch
+
+from farandole.collective import ReduceOp
+from farandole.errors import UsageError
+from farandole.runtime.process_sets import ProcessSet, global_process_set
+from farandole.runtime.verbs import reduction
+from farandole.torch.adasum import AdasumOptimizer
+from farandole.torch.compression import Compression, CompressorLike
+from farandole.torch.gradients import Terms
+from farandole.torch.reducer import GradientReducer
+
+Named: TypeAlias = Iterable[tuple[str, torch.Tensor]]
+Groups: TypeAlias = int | list[list[torch.Tensor]]
+
+
+class ReducingOptimizer(torch.optim.Optimizer):
+    """What ``DistributedOptimizer`` puts before the user's class: gradients are reduced before ``step`` uses them."""
+
+    backward_passes_per_step: int
+    _reducer: GradientReducer
+    _parameter_names: dict[torch.Tensor, str]
+    _handles: dict[torch.Tensor, int]
+    _should_synchronize: bool
+
+    def step(self, closure: Callable[[], Any] | None = None, **others: Any) -> Any:
+        """One step of the user's optimizer; reduces first where no backward pass has done so (no loss on this rank)."""
+        if closure is not None:
+            loss = super().step(self._reducer.wrap(closure), **others)
+        else:
+            if self._should_synchronize:
+                self._reducer.settle()
+            loss = super().step(**others)
+        self._reducer.stepped()
+        return loss
+
+    step.hooked = True  # type: ignore[attr-defined] # the user's class runs the step hooks; once is enough
+
+    def synchronize(self) -> None:
+        """Reduce now if no backward pass has; afterwards gradients may be looked at and changed."""
+        self._reducer.settle()
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Inside, ``step`` uses the gradients as they are; for scripts that call ``synchronize`` themselves."""
+        self._should_synchronize = False
+        try:
+            yield
+        finally:
+            self._should_synchronize = True
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """As in the user's class, at any time."""
+        super().zero_grad(*args, **kwargs)
+        self._reducer.zeroed()
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Reduce after every ``passes`` backward passes from now on."""
+        self.backward_passes_per_step = self._reducer.passes_per_step = _positive(passes)
+        self._reducer.restart()
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        """As in the user's class; an accumulation that had begun is forgotten."""
+        super().load_state_dict(*args, **kwargs)
+        self._reducer.restart()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As in the user's class; the new parameters are reduced too."""
+        super().add_param_group(param_group)
+        self._reducer.watch_again()
+
+
+def DistributedOptimizer(  # noqa: N802 (it stands for a class)
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Named | None = None,
+    compression: CompressorLike = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: int = ReduceOp.AVERAGE,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Groups | None = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> torch.optim.Optimizer:
+    """Make ``optimizer`` step with the gradients of all ranks. Use the returned object from then on.
+
+    >>> optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+
+    It is an instance of the class of ``optimizer`` and shares its state. Gradients are reduced when a backward pass
+    ends, so they may be clipped, unscaled or replaced before ``step()``, without ritual. A rank without a backward pass
+    since the last step, or without a gradient for some parameter, contributes zeros; where no rank has one, ``grad``
+    stays ``None``.
+
+    ``backward_passes_per_step``: sum the gradients of that many passes on each rank before reducing (divide the loss by
+    it for a mean). ``op``: ``Average``, ``Sum``, ``Min``, ``Max``, ``Product``, or ``Adasum``, which lets every rank
+    step on its own gradients and combines the changes of the parameters. ``gradient_predivide_factor`` *f*: divide by
+    *f* before the sum and by *size / f* after it. ``groups``: parameters that travel together, as lists or as a number
+    of lists to make (``num_groups`` is its older name). ``sparse_as_dense``: reduce sparse gradients as dense ones;
+    they are sparse again afterwards. ``process_set``: the ranks that share gradients. Raises ``ValueError`` for
+    arguments that cannot be.
+    """
+    if isinstance(optimizer, ReducingOptimizer | AdasumOptimizer):
+        raise UsageError("the optimizer is distributed already: wrap the original, once")
+    if gradient_predivide_factor != 1.0 and op != ReduceOp.AVERAGE:
+        raise UsageError("gradient_predivide_factor splits an average in two: it needs op=Average")
+    how = reduction(None, op, 1.0 / gradient_predivide_factor, gradient_predivide_factor)
+    passes = _positive(backward_passes_per_step)
+    names = _names(optimizer, named_parameters)
+    terms = Terms(how, compression, _groups(optimizer, groups, num_groups), sparse_as_dense, process_set)
+    front = AdasumOptimizer if how.op is ReduceOp.ADASUM else ReducingOptimizer
+    cls: Any = type(type(optimizer).__name__, (front, type(optimizer)), {})
+    distributed: Any = cls.__new__(cls)
+    distributed.__dict__.update(optimizer.__dict__)
+    distributed.__dict__.pop("step", None)  # a scheduler has put its own there, which would bypass ours
+    distributed._parameter_names, distributed._handles = names, {}
+    distributed.backward_passes_per_step, distributed._should_synchronize = passes, True
+    if front is AdasumOptimizer:
+        distributed._terms = terms
+    else:
+        distributed._reducer = GradientReducer(_trained(distributed), names, terms, passes)
+    return distributed  # type: ignore[no-any-return]
+
+
+def _trained(optimizer: torch.optim.Optimizer) -> Callable[[], list[torch.Tensor]]:
+    reference = weakref.ref(optimizer)
+
+    def trained() -> list[torch.Tensor]:
+        found = reference()
+        return [] if found is None else list(_parameters(found))
+
+    return trained
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    return (p for group in optimizer.param_groups for p in group["params"] if p.requires_grad)
+
+
+def _positive(passes: int) -> int:
+    if passes < 1:
+        raise UsageError(f"backward_passes_per_step={passes}: it must be at least 1")
+    return passes
+
+
+def _names(optimizer: torch.optim.Optimizer, named_parameters: Named | None) -> dict[torch.Tensor, str]:
+    """Name by parameter; checks what the user gave."""
+    every = [(f"group{i}.{j}", p) for i, g in enumerate(optimizer.param_groups) for j, p in enumerate(g["params"])]
+    named: list[Any] = every if named_parameters is None else list(named_parameters)
+    if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in named):
+        raise UsageError("named_parameters holds (name, parameter) tuples: pass model.named_parameters()")
+    twice = [name for name, count in Counter(name for name, _ in named).items() if count > 1]
+    if twice:
+        raise UsageError(f"the names in named_parameters must differ; found more than once: {', '.join(sorted(twice))}")
+    names = {p: name for name, p in named}
+    nameless = [name for name, p in every if p not in names]
+    if nameless:
+        raise UsageError(
+            f"named_parameters lacks {len(nameless)} of the optimizer's parameters ({', '.join(nameless[:8])}): "
+            "pass the named_parameters() of every model that it trains, or None"
+        )
+    return names
+
+
+def _groups(optimizer: torch.optim.Optimizer, groups: Groups | None, num_groups: int) -> dict[int, int]:
+    """Group by ``id`` of parameter."""
+    if num_groups:
+        warnings.warn("num_groups is the older name of groups", DeprecationWarning, stacklevel=3)
+        groups = num_groups if groups is None else groups
+    if groups is None:
+        return {}
+    if isinstance(groups, int):
+        return _even_groups(list(_parameters(optimizer)), groups)
+    members = [(i, p) for i, group in enumerate(groups) for p in group]
+    if not all(isinstance(p, torch.Tensor) for _, p in members):
+        raise UsageError("groups holds lists of parameters, or is their number")
+    found = {id(p): i for i, p in members}
+    if len(found) < len(members):
+        raise UsageError("a parameter may be in one group only, and once")
+    return found
+
+
+def _even_groups(params: Sequence[torch.Tensor], number: int) -> dict[int, int]:
+    if number < 0:
+        raise UsageError(f"groups={number}: expected a number from 0, or lists of parameters")
+    return {id(p): i * number // len(params) for i, p in enumerate(params)} if number else {}

@@ -1,0 +1,214 @@
+"""When gradients are reduced: at the end of a backward pass, or in ``step()`` where there was none.
+
+reducer = GradientReducer(lambda: params, names, Terms(), passes_per_step=1)
+loss.backward()             # its last act is the reduction
+reducer.settle()            # nothing left to do
+reducer.stepped()
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeAlias, final
+
+import torch
+
+from farandole.collective import ReduceOp
+from farandole.errors import UsageError
+from farandole.runtime.planned import PlannedLane
+from farandole.runtime.session import Session, current
+from farandole.runtime.verbs import Reduction
+from farandole.torch.adapter import verbs
+from farandole.torch.gradients import GradientExchange, Terms
+from farandole.torch.overlap import OverlappedPass
+
+
+class _Removable(Protocol):
+    def remove(self) -> None: ...
+
+
+Hooks: TypeAlias = list[_Removable]
+Closure: TypeAlias = Callable[[], Any]
+
+_numbers = itertools.count()
+_living: weakref.WeakSet[GradientReducer] = weakref.WeakSet()
+
+
+def living_reducers() -> list[GradientReducer]:
+    """Those whose optimizers still exist, oldest first."""
+    return sorted(_living, key=lambda reducer: reducer.number)
+
+
+@final
+class GradientReducer:
+    """Watches the parameters of one optimizer. ``params`` lists those that are trained, now; ``names`` are theirs."""
+
+    def __init__(
+        self,
+        params: Callable[[], list[torch.Tensor]],
+        names: Mapping[torch.Tensor, str],
+        terms: Terms,
+        passes_per_step: int,
+    ) -> None:
+        self.number = next(_numbers)
+        self.label = f"optimizer.{self.number}"
+        self.passes_per_step = passes_per_step
+        self._params, self._names, self._terms = params, names, terms
+        self._lane: PlannedLane | None = None
+        self._exchange: GradientExchange | None = None
+        self._hooks: Hooks = []
+        self._watched = 0
+        self._graph_task = -1
+        self._passes = self._steps = self._runs = 0
+        self._reduced = False
+        self._overlapped: OverlappedPass | None = None
+        weakref.finalize(self, _remove_all, self._hooks)
+        _living.add(self)
+        if self._is_needed(current("DistributedOptimizer()")):
+            self._watch()
+
+    def settle(self) -> None:
+        """Reduce now, unless that was done since the last step; a rank without a backward pass contributes zeros."""
+        if not self._reduced:
+            self._reduce()
+
+    def stepped(self) -> None:
+        """The reduced gradients have been applied."""
+        self._steps += 1
+        self._passes = self._runs = 0
+        self._reduced = False
+
+    def zeroed(self) -> None:
+        """The gradients have been zeroed: whatever comes next is new."""
+        self._reduced = False
+
+    def restart(self) -> None:
+        """Forget how far an accumulation has come."""
+        self._passes = 0
+        self._reduced = False
+
+    def wrap(self, closure: Closure) -> Closure:
+        """A closure for ``Optimizer.step`` that leaves reduced gradients, and returns the loss averaged over the ranks.
+
+        Line searches then decide alike on every rank.
+        """
+
+        def evaluate() -> Any:
+            self.zeroed()
+            loss = closure()
+            self.settle()
+            return self._average(loss)
+
+        return evaluate
+
+    def serve(self) -> None:
+        """Keep the other ranks company until all have joined, contributing nothing."""
+        if self._is_needed(current("join()")):
+            self._bind(current()).serve()
+            self._steps = self._runs = 0
+
+    # -- during a backward pass ---------------------------------------------------------------------------------------
+
+    def watch_again(self) -> None:
+        """There are other parameters than before."""
+        self._exchange = None
+        if self._hooks:
+            self._watch()
+
+    def _watch(self) -> None:
+        _remove_all(self._hooks)
+        reference = weakref.ref(self)  # a model must not keep its optimizer alive
+
+        def arrived(param: torch.Tensor) -> None:
+            reducer = reference()
+            if reducer is not None:
+                reducer._arrived(param)
+
+        params = self._params()
+        self._watched = len(params)
+        self._hooks.extend(param.register_post_accumulate_grad_hook(arrived) for param in params)
+
+    def _arrived(self, param: torch.Tensor) -> None:
+        task = torch._C._current_graph_task_id()
+        if task != self._graph_task:  # the first gradient of this pass; one that failed half-way has left no trace
+            self._graph_task = task
+            self._pass_begins()
+            torch.autograd.Variable._execution_engine.queue_callback(self._pass_ended)
+        if self._overlapped is not None:
+            self._overlapped.arrived(param)
+
+    def _pass_begins(self) -> None:
+        self._overlapped = None
+        if self._exchange is None or not self._exchange.overlaps or self._passes + 1 < self.passes_per_step:
+            return
+        session = current("the reduction of gradients")
+        if self._is_needed(session):
+            exchange = self._bind(session)
+            self._refuse_repetition()
+            self._overlapped = exchange.begin_pass(self._where())
+
+    def _pass_ended(self) -> None:
+        self._overlapped = None
+        self._passes += 1
+        if self._passes >= self.passes_per_step:
+            self._reduce()
+
+    # -- the reduction ------------------------------------------------------------------------------------------------
+
+    def _reduce(self) -> None:
+        self._passes = 0
+        session = current("the reduction of gradients")
+        if self._is_needed(session):
+            exchange = self._bind(session)
+            self._refuse_repetition()
+            with torch.no_grad():
+                exchange.run(self._where())
+            self._runs += 1
+        self._reduced = True
+
+    def _is_needed(self, session: Session) -> bool:
+        process_set = self._terms.process_set
+        return session.topology.size > 1 and bool(process_set.included()) and len(process_set.ranks) > 1
+
+    def _bind(self, session: Session) -> GradientExchange:
+        """The exchange for this session and for the parameters that are trained now."""
+        params = self._params()
+        if not self._hooks or len(params) != self._watched:
+            self._watch()
+            self._exchange = None
+        if self._lane is None or self._lane.session is not session:
+            self._lane = PlannedLane(session, self._terms.process_set, self.label)
+            self._exchange = None
+        if self._exchange is None:
+            names = [f"{self.label}.{self._names.get(p, i)}" for i, p in enumerate(params)]
+            self._exchange = GradientExchange(self._lane, params, names, self._terms)
+        return self._exchange
+
+    def _where(self) -> str:
+        return f"step {self._steps}.{self._runs}"
+
+    def _refuse_repetition(self) -> None:
+        """Averaging what is averaged already changes nothing; any other reduction must see each gradient once."""
+        exchange = self._exchange
+        if exchange is None or not self._reduced or self._terms.how.op is ReduceOp.AVERAGE or not exchange.holds_any():
+            return
+        exchange.refuse(self._where())
+        raise UsageError(
+            f"gradients that op={self._terms.how.op.label} had reduced were computed again before step(): pass "
+            "backward_passes_per_step=N to reduce the sum of N passes, or op=Average, or call zero_grad() in between"
+        )
+
+    def _average(self, loss: Any) -> Any:
+        session = current()
+        if not isinstance(loss, torch.Tensor | float) or not self._is_needed(session):
+            return loss
+        value = torch.as_tensor(loss, dtype=None if isinstance(loss, torch.Tensor) else torch.float64)
+        [mean] = verbs.allreduce([value], f"{self.label}.loss", Reduction(), self._terms.process_set).run()
+        return mean if isinstance(loss, torch.Tensor) else mean.item()
+
+
+def _remove_all(hooks: Hooks) -> None:
+    while hooks:
+        hooks.pop().remove()

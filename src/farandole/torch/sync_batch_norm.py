@@ -1,0 +1,174 @@
+"""Batch normalisation over the batches of all ranks.
+
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), hvd.SyncBatchNorm(16), torch.nn.ReLU())
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, final
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from farandole.collective import ReduceOp
+from farandole.errors import UsageError
+from farandole.runtime.process_sets import ProcessSet, global_process_set
+from farandole.runtime.verbs import Reduction
+from farandole.torch.adapter import verbs
+from farandole.torch.autograd import apply
+
+_numbers = itertools.count()
+
+
+@final
+class SyncBatchNorm(_BatchNorm):
+    """``BatchNorm`` of any dimension whose statistics are those of all ranks' batches together, in training mode.
+
+    >>> layer = hvd.SyncBatchNorm(16)
+    >>> layer(torch.randn(32, 16, 7, 7)).shape
+    torch.Size([32, 16, 7, 7])
+
+    Inputs have shape (N, C, ...), where N and the other dimensions may differ between ranks, also be 0. All ranks of
+    ``process_set`` make their layers in the same order and run them equally often, forward and backward.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats)
+        self.process_set = process_set
+        self._label = f"sync_batch_norm.{next(_numbers)}"
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 (the name in PyTorch)
+        """Normalise; the shape stays."""
+        self._check_input_dim(input)
+        if not self.training or not self.process_set.included() or len(self.process_set.ranks) == 1:
+            return self._normalise_alone(input)
+        output, mean, variance, count = apply(
+            _Normalise, input, self.weight, self.bias, self.eps, self._label, self.process_set
+        )
+        if self.track_running_stats:
+            self._track(mean, variance * (count / max(count - 1.0, 1.0)))
+        result: torch.Tensor = output
+        return result
+
+    def _check_input_dim(self, input: torch.Tensor) -> None:  # noqa: A002 (the name in PyTorch)
+        if input.dim() < 2 or input.shape[1] != self.num_features:
+            raise UsageError(
+                f"SyncBatchNorm({self.num_features}) takes inputs of shape (N, {self.num_features}, ...), "
+                f"found {tuple(input.shape)}"
+            )
+
+    def _normalise_alone(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 (the name in PyTorch)
+        own_statistics = self.training or self.running_mean is None
+        momentum = self._advance() if self.training and self.track_running_stats else 0.0
+        track = not self.training or self.track_running_stats
+        return torch.nn.functional.batch_norm(
+            input,
+            self.running_mean if track else None,
+            self.running_var if track else None,
+            self.weight,
+            self.bias,
+            own_statistics,
+            momentum,
+            self.eps,
+        )
+
+    def _track(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
+        momentum = self._advance()
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        with torch.no_grad():
+            self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
+            self.running_var.lerp_(variance.to(self.running_var.dtype), momentum)
+
+    def _advance(self) -> float:
+        """Count a batch; returns the weight of its statistics (``momentum=None``: a plain mean over batches)."""
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
+        return 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+
+
+class _Normalise(torch.autograd.Function):
+    """Normalise by the statistics of all ranks; returns the output, and the whole batch's mean, variance, number."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        input: torch.Tensor,  # noqa: A002 (the name in PyTorch)
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        eps: float,
+        label: str,
+        process_set: ProcessSet,
+    ) -> Any:
+        """See the class."""
+        x = _by_channel(input)
+        mean, variance, count = _all_statistics(x, label, process_set)
+        scale = torch.rsqrt(variance + eps)
+        normalised = (x - mean) * scale
+        output = normalised if weight is None or bias is None else normalised * weight.to(x.dtype) + bias.to(x.dtype)
+        ctx.save_for_backward(input, mean, scale, weight)
+        ctx.count, ctx.label, ctx.process_set = count, label, process_set
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(mean, variance)
+        return _like(output, input), mean, variance, count
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
+        """The gradient of batch normalisation (Ioffe & Szegedy 2015, section 3), with sums over all ranks.
+
+        The gradients of weight and bias stay this rank's own: the optimizer reduces them like any other.
+        """
+        input, mean, scale, weight = ctx.saved_tensors  # noqa: A001 (the name in PyTorch)
+        x = _by_channel(input)
+        grad = torch.zeros_like(x) if grads[0] is None else _by_channel(grads[0])
+        normalised = (x - mean) * scale
+        grad_bias, grad_weight = grad.sum(0), (grad * normalised).sum(0)
+        sums = torch.cat([grad_bias, grad_weight])
+        [sums] = verbs.allreduce([sums], f"{ctx.label}.backward", Reduction(ReduceOp.SUM), ctx.process_set).run()
+        mean_bias, mean_weight = (sums / ctx.count).chunk(2)
+        own = (grad - mean_bias - normalised * mean_weight) * scale
+        if weight is None:
+            return _like(own, input), None, None, None, None, None
+        own = own * weight.to(x.dtype)
+        return _like(own, input), grad_weight.to(weight.dtype), grad_bias.to(weight.dtype), None, None, None
+
+
+def _all_statistics(x: torch.Tensor, label: str, process_set: ProcessSet) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """Mean, biased variance and number of rows over all ranks.
+
+    Every rank's mean and sum of squared deviations are combined (Chan, Golub & LeVeque 1983, equation 2.1 for many
+    parts): differences of large sums of squares, which lose all digits, do not occur.
+    """
+    rows, channels = x.shape
+    variance, mean = torch.var_mean(x, dim=0, correction=0) if rows else (x.new_zeros(channels), x.new_zeros(channels))
+    mine = torch.cat([mean, variance, x.new_full((1,), rows)])
+    [(every, _)] = verbs.allgather([mine[None]], f"{label}.forward", process_set).run()
+    counts = every[:, -1:].to(torch.float64)
+    count = float(counts.sum())
+    if not count:
+        raise UsageError(f"{label}: the batches of all ranks are empty, there is nothing to normalise")
+    share = (counts / count).to(x.dtype)
+    means, variances = every[:, :channels], every[:, channels:-1]
+    mean = (share * means).sum(0)
+    return mean, (share * (variances + (means - mean).square())).sum(0), count
+
+
+def _by_channel(tensor: torch.Tensor) -> torch.Tensor:
+    """(N, C, ...) as (rows, C), in float32 at least."""
+    flat = tensor.movedim(1, -1).reshape(-1, tensor.shape[1])
+    return flat.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def _like(rows: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """The inverse of ``_by_channel``."""
+    shape = tensor.movedim(1, -1).shape
+    return rows.reshape(shape).movedim(-1, 1).to(tensor.dtype)
