@@ -92,6 +92,14 @@ def test_sending_to_nobody_is_told_and_harmless(host: Host) -> None:
         assert not host.delivered
 
 
+def test_after_a_flush_everything_has_been_received(host: Host) -> None:
+    with Dealer(host.address, b"w0u", KEYS) as dealer:
+        for n in range(100):
+            dealer.send(Result(n, True, bytes(100_000)))
+        dealer.flush(DEADLINE_S)
+        assert len(host.inbox) == 100
+
+
 def test_large_messages_pass_and_larger_ones_are_refused_at_the_source(host: Host) -> None:
     with Dealer(host.address, b"w0u", KEYS) as dealer:
         payload = os.urandom(LIMIT_BYTES // 2)

@@ -203,6 +203,7 @@ class Dealer:
         for fd in self.fds:
             self._poll.register(fd, select.POLLIN)
         try:
+            self._connect()
             self._knock(timeout_s)
         except BaseException:
             self.close()
@@ -225,6 +226,13 @@ class Dealer:
         with self._receiving:
             frame = self._next_frame(deadline)
         return None if frame is None else messages.decode(frame)
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until the controller has received everything sent before; messages for us that come meanwhile are lost.
+
+        Closing delivers too, but cannot tell when. Raises ``ControlError`` if the controller does not answer.
+        """
+        self._knock(timeout_s)
 
     @property
     def fds(self) -> tuple[int, ...]:
@@ -262,20 +270,25 @@ class Dealer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _knock(self, timeout_s: float) -> None:
+    def _connect(self) -> None:
         try:
             self._socket.connect(self.address)
         except zmq.ZMQError as error:
             raise ControlError(f"{self.address!r} is no address of a controller: {error}") from error
-        self._socket.send(KNOCK, zmq.NOBLOCK)
+
+    def _knock(self, timeout_s: float) -> None:
+        """Send a knock and wait until it comes back; what was sent before has been received then."""
+        deadline = time.monotonic() + timeout_s
+        with self._lock:
+            self._socket.send(KNOCK, zmq.NOBLOCK)
         with self._receiving:
-            answer = self._next_frame(time.monotonic() + timeout_s)
-        if answer is None:
-            self._socket.linger = 0
-            raise ControlError(
-                f"no controller answered at {self.address} within {timeout_s:g} s: is the launcher that printed this "
-                "address still running, and is FARANDOLE_CONTROLLER passed on unchanged?"
-            )
+            while (answer := self._next_frame(deadline)) != KNOCK:
+                if answer is None:
+                    self._socket.linger = 0
+                    raise ControlError(
+                        f"no controller answered at {self.address} within {timeout_s:g} s: is the launcher that printed "
+                        "this address still running, and is FARANDOLE_CONTROLLER passed on unchanged?"
+                    )
 
     def _next_frame(self, deadline: float | None) -> bytes | None:
         while not self._interrupted:

@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, NamedTuple, final
 
 import msgspec
 
-import farandole
 from farandole.control import process
 from farandole.control.messages import AgentHello, DumpStack, Exited, Goodbye, Stack, Started, StartWorkers, StopWorkers
 from farandole.launch.charge import IDENTITY, MODULE, Charge
-from farandole.launch.plan import Job, workers
+from farandole.launch.plan import Job, entry_command, workers
 from farandole.launch.policy import INTERRUPTS, Action, Decision, End, Policy
 
 if TYPE_CHECKING:
@@ -86,7 +85,7 @@ class Launcher:
         """First of all: it loads its modules while we load ours, and it is forked before we have threads."""
         reader, self._to_agent = os.pipe()
         try:
-            self._agent = process.spawn(_agent_command(), death_signal=signal.SIGTERM, stdin=reader)
+            self._agent = process.spawn(entry_command(MODULE), death_signal=signal.SIGTERM, stdin=reader)
         finally:
             os.close(reader)
         self._agent_fd = os.pidfd_open(self._agent)
@@ -221,12 +220,6 @@ class Launcher:
             process.signal_descendants(signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(-1, 0)
-
-
-def _agent_command() -> list[str]:
-    """Python, told to look for modules where this package is, not in the user's folder with its ``signal.py``."""
-    home = os.path.dirname(os.path.dirname(os.path.abspath(farandole.__file__)))
-    return [sys.executable, "-c", f"import sys; sys.path[0] = {home!r}; from {MODULE} import main; main()"]
 
 
 def _wants_colour() -> bool:

@@ -9,11 +9,13 @@ Ranks fill the hosts in the order given, as Horovod's launcher does.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from typing import final
 
 import msgspec
 
+import farandole
 from farandole.cluster.environment import variables_for
 from farandole.control.messages import WorkerSpec
 from farandole.errors import UsageError
@@ -35,8 +37,8 @@ class Host(msgspec.Struct, frozen=True):
 class Job(msgspec.Struct, frozen=True):
     """Everything that is asked of a launch.
 
-    ``python_path`` is put before the workers' own ``PYTHONPATH``. Without ``output_dir`` the workers' lines go to the
-    launcher's standard streams, each with its rank.
+    Workers get the launcher's variables and ``environment``; ``python_path`` is put before their ``PYTHONPATH``. Without
+    ``output_dir`` their lines go to the launcher's standard streams, each with its rank.
     """
 
     command: list[str]
@@ -46,6 +48,7 @@ class Job(msgspec.Struct, frozen=True):
     timestamps: bool = False
     verbose: bool = False
     python_path: tuple[str, ...] = ()
+    environment: dict[str, str] = {}
 
     @property
     def size(self) -> int:
@@ -112,13 +115,24 @@ def on_this_host(hosts: Sequence[str], here: str) -> tuple[str, ...]:
     return (here,) * len(hosts)
 
 
+def entry_command(module: str) -> list[str]:
+    """Calls ``main`` of a module of this package in a new Python.
+
+    It is told to look where this package is instead of in the current folder, which may hold a ``signal.py``.
+    """
+    home = os.path.dirname(os.path.dirname(os.path.abspath(farandole.__file__)))
+    return [sys.executable, "-c", f"import sys; sys.path[0] = {home!r}; from {module} import main; main()"]
+
+
 def workers(job: Job, controller: str, secret: str, inherited: Mapping[str, str]) -> list[WorkerSpec]:
     """What every worker is started with, beyond the variables it inherits."""
     shared = job.settings.to_environment(Settings.resolve(environment=inherited))
     if "PYTHONUNBUFFERED" not in inherited:
         shared["PYTHONUNBUFFERED"] = "1"  # lines appear when they are printed, and none is lost with a killed worker
+    shared.update(job.environment)
     if job.python_path:
-        shared["PYTHONPATH"] = os.pathsep.join([*job.python_path, *filter(None, [inherited.get("PYTHONPATH")])])
+        rest = shared.get("PYTHONPATH", inherited.get("PYTHONPATH"))
+        shared["PYTHONPATH"] = os.pathsep.join([*job.python_path, *filter(None, [rest])])
     return [
         WorkerSpec(rank, job.command, {**shared, **variables_for(Topology.of(rank, job.hosts, 0), controller, secret)})
         for rank in range(job.size)
