@@ -15,6 +15,7 @@ travels as bytes over the job's authenticated connections; workers unpickle it, 
 from __future__ import annotations
 
 import pickle
+import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
@@ -22,7 +23,6 @@ from typing import Any, final
 import cloudpickle
 import msgspec
 
-from farandole.cluster.environment import this_host
 from farandole.errors import ControlError, RemoteError, UsageError
 from farandole.launch.launcher import Launcher
 from farandole.launch.plan import Job, entry_command
@@ -57,7 +57,7 @@ def run(
         raise UsageError(f"np={np} asks for no worker; it must be at least 1")
     job = Job(
         command=entry_command(MODULE),
-        hosts=(this_host(),) * np,
+        hosts=(socket.gethostname(),) * np,
         settings=Settings.resolve(arguments=knobs),
         output_dir=output_filename,
         verbose=verbose,

@@ -100,7 +100,3 @@ def _pickled(error: BaseException) -> bytes:
     except Exception:
         return b""
     return pickled
-
-
-if __name__ == "__main__":
-    main()
