@@ -56,7 +56,7 @@ public:
             signature_.region = region->number();
             signature_.offset = static_cast<std::uint64_t>(array.address - region->data());
         }
-        chunk_ = group.options().chunk_bytes / item_;
+        chunk_ = stage_bytes / item_;
     }
 
     void run() {

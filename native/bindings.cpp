@@ -153,19 +153,17 @@ void bind_endpoint(nb::module_& m) {
 
     nb::class_<Endpoint>(m, "Endpoint")
         .def("__init__",
-             [](Endpoint* self, int place, std::vector<std::string> names, std::string label, double deadline_s, double spin_s,
-                std::size_t chunk_bytes, const nb::callable& exchange) {
+             [](Endpoint* self, int place, std::vector<std::string> names, std::string label, double deadline_s,
+                const nb::callable& exchange) {
                  GroupOptions options;
                  options.place = place;
                  options.names = std::move(names);
                  options.label = std::move(label);
                  options.deadline_ns = static_cast<std::int64_t>(deadline_s * second_ns);
-                 options.spin_ns = static_cast<std::int64_t>(spin_s * second_ns);
-                 options.chunk_bytes = chunk_bytes;
                  options.interrupt = {signal_raised, nullptr};
                  new (self) Endpoint(options, exchange_of(exchange));
              },
-             "place"_a, "names"_a, "label"_a, "deadline_s"_a, "spin_s"_a, "chunk_bytes"_a, "exchange"_a)
+             "place"_a, "names"_a, "label"_a, "deadline_s"_a, "exchange"_a)
         .def("allocate", [](Endpoint& self, std::size_t nbytes) { return wait_for([&] { return self.allocate(nbytes); }); }, "nbytes"_a)
         .def("allreduce",
              [](Endpoint& self, std::uintptr_t address, std::size_t count, int dtype, int op, double prescale, double postscale) {

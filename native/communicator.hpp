@@ -33,8 +33,7 @@ struct GroupOptions {
     std::vector<std::string> names;  // how errors name each member
     std::string label;               // how errors name the group
     std::int64_t deadline_ns = 600 * second_ns;
-    std::int64_t spin_ns = 0;
-    std::size_t chunk_bytes = stage_bytes;  // how much of a large array is staged at once
+    std::int64_t spin_ns = 50'000;  // about what sleeping and waking cost: more cannot pay
     Interrupt interrupt;
 };
 

@@ -20,7 +20,8 @@ namespace farandole {
 constexpr int max_members = 64;
 constexpr std::size_t line_bytes = 64;
 
-// Bytes that one member can stage for the others in one epoch, and as many for results.
+// Bytes that one member can stage for the others in one epoch, and as many for results. Measured from 64 KB to 8 MB: below,
+// barriers count; above, what is staged falls out of the second-level cache before the others read it.
 constexpr std::size_t stage_bytes = 512 * 1024;
 
 struct Half {

@@ -62,11 +62,9 @@ class Endpoint:
         names: Sequence[str],
         label: str,
         deadline_s: float,
-        spin_s: float,
-        chunk_bytes: int,
         exchange: Callable[[bytes], list[bytes]],
     ) -> None:
-        """Join as member ``place``; a wait watches for ``spin_s`` before it sleeps."""
+        """Join as member ``place``; ``names`` is what errors call the members, ``label`` the group."""
 
     def allocate(self, nbytes: int) -> Region:
         """Make zeroed engine memory on every member."""

@@ -7,7 +7,6 @@ engine.allreduce(memory.array(DType.FLOAT32), ReduceOp.AVERAGE)
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import ClassVar, final
 
@@ -16,11 +15,6 @@ from farandole.collective import Array, ReduceOp
 from farandole.engines.choose import SHM_MEMBERS
 from farandole.engines.engine import Engine, Exchange, Group, Memory
 from farandole.errors import UnsupportedError
-
-_SPIN_S = 50e-6
-"""About what putting a thread to sleep and waking it costs: waiting longer awake cannot pay."""
-
-_CHUNK_BYTES = 256 * 1024
 
 
 @final
@@ -40,16 +34,8 @@ class ShmEngine(Engine):
                 "use --engine gloo"
             )
         self.group = group
-        spare_core = group.size <= len(os.sched_getaffinity(0))
-        self._endpoint = _native.Endpoint(
-            group.rank,
-            [group.name(place) for place in range(group.size)],
-            group.label,
-            group.deadline_s,
-            _SPIN_S if spare_core else 0.0,
-            _CHUNK_BYTES,
-            exchange,
-        )
+        names = [group.name(place) for place in range(group.size)]
+        self._endpoint = _native.Endpoint(group.rank, names, group.label, group.deadline_s, exchange)
 
     def allocate(self, nbytes: int) -> Memory:
         region = self._endpoint.allocate(nbytes)
