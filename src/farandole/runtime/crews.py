@@ -12,9 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TypeAlias, final
 
-from farandole.engines.factory import make
-
 from farandole.engines.engine import Engine, Group
+from farandole.engines.factory import make
 from farandole.runtime.executor import Executor
 from farandole.topology import Topology
 

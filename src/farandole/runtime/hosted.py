@@ -1,6 +1,6 @@
 """The controller of a job that no launcher started: a child of the process of rank 0.
 
-    ensure_controller("tcp://10.0.0.1:7000", expected=4, secret=key)
+    ensure_controller("tcp://10.0.0.1:7000", 4, key, settings)
 
 It serves one generation after the other and ends with the process that started it, however that ends.
 """
@@ -17,6 +17,7 @@ from typing import final
 import msgspec
 
 from farandole.errors import StartError
+from farandole.settings import Settings
 
 MODULE = "farandole.runtime.controller"
 EXIT_S = 2.0
@@ -34,8 +35,8 @@ class Charge(msgspec.Struct, frozen=True):
 _children: dict[str, subprocess.Popen[bytes]] = {}
 
 
-def ensure_controller(address: str, expected: int, secret: str) -> None:
-    """Start the controller at ``address`` unless this process has one there already."""
+def ensure_controller(address: str, expected: int, secret: str, settings: Settings) -> None:
+    """Start the controller at ``address``, with these ``settings``, unless this process has one there already."""
     child = _children.get(address)
     if child is not None:
         if child.poll() is None:
@@ -47,7 +48,7 @@ def ensure_controller(address: str, expected: int, secret: str) -> None:
     child = subprocess.Popen(
         [sys.executable, "-m", MODULE],
         stdin=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": _python_path()},
+        env={**os.environ, **settings.to_environment(Settings.resolve()), "PYTHONPATH": _python_path()},
         start_new_session=True,  # Ctrl-C is for the workers; the controller sees them out
     )
     _children[address] = child

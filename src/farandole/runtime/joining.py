@@ -21,6 +21,7 @@ from farandole.runtime.process_sets import ProcessSet, ProcessSetLike
 from farandole.settings import Settings
 
 JOB_WIDE = (
+    "engine",
     "fusion_threshold_bytes",
     "stall_check",
     "stall_warning_s",

@@ -13,7 +13,7 @@ from typing import Any
 from farandole.cluster.detect import detect
 from farandole.cluster.environment import Environment
 from farandole.control.messages import Hello, Leave
-from farandole.engines.choose import usable
+from farandole.engines.choose import choose, usable
 from farandole.runtime.hosted import ensure_controller
 from farandole.runtime.joining import configure_logging, seat_of, settings_of, static_sets
 from farandole.runtime.link import Link, Seat
@@ -33,15 +33,16 @@ def start(comm: object, process_sets: Sequence[ProcessSetLike] | str | None, ove
     configure_logging(settings.log_level)
     if seat.controller and (seat.expected > 1 or environment.size > 1):
         return _among_others(environment, seat, settings, sets)
-    return Session(settings, Topology.of(0, (seat.host,), 1), "solo", "this is a job of one process", sets)
+    engine, reason = choose(settings.engine, [seat.host], [usable()])
+    return Session(settings, Topology.of(0, (seat.host,), 1), engine, reason, sets)
 
 
 def _among_others(environment: Environment, seat: Seat, settings: Settings, sets: Sequence[ProcessSet]) -> Session:
     if environment.starts_controller:
-        ensure_controller(seat.controller, seat.expected, seat.key)
+        ensure_controller(seat.controller, seat.expected, seat.key, settings)
     link = Link(seat, settings.start_timeout_s)
     try:
-        welcome = link.join(_hello(link, seat, settings, sets))
+        welcome = link.join(_hello(link, seat, sets))
         topology = Topology.of(welcome.rank, tuple(welcome.hosts), welcome.generation)
         try:
             return Session(settings, topology, welcome.engine, welcome.reason, sets, link, welcome.clock_offset_s)
@@ -53,7 +54,7 @@ def _among_others(environment: Environment, seat: Seat, settings: Settings, sets
         raise
 
 
-def _hello(link: Link, seat: Seat, settings: Settings, sets: Sequence[ProcessSet]) -> Hello:
+def _hello(link: Link, seat: Seat, sets: Sequence[ProcessSet]) -> Hello:
     fd, number = stack_dump()
     return Hello(
         worker=link.worker,

@@ -1,0 +1,130 @@
+"""Run a function on N ranks of a real job, started by plain environment variables, without a launcher.
+
+    from farandole.testing.jobs import NumpyCalls, run_job
+
+    def program(member: Member) -> float:
+        init()
+        x = np.ones(3, np.float32)
+        NumpyCalls().allreduce("x", x)
+        shutdown()
+        return float(x[0])
+
+    assert run_job(program, 2) == [2.0, 2.0]
+
+``program`` calls ``init`` itself, so that a test may also see what happens around it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, final
+
+import cloudpickle
+import numpy as np
+import numpy.typing as npt
+
+from farandole.cluster.environment import CONTROLLER, KEY, OWN
+from farandole.collective import Array, DType, Kind, ReduceOp
+from farandole.control.keys import new_secret
+from farandole.runtime.call import Call, Handle, Outcome
+from farandole.runtime.session import current
+from farandole.testing.harness import run_ranks
+from farandole.testing.rank import Member
+
+Values = npt.NDArray[Any]
+
+
+def run_job(
+    program: Callable[..., Any],
+    size: int,
+    *args: Any,
+    timeout_s: float = 60.0,
+    environment: Mapping[str, str] | None = None,
+    may_die: Collection[int] = (),
+) -> list[Any]:
+    """Like ``harness.run_ranks``, with the variables of a job set in every process."""
+    cloudpickle.register_pickle_by_value(sys.modules[program.__module__])  # tests need not be importable
+    told = {
+        OWN.size: str(size),
+        CONTROLLER: f"tcp://127.0.0.1:{free_port()}",
+        KEY: new_secret(),
+        **(environment or {}),
+    }
+    return run_ranks(_in_job, size, program, args, timeout_s=timeout_s, environment=told, may_die=may_die)
+
+
+def free_port() -> int:
+    """A port of this host that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _in_job(member: Member, program: Callable[..., Any], args: Sequence[Any]) -> Any:
+    os.environ[OWN.rank] = str(member.rank)
+    return program(member, *args)
+
+
+@final
+class NumpyCalls:
+    """Collectives on NumPy arrays through the session, as a framework's adapter would make them.
+
+    ``dtype`` tells how the memory is meant where NumPy has no such type (bfloat16 lies in uint16).
+    """
+
+    def __init__(self, process_set: int = 0, dtype: DType | None = None) -> None:
+        self._process_set, self._dtype = process_set, dtype
+
+    def submit(self, *calls: Call, background: bool = True) -> Handle:
+        """One call, or several as a group."""
+        return current().submit(calls, background)
+
+    def allreduce(
+        self, name: str, x: Values, op: ReduceOp = ReduceOp.SUM, scales: tuple[float, float] = (1, 1)
+    ) -> None:
+        """In place."""
+        self.submit(self.reduction(name, x, op, scales), background=False).wait()
+
+    def reduction(
+        self, name: str, x: Values, op: ReduceOp = ReduceOp.SUM, scales: tuple[float, float] = (1, 1)
+    ) -> Call:
+        """What ``allreduce`` submits."""
+        return Call(Kind.ALLREDUCE, f"allreduce.{name}", self.array(x), x.shape, self._process_set, op, *scales)
+
+    def broadcast(self, name: str, x: Values, root: int) -> None:
+        """In place."""
+        call = Call(Kind.BROADCAST, f"broadcast.{name}", self.array(x), x.shape, self._process_set, root=root)
+        self.submit(call, background=False).wait()
+
+    def allgather(self, name: str, x: Values) -> tuple[Values, Outcome]:
+        """The concatenation, and the outcome it came with."""
+        return self._made(Call(Kind.ALLGATHER, f"allgather.{name}", self.array(x), x.shape, self._process_set), x)
+
+    def alltoall(self, name: str, x: Values, splits: tuple[int, ...] = ()) -> tuple[Values, Outcome]:
+        """What came, and the outcome it came with."""
+        call = Call(Kind.ALLTOALL, f"alltoall.{name}", self.array(x), x.shape, self._process_set, splits=splits)
+        return self._made(call, x)
+
+    def reducescatter(self, name: str, x: Values, op: ReduceOp = ReduceOp.SUM) -> Values:
+        """This rank's rows."""
+        call = Call(Kind.REDUCESCATTER, f"reducescatter.{name}", self.array(x), x.shape, self._process_set, op)
+        return self._made(call, x)[0]
+
+    def array(self, x: Values) -> Array:
+        """The memory of a contiguous NumPy array."""
+        assert x.flags.c_contiguous
+        return Array(x.ctypes.data, x.size, self._dtype or DType.from_name(x.dtype.name), x)
+
+    def _made(self, call: Call, like: Values) -> tuple[Values, Outcome]:
+        made = []
+
+        def allocate(shape: tuple[int, ...]) -> Array:
+            made.append(np.empty(shape, like.dtype))
+            return self.array(made[0])
+
+        call.allocate = allocate
+        [outcome] = self.submit(call, background=False).wait()
+        return made[0], outcome
