@@ -14,7 +14,7 @@ from farandole import __version__
 from farandole.errors import FarandoleError, UsageError
 from farandole.launch.options import USAGE_ERROR, Parser
 
-COMMANDS = ("farandole.launch.command",)
+COMMANDS = ("farandole.launch.command", "farandole.launch.check", "farandole.launch.horovodrun")
 """Modules with ``add_parser(subparsers)``, which sets ``main``: from the parsed arguments to the exit status."""
 
 DESCRIPTION = """\

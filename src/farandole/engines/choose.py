@@ -45,8 +45,8 @@ CANDIDATES = {
     candidate.name: candidate
     for candidate in (
         Candidate("solo", "jobs of one rank", lambda: "", ""),
-        Candidate("shm", "ranks of one host", _lacks_native, "install a wheel of farandole, or type: make native"),
-        Candidate("gloo", "any hosts", _lacks_torch, "type: pip install 'farandole[torch]'"),
+        Candidate("shm", "ranks of one host, in shared memory", _lacks_native, "install a wheel of farandole, or type: make native"),
+        Candidate("gloo", "any hosts, over TCP", _lacks_torch, "type: pip install 'farandole[torch]'"),
     )
 }
 """Every engine there is, in the order in which ``farandole check`` lists them."""

@@ -1,0 +1,1 @@
+"""What Horovod keeps for all frameworks, as far as scripts touch it."""

@@ -1,0 +1,33 @@
+"""Horovod's errors. What Farandole raises is more precise, and derives from ``HorovodInternalError``."""
+
+from __future__ import annotations
+
+from farandole.errors import HorovodInternalError
+
+__all__ = [
+    "HorovodInternalError",
+    "HorovodVersionMismatchError",
+    "HostsUpdatedInterrupt",
+    "get_version_mismatch_message",
+]
+
+
+class HostsUpdatedInterrupt(RuntimeError):  # noqa: N818 (its name in Horovod)
+    """The hosts of an elastic job have changed; nothing in this release raises it."""
+
+    def __init__(self, skip_sync: bool) -> None:
+        super().__init__(skip_sync)
+        self.skip_sync = skip_sync
+
+
+class HorovodVersionMismatchError(ImportError):
+    """A framework is not the one that Horovod was built for; Farandole is built for none, and never raises it."""
+
+    def __init__(self, name: str, version: str, installed_version: str) -> None:
+        super().__init__(get_version_mismatch_message(name, version, installed_version))
+        self.name, self.version, self.installed_version = name, version, installed_version
+
+
+def get_version_mismatch_message(name: str, version: str, installed_version: str) -> str:
+    """The text of a ``HorovodVersionMismatchError``."""
+    return f"built for {name} {version}, found {name} {installed_version}"

@@ -1,0 +1,109 @@
+"""Helpers that tests and scripts import: what is built, a changed environment for a while, lists in parts."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
+from typing import Any, TypeVar
+
+from farandole.runtime import basics
+
+T = TypeVar("T")
+
+_FRAMEWORKS = {"torch": "torch"}
+"""Extensions that can be had here, and the package each needs."""
+
+
+@contextlib.contextmanager
+def env(**variables: str | None) -> Iterator[None]:
+    """Set environment variables (``None`` removes one) in the body, and put back what was there."""
+    before = {name: os.environ.get(name) for name in variables}
+    _set(variables)
+    try:
+        yield
+    finally:
+        _set(before)
+
+
+def gloo_built(verbose: bool = False) -> bool:  # noqa: ARG001 (Horovod's signature)
+    """Whether jobs can run without MPI."""
+    return basics.gloo_built()
+
+
+def mpi_built(verbose: bool = False) -> bool:  # noqa: ARG001
+    """Whether an engine is built on MPI."""
+    return basics.mpi_built()
+
+
+def nccl_built(verbose: bool = False) -> bool:  # noqa: ARG001
+    """Whether an engine is built on NCCL."""
+    return bool(basics.nccl_built())
+
+
+def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:  # noqa: ARG001
+    """Whether the framework ``ext_base_name`` sees a CUDA device."""
+    if not extension_available(ext_base_name):
+        return False
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+def extension_available(ext_base_name: str, verbose: bool = False) -> bool:  # noqa: ARG001
+    """Whether ``horovod.<ext_base_name>`` can be imported."""
+    package = _FRAMEWORKS.get(ext_base_name)
+    return package is not None and find_spec(package) is not None
+
+
+def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:  # noqa: ARG001
+    """Raise ``ImportError`` unless the extension ``horovod.<name>`` can be had."""
+    name = ext_name.removeprefix("horovod.")
+    if not extension_available(name):
+        need = _FRAMEWORKS.get(name)
+        why = f"{need} is not installed" if need else f"this release has {', '.join(_FRAMEWORKS)} only"
+        raise ImportError(f"horovod.{name} cannot be used: {why}")
+
+
+def split_list(items: Sequence[T], parts: int) -> list[Sequence[T]]:
+    """Cut ``items`` into ``parts`` runs whose lengths differ by at most one, longer ones first.
+
+    >>> split_list([1, 2, 3, 4, 5], 2)
+    [[1, 2, 3], [4, 5]]
+    """
+    length, longer = divmod(len(items), parts)
+    starts = [part * length + min(part, longer) for part in range(parts + 1)]
+    return [items[start:end] for start, end in itertools.pairwise(starts)]
+
+
+def is_version_greater_equal_than(ver: str, target: str) -> bool:
+    """Compare versions of three numbers; what follows the numbers does not count.
+
+    >>> is_version_greater_equal_than("2.13.0+cpu", "2.2.0")
+    True
+    """
+    return _numbers(ver) >= _numbers(target)
+
+
+def _cache(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Call a function once for each choice of arguments."""
+    return functools.cache(function)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    parts = version.partition("+")[0].split(".")[:3]
+    digits = ["".join(c for c in part if c.isdigit()) for part in parts]
+    if len(digits) != 3 or not all(digits):
+        raise ValueError(f"{version!r} is no version of three numbers, like 2.13.0")
+    return tuple(map(int, digits))
+
+
+def _set(variables: dict[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

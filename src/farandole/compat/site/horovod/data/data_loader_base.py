@@ -1,0 +1,100 @@
+"""A data loader to derive from, and a mix-in that loads ahead in a thread.
+
+class Loader(AsyncDataLoaderMixin, MyDataLoader):      # MyDataLoader derives from BaseDataLoader
+    pass
+
+loader = Loader(async_loader_queue_size=8, batch_size=32)
+for batch in loader: ...
+loader.close_async_loader()
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+
+class BaseDataLoader:
+    """Derive from it and write ``__len__`` and ``_iterate``."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError("a data loader must say how many batches it has: write __len__")
+
+    def _iterate(self) -> Iterator[Any]:
+        """Yield the batches of one epoch."""
+        raise NotImplementedError("a data loader must yield batches: write _iterate")
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._iterate():
+            yield self._process_batch(batch)
+
+    def _process_batch(self, batch: Any) -> Any:
+        """Change a batch in the consuming thread; by default it stays as it is."""
+        return batch
+
+
+class AsyncDataLoaderMixin:
+    """Iterates the loader it is mixed into in a thread, up to ``async_loader_queue_size`` batches ahead (0: no thread).
+
+    ``None`` in the queue ends an epoch. What the thread raises is raised where the batches are consumed.
+    """
+
+    def __init__(self, async_loader_queue_size: int = 64, debug_data_loader: bool = False, *args: Any, **kwargs: Any):
+        self.async_loader_queue_size = async_loader_queue_size
+        self.debug_data_loader = debug_data_loader
+        self.started = False
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._queue: queue.Queue[Any] = queue.Queue(max(0, async_loader_queue_size))
+        super().__init__(*args, **kwargs)
+
+    def close_async_loader(self) -> None:
+        """End the thread; the loader can be iterated again afterwards."""
+        if self._thread is None:
+            return
+        self._stop.set()
+        while self._queue.get() is not _END:  # makes room for a thread that waits for it
+            pass
+        self._thread.join()
+        self._thread, self.started = None, False
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.async_loader_queue_size <= 0:
+            yield from super().__iter__()  # type: ignore[misc]
+            return
+        if self._thread is None:
+            self._stop.clear()
+            self._thread = threading.Thread(target=self._load, name="farandole data loader", daemon=True)
+            self._thread.start()
+            self.started = True
+        while (batch := self._queue.get()) is not None:
+            if isinstance(batch, _Raised):
+                self.close_async_loader()
+                raise batch.error
+            yield self._process_batch(batch)  # type: ignore[attr-defined]
+
+    def _load(self) -> None:
+        try:
+            while not self._stop.is_set():
+                for batch in self._iterate():  # type: ignore[attr-defined]
+                    if self._stop.is_set():
+                        return
+                    self._queue.put(batch)
+                self._queue.put(None)
+        except Exception as error:
+            self._queue.put(_Raised(error))
+        finally:
+            self._queue.put(_END)
+
+
+class _Raised:
+    """Carries an exception from the thread to the consumer."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+_END = object()
+"""The last thing a thread puts into the queue."""

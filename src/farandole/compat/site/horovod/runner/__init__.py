@@ -1,0 +1,79 @@
+"""``horovod.run``: call a function on several workers."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import farandole
+from farandole.errors import UnsupportedError
+from farandole.launch.horovodrun import refuse_elastic, without_meaning
+from farandole.launch.plan import on_this_host, parse_hostfile, parse_hosts, place
+
+_SITE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_ELASTIC = ("min_num_proc", "max_num_proc", "host_discovery_script", "min_np", "max_np")
+_FLAGS = {
+    "slots": "--slots-per-host",
+    "reset_limit": "--reset-limit",
+    "cooldown_range": "--blacklist-cooldown-range",
+    "ssh_port": "--ssh-port",
+    "ssh_identity_file": "--ssh-identity-file",
+    "disable_cache": "--disable-cache",
+    "use_gloo": "--gloo",
+    "use_mpi": "--mpi",
+    "mpi_args": "--mpi-args",
+    "network_interface": "--network-interface",
+    "network_interfaces": "--network-interfaces",
+}
+"""Arguments that mean nothing here, by the flags of ``horovodrun`` that say the same."""
+
+
+def run(
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int = 1,
+    *,
+    np: int | None = None,
+    hosts: str | None = None,
+    hostfile: str | None = None,
+    start_timeout: float | None = None,
+    output_filename: str | None = None,
+    verbose: bool | int | None = None,
+    executable: str | None = None,
+    **others: Any,
+) -> list[Any]:
+    """Call ``func(*args, **kwargs)`` on ``num_proc`` workers; the list of what they returned, by rank.
+
+        results = horovod.run(train, args=(3,), num_proc=2)
+
+    Takes all of Horovod's arguments by name; see ``farandole.run`` for errors. What would make the job elastic is
+    refused with ``UnsupportedError``; arguments that mean nothing here are accepted, and a line on stderr says so.
+    """
+    given = [name for name, value in others.items() if value not in (None, False)]
+    unknown = [name for name in others if name not in _FLAGS and name not in _ELASTIC]
+    if unknown:
+        raise TypeError(f"horovod.run() got unexpected arguments: {', '.join(unknown)}")
+    refuse_elastic([name for name in given if name in _ELASTIC])
+    if executable not in (None, sys.executable):
+        raise UnsupportedError(f"executable={executable!r}: workers run the same Python as you, {sys.executable}")
+    for line in without_meaning([_FLAGS[name] for name in given]):
+        print(f"farandole: horovod.run: {line}", file=sys.stderr)
+    workers = np or num_proc
+    _check_hosts(workers, hosts, hostfile)
+    return farandole.run(
+        func, args, kwargs, workers, start_timeout_s=start_timeout, output_filename=output_filename or "",
+        verbose=bool(verbose), python_path=[_SITE],
+    )  # fmt: skip
+
+
+def _check_hosts(workers: int, hosts: str | None, hostfile: str | None) -> None:
+    import socket
+
+    named = parse_hosts(hosts) if hosts else ()
+    if hostfile:
+        with open(hostfile, encoding="utf-8") as file:
+            named = parse_hostfile(file.read())
+    on_this_host(place(workers, named), socket.gethostname())

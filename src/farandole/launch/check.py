@@ -1,0 +1,129 @@
+"""``farandole check``: what is usable here, and what to do about the rest.
+
+    farandole check              a table of 80 columns, plain text in a log
+    farandole check --json       the same for programs
+
+Nothing is started and no framework is imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from typing import final
+
+import msgspec
+
+import farandole
+from farandole.engines.choose import CANDIDATES
+
+WIDTH = 80
+LATER_FRAMEWORKS = {"tensorflow": "TensorFlow", "keras": "Keras", "jax": "JAX", "mxnet": "MXNet"}
+LATER_LAUNCHERS = {"ssh": "many hosts over ssh", "srun": "Slurm", "mpirun": "MPI's launchers"}
+
+
+@final
+class Finding(msgspec.Struct, frozen=True):
+    """One thing that was looked at. ``detail`` says what it serves or its version, or why it cannot be used."""
+
+    kind: str
+    name: str
+    usable: bool
+    detail: str
+    remedy: str = ""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``check`` to the commands."""
+    parser = subparsers.add_parser(
+        "check",
+        help="what is usable here, and why not",
+        description="Lists engines, frameworks and launchers. The exit status is 1 if\n"
+        "no job of several workers could run here.",
+    )
+    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.set_defaults(main=lambda args: report(args.json))
+
+
+def report(json: bool = False) -> int:
+    """Print what was found; returns the exit status."""
+    findings = list(examine())
+    if json:
+        print(
+            msgspec.json.format(msgspec.json.encode({"version": farandole.__version__, "findings": findings})).decode()
+        )
+    else:
+        _print_table(findings)
+    ready = {finding.kind for finding in findings if finding.usable and finding.name != "solo"}
+    return 0 if {"engine", "launcher"} <= ready else 1
+
+
+def examine() -> Iterator[Finding]:
+    """Look at everything; what comes with a later release is named only where it is installed."""
+    for name, candidate in CANDIDATES.items():
+        lack = candidate.lacks()
+        yield Finding("engine", name, not lack, lack or candidate.serves, candidate.remedy if lack else "")
+    yield from _frameworks()
+    yield from _launchers()
+
+
+def _frameworks() -> Iterator[Finding]:
+    torch = _version("torch")
+    if torch:
+        yield Finding("framework", "torch", True, f"PyTorch {torch}")
+    else:
+        yield Finding("framework", "torch", False, "torch is not installed", "type: pip install 'farandole[torch]'")
+    for package, title in LATER_FRAMEWORKS.items():
+        if version := _version(package):
+            yield Finding(
+                "framework", package, False, f"{title} {version} is installed, but this release serves PyTorch only",
+                f"wait for the release with farandole.{package}",
+            )  # fmt: skip
+
+
+def _launchers() -> Iterator[Finding]:
+    if hasattr(os, "pidfd_open"):
+        yield Finding("launcher", "local", True, "farandole run, farandole.run(): workers on this host")
+    else:
+        yield Finding("launcher", "local", False, "this system has no pidfd_open", "use Linux 5.3 or newer")
+    yield Finding("launcher", "variables", True, "processes with FARANDOLE_RANK, _SIZE, _CONTROLLER and _KEY set")
+    for program, title in LATER_LAUNCHERS.items():
+        if path := shutil.which(program):
+            yield Finding(
+                "launcher", program, False, f"{path} is there; {title}: in a later release",
+                "use farandole run on one host",
+            )  # fmt: skip
+
+
+def _print_table(findings: list[Finding]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(width=WIDTH, highlight=False, soft_wrap=False)
+    where = f"Python {platform.python_version()}, {sys.platform} {platform.machine()}"
+    console.print(f"farandole {farandole.__version__}, {where}, {len(os.sched_getaffinity(0))} cores")
+    for kind in dict.fromkeys(finding.kind for finding in findings):
+        table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+        table.add_column(width=12, no_wrap=True)
+        table.add_column(width=3)
+        table.add_column(overflow="fold")
+        for finding in (f for f in findings if f.kind == kind):
+            mark = Text("yes", "green") if finding.usable else Text("no", "red")
+            words = f"{finding.detail}; {finding.remedy}" if finding.remedy else finding.detail
+            table.add_row(f"  {finding.name}", mark, Text(words))
+        console.print(f"\n{kind}s usable here")
+        console.print(table)
+
+
+def _version(package: str) -> str:
+    from importlib import metadata  # slow to load, and "farandole run" loads this module
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
