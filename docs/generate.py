@@ -5,12 +5,15 @@ Between ``<!-- generated: NAME -->`` and ``<!-- end -->`` in a page stands what 
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from farandole import errors
+from farandole.collective import ReduceOp
+from farandole.runtime.process_sets import ProcessSet
 from farandole.settings import KNOBS, PREFIX, Settings
 
 DOCS = Path(__file__).resolve().parent
@@ -35,11 +38,50 @@ def error_tree() -> str:
     return "```text\n" + "\n".join(line.removeprefix("    ") for line in drawn.splitlines()) + "\n```"
 
 
+def torch_api() -> str:
+    """Every public function and class of ``farandole.torch`` with its arguments and the first line of its docstring."""
+    import farandole.torch as hvd
+
+    rows = ["| name | what |", "|---|---|"]
+    for name in hvd.__all__:
+        thing = getattr(hvd, name)
+        called = inspect.isfunction(thing) or (inspect.isclass(thing) and inspect.isfunction(thing.__init__))
+        parameters = inspect.signature(thing).parameters.values() if called else ()
+        arguments = f"({', '.join(map(_parameter, parameters))})" if called else ""
+        rows.append(f"| `{name}{arguments}` | {_first_line(thing)} |")
+    return "\n".join(rows)
+
+
+def _first_line(thing: object) -> str:
+    if isinstance(thing, ReduceOp):
+        return f"operation {int(thing)}"
+    if isinstance(thing, ProcessSet):
+        return "All ranks."
+    return (inspect.getdoc(thing) or "").splitlines()[0].replace("``", "`")
+
+
+def _parameter(parameter: inspect.Parameter) -> str:
+    default, name = parameter.default, parameter.name
+    if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+        return f"**{name}"
+    if default is inspect.Parameter.empty:
+        return name
+    if isinstance(default, ReduceOp):
+        return f"{name}={default.label}"
+    if isinstance(default, ProcessSet):
+        return f"{name}=global_process_set"
+    return f"{name}=Compression.none" if inspect.isclass(default) else f"{name}={default!r}"
+
+
 def _code(words: list[str]) -> str:
     return "<br>".join(f"`{word}`" for word in words)
 
 
-GENERATORS: dict[str, Callable[[], str]] = {"settings": settings, "error_tree": error_tree}
+GENERATORS: dict[str, Callable[[], str]] = {
+    "settings": settings,
+    "error_tree": error_tree,
+    "torch_api": torch_api,
+}
 
 
 def filled(page: str) -> str:
