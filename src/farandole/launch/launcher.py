@@ -105,7 +105,7 @@ class Launcher:
         controller.request_stack = self._request_stack
         controller.report = self._say
         controller.task = self._task
-        controller.results = self._on_result
+        controller.on_result = self._on_result
         return router, controller
 
     def _charge_agent(self, address: str, secret: str) -> None:
@@ -210,12 +210,16 @@ class Launcher:
 
     def _sweep(self) -> None:
         """Whatever happened: the agent ends (it kills the workers when its input does), and nothing is left."""
+        unheard = os.open(f"/proc/self/fd/{self._to_agent}", os.O_RDONLY | os.O_NONBLOCK)
         os.close(self._to_agent)
         if self._ended_at is None:
             if not select.select([self._agent_fd], [], [], AGENT_END_S)[0]:
                 os.kill(self._agent, signal.SIGKILL)
             os.waitpid(self._agent, 0)
         os.close(self._agent_fd)
+        with open(unheard, "rb") as file:
+            if self._agent_up:  # it has read its charge; the rest is what we told it to print as it was about to end
+                os.write(2, file.read() or b"")
         while self._owns_process and process.has_children():
             process.signal_descendants(signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):

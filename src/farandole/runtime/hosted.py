@@ -19,7 +19,7 @@ import msgspec
 from farandole.errors import StartError
 from farandole.settings import Settings
 
-MODULE = "farandole.runtime.controller"
+MODULE = "farandole.runtime.standalone"
 EXIT_S = 2.0
 
 

@@ -29,6 +29,7 @@ from farandole.runtime.agreement import Plan, malformed, settle, title
 from farandole.runtime.cache import Key, Line, SignatureCache
 from farandole.runtime.process_groups import GLOBAL, ProcessGroups
 from farandole.runtime.proposal import Proposal
+from farandole.runtime.stall import Waiting
 from farandole.runtime.wording import by_saying
 
 CROSSED_AFTER_S = 0.5
@@ -44,17 +45,6 @@ class Delivery(NamedTuple):
 
     ranks: Sequence[int]
     order: Order
-
-
-@final
-class Waiting(NamedTuple):
-    """A collective that some ranks are ready for since ``since_s``, and others are not."""
-
-    what: str
-    process_set: int
-    since_s: float
-    ready: tuple[int, ...]
-    missing: tuple[int, ...]
 
 
 @final
@@ -322,8 +312,8 @@ class Negotiation:
         """
         for proposal in self._open():
             yield Waiting(
+                (*proposal.key, proposal.since_s),
                 proposal.title,
-                proposal.process_set,
                 max(proposal.since_s, self._ordered_s) if proposal is self._join else proposal.since_s,
                 tuple(sorted(proposal.signatures)),
                 tuple(sorted(proposal.missing)),

@@ -1,0 +1,338 @@
+"""The controller: routes messages between the workers and the state machines that decide.
+
+    controller = Controller(router.send, settings, expected=4, clock=time.monotonic)
+    while True:
+        router.wait(until controller.deadline())
+        while (got := router.recv()) is not None:
+            controller.handle(*got)
+        if controller.deadline() is due:
+            controller.tick(time.monotonic())
+
+``handle`` only takes in. What became ready is ordered by ``tick``, when everything that has arrived is in: that is what
+lets collectives be fused. Whoever runs the loop reports the ends of workers, and sets ``request_stack``, ``report``,
+``task`` and ``on_result`` as far as it can serve them. Nothing a worker sends can raise here.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, final
+
+from farandole.control.messages import (
+    Abort,
+    Ask,
+    Blocked,
+    Exchange,
+    FetchTask,
+    Hello,
+    Leave,
+    Message,
+    Orders,
+    Progress,
+    Refuse,
+    Resend,
+    Result,
+    SetTimeline,
+    Submit,
+    Task,
+    Welcome,
+)
+from farandole.engines.choose import choose
+from farandole.runtime.formation import Formation, Formed, Member, Refused
+from farandole.runtime.generation import Generation
+from farandole.runtime.negotiation import Delivery
+from farandole.runtime.stall import Inquiry, Report, Verdict
+from farandole.settings import Settings
+
+logger = logging.getLogger("farandole.controller")
+
+CONTROL, ORDERS = b"c", b"o"
+"""Last bytes of the identities of a worker's sockets that receive."""
+
+FAREWELL_S = 0.1
+"""How long the ``Leave`` of a worker that ended well may come after the news of its end: they travel different ways."""
+
+Send = Callable[[bytes, Message], object]
+RequestStack = Callable[[int, int, int, int], object]
+
+
+@final
+class Controller:
+    """One per job; one thread. ``send(identity, message)`` may drop what is for a peer that is gone."""
+
+    def __init__(self, send: Send, settings: Settings, expected: int, clock: Callable[[], float]) -> None:
+        self.request_stack: RequestStack = lambda *_: None
+        """Have the Python stacks of a worker brought to ``stack_arrived``: place, process, signal, descriptor."""
+        self.report: Callable[[str], object] = logger.warning
+        """Show a text to people."""
+        self.task = b""
+        """What workers get that ask for a function to run."""
+        self.on_result: Callable[[int, bool, bytes], object] | None = None
+        """Told what such a function returned or raised: place, success, payload."""
+        self._send, self._settings, self._expected, self._clock = send, settings, expected, clock
+        self._formation = Formation(
+            expected, settings.start_timeout_s, settings.on_failure == "continue", partial(choose, settings.engine)
+        )
+        self._generation: Generation | None = None
+        self._unsaid: dict[int, tuple[float, str]] = {}
+        self._rejected: Counter[str] = Counter()
+        self._received = 0
+        self._handlers: dict[type, Callable[[bytes, Any], None]] = {
+            Submit: self._on_submit,
+            Hello: self._on_hello,
+            Exchange: self._on_exchange,
+            Leave: self._on_leave,
+            Blocked: self._on_blocked,
+            Progress: self._on_progress,
+            SetTimeline: self._on_timeline,
+            FetchTask: self._on_fetch,
+            Result: self._on_result,
+        }
+
+    # -- what the loop calls ------------------------------------------------------------------------------------------
+
+    def handle(self, identity: bytes, message: Message) -> None:
+        """A message has come from the socket ``identity``."""
+        self._received += 1
+        handler = self._handlers.get(type(message))
+        if handler is None:
+            self._rejected[f"{type(message).__name__} from a worker"] += 1
+        else:
+            handler(identity, message)
+
+    def worker_started(self, place: int, pid: int, host: str) -> None:
+        """A worker runs; should it never call ``init``, the others can be told where it is."""
+        self._formation.started(place, f"rank {place} on {host} (process {pid})")
+
+    def worker_exited(self, place: int, pid: int, code: int, description: str) -> None:
+        """A worker has ended: ``code`` as ``waitpid`` gives it, ``description`` for people."""
+        now = self._clock()
+        self._formation.gone(place, pid, description, failed=code != 0)
+        generation = self._generation
+        rank = None if generation is None else generation.rank_at(place, pid)
+        if generation is not None and rank is not None:
+            if code:
+                generation.leave(rank, description)
+                self._abort(description)
+            elif not generation.has_left(rank):
+                self._unsaid[rank] = (now + FAREWELL_S, description)
+        self._form(now)
+
+    def stack_arrived(self, place: int, text: str) -> None:
+        """The stacks that ``request_stack`` asked for, or why there are none."""
+        generation = self._generation
+        if generation is not None:
+            for rank, member in enumerate(generation.members):
+                if member.hello.place == place:
+                    generation.stall.stack(rank, text, self._clock())
+
+    def deadline(self) -> float | None:
+        """When ``tick`` is due, by the clock; ``None`` if only a message can bring news."""
+        moments = [self._formation.deadline_s, *(moment for moment, _ in self._unsaid.values())]
+        generation = self._generation
+        if generation is not None and generation.over is None:
+            if generation.negotiation.undecided:
+                return -math.inf
+            moments += [generation.negotiation.expiry_s, generation.stall.deadline_s]
+        return min((moment for moment in moments if moment is not None), default=None)
+
+    def tick(self, now: float) -> None:
+        """Do what is due."""
+        for rank, (moment, description) in list(self._unsaid.items()):
+            if moment <= now:
+                self._end_unsaid(rank, description)
+        generation = self._generation
+        if generation is not None and generation.over is None:
+            expiry_s, stall_s = generation.negotiation.expiry_s, generation.stall.deadline_s
+            if expiry_s is not None and expiry_s <= now:
+                generation.negotiation.expire(now)
+            if generation.negotiation.undecided:
+                self._order(generation, generation.negotiation.decide(now))
+            if stall_s is not None and stall_s <= now:
+                self._look(generation, now)
+        if self._formation.deadline_s is not None:
+            self._form(now)
+
+    def statistics(self) -> dict[str, int]:
+        """Counters: messages received and refused, and those of the current generation."""
+        generation = self._generation
+        refused = self._rejected.total() + (generation.rejected.total() if generation else 0)
+        return {
+            "received": self._received,
+            "refused": refused,
+            **(generation.statistics() if generation is not None else {}),
+        }
+
+    # -- messages -----------------------------------------------------------------------------------------------------
+
+    def _on_submit(self, identity: bytes, message: Submit) -> None:
+        found = self._find(identity, message.generation)
+        if found is None:
+            return
+        generation, rank = found
+        now = self._clock()
+        forgotten = generation.negotiation.submit(rank, message.entries, now)
+        for process_set, names in forgotten.items():
+            self._send(identity[:-1] + ORDERS, Resend(generation.number, process_set, names))
+        if generation.stall.deadline_s is None:
+            generation.stall.expect(now)
+
+    def _on_hello(self, identity: bytes, hello: Hello) -> None:
+        now = self._clock()
+        generation = self._generation
+        rank = None if generation is None else generation.rank_at(hello.place, hello.pid)
+        if generation is not None and rank is not None:
+            generation.leave(rank)
+            self._abort_if_needed(generation)
+        self._formation.hello(identity[:-1], hello, now)
+        self._form(now)
+
+    def _on_exchange(self, identity: bytes, message: Exchange) -> None:
+        found = self._find(identity, message.generation)
+        if found is None:
+            return
+        generation, rank = found
+        complete = generation.exchange(rank, message)
+        if complete is None:
+            self._abort_if_needed(generation)
+        else:
+            ranks, exchanged = complete
+            self._tell([generation.members[r] for r in ranks], CONTROL, exchanged)
+
+    def _on_leave(self, identity: bytes, message: Leave) -> None:
+        found = self._find(identity, message.generation)
+        if found is None:
+            return
+        generation, rank = found
+        self._unsaid.pop(rank, None)
+        generation.leave(rank, message.reason)
+        if message.reason:
+            self._abort(message.reason)
+        else:
+            self._abort_if_needed(generation)
+
+    def _on_blocked(self, identity: bytes, message: Blocked) -> None:
+        found = self._find(identity, message.generation)
+        if found is None:
+            return
+        generation, rank = found
+        now = self._clock()
+        if not generation.blockages.add(rank, message, now):
+            self._rejected["Blocked in an impossible place"] += 1
+            return
+        reason = generation.gone_among(generation.negotiation.groups.get(message.process_set) or ())
+        if reason:
+            self._abort(reason)
+        else:
+            generation.stall.hurry(now)
+
+    def _on_progress(self, identity: bytes, message: Progress) -> None:
+        found = self._find(identity, message.generation)
+        if found is not None:
+            generation, rank = found
+            generation.stall.answered(rank, message, self._clock())
+
+    def _on_timeline(self, identity: bytes, message: SetTimeline) -> None:
+        generation = self._generation
+        if generation is None or generation.rank_of(identity[:-1]) is None:
+            self._rejected["SetTimeline from no member"] += 1
+        else:
+            self._tell(generation.present(), CONTROL, message)
+
+    def _on_fetch(self, identity: bytes, _: FetchTask) -> None:
+        self._send(identity, Task(self.task))
+
+    def _on_result(self, _: bytes, message: Result) -> None:
+        if self.on_result is None:
+            self._rejected["Result that nobody asked for"] += 1
+        else:
+            self.on_result(message.place, message.ok, message.payload)
+
+    def _find(self, identity: bytes, number: int) -> tuple[Generation, int] | None:
+        """The generation and rank that a message counts for; those of a dead one are reminded of its end."""
+        generation = self._generation
+        rank = None if generation is None else generation.rank_of(identity[:-1])
+        if generation is None or rank is None or number != generation.number:
+            self._rejected["messages of another generation"] += 1
+        elif generation.over is not None:
+            self._rejected["messages after the end of their generation"] += 1
+            self._tell([generation.members[rank]], CONTROL, generation.over)
+        elif generation.has_left(rank):
+            self._rejected["messages of ranks that have left"] += 1
+        else:
+            return generation, rank
+        return None
+
+    # -- generations --------------------------------------------------------------------------------------------------
+
+    def _form(self, now: float) -> None:
+        """Let in, or turn away, whom that is due for."""
+        while (decision := self._formation.decide(now)) is not None:
+            if isinstance(decision, Formed):
+                self._begin(decision)
+            elif isinstance(decision, Refused):
+                self._tell(decision.members, CONTROL, Refuse(decision.reason))
+
+    def _begin(self, formed: Formed) -> None:
+        self._unsaid = {}
+        self._generation = Generation(formed, self._settings, self._expected)
+        for rank, member in enumerate(formed.members):
+            welcome = Welcome(formed.generation, rank, formed.hosts, formed.engine, formed.reason)
+            self._send(member.uid + CONTROL, welcome)
+
+    def _abort(self, reason: str, kind: str = "AbortError") -> None:
+        """End the generation for everybody who is still in it."""
+        generation = self._generation
+        if generation is not None and generation.over is None:
+            generation.over = Abort(generation.number, reason, kind)
+            for suffix in (CONTROL, ORDERS):
+                self._tell(generation.present(), suffix, generation.over)
+
+    def _abort_if_needed(self, generation: Generation) -> None:
+        """Somebody waits outside the negotiated lane for a rank that has left."""
+        if reason := generation.exchange_without():
+            self._abort(reason)
+
+    def _end_unsaid(self, rank: int, description: str) -> None:
+        del self._unsaid[rank]
+        if self._generation is not None and not self._generation.has_left(rank):
+            reason = f"{description} without calling shutdown()"
+            self._generation.leave(rank, reason)
+            self._abort(reason)
+
+    # -- what is due --------------------------------------------------------------------------------------------------
+
+    def _order(self, generation: Generation, deliveries: Sequence[Delivery]) -> None:
+        """Send each rank its orders, in one message; ranks with the same orders get the same object."""
+        mine: dict[int, list[int]] = {}
+        for i, (ranks, _) in enumerate(deliveries):
+            for rank in ranks:
+                mine.setdefault(rank, []).append(i)
+        messages: dict[tuple[int, ...], Orders] = {}
+        for rank, which in mine.items():
+            message = messages.get(tuple(which))
+            if message is None:
+                message = Orders(generation.number, [deliveries[i].order for i in which])
+                messages[tuple(which)] = message
+            self._send(generation.members[rank].uid + ORDERS, message)
+
+    def _look(self, generation: Generation, now: float) -> None:
+        step = generation.stall.look(now, generation.waiting(now), generation.last())
+        if isinstance(step, Inquiry):
+            asked = [generation.members[rank] for rank in step.ranks]
+            self._tell(asked, CONTROL, Ask(generation.number))
+            for hello in [member.hello for member in asked]:
+                self.request_stack(hello.place, hello.pid, hello.stack_signal, hello.stack_fd)
+        elif isinstance(step, Report):
+            self.report(step.text)
+        elif isinstance(step, Verdict):
+            self.report(step.reason)
+            self._abort(step.reason, "StallError")
+
+    def _tell(self, members: Sequence[Member], suffix: bytes, message: Message) -> None:
+        for member in members:
+            self._send(member.uid + suffix, message)

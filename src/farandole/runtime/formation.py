@@ -1,0 +1,217 @@
+"""Who belongs to the next generation, and when it is complete; without any I/O.
+
+    formation = Formation(expected=2, start_timeout_s=30.0, excuse_failures=False, choose=choose_engine)
+    formation.hello(b"7f3a", hello, now)
+    formation.decide(now)              # None: one is missing. Then Formed(...), or Refused(...) with the reason
+
+A generation forms when every place that has not ended has said hello. Survivors of the one before keep their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, final
+
+from farandole.control.messages import Hello
+from farandole.errors import FarandoleError
+from farandole.runtime.process_groups import ProcessGroups
+from farandole.runtime.wording import by_saying, name_numbers
+
+Choose: TypeAlias = Callable[[Sequence[str], Sequence[Sequence[str]]], tuple[str, str]]
+"""Hosts by rank and engines usable by rank to the engine and why; raises ``FarandoleError`` where none fits."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A worker by the identity its sockets share, and what it said of itself."""
+
+    uid: bytes
+    hello: Hello
+
+    @property
+    def name(self) -> str:
+        """How texts call it before it has a rank."""
+        return f"rank {self.hello.place} on {self.hello.host}"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Formed:
+    """The next generation: its members by rank, its engine and why that one."""
+
+    generation: int
+    members: tuple[Member, ...]
+    engine: str
+    reason: str
+
+    @property
+    def hosts(self) -> list[str]:
+        """The host of each rank."""
+        return [member.hello.host for member in self.members]
+
+    @property
+    def static_sets(self) -> list[list[int]]:
+        """The process sets given to ``init``, the same on every rank."""
+        return self.members[0].hello.process_sets
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """These may not start, and why."""
+
+    members: tuple[Member, ...]
+    reason: str
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _End:
+    """How the worker of a place ended; ``excused`` if the job goes on without it."""
+
+    description: str
+    excused: bool
+
+
+@final
+class Formation:
+    """Collects hellos. With ``excuse_failures`` a job may start without those that failed before calling ``init``."""
+
+    def __init__(self, expected: int, start_timeout_s: float, excuse_failures: bool, choose: Choose) -> None:
+        self._expected = expected
+        self._start_timeout_s = start_timeout_s
+        self._excuse_failures = excuse_failures
+        self._choose = choose
+        self._waiting: dict[int, Member] = {}  # by place
+        self._strangers: list[Refused] = []
+        self._ends: dict[int, _End] = {}
+        self._started: dict[int, str] = {}
+        self._seniority: dict[int, int] = {}
+        self._first_hello_s: float | None = None
+        self._generation = 0
+
+    # -- taking in ----------------------------------------------------------------------------------------------------
+
+    def started(self, place: int, description: str) -> None:
+        """The worker of ``place`` runs; texts that miss it can say where."""
+        self._started[place] = description
+
+    def hello(self, uid: bytes, hello: Hello, now: float) -> None:
+        """A worker has called ``init``."""
+        member = Member(uid, hello)
+        other = self._waiting.get(hello.place)
+        if not 0 <= hello.place < min(hello.expected, self._expected):
+            place = f"expects ranks 0 to {self._expected - 1}, and this process says it is rank {hello.place}"
+            self._strangers.append(Refused((member,), f"the job {place} of {hello.expected}"))
+        elif other is not None and other.hello.pid != hello.pid:
+            taken = f"{other.name} is process {other.hello.pid} already"
+            self._strangers.append(Refused((member,), f"{taken}: is the job started twice with one controller?"))
+        else:
+            self._waiting[hello.place] = member
+            if self._first_hello_s is None:
+                self._first_hello_s = now
+
+    def gone(self, place: int, pid: int, description: str, failed: bool) -> None:
+        """The worker of ``place`` has ended. It is excused if it had its part in a generation, or may fail."""
+        excused = place in self._seniority or (failed and self._excuse_failures)
+        self._ends[place] = _End(description, excused)
+        for member in [m for m in self._waiting.values() if is_worker(m.hello, place, pid, self._expected)]:
+            del self._waiting[member.hello.place]
+        if not self._waiting:
+            self._first_hello_s = None
+
+    # -- deciding -----------------------------------------------------------------------------------------------------
+
+    @property
+    def deadline_s(self) -> float | None:
+        """When ``decide`` will refuse for lack of time; ``None`` while nobody waits."""
+        return None if self._first_hello_s is None else self._first_hello_s + self._start_timeout_s
+
+    def decide(self, now: float) -> Formed | Refused | None:
+        """The next generation, a refusal, or ``None`` as long as neither is due. Call it until it returns ``None``."""
+        if self._strangers:
+            return self._strangers.pop(0)
+        if not self._waiting:
+            return None
+        sizes = {place: str(member.hello.expected) for place, member in self._waiting.items()}
+        if len(set(sizes.values())) > 1:
+            return self._refuse(f"the ranks differ in the size of the job: {by_saying(sizes, self._host_by_place())}")
+        size = next(iter(self._waiting.values())).hello.expected
+        lost = [end.description for place, end in sorted(self._ends.items()) if place < size and not end.excused]
+        if lost:
+            return self._refuse(f"the job cannot start: {'; '.join(lost)}, before it had called init()")
+        missing = [place for place in range(size) if place not in self._waiting and place not in self._ends]
+        if not missing:
+            return self._form()
+        if self.deadline_s is not None and now >= self.deadline_s:
+            return self._refuse(self._too_late(missing))
+        return None
+
+    def _form(self) -> Formed | Refused:
+        order = sorted(self._waiting, key=lambda place: (self._seniority.get(place, self._expected), place))
+        members = tuple(self._waiting[place] for place in order)
+        error = _disagreement(members)
+        if error:
+            return self._refuse(error)
+        try:
+            engine, reason = self._choose(
+                [member.hello.host for member in members], [member.hello.engines for member in members]
+            )
+        except FarandoleError as failure:
+            return self._refuse(str(failure))
+        self._generation += 1
+        self._seniority.update({place: rank for rank, place in enumerate(order)})
+        self._clear()
+        return Formed(self._generation, members, engine, reason)
+
+    def _refuse(self, reason: str) -> Refused:
+        members = tuple(self._waiting.values())
+        self._clear()
+        return Refused(members, reason)
+
+    def _clear(self) -> None:
+        self._waiting = {}
+        self._first_hello_s = None
+
+    def _too_late(self, missing: list[int]) -> str:
+        places = [self._started.get(place, f"rank {place}") for place in missing]
+        who = ", ".join(places) if len(places) <= 4 or self._started else name_numbers(missing)
+        have = "has" if len(missing) == 1 else "have"
+        return (
+            f"{who} {have} not called init() within {self._start_timeout_s:g} s of the first rank that did: "
+            "look at its output, or give it more time with --start-timeout (FARANDOLE_START_TIMEOUT_S)"
+        )
+
+    def _host_by_place(self) -> list[str]:
+        hosts = ["?"] * self._expected
+        for place, member in self._waiting.items():
+            hosts[place] = member.hello.host
+        return hosts
+
+
+def is_worker(hello: Hello, place: int, pid: int, expected: int) -> bool:
+    """True if ``hello`` came from the worker of ``place``.
+
+    Its process may be another one than the one that was started (a shell around it), and its place one among fewer
+    (``init(comm=...)``), but not both.
+    """
+    return hello.pid == pid or (hello.place == place and hello.expected == expected)
+
+
+def _disagreement(members: Sequence[Member]) -> str:
+    """What keeps these from being one job, with what each said; "" for nothing."""
+    hosts = [member.hello.host for member in members]
+    versions = {rank: member.hello.version for rank, member in enumerate(members)}
+    if len(set(versions.values())) > 1:
+        return f"the ranks run different versions of Farandole: {by_saying(versions, hosts)}"
+    sets = {rank: str(member.hello.process_sets) for rank, member in enumerate(members)}
+    if len(set(sets.values())) > 1:
+        return f"the ranks differ in init(process_sets=...): {by_saying(sets, hosts)}"
+    groups = ProcessGroups(len(members))
+    for ranks in members[0].hello.process_sets:
+        _, error = groups.add(ranks)
+        if error:
+            return f"init(process_sets=...) cannot be: {error}"
+    return ""

@@ -1,0 +1,133 @@
+"""One membership while it lasts: who its members are, what they wait for, who has left; without any I/O.
+
+    generation = Generation(formed, settings)
+    generation.rank_of(b"7f3a")                     # 0
+    generation.leave(0)                             # whoever needs rank 0 from now on is told that it has gone
+
+The controller holds the current one and turns what it says into messages.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple, final
+
+from farandole.control.messages import Abort, Exchange, Exchanged
+from farandole.runtime.formation import Formed, Member, is_worker
+from farandole.runtime.negotiation import Negotiation
+from farandole.runtime.stall import Blockages, StallInspector, Waiting
+from farandole.runtime.wording import name_rank
+from farandole.settings import Settings
+
+RENEWALS_PER_WARNING = 2
+"""Ranks repeat that they are blocked at least this often within the warning time."""
+
+_ExchangeKey = tuple[str, tuple[int, ...]]
+
+
+class _Limits(NamedTuple):
+    """The stall inspector's limits; 0 is none."""
+
+    warning_s: float
+    shutdown_s: float
+
+
+@final
+class Generation:
+    """The state that begins and ends with one membership. ``over`` is set once, with the reason."""
+
+    def __init__(self, formed: Formed, settings: Settings, expected: int) -> None:
+        self.number = formed.generation
+        self.members = formed.members
+        self.hosts = formed.hosts
+        self.over: Abort | None = None
+        self.rejected: Counter[str] = Counter()
+        self.negotiation = Negotiation(
+            formed.hosts,
+            formed.static_sets,
+            settings.fusion_threshold_bytes,
+            settings.cache_capacity,
+            settings.dynamic_process_sets,
+        )
+        limits = _limits(settings)
+        self.stall = StallInspector(limits.warning_s, limits.shutdown_s, formed.hosts)
+        self.blockages = Blockages(self.negotiation.groups, 1.0 + limits.warning_s / RENEWALS_PER_WARNING)
+        self._expected = expected
+        self._ranks = {member.uid: rank for rank, member in enumerate(formed.members)}
+        self._away: dict[int, str] = {}
+        self._exchanges: dict[_ExchangeKey, dict[int, bytes]] = {}
+
+    def rank_of(self, uid: bytes) -> int | None:
+        """The rank of a worker's sockets, or ``None`` for one of another generation."""
+        return self._ranks.get(uid)
+
+    def rank_at(self, place: int, pid: int) -> int | None:
+        """The rank of the worker that was started for ``place`` as process ``pid``."""
+        for rank, member in enumerate(self.members):
+            if is_worker(member.hello, place, pid, self._expected):
+                return rank
+        return None
+
+    def present(self) -> list[Member]:
+        """The members that have neither left nor ended."""
+        return [member for rank, member in enumerate(self.members) if rank not in self._away]
+
+    def has_left(self, rank: int) -> bool:
+        """True once ``rank`` has left or ended."""
+        return rank in self._away
+
+    def leave(self, rank: int, reason: str = "") -> None:
+        """``rank`` takes part in nothing any more; only who needs it is told."""
+        if rank not in self._away:
+            self._away[rank] = reason or f"{self.name(rank)} has called shutdown()"
+            self.negotiation.leave(rank, self._away[rank])
+
+    def name(self, rank: int) -> str:
+        """How texts call a member."""
+        return name_rank(rank, self.hosts)
+
+    def gone_among(self, ranks: Sequence[int]) -> str:
+        """Why these ranks cannot meet, or "" if they can."""
+        return "; ".join(reason for rank, reason in self._away.items() if rank in ranks)
+
+    def exchange(self, rank: int, message: Exchange) -> tuple[tuple[int, ...], Exchanged] | None:
+        """A part of an all-gather has come; the ranks it is for and all parts, once they are there."""
+        ranks = tuple(message.ranks)
+        if rank not in ranks or len(set(ranks)) != len(ranks) or not all(0 <= r < len(self.members) for r in ranks):
+            self.rejected["exchanges among impossible ranks"] += 1
+            return None
+        parts = self._exchanges.setdefault((message.key, ranks), {})
+        parts[rank] = message.payload
+        if len(parts) < len(ranks):
+            return None
+        del self._exchanges[message.key, ranks]
+        return ranks, Exchanged(self.number, message.key, [parts[r] for r in ranks])
+
+    def exchange_without(self) -> str:
+        """Why an exchange in progress can never be complete, or ""."""
+        return next((reason for _, ranks in self._exchanges if (reason := self.gone_among(ranks))), "")
+
+    def waiting(self, now: float) -> list[Waiting]:
+        """What ranks wait for in both lanes."""
+        return [*self.negotiation.waiting(), *self.blockages.waiting(now)]
+
+    def last(self) -> list[str]:
+        """By rank, the last collective it was ordered to do."""
+        return [self.negotiation.last(rank) for rank in range(len(self.members))]
+
+    def statistics(self) -> dict[str, int]:
+        """Counters since it began."""
+        return {
+            "generation": self.number,
+            "size": len(self.members),
+            "away": len(self._away),
+            "stall_reports": self.stall.reports,
+            **self.negotiation.statistics(),
+        }
+
+
+def _limits(settings: Settings) -> _Limits:
+    if not settings.stall_check:
+        return _Limits(0.0, 0.0)
+    return _Limits(max(0.0, settings.stall_warning_s), max(0.0, settings.stall_shutdown_s))

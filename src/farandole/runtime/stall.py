@@ -1,0 +1,257 @@
+"""When a wait is long enough to be said, whom to ask, and what the report says; without any I/O.
+
+    inspector = StallInspector(warning_s=60.0, shutdown_s=600.0, hosts=["a", "a"])
+    inspector.expect(now)                      # something waits from now on: look at deadline_s
+    inspector.look(now, waiting)               # Inquiry((1,)): ask these ranks where they are
+    inspector.answered(1, progress); inspector.stack(1, text)
+    inspector.look(now, waiting)               # Report(text), or Verdict(reason) once it has taken too long
+
+Reports about the same ranks come at doubling intervals, however many collectives wait for them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias, final
+
+from farandole.control.messages import Blocked, Progress
+from farandole.runtime.process_groups import ProcessGroups
+from farandole.runtime.wording import name_rank, name_ranks, shorten
+
+PATIENCE_S = 1.0
+"""How long a report waits for the ranks it is about to say where they are."""
+
+MOST_WAITS = 5
+MOST_STACKS = 8
+
+
+@final
+class Waiting(NamedTuple):
+    """A collective that some ranks are ready for since ``since_s``, and others are not.
+
+    ``key`` stays the same while it waits. The news may be ``age_s`` old, so an end may have gone unnoticed that long.
+    """
+
+    key: tuple[object, ...]
+    what: str
+    since_s: float
+    ready: tuple[int, ...]
+    missing: tuple[int, ...]
+    age_s: float = 0.0
+
+
+@final
+class Inquiry(NamedTuple):
+    """Ask these ranks for their progress and their Python stacks."""
+
+    ranks: tuple[int, ...]
+
+
+@final
+class Report(NamedTuple):
+    """Say this to people."""
+
+    text: str
+
+
+@final
+class Verdict(NamedTuple):
+    """End the generation with a ``StallError``."""
+
+    reason: str
+
+
+Step: TypeAlias = Inquiry | Report | Verdict | None
+
+
+@final
+@dataclass(slots=True)
+class _Asked:
+    """An inquiry under way."""
+
+    ranks: tuple[int, ...]
+    until_s: float
+    progress: dict[int, Progress] = field(default_factory=dict)
+    stacks: dict[int, str] = field(default_factory=dict)
+
+    def complete(self) -> bool:
+        return len(self.progress) == len(self.stacks) == len(self.ranks)
+
+
+@final
+class StallInspector:
+    """One generation's. A limit of 0 or less is none. ``deadline_s`` says when to ``look`` next, ``None`` for never."""
+
+    def __init__(self, warning_s: float, shutdown_s: float, hosts: Sequence[str]) -> None:
+        self.deadline_s: float | None = None
+        self.reports = 0
+        self._warning_s = warning_s if warning_s > 0 else math.inf
+        self._shutdown_s = shutdown_s if shutdown_s > 0 else math.inf
+        self._hosts = hosts
+        self._asked: _Asked | None = None
+        self._told: dict[tuple[object, ...], frozenset[int]] = {}
+        self._repeat_s = self._interval_s = self._warning_s
+
+    def expect(self, now: float) -> None:
+        """Something began to wait ``now``."""
+        if self.deadline_s is None:
+            self._look_again(now + min(self._warning_s, self._shutdown_s))
+
+    def hurry(self, now: float) -> None:
+        """There is something new to look at ``now``."""
+        if self._asked is None and self._warning_s < math.inf:
+            self.deadline_s = now
+
+    def answered(self, rank: int, progress: Progress, now: float) -> None:
+        """A rank that was asked has said where it is."""
+        self._take(rank, now, progress=progress)
+
+    def stack(self, rank: int, text: str, now: float) -> None:
+        """The Python stack of a rank that was asked has come."""
+        self._take(rank, now, stack=text)
+
+    def look(self, now: float, waiting: Iterable[Waiting], last: Sequence[str] = ()) -> Step:
+        """What is due; ``last[rank]`` is the last collective each rank was ordered to do."""
+        every = list(waiting)
+        if late := [one for one in every if now - one.since_s - one.age_s >= self._shutdown_s]:
+            return Verdict(self._verdict(now, late))
+        overdue = [one for one in every if now - one.since_s >= self._warning_s]
+        asked = self._asked
+        if asked is not None:
+            if now < asked.until_s and not asked.complete():
+                return None
+            self._asked = None
+            self._plan_next(now, every)
+            overdue = [one for one in overdue if not _has_moved_on(one, asked)]
+            return Report(self._report(now, overdue, asked, last)) if overdue else None
+        self._told = {one.key: self._told[one.key] for one in overdue if one.key in self._told}
+        if not self._told:
+            self._repeat_s, self._interval_s = now, self._warning_s
+        fresh = [one for one in overdue if not any(told.issuperset(one.missing) for told in self._told.values())]
+        if not (fresh or (overdue and now >= self._repeat_s)):
+            self._plan_next(now, every)
+            return None
+        self._told = {one.key: frozenset(one.missing) for one in overdue}
+        self._repeat_s = now + self._interval_s
+        self._interval_s *= 2
+        return self._ask(now, overdue)
+
+    # -- timing -------------------------------------------------------------------------------------------------------
+
+    def _ask(self, now: float, overdue: Sequence[Waiting]) -> Inquiry:
+        ranks = {rank for one in overdue for rank in one.missing or one.ready}
+        self._asked = _Asked(tuple(sorted(ranks)[:MOST_STACKS]), now + PATIENCE_S)
+        self._look_again(self._asked.until_s)
+        return Inquiry(self._asked.ranks)
+
+    def _take(self, rank: int, now: float, progress: Progress | None = None, stack: str | None = None) -> None:
+        asked = self._asked
+        if asked is None or rank not in asked.ranks:
+            return
+        if progress is not None:
+            asked.progress[rank] = progress
+        if stack is not None:
+            asked.stacks[rank] = stack
+        if asked.complete():
+            self._look_again(now)
+
+    def _plan_next(self, now: float, waiting: Sequence[Waiting]) -> None:
+        moments = [one.since_s + self._warning_s for one in waiting]
+        moments += [one.since_s + one.age_s + self._shutdown_s for one in waiting]
+        moments = [moment for moment in moments if moment > now]
+        repeats = [self._repeat_s] if self._told else []
+        self._look_again(min(moments + repeats, default=math.inf))
+
+    def _look_again(self, moment: float) -> None:
+        self.deadline_s = moment if moment < math.inf else None
+
+    # -- words --------------------------------------------------------------------------------------------------------
+
+    def _verdict(self, now: float, late: Sequence[Waiting]) -> str:
+        return "; ".join(f"{self._wait(now, one)}: longer than stall_shutdown_s" for one in late[:MOST_WAITS])
+
+    def _wait(self, now: float, one: Waiting) -> str:
+        missing = f"{name_ranks(one.missing, self._hosts)} did not come" if one.missing else "all ranks are inside"
+        return (
+            f"{one.what} has waited {now - one.since_s:.1f} s: {missing}; ready: {name_ranks(one.ready, self._hosts)}"
+        )
+
+    def _report(self, now: float, overdue: Sequence[Waiting], asked: _Asked, last: Sequence[str]) -> str:
+        self.reports += 1
+        lines = [f"stalled: {self._wait(now, one)}" for one in overdue[:MOST_WAITS]]
+        if len(overdue) > MOST_WAITS:
+            lines.append(f"stalled: {len(overdue) - MOST_WAITS} more")
+        for rank in asked.ranks:
+            lines += [f"  {self._where(rank, asked, last)}"]
+            lines += [f"    {line}" for line in asked.stacks.get(rank, "").splitlines()]
+        if left := len({rank for one in overdue for rank in one.missing} - set(asked.ranks)):
+            lines.append(f"  and {left} more ranks")
+        if self._shutdown_s < math.inf:
+            limit_s = self._shutdown_s
+            lines.append(f"  every rank raises StallError after {limit_s:g} s (FARANDOLE_STALL_SHUTDOWN_S)")
+        return "\n".join(lines)
+
+    def _where(self, rank: int, asked: _Asked, last: Sequence[str]) -> str:
+        progress = asked.progress.get(rank)
+        finished = (progress.last if progress else "") or (last[rank] if rank < len(last) else "")
+        text = f"{name_rank(rank, self._hosts)} last finished {shorten(finished) or 'nothing'}"
+        if progress is None:
+            text += ", and has not answered since (it holds the interpreter's lock, or is stopped)"
+        elif progress.inside:
+            text += f", and is inside {shorten(progress.inside)}"
+        else:
+            text += ", and is outside Farandole"
+        stack = "its Python stacks now:" if rank in asked.stacks else f"its stack did not come within {PATIENCE_S:g} s"
+        return f"{text}; {stack}"
+
+
+@final
+class _Said(NamedTuple):
+    """A rank's last word on what it is inside of."""
+
+    sequence: int
+    what: str
+    since_s: float
+    heard_s: float
+
+
+@final
+class Blockages:
+    """What ranks say about planned collectives they have been inside of for long: one report per rank and set."""
+
+    def __init__(self, groups: ProcessGroups, renewal_s: float) -> None:
+        self._groups, self._renewal_s = groups, renewal_s
+        self._said: dict[tuple[int, int], _Said] = {}
+
+    def add(self, rank: int, blocked: Blocked, now: float) -> bool:
+        """Note what ``rank`` says; False if it cannot say that. Ranks say it again while it lasts."""
+        members = self._groups.get(blocked.process_set)
+        if members is None or rank not in members or not 0 <= blocked.seconds < math.inf:
+            return False
+        self._said[rank, blocked.process_set] = _Said(blocked.sequence, blocked.what, now - blocked.seconds, now)
+        return True
+
+    def waiting(self, now: float) -> Iterator[Waiting]:
+        """The planned collectives that ranks are inside of, as far as they said so lately."""
+        self._said = {key: said for key, said in self._said.items() if now - said.heard_s <= self._renewal_s}
+        together: dict[tuple[int, int], dict[int, _Said]] = {}
+        for (rank, process_set), said in self._said.items():
+            together.setdefault((process_set, said.sequence), {})[rank] = said
+        for key, ranks in together.items():
+            yield Waiting(
+                ("planned", *key),
+                next(iter(ranks.values())).what,
+                min(said.since_s for said in ranks.values()),
+                tuple(sorted(ranks)),
+                tuple(rank for rank in self._groups.get(key[0]) or () if rank not in ranks),
+                self._renewal_s,
+            )
+
+
+def _has_moved_on(one: Waiting, asked: _Asked) -> bool:
+    """True if all the ranks seem to be inside a collective, and one of them says by now that it is not."""
+    return not one.missing and any(
+        rank in asked.progress and one.what not in asked.progress[rank].inside for rank in one.ready
+    )

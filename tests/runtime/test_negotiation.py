@@ -1,0 +1,422 @@
+"""What the coordinator says in each case, case by case; the interleavings are in ``test_negotiation_properties``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farandole.collective import DType, Kind, ReduceOp
+from farandole.control.messages import Entry, Order, Orders, Signature, decode, encode
+from farandole.runtime.negotiation import CROSSED_AFTER_S, Delivery, Negotiation
+
+F32 = int(DType.FLOAT32)
+
+
+def allreduce(shape: Sequence[int] = (3,), dtype: int = F32, **more: Any) -> Signature:
+    return Signature(Kind.ALLREDUCE, [dtype], [list(shape)], **more)
+
+
+def say(negotiation: Negotiation, rank: int, signature: Signature, name: str = "x", process_set: int = 0) -> None:
+    assert negotiation.submit(rank, [Entry(process_set, name, signature=signature)], now=0.0) == {}
+
+
+def say_number(negotiation: Negotiation, rank: int, number: int, name: str = "x") -> dict[int, list[str]]:
+    return negotiation.submit(rank, [Entry(0, name, number)], now=0.0)
+
+
+def only(negotiation: Negotiation) -> Delivery:
+    (delivery,) = negotiation.decide(now=0.0)
+    return delivery
+
+
+def all_say(negotiation: Negotiation, signature: Signature, name: str = "x", ranks: Sequence[int] = (0, 1)) -> Order:
+    for rank in ranks:
+        say(negotiation, rank, signature, name)
+    return only(negotiation).order
+
+
+# -- disagreements ----------------------------------------------------------------------------------------------------
+
+BASE = allreduce()
+GATHER = Signature(Kind.ALLGATHER, [F32], [[3, 2]])
+BCAST = Signature(Kind.BROADCAST, [F32], [[3]], root=0)
+A2A = Signature(Kind.ALLTOALL, [F32], [[3, 2]], splits=[1, 2])
+
+
+@pytest.mark.parametrize(
+    ("mine", "yours", "text"),
+    [
+        (BASE, allreduce(dtype=DType.INT64), "the dtype: rank 0 on a said float32; rank 1 on b said int64"),
+        (BASE, allreduce((4,)), "the shape: rank 0 on a said [3]; rank 1 on b said [4]"),
+        (BASE, allreduce(op=ReduceOp.MAX), "the reduce operation: rank 0 on a said Sum; rank 1 on b said Max"),
+        (BASE, allreduce(prescale=0.5), "the prescale factor: rank 0 on a said 1.0; rank 1 on b said 0.5"),
+        (BASE, allreduce(postscale=0.5), "the postscale factor: rank 0 on a said 1.0; rank 1 on b said 0.5"),
+        (BASE, allreduce(device="cuda:0"), "the device: rank 0 on a said cpu; rank 1 on b said cuda"),
+        (BASE, GATHER, "the operation: rank 0 on a said allreduce; rank 1 on b said allgather"),
+        (
+            BASE,
+            Signature(Kind.ALLREDUCE, [F32, F32], [[3], [3]]),
+            "the members of the group: rank 0 on a said 1 tensors; rank 1 on b said 2 tensors",
+        ),
+        (
+            GATHER,
+            Signature(Kind.ALLGATHER, [F32], [[3, 4]]),
+            "the shape after dimension 0: rank 0 on a said [*, 2]; rank 1 on b said [*, 4]",
+        ),
+        (
+            GATHER,
+            Signature(Kind.ALLGATHER, [F32], [[]]),
+            "the shape after dimension 0: rank 0 on a said [*, 2]; rank 1 on b said []",
+        ),
+        (
+            BCAST,
+            Signature(Kind.BROADCAST, [F32], [[3]], root=1),
+            "the root rank: rank 0 on a said 0; rank 1 on b said 1",
+        ),
+        (
+            A2A,
+            Signature(Kind.ALLTOALL, [F32], [[3, 2]], splits=[1, 1]),
+            "rank 1 on b: the splits [1, 1] add up to 2, but dimension 0 has 3 rows",
+        ),
+        (A2A, Signature(Kind.ALLTOALL, [F32], [[3, 2]], splits=[3]), "rank 1 on b: 1 splits for 2 ranks"),
+        (A2A, Signature(Kind.ALLTOALL, [F32], [[3, 2]]), "rank 1 on b: 3 rows cannot be split evenly among 2 ranks"),
+        (
+            Signature(Kind.ADD_SET, [], [], splits=[0]),
+            Signature(Kind.ADD_SET, [], [], splits=[1]),
+            "the ranks of the process set: rank 0 on a said [0]; rank 1 on b said [1]",
+        ),
+    ],
+)
+def test_a_disagreement_names_what_each_rank_said_and_the_next_call_works(
+    mine: Signature, yours: Signature, text: str
+) -> None:
+    negotiation = Negotiation(["a", "b"], cache_capacity=8)
+    say(negotiation, 0, mine)
+    say(negotiation, 1, yours)
+    ranks, order = only(negotiation)
+    assert (list(ranks), order.error_kind) == ([0, 1], "MismatchError")
+    assert text in order.error
+    assert order.error.startswith(f"{Kind(mine.kind).label} 'x': ")
+    assert all_say(negotiation, BASE).error == ""
+
+
+def test_gpu_numbers_may_differ() -> None:
+    negotiation = Negotiation(["a", "b"])
+    say(negotiation, 0, allreduce(device="cuda:0"))
+    say(negotiation, 1, allreduce(device="cuda:1"))
+    assert only(negotiation).order.error == ""
+
+
+@pytest.mark.parametrize(("root", "text"), [(2, "rank 2, which is no member"), (-1, "rank -1, which is no member")])
+def test_a_broadcast_needs_a_root_that_is_a_member(root: int, text: str) -> None:
+    order = all_say(Negotiation(["a", "a"]), Signature(Kind.BROADCAST, [F32], [[3]], root=root))
+    assert text in order.error
+
+
+def test_a_root_that_joined_has_nothing_to_send() -> None:
+    negotiation = Negotiation(["a", "b"])
+    say(negotiation, 1, Signature(Kind.BROADCAST, [F32], [[3]], root=0))
+    say(negotiation, 0, Signature(Kind.JOIN, [], []), "join")
+    ranks, order = only(negotiation)
+    assert list(ranks) == [1]
+    assert "the root is rank 0 on a, which has called join()" in order.error
+
+
+def test_many_ranks_are_named_in_short() -> None:
+    negotiation = Negotiation(["a"] * 4 + ["b"] * 4)
+    for rank in range(8):
+        say(negotiation, rank, BASE if rank != 5 else allreduce((4,)))
+    assert "ranks 0-3 on a, ranks 4, 6-7 on b said [3]; rank 5 on b said [4]" in only(negotiation).order.error
+
+
+# -- process sets -----------------------------------------------------------------------------------------------------
+
+
+def test_waiting_for_each_other_in_different_sets_is_an_error_on_both_sides() -> None:
+    negotiation = Negotiation(["a"] * 3, [[0, 1]])
+    say(negotiation, 0, BASE, process_set=1)
+    for rank in (1, 2):
+        say(negotiation, rank, BASE)
+    assert negotiation.expiry_s == CROSSED_AFTER_S
+    negotiation.expire(CROSSED_AFTER_S)
+    assert negotiation.expiry_s is None
+    orders = negotiation.decide(CROSSED_AFTER_S)
+    assert [(list(ranks), order.process_set, order.error_kind) for ranks, order in orders] == [
+        ([0], 1, "MismatchError"),
+        ([1, 2], 0, "MismatchError"),
+    ]
+    for _, order in orders:
+        assert "the process set: rank 0 on a said process set 1; ranks 1-2 on a said process set 0" in order.error
+
+
+def test_one_name_in_two_sets_is_no_error_while_the_ranks_are_on_their_way() -> None:
+    negotiation = Negotiation(["a"] * 3, [[0, 1]])
+    say(negotiation, 0, BASE, process_set=1)
+    say(negotiation, 2, BASE)
+    negotiation.expire(CROSSED_AFTER_S)
+    assert not negotiation.undecided
+    for process_set in (0, 1):
+        say(negotiation, 1, BASE, process_set=process_set)
+    say(negotiation, 0, BASE)
+    assert [order.error for _, order in negotiation.decide(1.0)] == ["", ""]
+
+
+def test_process_sets_come_and_go_and_ids_are_never_used_again() -> None:
+    negotiation = Negotiation(["a"] * 2, [[0]])
+    added = all_say(negotiation, Signature(Kind.ADD_SET, [], [], splits=[1]))
+    assert (added.error, added.value) == ("", 2)
+    again = all_say(negotiation, Signature(Kind.ADD_SET, [], [], splits=[1]))
+    assert (again.error_kind, "process set 2 has these ranks already" in again.error) == ("UsageError", True)
+    assert all_say(negotiation, Signature(Kind.REMOVE_SET, [], [], splits=[2])).value == 2
+    assert all_say(negotiation, Signature(Kind.ADD_SET, [], [], splits=[1])).value == 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "splits", "text"),
+    [
+        (Kind.ADD_SET, [], "at least one rank"),
+        (Kind.ADD_SET, [0, 0], "named twice"),
+        (Kind.ADD_SET, [2], "rank 2 is not in this job, whose ranks are 0 to 1"),
+        (Kind.ADD_SET, [0, 1], "process set 0 has these ranks already"),
+        (Kind.REMOVE_SET, [0], "the global process set cannot be removed"),
+        (Kind.REMOVE_SET, [7], "there is no process set 7"),
+        (Kind.REMOVE_SET, [], "there is no process set -1"),
+    ],
+)
+def test_impossible_changes_of_process_sets_are_usage_errors(kind: Kind, splits: list[int], text: str) -> None:
+    order = all_say(Negotiation(["a"] * 2), Signature(kind, [], [], splits=splits))
+    assert text in order.error
+    assert order.error_kind == "UsageError"
+
+
+def test_dynamic_process_sets_can_be_turned_off() -> None:
+    negotiation = Negotiation(["a"] * 2, [[0]], dynamic_sets=False)
+    assert "dynamic_process_sets is off" in all_say(negotiation, Signature(Kind.ADD_SET, [], [], splits=[1])).error
+    assert "dynamic_process_sets is off" in all_say(negotiation, Signature(Kind.REMOVE_SET, [], [], splits=[1])).error
+    say(negotiation, 0, BASE, process_set=1)
+    assert only(negotiation).order.error == ""
+
+
+def test_what_waits_in_a_removed_set_fails_and_so_does_what_comes_later() -> None:
+    negotiation = Negotiation(["a"] * 2, [[0]])
+    all_say(negotiation, Signature(Kind.ADD_SET, [], [], splits=[1]))
+    remove = Signature(Kind.REMOVE_SET, [], [], splits=[1])
+    say(negotiation, 0, remove, "r")
+    say(negotiation, 1, remove, "r")
+    say(negotiation, 0, BASE, process_set=1)  # ready, but behind the removal
+    removed, late = negotiation.decide(now=0.0)
+    assert (removed.order.error, removed.order.value) == ("", 1)
+    assert "the process set was removed" in late.order.error
+    say(negotiation, 0, BASE, process_set=1)
+    assert "there is no process set 1; rank 0 is in [0]" in only(negotiation).order.error
+
+
+def test_a_stranger_to_a_set_is_told_so_alone() -> None:
+    negotiation = Negotiation(["a"] * 3, [[0, 1]])
+    say(negotiation, 2, BASE, process_set=1)
+    ranks, order = only(negotiation)
+    assert (list(ranks), order.error_kind) == ([2], "UsageError")
+    assert "rank 2 is not in process set 1, which is [0, 1]; it is in [0]" in order.error
+
+
+# -- joining and leaving ----------------------------------------------------------------------------------------------
+
+
+def test_a_rank_that_joined_may_not_submit() -> None:
+    negotiation = Negotiation(["a"] * 2)
+    say(negotiation, 0, Signature(Kind.JOIN, [], []), "join")
+    say(negotiation, 0, BASE)
+    assert "rank 0 has called join(), which has not returned yet" in only(negotiation).order.error
+    say(negotiation, 1, BASE)
+    ranks, order = only(negotiation)
+    assert (list(ranks), order.joined) == ([0, 1], [0])
+
+
+def test_what_a_rank_submitted_before_it_joined_counts_and_is_not_fused_with_what_it_did_not() -> None:
+    negotiation = Negotiation(["a"] * 2, fusion_threshold_bytes=1000)
+    say(negotiation, 0, BASE, "a")
+    say(negotiation, 0, BASE, "b")
+    say(negotiation, 1, BASE, "b")
+    say(negotiation, 1, Signature(Kind.JOIN, [], []), "join")
+    assert [(d.order.names, d.order.joined) for d in negotiation.decide(0.0)] == [(["b"], []), (["a"], [1])]
+
+
+def test_the_last_to_join_is_told_to_all() -> None:
+    negotiation = Negotiation(["a"] * 3)
+    for rank in (2, 0, 1):
+        say(negotiation, rank, Signature(Kind.JOIN, [], []), f"join {rank}")
+    ranks, order = only(negotiation)
+    assert (list(ranks), order.value, order.joined) == ([0, 1, 2], 1, [])
+
+
+def test_who_needs_a_rank_that_left_is_told_and_nobody_else() -> None:
+    negotiation = Negotiation(["a"] * 3, [[0, 1]])
+    say(negotiation, 0, BASE, "early")
+    say(negotiation, 2, Signature(Kind.JOIN, [], []), "join")
+    negotiation.leave(2, "rank 2 on a has called shutdown()")
+    told = negotiation.decide(0.0)
+    assert [(list(d.ranks), d.order.error_kind) for d in told] == [([0], "AbortError"), ([2], "AbortError")]
+    assert told[0].order.error == "allreduce 'early' cannot happen: rank 2 on a has called shutdown()"
+    say(negotiation, 0, BASE, "late")
+    assert "rank 2 on a has called shutdown()" in only(negotiation).order.error
+    for rank in (0, 1):
+        say(negotiation, rank, BASE, process_set=1)
+    assert only(negotiation).order.error == ""
+
+
+# -- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_second_sighting_brings_a_number_that_is_as_good_as_the_signature() -> None:
+    negotiation = Negotiation(["a"] * 2, cache_capacity=8)
+    assert all_say(negotiation, BASE).cached == [-1]
+    (number,) = all_say(negotiation, BASE).cached
+    assert number >= 0
+    say_number(negotiation, 0, number)
+    say(negotiation, 1, BASE)
+    assert only(negotiation).order.cached == [number]
+    say_number(negotiation, 1, number)
+    say_number(negotiation, 0, number)
+    order = only(negotiation).order
+    assert (order.signatures, order.cached) == ([BASE], [number])
+
+
+def test_a_number_does_not_speak_for_the_other_rank() -> None:
+    negotiation = Negotiation(["a"] * 2, cache_capacity=8)
+    all_say(negotiation, BASE)
+    (number,) = all_say(negotiation, BASE).cached
+    say_number(negotiation, 0, number)
+    say(negotiation, 1, allreduce((4,)))
+    assert "the shape" in only(negotiation).order.error
+    say_number(negotiation, 0, number)
+    say_number(negotiation, 1, number)
+    assert only(negotiation).order.error == ""
+
+
+def test_a_forgotten_number_is_asked_for_again_and_a_new_meaning_gets_a_new_number() -> None:
+    negotiation = Negotiation(["a"] * 2, cache_capacity=1)
+    all_say(negotiation, BASE)
+    (number,) = all_say(negotiation, BASE).cached
+    all_say(negotiation, BASE, "other")
+    assert say_number(negotiation, 0, number) == {0: ["x"]}
+    assert negotiation.statistics()["cache_lines"] == 1
+    all_say(negotiation, BASE)
+    (second,) = all_say(negotiation, BASE).cached
+    all_say(negotiation, allreduce((4,)))
+    assert say_number(negotiation, 0, second) == {0: ["x"]}
+    (third,) = all_say(negotiation, allreduce((4,))).cached
+    assert len({number, second, third}) == 3
+
+
+def test_a_number_under_another_name_is_forgotten_too() -> None:
+    negotiation = Negotiation(["a"] * 2, cache_capacity=8)
+    all_say(negotiation, BASE)
+    (number,) = all_say(negotiation, BASE).cached
+    assert say_number(negotiation, 0, number, "y") == {0: ["y"]}
+    assert negotiation.submit(0, [Entry(5, "x", number)], now=0.0) == {5: ["x"]}
+
+
+def test_a_line_forgotten_while_a_rank_is_missing_does_not_confuse_the_numbers() -> None:
+    negotiation = Negotiation(["a"] * 2, [[0]], cache_capacity=1)
+    all_say(negotiation, BASE)
+    (number,) = all_say(negotiation, BASE).cached
+    say_number(negotiation, 0, number)
+    say(negotiation, 0, BASE, "evicts", process_set=1)
+    only(negotiation)
+    assert say_number(negotiation, 1, number) == {0: ["x"]}
+    say(negotiation, 1, BASE)
+    order = only(negotiation).order
+    assert (order.error, order.cached) == ("", [-1])
+
+
+def test_without_a_cache_there_are_no_numbers() -> None:
+    negotiation = Negotiation(["a"] * 2)
+    for _ in range(3):
+        assert all_say(negotiation, BASE).cached == [-1]
+
+
+# -- fusion -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_ready_together_and_alike_travels_together_up_to_the_threshold() -> None:
+    negotiation = Negotiation(["a"] * 2, fusion_threshold_bytes=24)
+    entries = [Entry(0, name, signature=BASE) for name in "abc"]
+    entries.insert(1, Entry(0, "other dtype", signature=allreduce(dtype=DType.FLOAT64)))
+    entries.append(Entry(0, "adasum", signature=allreduce(op=ReduceOp.ADASUM)))
+    for rank in (0, 1):
+        negotiation.submit(rank, entries, 0.0)
+    assert [d.order.names for d in negotiation.decide(0.0)] == [["a", "b"], ["other dtype"], ["c"], ["adasum"]]
+
+
+def test_a_group_is_never_split() -> None:
+    negotiation = Negotiation(["a"] * 2, fusion_threshold_bytes=24)
+    group = Signature(Kind.ALLREDUCE, [F32] * 3, [[3]] * 3)
+    entries = [Entry(0, "a", signature=BASE), Entry(0, "group", signature=group)]
+    for rank in (0, 1):
+        negotiation.submit(rank, entries, 0.0)
+    assert [(d.order.names, d.order.signatures) for d in negotiation.decide(0.0)] == [
+        (["a"], [BASE]),
+        (["group"], [group]),
+    ]
+
+
+# -- what the stall inspector asks ------------------------------------------------------------------------------------
+
+
+def test_who_waits_for_whom_and_what_they_did_last() -> None:
+    negotiation = Negotiation(["a"] * 3)
+    all_say(negotiation, BASE, "allreduce.loss", (0, 1, 2))
+    negotiation.submit(1, [Entry(0, "allreduce.acc", signature=BASE)], now=7.0)
+    (waiting,) = negotiation.waiting()
+    assert waiting == ((0, "allreduce.acc", 7.0), "allreduce 'acc'", 7.0, (1,), (0, 2), 0.0)
+    assert negotiation.last(0) == "allreduce 'loss'"
+    assert Negotiation(["a"]).last(0) == ""
+
+
+# -- hostile peers ----------------------------------------------------------------------------------------------------
+
+
+def test_a_name_already_in_flight_is_counted_and_changes_nothing() -> None:
+    negotiation = Negotiation(["a"] * 2)
+    say(negotiation, 0, BASE)
+    say(negotiation, 0, allreduce((4,)))
+    assert negotiation.rejected.total() == 1
+    say(negotiation, 1, BASE)
+    assert only(negotiation).order.error == ""
+
+
+numbers = st.one_of(st.integers(-3, 9), st.integers(-(2**63), 2**64 - 1))
+signatures = st.builds(
+    Signature,
+    st.one_of(st.integers(0, 8), numbers),
+    st.lists(numbers, max_size=3),
+    st.lists(st.lists(numbers, max_size=3), max_size=3),
+    numbers,
+    st.floats(),
+    st.floats(),
+    numbers,
+    st.lists(numbers, max_size=4),
+    st.sampled_from(["cpu", "cuda:0", "", ":"]),
+)
+names = st.sampled_from(["x", "y", "join", "", "é" * 500])
+entries = st.builds(Entry, st.integers(-1, 3), names, st.integers(-2, 3), st.none() | signatures)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.lists(entries, max_size=4)), max_size=12), st.integers(0, 3))
+def test_nothing_a_peer_says_can_raise(messages: list[tuple[int, list[Entry]]], leaver: int) -> None:
+    negotiation = Negotiation(["a"] * 3, [[0, 1]], fusion_threshold_bytes=64, cache_capacity=2)
+    for now, (rank, said) in enumerate(messages):
+        if now == 6 and leaver < 3:
+            negotiation.leave(leaver, "it left")
+        negotiation.submit(rank, said, float(now))
+        negotiation.expire(float(now))
+        for ranks, order in negotiation.decide(float(now)):
+            assert set(ranks) <= {0, 1, 2}
+            assert order.kind in list(Kind)
+            decode(encode(Orders(1, [order])))
+    assert len(list(negotiation.waiting())) == negotiation.statistics()["pending"]
+    assert all(negotiation.last(rank) is not None for rank in range(3))
