@@ -38,6 +38,16 @@ struct BarrierWords {
 };
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free && sizeof(std::atomic<std::uint32_t>) == 4);
 
+// Counted by one thread, read by any.
+class Counter {
+public:
+    void add(std::uint64_t n) { value_.store(value() + n, std::memory_order_relaxed); }
+    std::uint64_t value() const { return value_.load(std::memory_order_relaxed); }
+
+private:
+    std::atomic<std::uint64_t> value_{0};
+};
+
 enum class Wait { passed, aborted, late, interrupted };
 
 // Asked when a signal has come: true ends the wait.
@@ -69,7 +79,7 @@ public:
     bool aborted() const { return words_.word.load(std::memory_order_acquire) & abort_bit; }
 
     // How often this member slept.
-    std::uint64_t sleeps() const { return sleeps_; }
+    std::uint64_t sleeps() const { return sleeps_.value(); }
 
 private:
     static constexpr std::uint32_t abort_bit = 0x80000000u;
@@ -106,7 +116,7 @@ private:
 
     Wait sleep(std::uint32_t phase, std::int64_t deadline_ns, Interrupt interrupt) {
         const timespec deadline = {deadline_ns / second_ns, deadline_ns % second_ns};
-        ++sleeps_;
+        sleeps_.add(1);
         // Sequentially consistent with release() and abort(): either they see this sleeper, or it sees their word.
         words_.sleepers.fetch_add(1, std::memory_order_seq_cst);
         Wait outcome = Wait::passed;
@@ -143,7 +153,7 @@ private:
     BarrierWords& words_;
     std::uint32_t members_;
     std::int64_t spin_ns_;
-    std::uint64_t sleeps_ = 0;
+    Counter sleeps_;
 };
 
 }  // namespace farandole

@@ -67,7 +67,7 @@ public:
         signature.sequence = ++sequence_;
         current_ = signature;
         mine().signature = signature;
-        ++statistics_.collectives;
+        collectives_.add(1);
         next_epoch();
         const Half& first = theirs(0);
         const std::size_t listed = static_cast<std::size_t>(signature.listed) * sizeof *first.counts;
@@ -99,13 +99,11 @@ public:
     // End the group for all members, from any thread; the first reason stays.
     void abort(const std::string& reason) { end(Cause::aborted, reason); }
 
-    void count_bytes(std::size_t nbytes) { statistics_.bytes += nbytes; }
-    void count_in_place() { ++statistics_.in_place; }
-    Statistics statistics() const {
-        Statistics all = statistics_;
-        all.sleeps = barrier_.sleeps();
-        return all;
-    }
+    void count_bytes(std::size_t nbytes) { bytes_.add(nbytes); }
+    void count_in_place() { in_place_.add(1); }
+
+    // From any thread.
+    Statistics statistics() const { return {collectives_.value(), bytes_.value(), in_place_.value(), barrier_.sleeps()}; }
 
 private:
     Station& station(int member) const { return *stations_[static_cast<std::size_t>(member)]; }
@@ -142,7 +140,7 @@ private:
     GroupOptions options_;
     std::vector<Station*> stations_;
     Barrier barrier_;
-    Statistics statistics_;
+    Counter collectives_, bytes_, in_place_;
     std::uint64_t epoch_ = 0;
     std::uint64_t sequence_ = 0;
     Signature current_;

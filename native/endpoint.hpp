@@ -161,7 +161,7 @@ public:
     }
 
     Statistics statistics() {
-        const std::lock_guard busy(busy_);
+        const std::lock_guard alive(alive_);
         return group_ ? group_->statistics() : Statistics{};
     }
 

@@ -1,7 +1,7 @@
 """The engine of a job of one: a reduction of one contribution is that contribution, scaled.
 
-    engine = SoloEngine(group)
-    engine.allreduce(array, ReduceOp.SUM, prescale=0.5)
+engine = SoloEngine(group)
+engine.allreduce(array, ReduceOp.SUM, prescale=0.5)
 """
 
 from __future__ import annotations
