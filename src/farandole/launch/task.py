@@ -83,7 +83,9 @@ def call(payload: bytes) -> tuple[bool, bytes]:
         func, args, kwargs = pickle.loads(task.call)  # noqa: S301 (from our launcher, over an authenticated channel)
         return True, cloudpickle.dumps(func(*args, **kwargs))
     except BaseException as error:
-        traceback.print_exc()
+        if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
+            error.__traceback__ = error.__traceback__.tb_next  # what happened in the function, without our call of it
+        traceback.print_exception(error)
         return False, _failed(error)
 
 

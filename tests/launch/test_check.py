@@ -1,0 +1,46 @@
+"""``farandole check``: complete, readable at 80 columns, and honest about what is missing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from farandole.engines import choose
+from farandole.launch import check
+
+
+def test_the_table_reads_well_as_plain_text(capsys: pytest.CaptureFixture[str]) -> None:
+    assert check.report() == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    assert "\x1b" not in text
+    for words in ("engines usable here", "frameworks usable here", "launchers usable here", "shm         yes"):
+        assert words in text
+
+
+def test_what_is_missing_comes_with_reason_and_remedy(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(choose, "find_spec", lambda _: None)
+    versions = {"keras": "3.1"}
+    monkeypatch.setattr(check, "_version", lambda package: versions.get(package, ""))
+    assert check.report() == 1
+    text = " ".join(capsys.readouterr().out.split())
+    assert "shm no the native core farandole._native is not built; install a wheel of farandole" in text
+    assert "torch no torch is not installed; type: pip install 'farandole[torch]'" in text
+    assert "keras no Keras 3.1 is installed, but this release serves PyTorch only" in text
+    assert "jax" not in text
+
+
+def test_json_is_for_programs() -> None:
+    found = subprocess.run(
+        [sys.executable, "-m", "farandole", "check", "--json"], capture_output=True, text=True, check=True
+    )
+    report = json.loads(found.stdout)
+    assert {"kind": "engine", "name": "solo", "usable": True, "detail": "jobs of one rank", "remedy": ""} in report[
+        "findings"
+    ]
+    assert {f["kind"] for f in report["findings"]} == {"engine", "framework", "launcher"}

@@ -1,0 +1,138 @@
+"""``farandole.run``: results in rank order, errors with the remote traceback, nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import farandole
+from farandole.errors import ControlError, RemoteError, SettingsError, UsageError
+
+
+def test_results_come_in_rank_order_with_arguments_and_closures(tmp_path: Path) -> None:
+    captured = {"base": 100}
+
+    def add(number: int, *, factor: int) -> tuple[int, str, int]:
+        return captured["base"] + number * factor, os.environ["COLOUR"], int(os.environ["FARANDOLE_RANK"])
+
+    found = farandole.run(add, (2,), {"factor": 3}, np=3, env={"COLOUR": "blue"}, output_filename=str(tmp_path))
+    assert found == [(106, "blue", 0), (106, "blue", 1), (106, "blue", 2)]
+    assert "COLOUR" not in os.environ
+
+
+def test_workers_find_what_the_caller_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "next_to_the_script.py").write_text("def double(x):\n    return 2 * x\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import next_to_the_script  # type: ignore[import-not-found]
+
+    assert farandole.run(next_to_the_script.double, (21,)) == [42]
+
+
+def test_an_exception_is_raised_again_from_the_original_with_the_remote_traceback(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def fails_on_one() -> None:
+        if os.environ["FARANDOLE_RANK"] == "1":
+            raise KeyError("no such key")
+        signal.pause()
+
+    begin = time.monotonic()
+    with pytest.raises(
+        RemoteError, match=r"rank 1 on .* raised KeyError: 'no such key'(.|\n)*in fails_on_one"
+    ) as caught:
+        farandole.run(fails_on_one, np=2)
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert caught.value.__cause__.args == ("no such key",)
+    assert "task.py" not in caught.value.traceback
+    assert time.monotonic() - begin < 10
+    assert "[1]<stderr>:KeyError: 'no such key'" in capfd.readouterr().err
+
+
+def test_an_exception_that_cannot_be_unpickled_still_tells_its_story(capfd: pytest.CaptureFixture[str]) -> None:
+    def fails() -> None:
+        class StubbornError(Exception):
+            def __init__(self, one: int, two: int) -> None:
+                super().__init__(f"{one} and {two}")
+
+        raise StubbornError(1, 2)
+
+    with pytest.raises(RemoteError, match="StubbornError: 1 and 2") as caught:
+        farandole.run(fails)
+    assert caught.value.__cause__ is None
+    capfd.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("ends", "says"),
+    [
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "was killed by SIGKILL"),
+        (lambda: os._exit(0), r"ranks \[0\] ended well but returned nothing"),
+    ],
+)
+def test_a_worker_that_ends_without_a_result(ends: Callable[[], Any], says: str) -> None:
+    with pytest.raises(ControlError, match=says):
+        farandole.run(ends)
+
+
+def test_a_result_that_is_too_large_or_cannot_be_pickled(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RemoteError, match="exceeds the limit of 67108864"):
+        farandole.run(lambda: bytes(65 * 2**20))
+    with pytest.raises(RemoteError, match="pickle"):
+        farandole.run(lambda: (number for number in range(3)))
+    capfd.readouterr()
+
+
+def test_bad_input_is_refused_before_anything_starts() -> None:
+    with pytest.raises(UsageError, match="np=0"):
+        farandole.run(print, np=0)
+    with pytest.raises(SettingsError, match=r"engin .* did you mean engine\?"):
+        farandole.run(print, engin="shm")
+
+
+def test_one_function_in_many_jobs_of_one_process() -> None:
+    assert [farandole.run(os.getpid, np=2)[0] != os.getpid() for _ in range(3)] == [True] * 3
+
+
+def test_an_interrupt_ends_the_workers_and_reaches_the_caller(tmp_path: Path) -> None:
+    script = tmp_path / "interrupted.py"
+    script.write_text(
+        """
+import os, signal, farandole
+
+def works_for_ever():
+    print("pid", os.getpid(), flush=True)
+    signal.pause()
+
+try:
+    farandole.run(works_for_ever, np=2)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+    )
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pids = [int(process.stdout.readline().split()[-1]) for _ in range(2)]
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.read().strip() == "interrupted"
+        assert process.wait(10) == 0
+    for pid in pids:
+        assert not os.path.exists(f"/proc/{pid}")
+
+
+def test_a_task_is_started_by_run_and_by_nobody_else() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", "from farandole.launch.task import main; main()"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 1
+    assert "farandole.run(), which starts it" in found.stderr

@@ -1,0 +1,99 @@
+"""``farandole horovodrun``: Horovod's flags, those that mean nothing here named, unknown ones refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from farandole import cli
+from farandole.launch import command, horovodrun, plan
+
+# The flags of horovodrun 0.28.1, each as one may type it.
+FLAGS = """
+--num-proc 2 | --disable-cache | --start-timeout 60 | --network-interfaces eth0,lo | --network-interface lo
+--verbose | --prefix-output-with-timestamp | -p 12345 | -i /key | --slots-per-host 2 | --elastic-timeout 600
+--reset-limit 3 | --blacklist-cooldown-range 1 10 | --fusion-threshold-mb 64 | --cycle-time-ms 3.5
+--cache-capacity 512
+--hierarchical-allreduce | --no-hierarchical-allreduce | --hierarchical-allgather | --no-hierarchical-allgather
+--torus-allreduce | --no-torus-allreduce | --autotune | --autotune-log-file /log | --autotune-warmup-samples 3
+--autotune-steps-per-sample 10 | --autotune-bayes-opt-max-samples 20 | --autotune-gaussian-process-noise 0.8
+--timeline-filename /trace.json | --timeline-mark-cycles | --no-stall-check | --stall-check-warning-time-seconds 60
+--stall-check-shutdown-time-seconds 600 | --log-level DEBUG | --log-without-timestamp | --log-hide-timestamp
+--mpi-threads-disable | --mpi-args=--oversubscribe | --tcp | --binding-args=-x | --num-nccl-streams 2
+--thread-affinity 1 | --gloo-timeout-seconds 30 | --gloo | --mpi | --jsrun | --hosts localhost:2 | --output-filename /logs
+"""
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> list[plan.Job]:
+    """What would have been run."""
+    found: list[plan.Job] = []
+
+    def note(job: plan.Job) -> int:
+        found.append(job)
+        return 0
+
+    monkeypatch.setattr(command, "run_job", note)
+    return found
+
+
+@pytest.mark.parametrize("flag", [flag.strip() for line in FLAGS.strip().splitlines() for flag in line.split("|")])
+def test_every_flag_of_horovodrun_is_taken(flag: str, jobs: list[plan.Job], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["horovodrun", "-np", "2", *flag.split(), "python", "train.py", "--batch-size", "32"]) == 0
+    (job,) = jobs
+    assert job.command == ["python", "train.py", "--batch-size", "32"]
+    assert job.size == 2
+    assert job.python_path == (command.HOROVOD_SITE,)
+    spelled = flag.replace("=", " ").split(maxsplit=1)[0]
+    foreign = any(spelled in f.flags for f in horovodrun.FOREIGN)
+    assert foreign == ("accepted without effect, " in capsys.readouterr().err)
+
+
+def test_flags_arrive_as_settings(jobs: list[plan.Job]) -> None:
+    words = "-np 2 --fusion-threshold-mb 32 --log-level INFO --start-timeout 77 --no-stall-check python x.py"
+    assert cli.main(["horovodrun", *words.split()]) == 0
+    settings = jobs[0].settings
+    assert (settings.fusion_threshold_bytes, settings.log_level) == (32 * 2**20, "info")
+    assert (settings.start_timeout_s, settings.stall_check) == (77.0, False)
+
+
+def test_flags_with_one_reason_share_a_line(jobs: list[plan.Job], capsys: pytest.CaptureFixture[str]) -> None:
+    words = "-np 1 --gloo --cycle-time-ms 5 --timeline-mark-cycles --hierarchical-allreduce python x.py"
+    assert cli.main(["horovodrun", *words.split()]) == 0
+    cycles, chosen = capsys.readouterr().err.splitlines()
+    assert "horovodrun: --cycle-time-ms, --timeline-mark-cycles: accepted without effect, messages are sent" in cycles
+    assert "horovodrun: --hierarchical-allreduce, --gloo: accepted without effect, the way of" in chosen
+    assert len(jobs) == 1
+
+
+@pytest.mark.parametrize("flag", ["--min-np 1", "--max-num-proc 4", "--host-discovery-script find.sh"])
+def test_elastic_jobs_are_refused(flag: str, jobs: list[plan.Job], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["horovodrun", "-np", "2", *flag.split(), "python", "x.py"]) == 2
+    assert "asks for an elastic job, which comes in a later release" in capsys.readouterr().err
+    assert not jobs
+
+
+def test_unknown_flags_are_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["horovodrun", "-np", "2", "--cycle-time", "5", "python", "x.py"])
+    assert "did you mean --cycle-time-ms?" in capsys.readouterr().err
+
+
+def test_version_and_build_need_no_command(capsys: pytest.CaptureFixture[str]) -> None:
+    for flag, words in (("-v", "0.28.1"), ("-cb", "engines usable here")):
+        with pytest.raises(SystemExit, match="0"):
+            cli.main(["horovodrun", flag])
+        assert words in capsys.readouterr().out
+
+
+def test_it_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    say = "import horovod, os; print(horovod.__version__, os.environ['HOROVOD_RANK'])"
+    subprocess.run(
+        [sys.executable, "-m", "farandole", "horovodrun", "-np", "2", "--gloo", sys.executable, "-c", say], check=True
+    )
+    lines = sorted(capfd.readouterr().out.splitlines())
+    assert lines == ["[0]<stdout>:0.28.1 0", "[1]<stdout>:0.28.1 1"]
