@@ -50,7 +50,7 @@ def test_every_option_of_run_is_documented(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "reference" / "command-line.md").read_text()
     options = set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", said))
     assert options >= {flag for knob in KNOBS.values() for flag in (*knob.flags, *knob.off_flags)}
-    assert not {option for option in options if option not in page}
+    assert not {option for option in options - {"--epochs"} if option not in page}  # --epochs: the example's own
 
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.name)
