@@ -1,0 +1,62 @@
+"""One rank of the job that runs checks: ``farandole run -np 2 python ranks.py OUTPUT_DIR CHECKS.py ...``.
+
+Writes ``OUTPUT_DIR/rank.json``: per check ``""`` or the traceback. The first failure ends the rank, as the others could only
+wait for it; what it did not come to is not in the file.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+import traceback
+import warnings
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+import farandole.torch as hvd
+
+
+def load(path: Path) -> ModuleType:
+    """A file as a module."""
+    spec = importlib.util.spec_from_file_location(f"checks_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def main() -> int:
+    """Run all checks, in order; 1 if one failed."""
+    warnings.simplefilter("error")
+    torch.set_num_threads(1)
+    torch.sparse.check_sparse_tensor_invariants.enable()
+    target, *paths = map(Path, sys.argv[1:])
+    only = os.environ.get("ONLY_CHECKS", "")
+    found: dict[str, str] = {}
+    hvd.init()
+    rank = hvd.rank()
+    try:
+        for path in paths:
+            for name, check in list(vars(load(path)).items()):
+                if name.startswith("check_") and only in name:
+                    found[f"{path.stem}.{name}"] = "did not end"
+                    check()
+                    found[f"{path.stem}.{name}"] = ""
+    except BaseException:
+        found[list(found)[-1]] = traceback.format_exc()
+        return 1
+    else:
+        hvd.shutdown()
+        return 0
+    finally:
+        (target / f"{rank}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
