@@ -176,7 +176,8 @@ class Dealer:
     """The end of a worker or an agent. Any thread may send; one thread at a time receives.
 
     ``ControlError`` is raised by the constructor if no controller answers within ``timeout_s`` or it refuses the key,
-    and by ``recv`` once the controller is gone. Dealers of one process may share a ``context``; it must outlive them.
+    and by ``recv`` once the controller is gone. With ``timeout_s=None`` the constructor neither knocks nor waits, and
+    ``recv`` says it all. Dealers of one process may share a ``context``; it must outlive them.
     """
 
     def __init__(
@@ -184,7 +185,7 @@ class Dealer:
         address: str,
         identity: bytes,
         keys: JobKeys,
-        timeout_s: float = 30.0,
+        timeout_s: float | None = 30.0,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
     ) -> None:
         self.address = address
@@ -204,7 +205,8 @@ class Dealer:
             self._poll.register(fd, select.POLLIN)
         try:
             self._connect()
-            self._knock(timeout_s)
+            if timeout_s is not None:
+                self._knock(timeout_s)
         except BaseException:
             self.close()
             raise
@@ -286,7 +288,7 @@ class Dealer:
                 if answer is None:
                     self._socket.linger = 0
                     raise ControlError(
-                        f"no controller answered at {self.address} within {timeout_s:g} s: is the launcher that printed "
+                        f"no controller answered at {self.address} within {timeout_s:g} s: is the launcher that gave "
                         "this address still running, and is FARANDOLE_CONTROLLER passed on unchanged?"
                     )
 

@@ -133,13 +133,15 @@ def refusal(command: Sequence[str], error: OSError) -> tuple[int, str]:
     if isinstance(error, FileNotFoundError):
         if error.filename not in (None, name):
             return NOT_EXECUTABLE, f"{name} cannot be started: there is no {error.filename}"
+        if os.access(name, os.X_OK):
+            return NOT_EXECUTABLE, f"{name} cannot be started: the interpreter its first line names does not exist"
         hint = f"; type: python {name}" if os.path.exists(name) else ""
         return NOT_FOUND, f"{name} was not found, neither as a file nor on the PATH{hint}"
     return NOT_EXECUTABLE, f"{name} cannot be started: {error}"
 
 
 def dump_stack(pid: int, number: int, fd: int, deadline_s: float = 2.0, quiet_s: float = 0.05) -> str:
-    """The text a process writes to its descriptor ``fd`` when it gets signal ``number`` (see ``faulthandler.register``).
+    """The text a process writes to its descriptor ``fd`` when signal ``number`` comes (see ``faulthandler.register``).
 
     Works while the process computes, waits or holds the GIL. Raises ``ControlError`` if nothing comes in time.
     """
@@ -164,7 +166,7 @@ def _until_quiet(size: Callable[[], int], before: int, deadline_s: float, quiet_
             return
         time.sleep(0.005)
     if seen == before:
-        raise ControlError(f"the process wrote no stack within {deadline_s:g} s: it is stopped or starved")
+        raise ControlError(f"the process wrote no stack within {deadline_s:g} s; is it stopped?")
 
 
 def _parents() -> Iterator[tuple[int, int]]:

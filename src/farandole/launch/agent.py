@@ -38,7 +38,6 @@ from farandole.errors import ControlError
 from farandole.launch.charge import IDENTITY, Charge
 from farandole.launch.streams import Streams
 
-CONNECT_S = 10.0
 SETTLE_S = 0.2
 """How long the news of a worker's death may wait for its last words to be read."""
 
@@ -63,6 +62,7 @@ class Agent:
         self._give_up_at: float | None = None
         self._finishing = False
         self._heard = b""
+        self._launcher_lives = True
         self._signals, self._signalled = os.pipe()
 
     def run(self) -> None:
@@ -109,12 +109,7 @@ class Agent:
         """Join the control plane, after the workers were started: they have more to load than we."""
         host = self._charge.host
         keys = JobKeys.from_secret(self._charge.secret)
-        try:
-            self._dealer = Dealer(self._charge.address, IDENTITY + host.encode(), keys, timeout_s=CONNECT_S)
-        except ControlError as error:
-            self._pump.say(self._streams.stderr, f"farandole: the agent on {host} gives up: {error}".encode())
-            self._orphaned()
-            return
+        self._dealer = Dealer(self._charge.address, IDENTITY + host.encode(), keys, timeout_s=None)
         for fd in self._dealer.fds:
             self._poll.register(fd, select.POLLIN)
         self._post(AgentHello(host, os.getpid(), farandole.__version__))
@@ -148,12 +143,13 @@ class Agent:
 
     def _hear(self) -> None:
         """Print what the launcher says; the end of it is the end of the launcher."""
-        text = os.read(0, 2**16)
+        text = b"" if self._finishing else os.read(0, 2**16)
         lines, newline, rest = (self._heard + text).rpartition(b"\n")
         self._heard = rest
         if newline:
             self._pump.say(self._streams.stderr, lines)
         if not text:
+            self._launcher_lives = False
             self._poll.unregister(0)
             self._orphaned()
 
@@ -164,8 +160,9 @@ class Agent:
                     self._stop(message.grace_s)
                 elif isinstance(message, DumpStack):
                     threading.Thread(target=self._dump, args=(message, self._dealer), daemon=True).start()
-        except ControlError:
+        except ControlError as error:
             assert self._dealer is not None
+            self._pump.say(self._streams.stderr, f"farandole: the agent on {self._charge.host} ends: {error}".encode())
             for fd in self._dealer.fds:
                 self._poll.unregister(fd)
             self._dealer.close()
@@ -193,6 +190,8 @@ class Agent:
             return
         if not process.has_children():
             self._finishing, self._kill_at = True, None
+            if self._launcher_lives:
+                self._poll.modify(0, 0)  # what the launcher says from now on it prints itself; only its end is news
             self._pump.finish()
         elif self._kill_at is None:
             self._stop(self._charge.start.grace_s)

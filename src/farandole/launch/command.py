@@ -24,7 +24,7 @@ from farandole.settings import Settings
 EXAMPLES = """\
 examples:
   farandole run -np 4 python train.py --epochs 10
-  farandole run -np 4 --output-filename logs --timeline trace.json python train.py
+  farandole run -np 4 --output-filename logs python train.py
   farandole run -np 2 --horovod python script_written_for_horovod.py
 
 Each line that a worker prints appears with its rank, [2]<stdout>: or
@@ -57,10 +57,10 @@ def add_job_options(parser: argparse.ArgumentParser) -> None:
     """The options that say how many workers, where, and what becomes of their output; the names are Horovod's."""
     parser.add_argument("-np", "--num-proc", type=int, dest="np", metavar="N", help="number of workers")
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="where they may run (default: localhost:N)")
+    where.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="where they run (default: localhost:N)")
     where.add_argument("-hostfile", "--hostfile", metavar="FILE", help="the same from a file, lines of: HOST slots=N")
     parser.add_argument(
-        "--output-filename", default="", metavar="DIR", help="write to DIR/rank.<rank>/stdout and stderr instead"
+        "--output-filename", default="", metavar="DIR", help="write to DIR/rank.<rank>/std{out,err} instead"
     )
     parser.add_argument(
         "-prefix-timestamp",

@@ -183,8 +183,10 @@ class Launcher:
                 self._send_agent(self._orders)
         elif isinstance(message, Goodbye):
             self._agent_done = True
-        elif isinstance(message, Started) and self._job.verbose:
-            self._say(f"started rank {message.place} on {self._host} as process {message.pid}")
+        elif isinstance(message, Started):
+            self._controller.worker_started(message.place, message.pid, self._host)
+            if self._job.verbose:
+                self._say(f"started rank {message.place} on {self._host} as process {message.pid}")
 
     def _act(self, decision: Decision) -> None:
         if decision.action is not Action.GO_ON:

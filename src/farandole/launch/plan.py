@@ -37,8 +37,8 @@ class Host(msgspec.Struct, frozen=True):
 class Job(msgspec.Struct, frozen=True):
     """Everything that is asked of a launch.
 
-    Workers get the launcher's variables and ``environment``; ``python_path`` is put before their ``PYTHONPATH``. Without
-    ``output_dir`` their lines go to the launcher's standard streams, each with its rank.
+    Workers get the launcher's variables and ``environment``; ``python_path`` is put before their ``PYTHONPATH``.
+    Without ``output_dir`` their lines go to the launcher's standard streams, each with its rank.
     """
 
     command: list[str]

@@ -1,0 +1,130 @@
+"""The pump: lines are whole whatever the chunks, and a tail is kept."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farandole.control.output import TAIL_LINES, Pump, Sink, Source
+
+DEADLINE_S = 10.0
+
+
+class Recorder:
+    """Stands where a sink does and remembers."""
+
+    live = broken = False
+
+    def __init__(self) -> None:
+        self.text = b""
+
+    def lines(self, _: object, tag: bytes, text: bytes) -> None:
+        assert text.endswith(b"\n")
+        self.text += b"".join(tag + line for line in text.splitlines(keepends=True))
+
+    def waits_for(self, _: object) -> bool:
+        return False
+
+
+@given(st.lists(st.binary(min_size=1).map(lambda b: b.replace(b"\r", b"")).filter(bool)))
+def test_any_chunks_make_the_same_lines(chunks: list[bytes]) -> None:
+    sink = Recorder()
+    source = Source(0, sink, lambda: b"")  # type: ignore[arg-type]
+    for chunk in chunks:
+        source.feed(chunk, 0.0)
+    source.end()
+    text = b"".join(chunks)
+    assert sink.text == text + (b"" if text.endswith(b"\n") or not text else b"\n")
+    assert source.tail == "\n".join(sink.text.decode(errors="replace").splitlines()[-TAIL_LINES:])
+
+
+@contextmanager
+def pumping(sink: Sink, *tags: bytes) -> Iterator[tuple[Pump, list[Source], list[int]]]:
+    """A running pump, its sources, and the ends to write to; all is written when the block is left."""
+    pump = Pump()
+    pipes = [os.pipe() for _ in tags]
+    sources = [pump.add(reader, sink, lambda tag=tag: tag) for (reader, _), tag in zip(pipes, tags, strict=True)]  # type: ignore[misc]
+    pump.start()
+    try:
+        yield pump, sources, [writer for _, writer in pipes]
+    finally:
+        for _, writer in pipes:
+            os.close(writer)
+        pump.finish()
+        assert select.select([pump.ended], [], [], DEADLINE_S)[0]
+        pump.close()
+
+
+def test_partial_lines_of_others_do_not_tear_lines_in_a_file(tmp_path: Path) -> None:
+    with (
+        (tmp_path / "out").open("wb") as file,
+        pumping(Sink(file.fileno()), b"a:", b"b:") as (pump, sources, (a, b)),
+    ):
+        for fd, text in ((a, b"one "), (b, b"two\nthr"), (a, b"two\nthree")):
+            os.write(fd, text)
+            pump.settle(sources, DEADLINE_S)
+        pump.say(Sink(file.fileno()), b"we")
+        assert sources[0].tail == "one two\nthree"
+    lines = (tmp_path / "out").read_bytes().splitlines()
+    assert sorted(lines) == [b"a:one two", b"a:three", b"b:thr", b"b:two", b"we"]
+    assert lines.index(b"b:two") < lines.index(b"a:one two")
+
+
+def test_on_a_terminal_an_interrupted_line_goes_on_below() -> None:
+    main, side = pty.openpty()
+    seen = b""
+
+    def until(text: bytes) -> None:
+        nonlocal seen
+        while text not in seen:
+            assert select.select([main], [], [], DEADLINE_S)[0], seen
+            seen += os.read(main, 1000)
+
+    with pumping(Sink(side), b"a:", b"b:") as (_, _, (a, b)):
+        os.write(a, b"..")
+        until(b"..")
+        os.write(b, b"line\n")
+        until(b"line")
+        os.write(a, b"!!\n")
+        until(b"a:!!\r\n")
+    assert seen.replace(b"\r\n", b"\n") == b"a:..\nb:line\na:!!\n"
+    os.close(main)
+    os.close(side)
+
+
+def test_settling_reads_what_is_there_and_returns_in_time_when_the_sink_is_stuck() -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    while select.select([], [writer], [], 0.0)[1]:
+        os.write(writer, bytes(4096))
+    with pumping(Sink(writer), b"a:") as (pump, sources, (a,)):
+        os.write(a, b"last words\n")
+        pump.settle(sources, 0.05)
+        assert sources[0].tail in ("", "last words")
+        while select.select([reader], [], [], 0.0)[0]:
+            os.read(reader, 2**20)
+        pump.settle(sources, DEADLINE_S)
+        assert sources[0].tail == "last words"
+    assert os.read(reader, 100) == b"a:last words\n"
+    os.close(reader)
+    os.close(writer)
+
+
+def test_nobody_reads_so_the_writer_is_told() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with pumping(Sink(writer), b"") as (pump, sources, (a,)):
+        os.write(a, b"x\n")
+        pump.settle(sources, DEADLINE_S)
+        pump.settle(sources, DEADLINE_S)
+        with pytest.raises(BrokenPipeError):
+            os.write(a, b"y\n")
+    os.close(writer)

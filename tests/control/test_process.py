@@ -1,0 +1,106 @@
+"""Process trees, their ends, and the stacks of processes that do not answer."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from farandole.control import process
+from farandole.errors import ControlError
+
+STUCK = """
+import faulthandler, os, signal, sys
+fd = os.memfd_create("stacks")
+os.set_inheritable(fd, False)
+faulthandler.register(signal.SIGUSR1, fd, all_threads=True)
+def the_place_where_it_hangs():
+    print(fd, flush=True)
+    {hang}
+the_place_where_it_hangs()
+"""
+HANGS = {"computing": "while True: pass", "waiting": "sys.stdin.read()", "holding the GIL": "sum(range(10**15))"}
+
+
+@pytest.fixture
+def stuck(request: pytest.FixtureRequest) -> Iterator[tuple[int, int]]:
+    """The process number, and the descriptor of stacks, of a Python that hangs in the way asked for."""
+    with subprocess.Popen(
+        [sys.executable, "-c", STUCK.format(hang=HANGS[request.param])], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        yield child.pid, int(child.stdout.readline())
+        child.kill()
+
+
+@pytest.mark.parametrize("stuck", HANGS, indirect=True)
+def test_the_stack_of_a_stuck_process(stuck: tuple[int, int]) -> None:
+    pid, fd = stuck
+    for _ in range(2):
+        text = process.dump_stack(pid, signal.SIGUSR1, fd)
+        assert text.count("the_place_where_it_hangs") == 1
+
+
+@pytest.mark.parametrize("stuck", ["waiting"], indirect=True)
+def test_a_process_that_says_nothing(stuck: tuple[int, int]) -> None:
+    pid, fd = stuck
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(ControlError, match=r"no stack within 0\.1 s"):
+        process.dump_stack(pid, signal.SIGUSR1, fd, deadline_s=0.1)
+    with pytest.raises(ControlError, match=f"no stack of process {pid}"):
+        process.dump_stack(pid, signal.SIGUSR1, 999)
+
+
+def test_a_tree_is_seen_and_ended_whole() -> None:
+    reader, writer = os.pipe()
+    pid = process.spawn(
+        ["bash", "-c", "(bash -c 'setsid sleep 1000 & echo deep; wait') & wait"],
+        death_signal=signal.SIGKILL,
+        stdout=writer,
+    )
+    os.close(writer)
+    with open(reader, "rb") as lines:
+        assert lines.readline() == b"deep\n"
+        tree = process.descendants(pid)
+        assert len(tree) == 2
+        assert process.descendants()[:1] == [pid]
+        for one in [pid, *tree]:
+            os.kill(one, signal.SIGKILL)
+        assert lines.read() == b""
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert (pid, -9) in list(process.reap())
+    assert not process.has_children()
+
+
+def test_a_child_does_not_outlive_its_parent() -> None:
+    text = (
+        "import signal, sys; from farandole.control.process import spawn;"
+        "print(spawn(['sleep', '1000'], death_signal=signal.SIGKILL), flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen([sys.executable, "-c", text], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        fd = os.pidfd_open(int(parent.stdout.readline()))
+        parent.kill()
+    try:
+        assert select.select([fd], [], [], 10.0)[0]
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "status"),
+    [
+        (0, "exited with code 0", 0),
+        (3, "exited with code 3", 3),
+        (-signal.SIGTERM, "was killed by SIGTERM", 143),
+        (-(signal.SIGRTMIN + 1), f"was killed by signal {signal.SIGRTMIN + 1}", 128 + signal.SIGRTMIN + 1),
+    ],
+)
+def test_ends_in_words_and_numbers(code: int, words: str, status: int) -> None:
+    assert process.describe(code) == words
+    assert process.exit_status(code) == status

@@ -1,0 +1,78 @@
+"""What the ends of workers and signals mean for the job."""
+
+from __future__ import annotations
+
+import signal
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farandole.launch.policy import Action, End, Policy
+
+
+def test_the_first_failure_decides_and_later_ends_do_not() -> None:
+    policy = Policy(3, "stop")
+    assert policy.exited(End(0, "a", 0)).action is Action.GO_ON
+    assert policy.exited(End(2, "a", -11, "why\nindeed")) == (Action.STOP, "rank 2 on a was killed by SIGSEGV")
+    assert policy.running() == [1]
+    assert policy.exited(End(1, "a", -15)).action is Action.GO_ON
+    assert policy.finished
+    assert policy.status == 139
+    assert policy.last_words().splitlines() == [
+        "rank 2 on a was killed by SIGSEGV; the last lines of its stderr:",
+        "    why",
+        "    indeed",
+    ]
+
+
+def test_with_continue_the_job_goes_on_and_keeps_the_first_code() -> None:
+    policy = Policy(3, "continue")
+    assert policy.exited(End(1, "a", 7)).action is Action.GO_ON
+    assert policy.exited(End(0, "a", 9)).action is Action.GO_ON
+    assert policy.exited(End(2, "a", 0)).action is Action.GO_ON
+    assert policy.status == 7
+    assert policy.last_words().endswith("after that, rank 0 on a exited with code 9")
+
+
+def test_a_command_that_cannot_be_started_ends_the_job_in_any_case() -> None:
+    policy = Policy(2, "continue")
+    assert policy.exited(End(0, "a", 127, error="x was not found")).action is Action.STOP
+    assert policy.status == 127
+    assert policy.last_words() == "rank 0 on a could not be started: x was not found"
+
+
+def test_signals_ask_first_and_force_then() -> None:
+    policy = Policy(2, "stop")
+    assert policy.interrupted(signal.SIGINT) == (Action.STOP, "SIGINT: ending 2 workers (again: kill at once)")
+    assert policy.interrupted(signal.SIGTERM).action is Action.KILL
+    for place in (0, 1):
+        assert policy.exited(End(place, "a", -9)).action is Action.GO_ON
+    assert policy.status == 130
+    assert policy.last_words() == "the job was ended by SIGINT"
+
+
+def test_a_lost_agent_is_said_unless_a_worker_failed_before() -> None:
+    policy = Policy(2, "stop")
+    assert policy.agent_lost("a", -9).action is Action.KILL
+    assert policy.status == 137
+    assert policy.last_words() == "the agent on a was killed by SIGKILL; its workers were killed"
+    policy = Policy(2, "stop")
+    policy.exited(End(0, "a", 3))
+    policy.agent_lost("a", -9)
+    assert policy.status == 3
+    policy = Policy(1, "stop")
+    policy.agent_lost("a", 0)
+    assert policy.status == 1
+
+
+@given(
+    st.permutations(range(4)),
+    st.lists(st.integers(-15, 3), min_size=4, max_size=4),
+    st.sampled_from(["stop", "continue"]),
+)
+def test_the_status_is_zero_only_if_nobody_failed(order: list[int], codes: list[int], on_failure: str) -> None:
+    policy = Policy(4, on_failure)  # type: ignore[arg-type]
+    asked = [policy.exited(End(place, "a", codes[place])).action for place in order]
+    assert policy.finished
+    assert (policy.status == 0) == (not any(codes)) == (policy.last_words() == "")
+    assert asked.count(Action.STOP) == (on_failure == "stop" and any(codes))
