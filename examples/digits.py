@@ -103,7 +103,7 @@ def save_curve(losses: list[float], accuracies: list[float], path: Path) -> None
     figure.savefig(path, dpi=120)
 
 
-console = Console(quiet=not is_first, highlight=False)  # only the first worker speaks
+console = Console(quiet=not is_first, highlight=False, soft_wrap=True)  # only the first worker speaks
 losses, accuracies = [], []
 begin = time.perf_counter()
 with Progress(console=console, disable=not console.is_terminal) as progress:
