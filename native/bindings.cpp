@@ -4,12 +4,10 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
-#include <nanobind/stl/vector.h>
 
 #include <cstring>
 #include <string>
 #include <tuple>
-#include <vector>
 #include <vector>
 
 #include "dtype.hpp"
@@ -46,54 +44,78 @@ Op op_of(int number) {
 }
 
 void bind_kernels(nb::module_& m) {
-    m.def("copy", [](std::uintptr_t dst, std::uintptr_t src, std::size_t nbytes) {
-        work(nbytes, [&] { std::memmove(at(dst), at(src), nbytes); });
-    }, "dst"_a, "src"_a, "nbytes"_a);
-    m.def("fill", [](std::uintptr_t address, std::size_t count, int dtype, double value) {
-        const DType t = dtype_of(dtype);
-        work(count * itemsize(t), [&] { fill(at(address), count, t, value); });
-    }, "address"_a, "count"_a, "dtype"_a, "value"_a);
-    m.def("fill_identity", [](std::uintptr_t address, std::size_t count, int dtype, int op) {
-        const DType t = dtype_of(dtype);
-        work(count * itemsize(t), [&] { fill_identity(at(address), count, t, op_of(op)); });
-    }, "address"_a, "count"_a, "dtype"_a, "op"_a);
-    m.def("scale", [](std::uintptr_t address, std::size_t count, int dtype, double factor) {
-        const DType t = dtype_of(dtype);
-        work(count * itemsize(t), [&] { scale(at(address), count, t, factor); });
-    }, "address"_a, "count"_a, "dtype"_a, "factor"_a);
-    m.def("divide", [](std::uintptr_t address, std::size_t count, int dtype, std::int64_t n) {
-        const DType t = dtype_of(dtype);
-        work(count * itemsize(t), [&] { divide(at(address), count, t, n); });
-    }, "address"_a, "count"_a, "dtype"_a, "n"_a);
-    m.def("reduce_into", [](std::uintptr_t dst, std::uintptr_t src, std::size_t count, int dtype, int op) {
-        const DType t = dtype_of(dtype);
-        work(count * itemsize(t), [&] { reduce_into(at(dst), at(src), count, t, op_of(op)); });
-    }, "dst"_a, "src"_a, "count"_a, "dtype"_a, "op"_a);
-    m.def("reduce",
-          [](const std::vector<std::uintptr_t>& sources, std::uintptr_t dst, std::size_t count, int dtype, int op,
-             double prescale, double postscale, std::int64_t divisor) {
-              const DType t = dtype_of(dtype);
-              const Op o = op_of(op);
-              if (sources.empty()) throw Unsupported("a reduction needs at least one source");
-              std::vector<const std::byte*> from;
-              for (const std::uintptr_t source : sources) from.push_back(at(source));
-              std::byte* targets[] = {at(dst)};
-              const Reduction job{from.data(), static_cast<int>(from.size()), targets, 1, count, {prescale, postscale, divisor}};
-              work(count * itemsize(t) * from.size(), [&] { reduce(job, t, o); });
-          },
-          "sources"_a, "dst"_a, "count"_a, "dtype"_a, "op"_a, "prescale"_a = 1.0, "postscale"_a = 1.0, "divisor"_a = 1);
-    m.def("adasum_dots", [](std::uintptr_t a, std::uintptr_t b, std::size_t count, int dtype) {
-        const DType t = dtype_of(dtype);
-        Dots dots;
-        work(count * itemsize(t), [&] { dots = adasum_dots(at(a), at(b), count, t); });
-        return std::make_tuple(dots.aa, dots.ab, dots.bb);
-    }, "a"_a, "b"_a, "count"_a, "dtype"_a);
-    m.def("adasum_combine",
-          [](std::uintptr_t a, std::uintptr_t b, std::uintptr_t out, std::size_t count, int dtype, double ca, double cb) {
-              const DType t = dtype_of(dtype);
-              work(count * itemsize(t), [&] { adasum_combine({at(a), at(b), at(out), count, ca, cb}, t); });
-          },
-          "a"_a, "b"_a, "out"_a, "count"_a, "dtype"_a, "ca"_a, "cb"_a);
+    m.def(
+        "copy",
+        [](std::uintptr_t dst, std::uintptr_t src, std::size_t nbytes) {
+            work(nbytes, [&] { std::memmove(at(dst), at(src), nbytes); });
+        },
+        "dst"_a, "src"_a, "nbytes"_a);
+    m.def(
+        "fill",
+        [](std::uintptr_t address, std::size_t count, int dtype, double value) {
+            const DType t = dtype_of(dtype);
+            work(count * itemsize(t), [&] { fill(at(address), count, t, value); });
+        },
+        "address"_a, "count"_a, "dtype"_a, "value"_a);
+    m.def(
+        "fill_identity",
+        [](std::uintptr_t address, std::size_t count, int dtype, int op) {
+            const DType t = dtype_of(dtype);
+            work(count * itemsize(t), [&] { fill_identity(at(address), count, t, op_of(op)); });
+        },
+        "address"_a, "count"_a, "dtype"_a, "op"_a);
+    m.def(
+        "scale",
+        [](std::uintptr_t address, std::size_t count, int dtype, double factor) {
+            const DType t = dtype_of(dtype);
+            work(count * itemsize(t), [&] { scale(at(address), count, t, factor); });
+        },
+        "address"_a, "count"_a, "dtype"_a, "factor"_a);
+    m.def(
+        "divide",
+        [](std::uintptr_t address, std::size_t count, int dtype, std::int64_t n) {
+            const DType t = dtype_of(dtype);
+            work(count * itemsize(t), [&] { divide(at(address), count, t, n); });
+        },
+        "address"_a, "count"_a, "dtype"_a, "n"_a);
+    m.def(
+        "reduce_into",
+        [](std::uintptr_t dst, std::uintptr_t src, std::size_t count, int dtype, int op) {
+            const DType t = dtype_of(dtype);
+            work(count * itemsize(t), [&] { reduce_into(at(dst), at(src), count, t, op_of(op)); });
+        },
+        "dst"_a, "src"_a, "count"_a, "dtype"_a, "op"_a);
+    m.def(
+        "reduce",
+        [](const std::vector<std::uintptr_t>& sources, std::uintptr_t dst, std::size_t count, int dtype, int op,
+           double prescale, double postscale, std::int64_t divisor) {
+            const DType t = dtype_of(dtype);
+            const Op o = op_of(op);
+            if (sources.empty()) throw Unsupported("a reduction needs at least one source");
+            std::vector<const std::byte*> from;
+            for (const std::uintptr_t source : sources) from.push_back(at(source));
+            std::byte* targets[] = {at(dst)};
+            const Reduction job{from.data(), static_cast<int>(from.size()), targets, 1,
+                                count,       {prescale, postscale, divisor}};
+            work(count * itemsize(t) * from.size(), [&] { reduce(job, t, o); });
+        },
+        "sources"_a, "dst"_a, "count"_a, "dtype"_a, "op"_a, "prescale"_a = 1.0, "postscale"_a = 1.0, "divisor"_a = 1);
+    m.def(
+        "adasum_dots",
+        [](std::uintptr_t a, std::uintptr_t b, std::size_t count, int dtype) {
+            const DType t = dtype_of(dtype);
+            Dots dots;
+            work(count * itemsize(t), [&] { dots = adasum_dots(at(a), at(b), count, t); });
+            return std::make_tuple(dots.aa, dots.ab, dots.bb);
+        },
+        "a"_a, "b"_a, "count"_a, "dtype"_a);
+    m.def(
+        "adasum_combine",
+        [](std::uintptr_t a, std::uintptr_t b, std::uintptr_t out, std::size_t count, int dtype, double ca, double cb) {
+            const DType t = dtype_of(dtype);
+            work(count * itemsize(t), [&] { adasum_combine({at(a), at(b), at(out), count, ca, cb}, t); });
+        },
+        "a"_a, "b"_a, "out"_a, "count"_a, "dtype"_a, "ca"_a, "cb"_a);
 }
 
 // Errors of the core become Farandole's; this table is the only place that knows both.
@@ -152,59 +174,73 @@ void bind_endpoint(nb::module_& m) {
         .def_prop_ro("nbytes", &Region::nbytes);
 
     nb::class_<Endpoint>(m, "Endpoint")
-        .def("__init__",
-             [](Endpoint* self, int place, std::vector<std::string> names, std::string label, double deadline_s,
-                const nb::callable& exchange) {
-                 GroupOptions options;
-                 options.place = place;
-                 options.names = std::move(names);
-                 options.label = std::move(label);
-                 options.deadline_ns = static_cast<std::int64_t>(deadline_s * second_ns);
-                 options.interrupt = {signal_raised, nullptr};
-                 new (self) Endpoint(options, exchange_of(exchange));
-             },
-             "place"_a, "names"_a, "label"_a, "deadline_s"_a, "exchange"_a)
-        .def("allocate", [](Endpoint& self, std::size_t nbytes) { return wait_for([&] { return self.allocate(nbytes); }); }, "nbytes"_a)
-        .def("allreduce",
-             [](Endpoint& self, std::uintptr_t address, std::size_t count, int dtype, int op, double prescale, double postscale) {
-                 const Array array = array_of(address, count, dtype);
-                 const Combine combine{op_of(op), prescale, postscale};
-                 wait_for([&] { self.allreduce(array, combine); });
-             },
-             "address"_a, "count"_a, "dtype"_a, "op"_a, "prescale"_a, "postscale"_a)
-        .def("allgather",
-             [](Endpoint& self, std::uintptr_t send, std::uintptr_t recv, int dtype, const Counts& counts) {
-                 wait_for([&] { self.allgather(at(send), at(recv), dtype_of(dtype), counts); });
-             },
-             "send"_a, "recv"_a, "dtype"_a, "counts"_a)
-        .def("broadcast",
-             [](Endpoint& self, std::uintptr_t address, std::size_t count, int dtype, int root) {
-                 const Array array = array_of(address, count, dtype);
-                 wait_for([&] { self.broadcast(array, root); });
-             },
-             "address"_a, "count"_a, "dtype"_a, "root"_a)
-        .def("alltoall",
-             [](Endpoint& self, std::uintptr_t send, const Counts& send_counts, std::uintptr_t recv, const Counts& recv_counts, int dtype) {
-                 wait_for([&] { self.alltoall(at(send), send_counts, at(recv), recv_counts, dtype_of(dtype)); });
-             },
-             "send"_a, "send_counts"_a, "recv"_a, "recv_counts"_a, "dtype"_a)
-        .def("reducescatter",
-             [](Endpoint& self, std::uintptr_t send, std::uintptr_t recv, int dtype, const Counts& counts, int op, double prescale,
-                double postscale) {
-                 const Combine combine{op_of(op), prescale, postscale};
-                 wait_for([&] { self.reducescatter(at(send), at(recv), dtype_of(dtype), counts, combine); });
-             },
-             "send"_a, "recv"_a, "dtype"_a, "counts"_a, "op"_a, "prescale"_a, "postscale"_a)
-        .def("gather",
-             [](Endpoint& self, const nb::bytes& payload) {
-                 const std::string mine(payload.c_str(), payload.size());
-                 nb::list all;
-                 for (const std::string& each : wait_for([&] { return self.gather(mine); })) all.append(nb::bytes(each.data(), each.size()));
-                 return all;
-             },
-             "payload"_a)
+        .def(
+            "__init__",
+            [](Endpoint* self, int place, std::vector<std::string> names, std::string label, double deadline_s,
+               const nb::callable& exchange) {
+                GroupOptions options;
+                options.place = place;
+                options.names = std::move(names);
+                options.label = std::move(label);
+                options.deadline_ns = static_cast<std::int64_t>(deadline_s * second_ns);
+                options.interrupt = {signal_raised, nullptr};
+                new (self) Endpoint(options, exchange_of(exchange));
+            },
+            "place"_a, "names"_a, "label"_a, "deadline_s"_a, "exchange"_a)
+        .def(
+            "allocate",
+            [](Endpoint& self, std::size_t nbytes) { return wait_for([&] { return self.allocate(nbytes); }); },
+            "nbytes"_a)
+        .def(
+            "allreduce",
+            [](Endpoint& self, std::uintptr_t address, std::size_t count, int dtype, int op, double prescale,
+               double postscale) {
+                const Array array = array_of(address, count, dtype);
+                const Combine combine{op_of(op), prescale, postscale};
+                wait_for([&] { self.allreduce(array, combine); });
+            },
+            "address"_a, "count"_a, "dtype"_a, "op"_a, "prescale"_a, "postscale"_a)
+        .def(
+            "allgather",
+            [](Endpoint& self, std::uintptr_t send, std::uintptr_t recv, int dtype, const Counts& counts) {
+                wait_for([&] { self.allgather(at(send), at(recv), dtype_of(dtype), counts); });
+            },
+            "send"_a, "recv"_a, "dtype"_a, "counts"_a)
+        .def(
+            "broadcast",
+            [](Endpoint& self, std::uintptr_t address, std::size_t count, int dtype, int root) {
+                const Array array = array_of(address, count, dtype);
+                wait_for([&] { self.broadcast(array, root); });
+            },
+            "address"_a, "count"_a, "dtype"_a, "root"_a)
+        .def(
+            "alltoall",
+            [](Endpoint& self, std::uintptr_t send, const Counts& send_counts, std::uintptr_t recv,
+               const Counts& recv_counts, int dtype) {
+                wait_for([&] { self.alltoall(at(send), send_counts, at(recv), recv_counts, dtype_of(dtype)); });
+            },
+            "send"_a, "send_counts"_a, "recv"_a, "recv_counts"_a, "dtype"_a)
+        .def(
+            "reducescatter",
+            [](Endpoint& self, std::uintptr_t send, std::uintptr_t recv, int dtype, const Counts& counts, int op,
+               double prescale, double postscale) {
+                const Combine combine{op_of(op), prescale, postscale};
+                wait_for([&] { self.reducescatter(at(send), at(recv), dtype_of(dtype), counts, combine); });
+            },
+            "send"_a, "recv"_a, "dtype"_a, "counts"_a, "op"_a, "prescale"_a, "postscale"_a)
+        .def(
+            "gather",
+            [](Endpoint& self, const nb::bytes& payload) {
+                const std::string mine(payload.c_str(), payload.size());
+                nb::list all;
+                for (const std::string& each : wait_for([&] { return self.gather(mine); }))
+                    all.append(nb::bytes(each.data(), each.size()));
+                return all;
+            },
+            "payload"_a)
         .def("barrier", [](Endpoint& self) { wait_for([&] { self.barrier(); }); })
-        .def("abort", [](Endpoint& self, const std::string& reason) { self.abort(reason); }, "reason"_a)
+        .def(
+            "abort", [](Endpoint& self, const std::string& reason) { self.abort(reason); }, "reason"_a)
         .def("close", [](Endpoint& self) { wait_for([&] { self.close(); }); })
         .def("statistics", [](Endpoint& self) {
             const Statistics now = self.statistics();
@@ -220,6 +256,9 @@ void bind_endpoint(nb::module_& m) {
 }  // namespace
 
 NB_MODULE(_native, m) {
+    // A framework may hold gradients in our memory until the process ends, which is no leak of ours to report.
+    nb::set_leak_warnings(false);
+    nb::set_leak_warnings(false);  // gradients that live in engine memory may well live until the process ends
     nb::register_exception_translator(translate);
     bind_kernels(m);
     bind_endpoint(m);
