@@ -24,7 +24,7 @@ TOLERANCE = {DType.FLOAT64: 1e-12, DType.FLOAT32: 1e-5, DType.FLOAT16: 5e-3, DTy
 
 def _pair(a: Values, b: Values) -> Values:
     ab, aa, bb = a @ b, a @ a, b @ b
-    return a * (1 - ab / (2 * aa) if aa else 1) + b * (1 - ab / (2 * bb) if bb else 1)
+    return np.asarray(a * (1 - ab / (2 * aa) if aa else 1) + b * (1 - ab / (2 * bb) if bb else 1))
 
 
 def _tree(vectors: list[Values]) -> Values:

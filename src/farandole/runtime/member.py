@@ -146,13 +146,7 @@ class Session:
 
     def generation_ended(self, failure: Failure) -> None:
         """Wake everybody here; every operation raises from now on. Called by whoever learns of it."""
-        if self._ended is not None:
-            return
-        self._ended = failure
-        if self._control is not None:
-            self._control.end(failure)
-        self._lane.end(failure)
-        self._crews.abort(failure.text)
+        self._end(failure, failure.text)
 
     def close(self) -> None:
         """Leave the job and free everything. Once; what is still in flight here raises ``AbortError``."""
@@ -259,10 +253,22 @@ class Session:
         return self._control.exchange(key, ranks, payload, self.settings.start_timeout_s)
 
     def _torn(self, failure: Failure) -> None:
-        """A collective broke on this rank alone, in the middle: the others must not wait for it."""
+        """A collective broke on this rank, in the middle: the others must not wait for it."""
         if self._ended is None:
-            self.generation_ended(failure)
-            self._tell_leave(f"{self._name()} could not go on: {failure.text}")
+            known = failure.kind is AbortError  # then somebody else broke it, and the text says who
+            reason = failure.text if known else f"{self._name()} could not go on: {failure.text}"
+            self._end(failure, reason)
+            self._tell_leave(reason)
+
+    def _end(self, failure: Failure, reason: str) -> None:
+        """End the generation here: ``failure`` is raised on this rank, engines tell ``reason`` to their peers."""
+        if self._ended is not None:
+            return
+        self._ended = failure
+        if self._control is not None:
+            self._control.end(failure)
+        self._lane.end(failure)
+        self._crews.abort(reason)
 
     def _tell_leave(self, reason: str) -> None:
         if self._link is not None:

@@ -28,8 +28,8 @@ def init(comm: object = None, process_sets: Sequence[ProcessSetLike] | str | Non
     """Join the job that this process was started for, and return when all ranks have; alone, be a job of one.
 
     ``comm`` may list the ranks that take part; ``process_sets`` are made at once and must agree between ranks;
-    ``settings`` are fields of ``Settings``. Does nothing if the process is in a job already. Raises ``StartError`` if the
-    job does not form within ``start_timeout_s``, ``SettingsError`` or ``UsageError`` for arguments that cannot be.
+    ``settings`` are fields of ``Settings``. Does nothing if the process is in a job already. Raises ``StartError`` if
+    the job does not form within ``start_timeout_s``, ``SettingsError`` or ``UsageError`` for what cannot be.
     """
     with _here.lock:
         if _here.session is None:

@@ -96,6 +96,7 @@ class _Process:
     def __init__(self, rank: int, directory: str, environment: Mapping[str, str]) -> None:
         self.rank = rank
         self.result: messages.Result | None = None
+        self.hung_up = False
         self.connection, theirs = Pipe()
         self._output = open(os.path.join(directory, f"rank-{rank}.txt"), "w+b")  # noqa: SIM115 (closed in end)
         path = os.pathsep.join(p for p in sys.path if p)
@@ -162,6 +163,7 @@ class _Hub:
 
     def _drop(self, rank: _Process) -> None:
         del self._open[rank.connection]
+        rank.hung_up = True
         self._gone.add(rank.rank)
         self._answer()
 
@@ -185,7 +187,7 @@ def _results(ranks: Sequence[_Process], may_die: Collection[int], timeout_s: flo
     for rank in ranks:
         rank.send(b"leave")
     for rank in ranks:
-        if rank.result is None and rank.process.poll() is None:
+        if rank.result is None and not rank.hung_up:
             failed.append(f"rank {rank.rank} had no result after {timeout_s} s; it wrote:\n{rank.tail()}")
             continue
         try:

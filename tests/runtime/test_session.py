@@ -1,0 +1,275 @@
+"""The life of a session: alone and among others, again and again, forked, refused, and ended by a failure."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from farandole.cluster.environment import CONTROLLER, KEY, OWN
+from farandole.collective import Kind
+from farandole.control.keys import new_secret
+from farandole.errors import (
+    AbortError,
+    EngineError,
+    NotInitializedError,
+    SettingsError,
+    StartError,
+    UnsupportedError,
+    UsageError,
+)
+from farandole.runtime.call import Call
+from farandole.runtime.process_sets import ProcessSet, global_process_set
+from farandole.runtime.session import current, init, is_initialized, shutdown
+from farandole.testing.jobs import NumpyCalls, free_port, run_job
+from farandole.testing.leaks import no_leaks
+from farandole.testing.rank import Member
+
+
+def test_alone_everything_works_at_once() -> None:
+    with no_leaks():
+        init(process_sets="dynamic")
+        init()
+        assert is_initialized()
+        session = current()
+        assert (session.topology.rank, session.topology.size, session.engine) == (0, 1, "solo")
+        x = np.array([2.0, 3.0])
+        NumpyCalls().allreduce("x", x, scales=(2.0, 0.5))
+        np.testing.assert_array_equal(x, [2.0, 3.0])
+        together, _ = NumpyCalls().allgather("x", x)
+        np.testing.assert_array_equal(together, x)
+        assert session.join() == 0
+        session.barrier()
+        assert global_process_set.size() == 1
+        shutdown()
+        shutdown()
+    assert not is_initialized()
+    with pytest.raises(NotInitializedError, match=r"allreduce was called.*init\(\) first"):
+        current("allreduce")
+
+
+def test_a_hundred_lives_leave_nothing() -> None:
+    init()
+    shutdown()
+    with no_leaks():
+        for _ in range(200):
+            init()
+            NumpyCalls().allreduce("x", np.ones(1))
+            shutdown()
+
+
+def test_what_one_process_cannot_be() -> None:
+    with pytest.raises(UsageError, match="different ranks among 0 to 0"):
+        init(comm=[1])
+    with pytest.raises(UnsupportedError, match="MPI communicator"):
+        init(comm=type("Comm", (), {"Get_rank": None})())
+    with pytest.raises(UsageError, match="does not fit a job of 1"):
+        init(process_sets=[[0, 1]])
+    with pytest.raises(SettingsError, match=r"engin .*did you mean engine"):
+        init(engin="shm")
+    assert not is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("variables", "says"),
+    [
+        ({OWN.rank: "0", OWN.size: "2", CONTROLLER: "tcp://127.0.0.1:1"}, f"{KEY} is not set.*token_hex"),
+        ({OWN.rank: "0", OWN.size: "2"}, f"{CONTROLLER} is not set"),
+        ({OWN.rank: "2", OWN.size: "2"}, "no rank of a job"),
+        ({OWN.rank: "0"}, "FARANDOLE_SIZE must be a whole number"),
+    ],
+)
+def test_variables_that_are_not_enough_are_refused(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], says: str
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SettingsError, match=says):
+        init()
+
+
+def test_nobody_at_the_controllers_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {OWN.rank: "1", OWN.size: "2", CONTROLLER: f"tcp://127.0.0.1:{free_port()}", KEY: new_secret()}
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    begin = time.monotonic()
+    with pytest.raises(StartError, match=r"rank 1 on .* cannot join.*no controller answered"):
+        init(start_timeout_s=0.5)
+    assert time.monotonic() - begin < 5
+    os.close(_stack_descriptor())
+
+
+def _stack_descriptor() -> int:
+    """What ``init`` keeps for the life of the process, so that this one leaves no descriptor behind."""
+    from farandole.runtime.stacks import stack_dump
+
+    fd, _ = stack_dump()
+    stack_dump.cache_clear()
+    return fd
+
+
+def _live(member: Member) -> None:
+    init()
+    x = np.full(3, member.rank + 1.0)
+    NumpyCalls().allreduce("x", x)
+    assert x[0] == sum(range(1, member.size + 1))
+    shutdown()
+
+
+def _lives(member: Member, lives: int) -> None:
+    _live(member)
+    with no_leaks():
+        for _ in range(lives):
+            _live(member)
+
+
+def test_generations_follow_each_other_in_the_same_processes() -> None:
+    run_job(_lives, 2, 40)
+
+
+def _forking(member: Member) -> int:
+    init()
+    NumpyCalls().allreduce("before", np.ones(1))
+    child = os.fork()
+    if child == 0:
+        shutdown()
+        os._exit(is_initialized())
+    _, status = os.waitpid(child, 0)
+    x = np.ones(1)
+    NumpyCalls().allreduce("after", x)
+    shutdown()
+    return status if x[0] == member.size else -1
+
+
+def test_a_forked_child_has_no_session_and_leaves_the_parents_alone() -> None:
+    assert run_job(_forking, 2) == [0, 0]
+
+
+def _failing_allocation(member: Member) -> str:
+    init()
+
+    def no_memory(shape: tuple[int, ...]) -> object:
+        raise MemoryError("not this much")
+
+    x = np.ones(4)
+    try:
+        if member.rank == 1:
+            call = Call(Kind.ALLGATHER, "allgather.big", NumpyCalls().array(x), x.shape, allocate=no_memory)  # type: ignore[arg-type]
+            with pytest.raises(EngineError, match="MemoryError: not this much"):
+                current().submit([call], background=False).wait()
+        else:
+            with pytest.raises(AbortError, match=r"rank 1 on .*not this much"):
+                NumpyCalls().allgather("big", x)
+        begin = time.monotonic()
+        with pytest.raises((AbortError, EngineError), match="not this much"):
+            NumpyCalls().allreduce("next", x)
+        assert time.monotonic() - begin < 0.5
+    finally:
+        shutdown()
+    init()
+    NumpyCalls().allreduce("again", x)
+    shutdown()
+    return str(x[0])
+
+
+def test_a_failure_on_one_rank_ends_the_generation_for_all_and_the_next_one_works() -> None:
+    assert run_job(_failing_allocation, 3) == ["3.0"] * 3
+
+
+def _waiting_while_others_leave(member: Member) -> str:
+    init()
+    if member.rank == 0:
+        NumpyCalls().allreduce("first", np.ones(1))
+        shutdown()
+        return "left"
+    NumpyCalls().allreduce("first", np.ones(1))
+    with pytest.raises(AbortError, match="rank 0") as caught:
+        NumpyCalls().allreduce("second", np.ones(1))
+    shutdown()
+    return str(caught.value)
+
+
+def test_who_needs_a_rank_that_has_left_is_told() -> None:
+    left, told = run_job(_waiting_while_others_leave, 2)
+    assert left == "left"
+    assert "rank 0" in told
+
+
+def _shutdown_wakes_other_threads(member: Member) -> str:
+    init()
+    raised: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            current().submit([NumpyCalls().reduction(f"never.{member.rank}", np.ones(1))]).wait()
+        except AbortError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    current().barrier()
+    shutdown()
+    thread.join(10)
+    assert not thread.is_alive()
+    return str(raised[0])
+
+
+def test_shutdown_wakes_those_who_wait_in_other_threads() -> None:
+    for text in run_job(_shutdown_wakes_other_threads, 2):
+        assert "shutdown()" in text
+
+
+def _subset(member: Member) -> tuple[int, int] | None:
+    if member.rank == 1:
+        with pytest.raises(UsageError, match="not among them"):
+            init(comm=[0, 2])
+        return None
+    init(comm=[0, 2], process_sets=[ProcessSet([1])])
+    x = np.ones(1)
+    NumpyCalls().allreduce("x", x)
+    place = current().topology.rank, int(x[0])
+    shutdown()
+    return place
+
+
+def test_some_of_the_ranks_can_be_the_job() -> None:
+    assert run_job(_subset, 3) == [(0, 2), None, (1, 2)]
+
+
+def _traced(member: Member, path: str) -> None:
+    init()
+    session, do = current(), NumpyCalls()
+    session.set_timeline(path, mark_cycles=True)
+    session.barrier()
+    for i in range(50):
+        handles = [do.submit(do.reduction(f"{i}.{j}", np.ones(9))) for j in range(3)]
+        for handle in handles:
+            handle.wait()
+    for _ in range(100):  # until both ranks' writers have flushed
+        session.barrier()
+        time.sleep(0.01)
+    if member.rank == 1:
+        os.kill(os.getpid(), 9)
+    session.set_timeline("")
+    os._exit(0)
+
+
+def test_the_timeline_of_all_ranks_is_readable_after_a_crash(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    run_job(_traced, 2, str(path), may_die=[0, 1])
+    assert path.stat().st_mode & 0o777 == 0o600
+    text = path.read_text()
+    assert text.endswith(",\n")
+    lines = msgspec.json.decode(text.rstrip(",\n") + "]")
+    phases = {(line["pid"], line["name"]) for line in lines if line["ph"] in "Xbi"}
+    expected = {"submit", "negotiate", "queue", "reduce", "copy", "cycle"}
+    assert phases >= {(rank, phase) for rank in (0, 1) for phase in expected}
+    names = {line["args"]["name"] for line in lines if line["name"] == "process_name"}
+    assert {name.partition(" on ")[0] for name in names} == {"rank 0", "rank 1"}
+    begins = [line["ts"] for line in lines if line["ph"] == "b"]
+    assert max(begins) - min(begins) < 60e6
