@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias, final
 
@@ -177,6 +177,7 @@ class Simulation:
         self.sequence = 0
 
     def step(self, rng: random.Random) -> bool:
+        actions: list[tuple[Callable[[int, random.Random], None], int]]
         actions = [(self.submit, r) for r, rank in enumerate(self.ranks) if rank.may_submit()]
         actions += [(self.arrive, r) for r, wire in enumerate(self.out) if wire]
         actions += [(self.deliver, r) for r, wire in enumerate(self.inbox) if wire]

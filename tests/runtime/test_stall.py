@@ -1,0 +1,229 @@
+"""When stalls are said, whom it asks, and what the report says. Time is a number."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farandole.control.messages import Blocked, Progress
+from farandole.runtime.process_groups import ProcessGroups
+from farandole.runtime.stall import PATIENCE_S, Blockages, Inquiry, Report, StallInspector, Step, Verdict, Waiting
+
+LAST = ["", "allreduce 'x'", ""]
+
+
+def inspector(warning_s: float = 60.0, shutdown_s: float = 600.0) -> StallInspector:
+    return StallInspector(warning_s, shutdown_s, ["a", "a", "b"])
+
+
+def wait(since_s: float = 0.0, name: str = "loss", missing: tuple[int, ...] = (1,)) -> Waiting:
+    ready = tuple(rank for rank in range(3) if rank not in missing)
+    return Waiting((name, since_s), f"allreduce {name!r}", since_s, ready, missing)
+
+
+def text(step: Step) -> str:
+    assert isinstance(step, Report)
+    return step.text
+
+
+def report(stall: StallInspector, now: float, *waiting: Waiting) -> str:
+    """Ask, hear nothing, and report."""
+    assert isinstance(stall.look(now, waiting, LAST), Inquiry)
+    return text(stall.look(now + PATIENCE_S, waiting, LAST))
+
+
+def test_a_report_says_what_waits_for_whom_and_where_they_are() -> None:
+    stall = inspector()
+    stall.expect(100.0)
+    assert stall.deadline_s == 160.0
+    waiting = [wait(100.0)]
+    assert stall.look(160.0, waiting, LAST) == Inquiry((1,))
+    assert stall.deadline_s == 160.0 + PATIENCE_S
+    stall.answered(1, Progress(1, "allreduce.x", ""), 160.1)
+    assert stall.deadline_s == 160.0 + PATIENCE_S
+    stall.stack(1, 'File "train.py", line 3 in work\nFile "train.py", line 9 in <module>', 160.2)
+    assert stall.deadline_s == 160.2
+    assert text(stall.look(160.2, waiting, LAST)).splitlines() == [
+        "stalled: allreduce 'loss' has waited 60.2 s: rank 1 on a did not come; ready: rank 0 on a, rank 2 on b",
+        "  rank 1 on a last finished allreduce.x, and is outside Farandole; its Python stacks now:",
+        '    File "train.py", line 3 in work',
+        '    File "train.py", line 9 in <module>',
+        "  every rank raises StallError after 600 s (FARANDOLE_STALL_SHUTDOWN_S)",
+    ]
+
+
+def test_a_rank_that_answers_nothing_is_reported_after_the_patience() -> None:
+    lines = report(inspector(), 60.0, wait()).splitlines()
+    assert lines[1].startswith("  rank 1 on a last finished allreduce 'x', and has not answered")
+    assert "its stack did not come within 1 s" in lines[1]
+
+
+def test_a_rank_inside_something_else_is_said_to_be_there() -> None:
+    stall = inspector()
+    stall.look(60.0, [wait()], LAST)
+    stall.answered(1, Progress(1, "", "planned step 7"), 60.0)
+    assert "last finished allreduce 'x', and is inside planned step 7" in text(stall.look(61.0, [wait()], LAST))
+
+
+def test_what_ends_while_it_is_asked_about_is_not_reported() -> None:
+    stall = inspector()
+    assert isinstance(stall.look(60.0, [wait()], LAST), Inquiry)
+    assert stall.look(61.0, [], LAST) is None
+    assert stall.deadline_s is not None  # a repetition was due; then there is nothing, and it sleeps
+    assert stall.look(stall.deadline_s, [], LAST) is None
+    assert stall.deadline_s is None
+
+
+def test_reports_come_at_doubling_intervals_however_many_collectives_wait() -> None:
+    stall = inspector(10.0, 0.0)
+    stall.expect(0.0)
+    waiting: list[Waiting] = []
+    asked = []
+    for second in range(400):
+        now = float(second)
+        if second < 100:
+            waiting.append(wait(now, f"n{second}"))
+        if (
+            stall.deadline_s is not None
+            and now >= stall.deadline_s
+            and isinstance(stall.look(now, waiting, LAST), Inquiry)
+        ):
+            asked.append(second)
+    assert asked == [10, 20, 40, 80, 160, 320]
+
+
+def test_a_new_missing_rank_is_reported_at_once() -> None:
+    stall = inspector()
+    report(stall, 60.0, wait())
+    assert stall.look(70.0, [wait(), wait(10.0, "acc", (2,))], LAST) == Inquiry((1, 2))
+
+
+def test_a_stall_after_one_that_ended_is_reported_in_time() -> None:
+    stall = inspector()
+    report(stall, 60.0, wait())
+    assert stall.look(100.0, [wait(90.0)], LAST) is None
+    assert stall.deadline_s == 150.0
+    assert stall.look(150.0, [wait(90.0)], LAST) == Inquiry((1,))
+
+
+def test_many_waits_and_ranks_are_cut() -> None:
+    stall = StallInspector(60.0, 0.0, ["a"] * 20)
+    waiting = [Waiting((n,), f"allreduce 'n{n}'", 0.0, (0,), tuple(range(1, 20))) for n in range(9)]
+    assert stall.look(60.0, waiting) == Inquiry(tuple(range(1, 9)))
+    lines = text(stall.look(61.0, waiting)).splitlines()
+    assert "stalled: 4 more" in lines
+    assert "  and 11 more ranks" in lines
+    assert not any("StallError" in line for line in lines)
+
+
+def test_after_the_shutdown_time_all_end() -> None:
+    stall = inspector(60.0, 100.0)
+    report(stall, 60.0, wait())
+    assert stall.deadline_s == 100.0
+    step = stall.look(100.0, [wait()], LAST)
+    assert isinstance(step, Verdict)
+    assert step.reason.startswith("allreduce 'loss' has waited 100.0 s: rank 1 on a did not come")
+
+
+def test_without_limits_it_never_looks() -> None:
+    stall = inspector(0.0, 0.0)
+    stall.expect(0.0)
+    stall.hurry(0.0)
+    assert stall.deadline_s is None
+    assert stall.look(1e9, [wait()], LAST) is None
+
+
+def test_without_a_warning_time_the_shutdown_time_still_counts() -> None:
+    stall = inspector(0.0, 100.0)
+    stall.expect(0.0)
+    assert stall.deadline_s == 100.0
+    assert isinstance(stall.look(100.0, [wait()], LAST), Verdict)
+
+
+# -- the planned lane -------------------------------------------------------------------------------------------------
+
+
+def blocked(sequence: int = 7, seconds: float = 60.0, process_set: int = 0) -> Blocked:
+    return Blocked(1, process_set, sequence, f"step {sequence}", seconds)
+
+
+def test_ranks_inside_a_planned_collective_wait_for_those_that_are_not() -> None:
+    blockages = Blockages(ProcessGroups(3), renewal_s=31.0)
+    assert blockages.add(0, blocked(), 100.0)
+    assert blockages.add(2, blocked(seconds=65.0), 100.0)
+    (waiting,) = blockages.waiting(100.0)
+    assert waiting == (("planned", 0, 7), "step 7", 35.0, (0, 2), (1,), 31.0)
+    assert list(blockages.waiting(132.0)) == []
+
+
+def test_a_later_collective_replaces_an_earlier_one() -> None:
+    blockages = Blockages(ProcessGroups(3), renewal_s=31.0)
+    blockages.add(0, blocked(7), 100.0)
+    blockages.add(0, blocked(8), 101.0)
+    assert [waiting.what for waiting in blockages.waiting(101.0)] == ["step 8"]
+
+
+@pytest.mark.parametrize(
+    ("rank", "what"),
+    [
+        (2, blocked(process_set=1)),
+        (0, blocked(process_set=9)),
+        (0, blocked(seconds=-1.0)),
+        (0, blocked(seconds=float("nan"))),
+    ],
+)
+def test_impossible_blockages_are_refused(rank: int, what: Blocked) -> None:
+    assert not Blockages(ProcessGroups(3, [[0, 1]]), 31.0).add(rank, what, 0.0)
+
+
+def test_old_news_end_no_job() -> None:
+    stall = inspector(60.0, 100.0)
+    news = wait()._replace(age_s=31.0)
+    assert not isinstance(stall.look(100.0, [news], LAST), Verdict)
+    assert isinstance(stall.look(131.0, [news], LAST), Verdict)
+
+
+def test_when_all_are_inside_they_are_asked_and_who_has_moved_on_ends_the_matter() -> None:
+    stall = inspector()
+    inside = wait(missing=())._replace(what="step 7")
+    assert stall.look(60.0, [inside], LAST) == Inquiry((0, 1, 2))
+    stall.answered(2, Progress(1, "", "step 8"), 60.5)
+    assert stall.look(61.0, [inside], LAST) is None
+    again = inspector()
+    again.look(60.0, [inside], LAST)
+    for rank in range(3):
+        again.answered(rank, Progress(1, "", "step 7"), 60.5)
+    assert "all ranks are inside; ready: ranks 0-1 on a, rank 2 on b" in text(again.look(61.0, [inside], LAST))
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.floats(0, 50), st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2)), max_size=3), st.booleans()
+        ),
+        max_size=30,
+    ),
+    st.sampled_from([0.0, 0.5, 10.0]),
+    st.sampled_from([0.0, 40.0]),
+)
+def test_whatever_waits_it_neither_raises_nor_spins(
+    happenings: list[tuple[float, list[tuple[int, int]], bool]], warning_s: float, shutdown_s: float
+) -> None:
+    stall = inspector(warning_s, shutdown_s)
+    now = 0.0
+    for passed_s, waits, answers in happenings:
+        now += passed_s
+        waiting = [wait(now - 10.0 * age, f"n{age}", (rank,)) for age, rank in waits]
+        stall.expect(now)
+        looks = 0
+        while stall.deadline_s is not None and stall.deadline_s <= now:
+            step = stall.look(now, waiting, LAST)
+            looks += 1
+            assert looks < 5
+            if isinstance(step, Verdict):
+                return
+            if isinstance(step, Inquiry) and answers:
+                for rank in step.ranks:
+                    stall.answered(rank, Progress(1, "", ""), now)
+                    stall.stack(rank, "", now)
