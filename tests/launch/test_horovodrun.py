@@ -21,9 +21,11 @@ FLAGS = """
 --torus-allreduce | --no-torus-allreduce | --autotune | --autotune-log-file /log | --autotune-warmup-samples 3
 --autotune-steps-per-sample 10 | --autotune-bayes-opt-max-samples 20 | --autotune-gaussian-process-noise 0.8
 --timeline-filename /trace.json | --timeline-mark-cycles | --no-stall-check | --stall-check-warning-time-seconds 60
---stall-check-shutdown-time-seconds 600 | --log-level DEBUG | --log-without-timestamp | --log-hide-timestamp
+--stall-check-shutdown-time-seconds 600 | --log-level DEBUG | --log-without-timestamp
+--log-hide-timestamp
 --mpi-threads-disable | --mpi-args=--oversubscribe | --tcp | --binding-args=-x | --num-nccl-streams 2
---thread-affinity 1 | --gloo-timeout-seconds 30 | --gloo | --mpi | --jsrun | --hosts localhost:2 | --output-filename /logs
+--thread-affinity 1 | --gloo-timeout-seconds 30 | --gloo | --mpi | --jsrun | --hosts localhost:2
+--output-filename /logs
 """
 
 

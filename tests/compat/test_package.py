@@ -1,0 +1,186 @@
+"""The package ``horovod``: the names that scripts touch, and honest words about those that are missing."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import farandole
+
+NAMES = {
+    "horovod": "run __version__",
+    "horovod.torch": "init shutdown is_initialized size rank local_size local_rank cross_size cross_rank Average Sum"
+    " Adasum Min Max Product mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built"
+    " nccl_built ddl_built ccl_built cuda_built rocm_built start_timeline stop_timeline ProcessSet"
+    " global_process_set add_process_set remove_process_set HorovodInternalError allreduce"
+    " allreduce_async allreduce_ allreduce_async_ grouped_allreduce grouped_allreduce_async"
+    " grouped_allreduce_ grouped_allreduce_async_ sparse_allreduce_async allgather allgather_async"
+    " grouped_allgather grouped_allgather_async broadcast broadcast_async broadcast_ broadcast_async_"
+    " alltoall alltoall_async reducescatter reducescatter_async grouped_reducescatter"
+    " grouped_reducescatter_async join barrier poll synchronize Compression DistributedOptimizer"
+    " SyncBatchNorm broadcast_parameters broadcast_optimizer_state broadcast_object allgather_object",
+    "horovod.torch.mpi_ops": "allreduce_async_ synchronize poll rank size Average is_homogeneous HorovodAllreduce",
+    "horovod.torch.compression": "Compression Compressor NoneCompressor FP16Compressor",
+    "horovod.torch.functions": "broadcast_object broadcast_parameters broadcast_optimizer_state allgather_object",
+    "horovod.torch.optimizer": "DistributedOptimizer",
+    "horovod.torch.sync_batch_norm": "SyncBatchNorm",
+    "horovod.common.basics": "HorovodBasics",
+    "horovod.common.exceptions": "HorovodInternalError HostsUpdatedInterrupt HorovodVersionMismatchError",
+    "horovod.common.process_sets": "ProcessSet global_process_set add_process_set remove_process_set",
+    "horovod.common.util": "env gloo_built mpi_built nccl_built extension_available check_extension gpu_available"
+    " split_list is_version_greater_equal_than _cache",
+    "horovod.data": "BaseDataLoader AsyncDataLoaderMixin",
+    "horovod.data.data_loader_base": "BaseDataLoader AsyncDataLoaderMixin",
+    "horovod.runner": "run",
+}
+
+
+def test_it_can_be_imported_nowhere_else() -> None:
+    found = importlib.util.find_spec("horovod")
+    assert found is None or "farandole" not in str(found.origin)
+
+
+@pytest.mark.parametrize("module", NAMES)
+def test_names(module: str, horovod_site: str) -> None:
+    if module.startswith("horovod.torch"):
+        pytest.importorskip("torch")
+    found = importlib.import_module(module)
+    assert [name for name in NAMES[module].split() if not hasattr(found, name)] == []
+
+
+def test_both_names_are_one_library(horovod_site: str) -> None:
+    pytest.importorskip("torch")
+    import farandole.torch
+
+    horovod: Any = importlib.import_module("horovod.torch")
+    assert horovod.allreduce is farandole.torch.allreduce
+    assert horovod.mpi_ops is importlib.import_module("horovod.torch.mpi_ops")
+    exceptions: Any = importlib.import_module("horovod.common.exceptions")
+    assert exceptions.HorovodInternalError is farandole.HorovodInternalError is horovod.HorovodInternalError
+    assert importlib.import_module("horovod").__version__ == "0.28.1"
+
+
+@pytest.mark.parametrize(
+    ("module", "comes"),
+    [
+        ("horovod.tensorflow", "TensorFlow"),
+        ("horovod.tensorflow.keras", "TensorFlow"),
+        ("horovod.keras", "Keras"),
+        ("horovod.mxnet", "MXNet"),
+        ("horovod.spark", "Spark"),
+        ("horovod.ray", "Ray"),
+        ("horovod.torch.elastic", "elastic training"),
+    ],
+)
+def test_what_is_missing_says_so(module: str, comes: str, horovod_site: str) -> None:
+    with pytest.raises(ImportError, match=rf"is not in Farandole .*: .*{comes}.* later release.*without --horovod"):
+        importlib.import_module(module)
+
+
+def test_elastic_as_an_attribute_says_so_too(horovod_site: str) -> None:
+    pytest.importorskip("torch")
+    hvd: Any = importlib.import_module("horovod.torch")
+    with pytest.raises(AttributeError, match="elastic training comes in a later release"):
+        hvd.elastic.run(print)
+
+
+def test_util(horovod_site: str) -> None:
+    util: Any = importlib.import_module("horovod.common.util")
+    os.environ.pop("FARANDOLE_TEST_NEW", None)
+    with util.env(HOME="/nowhere", FARANDOLE_TEST_NEW="1", PATH=None):
+        assert os.environ["HOME"] == "/nowhere"
+        assert os.environ["FARANDOLE_TEST_NEW"] == "1"
+        assert "PATH" not in os.environ
+    assert os.environ["HOME"] != "/nowhere"
+    assert "FARANDOLE_TEST_NEW" not in os.environ
+    assert util.split_list([1, 2, 3, 4, 5], 3) == [[1, 2], [3, 4], [5]]
+    assert util.is_version_greater_equal_than("2.13.0+cpu", "2.2.0")
+    assert not util.is_version_greater_equal_than("1.9.1", "1.10.0")
+    with pytest.raises(ValueError, match="three numbers"):
+        util.is_version_greater_equal_than("2.13", "2.2.0")
+    calls: list[int] = []
+    cached = util._cache(calls.append)
+    cached(1), cached(1), cached(2)
+    assert calls == [1, 2]
+    assert not util.extension_available("tensorflow")
+    with pytest.raises(ImportError, match=r"horovod.tensorflow cannot be used: this release has torch only"):
+        util.check_extension("horovod.tensorflow", "HOROVOD_WITH_TENSORFLOW", __file__, "mpi_lib")
+
+
+def test_data_loaders_load_ahead_and_end(horovod_site: str) -> None:
+    data: Any = importlib.import_module("horovod.data")
+
+    class Numbers(data.BaseDataLoader):  # type: ignore[misc]
+        def __init__(self, count: int) -> None:
+            self.count = count
+
+        def __len__(self) -> int:
+            return self.count
+
+        def _iterate(self) -> Iterator[int]:
+            yield from range(self.count)
+
+        def _process_batch(self, batch: int) -> int:
+            return 10 * batch
+
+    ahead: Any = type("Ahead", (data.AsyncDataLoaderMixin, Numbers), {})
+
+    expected = [0, 10, 20, 30, 40]
+    for size in (0, 1, 64):
+        loader: Any = ahead(async_loader_queue_size=size, count=5)
+        assert [list(loader), list(loader)] == [expected, expected]
+        loader.close_async_loader()
+        loader.close_async_loader()
+        assert list(loader) == expected
+        loader.close_async_loader()
+    assert [thread.name for thread in threading.enumerate() if "loader" in thread.name] == []
+
+
+def test_what_a_loader_raises_reaches_the_consumer(horovod_site: str) -> None:
+    data: Any = importlib.import_module("horovod.data")
+
+    class Broken(data.AsyncDataLoaderMixin, data.BaseDataLoader):  # type: ignore[misc]
+        def _iterate(self) -> Iterator[int]:
+            yield 1
+            raise OSError("the disk is gone")
+
+    loader = iter(Broken(2))
+    assert next(loader) == 1
+    with pytest.raises(OSError, match="the disk is gone"):
+        next(loader)
+
+
+def test_run_takes_horovods_arguments(horovod_site: str, capfd: pytest.CaptureFixture[str]) -> None:
+    horovod: Any = importlib.import_module("horovod")
+
+    def which(word: str) -> str:
+        import horovod
+
+        return f"{word} {horovod.__version__} {os.environ['HOROVOD_RANK']}"
+
+    found = horovod.run(
+        which,
+        args=("speaks",),
+        num_proc=2,
+        use_gloo=True,
+        start_timeout=20,
+        hosts="localhost:2",
+        ssh_port=22,
+        verbose=0,
+    )
+    assert found == ["speaks 0.28.1 0", "speaks 0.28.1 1"]
+    said = capfd.readouterr().err
+    assert "horovod.run: --ssh-port: accepted without effect" in said
+    assert "--gloo: accepted without effect" in said
+    with pytest.raises(farandole.UnsupportedError, match="min_num_proc asks for an elastic job"):
+        horovod.run(which, num_proc=2, min_num_proc=1)
+    with pytest.raises(TypeError, match="unexpected arguments: nump"):
+        horovod.run(which, nump=2)
+    with pytest.raises(farandole.UsageError, match="elsewhere is not this host"):
+        horovod.run(which, num_proc=2, hosts="elsewhere:2")

@@ -1,0 +1,67 @@
+"""Scripts written for Horovod, unchanged, through ``farandole run --horovod``."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+SCRIPTS = Path(__file__).parent / "scripts"
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), ("--use-adasum", "--lr", "0.05"), ("--fp16-allreduce", "--gradient-predivide-factor", "2.0")]
+)
+def test_mnist_learns(arguments: Sequence[str], launch: Any) -> None:
+    job = launch(2, SCRIPTS / "mnist.py", options=["--horovod"], arguments=arguments).ok()
+    accuracies = [float(found) for found in re.findall(r"Accuracy: ([\d.]+)%", job.stdout)]
+    assert len(accuracies) == 3
+    assert accuracies[-1] > 60, accuracies
+    assert "[1]<stdout>" not in job.stdout
+    assert job.stderr == ""
+
+
+def test_warm_up_with_accumulation_checkpoints_and_resume(launch: Any, tmp_path: Path) -> None:
+    first = launch(2, SCRIPTS / "resnet_warmup.py", options=["--horovod"], arguments=["--epochs", "1"]).ok()
+    assert "models are equal: True" in first.stdout
+    assert (tmp_path / "checkpoint-1.pt").exists()
+    second = launch(2, SCRIPTS / "resnet_warmup.py", options=["--horovod"], arguments=["--epochs", "2"]).ok()
+    assert "resumed after epoch 1" in second.stdout
+    assert "epoch 1:" not in second.stdout
+    assert "models are equal: True" in second.stdout
+
+
+def test_the_benchmark_counts_all_workers(launch: Any) -> None:
+    job = launch(3, SCRIPTS / "synthetic_benchmark.py", options=["--horovod"], arguments=["--fp16-allreduce"]).ok()
+    one, total = (float(found) for found in re.findall(r"CPU(?:\(s\))?: ([\d.]+) \+-", job.stdout))
+    assert total == pytest.approx(3 * one, rel=0.01)
+
+
+def test_children_find_it_too_and_nobody_without_the_flag(launch: Any) -> None:
+    script = """
+        import subprocess, sys
+        code = "import horovod, farandole; print('child', horovod.__file__.startswith(farandole.__path__[0]))"
+        sys.exit(subprocess.call([sys.executable, "-c", code]))
+    """
+    assert launch(2, script, options=["--horovod"]).ok().lines() == ["child True"] * 2
+    without = launch(1, script)
+    assert without.code == 1
+    assert "No module named 'horovod'" in without.stderr
+
+
+def test_with_another_horovod_installed_one_line_says_which(launch: Any, tmp_path: Path) -> None:
+    (tmp_path / "installed" / "horovod").mkdir(parents=True)
+    (tmp_path / "installed" / "horovod" / "__init__.py").write_text("__version__ = '0.27.0'\n")
+    environment = {"PYTHONPATH": ":".join([str(tmp_path / "installed"), *sys.path])}
+    script = "import horovod; print(horovod.__version__)"
+    ours = launch(1, script, options=["--horovod"], environment=environment).ok()
+    assert ours.lines() == ["0.28.1"]
+    (line,) = ours.stderr.splitlines()
+    assert "'import horovod' is Farandole in this job, not" in line
+    assert launch(1, script, environment=environment).ok().lines() == ["0.27.0"]
