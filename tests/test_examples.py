@@ -1,0 +1,28 @@
+"""The demo learns, and learns the same on any number of workers."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Launch
+
+DIGITS = Path(__file__).resolve().parent.parent / "examples" / "digits.py"
+
+
+def test_the_demo_reaches_the_same_accuracy_on_one_two_and_four_workers(launch: Launch, tmp_path: Path) -> None:
+    accuracies = []
+    for np in (1, 2, 4):
+        said = launch(np, DIGITS, options=["--timeline", "timeline.json"], deadline_s=180.0).ok().stdout
+        found = re.search(r"test accuracy +([\d.]+)", said)
+        assert found
+        accuracies.append(float(found[1]))
+        assert f"on {np} worker(s)" in said
+        assert re.search(r"engine +\w+, because ", said)
+        for made in ("out/digits.png", "timeline.json"):
+            assert (tmp_path / made).stat().st_size
+            (tmp_path / made).unlink()
+    assert accuracies == pytest.approx([accuracies[0]] * 3, abs=0.01)
+    assert min(accuracies) >= 0.97
