@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import pty
 import re
+import select
+import signal
 import subprocess
 import sys
 from collections import defaultdict
@@ -85,6 +87,31 @@ def test_a_reader_that_goes_away_ends_the_job(tmp_path: Path) -> None:
         assert process.wait(DEADLINE_S) == 141
         assert process.stderr is not None
         assert b"was killed by SIGPIPE" in process.stderr.read()
+
+
+def test_ending_at_once_does_not_wait_for_a_reader_that_does_not_read(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    command = [sys.executable, "-m", "farandole", "run", "-np", "2", "yes"]
+    with subprocess.Popen(command, stdout=writer, stderr=subprocess.PIPE, cwd=tmp_path) as process:
+        assert process.stderr is not None
+        while select.select([], [writer], [], 0.0)[1]:
+            os.sched_yield()
+        process.send_signal(signal.SIGINT)
+        assert b"SIGINT: ending 2 workers" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(DEADLINE_S) == 130
+    os.close(reader)
+    os.close(writer)
+
+
+def test_output_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        command = [sys.executable, "-m", "farandole", "run", "-np", "1", "yes"]
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, cwd=tmp_path, timeout=DEADLINE_S, check=False
+        )
+    assert done.returncode == 141
+    assert b"farandole: the output cannot be written: No space left on device" in done.stderr
 
 
 def test_on_a_terminal_tags_have_colour_and_progress_is_seen(tmp_path: Path) -> None:

@@ -253,7 +253,7 @@ class Dealer:
                 self._interrupted = True
                 os.eventfd_write(self._bell, 1)
 
-    def close(self) -> None:
+    def close(self, *, deliver: bool = True) -> None:
         """Interrupt the receiver, deliver what is queued (for at most a second) and free everything. Idempotent."""
         self.interrupt()
         with self._receiving, self._lock:
@@ -261,7 +261,7 @@ class Dealer:
                 return
             self._closed = True
             self._monitor.close()
-            self._socket.close()
+            self._socket.close(None if deliver else 0)
             os.close(self._bell)
             if self._own_context is not None:
                 self._own_context.term()

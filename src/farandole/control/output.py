@@ -32,6 +32,7 @@ PIPE_BYTES = 2**20
 LONGEST_LINE_BYTES = 2**26
 """A line that grows beyond this is written in pieces: memory is finite."""
 
+STDERR = 2
 TAIL_LINES = 20
 TAIL_BYTES = 2**13
 PARTIAL_AFTER_S = 0.1
@@ -78,9 +79,9 @@ class Sink:
             except BlockingIOError:  # somebody else made our standard output non-blocking
                 select.select((), (self.fd,), ())
             except OSError as error:
-                if error.errno not in (errno.EPIPE, errno.EIO, errno.ENOSPC):
-                    raise
                 self.broken = True
+                if error.errno != errno.EPIPE and self.fd != STDERR:
+                    os.write(STDERR, f"farandole: the output cannot be written: {error.strerror}\n".encode())
 
 
 @final

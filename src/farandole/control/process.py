@@ -37,17 +37,17 @@ def adopt_orphans() -> None:
 def spawn(
     command: Sequence[str],
     *,
-    death_signal: int,
+    death_signal: int | None = None,
     stdin: int = subprocess.DEVNULL,
     stdout: int | None = None,
     stderr: int | None = None,
     environment: Mapping[str, str] | None = None,
     cwd: str | None = None,
 ) -> int:
-    """Start ``command`` in a session of its own; the kernel sends it ``death_signal`` when this thread ends.
+    """Start ``command`` in a session of its own; returns its process number, for ``reap`` or ``os.waitpid``.
 
-    Returns its process number, for ``reap`` or ``os.waitpid``. Call it before other threads are started, from one that
-    lives as long as the child should. Raises ``OSError`` as ``subprocess`` does.
+    The kernel sends it ``death_signal``, if given, when the calling thread ends; give it only where no other threads
+    run (it takes a fork). Raises ``OSError`` as ``subprocess`` does.
     """
     child = subprocess.Popen(
         command,
@@ -57,7 +57,7 @@ def spawn(
         env=None if environment is None else dict(environment),
         cwd=cwd or None,
         start_new_session=True,
-        preexec_fn=_bound_to_parent(os.getpid(), death_signal),  # noqa: PLW1509 (the caller has no threads yet)
+        preexec_fn=_bound_to(os.getpid(), death_signal) if death_signal else None,  # noqa: PLW1509 (no threads yet)
     )
     child.returncode = 0  # so that subprocess leaves the reaping to the caller
     return child.pid
@@ -72,6 +72,11 @@ def descendants(pid: int | None = None) -> list[int]:
     for one in found:
         found.extend(children.get(one, ()))
     return found
+
+
+def die_with_parent(number: int) -> None:
+    """From now on the kernel sends this process ``number`` when the thread that started it ends."""
+    _prctl(PR_SET_PDEATHSIG, number)
 
 
 def signal_descendants(number: int) -> None:
@@ -179,9 +184,9 @@ def _parents() -> Iterator[tuple[int, int]]:
                     yield int(name), int(parent)
 
 
-def _bound_to_parent(parent: int, death_signal: int) -> Callable[[], None]:
+def _bound_to(parent: int, death_signal: int) -> Callable[[], None]:
     def prepare() -> None:
-        _prctl(PR_SET_PDEATHSIG, death_signal)
+        die_with_parent(death_signal)
         if os.getppid() != parent:  # it died before the kernel knew
             os._exit(1)
 

@@ -42,8 +42,8 @@ SETTLE_S = 0.2
 """How long the news of a worker's death may wait for its last words to be read."""
 
 KILL_AGAIN_S = 0.2
-ORPHAN_S = 1.0
-"""How long an agent without a launcher tries to write what is left of the output."""
+GIVE_UP_S = 1.0
+"""How long an agent that was told to end at once, or has no launcher, tries to write what is left of the output."""
 
 
 @final
@@ -158,15 +158,12 @@ class Agent:
             while self._dealer is not None and (message := self._dealer.recv(0.0)) is not None:
                 if isinstance(message, StopWorkers):
                     self._stop(message.grace_s)
+                    if not message.grace_s:  # now means now, also if nobody takes the output
+                        self._give_up_at = time.monotonic() + GIVE_UP_S
                 elif isinstance(message, DumpStack):
                     threading.Thread(target=self._dump, args=(message, self._dealer), daemon=True).start()
         except ControlError as error:
-            assert self._dealer is not None
             self._pump.say(self._streams.stderr, f"farandole: the agent on {self._charge.host} ends: {error}".encode())
-            for fd in self._dealer.fds:
-                self._poll.unregister(fd)
-            self._dealer.close()
-            self._dealer = None
             self._orphaned()
 
     def _dump(self, message: DumpStack, dealer: Dealer) -> None:
@@ -185,7 +182,7 @@ class Agent:
         for pid, code in process.reap():
             if pid in self._workers:
                 place = self._workers.pop(pid)
-                self._post(Exited(place, pid, code, self._streams.tail(place, SETTLE_S) if code else ""))
+                self._post(Exited(place, pid, code, self._last_words(place, code)))
         if self._workers or self._finishing:
             return
         if not process.has_children():
@@ -196,6 +193,10 @@ class Agent:
         elif self._kill_at is None:
             self._stop(self._charge.start.grace_s)
 
+    def _last_words(self, place: int, code: int) -> str:
+        """The end of its standard error, if it may be the cause of what follows."""
+        return self._streams.tail(place, SETTLE_S) if code and self._kill_at is None else ""
+
     def _stop(self, grace_s: float) -> None:
         """TERM for all workers and what they started; KILL when the grace is over, and again until none is left."""
         if self._finishing:
@@ -205,12 +206,18 @@ class Agent:
 
     def _orphaned(self) -> None:
         """Nobody is left to work for."""
-        self._give_up_at = time.monotonic() + ORPHAN_S
+        if self._dealer is not None:
+            for fd in self._dealer.fds:
+                self._poll.unregister(fd)
+            self._dealer.close(deliver=False)
+            self._dealer = None
+        self._give_up_at = time.monotonic() + GIVE_UP_S
         self._stop(0.0)
 
 
 def main() -> None:
     """Entry of the process."""
+    process.die_with_parent(signal.SIGTERM)
     line = sys.stdin.buffer.readline()
     if not line.endswith(b"\n"):
         sys.exit("farandole: the agent got no charge: 'farandole run' starts it, not you")

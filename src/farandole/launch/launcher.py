@@ -72,6 +72,7 @@ class Launcher:
     def run(self) -> Outcome:
         """Start everything, serve until the last worker has ended, and leave nothing behind."""
         if self._owns_process:
+            self._others = set(process.descendants())  # a shell that became us may have left us children
             process.adopt_orphans()
         with contextlib.ExitStack() as held:
             self._start_agent()
@@ -82,10 +83,10 @@ class Launcher:
         return Outcome(self._policy.status, self._policy.last_words())
 
     def _start_agent(self) -> None:
-        """First of all: it loads its modules while we load ours, and it is forked before we have threads."""
+        """First of all: it loads its modules while we load ours."""
         reader, self._to_agent = os.pipe()
         try:
-            self._agent = process.spawn(entry_command(MODULE), death_signal=signal.SIGTERM, stdin=reader)
+            self._agent = process.spawn(entry_command(MODULE), stdin=reader)
         finally:
             os.close(reader)
         self._agent_fd = os.pidfd_open(self._agent)
@@ -194,6 +195,8 @@ class Launcher:
             self._orders = StopWorkers(grace_s)
             if self._agent_up:
                 self._send_agent(self._orders)
+            elif decision.action is Action.KILL and self._ended_at is None:
+                os.kill(self._agent, signal.SIGKILL)
 
     def _request_stack(self, place: int, pid: int, number: int, fd: int) -> None:
         self._send_agent(DumpStack(place, pid, number, fd))
@@ -222,8 +225,10 @@ class Launcher:
         with open(unheard, "rb") as file:
             if self._agent_up:  # it has read its charge; the rest is what we told it to print as it was about to end
                 os.write(2, file.read() or b"")
-        while self._owns_process and process.has_children():
-            process.signal_descendants(signal.SIGKILL)
+        while self._owns_process and (left := set(process.descendants()) - self._others):
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(-1, 0)
 
