@@ -85,8 +85,10 @@ private:
         return true;
     }
 
-    void reduce_to(const std::byte* const* sources, std::byte* const* targets, int target_count, std::size_t count) const {
-        reduce({sources, group_.size(), targets, target_count, count, combine_.scaling(group_.size())}, array_.dtype, combine_.op);
+    void reduce_to(const std::byte* const* sources, std::byte* const* targets, int target_count,
+                   std::size_t count) const {
+        reduce({sources, group_.size(), targets, target_count, count, combine_.scaling(group_.size())}, array_.dtype,
+               combine_.op);
     }
 
     void small() {
@@ -149,7 +151,8 @@ private:
         const Slices cut = slices(k);
         for (int member = 0; member < group_.size(); ++member) {
             if (member == group_.place()) continue;
-            copy_bytes(array_.at(start(k) + cut.start(member)), group_.theirs(member).results, cut.size(member) * item_);
+            copy_bytes(array_.at(start(k) + cut.start(member)), group_.theirs(member).results,
+                       cut.size(member) * item_);
         }
     }
 

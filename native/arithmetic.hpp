@@ -61,7 +61,8 @@ FARANDOLE_INLINE BFloat16 narrow(float value, Type<BFloat16>) {
 FARANDOLE_INLINE float widen(Float16 value) {
     const std::uint32_t sign = (value.bits & 0x8000u) << 16, magnitude = value.bits & 0x7FFFu;
     const std::uint32_t shifted = magnitude << 13;
-    const auto finite = bit_cast<std::uint32_t>(bit_cast<float>(shifted) * bit_cast<float>(0x77800000u));  // times 2^112
+    const auto finite =
+        bit_cast<std::uint32_t>(bit_cast<float>(shifted) * bit_cast<float>(0x77800000u));  // times 2^112
     return bit_cast<float>(sign | (magnitude >= 0x7C00u ? shifted | 0x7F800000u : finite));
 }
 

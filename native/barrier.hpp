@@ -4,9 +4,9 @@
 //   word      number of the phase; its high bit says that the group was aborted, for good
 //   sleepers  how many members sleep on `word`, so that nobody calls the kernel to wake nobody
 //
-// The last to arrive resets `arrived`, moves `word` on and wakes the sleepers. A waiter leaves when `word` shows another phase
-// (even if aborted meanwhile: everybody did come) or the abort bit. tests/native/test_barrier_model.py explores every
-// interleaving of this protocol.
+// The last to arrive resets `arrived`, moves `word` on and wakes the sleepers. A waiter leaves when `word` shows
+// another phase (even if aborted meanwhile: everybody did come) or the abort bit. tests/native/test_barrier_model.py
+// explores every interleaving of this protocol.
 #pragma once
 
 #include <linux/futex.h>
@@ -100,8 +100,8 @@ private:
         return moved ? Wait::passed : Wait::aborted;
     }
 
-    // Giving way between looks costs a third of a microsecond on a free processor. Where members share one, whoever is waited
-    // for gets it at once: without, a wait costs the whole of `spin_ns`, and sleeping and waking on top.
+    // Giving way between looks costs a third of a microsecond on a free processor. Where members share one, whoever is
+    // waited for gets it at once: without, a wait costs the whole of `spin_ns`, and sleeping and waking on top.
     bool spin(std::uint32_t phase) const {
         const std::int64_t end = now_ns() + spin_ns_;
         while (true) {
@@ -125,7 +125,8 @@ private:
                 outcome = left(phase);
                 break;
             }
-            const long rc = syscall(SYS_futex, &words_.word, FUTEX_WAIT_BITSET, phase, &deadline, nullptr, FUTEX_BITSET_MATCH_ANY);
+            const long rc =
+                syscall(SYS_futex, &words_.word, FUTEX_WAIT_BITSET, phase, &deadline, nullptr, FUTEX_BITSET_MATCH_ANY);
             const int error = rc == 0 ? 0 : errno;
             if (error == EINTR && interrupt()) {
                 outcome = Wait::interrupted;

@@ -5,6 +5,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstdint>
 #include <cstring>
 #include <string>
 #include <tuple>
@@ -43,80 +44,78 @@ Op op_of(int number) {
     return static_cast<Op>(number);
 }
 
-void bind_kernels(nb::module_& m) {
-    m.def(
-        "copy",
-        [](std::uintptr_t dst, std::uintptr_t src, std::size_t nbytes) {
-            work(nbytes, [&] { std::memmove(at(dst), at(src), nbytes); });
-        },
-        "dst"_a, "src"_a, "nbytes"_a);
-    m.def(
-        "fill",
-        [](std::uintptr_t address, std::size_t count, int dtype, double value) {
-            const DType t = dtype_of(dtype);
-            work(count * itemsize(t), [&] { fill(at(address), count, t, value); });
-        },
-        "address"_a, "count"_a, "dtype"_a, "value"_a);
-    m.def(
-        "fill_identity",
-        [](std::uintptr_t address, std::size_t count, int dtype, int op) {
-            const DType t = dtype_of(dtype);
-            work(count * itemsize(t), [&] { fill_identity(at(address), count, t, op_of(op)); });
-        },
-        "address"_a, "count"_a, "dtype"_a, "op"_a);
-    m.def(
-        "scale",
-        [](std::uintptr_t address, std::size_t count, int dtype, double factor) {
-            const DType t = dtype_of(dtype);
-            work(count * itemsize(t), [&] { scale(at(address), count, t, factor); });
-        },
-        "address"_a, "count"_a, "dtype"_a, "factor"_a);
-    m.def(
-        "divide",
-        [](std::uintptr_t address, std::size_t count, int dtype, std::int64_t n) {
-            const DType t = dtype_of(dtype);
-            work(count * itemsize(t), [&] { divide(at(address), count, t, n); });
-        },
-        "address"_a, "count"_a, "dtype"_a, "n"_a);
-    m.def(
-        "reduce_into",
-        [](std::uintptr_t dst, std::uintptr_t src, std::size_t count, int dtype, int op) {
-            const DType t = dtype_of(dtype);
-            work(count * itemsize(t), [&] { reduce_into(at(dst), at(src), count, t, op_of(op)); });
-        },
-        "dst"_a, "src"_a, "count"_a, "dtype"_a, "op"_a);
-    m.def(
-        "reduce",
-        [](const std::vector<std::uintptr_t>& sources, std::uintptr_t dst, std::size_t count, int dtype, int op,
-           double prescale, double postscale, std::int64_t divisor) {
-            const DType t = dtype_of(dtype);
-            const Op o = op_of(op);
-            if (sources.empty()) throw Unsupported("a reduction needs at least one source");
-            std::vector<const std::byte*> from;
-            for (const std::uintptr_t source : sources) from.push_back(at(source));
-            std::byte* targets[] = {at(dst)};
-            const Reduction job{from.data(), static_cast<int>(from.size()), targets, 1,
-                                count,       {prescale, postscale, divisor}};
-            work(count * itemsize(t) * from.size(), [&] { reduce(job, t, o); });
-        },
-        "sources"_a, "dst"_a, "count"_a, "dtype"_a, "op"_a, "prescale"_a = 1.0, "postscale"_a = 1.0, "divisor"_a = 1);
-    m.def(
-        "adasum_dots",
-        [](std::uintptr_t a, std::uintptr_t b, std::size_t count, int dtype) {
-            const DType t = dtype_of(dtype);
-            Dots dots;
-            work(count * itemsize(t), [&] { dots = adasum_dots(at(a), at(b), count, t); });
-            return std::make_tuple(dots.aa, dots.ab, dots.bb);
-        },
-        "a"_a, "b"_a, "count"_a, "dtype"_a);
-    m.def(
-        "adasum_combine",
-        [](std::uintptr_t a, std::uintptr_t b, std::uintptr_t out, std::size_t count, int dtype, double ca, double cb) {
-            const DType t = dtype_of(dtype);
-            work(count * itemsize(t), [&] { adasum_combine({at(a), at(b), at(out), count, ca, cb}, t); });
-        },
-        "a"_a, "b"_a, "out"_a, "count"_a, "dtype"_a, "ca"_a, "cb"_a);
+// -- kernels ----------------------------------------------------------------------------------------------------------
+
+void copy_at(std::uintptr_t dst, std::uintptr_t src, std::size_t nbytes) {
+    work(nbytes, [&] { std::memmove(at(dst), at(src), nbytes); });
 }
+
+void fill_at(std::uintptr_t address, std::size_t count, int dtype, double value) {
+    const DType t = dtype_of(dtype);
+    work(count * itemsize(t), [&] { fill(at(address), count, t, value); });
+}
+
+void fill_identity_at(std::uintptr_t address, std::size_t count, int dtype, int op) {
+    const DType t = dtype_of(dtype);
+    work(count * itemsize(t), [&] { fill_identity(at(address), count, t, op_of(op)); });
+}
+
+void scale_at(std::uintptr_t address, std::size_t count, int dtype, double factor) {
+    const DType t = dtype_of(dtype);
+    work(count * itemsize(t), [&] { scale(at(address), count, t, factor); });
+}
+
+void divide_at(std::uintptr_t address, std::size_t count, int dtype, std::int64_t n) {
+    const DType t = dtype_of(dtype);
+    work(count * itemsize(t), [&] { divide(at(address), count, t, n); });
+}
+
+void reduce_into_at(std::uintptr_t dst, std::uintptr_t src, std::size_t count, int dtype, int op) {
+    const DType t = dtype_of(dtype);
+    work(count * itemsize(t), [&] { reduce_into(at(dst), at(src), count, t, op_of(op)); });
+}
+
+void reduce_at(const std::vector<std::uintptr_t>& sources, std::uintptr_t dst, std::size_t count, int dtype, int op,
+               double prescale, double postscale, std::int64_t divisor) {
+    if (sources.empty()) throw Unsupported("a reduction needs at least one source");
+    if (divisor == 0) throw Unsupported("a reduction was asked for divisor 0");
+    const DType t = dtype_of(dtype);
+    const Op o = op_of(op);
+    std::vector<const std::byte*> from;
+    for (const std::uintptr_t source : sources) from.push_back(at(source));
+    std::byte* targets[] = {at(dst)};
+    const Scaling scaling{prescale, postscale, divisor};
+    const Reduction job{from.data(), static_cast<int>(from.size()), targets, 1, count, scaling};
+    work(count * itemsize(t) * from.size(), [&] { reduce(job, t, o); });
+}
+
+std::tuple<double, double, double> adasum_dots_at(std::uintptr_t a, std::uintptr_t b, std::size_t count, int dtype) {
+    const DType t = dtype_of(dtype);
+    Dots dots;
+    work(count * itemsize(t), [&] { dots = adasum_dots(at(a), at(b), count, t); });
+    return {dots.aa, dots.ab, dots.bb};
+}
+
+void adasum_combine_at(std::uintptr_t a, std::uintptr_t b, std::uintptr_t out, std::size_t count, int dtype, double ca,
+                       double cb) {
+    const DType t = dtype_of(dtype);
+    work(count * itemsize(t), [&] { adasum_combine({at(a), at(b), at(out), count, ca, cb}, t); });
+}
+
+void bind_kernels(nb::module_& m) {
+    m.def("copy", copy_at, "dst"_a, "src"_a, "nbytes"_a);
+    m.def("fill", fill_at, "address"_a, "count"_a, "dtype"_a, "value"_a);
+    m.def("fill_identity", fill_identity_at, "address"_a, "count"_a, "dtype"_a, "op"_a);
+    m.def("scale", scale_at, "address"_a, "count"_a, "dtype"_a, "factor"_a);
+    m.def("divide", divide_at, "address"_a, "count"_a, "dtype"_a, "n"_a);
+    m.def("reduce_into", reduce_into_at, "dst"_a, "src"_a, "count"_a, "dtype"_a, "op"_a);
+    m.def("reduce", reduce_at, "sources"_a, "dst"_a, "count"_a, "dtype"_a, "op"_a, "prescale"_a = 1.0,
+          "postscale"_a = 1.0, "divisor"_a = 1);
+    m.def("adasum_dots", adasum_dots_at, "a"_a, "b"_a, "count"_a, "dtype"_a);
+    m.def("adasum_combine", adasum_combine_at, "a"_a, "b"_a, "out"_a, "count"_a, "dtype"_a, "ca"_a, "cb"_a);
+}
+
+// -- errors -----------------------------------------------------------------------------------------------------------
 
 // Errors of the core become Farandole's; this table is the only place that knows both.
 void translate(const std::exception_ptr& caught, void*) {
@@ -155,6 +154,8 @@ auto wait_for(F&& f) {
     }
 }
 
+// -- the endpoint -----------------------------------------------------------------------------------------------------
+
 Exchange exchange_of(const nb::callable& exchange) {
     return [exchange](const std::string& mine) {
         std::vector<std::string> all;
@@ -168,97 +169,96 @@ Exchange exchange_of(const nb::callable& exchange) {
 
 Array array_of(std::uintptr_t address, std::size_t count, int dtype) { return {at(address), count, dtype_of(dtype)}; }
 
+void make_endpoint(Endpoint* self, int place, std::vector<std::string> names, std::string label, double deadline_s,
+                   const nb::callable& exchange) {
+    GroupOptions options;
+    options.place = place;
+    options.names = std::move(names);
+    options.label = std::move(label);
+    options.deadline_ns = static_cast<std::int64_t>(deadline_s * second_ns);
+    options.interrupt = {signal_raised, nullptr};
+    new (self) Endpoint(options, exchange_of(exchange));
+}
+
+std::shared_ptr<Region> allocate(Endpoint& self, std::size_t nbytes) {
+    return wait_for([&] { return self.allocate(nbytes); });
+}
+
+void allreduce(Endpoint& self, std::uintptr_t address, std::size_t count, int dtype, int op, double prescale,
+               double postscale) {
+    const Array array = array_of(address, count, dtype);
+    const Combine combine{op_of(op), prescale, postscale};
+    wait_for([&] { self.allreduce(array, combine); });
+}
+
+void allgather(Endpoint& self, std::uintptr_t send, std::uintptr_t recv, int dtype, const Counts& counts) {
+    const DType t = dtype_of(dtype);
+    wait_for([&] { self.allgather(at(send), at(recv), t, counts); });
+}
+
+void broadcast(Endpoint& self, std::uintptr_t address, std::size_t count, int dtype, int root) {
+    const Array array = array_of(address, count, dtype);
+    wait_for([&] { self.broadcast(array, root); });
+}
+
+void alltoall(Endpoint& self, std::uintptr_t send, const Counts& send_counts, std::uintptr_t recv,
+              const Counts& recv_counts, int dtype) {
+    const DType t = dtype_of(dtype);
+    wait_for([&] { self.alltoall(at(send), send_counts, at(recv), recv_counts, t); });
+}
+
+void reducescatter(Endpoint& self, std::uintptr_t send, std::uintptr_t recv, int dtype, const Counts& counts, int op,
+                   double prescale, double postscale) {
+    const DType t = dtype_of(dtype);
+    const Combine combine{op_of(op), prescale, postscale};
+    wait_for([&] { self.reducescatter(at(send), at(recv), t, counts, combine); });
+}
+
+nb::list gather(Endpoint& self, const nb::bytes& payload) {
+    const std::string mine(payload.c_str(), payload.size());
+    const std::vector<std::string> parts = wait_for([&] { return self.gather(mine); });
+    nb::list all;
+    for (const std::string& part : parts) all.append(nb::bytes(part.data(), part.size()));
+    return all;
+}
+
+nb::dict statistics(Endpoint& self) {
+    const Statistics now = self.statistics();
+    nb::dict all;
+    all["collectives"] = now.collectives;
+    all["bytes"] = now.bytes;
+    all["in_place"] = now.in_place;
+    all["sleeps"] = now.sleeps;
+    return all;
+}
+
 void bind_endpoint(nb::module_& m) {
     nb::class_<Region>(m, "Region")
         .def_prop_ro("address", [](const Region& self) { return reinterpret_cast<std::uintptr_t>(self.data()); })
         .def_prop_ro("nbytes", &Region::nbytes);
 
     nb::class_<Endpoint>(m, "Endpoint")
-        .def(
-            "__init__",
-            [](Endpoint* self, int place, std::vector<std::string> names, std::string label, double deadline_s,
-               const nb::callable& exchange) {
-                GroupOptions options;
-                options.place = place;
-                options.names = std::move(names);
-                options.label = std::move(label);
-                options.deadline_ns = static_cast<std::int64_t>(deadline_s * second_ns);
-                options.interrupt = {signal_raised, nullptr};
-                new (self) Endpoint(options, exchange_of(exchange));
-            },
-            "place"_a, "names"_a, "label"_a, "deadline_s"_a, "exchange"_a)
-        .def(
-            "allocate",
-            [](Endpoint& self, std::size_t nbytes) { return wait_for([&] { return self.allocate(nbytes); }); },
-            "nbytes"_a)
-        .def(
-            "allreduce",
-            [](Endpoint& self, std::uintptr_t address, std::size_t count, int dtype, int op, double prescale,
-               double postscale) {
-                const Array array = array_of(address, count, dtype);
-                const Combine combine{op_of(op), prescale, postscale};
-                wait_for([&] { self.allreduce(array, combine); });
-            },
-            "address"_a, "count"_a, "dtype"_a, "op"_a, "prescale"_a, "postscale"_a)
-        .def(
-            "allgather",
-            [](Endpoint& self, std::uintptr_t send, std::uintptr_t recv, int dtype, const Counts& counts) {
-                wait_for([&] { self.allgather(at(send), at(recv), dtype_of(dtype), counts); });
-            },
-            "send"_a, "recv"_a, "dtype"_a, "counts"_a)
-        .def(
-            "broadcast",
-            [](Endpoint& self, std::uintptr_t address, std::size_t count, int dtype, int root) {
-                const Array array = array_of(address, count, dtype);
-                wait_for([&] { self.broadcast(array, root); });
-            },
-            "address"_a, "count"_a, "dtype"_a, "root"_a)
-        .def(
-            "alltoall",
-            [](Endpoint& self, std::uintptr_t send, const Counts& send_counts, std::uintptr_t recv,
-               const Counts& recv_counts, int dtype) {
-                wait_for([&] { self.alltoall(at(send), send_counts, at(recv), recv_counts, dtype_of(dtype)); });
-            },
-            "send"_a, "send_counts"_a, "recv"_a, "recv_counts"_a, "dtype"_a)
-        .def(
-            "reducescatter",
-            [](Endpoint& self, std::uintptr_t send, std::uintptr_t recv, int dtype, const Counts& counts, int op,
-               double prescale, double postscale) {
-                const Combine combine{op_of(op), prescale, postscale};
-                wait_for([&] { self.reducescatter(at(send), at(recv), dtype_of(dtype), counts, combine); });
-            },
-            "send"_a, "recv"_a, "dtype"_a, "counts"_a, "op"_a, "prescale"_a, "postscale"_a)
-        .def(
-            "gather",
-            [](Endpoint& self, const nb::bytes& payload) {
-                const std::string mine(payload.c_str(), payload.size());
-                nb::list all;
-                for (const std::string& each : wait_for([&] { return self.gather(mine); }))
-                    all.append(nb::bytes(each.data(), each.size()));
-                return all;
-            },
-            "payload"_a)
+        .def("__init__", make_endpoint, "place"_a, "names"_a, "label"_a, "deadline_s"_a, "exchange"_a)
+        .def("allocate", allocate, "nbytes"_a)
+        .def("allreduce", allreduce, "address"_a, "count"_a, "dtype"_a, "op"_a, "prescale"_a, "postscale"_a)
+        .def("allgather", allgather, "send"_a, "recv"_a, "dtype"_a, "counts"_a)
+        .def("broadcast", broadcast, "address"_a, "count"_a, "dtype"_a, "root"_a)
+        .def("alltoall", alltoall, "send"_a, "send_counts"_a, "recv"_a, "recv_counts"_a, "dtype"_a)
+        .def("reducescatter", reducescatter, "send"_a, "recv"_a, "dtype"_a, "counts"_a, "op"_a, "prescale"_a,
+             "postscale"_a)
+        .def("gather", gather, "payload"_a)
         .def("barrier", [](Endpoint& self) { wait_for([&] { self.barrier(); }); })
-        .def(
-            "abort", [](Endpoint& self, const std::string& reason) { self.abort(reason); }, "reason"_a)
+        .def("abort", &Endpoint::abort, "reason"_a)
         .def("close", [](Endpoint& self) { wait_for([&] { self.close(); }); })
-        .def("statistics", [](Endpoint& self) {
-            const Statistics now = self.statistics();
-            nb::dict all;
-            all["collectives"] = now.collectives;
-            all["bytes"] = now.bytes;
-            all["in_place"] = now.in_place;
-            all["sleeps"] = now.sleeps;
-            return all;
-        });
+        .def("statistics", statistics);
 }
 
 }  // namespace
 
 NB_MODULE(_native, m) {
-    // A framework may hold gradients in our memory until the process ends, which is no leak of ours to report.
+    // A tensor may view an engine's memory and outlive the interpreter, as every script that ends with its model alive
+    // shows; the process returns that memory, and nobody has to be told.
     nb::set_leak_warnings(false);
-    nb::set_leak_warnings(false);  // gradients that live in engine memory may well live until the process ends
     nb::register_exception_translator(translate);
     bind_kernels(m);
     bind_endpoint(m);

@@ -34,13 +34,15 @@ inline void copy_own(std::byte* to, const std::byte* from, std::size_t nbytes) {
 }
 
 // Stage step `k` of every other member's part of `array` in that member's lane.
-inline void stage_parts(Communicator& group, const Lanes& lane, const Array& array, const Counts& counts, std::size_t k) {
+inline void stage_parts(Communicator& group, const Lanes& lane, const Array& array, const Counts& counts,
+                        std::size_t k) {
     const std::size_t item = itemsize(array.dtype);
     std::size_t part = 0;
     for (int member = 0; member < group.size(); ++member) {
         const std::size_t count = counts[static_cast<std::size_t>(member)];
         if (member != group.place()) {
-            copy_bytes(group.mine().contributions + lane.offset(member), array.at(part + lane.start(k, count)), lane.size(k, count) * item);
+            copy_bytes(group.mine().contributions + lane.offset(member), array.at(part + lane.start(k, count)),
+                       lane.size(k, count) * item);
         }
         part += count;
     }
@@ -53,8 +55,10 @@ inline void list_counts(Communicator& group, const Counts& counts, int from = 0)
 inline void barrier(Communicator& group) { group.open(Signature{}); }
 
 // All-gather of a few bytes; lengths may differ.
-inline std::vector<std::string> gather(Communicator& group, const std::string& payload, Verb verb = Verb::gather, std::uint64_t count = 0) {
-    if (payload.size() > stage_bytes) throw Unsupported("gather carries at most " + std::to_string(stage_bytes) + " bytes");
+inline std::vector<std::string> gather(Communicator& group, const std::string& payload, Verb verb = Verb::gather,
+                                       std::uint64_t count = 0) {
+    if (payload.size() > stage_bytes)
+        throw Unsupported("gather carries at most " + std::to_string(stage_bytes) + " bytes");
     Signature signature;
     signature.verb = verb;
     signature.count = count;
@@ -91,8 +95,10 @@ inline void allgather(Communicator& group, Array send, Array recv, const Counts&
             copy_bytes(to, group.theirs(member).contributions, lane.size(k, count) * item);
         }
     };
-    exchange_steps(stage, [&] { group.open(signature); }, [&] { return lane.steps(*std::max_element(counts.begin(), counts.end())); },
-                   collect, [&] { group.next_epoch(); });
+    exchange_steps(
+        stage, [&] { group.open(signature); },
+        [&] { return lane.steps(*std::max_element(counts.begin(), counts.end())); }, collect,
+        [&] { group.next_epoch(); });
     copy_own(recv.at(starts[static_cast<std::size_t>(group.place())]), send.address, send.nbytes());
 }
 
@@ -112,9 +118,12 @@ inline void broadcast(Communicator& group, Array array, int root) {
     };
     auto collect = [&](std::size_t k) {
         if (group.place() == root) return;
-        copy_bytes(array.at(lane.start(k, array.count)), group.theirs(root).contributions, lane.size(k, array.count) * item);
+        copy_bytes(array.at(lane.start(k, array.count)), group.theirs(root).contributions,
+                   lane.size(k, array.count) * item);
     };
-    exchange_steps(stage, [&] { group.open(signature); }, [&] { return lane.steps(array.count); }, collect, [&] { group.next_epoch(); });
+    exchange_steps(
+        stage, [&] { group.open(signature); }, [&] { return lane.steps(array.count); }, collect,
+        [&] { group.next_epoch(); });
 }
 
 // After `open`: what each member sends must be what the other expects. Gives the largest part that is staged.
@@ -125,8 +134,9 @@ inline std::size_t matched_parts(const Communicator& group) {
         for (int to = 0; to < size; ++to) {
             const std::uint64_t sent = group.theirs(from).counts[to];
             if (sent != group.theirs(to).counts[size + from]) {
-                throw Mismatch("the members of " + group.options().label + " asked for different things: in an alltoall " +
-                               group.name(from) + " sends " + std::to_string(sent) + " elements to " + group.name(to) + ", which expects " +
+                throw Mismatch("the members of " + group.options().label +
+                               " asked for different things: in an alltoall " + group.name(from) + " sends " +
+                               std::to_string(sent) + " elements to " + group.name(to) + ", which expects " +
                                std::to_string(group.theirs(to).counts[size + from]));
             }
             if (from != to) largest = std::max(largest, sent);
@@ -135,7 +145,8 @@ inline std::size_t matched_parts(const Communicator& group) {
     return largest;
 }
 
-inline void alltoall(Communicator& group, Array send, const Counts& send_counts, Array recv, const Counts& recv_counts) {
+inline void alltoall(Communicator& group, Array send, const Counts& send_counts, Array recv,
+                     const Counts& recv_counts) {
     const std::size_t item = itemsize(send.dtype);
     const Lanes lane(group.size(), item);
     const std::vector<std::size_t> send_starts = offsets(send_counts), recv_starts = offsets(recv_counts);
@@ -155,8 +166,9 @@ inline void alltoall(Communicator& group, Array send, const Counts& send_counts,
             copy_bytes(to, group.theirs(member).contributions + lane.offset(group.place()), lane.size(k, count) * item);
         }
     };
-    exchange_steps(stage, [&] { group.open(signature); }, [&] { return lane.steps(matched_parts(group)); }, collect,
-                   [&] { group.next_epoch(); });
+    exchange_steps(
+        stage, [&] { group.open(signature); }, [&] { return lane.steps(matched_parts(group)); }, collect,
+        [&] { group.next_epoch(); });
     const auto own = static_cast<std::size_t>(group.place());
     copy_own(recv.at(recv_starts[own]), send.at(send_starts[own]), send_counts[own] * item);
 }
@@ -181,10 +193,13 @@ inline void reducescatter(Communicator& group, Array send, Array recv, const Cou
                                                       : group.theirs(member).contributions + lane.offset(group.place());
         }
         std::byte* target = recv.at(start);
-        reduce({sources, group.size(), &target, 1, lane.size(k, own_count), combine.scaling(group.size())}, send.dtype, combine.op);
+        reduce({sources, group.size(), &target, 1, lane.size(k, own_count), combine.scaling(group.size())}, send.dtype,
+               combine.op);
     };
-    exchange_steps(stage, [&] { group.open(signature); }, [&] { return lane.steps(*std::max_element(counts.begin(), counts.end())); },
-                   collect, [&] { group.next_epoch(); });
+    exchange_steps(
+        stage, [&] { group.open(signature); },
+        [&] { return lane.steps(*std::max_element(counts.begin(), counts.end())); }, collect,
+        [&] { group.next_epoch(); });
 }
 
 }  // namespace farandole

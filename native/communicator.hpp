@@ -61,8 +61,8 @@ public:
     Half& mine() { return station(place()).halves[epoch_ % 2]; }
     const Half& theirs(int member) const { return station(member).halves[(epoch_ + 1) % 2]; }
 
-    // Begin a collective: say what it is (`mine()` may already hold contributions and counts) and end the epoch. Afterwards
-    // everybody has said the same, or everybody throws `Mismatch` and the next collective works.
+    // Begin a collective: say what it is (`mine()` may already hold contributions and counts) and end the epoch.
+    // Afterwards everybody has said the same, or everybody throws `Mismatch` and the next collective works.
     void open(Signature signature) {
         signature.sequence = ++sequence_;
         current_ = signature;
@@ -73,7 +73,8 @@ public:
         const std::size_t listed = static_cast<std::size_t>(signature.listed) * sizeof *first.counts;
         for (int member = 0; member < size(); ++member) {
             const Half& half = theirs(member);
-            if (!half.signature.agrees(first.signature) || std::memcmp(half.counts, first.counts, listed) != 0) disagree();
+            if (!half.signature.agrees(first.signature) || std::memcmp(half.counts, first.counts, listed) != 0)
+                disagree();
         }
     }
 
@@ -103,7 +104,9 @@ public:
     void count_in_place() { in_place_.add(1); }
 
     // From any thread.
-    Statistics statistics() const { return {collectives_.value(), bytes_.value(), in_place_.value(), barrier_.sleeps()}; }
+    Statistics statistics() const {
+        return {collectives_.value(), bytes_.value(), in_place_.value(), barrier_.sleeps()};
+    }
 
 private:
     Station& station(int member) const { return *stations_[static_cast<std::size_t>(member)]; }
@@ -133,7 +136,8 @@ private:
         }
         const auto waited = static_cast<double>(options_.deadline_ns) / static_cast<double>(second_ns);
         std::ostringstream text;
-        text << name(place()) << " waited " << waited << " s in " << describe(current_) << " on " << options_.label << "; missing: " << missing;
+        text << name(place()) << " waited " << waited << " s in " << describe(current_) << " on " << options_.label
+             << "; missing: " << missing;
         return text.str();
     }
 

@@ -9,7 +9,19 @@
 namespace farandole {
 
 enum class DType : std::uint8_t {
-    uint8, int8, uint16, int16, int32, int64, float16, bfloat16, float32, float64, boolean, complex64, complex128
+    uint8,
+    int8,
+    uint16,
+    int16,
+    int32,
+    int64,
+    float16,
+    bfloat16,
+    float32,
+    float64,
+    boolean,
+    complex64,
+    complex128
 };
 constexpr int dtype_count = 13;
 
@@ -37,8 +49,9 @@ struct Complex {
 };
 
 inline const char* label(DType dtype) {
-    static constexpr const char* labels[dtype_count] = {"uint8",   "int8",    "uint16",  "int16", "int32",     "int64",     "float16",
-                                                        "bfloat16", "float32", "float64", "bool",  "complex64", "complex128"};
+    static constexpr const char* labels[dtype_count] = {"uint8", "int8",      "uint16",    "int16",   "int32",
+                                                        "int64", "float16",   "bfloat16",  "float32", "float64",
+                                                        "bool",  "complex64", "complex128"};
     return labels[static_cast<int>(dtype)];
 }
 

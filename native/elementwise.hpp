@@ -29,9 +29,8 @@ struct ScaleKernel {
 
 // Multiply by `factor`; integers in double, truncating.
 inline void scale(std::byte* address, std::size_t count, DType dtype, double factor) {
-    visit(dtype, [&](auto type) {
-        fastest<ScaleKernel<typename decltype(type)::type>>(ScaleJob{address, count, factor});
-    });
+    visit(dtype,
+          [&](auto type) { fastest<ScaleKernel<typename decltype(type)::type>>(ScaleJob{address, count, factor}); });
 }
 
 struct DivideJob {
@@ -51,9 +50,8 @@ struct DivideKernel {
 // Divide by `divisor`; integers truncate toward zero.
 inline void divide(std::byte* address, std::size_t count, DType dtype, std::int64_t divisor) {
     if (divisor == 0) throw Unsupported("divide was asked for divisor 0");
-    visit(dtype, [&](auto type) {
-        fastest<DivideKernel<typename decltype(type)::type>>(DivideJob{address, count, divisor});
-    });
+    visit(dtype,
+          [&](auto type) { fastest<DivideKernel<typename decltype(type)::type>>(DivideJob{address, count, divisor}); });
 }
 
 template <class T>
@@ -147,9 +145,8 @@ void visit_floating(DType dtype, F&& f) {
 
 inline Dots adasum_dots(const std::byte* a, const std::byte* b, std::size_t count, DType dtype) {
     Dots dots;
-    visit_floating(dtype, [&](auto type) {
-        fastest<DotsKernel<typename decltype(type)::type>>(DotsJob{a, b, count, &dots});
-    });
+    visit_floating(dtype,
+                   [&](auto type) { fastest<DotsKernel<typename decltype(type)::type>>(DotsJob{a, b, count, &dots}); });
     return dots;
 }
 

@@ -23,15 +23,17 @@ namespace farandole {
 // All-gather of a few bytes among the members.
 using Exchange = std::function<std::vector<std::string>(const std::string&)>;
 
-// Every member makes a segment of `nbytes` and maps everybody's; the mappings come by place. A failure anywhere is thrown
-// everywhere. The descriptors are closed when this returns.
-inline std::vector<Mapping> share(std::size_t nbytes, int place, const std::vector<std::string>& names, const Exchange& exchange) {
+// Every member makes a segment of `nbytes` and maps everybody's; the mappings come by place. A failure anywhere is
+// thrown everywhere. The descriptors are closed when this returns.
+inline std::vector<Mapping> share(std::size_t nbytes, int place, const std::vector<std::string>& names,
+                                  const Exchange& exchange) {
     // What a member sends: '+' and its card, or '-' and its error.
     auto settle = [&](const std::string& mine) {
         const std::vector<std::string> all = exchange(mine);
         for (std::size_t member = 0; member < names.size(); ++member) {
             if (all.at(member).empty() || all[member][0] != '+') {
-                throw Failure(names[member] + " could not share memory: " + all[member].substr(all[member].empty() ? 0 : 1));
+                throw Failure(names[member] +
+                              " could not share memory: " + all[member].substr(all[member].empty() ? 0 : 1));
             }
         }
         return all;
@@ -54,7 +56,8 @@ inline std::vector<Mapping> share(std::size_t nbytes, int place, const std::vect
         for (std::size_t member = 0; member < names.size(); ++member) {
             if (static_cast<int>(member) == place) continue;
             Card card;
-            if (cards[member].size() != 1 + sizeof card) throw Failure("a card of " + std::to_string(cards[member].size()) + " bytes came");
+            if (cards[member].size() != 1 + sizeof card)
+                throw Failure("a card of " + std::to_string(cards[member].size()) + " bytes came");
             std::memcpy(&card, cards[member].data() + 1, sizeof card);
             mappings[member] = attach(card);
         }
@@ -101,7 +104,8 @@ public:
     void broadcast(Array array, int root) {
         collective([&](Communicator& group) {
             if (root < 0 || root >= group.size()) {
-                throw Unsupported("broadcast from place " + std::to_string(root) + " in a group of " + std::to_string(group.size()));
+                throw Unsupported("broadcast from place " + std::to_string(root) + " in a group of " +
+                                  std::to_string(group.size()));
             }
             farandole::broadcast(group, array, root);
         });
@@ -111,14 +115,16 @@ public:
         collective([&](Communicator& group) {
             require_members(group, send_counts);
             require_members(group, recv_counts);
-            farandole::alltoall(group, {send, sum(send_counts), dtype}, send_counts, {recv, sum(recv_counts), dtype}, recv_counts);
+            farandole::alltoall(group, {send, sum(send_counts), dtype}, send_counts, {recv, sum(recv_counts), dtype},
+                                recv_counts);
         });
     }
 
     void reducescatter(std::byte* send, std::byte* recv, DType dtype, const Counts& counts, const Combine& combine) {
         collective([&](Communicator& group) {
             require_members(group, counts);
-            farandole::reducescatter(group, {send, sum(counts), dtype}, {recv, counts[own(group)], dtype}, counts, combine);
+            farandole::reducescatter(group, {send, sum(counts), dtype}, {recv, counts[own(group)], dtype}, counts,
+                                     combine);
         });
     }
 
@@ -126,12 +132,16 @@ public:
         return collective([&](Communicator& group) { return farandole::gather(group, mine); });
     }
 
-    void barrier() { collective([](Communicator& group) { farandole::barrier(group); }); }
+    void barrier() {
+        collective([](Communicator& group) { farandole::barrier(group); });
+    }
 
     // Engine memory of `nbytes` on every member.
     std::shared_ptr<Region> allocate(std::size_t nbytes) {
         return collective([&](Communicator& group) {
-            const Exchange exchange = [&](const std::string& mine) { return farandole::gather(group, mine, Verb::allocate, nbytes); };
+            const Exchange exchange = [&](const std::string& mine) {
+                return farandole::gather(group, mine, Verb::allocate, nbytes);
+            };
             std::vector<Mapping> mappings = share(nbytes, group.place(), names_, exchange);
             auto region = std::make_shared<Region>(++regions_made_, group.place(), std::move(mappings));
             regions_.push_back(region);
@@ -167,10 +177,13 @@ public:
 
 private:
     static std::size_t own(const Communicator& group) { return static_cast<std::size_t>(group.place()); }
-    static std::uint64_t sum(const Counts& counts) { return std::accumulate(counts.begin(), counts.end(), std::uint64_t{0}); }
+    static std::uint64_t sum(const Counts& counts) {
+        return std::accumulate(counts.begin(), counts.end(), std::uint64_t{0});
+    }
     static void require_members(const Communicator& group, const Counts& counts) {
         if (counts.size() == static_cast<std::size_t>(group.size())) return;
-        throw Unsupported(std::to_string(counts.size()) + " counts were given for a group of " + std::to_string(group.size()));
+        throw Unsupported(std::to_string(counts.size()) + " counts were given for a group of " +
+                          std::to_string(group.size()));
     }
 
     std::shared_ptr<Region> region_of(const Array& array) {

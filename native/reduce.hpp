@@ -1,7 +1,7 @@
 // Combine the same slice of several ranks' arrays, in rank order, and store the result in several places.
 //
-// The order of operations on one element never depends on where the arrays lie or how they are cut, so every path of the
-// engine gives the same bits. float16 and bfloat16 are accumulated in float32 and rounded once.
+// The order of operations on one element never depends on where the arrays lie or how they are cut, so every path of
+// the engine gives the same bits. float16 and bfloat16 are accumulated in float32 and rounded once.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,8 @@
 
 namespace farandole {
 
-// What happens to values around the reduction: contributions times `prescale`; result over `divisor`, times `postscale`.
+// What happens to values around the reduction: contributions times `prescale`; result over `divisor`, times
+// `postscale`.
 struct Scaling {
     double prescale = 1.0;
     double postscale = 1.0;
@@ -67,7 +68,8 @@ struct ReduceKernel {
         }
     }
 
-    static FARANDOLE_INLINE void accumulate_scaled(const Reduction& job, std::size_t start, std::size_t n, W* __restrict sum) {
+    static FARANDOLE_INLINE void accumulate_scaled(const Reduction& job, std::size_t start, std::size_t n,
+                                                   W* __restrict sum) {
         const double factor = job.scaling.prescale;
         const T* first = source(job, 0, start);
         for (std::size_t i = 0; i < n; ++i) sum[i] = times(widen(first[i]), factor);
@@ -86,7 +88,8 @@ struct ReduceKernel {
         }
     }
 
-    static FARANDOLE_INLINE void store(const Reduction& job, std::size_t start, std::size_t n, const W* __restrict sum) {
+    static FARANDOLE_INLINE void store(const Reduction& job, std::size_t start, std::size_t n,
+                                       const W* __restrict sum) {
         T* first = reinterpret_cast<T*>(job.targets[0]) + start;
         for (std::size_t i = 0; i < n; ++i) first[i] = narrow(sum[i], Type<T>{});
         for (int k = 1; k < job.target_count; ++k) {

@@ -1,7 +1,8 @@
 // Shared memory without a name: a memfd that peers open through /proc, so that nothing is left behind whatever dies.
 //
-// The maker hands out a `Card`; a peer that maps the descriptor it names finds the card's random token in the first page, or
-// refuses. Once every peer has mapped, descriptors are closed: the memory lives exactly as long as some process maps it.
+// The maker hands out a `Card`; a peer that maps the descriptor it names finds the card's random token in the first
+// page, or refuses. Once every peer has mapped, descriptors are closed: the memory lives exactly as long as some
+// process maps it.
 #pragma once
 
 #include <fcntl.h>
@@ -69,7 +70,8 @@ public:
         base_ = static_cast<std::byte*>(base);
         madvise(base_, length_, MADV_HUGEPAGE);  // fewer address translations where the system allows it
     }
-    Mapping(Mapping&& other) noexcept : base_(std::exchange(other.base_, nullptr)), length_(std::exchange(other.length_, 0)) {}
+    Mapping(Mapping&& other) noexcept
+        : base_(std::exchange(other.base_, nullptr)), length_(std::exchange(other.length_, 0)) {}
     Mapping& operator=(Mapping&& other) noexcept {
         std::swap(base_, other.base_);
         std::swap(length_, other.length_);
@@ -109,7 +111,8 @@ inline std::string available_text() {
     unsigned long long kilobytes = 0;
     if (std::FILE* file = std::fopen("/proc/meminfo", "re")) {
         char line[128];
-        while (std::fgets(line, sizeof line, file) != nullptr && std::sscanf(line, "MemAvailable: %llu", &kilobytes) != 1) {
+        while (std::fgets(line, sizeof line, file) != nullptr &&
+               std::sscanf(line, "MemAvailable: %llu", &kilobytes) != 1) {
         }
         std::fclose(file);
     }
@@ -117,10 +120,12 @@ inline std::string available_text() {
 }
 
 inline Failure no_memory(const char* step, std::size_t nbytes, int error) {
-    return Failure("asked for " + std::to_string(nbytes) + " bytes of memory shared with the other ranks; " + step + " said '" +
-                   std::strerror(error) + "' while " + available_text() + ", " + limit_text(RLIMIT_AS, "the limit of address space (ulimit -v)") +
-                   " and " + limit_text(RLIMIT_FSIZE, "the limit of file size (ulimit -f)") +
-                   "; raise the limit that is too low, run fewer ranks, use smaller buckets (--bucket-bytes) or another engine (--engine gloo)");
+    return Failure("asked for " + std::to_string(nbytes) + " bytes of memory shared with the other ranks; " + step +
+                   " said '" + std::strerror(error) + "' while " + available_text() + ", " +
+                   limit_text(RLIMIT_AS, "the limit of address space (ulimit -v)") + " and " +
+                   limit_text(RLIMIT_FSIZE, "the limit of file size (ulimit -f)") +
+                   "; raise the limit that is too low, run fewer ranks, use smaller buckets (--bucket-bytes) or "
+                   "another engine (--engine gloo)");
 }
 
 // A segment this process has made: zeroed memory of its own, open to peers while `descriptor` is.
@@ -151,14 +156,17 @@ struct Segment {
 // Map the segment that `card` describes.
 inline Mapping attach(const Card& card) {
     const std::string path = "/proc/" + std::to_string(card.pid) + "/fd/" + std::to_string(card.descriptor);
-    const std::string remedy = "; the ranks of one host must run as one user and see one another in /proc (use one container for all of "
-                               "them, or --engine gloo)";
+    const std::string remedy =
+        "; the ranks of one host must run as one user and see one another in /proc (use one container for all of "
+        "them, or --engine gloo)";
     Descriptor descriptor(open(path.c_str(), O_RDWR | O_CLOEXEC));
     if (descriptor.number() < 0) {
-        throw Failure("the shared memory of process " + std::to_string(card.pid) + " cannot be opened: " + path + ": " + std::strerror(errno) + remedy);
+        throw Failure("the shared memory of process " + std::to_string(card.pid) + " cannot be opened: " + path + ": " +
+                      std::strerror(errno) + remedy);
     }
     struct stat found{};
-    if (fstat(descriptor.number(), &found) != 0 || static_cast<std::uint64_t>(found.st_size) != page_bytes + card.nbytes) {
+    if (fstat(descriptor.number(), &found) != 0 ||
+        static_cast<std::uint64_t>(found.st_size) != page_bytes + card.nbytes) {
         throw Failure(path + " is not the shared memory that was announced" + remedy);
     }
     Mapping mapping(descriptor.number(), card.nbytes);

@@ -12,7 +12,7 @@ namespace farandole {
 enum class Verb : std::uint8_t { allreduce, allgather, broadcast, alltoall, reducescatter, barrier, gather, allocate };
 
 inline const char* label(Verb verb) {
-    static constexpr const char* labels[] = {"allreduce",     "allgather", "broadcast", "alltoall",
+    static constexpr const char* labels[] = {"allreduce",     "allgather", "broadcast",    "alltoall",
                                              "reducescatter", "barrier",   "gather_small", "allocate"};
     return labels[static_cast<int>(verb)];
 }
@@ -34,8 +34,9 @@ struct Signature {
     std::uint64_t offset = 0;  // where in it, in bytes
 
     bool agrees(const Signature& other) const {
-        return sequence == other.sequence && verb == other.verb && dtype == other.dtype && op == other.op && root == other.root && listed == other.listed &&
-               count == other.count && prescale == other.prescale && postscale == other.postscale;
+        return sequence == other.sequence && verb == other.verb && dtype == other.dtype && op == other.op &&
+               root == other.root && listed == other.listed && count == other.count && prescale == other.prescale &&
+               postscale == other.postscale;
     }
 };
 

@@ -1,8 +1,8 @@
 // What lies in a member's segment: the words of the barrier, why the group was aborted, and two halves for staging.
 //
-// One rule makes every collective free of races. The time between two barriers is an *epoch*. In epoch e a member writes only
-// its own half e % 2, and reads only what others wrote in their half (e - 1) % 2. A half is written again two epochs later,
-// when the barrier between has told that all have read it.
+// One rule makes every collective free of races. The time between two barriers is an *epoch*. In epoch e a member
+// writes only its own half e % 2, and reads only what others wrote in their half (e - 1) % 2. A half is written again
+// two epochs later, when the barrier between has told that all have read it.
 #pragma once
 
 #include <algorithm>
@@ -20,8 +20,8 @@ namespace farandole {
 constexpr int max_members = 64;
 constexpr std::size_t line_bytes = 64;
 
-// Bytes that one member can stage for the others in one epoch, and as many for results. Measured from 64 KB to 8 MB: below,
-// barriers count; above, what is staged falls out of the second-level cache before the others read it.
+// Bytes that one member can stage for the others in one epoch, and as many for results. Measured from 64 KB to 8 MB:
+// below, barriers count; above, what is staged falls out of the second-level cache before the others read it.
 constexpr std::size_t stage_bytes = 512 * 1024;
 
 struct Half {

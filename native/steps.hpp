@@ -16,7 +16,8 @@ inline void copy_bytes(std::byte* to, const std::byte* from, std::size_t nbytes)
 
 constexpr std::size_t ceil_div(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
 
-// `count` elements cut in one contiguous slice for each of `parts` members; inner bounds lie on cache lines of the array.
+// `count` elements cut in one contiguous slice for each of `parts` members; inner bounds lie on cache lines of the
+// array.
 class Slices {
 public:
     Slices(std::size_t count, int parts, std::size_t itemsize) : count_(count) {
@@ -35,7 +36,8 @@ private:
 class Lanes {
 public:
     Lanes(int parts, std::size_t itemsize)
-        : bytes_(stage_bytes / static_cast<std::size_t>(parts) / line_bytes * line_bytes), capacity_(bytes_ / itemsize) {}
+        : bytes_(stage_bytes / static_cast<std::size_t>(parts) / line_bytes * line_bytes),
+          capacity_(bytes_ / itemsize) {}
 
     std::size_t capacity() const { return capacity_; }
     std::size_t steps(std::size_t count) const { return ceil_div(count, capacity_); }
@@ -50,8 +52,8 @@ private:
     std::size_t capacity_;
 };
 
-// Stage step k while the others' step k - 1 is collected; one barrier for each step. `open` is the first barrier, and only
-// after it `steps` is asked for: members may learn from one another how many there are.
+// Stage step k while the others' step k - 1 is collected; one barrier for each step. `open` is the first barrier, and
+// only after it `steps` is asked for: members may learn from one another how many there are.
 template <class Stage, class Open, class Steps, class Collect, class Sync>
 void exchange_steps(Stage stage, Open open, Steps steps, Collect collect, Sync sync) {
     stage(0);

@@ -1,7 +1,7 @@
 // Function multi-versioning: one binary carries every kernel for several x86-64 levels and picks at run time.
 //
-// A kernel is a struct with `static FARANDOLE_INLINE void run(const Job&)`; `fastest<Kernel>(job)` runs the version for this
-// processor. Elsewhere (aarch64 has its vector unit always on) there is one version.
+// A kernel is a struct with `static FARANDOLE_INLINE void run(const Job&)`; `fastest<Kernel>(job)` runs the version for
+// this processor. Elsewhere (aarch64 has its vector unit always on) there is one version.
 #pragma once
 
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
@@ -31,7 +31,8 @@ __attribute__((target(FARANDOLE_V4))) void version4(const Job& job) {
 inline int processor_level() {
     static const int level = [] {
         __builtin_cpu_init();
-        const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+        const bool v3 =
+            __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
         const bool v4 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
                         __builtin_cpu_supports("avx512vl");

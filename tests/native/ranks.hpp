@@ -132,7 +132,8 @@ template <class F>
 void run_endpoints(int size, F&& f) {
     Hub hub(size);
     run_threads(size, [&](int rank) {
-        Endpoint endpoint(options(rank, size), [&hub, rank](const std::string& mine) { return hub.exchange(rank, mine); });
+        Endpoint endpoint(options(rank, size),
+                          [&hub, rank](const std::string& mine) { return hub.exchange(rank, mine); });
         f(endpoint, rank);
     });
 }

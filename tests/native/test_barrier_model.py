@@ -1,8 +1,8 @@
 """Every interleaving of the barrier of ``native/barrier.hpp``, explored on a model of it.
 
-One step of the model is one access to shared memory, or one system call. Looking at the word before sleeping ("spinning")
-is left out: it only reads, and sleeping begins with the same look. The model is worth something because it fails for each
-of the protocols in ``BROKEN``, which differ from the real one by what one might forget.
+One step of the model is one access to shared memory, or one system call. Looking at the word before sleeping
+("spinning") is left out: it only reads, and sleeping begins with the same look. The model is worth something because it
+fails for each of the protocols in ``BROKEN``, which differ from the real one by what one might forget.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ROUNDS = 2
 
 
 class Rank(NamedTuple):
-    """Where one rank is: the next step, the barriers it passed and came to, the phase it saw, whether it was aborted."""
+    """Where one rank is: its next step, how many barriers it passed and came to, the phase it saw, its end."""
 
     step: str = "load"
     passed: int = 0

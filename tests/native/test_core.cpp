@@ -1,7 +1,7 @@
 // The native core under the sanitizers: `make sanitize` builds and runs this with TSan, and with ASan + UBSan.
 //
-// Whether results are right in every dtype is the contract suite's business (tests/engines); here threads race for the same
-// memory, and every wait is ended in every way.
+// Whether results are right in every dtype is the contract suite's business (tests/engines); here threads race for the
+// same memory, and every wait is ended in every way.
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -22,7 +22,8 @@ void a_barrier_holds_everybody() {
             for (int round = 1; round <= 300; ++round) {
                 came.fetch_add(1, std::memory_order_relaxed);
                 barrier(group);
-                check(came.load(std::memory_order_relaxed) >= round * size, "a rank left the barrier before all had come");
+                check(came.load(std::memory_order_relaxed) >= round * size,
+                      "a rank left the barrier before all had come");
                 barrier(group);
             }
         });
@@ -48,7 +49,8 @@ std::vector<float> ramp(std::size_t count, int rank) {
 
 void check_sum(const std::vector<float>& values, int size) {
     for (std::size_t i = 0; i < values.size(); ++i) {
-        const auto expected = static_cast<float>(static_cast<std::size_t>(size) * (i % 97) + static_cast<std::size_t>(size * (size - 1) / 2));
+        const auto expected = static_cast<float>(static_cast<std::size_t>(size) * (i % 97) +
+                                                 static_cast<std::size_t>(size * (size - 1) / 2));
         check(values[i] == expected, "element " + std::to_string(i) + " of the sum");
     }
 }
@@ -76,7 +78,8 @@ void allgather_and_broadcast() {
                 allgather(group, array_of(mine, DType::int64), array_of(all, DType::int64), counts);
                 std::size_t i = 0;
                 for (int rank = 0; rank < size; ++rank) {
-                    for (std::uint64_t n = 0; n < counts[static_cast<std::size_t>(rank)]; ++n) check(all[i++] == rank, "gathered");
+                    for (std::uint64_t n = 0; n < counts[static_cast<std::size_t>(rank)]; ++n)
+                        check(all[i++] == rank, "gathered");
                 }
                 std::vector<std::int64_t> told(length, group.place());
                 broadcast(group, array_of(told, DType::int64), size - 1);
@@ -96,16 +99,19 @@ void alltoall_and_reducescatter() {
                     out.push_back(length * rank + me);  // rank r gets from sender s: length * r + s
                     in.push_back(length * me + rank);
                 }
-                std::vector<std::int32_t> send(std::accumulate(out.begin(), out.end(), std::uint64_t{0}), group.place());
+                std::vector<std::int32_t> send(std::accumulate(out.begin(), out.end(), std::uint64_t{0}),
+                                               group.place());
                 std::vector<std::int32_t> recv(std::accumulate(in.begin(), in.end(), std::uint64_t{0}), -1);
                 alltoall(group, array_of(send, DType::int32), out, array_of(recv, DType::int32), in);
                 std::size_t i = 0;
                 for (int rank = 0; rank < size; ++rank) {
-                    for (std::uint64_t n = 0; n < in[static_cast<std::size_t>(rank)]; ++n) check(recv[i++] == rank, "alltoall");
+                    for (std::uint64_t n = 0; n < in[static_cast<std::size_t>(rank)]; ++n)
+                        check(recv[i++] == rank, "alltoall");
                 }
                 const Counts parts(static_cast<std::size_t>(size), length);
                 std::vector<float> whole = ramp(length * static_cast<std::uint64_t>(size), 1), part(length);
-                reducescatter(group, array_of(whole, DType::float32), array_of(part, DType::float32), parts, {Op::average, 1.0, 1.0});
+                reducescatter(group, array_of(whole, DType::float32), array_of(part, DType::float32), parts,
+                              {Op::average, 1.0, 1.0});
                 for (std::size_t n = 0; n < part.size(); ++n) check(part[n] == whole[me * length + n], "reducescatter");
             }
         });
@@ -131,7 +137,8 @@ void splits_that_do_not_fit_are_a_mismatch() {
     run_ranks(2, [&](Communicator& group) {
         std::vector<std::uint8_t> send(8), recv(8);
         const std::string said = thrown<Mismatch>([&] {
-            alltoall(group, array_of(send, DType::uint8), {4, 4}, array_of(recv, DType::uint8), {4, group.place() == 0 ? 4u : 3u});
+            alltoall(group, array_of(send, DType::uint8), {4, 4}, array_of(recv, DType::uint8),
+                     {4, group.place() == 0 ? 4u : 3u});
         });
         check_contains(said, "rank 1 sends 4 elements to rank 1, which expects 3");
         barrier(group);
@@ -144,7 +151,8 @@ void an_abort_ends_every_call() {
         run_ranks(4, [&](Communicator& group) {
             std::vector<float> values(round % 2 == 0 ? 100 : 50'000);
             if (group.place() == 3) {
-                for (int call = 0; call < round % 7; ++call) Allreduce(group, array_of(values, DType::float32), {}, nullptr).run();
+                for (int call = 0; call < round % 7; ++call)
+                    Allreduce(group, array_of(values, DType::float32), {}, nullptr).run();
                 return group.abort("rank 3 was killed");
             }
             const std::string said = thrown<Aborted>([&] {
@@ -157,11 +165,14 @@ void an_abort_ends_every_call() {
 }
 
 void the_deadline_names_who_is_missing() {
-    run_ranks(3, [&](Communicator& group) {
-        barrier(group);
-        if (group.place() == 1) return;
-        check_contains(thrown<Stalled>([&] { barrier(group); }), "missing: rank 1");
-    }, second_ns / 5);
+    run_ranks(
+        3,
+        [&](Communicator& group) {
+            barrier(group);
+            if (group.place() == 1) return;
+            check_contains(thrown<Stalled>([&] { barrier(group); }), "missing: rank 1");
+        },
+        second_ns / 5);
 }
 
 void engine_memory_is_reduced_in_place() {
@@ -196,7 +207,8 @@ void ranks_may_drop_memory_at_different_times() {
 
 void a_failed_allocation_is_everybodys() {
     run_endpoints(2, [&](Endpoint& endpoint, int) {
-        check_contains(thrown<Failure>([&] { endpoint.allocate(std::size_t{1} << 62); }), "asked for 4611686018427387904 bytes");
+        check_contains(thrown<Failure>([&] { endpoint.allocate(std::size_t{1} << 62); }),
+                       "asked for 4611686018427387904 bytes");
         endpoint.barrier();
     });
 }
@@ -221,18 +233,21 @@ void closing_and_aborting_may_come_from_other_threads() {
 
 }  // namespace
 
-#define CASE(f) std::pair<const char*, void (*)()>{#f, f}
+#define CASE(f) \
+    std::pair<const char*, void (*)()> { #f, f }
 
 int main() {
-    for (const auto& [name, run] : {
-             CASE(a_barrier_holds_everybody), CASE(a_late_rank_wakes_sleepers), CASE(allreduce_of_every_length),
-             CASE(allgather_and_broadcast), CASE(alltoall_and_reducescatter), CASE(a_mismatch_is_everybodys_and_the_next_call_works),
-             CASE(splits_that_do_not_fit_are_a_mismatch), CASE(an_abort_ends_every_call), CASE(the_deadline_names_who_is_missing),
-             CASE(engine_memory_is_reduced_in_place), CASE(ranks_may_drop_memory_at_different_times),
-             CASE(a_failed_allocation_is_everybodys), CASE(closing_and_aborting_may_come_from_other_threads)}) {
+    for (const auto& [name, run] :
+         {CASE(a_barrier_holds_everybody), CASE(a_late_rank_wakes_sleepers), CASE(allreduce_of_every_length),
+          CASE(allgather_and_broadcast), CASE(alltoall_and_reducescatter),
+          CASE(a_mismatch_is_everybodys_and_the_next_call_works), CASE(splits_that_do_not_fit_are_a_mismatch),
+          CASE(an_abort_ends_every_call), CASE(the_deadline_names_who_is_missing),
+          CASE(engine_memory_is_reduced_in_place), CASE(ranks_may_drop_memory_at_different_times),
+          CASE(a_failed_allocation_is_everybodys), CASE(closing_and_aborting_may_come_from_other_threads)}) {
         const auto began = std::chrono::steady_clock::now();
         run();
-        std::printf("%-60s %5.1f s\n", name, std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count());
+        std::printf("%-60s %5.1f s\n", name,
+                    std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count());
         std::fflush(stdout);
     }
 }
