@@ -80,8 +80,8 @@ class Gloo(Contender):
 
         torch.set_num_threads(1)
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-        store = dist.FileStore(str(Path(os.environ[ADDRESS]).with_name("store")), self.size)
-        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.size)
+        store = Path(os.environ[ADDRESS]).with_name("store")
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=self.rank, world_size=self.size)
 
     def reducer(self, nbytes: int) -> Once:
         """A function that reduces the first ``nbytes`` of ``data``."""

@@ -17,7 +17,7 @@ Step: TypeAlias = Callable[[], None]
 
 def connect_gloo(store: Path, rank: int, size: int) -> None:
     """PyTorch's default process group over the loopback interface, which DDP needs."""
-    dist.init_process_group("gloo", store=dist.FileStore(str(store), size), rank=rank, world_size=size)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
 
 
 def alone(task: Task) -> Step:
