@@ -1,7 +1,7 @@
 """One rank of the job that runs checks: ``farandole run -np 2 python ranks.py OUTPUT_DIR CHECKS.py ...``.
 
-Writes ``OUTPUT_DIR/rank.json``: per check ``""`` or the traceback. The first failure ends the rank, as the others could only
-wait for it; what it did not come to is not in the file.
+Writes ``OUTPUT_DIR/rank.json``: per check ``""`` or the traceback. The first failure ends the rank, as the others could
+only wait for it; what it did not come to is not in the file.
 """
 
 from __future__ import annotations

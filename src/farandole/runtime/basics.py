@@ -57,7 +57,7 @@ def is_homogeneous() -> bool:
 
 
 def statistics() -> dict[str, Any]:
-    """What there is to know of this rank: generation, rank, size, the engine, the reason for it, and what engines count.
+    """What there is to know of this rank: generation, rank, size, the engine and why, what engines count.
 
     >>> print(hvd.statistics()["engine"], hvd.statistics()["reason"])
     shm all 2 ranks are on one host

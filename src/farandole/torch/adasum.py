@@ -48,6 +48,10 @@ class AdasumOptimizer(torch.optim.Optimizer):
 
     step.hooked = True  # type: ignore[attr-defined] # the user's class runs the step hooks; once is enough
 
+    def _begin(self, names: dict[torch.Tensor, str], terms: Terms, passes: int) -> None:
+        self.backward_passes_per_step = passes
+        self._parameter_names, self._handles, self._terms = names, {}, terms
+
     def synchronize(self) -> None:
         """Nothing to do: gradients are not reduced."""
 

@@ -1,8 +1,8 @@
 """The collectives as differentiable functions.
 
 The gradient of each is that of the sum, over ranks, of what each rank computes from its result: with a loss L(r) on
-rank r, ``x.grad`` is the derivative of L(0) + L(1) + ... by this rank's ``x``. A backward pass therefore runs collectives
-too, and every member must run it.
+rank r, ``x.grad`` is the derivative of L(0) + L(1) + ... by this rank's ``x``. A backward pass therefore runs
+collectives too, and every member must run it.
 """
 
 from __future__ import annotations

@@ -51,6 +51,11 @@ class ReducingOptimizer(torch.optim.Optimizer):
 
     step.hooked = True  # type: ignore[attr-defined] # the user's class runs the step hooks; once is enough
 
+    def _begin(self, names: dict[torch.Tensor, str], terms: Terms, passes: int) -> None:
+        self.backward_passes_per_step, self._should_synchronize = passes, True
+        self._parameter_names, self._handles = names, {}
+        self._reducer = GradientReducer(_trained(self), names, terms, passes)
+
     def synchronize(self) -> None:
         """Reduce now if no backward pass has; afterwards gradients may be looked at and changed."""
         self._reducer.settle()
@@ -96,7 +101,7 @@ def DistributedOptimizer(  # noqa: N802 (it stands for a class)
     groups: Groups | None = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
-) -> torch.optim.Optimizer:
+) -> ReducingOptimizer | AdasumOptimizer:
     """Make ``optimizer`` step with the gradients of all ranks. Use the returned object from then on.
 
     >>> optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
@@ -124,16 +129,11 @@ def DistributedOptimizer(  # noqa: N802 (it stands for a class)
     terms = Terms(how, compression, _groups(optimizer, groups, num_groups), sparse_as_dense, process_set)
     front = AdasumOptimizer if how.op is ReduceOp.ADASUM else ReducingOptimizer
     cls: Any = type(type(optimizer).__name__, (front, type(optimizer)), {})
-    distributed: Any = cls.__new__(cls)
+    distributed: ReducingOptimizer | AdasumOptimizer = cls.__new__(cls)
     distributed.__dict__.update(optimizer.__dict__)
     distributed.__dict__.pop("step", None)  # a scheduler has put its own there, which would bypass ours
-    distributed._parameter_names, distributed._handles = names, {}
-    distributed.backward_passes_per_step, distributed._should_synchronize = passes, True
-    if front is AdasumOptimizer:
-        distributed._terms = terms
-    else:
-        distributed._reducer = GradientReducer(_trained(distributed), names, terms, passes)
-    return distributed  # type: ignore[no-any-return]
+    distributed._begin(names, terms, passes)
+    return distributed
 
 
 def _trained(optimizer: torch.optim.Optimizer) -> Callable[[], list[torch.Tensor]]:

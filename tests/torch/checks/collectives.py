@@ -178,11 +178,9 @@ def check_reducescatter() -> None:
 
 def check_sparse_allreduce() -> None:
     rank, size = hvd.rank(), hvd.size()
-    tensor = torch.sparse_coo_tensor([[0, rank + 1]], torch.tensor([[1.0, 2.0], [3.0, 4.0]]), (size + 1, 2))
-    dense = sum(
-        torch.sparse_coo_tensor([[0, r + 1]], torch.tensor([[1.0, 2.0], [3.0, 4.0]]), (size + 1, 2)).to_dense()
-        for r in range(size)
-    )
+    values = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    every = [torch.sparse_coo_tensor(torch.tensor([[0, r + 1]]), values, (size + 1, 2)) for r in range(size)]
+    tensor, dense = every[rank], torch.stack([t.to_dense() for t in every]).sum(0)
     result = hvd.sparse_allreduce_async(tensor, name="sparse", op=hvd.Sum)()
     assert result.is_sparse
     assert torch.equal(result.to_dense(), dense)
@@ -249,7 +247,10 @@ def check_that_what_cannot_be_right_raises_at_once() -> None:
 def check_that_disagreement_raises_everywhere_and_the_next_call_works() -> None:
     if hvd.size() == 1:
         return
-    for name, tensor in (("shape", torch.ones(2 + hvd.rank())), ("dtype", torch.ones(2).to(DTYPES[8 + hvd.rank() % 2]))):
+    for name, tensor in (
+        ("shape", torch.ones(2 + hvd.rank())),
+        ("dtype", torch.ones(2).to(DTYPES[8 + hvd.rank() % 2])),
+    ):
         with pytest.raises(hvd.HorovodInternalError, match=name):
             hvd.allreduce(tensor, name=f"differs in {name}")
         assert hvd.allreduce(torch.ones(1), name=f"differs in {name}").item() == 1.0
@@ -261,7 +262,15 @@ def check_the_topology_and_the_probes() -> None:
     assert (hvd.cross_rank(), hvd.cross_size()) == (0, 1)
     assert hvd.is_homogeneous()
     assert hvd.gloo_enabled() is not hvd.mpi_enabled()
-    probes = (hvd.mpi_built, hvd.gloo_built, hvd.nccl_built, hvd.ddl_built, hvd.ccl_built, hvd.cuda_built, hvd.rocm_built)
+    probes = (
+        hvd.mpi_built,
+        hvd.gloo_built,
+        hvd.nccl_built,
+        hvd.ddl_built,
+        hvd.ccl_built,
+        hvd.cuda_built,
+        hvd.rocm_built,
+    )
     assert [bool(probe()) for probe in probes] == [False, True, False, False, False, False, False]
     assert [int(op) for op in (hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max, hvd.Product)] == list(range(6))
 

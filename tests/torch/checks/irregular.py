@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import farandole.torch as hvd
+from farandole.torch.autograd import apply
 
 
 def gradient(rank: int, like: torch.Tensor) -> torch.Tensor:
@@ -22,7 +23,7 @@ def mean_over(ranks: list[int], like: torch.Tensor) -> torch.Tensor:
 
 def backward(*params: torch.Tensor) -> None:
     """A backward pass that gives each parameter this rank's gradient."""
-    sum((p * gradient(hvd.rank(), p.detach())).sum() for p in params).backward()
+    torch.stack([(p * gradient(hvd.rank(), p.detach())).sum() for p in params]).sum().backward()
 
 
 def parameters(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> list[torch.nn.Parameter]:
@@ -90,7 +91,8 @@ def check_strides_and_dtypes() -> None:
     scalar = torch.nn.Parameter(torch.tensor(1.0, dtype=torch.complex128))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([image, transposed, *others, scalar], lr=1.0))
     everyone = list(range(hvd.size()))
-    sum((p * gradient(hvd.rank(), p.detach())).sum().real.double() for p in (image, transposed, *others)).backward()
+    losses = [(p * gradient(hvd.rank(), p.detach())).sum().double() for p in (image, transposed, *others)]
+    torch.stack(losses).sum().backward()
     for param in (image, transposed, *others):
         torch.testing.assert_close(param.grad, mean_over(everyone, param.detach()))
         assert param.grad is not None
@@ -197,10 +199,10 @@ def check_that_programs_which_differ_raise_everywhere() -> None:
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([param], lr=1.0))
     backward(param)
     optimizer.step()
+    backward(param)
+    if hvd.rank() == 0:
+        optimizer.step()
     with pytest.raises(hvd.HorovodInternalError, match="same point of the program"):
-        backward(param)
-        if hvd.rank() == 0:
-            optimizer.step()
         backward(param)
     other = torch.nn.Parameter(torch.ones(2 + hvd.rank()))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([other], lr=1.0))
@@ -213,18 +215,18 @@ def check_a_backward_pass_that_fails_half_way() -> None:
 
     class Fails(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
             return x.clone()
 
         @staticmethod
-        def backward(ctx: Any, *_: Any) -> Any:
+        def backward(*_: Any) -> Any:
             raise OverflowError("half-way")
 
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(params, lr=1.0))
     everyone = list(range(hvd.size()))
     for _ in range(2):
         with pytest.raises(OverflowError):
-            (Fails.apply(params[0]).sum() + params[1].sum()).backward()
+            (apply(Fails, params[0]).sum() + params[1].sum()).backward()
         optimizer.zero_grad()
         backward(*params)
         torch.testing.assert_close(params[1].grad, mean_over(everyone, params[1].detach()))
