@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
+from farandole.control.messages import Order
 from farandole.runtime.ask import Ask
 from farandole.runtime.call import Outcome
 from farandole.runtime.failure import Failure
@@ -42,7 +43,8 @@ class LoneLane:
     """Negotiates with itself, so that one process accepts and refuses what many would."""
 
     def __init__(self, perform: Performer, host: str, static_sets: Sequence[Sequence[int]], dynamic_sets: bool) -> None:
-        self.last = self.inside = ""
+        self.last: Order | None = None
+        self.inside: Order | None = None
         self._perform = perform
         self._negotiation = Negotiation([host], static_sets, dynamic_sets=dynamic_sets)
         self._one_at_a_time = threading.Lock()
@@ -59,7 +61,7 @@ class LoneLane:
             if order.error:
                 return Done([], Failure.named(order.error_kind, order.error))
             [outcomes] = self._perform(order, [ask.calls])
-            self.last = ask.key[1]
+            self.last = order
         return Done(outcomes)
 
     def end(self, failure: Failure) -> None:

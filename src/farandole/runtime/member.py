@@ -23,6 +23,7 @@ from farandole.collective import Kind
 from farandole.control.messages import Leave, Order, SetTimeline
 from farandole.engines.engine import Engine
 from farandole.errors import AbortError, ControlError, UnsupportedError
+from farandole.runtime.agreement import title
 from farandole.runtime.alone import LoneLane
 from farandole.runtime.ask import Ask
 from farandole.runtime.call import Call, Handle, Outcome
@@ -193,7 +194,7 @@ class Session:
 
     def progress(self) -> tuple[str, str]:
         """The last collective finished here, and the one inside of now."""
-        return self._lane.last, self._planned.now() or self._lane.inside
+        return _title(self._lane.last), self._planned.now() or _title(self._lane.inside)
 
     def statistics(self) -> dict[str, Any]:
         """Who this rank is, the engine and why it was chosen, and what its engines count."""
@@ -283,3 +284,7 @@ class Session:
     def _limit_s(self, seconds: float) -> float:
         """A limit of the stall inspector as seconds; switched off, or 0 as Horovod says it, means none."""
         return seconds if self.settings.stall_check and seconds > 0 else FOREVER_S
+
+
+def _title(order: Order | None) -> str:
+    return "" if order is None else title(order.kind, order.names[-1], order.process_set)

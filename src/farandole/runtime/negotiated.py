@@ -41,10 +41,10 @@ Torn: TypeAlias = Callable[[Failure], None]
 
 
 class Lane(Protocol):
-    """Where the session submits to."""
+    """Where the session submits to. ``last`` is the order executed last, ``inside`` the one being executed now."""
 
-    last: str
-    inside: str
+    last: Order | None
+    inside: Order | None
 
     def submit(self, ask: Ask, background: bool) -> Handle:
         """Announce that this rank is ready; ``background`` if nobody may wait for it soon."""
@@ -97,7 +97,8 @@ class NegotiatedLane:
     def __init__(
         self, orders: Dealer, send: Send, generation: int, perform: Performer, torn: Torn, cache_capacity: int
     ) -> None:
-        self.last = self.inside = ""
+        self.last: Order | None = None
+        self.inside: Order | None = None
         self._orders, self._send, self._generation = orders, send, generation
         self._perform, self._torn, self._capacity = perform, torn, cache_capacity
         self._changed = threading.Condition(threading.Lock())  # guards everything below
@@ -199,7 +200,7 @@ class NegotiatedLane:
         if order.error:
             failure = Failure.named(order.error_kind, order.error)
         else:
-            self.inside = order.names[0]
+            self.inside = order
             try:
                 outcomes = self._perform(order, [None if p is None else p.ask.calls for p in mine])
             except MismatchError as error:  # every member has it, and none is out of step
@@ -209,7 +210,7 @@ class NegotiatedLane:
                 self._torn(failure)
                 if not isinstance(error, Exception):
                     raise
-            self.inside, self.last = "", order.names[0]
+            self.inside, self.last = None, order
         self._complete(order, mine, outcomes, failure)
 
     def _find(self, order: Order, name: str) -> Pending | None:

@@ -1,0 +1,87 @@
+"""What survivors see when a worker dies or never comes, through the real launcher."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.conftest import Launch
+
+PRELUDE = """
+import os, sys, time
+import numpy as np
+from farandole.errors import CollectiveError
+from farandole.runtime.session import current, init, shutdown
+from farandole.testing.jobs import NumpyCalls
+from farandole.testing.leaks import no_leaks
+
+init()
+session, do, x = current(), NumpyCalls(), np.ones(1000)
+rank = session.topology.rank
+do.allreduce("first", x)
+"""
+
+DEATH = """
+def die_or_raise(blocked, moment=sys.argv[1]):
+    if rank == 1:
+        with open(moment, "w") as file:
+            file.write(repr(time.time()))
+        os.kill(os.getpid(), 9)
+    try:
+        blocked()
+    except CollectiveError as error:
+        with open(moment) as file:
+            print(type(error).__name__, error, "in time" if time.time() - float(file.read()) < 0.5 else "late")
+
+def planned():
+    sequence = 0
+    while True:
+        session.entering(0, sequence, "bucket")
+        engine.barrier()
+        session.left(0)
+        sequence += 1
+"""
+
+SURVIVAL = """
+shutdown()
+for _ in range(2):  # the second time has to leave no more than the first
+    with no_leaks():
+        init()
+        y = np.ones(3)
+        do.allreduce("again", y)
+        print("again", current().topology.rank, current().topology.size, y[0])
+        shutdown()
+"""
+
+
+def test_survivors_are_told_at_once_and_go_on_in_the_same_process(launch: Launch) -> None:
+    for blocked in ('lambda: do.allreduce("second", x)', "planned"):
+        script = PRELUDE + 'engine = session.planned_engine(0, "p")\n' + DEATH
+        script += f"die_or_raise({blocked})\n" + SURVIVAL
+        done = launch(3, script, options=["--on-failure", "continue"], arguments=["moment"])
+        assert done.code == 137
+        host = re.search(r"rank 1 on (\S+) was killed by SIGKILL", done.stderr)
+        assert host, done.stderr
+        told = f"AbortError rank 1 on {host[1]} was killed by SIGKILL in time"
+        again = [f"again {rank} 2 2.0" for rank in (0, 1)] * 2
+        assert done.lines() == sorted([told, told, *again]), done.stdout + done.stderr
+
+
+def test_who_never_comes_is_shown_with_its_stack_and_then_everybody_raises(launch: Launch) -> None:
+    script = PRELUDE + (
+        "def computing():\n"
+        "    end = time.monotonic() + 3\n"
+        "    while time.monotonic() < end: pass\n"
+        "try:\n"
+        "    computing() if rank == 1 else None\n"
+        '    do.allreduce("second", x)\n'
+        "except CollectiveError as error:\n"
+        "    print(type(error).__name__, error)\n"
+    )
+    limits = ["--stall-check-warning-time-seconds", "0.5", "--stall-check-shutdown-time-seconds", "2"]
+    done = launch(2, script, options=limits).ok()
+    assert "in computing" in done.stderr, done.stderr
+    assert re.search(r"rank 1 on \S+ last finished allreduce\S* 'first'", done.stderr), done.stderr
+    assert len(done.lines()) == 2
+    assert all(re.match(r"StallError allreduce 'second' has waited .* rank 1 on", line) for line in done.lines())
