@@ -102,13 +102,15 @@ FARANDOLE_INLINE Complex<T> times(Complex<T> value, double factor) {
 }
 FARANDOLE_INLINE Bool times(Bool value, double) { return value; }
 
-// Integers truncate toward zero.
+// Integers truncate toward zero; up to 32 bits, double has room for the exact result, and vector code for the division.
 template <class W>
 FARANDOLE_INLINE W over(W value, std::int64_t divisor) {
-    if constexpr (std::is_integral_v<W>) {
-        return static_cast<W>(static_cast<std::int64_t>(value) / divisor);
-    } else {
+    if constexpr (!std::is_integral_v<W>) {
         return value / static_cast<W>(divisor);
+    } else if constexpr (sizeof(W) <= 4) {
+        return static_cast<W>(static_cast<double>(value) / static_cast<double>(divisor));
+    } else {
+        return value / divisor;
     }
 }
 template <class T>

@@ -78,7 +78,7 @@ void reduce_into_at(std::uintptr_t dst, std::uintptr_t src, std::size_t count, i
 void reduce_at(const std::vector<std::uintptr_t>& sources, std::uintptr_t dst, std::size_t count, int dtype, int op,
                double prescale, double postscale, std::int64_t divisor) {
     if (sources.empty()) throw Unsupported("a reduction needs at least one source");
-    if (divisor == 0) throw Unsupported("a reduction was asked for divisor 0");
+    if (divisor <= 0) throw Unsupported("a divisor must be positive, got " + std::to_string(divisor));
     const DType t = dtype_of(dtype);
     const Op o = op_of(op);
     std::vector<const std::byte*> from;

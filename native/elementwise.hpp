@@ -49,7 +49,7 @@ struct DivideKernel {
 
 // Divide by `divisor`; integers truncate toward zero.
 inline void divide(std::byte* address, std::size_t count, DType dtype, std::int64_t divisor) {
-    if (divisor == 0) throw Unsupported("divide was asked for divisor 0");
+    if (divisor <= 0) throw Unsupported("a divisor must be positive, got " + std::to_string(divisor));
     visit(dtype,
           [&](auto type) { fastest<DivideKernel<typename decltype(type)::type>>(DivideJob{address, count, divisor}); });
 }

@@ -137,5 +137,5 @@ def test_what_no_kernel_serves_is_refused_by_name() -> None:
         _native.fill(_address(two), 2, 13, 0.0)
     with pytest.raises(ValueError, match="no reduction has the number 6"):
         _native.reduce_into(_address(two), _address(two), 2, DType.FLOAT32, 6)
-    with pytest.raises(ValueError, match="divisor 0"):
+    with pytest.raises(ValueError, match="a divisor must be positive, got 0"):
         _native.divide(_address(two), 2, DType.COMPLEX64, 0)
