@@ -101,6 +101,32 @@ def test_one_function_in_many_jobs_of_one_process() -> None:
     assert [farandole.run(os.getpid, np=2)[0] != os.getpid() for _ in range(3)] == [True] * 3
 
 
+@pytest.mark.parametrize("engine", ["shm", "gloo"])
+def test_the_function_trains_with_the_engine_that_was_asked_for(engine: str) -> None:
+    pytest.importorskip("torch")
+
+    def train() -> tuple[str, list[float], int]:
+        import torch
+
+        import farandole.torch as hvd
+
+        hvd.init()
+        total = hvd.allreduce(torch.tensor([1.0, hvd.rank()]), op=hvd.Sum, name="total")
+        gathered = hvd.allgather(torch.ones(hvd.rank() + 1, 2))
+        model = torch.nn.Linear(4, 2)
+        hvd.broadcast_parameters(model.state_dict(), root_rank=1)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+        for step in range(3):
+            optimizer.zero_grad()
+            model(torch.full((3, 4), float(hvd.rank() + step))).sum().backward()
+            optimizer.step()
+        weights = hvd.allgather_object([p.detach().tolist() for p in model.parameters()])
+        assert weights[0] == weights[1]
+        return hvd.statistics()["engine"], total.tolist(), len(gathered)
+
+    assert farandole.run(train, np=2, engine=engine) == [(engine, [2.0, 1.0], 3)] * 2
+
+
 def test_an_interrupt_ends_the_workers_and_reaches_the_caller(tmp_path: Path) -> None:
     script = tmp_path / "interrupted.py"
     script.write_text(

@@ -1,0 +1,142 @@
+"""What is special about the gloo engine: lost connections, whose they are, and what is left of an engine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+
+import pytest
+
+from farandole.collective import Array, DType, ReduceOp
+from farandole.engines.engine import Engine
+from farandole.errors import AbortError, CollectiveError, EngineError, StallError
+from farandole.testing.harness import Died, run_ranks
+from farandole.testing.leaks import no_leaks
+from farandole.testing.rank import Member
+
+pytest.importorskip("torch")
+
+
+def _raised(engine: Engine) -> tuple[str, str]:
+    """The error of an all-reduce that must fail, and that nothing else follows it."""
+    memory = engine.allocate(4096)
+    found = ["", ""]
+    for attempt in range(2):
+        try:
+            engine.allreduce(memory.array(DType.FLOAT32), ReduceOp.SUM)
+        except CollectiveError as error:
+            found[attempt] = f"{type(error).__name__}: {error}"
+    return found[0], found[1]
+
+
+def test_a_killed_peer_is_noticed_at_once_and_named() -> None:
+    from farandole.engines.torchdist import GlooEngine
+
+    def program(member: Member) -> tuple[float, str]:
+        engine = GlooEngine(member.group("process set 0"), member.exchange)
+        killed = member.rank == 1
+        moments = member.exchange_among("moment", (0, 2))
+        if killed:
+            threading.Event().wait(0.2)  # let the others wait in their collective
+            os.kill(os.getpid(), signal.SIGKILL)
+        begin = time.monotonic()
+        text, again = _raised(engine)
+        took = time.monotonic() - begin
+        assert text == again
+        engine.close()
+        moments(b"")
+        return took, text
+
+    first, died, last = run_ranks(program, 3, may_die=[1])
+    assert isinstance(died, Died)
+    assert died.code == -signal.SIGKILL
+    for took, text in (first, last):
+        assert took < 0.2 + 0.5
+        assert text.startswith("EngineError: the connection to rank")
+        assert "in process set 0 was lost" in text
+
+
+def test_one_launch_for_the_rest() -> None:
+    def program(member: Member) -> None:
+        import torch
+
+        from farandole.engines.torchdist import GlooEngine
+
+        count = [0]
+
+        def make(deadline_s: float = 20.0) -> GlooEngine:
+            count[0] += 1
+            label = f"engine {count[0]}"
+            group = member.group(label, deadline_s=deadline_s)
+            return GlooEngine(group, member.exchange_among(label, group.ranks))
+
+        _touches_no_default_group(make(), torch)
+        _a_connection_of_somebody_else_survives_an_abort(make())
+        _a_stall_names_who_did_not_come(make(deadline_s=0.3), member)
+        _a_lost_connection_takes_the_reason_of_an_abort_that_follows(make(), member)
+        _nothing_is_left_of_many(make, member)
+
+    run_ranks(program, 2)
+
+
+def _touches_no_default_group(engine: Engine, torch: object) -> None:
+    import torch.distributed as dist
+
+    engine.barrier()
+    assert not dist.is_initialized()
+    engine.close()
+    with pytest.raises(EngineError, match="is closed"):
+        engine.barrier()
+
+
+def _a_connection_of_somebody_else_survives_an_abort(engine: Engine) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        accepted, _ = server.accept()
+        with accepted:
+            engine.abort("enough")
+            client.sendall(b"still here")
+            assert accepted.recv(100) == b"still here"
+    with pytest.raises(AbortError, match="enough"):
+        engine.barrier()
+    engine.close()
+
+
+def _a_stall_names_who_did_not_come(engine: Engine, member: Member) -> None:
+    if member.rank == 0:
+        with pytest.raises(StallError, match=r"rank 1 on localhost did not come to a collective of engine \d in 0.3 s"):
+            engine.barrier()
+    member.exchange(b"")
+    engine.close()
+
+
+def _a_lost_connection_takes_the_reason_of_an_abort_that_follows(engine: Engine, member: Member) -> None:
+    if member.rank == 0:
+        errors: list[str] = []
+        waiter = threading.Thread(target=lambda: errors.append(_raised(engine)[0]))
+        waiter.start()
+        member.exchange(b"waiting")
+        member.exchange(b"lost")
+        engine.abort("rank 1 on localhost was killed by SIGKILL")
+        waiter.join()
+        assert errors == ["AbortError: rank 1 on localhost was killed by SIGKILL"]
+    else:
+        member.exchange(b"")
+        engine.abort("I go")
+        member.exchange(b"")
+    engine.close()
+
+
+def _nothing_is_left_of_many(make: object, member: Member) -> None:
+    assert callable(make)
+    member.exchange(b"")
+    with no_leaks():
+        for _ in range(20):
+            engine = make()
+            values = (engine.allocate(400)).array(DType.FLOAT32)
+            engine.allreduce(values, ReduceOp.SUM)
+            engine.broadcast(Array(values.address, 10, DType.FLOAT32), 1)
+            engine.close()
+        member.exchange(b"")
