@@ -162,10 +162,14 @@ def test_a_process_that_tries_again_counts_once_with_its_new_sockets() -> None:
     assert [member.uid for member in formed(arrive(forming, hello(1, 2))).members] == [b"new", b"1"]
 
 
-def test_fewer_than_the_job_may_agree_to_be_one() -> None:
+def test_fewer_than_the_job_may_agree_to_be_one_and_only_their_ends_count() -> None:
     forming = formation(4)
-    generation = formed(arrive(forming, hello(1, 2, pid=103), hello(0, 2, pid=101)))
+    forming.gone(0, 100, "rank 0 on a exited with 0", failed=False)
+    first, second = hello(0, 2, pid=101), hello(1, 2, pid=103)
+    generation = formed(arrive(forming, second, first))
     assert [member.hello.pid for member in generation.members] == [101, 103]
+    forming.gone(3, 103, "rank 3 on b was killed by SIGKILL", failed=True)
+    assert [member.hello.pid for member in formed(arrive(forming, first)).members] == [101]
 
 
 events = st.lists(

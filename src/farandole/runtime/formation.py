@@ -86,9 +86,9 @@ class Formation:
         self._choose = choose
         self._waiting: dict[int, Member] = {}  # by place
         self._strangers: list[Refused] = []
-        self._ends: dict[int, _End] = {}
+        self._ends: dict[tuple[int, int], _End] = {}  # by size of the job, and place in it
         self._started: dict[int, str] = {}
-        self._seniority: dict[int, int] = {}
+        self._latest: tuple[Member, ...] = ()
         self._first_hello_s: float | None = None
         self._generation = 0
 
@@ -115,10 +115,15 @@ class Formation:
 
     def gone(self, place: int, pid: int, description: str, failed: bool) -> None:
         """The worker of ``place`` has ended. It is excused if it had its part in a generation, or may fail."""
-        excused = place in self._seniority or (failed and self._excuse_failures)
-        self._ends[place] = _End(description, excused)
-        for member in [m for m in self._waiting.values() if is_worker(m.hello, place, pid, self._expected)]:
-            del self._waiting[member.hello.place]
+        excused = failed and self._excuse_failures
+        size = self._expected
+        for member in [*self._latest, *self._waiting.values()]:
+            if is_worker(member.hello, place, pid, self._expected):
+                place, size = member.hello.place, member.hello.expected
+                excused = excused or member in self._latest
+                self._waiting.pop(place, None)
+                break
+        self._ends[size, place] = _End(description, excused)
         if not self._waiting:
             self._first_hello_s = None
 
@@ -139,10 +144,11 @@ class Formation:
         if len(set(sizes.values())) > 1:
             return self._refuse(f"the ranks differ in the size of the job: {by_saying(sizes, self._host_by_place())}")
         size = next(iter(self._waiting.values())).hello.expected
-        lost = [end.description for place, end in sorted(self._ends.items()) if place < size and not end.excused]
+        ends = {place: end for (job, place), end in sorted(self._ends.items()) if job == size}
+        lost = [end.description for end in ends.values() if not end.excused]
         if lost:
             return self._refuse(f"the job cannot start: {'; '.join(lost)}, before it had called init()")
-        missing = [place for place in range(size) if place not in self._waiting and place not in self._ends]
+        missing = [place for place in range(size) if place not in self._waiting and place not in ends]
         if not missing:
             return self._form()
         if self.deadline_s is not None and now >= self.deadline_s:
@@ -150,7 +156,8 @@ class Formation:
         return None
 
     def _form(self) -> Formed | Refused:
-        order = sorted(self._waiting, key=lambda place: (self._seniority.get(place, self._expected), place))
+        seniority = {member.hello.place: rank for rank, member in enumerate(self._latest)}
+        order = sorted(self._waiting, key=lambda place: (seniority.get(place, self._expected), place))
         members = tuple(self._waiting[place] for place in order)
         error = _disagreement(members)
         if error:
@@ -162,7 +169,7 @@ class Formation:
         except FarandoleError as failure:
             return self._refuse(str(failure))
         self._generation += 1
-        self._seniority.update({place: rank for rank, place in enumerate(order)})
+        self._latest = members
         self._clear()
         return Formed(self._generation, members, engine, reason)
 
@@ -192,12 +199,12 @@ class Formation:
 
 
 def is_worker(hello: Hello, place: int, pid: int, expected: int) -> bool:
-    """True if ``hello`` came from the worker of ``place``.
+    """True if ``hello`` came from the worker that was started for ``place`` as process ``pid``.
 
-    Its process may be another one than the one that was started (a shell around it), and its place one among fewer
-    (``init(comm=...)``), but not both.
+    The place decides: the process may be a child of the one that was started (a shell around it). Only where fewer
+    than were started have agreed to be the job (``init(comm=...)``) do they count their places anew.
     """
-    return hello.pid == pid or (hello.place == place and hello.expected == expected)
+    return hello.place == place if hello.expected == expected else hello.pid == pid
 
 
 def _disagreement(members: Sequence[Member]) -> str:
