@@ -7,8 +7,8 @@
     ...
     pump.finish()                                    # and pump.ended becomes readable when all is written
 
-One thread reads all sources and writes all sinks, so a slow reader of our output slows its producers down (as a pipe
-does) and nothing else. Lines are looked for in C, a chunk at a time: 50 MB/s cost a few percent of a core.
+A pump is one thread: a slow reader of a sink slows down the producers of all its sources (as a pipe does) and nothing
+else. Lines are looked for in C, a chunk at a time: 50 MB/s cost a few percent of a core.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from farandole.errors import ControlError
 
@@ -27,6 +27,44 @@ NOT_EXECUTABLE = 126
 NOT_FOUND = 127
 
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+@contextlib.contextmanager
+def signals_as_bytes(numbers: Iterable[int]) -> Iterator[int]:
+    """A descriptor that gets a byte for each of these signals, so that one call can wait for everything.
+
+    Signals that are ignored already (``nohup``, a job in the background of a script) stay ignored. Main thread only.
+    """
+    reader, writer = os.pipe()
+    for fd in (reader, writer):
+        os.set_blocking(fd, False)
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    handlers = {number: signal.signal(number, lambda *_: None) for number in heard}
+    try:
+        yield reader
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(before)
+        os.close(reader)
+        os.close(writer)
+
+
+@contextlib.contextmanager
+def no_descendants_left() -> Iterator[None]:
+    """Kill, at the end of the block, every descendant that came during it, wherever it may have hidden."""
+    others = set(descendants())  # a shell that became this program may have left it children
+    adopt_orphans()
+    try:
+        yield
+    finally:
+        while left := set(descendants()) - others:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(-1, 0)
 
 
 def adopt_orphans() -> None:

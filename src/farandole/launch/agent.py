@@ -33,7 +33,6 @@ from farandole.control.messages import (
     StopWorkers,
     WorkerSpec,
 )
-from farandole.control.output import Pump
 from farandole.errors import ControlError
 from farandole.launch.charge import IDENTITY, Charge
 from farandole.launch.streams import Streams
@@ -52,8 +51,8 @@ class Agent:
 
     def __init__(self, charge: Charge) -> None:
         self._charge = charge
-        self._pump = Pump()
-        self._streams = Streams(self._pump, charge.start)
+        self._streams = Streams(charge.start)
+        self._writing = set(self._streams.ended)
         self._workers: dict[int, int] = {}
         self._unstarted: list[Exited] = []
         self._dealer: Dealer | None = None
@@ -63,30 +62,22 @@ class Agent:
         self._finishing = False
         self._heard = b""
         self._launcher_lives = True
-        self._signals, self._signalled = os.pipe()
+        self._signals = -1
 
     def run(self) -> None:
         """Start the workers and serve until all have ended and all they wrote is written."""
-        self._listen()
-        for spec in self._charge.start.workers:
-            self._start(spec)
-        self._pump.start()
-        for fd in (0, self._signals, self._pump.ended):
-            self._poll.register(fd, select.POLLIN)
-        self._connect()
-        self._reap()
-        self._serve()
+        with process.signals_as_bytes((signal.SIGCHLD, signal.SIGTERM)) as self._signals:
+            for spec in self._charge.start.workers:
+                self._start(spec)
+            self._streams.start()
+            for fd in (0, self._signals, *self._writing):
+                self._poll.register(fd, select.POLLIN)
+            self._connect()
+            self._reap()
+            self._serve()
         self._post(Goodbye())
         if self._dealer is not None:
             self._dealer.close()
-
-    def _listen(self) -> None:
-        """Turn signals into bytes on a pipe, so that one call waits for everything."""
-        for fd in (self._signals, self._signalled):
-            os.set_blocking(fd, False)
-        signal.set_wakeup_fd(self._signalled, warn_on_full_buffer=False)
-        for number in (signal.SIGCHLD, signal.SIGTERM):
-            signal.signal(number, lambda *_: None)
 
     def _start(self, spec: WorkerSpec) -> None:
         try:
@@ -127,7 +118,10 @@ class Agent:
                 self._hear()
             self._receive()
             now = time.monotonic()
-            if self._pump.ended in ready or (self._give_up_at is not None and now >= self._give_up_at):
+            for fd in self._writing & ready:
+                self._poll.unregister(fd)
+                self._writing.discard(fd)
+            if not self._writing or (self._give_up_at is not None and now >= self._give_up_at):
                 return
             if self._kill_at is not None and now >= self._kill_at:
                 self._stop(0.0)
@@ -147,7 +141,7 @@ class Agent:
         lines, newline, rest = (self._heard + text).rpartition(b"\n")
         self._heard = rest
         if newline:
-            self._pump.say(self._streams.stderr, lines)
+            self._streams.say(lines)
         if not text:
             self._launcher_lives = False
             self._poll.unregister(0)
@@ -163,7 +157,7 @@ class Agent:
                 elif isinstance(message, DumpStack):
                     threading.Thread(target=self._dump, args=(message, self._dealer), daemon=True).start()
         except ControlError as error:
-            self._pump.say(self._streams.stderr, f"farandole: the agent on {self._charge.host} ends: {error}".encode())
+            self._streams.say(f"farandole: the agent on {self._charge.host} ends: {error}".encode())
             self._orphaned()
 
     def _dump(self, message: DumpStack, dealer: Dealer) -> None:
@@ -189,7 +183,7 @@ class Agent:
             self._finishing, self._kill_at = True, None
             if self._launcher_lives:
                 self._poll.modify(0, 0)  # what the launcher says from now on it prints itself; only its end is news
-            self._pump.finish()
+            self._streams.finish()
         elif self._kill_at is None:
             self._stop(self._charge.start.grace_s)
 

@@ -2,6 +2,9 @@
 
 On the launcher's own streams a line reads ``[3]<stderr>:text``, the form that Horovod's launcher gave it. In files
 there is one folder per rank, ``rank.<padded>/stdout`` and ``stderr``, and the lines are bare.
+
+Standard output and standard error are written by threads of their own, so that a reader of one that does not read
+holds up nothing else; a terminal that is both has one.
 """
 
 from __future__ import annotations
@@ -21,30 +24,45 @@ COLOURS = (36, 33, 35, 32, 34, 31)
 
 @final
 class Streams:
-    """Opens the two streams of each worker and remembers the last lines of its standard error."""
+    """Opens the two streams of each worker and remembers the last lines of its standard error.
 
-    def __init__(self, pump: Pump, start: StartWorkers) -> None:
-        self._pump = pump
+    ``open`` for all workers, ``start``, then ``finish``; ``ended`` are the descriptors that become readable when all is
+    written.
+    """
+
+    def __init__(self, start: StartWorkers) -> None:
         self._start = start
         self._sources: dict[int, Source] = {}
-        screen = Sink(1)
-        self._screens = (screen, screen if screen.live and _same_terminal(1, 2) else Sink(2))
+        out = (Sink(1), Pump())
+        self._screens = (out, out if _same_terminal(1, 2) else (Sink(2), Pump()))
+        self._pumps = list(dict.fromkeys(pump for _, pump in self._screens))
+        self.ended = frozenset(pump.ended for pump in self._pumps)
 
-    @property
-    def stderr(self) -> Sink:
-        """Where the agent's and the launcher's own words go."""
-        return self._screens[1]
+    def start(self) -> None:
+        """Begin to write."""
+        for pump in self._pumps:
+            pump.start()
+
+    def say(self, text: bytes) -> None:
+        """Write lines that are no worker's on standard error. Does not wait."""
+        sink, pump = self._screens[1]
+        pump.say(sink, text)
+
+    def finish(self) -> None:
+        """Write what is left and end. Does not wait."""
+        for pump in self._pumps:
+            pump.finish()
 
     @contextmanager
     def open(self, place: int) -> Iterator[tuple[int, int]]:
         """The descriptors to start the worker with; ours are closed at the end of the block. Raises ``OSError``."""
         ends: list[int] = []
         try:
-            for name, screen in zip(STREAMS, self._screens, strict=True):
+            for name, (screen, pump) in zip(STREAMS, self._screens, strict=True):
                 sink = self._file(place, name) if self._start.output_dir else screen
                 reader, writer = os.pipe()
                 ends.append(writer)
-                self._sources[place] = self._pump.add(reader, sink, self._tag(place, name))
+                self._sources[place] = pump.add(reader, sink, self._tag(place, name))
             yield ends[0], ends[1]
         finally:
             for end in ends:
@@ -53,7 +71,7 @@ class Streams:
     def tail(self, place: int, timeout_s: float) -> str:
         """The last lines of the worker's standard error; waits for those that are on their way."""
         source = self._sources[place]
-        self._pump.settle([source], timeout_s)
+        self._screens[1][1].settle([source], timeout_s)
         return source.tail
 
     def _file(self, place: int, name: str) -> Sink:
@@ -75,4 +93,4 @@ def _now() -> bytes:
 
 
 def _same_terminal(one: int, other: int) -> bool:
-    return os.isatty(other) and os.fstat(one).st_rdev == os.fstat(other).st_rdev
+    return os.isatty(one) and os.isatty(other) and os.fstat(one).st_rdev == os.fstat(other).st_rdev
