@@ -352,7 +352,8 @@ def number_of(process_set: ProcessSet) -> int:
 
 
 def _group(name: str, size: int) -> list[str]:
-    return [name] if size == 1 else [f"{name}.{i}of{size}" for i in range(size)]
+    """Names of a group's members. The first stands for the group: ranks that differ in the size of it still meet."""
+    return [name if i == 0 else f"{name}.{i}" for i in range(size)]
 
 
 def _splits(rows: int, splits: Sequence[int] | None, size: int) -> tuple[int, ...]:
