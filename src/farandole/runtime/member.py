@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -42,6 +43,9 @@ DYNAMIC = "DYNAMIC"
 
 FOREVER_S = 1e8
 
+HEARSAY_S = 0.1
+"""How long a rank whose engine failed waits to be told of a death that explains it."""
+
 
 @final
 class Session:
@@ -62,6 +66,7 @@ class Session:
         self._clock_offset_s = clock_offset_s
         self._counters: dict[str, itertools.count[int]] = defaultdict(itertools.count)
         self._ended: Failure | None = None
+        self._told = threading.Event()
         self._timeline: Timeline | None = None
         self._planned = Planned()
         self._sets = Registry(topology.rank, topology.size)
@@ -255,6 +260,8 @@ class Session:
 
     def _torn(self, failure: Failure) -> None:
         """A collective broke on this rank, in the middle: the others must not wait for it."""
+        if failure.kind is not AbortError:
+            self._told.wait(HEARSAY_S)
         if self._ended is None:
             known = failure.kind is AbortError  # then somebody else broke it, and the text says who
             reason = failure.text if known else f"{self._name()} could not go on: {failure.text}"
@@ -266,6 +273,7 @@ class Session:
         if self._ended is not None:
             return
         self._ended = failure
+        self._told.set()
         if self._control is not None:
             self._control.end(failure)
         self._lane.end(failure)

@@ -32,7 +32,7 @@ def batches(arrays: Sequence[Array], limit_bytes: int) -> list[list[Array]]:
     parts: list[list[Array]] = []
     room = 0
     for array in arrays:
-        if array.nbytes > room:
+        if not parts or array.nbytes > room:
             parts.append([])
             room = limit_bytes
         parts[-1].append(array)

@@ -1,0 +1,55 @@
+"""What ``init`` decides before it contacts anybody."""
+
+from __future__ import annotations
+
+import pytest
+
+from farandole.cluster.environment import Launched, Plain, variables_for
+from farandole.errors import SettingsError, UnsupportedError, UsageError
+from farandole.runtime.joining import seat_of, settings_of, static_sets
+from farandole.runtime.process_sets import ProcessSet
+from farandole.topology import Topology
+
+LAUNCHED = Launched(variables_for(Topology.of(2, ("a",) * 4, 1), "tcp://a:1", "secret"))
+PLAIN = Plain({"FARANDOLE_RANK": "0", "FARANDOLE_SIZE": "1"})
+
+
+def test_the_seat_is_the_one_the_environment_gave() -> None:
+    seat = seat_of(LAUNCHED, None)
+    assert (seat.place, seat.expected, seat.host, seat.controller, seat.key) == (2, 4, "a", "tcp://a:1", "secret")
+
+
+def test_a_list_of_ranks_makes_a_smaller_job() -> None:
+    seat = seat_of(LAUNCHED, [0, 2])
+    assert (seat.place, seat.expected) == (1, 2)
+    for comm, says in (([0, 1], "on rank 2, which is not among them"), ([2, 9], "among 0 to 3"), ([], "at least one")):
+        with pytest.raises(UsageError, match=says):
+            seat_of(LAUNCHED, comm)
+    with pytest.raises(UsageError, match="expected None or a list of ranks"):
+        seat_of(LAUNCHED, 7)
+
+
+def test_an_mpi_communicator_is_refused_with_what_to_type() -> None:
+    with pytest.raises(UnsupportedError, match="farandole run -np N"):
+        seat_of(LAUNCHED, type("Comm", (), {"Get_rank": None})())
+
+
+def test_settings_of_the_whole_job_are_the_launchers() -> None:
+    assert settings_of(LAUNCHED, {"bucket_bytes": 1024}).bucket_bytes == 1024
+    with pytest.raises(SettingsError, match="FARANDOLE_STALL_WARNING_S for farandole run"):
+        settings_of(LAUNCHED, {"stall_warning_s": 1.0})
+    assert settings_of(PLAIN, {"stall_warning_s": 1.0}).stall_warning_s == 1.0
+
+
+def test_static_sets_are_made_of_what_a_user_gives() -> None:
+    mine = ProcessSet([1])
+    assert static_sets(None, 3) == static_sets("dynamic", 3) == []
+    assert static_sets([mine, [0, 2]], 3) == [mine, ProcessSet([0, 2])]
+    with pytest.raises(UsageError, match='or "dynamic"'):
+        static_sets("static", 3)
+    with pytest.raises(UsageError, match="list them once"):
+        static_sets([[1], [1]], 3)
+    with pytest.raises(UsageError, match="are a process set already"):
+        static_sets([[0, 1, 2]], 3)
+    with pytest.raises(UsageError, match="does not fit a job of 3"):
+        static_sets([[3]], 3)
