@@ -1,8 +1,7 @@
-"""Runs the files in ``checks/`` once per number of ranks, and reports each check as a test of its own."""
+"""Runs the files in ``checks/`` once per kind of job, and reports each file as a test of its own."""
 
 from __future__ import annotations
 
-import ast
 import json
 import subprocess
 import sys
@@ -15,7 +14,17 @@ import pytest
 
 HERE = Path(__file__).parent
 FILES = sorted((HERE / "checks").glob("*.py"))
-SIZES = (1, 2, 3, 4)
+OVERLAPPED = ("--overlap", "backward", "--bucket-bytes", "200")
+JOBS: dict[str, tuple[int, tuple[str, ...]]] = {
+    "1": (1, ()),
+    "2": (2, ()),
+    "3": (3, ()),
+    "4": (4, ()),
+    "2-overlapped": (2, OVERLAPPED),
+    "2-gloo": (2, ("--engine", "gloo")),
+}
+"""Number of ranks and options of ``farandole run``."""
+
 DEADLINE_S = 150.0
 
 Report: TypeAlias = dict[str, dict[int, str]]
@@ -23,28 +32,23 @@ Report: TypeAlias = dict[str, dict[int, str]]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One test per check and number of ranks."""
-    if "check" in metafunc.fixturenames:
-        checks = [
-            f"{path.stem}.{node.name}"
-            for path in FILES
-            for node in ast.parse(path.read_text()).body
-            if isinstance(node, ast.FunctionDef) and node.name.startswith("check_")
-        ]
-        metafunc.parametrize("size", SIZES, scope="session")
-        metafunc.parametrize("check", checks)
+    """One test per file of checks and kind of job."""
+    if "checks" in metafunc.fixturenames:
+        metafunc.parametrize("job", JOBS, scope="session")
+        metafunc.parametrize("checks", [path.stem for path in FILES])
 
 
 @pytest.fixture(scope="session")
-def report(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Report]:
-    """What came of all checks on so many ranks; the job runs when first asked for."""
+def report(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Report]:
+    """What came of all checks in a kind of job; it runs when first asked for."""
 
     @cache
-    def run(size: int) -> Report:
-        target = tmp_path_factory.mktemp(f"checks-{size}")
-        command = [sys.executable, "-m", "farandole", "run", "-np", str(size), sys.executable, str(HERE / "ranks.py")]
+    def run(job: str) -> Report:
+        target = tmp_path_factory.mktemp(f"checks-{job}")
+        size, options = JOBS[job]
+        command = [sys.executable, "-m", "farandole", "run", "-np", str(size), *options]
         done = subprocess.run(
-            [*command, str(target), *map(str, FILES)],
+            [*command, sys.executable, str(HERE / "ranks.py"), str(target), *map(str, FILES)],
             capture_output=True,
             text=True,
             stdin=subprocess.DEVNULL,
