@@ -48,7 +48,7 @@ inline std::vector<Mapping> share(std::size_t nbytes, int place, const std::vect
 
     Segment own;
     const std::vector<std::string> cards = settle(attempt([&] {
-        own = Segment::make(nbytes);
+        own = Segment::make(nbytes, names.size());
         return std::string(reinterpret_cast<const char*>(&own.card), sizeof own.card);
     }));
     std::vector<Mapping> mappings(names.size());

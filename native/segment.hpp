@@ -8,18 +8,18 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/random.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <cstring>
 #include <stdexcept>
 #include <string>
 #include <utility>
+
+#include "memory.hpp"
 
 namespace farandole {
 
@@ -100,32 +100,8 @@ private:
     std::size_t length_ = 0;
 };
 
-inline std::string limit_text(int resource, const char* name) {
-    rlimit limit{};
-    getrlimit(static_cast<__rlimit_resource>(resource), &limit);
-    const std::string value = limit.rlim_cur == RLIM_INFINITY ? "unlimited" : std::to_string(limit.rlim_cur);
-    return std::string(name) + " is " + value;
-}
-
-inline std::string available_text() {
-    unsigned long long kilobytes = 0;
-    if (std::FILE* file = std::fopen("/proc/meminfo", "re")) {
-        char line[128];
-        while (std::fgets(line, sizeof line, file) != nullptr &&
-               std::sscanf(line, "MemAvailable: %llu", &kilobytes) != 1) {
-        }
-        std::fclose(file);
-    }
-    return std::to_string(kilobytes * 1024) + " bytes of memory are available on this host";
-}
-
 inline Failure no_memory(const char* step, std::size_t nbytes, int error) {
-    return Failure("asked for " + std::to_string(nbytes) + " bytes of memory shared with the other ranks; " + step +
-                   " said '" + std::strerror(error) + "' while " + available_text() + ", " +
-                   limit_text(RLIMIT_AS, "the limit of address space (ulimit -v)") + " and " +
-                   limit_text(RLIMIT_FSIZE, "the limit of file size (ulimit -f)") +
-                   "; raise the limit that is too low, run fewer ranks, use smaller buckets (--bucket-bytes) or "
-                   "another engine (--engine gloo)");
+    return Failure(shortage_text(nbytes, std::string(step) + " said '" + std::strerror(error) + "'"));
 }
 
 // A segment this process has made: zeroed memory of its own, open to peers while `descriptor` is.
@@ -134,7 +110,12 @@ struct Segment {
     Descriptor descriptor;
     Card card{};
 
-    static Segment make(std::size_t nbytes) {
+    // `members` of this host make as much at the same time.
+    static Segment make(std::size_t nbytes, std::size_t members) {
+        const std::size_t free = room_for_memory().bytes / members;
+        if (nbytes > free)
+            throw Failure(
+                shortage_text(nbytes, "as much for each of " + std::to_string(members) + " ranks does not fit"));
         const std::size_t length = page_bytes + nbytes;
         Segment made;
         made.descriptor = Descriptor(memfd_create("farandole", MFD_CLOEXEC));

@@ -136,6 +136,9 @@ def _run_out(member: Member) -> list[str]:
             engine.allocate(1 << 27)
         resource.setrlimit(limit, before)
         texts.append(str(caught.value))
+    with pytest.raises(EngineError) as caught:
+        engine.allocate(1 << 45)
+    texts.append(str(caught.value))
     assert _sum(engine) == member.size
     engine.close()
     return texts
@@ -144,7 +147,10 @@ def _run_out(member: Member) -> list[str]:
 def test_a_lack_of_memory_is_an_error_on_every_rank_and_the_engine_goes_on() -> None:
     results = run_ranks(_run_out, 2)
     assert results[0] == results[1]
-    for text in results[0]:
+    *limited, too_much = results[0]
+    assert too_much.startswith("rank 0 on localhost could not share memory: asked for 35184372088832 bytes")
+    assert "as much for each of 2 ranks does not fit while" in too_much
+    for text in limited:
         assert text.startswith("rank 1 on localhost could not share memory: asked for 134217728 bytes")
         assert "is 4194304" in text
         assert "--engine gloo" in text
