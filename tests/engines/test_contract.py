@@ -27,7 +27,7 @@ def _launch(engine: str, size: int) -> list[dict[str, str]]:
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(("engine", "size"), LAUNCHES)
 def test_engine(engine: str, size: int, case: str) -> None:
-    if engine == "gloo" and (lack := CANDIDATES[engine].lacks()):
+    if engine == "gloo" and (lack := CANDIDATES[engine].lack()):
         pytest.skip(lack)
     found = {f"rank {rank}": wrong[case] for rank, wrong in enumerate(_launch(engine, size)) if wrong[case]}
     assert not found, "\n".join(f"{rank}:\n{text}" for rank, text in found.items())

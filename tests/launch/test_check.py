@@ -8,12 +8,11 @@ import sys
 
 import pytest
 
-from farandole.engines import choose
 from farandole.launch import check
 
 
 def test_the_table_reads_well_as_plain_text(capsys: pytest.CaptureFixture[str]) -> None:
-    assert check.report() == 0
+    assert check.report(check.examine()) == 0
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
     assert "\x1b" not in text
@@ -21,13 +20,10 @@ def test_the_table_reads_well_as_plain_text(capsys: pytest.CaptureFixture[str]) 
         assert words in text
 
 
-def test_what_is_missing_comes_with_reason_and_remedy(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(choose, "find_spec", lambda _: None)
+def test_what_is_missing_comes_with_reason_and_remedy(capsys: pytest.CaptureFixture[str]) -> None:
     versions = {"keras": "3.1"}
-    monkeypatch.setattr(check, "_version", lambda package: versions.get(package, ""))
-    assert check.report() == 1
+    findings = check.examine(find=lambda _: None, version_of=lambda package: versions.get(package, ""))
+    assert check.report(findings) == 1
     text = " ".join(capsys.readouterr().out.split())
     assert "shm no the native core farandole._native is not built; install a wheel of farandole" in text
     assert "torch no torch is not installed; type: pip install 'farandole[torch]'" in text

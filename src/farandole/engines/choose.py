@@ -8,11 +8,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import final
+from typing import TypeAlias, final
 
 from farandole.errors import UnsupportedError
 
@@ -20,41 +19,48 @@ SHM_MEMBERS = 64
 """How many ranks of a host one shared segment connects."""
 
 
+Find: TypeAlias = Callable[[str], object | None]
+"""Looks for a module without importing it, like ``importlib.util.find_spec``."""
+
+_MISSING = {"farandole._native": "the native core farandole._native is not built", "torch": "torch is not installed"}
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An engine: what it is for, and what it needs. ``lacks()`` says what this process lacks for it, "" for nothing."""
+    """An engine: what it is for, the modules it needs, and what to do where they are missing."""
 
     name: str
     serves: str
-    lacks: Callable[[], str]
+    needs: tuple[str, ...]
     remedy: str
 
-
-def _lacks_native() -> str:
-    if find_spec("farandole._native") is None:
-        return "the native core farandole._native is not built"
-    return "" if hasattr(os, "memfd_create") else "this system has no memfd_create (Linux has)"
-
-
-def _lacks_torch() -> str:
-    return _lacks_native() or ("" if find_spec("torch") else "torch is not installed")
+    def lack(self, find: Find = find_spec) -> str:
+        """Why this process cannot use it; "" if it can."""
+        return next((_MISSING[module] for module in self.needs if find(module) is None), "")
 
 
 CANDIDATES = {
     candidate.name: candidate
     for candidate in (
-        Candidate("solo", "jobs of one rank", lambda: "", ""),
-        Candidate("shm", "ranks of one host, in shared memory", _lacks_native, "install a wheel of farandole, or type: make native"),
-        Candidate("gloo", "any hosts, over TCP", _lacks_torch, "type: pip install 'farandole[torch]'"),
+        Candidate("solo", "jobs of one rank", (), ""),
+        Candidate(
+            "shm",
+            "ranks of one host, in shared memory",
+            ("farandole._native",),
+            "install a wheel of farandole, or type: make native",
+        ),
+        Candidate(
+            "gloo", "any hosts, over TCP", ("farandole._native", "torch"), "type: pip install 'farandole[torch]'"
+        ),
     )
 }
 """Every engine there is, in the order in which ``farandole check`` lists them."""
 
 
-def usable() -> list[str]:
+def usable(find: Find = find_spec) -> list[str]:
     """The names of the engines that this process could use; imports no framework."""
-    return [name for name, candidate in CANDIDATES.items() if not candidate.lacks()]
+    return [name for name, candidate in CANDIDATES.items() if not candidate.lack(find)]
 
 
 def choose(asked: str, hosts: Sequence[str], usable: Sequence[Sequence[str]]) -> tuple[str, str]:

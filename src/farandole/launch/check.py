@@ -13,13 +13,14 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from typing import final
 
 import msgspec
 
 import farandole
-from farandole.engines.choose import CANDIDATES
+from farandole.engines.choose import CANDIDATES, Find
 
 WIDTH = 80
 LATER_FRAMEWORKS = {"tensorflow": "TensorFlow", "keras": "Keras", "jax": "JAX", "mxnet": "MXNet"}
@@ -46,12 +47,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "no job of several workers could run here.",
     )
     parser.add_argument("--json", action="store_true", help="for programs")
-    parser.set_defaults(main=lambda args: report(args.json))
+    parser.set_defaults(main=lambda args: report(examine(), args.json))
 
 
-def report(json: bool = False) -> int:
-    """Print what was found; returns the exit status."""
-    findings = list(examine())
+def report(findings: Sequence[Finding], json: bool = False) -> int:
+    """Print them; returns the exit status."""
     if json:
         print(
             msgspec.json.format(msgspec.json.encode({"version": farandole.__version__, "findings": findings})).decode()
@@ -62,23 +62,26 @@ def report(json: bool = False) -> int:
     return 0 if {"engine", "launcher"} <= ready else 1
 
 
-def examine() -> Iterator[Finding]:
-    """Look at everything; what comes with a later release is named only where it is installed."""
+def examine(find: Find = find_spec, version_of: Callable[[str], str] | None = None) -> list[Finding]:
+    """Look at everything; what comes with a later release is named only where it is installed.
+
+    ``find`` looks for a module, ``version_of`` knows the version of an installed package ("" for none).
+    """
+    engines = []
     for name, candidate in CANDIDATES.items():
-        lack = candidate.lacks()
-        yield Finding("engine", name, not lack, lack or candidate.serves, candidate.remedy if lack else "")
-    yield from _frameworks()
-    yield from _launchers()
+        lack = candidate.lack(find)
+        engines.append(Finding("engine", name, not lack, lack or candidate.serves, candidate.remedy if lack else ""))
+    return [*engines, *_frameworks(version_of or _installed_version), *_launchers()]
 
 
-def _frameworks() -> Iterator[Finding]:
-    torch = _version("torch")
+def _frameworks(version_of: Callable[[str], str]) -> Iterator[Finding]:
+    torch = version_of("torch")
     if torch:
         yield Finding("framework", "torch", True, f"PyTorch {torch}")
     else:
         yield Finding("framework", "torch", False, "torch is not installed", "type: pip install 'farandole[torch]'")
     for package, title in LATER_FRAMEWORKS.items():
-        if version := _version(package):
+        if version := version_of(package):
             yield Finding(
                 "framework", package, False, f"{title} {version} is installed, but this release serves PyTorch only",
                 f"wait for the release with farandole.{package}",
@@ -99,7 +102,7 @@ def _launchers() -> Iterator[Finding]:
             )  # fmt: skip
 
 
-def _print_table(findings: list[Finding]) -> None:
+def _print_table(findings: Sequence[Finding]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -120,7 +123,7 @@ def _print_table(findings: list[Finding]) -> None:
         console.print(table)
 
 
-def _version(package: str) -> str:
+def _installed_version(package: str) -> str:
     from importlib import metadata  # slow to load, and "farandole run" loads this module
 
     try:

@@ -17,6 +17,7 @@ import farandole
 from farandole.errors import UnsupportedError
 from farandole.launch import command
 from farandole.launch.options import add_knobs, knob_arguments, read_file
+from farandole.launch.plan import Job
 from farandole.settings import Settings
 
 SPOKEN = "0.28.1"
@@ -93,13 +94,19 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def main(args: argparse.Namespace) -> int:
     """Run the job that ``args`` ask for; returns its exit status."""
-    refuse_elastic([flag for flags in ELASTIC for flag in flags if _given(args, flag)])
+    job = asked(args)
     for line in without_meaning(args.foreign):
         print(f"farandole horovodrun: {line}", file=sys.stderr)
+    return command.run_job(job)
+
+
+def asked(args: argparse.Namespace) -> Job:
+    """The job that ``args`` ask for; raises ``UsageError`` for one that cannot be."""
+    refuse_elastic([flag for flags in ELASTIC for flag in flags if _given(args, flag)])
     words = args.command[1:] if args.command[0] == "--" else args.command
     file = read_file(args.config_file) if args.config_file else None
     settings = Settings.resolve(knob_arguments(args), file, os.environ)
-    return command.run_job(command.job(args, words, settings, (command.HOROVOD_SITE,)))
+    return command.job(args, words, settings, (command.HOROVOD_SITE,))
 
 
 def without_meaning(flags: Collection[str]) -> list[str]:
@@ -155,6 +162,6 @@ class _CheckBuild(argparse.Action):
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
     ) -> None:
         """See the class."""
-        from farandole.launch.check import report
+        from farandole.launch.check import examine, report
 
-        parser.exit(report())
+        parser.exit(report(examine()))
