@@ -53,7 +53,7 @@ def test_alone_everything_works_at_once() -> None:
         current("allreduce")
 
 
-def test_a_hundred_lives_leave_nothing() -> None:
+def test_two_hundred_lives_alone_leave_nothing() -> None:
     init()
     shutdown()
     with no_leaks():
@@ -121,15 +121,24 @@ def _live(member: Member) -> None:
     shutdown()
 
 
-def _lives(member: Member, lives: int) -> None:
-    _live(member)
+def _lives(member: Member, lives: int) -> int:
+    for _ in range(lives // 4):
+        _live(member)
+    before = _resident_bytes()
     with no_leaks():
-        for _ in range(lives):
+        for _ in range(lives - lives // 4):
             _live(member)
+    return _resident_bytes() - before
 
 
-def test_generations_follow_each_other_in_the_same_processes() -> None:
-    run_job(_lives, 2, 40)
+def _resident_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def test_two_hundred_generations_in_the_same_processes_leave_nothing() -> None:
+    for growth in run_job(_lives, 2, 200):
+        assert growth < 2 * 2**20
 
 
 def _forking(member: Member) -> int:
@@ -271,5 +280,7 @@ def test_the_timeline_of_all_ranks_is_readable_after_a_crash(tmp_path: Path) -> 
     assert phases >= {(rank, phase) for rank in (0, 1) for phase in expected}
     names = {line["args"]["name"] for line in lines if line["name"] == "process_name"}
     assert {name.partition(" on ")[0] for name in names} == {"rank 0", "rank 1"}
+    reduced = {line["args"]["name"].partition(" and ")[0] for line in lines if line["name"] == "reduce"}
+    assert any(name.startswith("allreduce.") for name in reduced)
     begins = [line["ts"] for line in lines if line["ph"] == "b"]
-    assert max(begins) - min(begins) < 60e6
+    assert max(begins) - min(begins) < 60e6  # one clock

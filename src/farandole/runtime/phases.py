@@ -1,6 +1,6 @@
 """Telling subscribers what the negotiated lane spends its time on.
 
-phases.of("allreduce.loss", "allreduce")
+phases.of(["allreduce.loss"], "allreduce")
 begin = phases.begin()
 engine.allreduce(array, op)
 phases.end("reduce", begin, array.nbytes)
@@ -9,6 +9,7 @@ phases.end("reduce", begin, array.nbytes)
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import final
 
 from farandole import events
@@ -20,14 +21,15 @@ LANE = "negotiated"
 class Phases:
     """The phases of the collective that one thread executes now. Without subscribers each call is one look-up."""
 
-    __slots__ = ("_kind", "_name")
+    __slots__ = ("_kind", "_names")
 
     def __init__(self) -> None:
-        self._name = self._kind = ""
+        self._names: Sequence[str] = ()
+        self._kind = ""
 
-    def of(self, name: str, kind: str) -> None:
-        """What is executed from now on."""
-        self._name, self._kind = name, kind
+    def of(self, names: Sequence[str], kind: str) -> None:
+        """What is executed from now on; several names are one fused collective."""
+        self._names, self._kind = names, kind
 
     def begin(self) -> float:
         """The time now, for ``end``; 0 if nobody listens."""
@@ -38,5 +40,6 @@ class Phases:
         if not begin_s or not events.subscribers:
             return 0.0
         now = time.monotonic()
-        events.emit(events.Phase(LANE, self._name, self._kind, phase, begin_s, now, nbytes))
+        more = f" and {len(self._names) - 1} more" if len(self._names) > 1 else ""
+        events.emit(events.Phase(LANE, self._names[0] + more, self._kind, phase, begin_s, now, nbytes))
         return now
