@@ -43,8 +43,10 @@ def _variables() -> set[tuple[str, str]]:
 
 
 def _not_ours(line: str) -> bool:
-    """Whether a leak is none of the test's: a framework's pool of threads, or another program's shared memory."""
+    """Whether a leak is none of the test's: a library's thread pool or open fonts, another program's shared memory."""
     what, _, name = line.partition(": ")
+    if what == "descriptors":
+        return name.partition(" -> ")[2].startswith(f"{sys.prefix}/lib")
     if what == "shared_memory":
         return not name.startswith(("farandole", "torch_", "psm_"))
     if what != "threads" or int(name) in {t.native_id for t in threading.enumerate()}:

@@ -1,0 +1,51 @@
+"""What the benchmark makes of its numbers. The numbers themselves are never tested: machines differ."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import picture, report
+from benchmarks.allreduce import human
+from benchmarks.measure import Row, Sample, Table, Verdict
+
+
+def table(panel: str = "") -> Table:
+    """A table with one verdict of each kind."""
+    verdicts = (Verdict(2.0, "x", least=1.5), Verdict(2.0, "x", most=1.5), Verdict(2.0, "x"))
+    return Table("title", "us", panel, [Row("4 KB", {"shm": Sample.of([1, 2, 3, 4, 5])}, verdicts, 4096)])
+
+
+def test_a_verdict_knows_its_target() -> None:
+    assert [(v.passed, v.target) for v in table().rows[0].verdicts] == [(True, ">= 1.5"), (False, "<= 1.5"), (None, "")]
+    assert report.summary([table(), table()]) == (2, 4)
+
+
+def test_a_sample_has_median_and_spread() -> None:
+    sample = Sample.of([1, 2, 3, 4, 100])
+    assert sample.median == 3
+    assert sample.spread == pytest.approx(1 / 3)
+    assert Sample.of([5]).spread == 0
+
+
+def test_numbers_are_shown_as_people_read_them() -> None:
+    assert [report.significant(v) for v in (0, 0.01234, 1.234, 12.34, 12345.6)] == [
+        "0",
+        "0.0123",
+        "1.23",
+        "12.3",
+        "12346",
+    ]
+    assert [human(n) for n in (4, 4096, 64 * 2**20)] == ["4 B", "4 KB", "64 MB"]
+
+
+def test_everything_is_saved_and_drawn(tmp_path: Path) -> None:
+    report.save([table()], tmp_path / "deep" / "bench.json")
+    saved = json.loads((tmp_path / "deep" / "bench.json").read_text())
+    assert saved["tables"][0]["rows"][0]["samples"]["shm"]["values"] == [1, 2, 3, 4, 5]
+    assert saved["machine"]["cores"]
+    assert not picture.draw([table()], tmp_path / "bench.png")
+    assert picture.draw([table("2 ranks")], tmp_path / "bench.png")
+    assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
