@@ -79,7 +79,12 @@ class Session:
         if link is not None:
             warning_s = self._limit_s(settings.stall_warning_s)
             self._control = ControlThread(link.control, link.up, self.generation, self, self._planned, warning_s)
-        self._introduce()
+        try:
+            self._introduce()
+        except BaseException as error:
+            self.abort(f"it could not start: {error}")
+            self.close()
+            raise
 
     # -- collectives --------------------------------------------------------------------------------------------------
 
@@ -147,8 +152,9 @@ class Session:
 
     def abort(self, reason: str) -> None:
         """End the generation for all: nobody can rely on this rank any more."""
-        self.generation_ended(Failure(AbortError, reason))
-        self._tell_leave(f"{self._name()} gave up: {reason}")
+        reason = f"{self._name()} gave up: {reason}"
+        self._end(Failure(AbortError, reason), reason)
+        self._tell_leave(reason)
 
     def generation_ended(self, failure: Failure) -> None:
         """Wake everybody here; every operation raises from now on. Called by whoever learns of it."""
@@ -256,7 +262,8 @@ class Session:
     def _share(self, key: str, ranks: Sequence[int], payload: bytes) -> list[bytes]:
         if self._control is None:
             return [payload]
-        return self._control.exchange(key, ranks, payload, self.settings.start_timeout_s)
+        # A rank comes to its first planned collective when it has done what precedes it, and that may take long.
+        return self._control.exchange(key, ranks, payload, self._limit_s(self.settings.stall_shutdown_s))
 
     def _torn(self, failure: Failure) -> None:
         """A collective broke on this rank, in the middle: the others must not wait for it."""

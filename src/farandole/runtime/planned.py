@@ -12,7 +12,9 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal, TypeAlias, final
 
 from farandole import events
@@ -38,7 +40,11 @@ class PlannedLane:
 
     def __init__(self, session: Session, process_set: ProcessSet, label: str) -> None:
         self.session, self.label = session, label
-        self._engine = session.planned_engine(number_of(process_set), label)
+        self._process_set = number_of(process_set)
+        # Lanes of one set count separately; their numbers must not look like one lane's to who compares them.
+        self._sequence = zlib.crc32(label.encode()) << 31
+        with self._inside("connecting"):
+            self._engine = session.planned_engine(self._process_set, label)
         self._group = self._engine.group
 
     @property
@@ -53,7 +59,8 @@ class PlannedLane:
 
     def allocate(self, nbytes: int) -> Memory:
         """Zeroed memory in which collectives are fastest. Collective."""
-        return self._engine.allocate(nbytes)
+        with self._inside("allocating"):
+            return self._engine.allocate(nbytes)
 
     def meet(self, point: str, state: str) -> list[str]:
         """Learn every member's ``state``; all must be at the same ``point`` of the program, except who has ``JOINED``.
@@ -61,7 +68,9 @@ class PlannedLane:
         Both together are at most 60 bytes. Raises ``MismatchError`` on every member if they are not, or if one has
         ``REFUSED``; the next call works.
         """
-        said = [s.decode().partition("|")[::2] for s in self._engine.gather_small(f"{point}|{state}".encode())]
+        with self._inside(point or state):
+            answers = self._engine.gather_small(f"{point}|{state}".encode())
+        said = [answer.decode().partition("|")[::2] for answer in answers]
         if len({there for there, how in said if how != JOINED}) > 1:
             each = "; ".join(
                 f"{self._group.name(i)} is at {there!r}" for i, (there, how) in enumerate(said) if how != JOINED
@@ -78,11 +87,22 @@ class PlannedLane:
     def allreduce(self, what: str, array: Array, how: Reduction) -> None:
         """Reduce in place; ``what`` names it in the timeline."""
         begin_s = time.monotonic() if events.subscribers else 0.0
-        self._engine.allreduce(array, how.op, how.prescale, how.postscale)
+        with self._inside(what):
+            self._engine.allreduce(array, how.op, how.prescale, how.postscale)
         if begin_s:
             end_s = time.monotonic()
             name = f"{self.label}.{what}"
             events.emit(events.Phase("planned", name, "allreduce", "reduce", begin_s, end_s, array.nbytes))
+
+    @contextmanager
+    def _inside(self, what: str) -> Iterator[None]:
+        """Should it take too long, reports will name ``what``, and the members that have not come to it."""
+        self._sequence += 1
+        self.session.entering(self._process_set, self._sequence, f"{self.label}: {what}")
+        try:
+            yield
+        finally:
+            self.session.left(self._process_set)
 
     def note(self, text: str) -> None:
         """Say something worth knowing about this lane."""
