@@ -1,0 +1,98 @@
+"""Who is let into the control plane, and what ZeroMQ tells about those who come and go.
+
+door = Door(context, keys.client.public)     # before the first socket of the context listens
+monitor = Monitor(socket)
+strangers = Admissions()
+...
+door.serve()                                 # when door.fd is readable
+strangers.update(monitor.drain())            # when monitor.fd is readable: how many were turned away
+"""
+
+from __future__ import annotations
+
+import hmac
+import struct
+from typing import final
+
+import zmq
+from zmq.utils import z85
+
+HANDSHAKE_FAILED = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+
+
+@final
+class Monitor:
+    """What happens to the connections of a socket, as ZeroMQ tells it."""
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self._watched = socket
+        self._socket = socket.get_monitor_socket(
+            zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | HANDSHAKE_FAILED
+        )
+        self._socket.poll(0)  # ZeroMQ signals the descriptor only to a reader that has once found nothing
+        self.fd: int = self._socket.fileno()
+
+    def drain(self) -> list[tuple[int, int]]:
+        """All events since the last call, each with its value: a descriptor for accepted and disconnected ones."""
+        events: list[tuple[int, int]] = []
+        while True:
+            try:
+                frame, _ = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return events
+            events.append(struct.unpack("=Hi", frame))
+
+    def close(self) -> None:
+        self._watched.disable_monitor()
+        self._socket.close(0)
+
+
+@final
+class Admissions:
+    """Counts the connections that ended before their handshake succeeded.
+
+    ZeroMQ does not say which connection succeeded, so the oldest open one is taken; the total is right all the same.
+    """
+
+    def __init__(self) -> None:
+        self._unproven: dict[int, None] = {}
+
+    def update(self, events: list[tuple[int, int]]) -> int:
+        """The number of strangers among ``events``."""
+        strangers = 0
+        for event, value in events:
+            if event == zmq.EVENT_ACCEPTED:
+                self._unproven[value] = None
+            elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED and self._unproven:
+                self._unproven.pop(next(iter(self._unproven)))
+            elif event == zmq.EVENT_DISCONNECTED and value in self._unproven:
+                self._unproven.pop(value)
+                strangers += 1
+        return strangers
+
+
+@final
+class Door:
+    """Answers ZeroMQ's question for every newcomer (ZAP, RFC 27): only the clients' key of this job is let in."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], client_public: bytes) -> None:
+        self._key = z85.decode(client_public)
+        self._socket = context.socket(zmq.REP)
+        self._socket.bind("inproc://zeromq.zap.01")
+        self.fd: int = self._socket.fileno()
+
+    def serve(self) -> None:
+        """Answer every newcomer that waits."""
+        while True:
+            try:
+                version, request, *_, mechanism, key = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            admitted = mechanism == b"CURVE" and hmac.compare_digest(key, self._key)
+            status, text = (b"200", b"") if admitted else (b"400", b"not a key of this job")
+            self._socket.send_multipart((version, request, status, text, b"", b""))
+
+    def close(self) -> None:
+        self._socket.close(0)
