@@ -1,9 +1,9 @@
 """The words of a collective: its kind, its reduction, its dtypes, and a flat piece of memory.
 
-    >>> DType.from_name("bfloat16").itemsize
-    2
-    >>> ReduceOp.SUM.label
-    'Sum'
+>>> DType.from_name("bfloat16").itemsize
+2
+>>> ReduceOp.SUM.label
+'Sum'
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ _ITEMSIZE = {
 class Array:
     """A flat, contiguous piece of memory that an engine may read or write.
 
-    ``owner`` is whatever keeps the memory alive (a tensor, an ndarray, a ``Memory``); engines for other devices than the
-    host may use it, host engines use the address alone.
+    ``owner`` is whatever keeps the memory alive (a tensor, an ndarray, a ``Memory``); engines for other devices than
+    the host may use it, host engines use the address alone.
     """
 
     address: int

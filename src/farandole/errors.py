@@ -60,7 +60,7 @@ class CollectiveError(FarandoleError, RuntimeError):
 
 @final
 class MismatchError(CollectiveError):
-    """Ranks asked for different things under one name; every rank of the set raises it, and the next collective works."""
+    """Ranks asked for different things under one name. All of the set raise it, and the next collective works."""
 
 
 @final

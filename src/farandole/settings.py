@@ -25,9 +25,9 @@ PREFIX = "FARANDOLE_"
 class Knob(msgspec.Struct, frozen=True):
     """What is known of one setting besides its type and default.
 
-    ``flags`` and ``off_flags`` are its names on the command line (``flag_scale`` converts the flag's unit). ``horovod`` is the
-    environment variable of Horovod that is understood too; with ``horovod_negates`` that variable turns the knob off.
-    ``group`` is its heading in the help of commands.
+    ``flags`` and ``off_flags`` are its names on the command line (``flag_scale`` converts the flag's unit).
+    ``horovod`` is the environment variable of Horovod that is understood too; with ``horovod_negates`` that variable
+    turns the knob off. ``group`` is its heading in the help of commands.
     """
 
     help: str
@@ -154,7 +154,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise SettingsError(f"a setting has a value it cannot take: {error}") from error
 
     def to_environment(self, base: Settings | None = None) -> dict[str, str]:
-        """The variables that make these settings of ``base`` (default: the defaults), for a worker that has ``base``."""
+        """The variables that make these settings of ``base`` (or the defaults), for a worker that has ``base``."""
         base = base or Settings()
         return {
             PREFIX + name.upper(): _text(getattr(self, name))
@@ -171,7 +171,8 @@ KNOBS: dict[str, Knob] = {
 IDENTITY = tuple(
     PREFIX + n
     for n in (
-        "RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "HOSTNAME", "CONTROLLER", "KEY", "LAUNCHED",
+        "RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE",
+        "HOSTNAME", "CONTROLLER", "KEY", "LAUNCHED",
     )
 )  # fmt: skip
 """Variables that say who a process is; they are not knobs, and ``cluster`` reads them."""

@@ -1,8 +1,8 @@
 """Who sits where: ranks, and the hosts they are on.
 
-    >>> t = Topology.of(rank=2, hosts=("a", "a", "b", "b"), generation=1)
-    >>> t.local_rank, t.local_size, t.cross_rank, t.cross_size
-    (0, 2, 1, 2)
+>>> t = Topology.of(rank=2, hosts=("a", "a", "b", "b"), generation=1)
+>>> t.local_rank, t.local_size, t.cross_rank, t.cross_size
+(0, 2, 1, 2)
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
 class Hello(Message, frozen=True):
     """I called ``init()``. ``place`` is the rank my environment gave me (-1: none); ``engines`` are those usable here.
 
-    ``stack_fd`` is where ``faulthandler`` writes when ``stack_signal`` comes. ``process_sets`` are the global ranks of the
-    static sets asked for in ``init``; they must agree between ranks.
+    ``stack_fd`` is where ``faulthandler`` writes when ``stack_signal`` comes. ``process_sets`` are the global ranks of
+    the static sets asked for in ``init``; they must agree between ranks.
     """
 
     worker: str
@@ -55,12 +55,13 @@ class Exchange(Message, frozen=True):
 
 @final
 class Signature(msgspec.Struct, frozen=True, array_like=True):
-    """What a rank means by a name. Everything here is compared by ``negotiation``; shapes and splits by the rule of the kind.
+    """What a rank means by a name, compared by ``negotiation``; shapes and splits by the rule of the kind.
 
-    A grouped call is one entry under one name: ``dtypes`` and ``shapes`` then hold one item per tensor, and so the group is
-    ordered as one and its members are compared. BARRIER and JOIN have no tensors. ``splits`` are the rows for each member
-    (ALLTOALL, () for even ones), the ranks of the new set (ADD_SET), or ``[id]`` (REMOVE_SET); these two and JOIN are
-    submitted to process set 0. Joins are matched by their kind, whatever their names; ``Order.names`` then holds one of them.
+    A grouped call is one entry under one name: ``dtypes`` and ``shapes`` then hold one item per tensor, and so the
+    group is ordered as one and its members are compared. BARRIER and JOIN have no tensors. ``splits`` are the rows for
+    each member (ALLTOALL, () for even ones), the ranks of the new set (ADD_SET), or ``[id]`` (REMOVE_SET); these two
+    and JOIN are submitted to process set 0. Joins are matched by their kind, whatever their names; ``Order.names``
+    then holds one of them.
     """
 
     kind: int
@@ -76,7 +77,7 @@ class Signature(msgspec.Struct, frozen=True, array_like=True):
 
 @final
 class Entry(msgspec.Struct, frozen=True, array_like=True):
-    """One collective a rank is ready for: in full, or (``cached >= 0``) by the number the controller gave its signature.
+    """One collective a rank is ready for: in full, or (``cached >= 0``) by the number its signature was given.
 
     A number stands for the signature this rank had under this name in the order that brought the number.
     """
@@ -99,7 +100,8 @@ class Submit(Message, frozen=True):
 class Leave(Message, frozen=True):
     """I called ``shutdown()``; the generation ends for the others when they next need me.
 
-    With a ``reason`` I could not go on in the middle of a collective, and it ends for all at once: they wait for me there.
+    With a ``reason`` I could not go on in the middle of a collective, and it ends for all at once: they wait for me
+    there.
     """
 
     generation: int
@@ -108,7 +110,7 @@ class Leave(Message, frozen=True):
 
 @final
 class Blocked(Message, frozen=True):
-    """I have been inside a planned collective for ``seconds``; ``what`` describes it. Sent from ``stall_warning_s`` on."""
+    """I have been in a planned collective for ``seconds``; ``what`` describes it. Sent from ``stall_warning_s`` on."""
 
     generation: int
     process_set: int
@@ -186,15 +188,16 @@ class Exchanged(Message, frozen=True):
 
 @final
 class Order(msgspec.Struct, frozen=True, array_like=True):
-    """Do this now. ``names`` are executed together (fused); ``error`` is raised for all of them instead where not empty.
+    """Do this now. ``names`` are executed together (fused); ``error``, where not empty, is raised for all of them.
 
-    ``signatures[i]`` describes ``names[i]`` as one of the ranks gave it (joined ranks, which never submitted it, need that).
-    ``dims[i]`` (ALLGATHER) holds the first dimensions, ``dims[i][member * tensors + tensor]``; ``splits[i]`` (ALLTOALL) the
-    rows sent, ``splits[i][sender * members + receiver]``; both count members by their place in the set, 0 for joined ones.
-    ``cached[i]`` is the number to submit ``names[i]`` by from now on (-1: in full). ``joined`` are ranks that contribute
-    nothing. ``sequence`` grows from order to order over all sets, so a rank may see gaps. ``value`` is the id of the set
-    (ADD_SET, REMOVE_SET) or the rank that joined last (JOIN). An order with an ``error`` goes to the ranks that submitted
-    it, never to joined ones; ``error_kind`` is the class of ``farandole.errors`` to raise.
+    ``signatures[i]`` describes ``names[i]`` as one of the ranks gave it (joined ranks, which never submitted it, need
+    that). ``dims[i]`` (ALLGATHER) holds the first dimensions, ``dims[i][member * tensors + tensor]``; ``splits[i]``
+    (ALLTOALL) the rows sent, ``splits[i][sender * members + receiver]``; both count members by their place in the set,
+    0 for joined ones. ``cached[i]`` is the number to submit ``names[i]`` by from now on (-1: in full). ``joined`` are
+    ranks that contribute nothing. ``sequence`` grows from order to order over all sets, so a rank may see gaps.
+    ``value`` is the id of the set (ADD_SET, REMOVE_SET) or the rank that joined last (JOIN). An order with an
+    ``error`` goes to the ranks that submitted it, never to joined ones; ``error_kind`` is the class of
+    ``farandole.errors`` to raise.
     """
 
     process_set: int
@@ -298,7 +301,7 @@ class Started(Message, frozen=True):
 
 @final
 class Exited(Message, frozen=True):
-    """A worker ended. ``code`` is the exit status, or minus the signal's number; ``tail`` the last lines of its stderr."""
+    """A worker ended. ``code`` is the exit status, or minus the signal; ``tail`` the last lines of its stderr."""
 
     place: int
     pid: int
@@ -358,6 +361,6 @@ def encode(message: Message) -> bytes:
 def decode(frame: bytes) -> Any:
     """Frame to message; raises ``ControlError`` for anything that is not exactly one known message."""
     try:
-        return cast(Any, _decoder.decode(frame))
+        return cast("Any", _decoder.decode(frame))
     except (msgspec.DecodeError, RecursionError) as error:
         raise ControlError(f"a frame of {len(frame)} bytes is no message of this version: {error}") from error

@@ -15,7 +15,7 @@ from typing import Protocol, TypeAlias, final
 from farandole.collective import Array, Kind, ReduceOp
 
 Allocate: TypeAlias = Callable[[tuple[int, ...]], Array]
-"""Makes the output of a collective whose shape is known only once all ranks have come; called in the executing thread."""
+"""Makes the output of a collective whose shape is known once all ranks have come; called in the executing thread."""
 
 
 @final
@@ -23,9 +23,10 @@ Allocate: TypeAlias = Callable[[tuple[int, ...]], Array]
 class Call:
     """One collective as one rank asks for it.
 
-    ``array`` is the contribution; ALLREDUCE and BROADCAST write their result into it (adapters clone for out-of-place calls).
-    ALLGATHER, ALLTOALL and REDUCESCATTER call ``allocate`` with the output's shape. ``shape`` is the tensor's. ``root`` is a
-    global rank. ``splits`` are rows of dimension 0 for each member (ALLTOALL). ``op`` AVERAGE divides by the size of the set.
+    ``array`` is the contribution; ALLREDUCE and BROADCAST write their result into it (adapters clone for out-of-place
+    calls). ALLGATHER, ALLTOALL and REDUCESCATTER call ``allocate`` with the output's shape. ``shape`` is the tensor's.
+    ``root`` is a global rank. ``splits`` are rows of dimension 0 for each member (ALLTOALL). ``op`` AVERAGE divides by
+    the size of the set.
     """
 
     kind: Kind
