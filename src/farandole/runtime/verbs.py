@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Generic, TypeVar, final
 
 from farandole.collective import Array, Kind, ReduceOp
@@ -42,6 +43,7 @@ class Reduction:
     postscale: float = 1.0
 
 
+@lru_cache(maxsize=256)  # every call of every collective comes here, with the same few arguments
 def reduction(
     average: bool | None = None, op: int | None = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0
 ) -> Reduction:
@@ -50,7 +52,7 @@ def reduction(
         raise UsageError("both average= and op= are given: keep op=, average= is its older form")
     if op is None:
         op = ReduceOp.SUM if average is False else ReduceOp.AVERAGE
-    if op not in set(ReduceOp):
+    if op not in REDUCTIONS[Kind.ALLREDUCE]:
         raise UsageError(f"op={op!r} is no reduction: use one of {', '.join(o.label for o in ReduceOp)}")
     return Reduction(ReduceOp(op), float(prescale_factor), float(postscale_factor))
 
