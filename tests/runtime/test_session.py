@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import resource
 import threading
 import time
 from pathlib import Path
@@ -27,7 +29,7 @@ from farandole.runtime.call import Call
 from farandole.runtime.process_sets import ProcessSet, global_process_set
 from farandole.runtime.session import current, init, is_initialized, shutdown
 from farandole.testing.jobs import NumpyCalls, free_port, run_job
-from farandole.testing.leaks import no_leaks
+from farandole.testing.leaks import Snapshot, no_leaks
 from farandole.testing.rank import Member
 
 
@@ -188,6 +190,31 @@ def _failing_allocation(member: Member) -> str:
 
 def test_a_failure_on_one_rank_ends_the_generation_for_all_and_the_next_one_works() -> None:
     assert run_job(_failing_allocation, 3) == ["3.0"] * 3
+
+
+def _broken_start(member: Member) -> str:
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = Snapshot.take()
+    if member.rank == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, limit[1]))  # shared memory is a file to the kernel
+    with pytest.raises((EngineError, AbortError)) as caught:
+        init()
+    assert not is_initialized()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("farandole")]
+    resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    init()
+    x = np.ones(1)
+    NumpyCalls().allreduce("x", x)
+    shutdown()
+    left = [line for line in Snapshot.take().since(before) if line.startswith("descriptors") and "stacks" not in line]
+    assert x[0] == member.size
+    return f"{caught.value} {left if member.rank else []}"  # rank 0 keeps its pipe to the controller
+
+
+def test_a_rank_that_cannot_start_ends_the_start_of_all_and_leaves_nothing() -> None:
+    for text in run_job(_broken_start, 2):
+        assert re.match(r"rank 1 on \S+ .*File too large", text)
+        assert text.endswith("[]")
 
 
 def _waiting_while_others_leave(member: Member) -> str:

@@ -92,7 +92,7 @@ class ControlThread:
                 raise self._ended.fresh()
         raise StartError(
             f"ranks {list(ranks)} could not connect with each other: not all came to {key!r} within {timeout_s:g} s. "
-            "Every member must do this at the same point of the program; raise FARANDOLE_STALL_SHUTDOWN_S if one is slow"
+            "Every member must do this at the same point of the program. Is one slow? Raise FARANDOLE_STALL_SHUTDOWN_S"
         )
 
     def end(self, failure: Failure) -> None:

@@ -137,9 +137,7 @@ class NegotiatedLane:
         with self._changed:
             while not enough():
                 if self._leading:
-                    self._asleep += 1
-                    self._changed.wait()
-                    self._asleep -= 1
+                    self._sleep()
                 else:
                     self._lead(enough)
 
@@ -267,11 +265,17 @@ class NegotiatedLane:
         with self._changed:
             while self._ended is None:
                 if self._leading or not self._unattended:
-                    self._asleep += 1
-                    self._changed.wait()
-                    self._asleep -= 1
+                    self._sleep()
                 else:
                     self._lead(lambda: not self._unattended)
+
+    def _sleep(self) -> None:
+        """Until something has changed. Called with the lock, which is free meanwhile."""
+        self._asleep += 1
+        try:
+            self._changed.wait()
+        finally:
+            self._asleep -= 1
 
 
 def _tell(mine: Sequence[Pending | None], order: Order, received_s: float) -> None:

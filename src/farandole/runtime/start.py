@@ -12,7 +12,7 @@ from typing import Any
 
 from farandole.cluster.detect import detect
 from farandole.cluster.environment import Environment
-from farandole.control.messages import Hello, Leave
+from farandole.control.messages import Hello
 from farandole.engines.choose import choose, usable
 from farandole.runtime.hosted import ensure_controller
 from farandole.runtime.joining import configure_logging, seat_of, settings_of, static_sets
@@ -44,11 +44,7 @@ def _among_others(environment: Environment, seat: Seat, settings: Settings, sets
     try:
         welcome = link.join(_hello(link, seat, sets))
         topology = Topology.of(welcome.rank, tuple(welcome.hosts), welcome.generation)
-        try:
-            return Session(settings, topology, welcome.engine, welcome.reason, sets, link, welcome.clock_offset_s)
-        except BaseException as error:
-            link.up.send(Leave(welcome.generation, f"rank {welcome.rank} on {topology.host} could not start: {error}"))
-            raise
+        return Session(settings, topology, welcome.engine, welcome.reason, sets, link, welcome.clock_offset_s)
     except BaseException:
         link.close()
         raise
