@@ -255,3 +255,23 @@ def test_more_members_than_it_serves_are_refused_before_anything_is_shared() -> 
     group = Group(0, ranks, ("localhost",) * 65, 1, "all")
     with pytest.raises(UnsupportedError, match=r"at most 64 ranks of one host, all has 65: use --engine gloo"):
         ShmEngine(group, lambda payload: [payload] * 65)
+
+
+def _fork(member: Member) -> float:
+    engine = ShmEngine(member.group(), member.exchange)
+    if member.rank == 0:
+        child = os.fork()
+        if child == 0:
+            with pytest.raises(AbortError, match="not to its fork"):
+                engine.barrier()
+            engine.abort("a child has no say")
+            engine.close()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+    total = _sum(engine)
+    engine.close()
+    return total
+
+
+def test_a_forked_child_cannot_end_the_group() -> None:
+    assert run_ranks(_fork, 2) == [2.0, 2.0]

@@ -18,7 +18,8 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, final
 
@@ -37,6 +38,10 @@ _SMALL_BYTES = 32 * 1024
 """Up to here everybody gets everything and reduces it all: one exchange instead of two."""
 _BLOCK_BYTES = 32 * 2**20
 """Larger arrays are reduced in pieces of this size, which bounds the scratch memory."""
+_SHORTEST_S = 0.001
+"""The least time a wait is given, as Gloo takes 0 for ever."""
+_SETTLE_S = 1.0
+"""How long an operation may take to notice that its connection is gone."""
 _REASON_S = 0.25
 """How long a lost connection waits for ``abort`` to say who ended the generation."""
 
@@ -54,10 +59,9 @@ class GlooEngine(Engine):
         self.group = group
         self._reason: str | None = None
         self._aborted = threading.Event()
-        self._failed: CollectiveError | None = None
+        self._failure: tuple[type[CollectiveError], str] | None = None
         self._scratch = _plain(0)
         self._calls = self._bytes_sent = 0
-        self._timeout = timedelta(seconds=group.deadline_s)
         self._process_group, addresses = _connect_gloo(group, exchange)
         self._connections = _connections(addresses)
 
@@ -86,15 +90,14 @@ class GlooEngine(Engine):
         self._swap([send] * self.group.size, slices)
 
     def broadcast(self, array: Array, root: int) -> None:
-        """Gloo's binomial tree."""
-        self._check()
-        if array.nbytes and self.group.size > 1:
-            from torch.distributed import BroadcastOptions
-
-            options = BroadcastOptions()
-            options.rootRank, options.timeout = root, self._timeout
-            self._bytes_sent += array.nbytes if self.group.rank == root else 0
-            self._finish([(lambda: self._process_group.broadcast([_tensor(array)], options), root)])
+        """Along a binomial tree: receive from the parent, then send to the children, the largest subtree first."""
+        size = self.group.size
+        place = (self.group.rank - root) % size
+        below = place & -place if place else 1 << (size - 1).bit_length()
+        steps = [1 << bit for bit in reversed(range(below.bit_length() - 1))]
+        if place:
+            self._transfer([], [((place - below + root) % size, array)])
+        self._transfer([((place + step + root) % size, array) for step in steps if place + step < size], [])
 
     def alltoall(self, send: Array, send_counts: Sequence[int], recv: Array, recv_counts: Sequence[int]) -> None:
         """Send and receive all slices at once."""
@@ -129,8 +132,7 @@ class GlooEngine(Engine):
 
     def close(self) -> None:
         """Drop the group, its connections and its threads."""
-        if self._failed is None:
-            self._failed = EngineError(f"the gloo engine of {self.group.label} is closed")
+        self._failure = self._failure or (EngineError, f"the gloo engine of {self.group.label} is closed")
         self._process_group = None
         self._scratch = _plain(0)
         for connection in self._connections:
@@ -156,52 +158,59 @@ class GlooEngine(Engine):
         _native.reduce(addresses, target.address, mine.count, mine.dtype, op, prescale, postscale, divisor)
 
     def _swap(self, outgoing: Sequence[Array], incoming: Sequence[Array]) -> None:
-        """Send ``outgoing[i]`` to and receive ``incoming[i]`` from each other member ``i``; nothing empty travels."""
-        self._check()
-        group = self._process_group
-        starts: list[tuple[Callable[[], Any], int]] = []
-        for step in range(1, self.group.size):
-            peer = (self.group.rank - step) % self.group.size
-            if incoming[peer].nbytes:
-                starts.append((functools.partial(group.recv, [_tensor(incoming[peer])], peer, 0), peer))
-        for step in range(1, self.group.size):
-            peer = (self.group.rank + step) % self.group.size
-            if outgoing[peer].nbytes:
-                starts.append((functools.partial(group.send, [_tensor(outgoing[peer])], peer, 0), peer))
-                self._bytes_sent += outgoing[peer].nbytes
-        self._finish(starts)
+        """Send ``outgoing[i]`` to and receive ``incoming[i]`` from each other member ``i``."""
+        rank, size = self.group.rank, self.group.size
+        self._transfer(
+            [(peer, outgoing[peer]) for peer in ((rank + step) % size for step in range(1, size))],
+            [(peer, incoming[peer]) for peer in ((rank - step) % size for step in range(1, size))],
+        )
 
-    def _finish(self, starts: Sequence[tuple[Callable[[], Any], int]]) -> None:
-        """Start the operations and wait for them; after a failure none touches the caller's memory any more."""
-        running: list[tuple[Any, int]] = []
+    def _transfer(self, sends: Sequence[tuple[int, Array]], receives: Sequence[tuple[int, Array]]) -> None:
+        """Send and receive all at once; nothing empty travels. After an error Gloo touches no array any more."""
+        self._check()
         self._calls += 1
+        deadline = time.monotonic() + self.group.deadline_s
+        running: list[tuple[int, Any]] = []
         peer = 0
         try:
-            for start, peer in starts:
-                running.append((start(), peer))
+            for start, transfers in ((self._process_group.recv, receives), (self._process_group.send, sends)):
+                for peer, array in transfers:
+                    if array.nbytes:
+                        running.append((peer, start([_tensor(array)], peer, 0)))
+            self._bytes_sent += sum(array.nbytes for _, array in sends)
             while running:
-                work, peer = running.pop(0)  # to wait again for what is done would be to wait for ever
-                work.wait(self._timeout)
-        except RuntimeError as error:
+                peer, work = running[0]
+                work.wait(timedelta(seconds=max(_SHORTEST_S, deadline - time.monotonic())))
+                running.pop(0)
+        except BaseException as error:
             self._sever()
-            for work, _ in running:
+            for _, work in running:
                 with contextlib.suppress(RuntimeError):
-                    work.wait(self._timeout)
-            self._failed = self._translate(error, self.group.name(peer))
-            raise self._failed from error
+                    work.wait(timedelta(seconds=_SETTLE_S))
+            self._failure = self._translate(error, self.group.name(peer))
+            if not isinstance(error, RuntimeError):
+                raise
+            raise self._error() from error
 
-    def _translate(self, error: RuntimeError, peer: str) -> CollectiveError:
+    def _translate(self, error: BaseException, peer: str) -> tuple[type[CollectiveError], str]:
+        label = self.group.label
         if "timed out" in str(error).lower() and self._reason is None:
-            return StallError(f"{peer} did not come to a collective of {self.group.label} in {self.group.deadline_s} s")
-        if self._aborted.wait(_REASON_S):
-            return AbortError(self._reason or "aborted")
-        return EngineError(f"the connection to {peer} in {self.group.label} was lost: {str(error).splitlines()[0]}")
+            return StallError, f"{peer} did not come to a collective of {label} in {self.group.deadline_s:g} s"
+        if not isinstance(error, RuntimeError):
+            return EngineError, f"a collective of {label} was interrupted by {type(error).__name__}"
+        self._aborted.wait(_REASON_S)
+        return EngineError, f"the connection to {peer} in {label} was lost: {str(error).splitlines()[0]}"
 
     def _check(self) -> None:
+        if self._reason is not None or self._failure is not None:
+            raise self._error()
+
+    def _error(self) -> CollectiveError:
         if self._reason is not None:
-            raise AbortError(self._reason)
-        if self._failed is not None:
-            raise self._failed
+            return AbortError(self._reason)
+        assert self._failure is not None
+        kind, text = self._failure
+        return kind(text)
 
     def _sever(self) -> None:
         for connection in list(self._connections):
@@ -221,10 +230,16 @@ def _connect_gloo(group: Group, exchange: Exchange) -> tuple[Any, list[bytes]]:
     options._threads = 1  # one collective at a time
     options._timeout = timedelta(seconds=max(_CONNECT_S, group.deadline_s))
     store = _store_type()(exchange)
+    process_group, failure = None, ""
     try:
         process_group = gloo(store, group.rank, group.size, options)
     except RuntimeError as error:
-        raise EngineError(f"Gloo could not connect {group.label} ({group.size} members): {error}") from error
+        failure = str(error).splitlines()[0]
+    # Nobody goes on, and perhaps closes or aborts, while another still connects.
+    for place, said in enumerate(exchange(failure.encode())):
+        if said:
+            text = f"{group.name(place)} could not connect to the others of {group.label}: {said.decode()}"
+            raise EngineError(text)
     return process_group, list(store.values.values())
 
 

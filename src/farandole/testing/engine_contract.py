@@ -304,6 +304,15 @@ def close_needs_no_peer_and_leaves_nothing(bench: Bench) -> None:
             bench.expect(attempt == 0, str(error))  # the first may load libraries that keep something
 
 
+def made_is_made(bench: Bench) -> None:
+    """Once one member has its engine all get theirs, whatever that one does next."""
+    for _ in range(5):
+        with bench.fresh() as engine:
+            engine.abort("changed my mind")
+        with bench.fresh() as engine:
+            engine.close()
+
+
 def counts_are_reported(bench: Bench) -> None:
     """``statistics`` names the engine."""
     bench.expect(bench.engine.statistics()["engine"] == bench.engine.name, "statistics lacks the engine's name")
@@ -316,7 +325,7 @@ CASES: dict[str, Case] = {
         illegal_ops_raise_and_change_nothing, allgather, broadcast, alltoall, reducescatter, barrier_waits_for_all,
         many_in_random_order, same_bits_everywhere_and_again, agree_and_gather_small,
         memory_is_zeroed_and_outlives_the_engine, subgroups_and_two_threads, abort_wakes_waiters, deadline_ends_a_wait,
-        close_needs_no_peer_and_leaves_nothing, counts_are_reported,
+        close_needs_no_peer_and_leaves_nothing, made_is_made, counts_are_reported,
     )
 }  # fmt: skip
 """Every case by its name, in the order in which they run."""

@@ -41,7 +41,9 @@ class AsyncDataLoaderMixin:
     ``None`` in the queue ends an epoch. What the thread raises is raised where the batches are consumed.
     """
 
-    def __init__(self, async_loader_queue_size: int = 64, debug_data_loader: bool = False, *args: Any, **kwargs: Any):
+    def __init__(
+        self, async_loader_queue_size: int = 64, debug_data_loader: bool = False, *args: Any, **kwargs: Any
+    ) -> None:
         self.async_loader_queue_size = async_loader_queue_size
         self.debug_data_loader = debug_data_loader
         self.started = False
