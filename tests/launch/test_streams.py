@@ -42,6 +42,24 @@ def test_a_flood_arrives_whole(job: StartJob) -> None:
         assert set(counts.values()) == {130_000}
 
 
+def test_both_streams_into_one_pipe_do_not_tear_each_other(tmp_path: Path) -> None:
+    (tmp_path / "worker.py").write_text(FLOOD.replace("130_000", "20_000"))
+    command = [sys.executable, "-m", "farandole", "run", "-np", "2", sys.executable, "worker.py"]
+    done = subprocess.run(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        cwd=tmp_path,
+        timeout=DEADLINE_S,
+        check=True,
+        text=True,
+    )
+    whole = re.compile(r"\[(\d)\]<std(?:out|err)>:\1 \d+ x*")
+    lines = done.stdout.splitlines()
+    assert len(lines) == 80_000
+    assert all(map(whole.fullmatch, lines))
+
+
 def test_lines_of_megabytes_and_lines_without_an_end(job: StartJob) -> None:
     running = job("-np", "3", bash="head -c 5000000 /dev/zero | tr '\\0' $FARANDOLE_RANK; sleep 0.02; printf end")
     assert running.end() == 0

@@ -80,7 +80,9 @@ class Sink:
                 select.select((), (self.fd,), ())
             except OSError as error:
                 self.broken = True
-                if error.errno != errno.EPIPE and self.fd != STDERR:
+                if error.errno == errno.EPIPE or self.fd == STDERR:
+                    return
+                with contextlib.suppress(OSError):
                     os.write(STDERR, f"farandole: the output cannot be written: {error.strerror}\n".encode())
 
 

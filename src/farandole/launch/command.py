@@ -30,7 +30,8 @@ examples:
 Each line that a worker prints appears with its rank, [2]<stdout>: or
 [2]<stderr>:. The first worker that fails ends the job, and its exit code is
 the job's; 128+N stands for signal N. Ctrl-C ends the job in good order, twice
-at once. Workers read nothing from standard input.
+at once. What a worker leaves running is ended too. Workers read nothing from
+standard input.
 """
 HOROVOD_SITE = os.path.join(os.path.dirname(os.path.abspath(farandole.__file__)), "compat", "site")
 """Holds a package named ``horovod`` that is Farandole."""

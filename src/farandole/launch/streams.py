@@ -4,7 +4,7 @@ On the launcher's own streams a line reads ``[3]<stderr>:text``, the form that H
 there is one folder per rank, ``rank.<padded>/stdout`` and ``stderr``, and the lines are bare.
 
 Standard output and standard error are written by threads of their own, so that a reader of one that does not read
-holds up nothing else; a terminal that is both has one.
+holds up nothing else. Where both are the same file, pipe or terminal, there is one: two would tear each other's lines.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Streams:
         self._start = start
         self._sources: dict[int, Source] = {}
         out = (Sink(1), Pump())
-        self._screens = (out, out if _same_terminal(1, 2) else (Sink(2), Pump()))
+        self._screens = (out, out if _same_file(1, 2) else (Sink(2), Pump()))
         self._pumps = list(dict.fromkeys(pump for _, pump in self._screens))
         self.ended = frozenset(pump.ended for pump in self._pumps)
 
@@ -92,5 +92,8 @@ def _now() -> bytes:
     return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(now))}.{int(now % 1 * 1000):03d} ".encode()
 
 
-def _same_terminal(one: int, other: int) -> bool:
-    return os.isatty(one) and os.isatty(other) and os.fstat(one).st_rdev == os.fstat(other).st_rdev
+def _same_file(one: int, other: int) -> bool:
+    try:
+        return os.path.sameopenfile(one, other)
+    except OSError:  # one of them is closed
+        return False
