@@ -171,6 +171,10 @@ Array array_of(std::uintptr_t address, std::size_t count, int dtype) { return {a
 
 void make_endpoint(Endpoint* self, int place, std::vector<std::string> names, std::string label, double deadline_s,
                    const nb::callable& exchange) {
+    if (names.size() > max_members) {
+        throw Unsupported("a group in shared memory has at most " + std::to_string(max_members) + " members, got " +
+                          std::to_string(names.size()));
+    }
     GroupOptions options;
     options.place = place;
     options.names = std::move(names);
@@ -256,6 +260,7 @@ void bind_endpoint(nb::module_& m) {
 }  // namespace
 
 NB_MODULE(_native, m) {
+    nb::set_leak_warnings(false);  // a script may end while tensors in engine memory are alive
     // A tensor may view an engine's memory and outlive the interpreter, as every script that ends with its model alive
     // shows; the process returns that memory, and nobody has to be told.
     nb::set_leak_warnings(false);

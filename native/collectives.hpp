@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "allreduce.hpp"
+#include "array.hpp"
 #include "communicator.hpp"
 #include "reduce.hpp"
 #include "steps.hpp"
@@ -45,6 +45,20 @@ inline void stage_parts(Communicator& group, const Lanes& lane, const Array& arr
                        lane.size(k, count) * item);
         }
         part += count;
+    }
+}
+
+// Stage step k while the others' step k - 1 is collected; one barrier for each step. `steps` is asked for only after
+// the first: members may learn from one another how many there are.
+template <class Stage, class Steps, class Collect>
+void exchange_steps(Communicator& group, const Signature& signature, Stage stage, Steps steps, Collect collect) {
+    stage(0);
+    group.open(signature);
+    const std::size_t last = steps();
+    for (std::size_t k = 1; k <= last; ++k) {
+        if (k < last) stage(k);
+        collect(k - 1);
+        if (k < last) group.next_epoch();
     }
 }
 
@@ -96,9 +110,7 @@ inline void allgather(Communicator& group, Array send, Array recv, const Counts&
         }
     };
     exchange_steps(
-        stage, [&] { group.open(signature); },
-        [&] { return lane.steps(*std::max_element(counts.begin(), counts.end())); }, collect,
-        [&] { group.next_epoch(); });
+        group, signature, stage, [&] { return lane.steps(*std::max_element(counts.begin(), counts.end())); }, collect);
     copy_own(recv.at(starts[static_cast<std::size_t>(group.place())]), send.address, send.nbytes());
 }
 
@@ -121,9 +133,7 @@ inline void broadcast(Communicator& group, Array array, int root) {
         copy_bytes(array.at(lane.start(k, array.count)), group.theirs(root).contributions,
                    lane.size(k, array.count) * item);
     };
-    exchange_steps(
-        stage, [&] { group.open(signature); }, [&] { return lane.steps(array.count); }, collect,
-        [&] { group.next_epoch(); });
+    exchange_steps(group, signature, stage, [&] { return lane.steps(array.count); }, collect);
 }
 
 // After `open`: what each member sends must be what the other expects. Gives the largest part that is staged.
@@ -166,9 +176,7 @@ inline void alltoall(Communicator& group, Array send, const Counts& send_counts,
             copy_bytes(to, group.theirs(member).contributions + lane.offset(group.place()), lane.size(k, count) * item);
         }
     };
-    exchange_steps(
-        stage, [&] { group.open(signature); }, [&] { return lane.steps(matched_parts(group)); }, collect,
-        [&] { group.next_epoch(); });
+    exchange_steps(group, signature, stage, [&] { return lane.steps(matched_parts(group)); }, collect);
     const auto own = static_cast<std::size_t>(group.place());
     copy_own(recv.at(recv_starts[own]), send.at(send_starts[own]), send_counts[own] * item);
 }
@@ -197,9 +205,7 @@ inline void reducescatter(Communicator& group, Array send, Array recv, const Cou
                combine.op);
     };
     exchange_steps(
-        stage, [&] { group.open(signature); },
-        [&] { return lane.steps(*std::max_element(counts.begin(), counts.end())); }, collect,
-        [&] { group.next_epoch(); });
+        group, signature, stage, [&] { return lane.steps(*std::max_element(counts.begin(), counts.end())); }, collect);
 }
 
 }  // namespace farandole

@@ -17,15 +17,19 @@
 
 namespace farandole {
 
+// Members asked for different things; all of them throw it, and the next collective works.
 struct Mismatch : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
+// A member did not come before the deadline.
 struct Stalled : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
+// The group has ended.
 struct Aborted : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
+// `GroupOptions::interrupt` ended a wait.
 struct Interrupted : std::exception {};
 
 struct GroupOptions {
@@ -47,6 +51,7 @@ struct Statistics {
 
 class Communicator {
 public:
+    // `stations` by place; up to `max_members`.
     Communicator(GroupOptions options, std::vector<Station*> stations)
         : options_(std::move(options)),
           stations_(std::move(stations)),

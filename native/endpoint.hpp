@@ -3,7 +3,8 @@
 // One thread calls collectives; `abort` and `close` may come from any other at any time.
 #pragma once
 
-#include <algorithm>
+#include <unistd.h>
+
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -13,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "allreduce.hpp"
 #include "collectives.hpp"
 #include "communicator.hpp"
 #include "region.hpp"
@@ -84,6 +86,8 @@ public:
     auto collective(F&& f) {
         const std::lock_guard busy(busy_);
         if (!group_) throw Aborted("this engine was closed");
+        if (!is_mine())
+            throw Aborted("this engine belongs to process " + std::to_string(process_) + ", not to its fork");
         return f(*group_);
     }
 
@@ -151,7 +155,7 @@ public:
 
     void abort(const std::string& reason) {
         const std::lock_guard alive(alive_);
-        if (group_) group_->abort(reason);
+        if (group_ && is_mine()) group_->abort(reason);
     }
 
     // Needs no peer. Peers that call a collective later are told that this member has left.
@@ -159,7 +163,7 @@ public:
         {
             const std::lock_guard alive(alive_);
             if (!group_) return;
-            group_->abort(group_->name(group_->place()) + " has left the group");
+            if (is_mine()) group_->abort(group_->name(group_->place()) + " has left the group");
         }
         const std::lock_guard busy(busy_);
         const std::lock_guard alive(alive_);
@@ -176,6 +180,9 @@ public:
     }
 
 private:
+    // A forked child (a data loader's worker) inherits this object, and must not end the group when it drops it.
+    bool is_mine() const { return getpid() == process_; }
+
     static std::size_t own(const Communicator& group) { return static_cast<std::size_t>(group.place()); }
     static std::uint64_t sum(const Counts& counts) {
         return std::accumulate(counts.begin(), counts.end(), std::uint64_t{0});
@@ -199,6 +206,7 @@ private:
         return nullptr;
     }
 
+    const pid_t process_ = getpid();
     std::vector<std::string> names_;
     std::vector<Mapping> mappings_;
     std::unique_ptr<Communicator> group_;

@@ -5,6 +5,8 @@
 // two epochs later, when the barrier between has told that all have read it.
 #pragma once
 
+#include <sched.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
@@ -49,8 +51,11 @@ struct Ending {
 
     Cause why() const { return static_cast<Cause>(cause.load(std::memory_order_acquire)); }
 
-    // Complete once the cause is known; a writer that died half-way leaves only the fact.
-    std::string reason() const { return why() > Cause::writing ? text : "the group was aborted"; }
+    // A writer needs a moment; one that died in it leaves only the fact.
+    std::string reason() const {
+        for (int look = 0; look < 1000 && why() == Cause::writing; ++look) sched_yield();
+        return why() > Cause::writing ? text : "the group was aborted";
+    }
 };
 
 // Only the words and the ending of member 0 are used.

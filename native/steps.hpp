@@ -16,8 +16,8 @@ inline void copy_bytes(std::byte* to, const std::byte* from, std::size_t nbytes)
 
 constexpr std::size_t ceil_div(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
 
-// `count` elements cut in one contiguous slice for each of `parts` members; inner bounds lie on cache lines of the
-// array.
+// `count` elements cut in one contiguous slice for each of `parts` members; inner bounds lie on the array's cache
+// lines.
 class Slices {
 public:
     Slices(std::size_t count, int parts, std::size_t itemsize) : count_(count) {
@@ -39,7 +39,6 @@ public:
         : bytes_(stage_bytes / static_cast<std::size_t>(parts) / line_bytes * line_bytes),
           capacity_(bytes_ / itemsize) {}
 
-    std::size_t capacity() const { return capacity_; }
     std::size_t steps(std::size_t count) const { return ceil_div(count, capacity_); }
     std::size_t offset(int part) const { return bytes_ * static_cast<std::size_t>(part); }
 
@@ -51,19 +50,5 @@ private:
     std::size_t bytes_;
     std::size_t capacity_;
 };
-
-// Stage step k while the others' step k - 1 is collected; one barrier for each step. `open` is the first barrier, and
-// only after it `steps` is asked for: members may learn from one another how many there are.
-template <class Stage, class Open, class Steps, class Collect, class Sync>
-void exchange_steps(Stage stage, Open open, Steps steps, Collect collect, Sync sync) {
-    stage(0);
-    open();
-    const std::size_t last = steps();
-    for (std::size_t k = 1; k <= last; ++k) {
-        if (k < last) stage(k);
-        collect(k - 1);
-        if (k < last) sync();
-    }
-}
 
 }  // namespace farandole

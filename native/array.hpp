@@ -1,0 +1,40 @@
+// What a collective works on: a flat array, and how contributions are combined.
+#pragma once
+
+#include <cstddef>
+
+#include "dtype.hpp"
+#include "reduce.hpp"
+#include "signature.hpp"
+
+namespace farandole {
+
+struct Array {
+    std::byte* address;
+    std::size_t count;
+    DType dtype;
+
+    std::size_t nbytes() const { return count * itemsize(dtype); }
+    std::byte* at(std::size_t element) const { return address + element * itemsize(dtype); }
+};
+
+struct Combine {
+    Op op = Op::sum;
+    double prescale = 1.0;
+    double postscale = 1.0;
+
+    Scaling scaling(int members) const { return {prescale, postscale, op == Op::average ? members : 1}; }
+};
+
+inline Signature reduction_signature(Verb verb, const Array& array, const Combine& combine) {
+    Signature signature;
+    signature.verb = verb;
+    signature.dtype = array.dtype;
+    signature.op = combine.op;
+    signature.count = array.count;
+    signature.prescale = combine.prescale;
+    signature.postscale = combine.postscale;
+    return signature;
+}
+
+}  // namespace farandole
