@@ -199,6 +199,26 @@ def test_who_needs_a_rank_that_left_is_told_and_nobody_else() -> None:
     assert only(negotiation).order.error == ""
 
 
+def test_a_join_that_fails_makes_its_ranks_needed_again() -> None:
+    negotiation = Negotiation(["a"] * 4, [[0, 1, 2]])
+    say(negotiation, 1, BASE, process_set=1)
+    say(negotiation, 0, Signature(Kind.JOIN, [], []), "join")
+    negotiation.leave(3, "rank 3 on a has called shutdown()")
+    assert only(negotiation).order.error_kind == "AbortError"
+    say(negotiation, 2, BASE, process_set=1)
+    assert not negotiation.undecided
+    say(negotiation, 0, BASE, process_set=1)
+    assert only(negotiation).order.joined == []
+
+
+def test_what_is_ready_but_not_ordered_fails_when_a_rank_leaves() -> None:
+    negotiation = Negotiation(["a"] * 2)
+    for rank in (0, 1):
+        say(negotiation, rank, BASE)
+    negotiation.leave(1, "rank 1 on a has called shutdown()")
+    assert only(negotiation).order.error_kind == "AbortError"
+
+
 # -- numbers ----------------------------------------------------------------------------------------------------------
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TypeAlias, final
 
 from hypothesis import given, settings
@@ -32,8 +33,7 @@ class Op:
 
 
 Programs: TypeAlias = list[list[Op]]
-Outcome: TypeAlias = tuple[object, ...]
-Outcomes: TypeAlias = dict[tuple[int, int], Outcome]
+Outcomes: TypeAlias = dict[tuple[int, int], tuple[object, ...]]
 """What became of call ``position`` of ``rank``; nothing for a call that never returns."""
 
 
@@ -69,10 +69,9 @@ def waits(op: Op) -> bool:
 class Rank:
     """The part of a worker that both sides share: which call may come next."""
 
-    def __init__(self, program: Sequence[Op], window: int) -> None:
-        self.program, self.window, self.position = program, window, 0
+    def __init__(self, program: Sequence[Op], window: int, sets: set[str]) -> None:
+        self.program, self.window, self.sets, self.position = program, window, set(sets), 0
         self.inflight: dict[tuple[str, str], int] = {}
-        self.sets: set[str] = set()
 
     def may_submit(self) -> bool:
         if self.position == len(self.program):
@@ -98,9 +97,7 @@ class Rank:
 
 def model(programs: Programs, sets: dict[str, tuple[int, ...]], static: set[str], window: int) -> Outcomes:
     """The sequential meaning: all submit what they may, then whatever is complete happens, until nothing moves."""
-    ranks = [Rank(program, window) for program in programs]
-    for rank in ranks:
-        rank.sets = set(static)
+    ranks = [Rank(program, window, static) for program in programs]
     outcomes: Outcomes = {}
     alive, moved = set(static), True
     while moved:
@@ -161,7 +158,7 @@ class Simulation:
         fusion: int,
         capacity: int,
     ) -> None:
-        self.ranks = [Rank(program, window) for program in programs]
+        self.ranks = [Rank(program, window, {"all", *static}) for program in programs]
         self.sets, self.fusion = sets, fusion
         self.labels = {0: "all"} | {i + 1: label for i, label in enumerate(static)}
         self.ids = [{label: i for i, label in self.labels.items()} for _ in programs]
@@ -170,17 +167,15 @@ class Simulation:
         self.inbox: list[list[Order | tuple[int, str]]] = [[] for _ in programs]
         self.done: dict[tuple[int, int], dict[int, int]] = {}  # order and place in it: position by rank
         self.outcomes: Outcomes = {}
-        for r, rank in enumerate(self.ranks):
-            rank.sets = set(self.ids[r])
-        hosts = ["a"] * len(programs)
-        self.negotiation = Negotiation(hosts, [sets[label] for label in static], fusion, capacity)
-        self.sequence = 0
+        self.negotiation = Negotiation(["a"] * len(programs), [sets[label] for label in static], fusion, capacity)
+        self.sequence, self.gone = 0, set[int]()
 
     def step(self, rng: random.Random) -> bool:
         actions: list[tuple[Callable[[int, random.Random], None], int]]
         actions = [(self.submit, r) for r, rank in enumerate(self.ranks) if rank.may_submit()]
         actions += [(self.arrive, r) for r, wire in enumerate(self.out) if wire]
         actions += [(self.deliver, r) for r, wire in enumerate(self.inbox) if wire]
+        actions = [(act, r) for act, r in actions if r not in self.gone]
         actions += [(self.decide, -1)] if self.negotiation.undecided else []
         if actions:
             act, r = rng.choice(actions)
@@ -202,17 +197,24 @@ class Simulation:
         for process_set, names in self.negotiation.submit(r, self.out[r].pop(0), now=0.0).items():
             self.inbox[r] += [(process_set, name) for name in names]
 
+    def leave(self, r: int, rng: random.Random) -> None:
+        while self.out[r]:
+            self.arrive(r, rng)
+        self.gone.add(r)
+        self.negotiation.leave(r, f"rank {r} has left")
+
     def decide(self, _: int, __: random.Random) -> None:
         for ranks, order in self.negotiation.decide(now=0.0):
             assert order.sequence > self.sequence
             self.sequence = order.sequence
             assert decode(encode(Orders(1, [order]))) == Orders(1, [order])
             self.check(order)
+            assert order.error or self.gone.isdisjoint(ranks)
             for r in ranks:
                 self.inbox[r].append(order)
             if order.kind == Kind.ADD_SET and not order.error:
-                ranks_of_new = tuple(order.signatures[0].splits)
-                self.labels[order.value] = next(label for label, own in self.sets.items() if own == ranks_of_new)
+                new = tuple(order.signatures[0].splits)
+                self.labels[order.value] = next(label for label, own in self.sets.items() if own == new)
 
     def check(self, order: Order) -> None:
         """What holds of every order by itself."""
@@ -227,8 +229,7 @@ class Simulation:
             assert set(order.joined) < set(members)
 
     def deliver(self, r: int, _: random.Random) -> None:
-        order = self.inbox[r].pop(0)
-        rank = self.ranks[r]
+        order, rank = self.inbox[r].pop(0), self.ranks[r]
         if isinstance(order, tuple):
             key = (self.labels[order[0]], order[1])
             self.known[r].pop(key)
@@ -241,8 +242,7 @@ class Simulation:
             if r in order.joined:
                 assert key not in rank.inflight
                 continue
-            position = rank.inflight.pop(key)
-            op = rank.program[position]
+            op = rank.program[position := rank.inflight.pop(key)]
             if order.error:
                 assert f"{Kind(order.signatures[0].kind).label} '" in order.error
                 self.outcomes[r, position] = ("error",)
@@ -255,8 +255,7 @@ class Simulation:
         self.ranks[r].learn(op)
         if op.kind == Kind.ADD_SET:
             self.ids[r][op.where] = order.value
-        members = self.sets[home(op)]
-        mine = members.index(r)
+        members, mine = self.sets[home(op)], self.sets[home(op)].index(r)
         signature = signature_of(op, r, self.sets, self.ids[r])
         if op.kind == Kind.ALLGATHER:
             tensors = len(op.rows)
@@ -264,16 +263,14 @@ class Simulation:
             assert all(order.dims[i][members.index(j) * tensors] == 0 for j in order.joined)
         if op.kind == Kind.ALLTOALL:
             assert order.splits[i][mine * len(members) : (mine + 1) * len(members)] == signature.splits
-        if op.kind == Kind.JOIN:
-            assert 0 <= order.value < len(self.ranks)
+        assert op.kind != Kind.JOIN or 0 <= order.value < len(self.ranks)
         if order.cached[i] >= 0:
             self.known[r][key_of(op)] = (order.cached[i], signature)
 
     def finish(self) -> Outcomes:
         for by_rank in self.done.values():
-            who = tuple((r, self.ranks[r].program[position].uid) for r, position in sorted(by_rank.items()))
-            for r, position in by_rank.items():
-                self.outcomes[r, position] = ("ok", *who)
+            who = [(r, self.ranks[r].program[position].uid) for r, position in sorted(by_rank.items())]
+            self.outcomes.update({(r, position): ("ok", *who) for r, position in by_rank.items()})
         return self.outcomes
 
 
@@ -289,7 +286,10 @@ class Job:
     window: int
     fusion: int
     capacity: int
-    seeds: list[int] = field(default_factory=list)
+    seeds: list[int]
+
+    def simulate(self) -> Simulation:
+        return Simulation(self.programs, self.sets, self.static, self.window, self.fusion, self.capacity)
 
 
 @st.composite
@@ -306,13 +306,10 @@ def jobs(draw: st.DrawFn) -> Job:
     programs = draw_programs(rng, sets, static, draw(st.integers(0, 40)))
     for _ in range(faults):
         spoil(rng, rng.choice(programs))
-    return Job(
-        programs, sets, static, faults,
-        window=draw(st.sampled_from([8, 4, 2, 1])),
-        fusion=draw(st.sampled_from([1000, 3 * ROW_BYTES, 0])),
-        capacity=draw(st.sampled_from([3, 2, 1, 100, 0])),
-        seeds=draw(st.lists(st.integers(0, 2**32), min_size=2, max_size=2)),
-    )  # fmt: skip
+    window, capacity = draw(st.sampled_from([8, 4, 2, 1])), draw(st.sampled_from([3, 2, 1, 100, 0]))
+    fusion = draw(st.sampled_from([1000, 3 * ROW_BYTES, 0]))
+    seeds = draw(st.lists(st.integers(0, 2**32), min_size=2, max_size=2))
+    return Job(programs, sets, static, faults, window, fusion, capacity, seeds)
 
 
 def draw_programs(rng: random.Random, sets: dict[str, tuple[int, ...]], static: list[str], length: int) -> Programs:
@@ -380,9 +377,23 @@ def test_any_interleaving_gives_what_the_model_gives(job: Job) -> None:
     assert job.faults or len(expected) == calls, "programs that agree never deadlock"
     for seed in job.seeds:
         rng = random.Random(seed)
-        simulation = Simulation(job.programs, job.sets, job.static, job.window, job.fusion, job.capacity)
+        simulation = job.simulate()
         while simulation.step(rng):
             pass
         assert simulation.finish() == expected
         if len(expected) == calls:
             assert simulation.negotiation.statistics()["pending"] == 0
+
+
+@settings(max_examples=4 * settings().max_examples)
+@given(jobs(), st.integers(0, 60))
+def test_nobody_waits_for_a_rank_that_has_left(job: Job, moment: int) -> None:
+    rng = random.Random(job.seeds[0])
+    simulation = job.simulate()
+    for step in itertools.count():
+        if step == moment:
+            simulation.leave(rng.randrange(len(job.programs)), rng)
+        if not simulation.step(rng) and step >= moment:
+            break
+    for waiting in simulation.negotiation.waiting():
+        assert simulation.gone.isdisjoint((*waiting.ready, *waiting.missing))

@@ -112,6 +112,8 @@ class Negotiation:
         self._left[rank] = reason
         for proposal in self._open():
             self._fail_if_left(proposal)
+        for proposal in self._queue:  # submitted by it, perhaps, but it will not be there to do it
+            self._blame_left(proposal)
 
     def expire(self, now: float) -> None:
         """Fail the collectives whose ranks wait for each other in different process sets."""
@@ -152,11 +154,11 @@ class Negotiation:
         joining = signature.kind == Kind.JOIN
         proposal = self._join if joining else self._proposals.get(key)
         if proposal is not None:
-            if rank in proposal.missing:
-                return proposal
             if rank in proposal.signatures:
                 self.rejected["names already in flight"] += 1
                 return None
+            if rank in proposal.members:
+                return proposal
         members = self.groups.get(key[0])
         if members is None or rank not in members:
             self._refuse(rank, key, signature, self._not_a_member(rank, key[0]))
@@ -191,6 +193,8 @@ class Negotiation:
         if proposal is self._join:
             self._join = None
             proposal.value = next(reversed(proposal.signatures))
+            for other in self._proposals.values():  # there are none unless the join failed
+                other.missing.update(rank for rank in other.silent() if rank in proposal.signatures)
         else:
             del self._proposals[proposal.key]
         self._queue.append(proposal)
@@ -200,9 +204,17 @@ class Negotiation:
         self._make_ready(proposal)
 
     def _fail_if_left(self, proposal: Proposal) -> bool:
+        """Fail what needs a rank that has left; True if it did."""
+        hopeless = self._blame_left(proposal)
+        if hopeless:
+            self._make_ready(proposal)
+        return hopeless
+
+    def _blame_left(self, proposal: Proposal) -> bool:
         reasons = [reason for rank, reason in self._left.items() if rank in proposal.members]
         if reasons:
-            self._fail(proposal, f"{proposal.title} cannot happen: {'; '.join(reasons)}", "AbortError")
+            proposal.error = f"{proposal.title} cannot happen: {'; '.join(reasons)}"
+            proposal.error_kind = "AbortError"
         return bool(reasons)
 
     def _refuse(self, rank: int, key: Key, signature: Signature, reason: str) -> None:
@@ -228,7 +240,7 @@ class Negotiation:
         filling: dict[object, _Batch] = {}
         for proposal in self._queue:  # grows meanwhile where the end of a process set fails what waited in it
             plan = self._settle(proposal)
-            fusion = (plan.fusion, *proposal.joined()) if plan.fusion and self._fusion_threshold_bytes else None
+            fusion = (plan.fusion, *proposal.silent()) if plan.fusion and self._fusion_threshold_bytes else None
             batch = filling.get(fusion)
             if batch is not None and batch.nbytes + plan.nbytes <= self._fusion_threshold_bytes:
                 batch.proposals.append(proposal)
@@ -297,7 +309,7 @@ class Negotiation:
             dims=[plan.dims] if plan.dims else [],
             splits=[plan.splits] if plan.splits else [],
             cached=[proposal.number for proposal in proposals],
-            joined=first.joined(),
+            joined=first.silent(),
             value=first.value,
         )
         self._last[first.process_set] = order

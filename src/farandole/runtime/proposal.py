@@ -64,8 +64,8 @@ class Proposal:
         if line is not None and self.line is line:
             self.by_number += 1
 
-    def joined(self) -> list[int]:
-        """The members that contribute nothing; asked only once nobody is missing."""
+    def silent(self) -> list[int]:
+        """The members that have said nothing; once nobody is missing, these are the ones that joined."""
         if len(self.signatures) == len(self.members):
             return []
         return [rank for rank in self.members if rank not in self.signatures]
