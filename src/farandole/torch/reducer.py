@@ -70,8 +70,8 @@ class GradientReducer:
             self._watch()
 
     def settle(self) -> None:
-        """Reduce now, unless that was done since the last step; a rank without a backward pass contributes zeros."""
-        if not self._reduced:
+        """Reduce what has not been reduced since the last step; a rank without a backward pass contributes zeros."""
+        if not self._reduced or self._passes:
             self._reduce()
 
     def stepped(self) -> None:

@@ -168,6 +168,18 @@ def check_backward_twice_before_a_step() -> None:
     same(model, alone)
 
 
+def check_a_step_amid_an_accumulation() -> None:
+    for passes in (1, 3):  # fewer than announced, and more
+        model, alone = network(), network()
+        optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), backward_passes_per_step=2)
+        reference = sgd(alone.parameters())
+        for m, o, rank in ((model, optimizer, hvd.rank()), (alone, reference, None)):
+            for step in range(passes):
+                loss_of(m, batches(step, rank)).backward()
+            o.step()
+        same(model, alone)
+
+
 def check_that_a_sum_is_not_reduced_twice() -> None:
     if hvd.size() == 1:
         return
