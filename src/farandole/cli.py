@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from farandole import __version__
+from farandole.control.process import open_standard_streams
 from farandole.errors import FarandoleError, UsageError
 from farandole.launch.options import USAGE_ERROR, Parser
 
@@ -28,6 +29,7 @@ Data-parallel deep learning, in the words of Horovod.
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; what cannot be right is answered with what to type, and exit status 2."""
+    open_standard_streams()
     parsed = _parser().parse_args(arguments)
     try:
         return int(parsed.main(parsed))

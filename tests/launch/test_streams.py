@@ -13,6 +13,8 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
+import pytest
+
 from tests.launch.conftest import DEADLINE_S, StartJob
 
 FLOOD = """
@@ -82,6 +84,15 @@ def test_output_in_files(job: StartJob, tmp_path: Path) -> None:
     assert (folders[3] / "stderr").read_text() in ("err\n", "")  # the first failure may have ended it before
     written = [(folder / "stdout").read_text() for folder in folders]
     assert all(text in (f"out {r}\n", "") for r, text in enumerate(written))
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_are_no_trouble(tmp_path: Path, closed: str) -> None:
+    line = f"'{sys.executable}' -m farandole run -np 2 bash -c 'echo hello; echo hello >&2; exit 3' {closed}"
+    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, timeout=DEADLINE_S, capture_output=True, check=False)
+    assert done.returncode == 3
+    assert (b"[0]<stdout>:hello" in done.stdout) == (" >&-" not in f" {closed}")
+    assert (b"[0]<stderr>:hello" in done.stderr) == ("2>&-" not in closed)
 
 
 def test_a_folder_that_cannot_be_made_is_said(job: StartJob, tmp_path: Path) -> None:

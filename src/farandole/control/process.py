@@ -23,6 +23,7 @@ from farandole.errors import ControlError
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
+STDERR = 2
 NOT_EXECUTABLE = 126
 NOT_FOUND = 127
 
@@ -65,6 +66,13 @@ def no_descendants_left() -> Iterator[None]:
                     os.kill(pid, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(-1, 0)
+
+
+def open_standard_streams() -> None:
+    """Give a process that was started without some standard stream ``/dev/null``, before others take its number."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= STDERR:
+        os.set_inheritable(fd, True)
+    os.close(fd)
 
 
 def adopt_orphans() -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, final
@@ -180,7 +179,7 @@ def _charge(job: Job, address: str, secret: str) -> Charge:
         workers(job, address, secret, os.environ),
         output_dir=os.path.abspath(job.output_dir) if job.output_dir else "",
         timestamps=job.timestamps,
-        colour=sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb",
+        colour=os.isatty(1) and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb",
         cwd=os.getcwd(),
         size=job.size,
         grace_s=job.settings.grace_s,
