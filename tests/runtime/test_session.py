@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from farandole.cluster.environment import CONTROLLER, KEY, OWN
-from farandole.collective import Kind
+from farandole.collective import Array, Kind
 from farandole.control.keys import new_secret
 from farandole.errors import (
     AbortError,
@@ -53,6 +53,21 @@ def test_alone_everything_works_at_once() -> None:
     assert not is_initialized()
     with pytest.raises(NotInitializedError, match=r"allreduce was called.*init\(\) first"):
         current("allreduce")
+
+
+def test_alone_an_error_is_the_handles() -> None:
+    init()
+
+    def no_memory(shape: tuple[int, ...]) -> Array:
+        raise MemoryError(f"not for {shape}")
+
+    x = np.ones(4)
+    call = Call(Kind.ALLGATHER, "allgather.big", NumpyCalls().array(x), x.shape, allocate=no_memory)
+    handle = current().submit([call])
+    with pytest.raises(EngineError, match=r"MemoryError: not for \(4,\)"):
+        handle.wait()
+    NumpyCalls().allreduce("next", x)
+    shutdown()
 
 
 def test_two_hundred_lives_alone_leave_nothing() -> None:
@@ -164,13 +179,13 @@ def test_a_forked_child_has_no_session_and_leaves_the_parents_alone() -> None:
 def _failing_allocation(member: Member) -> str:
     init()
 
-    def no_memory(shape: tuple[int, ...]) -> object:
+    def no_memory(_: tuple[int, ...]) -> Array:
         raise MemoryError("not this much")
 
     x = np.ones(4)
     try:
         if member.rank == 1:
-            call = Call(Kind.ALLGATHER, "allgather.big", NumpyCalls().array(x), x.shape, allocate=no_memory)  # type: ignore[arg-type]
+            call = Call(Kind.ALLGATHER, "allgather.big", NumpyCalls().array(x), x.shape, allocate=no_memory)
             with pytest.raises(EngineError, match="MemoryError: not this much"):
                 current().submit([call], background=False).wait()
         else:

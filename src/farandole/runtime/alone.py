@@ -60,7 +60,10 @@ class LoneLane:
             order = delivery.order
             if order.error:
                 return Done([], Failure.named(order.error_kind, order.error))
-            [outcomes] = self._perform(order, [ask.calls])
+            try:
+                [outcomes] = self._perform(order, [ask.calls])
+            except Exception as error:
+                return Done([], Failure.of(error))
             self.last = order
         return Done(outcomes)
 

@@ -234,12 +234,9 @@ class Session:
         )
 
     def _introduce(self) -> None:
-        self._crews.executor(
-            0, range(self.topology.size)
-        )  # what stops an engine should stop init(), not the first step
-        text = (
-            f"{self.topology.size} ranks on {len(set(self.topology.hosts))} hosts, engine {self.engine}: {self.reason}"
-        )
+        # Made now and not when first needed: what stops an engine should stop init(), not the first step.
+        self._crews.executor(0, range(self.topology.size))
+        text = f"engine {self.engine}: {self.reason}"
         if events.subscribers:
             events.emit(events.Note(time.monotonic(), self.topology.rank, text))
         if self.topology.rank == 0:

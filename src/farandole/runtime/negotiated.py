@@ -1,6 +1,6 @@
 """The negotiated lane: named collectives in any order, from any thread.
 
-    pending = lane.submit(Ask.of(0, [call]), background=False)
+    pending = lane.submit(Ask(0, "allreduce.loss", Kind.ALLREDUCE, [call]), background=False)
     pending.wait()
 
 Whoever waits *leads*: it receives the controller's orders, executes them, and completes everybody's handles, so that
@@ -26,6 +26,9 @@ from farandole.runtime.ask import Ask, Key
 from farandole.runtime.call import Call, Handle, Outcome
 from farandole.runtime.failure import Failure
 from farandole.runtime.phases import LANE
+
+LEAVE_S = 5.0
+"""How long ``close`` waits for a thread that leads; an engine that was aborted lets it go at once."""
 
 
 class Performer(Protocol):
@@ -53,7 +56,7 @@ class Lane(Protocol):
         """Fail everything in flight and all that comes later."""
 
     def close(self) -> None:
-        """End the lane's thread."""
+        """Return when no thread is in the lane any more."""
 
 
 @final
@@ -153,8 +156,12 @@ class NegotiatedLane:
 
     def close(self) -> None:
         """See ``Lane``; ``end`` comes first."""
-        if self._background is not None and self._background is not threading.current_thread():
+        if self._background is not None:
             self._background.join()
+        with self._changed:  # a user's thread may still be on its way out of an engine
+            self._asleep += 1
+            self._changed.wait_for(lambda: not self._leading, LEAVE_S)
+            self._asleep -= 1
 
     def _announce(self, entry: Entry) -> None:
         with contextlib.suppress(ControlError):  # closed, after end() has failed this handle with a better reason
