@@ -42,7 +42,7 @@ A2A = Signature(Kind.ALLTOALL, [F32], [[3, 2]], splits=[1, 2])
         (
             BASE,
             Signature(Kind.ALLREDUCE, [F32, F32], [[3], [3]]),
-            "the members of the group: rank 0 on a said 1 tensors; rank 1 on b said 2 tensors",
+            "the members of the group: rank 0 on a said 1 tensor; rank 1 on b said 2 tensors",
         ),
         (
             GATHER,
@@ -78,6 +78,13 @@ def test_a_disagreement_names_what_each_rank_said(mine: Signature, yours: Signat
     assert plan.error_kind == "MismatchError"
     assert text in plan.error
     assert plan.error.startswith(f"{Kind(mine.kind).label} 'x': ")
+
+
+def test_in_a_group_the_tensor_that_differs_is_named() -> None:
+    mine = Signature(Kind.ALLREDUCE, [F32] * 200, [[n] for n in range(200)])
+    yours = Signature(Kind.ALLREDUCE, [F32] * 200, [[n if n != 150 else 7] for n in range(200)])
+    expected = "the shape of tensor 150: rank 0 on a said [150]; rank 1 on b said [7]"
+    assert said(mine, yours).error == f"allreduce 'x': the ranks differ in {expected}"
 
 
 def test_gpu_numbers_may_differ() -> None:

@@ -270,7 +270,7 @@ class Simulation:
     def finish(self) -> Outcomes:
         for by_rank in self.done.values():
             who = [(r, self.ranks[r].program[position].uid) for r, position in sorted(by_rank.items())]
-            self.outcomes.update({(r, position): ("ok", *who) for r, position in by_rank.items()})
+            self.outcomes.update(dict.fromkeys(by_rank.items(), ("ok", *who)))
         return self.outcomes
 
 

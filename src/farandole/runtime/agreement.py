@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias, final
+from typing import NamedTuple, final
 
 from farandole.collective import DType, Kind, ReduceOp
 from farandole.control.messages import Signature
@@ -88,26 +88,30 @@ def malformed(signature: Signature | None) -> str:
     return ""
 
 
-_Say: TypeAlias = Callable[[Signature], str]
+class _Aspect(NamedTuple):
+    """What is compared: its name, and what a rank said about it as texts, one for the call or one for each tensor."""
 
-# What a rank said about an aspect, as text: two ranks agree on it where their texts are the same.
-_KIND: tuple[str, _Say] = "the operation", lambda s: Kind(s.kind).label
-_DEVICE: tuple[str, _Say] = "the device", lambda s: s.device.partition(":")[0]
-_COUNT: tuple[str, _Say] = "the members of the group", lambda s: f"{len(s.shapes)} tensors"
-_DTYPE: tuple[str, _Say] = "the dtype", lambda s: ", ".join(DType(d).label for d in s.dtypes)
-_SHAPE: tuple[str, _Say] = "the shape", lambda s: ", ".join(map(str, s.shapes))
-_TAIL: tuple[str, _Say] = "the shape after dimension 0", lambda s: ", ".join(map(_tail, s.shapes))
-_OP: tuple[str, _Say] = "the reduce operation", lambda s: ReduceOp(s.op).label
-_PRESCALE: tuple[str, _Say] = "the prescale factor", lambda s: repr(s.prescale)
-_POSTSCALE: tuple[str, _Say] = "the postscale factor", lambda s: repr(s.postscale)
-_ROOT: tuple[str, _Say] = "the root rank", lambda s: str(s.root)
-_RANKS: tuple[str, _Say] = "the ranks of the process set", lambda s: str(sorted(s.splits))
-_ID: tuple[str, _Say] = "the process set", lambda s: str(s.splits)
+    label: str
+    say: Callable[[Signature], list[str]]
+
+
+_KIND = _Aspect("the operation", lambda s: [Kind(s.kind).label])
+_DEVICE = _Aspect("the device", lambda s: [s.device.partition(":")[0]])
+_COUNT = _Aspect("the members of the group", lambda s: [f"{len(s.shapes)} tensor{'s' * (len(s.shapes) != 1)}"])
+_DTYPE = _Aspect("the dtype", lambda s: [DType(d).label for d in s.dtypes])
+_SHAPE = _Aspect("the shape", lambda s: [str(shape) for shape in s.shapes])
+_TAIL = _Aspect("the shape after dimension 0", lambda s: [_tail(shape) for shape in s.shapes])
+_OP = _Aspect("the reduce operation", lambda s: [ReduceOp(s.op).label])
+_PRESCALE = _Aspect("the prescale factor", lambda s: [repr(s.prescale)])
+_POSTSCALE = _Aspect("the postscale factor", lambda s: [repr(s.postscale)])
+_ROOT = _Aspect("the root rank", lambda s: [str(s.root)])
+_RANKS = _Aspect("the ranks of the process set", lambda s: [str(sorted(s.splits))])
+_ID = _Aspect("the process set", lambda s: [str(s.splits)])
 
 _TENSOR = (_KIND, _DEVICE, _COUNT, _DTYPE)
 _REDUCTION = (*_TENSOR, _SHAPE, _OP, _PRESCALE, _POSTSCALE)
 
-_ASPECTS: dict[Kind, tuple[tuple[str, _Say], ...]] = {
+_ASPECTS: dict[Kind, tuple[_Aspect, ...]] = {
     Kind.ALLREDUCE: _REDUCTION,
     Kind.ALLGATHER: (*_TENSOR, _TAIL),
     Kind.BROADCAST: (*_TENSOR, _SHAPE, _ROOT),
@@ -128,10 +132,13 @@ def _difference(signatures: Mapping[int, Signature], hosts: Sequence[str]) -> st
     first = next(iter(signatures.values()))
     if all(signature == first for signature in signatures.values()):
         return ""
-    for label, say in _ASPECTS[Kind(first.kind)]:
-        said = {rank: say(signature) for rank, signature in sorted(signatures.items())}
-        if len(set(said.values())) > 1:
-            return f"the ranks differ in {label}: {by_saying(said, hosts)}"
+    ranks = sorted(signatures)
+    for aspect in _ASPECTS[Kind(first.kind)]:
+        texts = [aspect.say(signatures[rank]) for rank in ranks]
+        for tensor, said in enumerate(zip(*texts, strict=True)):
+            if len(set(said)) > 1:
+                which = f" of tensor {tensor}" if len(texts[0]) > 1 else ""
+                return f"the ranks differ in {aspect.label}{which}: {by_saying(dict(zip(ranks, said, strict=True)), hosts)}"
     return ""
 
 

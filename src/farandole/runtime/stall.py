@@ -118,33 +118,36 @@ class StallInspector:
         if late := [one for one in every if now - one.since_s - one.age_s >= self._shutdown_s]:
             return Verdict(self._verdict(now, late))
         overdue = [one for one in every if now - one.since_s >= self._warning_s]
-        asked = self._asked
-        if asked is not None:
-            if now < asked.until_s and not asked.complete():
-                return None
-            self._asked = None
+        step = self._consider(now, overdue) if self._asked is None else self._conclude(now, overdue, self._asked, last)
+        if self._asked is None:
             self._plan_next(now, every)
-            overdue = [one for one in overdue if not _has_moved_on(one, asked)]
-            return Report(self._report(now, overdue, asked, last)) if overdue else None
+        return step
+
+    def _consider(self, now: float, overdue: Sequence[Waiting]) -> Inquiry | None:
+        """Ask, if there is something that has not been said, or has been said long ago."""
         self._told = {one.key: self._told[one.key] for one in overdue if one.key in self._told}
         if not self._told:
             self._repeat_s, self._interval_s = now, self._warning_s
         fresh = [one for one in overdue if not any(told.issuperset(one.missing) for told in self._told.values())]
         if not (fresh or (overdue and now >= self._repeat_s)):
-            self._plan_next(now, every)
             return None
         self._told = {one.key: frozenset(one.missing) for one in overdue}
         self._repeat_s = now + self._interval_s
         self._interval_s *= 2
-        return self._ask(now, overdue)
-
-    # -- timing -------------------------------------------------------------------------------------------------------
-
-    def _ask(self, now: float, overdue: Sequence[Waiting]) -> Inquiry:
         ranks = {rank for one in overdue for rank in one.missing or one.ready}
         self._asked = _Asked(tuple(sorted(ranks)[:MOST_STACKS]), now + PATIENCE_S)
         self._look_again(self._asked.until_s)
         return Inquiry(self._asked.ranks)
+
+    def _conclude(self, now: float, overdue: Sequence[Waiting], asked: _Asked, last: Sequence[str]) -> Report | None:
+        """Report, if all answers are there or will not come."""
+        if now < asked.until_s and not asked.complete():
+            return None
+        self._asked = None
+        still = [one for one in overdue if not _has_moved_on(one, asked)]
+        return Report(self._report(now, still, asked, last)) if still else None
+
+    # -- timing -------------------------------------------------------------------------------------------------------
 
     def _take(self, rank: int, now: float, progress: Progress | None = None, stack: str | None = None) -> None:
         asked = self._asked
