@@ -7,16 +7,14 @@ import farandole
 _COMES = {
     "horovod.tensorflow": "TensorFlow",
     "horovod.keras": "Keras",
-    "horovod.mxnet": "MXNet",
-    "horovod.spark": "running on Spark",
-    "horovod.ray": "running on Ray",
     "horovod.torch.elastic": "elastic training",
 }
 
 
 def explain(module: str) -> str:
     """Why ``module`` cannot be had, and what can."""
+    coming = f"; {_COMES[module]} comes in a later release" if module in _COMES else ""
     return (
-        f"{module} is not in Farandole {farandole.__version__}: {_COMES[module]} comes in a later release, this one "
-        "has horovod.torch. To use an installed Horovod instead, start the script without --horovod"
+        f"{module} is not in Farandole {farandole.__version__}, which has horovod.torch{coming}. "
+        "To use an installed Horovod instead, start the script without --horovod"
     )
