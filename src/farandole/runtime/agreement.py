@@ -138,7 +138,8 @@ def _difference(signatures: Mapping[int, Signature], hosts: Sequence[str]) -> st
         for tensor, said in enumerate(zip(*texts, strict=True)):
             if len(set(said)) > 1:
                 which = f" of tensor {tensor}" if len(texts[0]) > 1 else ""
-                return f"the ranks differ in {aspect.label}{which}: {by_saying(dict(zip(ranks, said, strict=True)), hosts)}"
+                by_rank = dict(zip(ranks, said, strict=True))
+                return f"the ranks differ in {aspect.label}{which}: {by_saying(by_rank, hosts)}"
     return ""
 
 
