@@ -79,9 +79,7 @@ def test_both_names_are_one_library(horovod_site: str) -> None:
     ],
 )
 def test_what_is_missing_says_so(module: str, comes: str, horovod_site: str) -> None:
-    with pytest.raises(
-        ImportError, match=rf"is not in Farandole .*, which has horovod.torch{comes}. .*without --horovod"
-    ):
+    with pytest.raises(ImportError, match=rf"is not in Farandole .* has horovod.torch{comes}. .*without --horovod"):
         importlib.import_module(module)
 
 
