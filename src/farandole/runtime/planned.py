@@ -104,6 +104,10 @@ class PlannedLane:
         finally:
             self.session.left(self._process_set)
 
+    def close(self) -> None:
+        """Nobody will use it any more; what it has allocated stays as long as it is referenced."""
+        self._engine.close()
+
     def note(self, text: str) -> None:
         """Say something worth knowing about this lane."""
         rank = self._group.ranks[self._group.rank]

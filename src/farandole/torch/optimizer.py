@@ -54,7 +54,13 @@ class ReducingOptimizer(torch.optim.Optimizer):
     def _begin(self, names: dict[torch.Tensor, str], terms: Terms, passes: int) -> None:
         self.backward_passes_per_step, self._should_synchronize = passes, True
         self._parameter_names, self._handles = names, {}
-        self._reducer = GradientReducer(_trained(self), names, terms, passes)
+        reference = weakref.ref(self)  # the optimizer owns its reducer, not the other way round
+
+        def params() -> list[torch.Tensor]:
+            found = reference()
+            return [] if found is None else _parameters(found)
+
+        self._reducer = GradientReducer(params, names, terms, passes)
 
     def synchronize(self) -> None:
         """Reduce now if no backward pass has; afterwards gradients may be looked at and changed."""
@@ -136,18 +142,8 @@ def DistributedOptimizer(  # noqa: N802 (it stands for a class)
     return distributed
 
 
-def _trained(optimizer: torch.optim.Optimizer) -> Callable[[], list[torch.Tensor]]:
-    reference = weakref.ref(optimizer)
-
-    def trained() -> list[torch.Tensor]:
-        found = reference()
-        return [] if found is None else list(_parameters(found))
-
-    return trained
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    return (p for group in optimizer.param_groups for p in group["params"] if p.requires_grad)
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def _positive(passes: int) -> int:
@@ -183,7 +179,7 @@ def _groups(optimizer: torch.optim.Optimizer, groups: Groups | None, num_groups:
     if groups is None:
         return {}
     if isinstance(groups, int):
-        return _even_groups(list(_parameters(optimizer)), groups)
+        return _even_groups([p for p in _parameters(optimizer) if p.requires_grad], groups)
     members = [(i, p) for i, group in enumerate(groups) for p in group]
     if not all(isinstance(p, torch.Tensor) for _, p in members):
         raise UsageError("groups holds lists of parameters, or is their number")

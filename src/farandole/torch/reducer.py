@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Mapping
+from operator import is_
 from typing import Any, Protocol, TypeAlias, final
 
 import torch
@@ -29,7 +30,6 @@ class _Removable(Protocol):
     def remove(self) -> None: ...
 
 
-Hooks: TypeAlias = list[_Removable]
 Closure: TypeAlias = Callable[[], Any]
 
 _numbers = itertools.count()
@@ -43,7 +43,7 @@ def living_reducers() -> list[GradientReducer]:
 
 @final
 class GradientReducer:
-    """Watches the parameters of one optimizer. ``params`` lists those that are trained, now; ``names`` are theirs."""
+    """Watches the parameters of one optimizer. ``params`` lists them, ``names`` are theirs."""
 
     def __init__(
         self,
@@ -56,15 +56,13 @@ class GradientReducer:
         self.label = f"optimizer.{self.number}"
         self.passes_per_step = passes_per_step
         self._params, self._names, self._terms = params, names, terms
-        self._lane: PlannedLane | None = None
+        self._held = _Held()
         self._exchange: GradientExchange | None = None
-        self._hooks: Hooks = []
-        self._watched = 0
         self._graph_task = -1
         self._passes = self._steps = self._runs = 0
         self._reduced = False
         self._overlapped: OverlappedPass | None = None
-        weakref.finalize(self, _remove_all, self._hooks)
+        weakref.finalize(self, self._held.release).atexit = False
         _living.add(self)
         if self._is_needed(current("DistributedOptimizer()")):
             self._watch()
@@ -112,13 +110,14 @@ class GradientReducer:
     # -- during a backward pass ---------------------------------------------------------------------------------------
 
     def watch_again(self) -> None:
-        """There are other parameters than before."""
-        self._exchange = None
-        if self._hooks:
+        """There are more parameters than before."""
+        if self._held.hooks:
             self._watch()
 
-    def _watch(self) -> None:
-        _remove_all(self._hooks)
+    def _watch(self) -> list[torch.Tensor]:
+        """See to it that what is trained now is watched; returns that, and what was trained earlier."""
+        hooks = self._held.hooks
+        params = [p for p in self._params() if p.requires_grad or p in hooks]
         reference = weakref.ref(self)  # a model must not keep its optimizer alive
 
         def arrived(param: torch.Tensor) -> None:
@@ -126,9 +125,10 @@ class GradientReducer:
             if reducer is not None:
                 reducer._arrived(param)
 
-        params = self._params()
-        self._watched = len(params)
-        self._hooks.extend(param.register_post_accumulate_grad_hook(arrived) for param in params)
+        for param in params:
+            if param not in hooks:
+                hooks[param] = param.register_post_accumulate_grad_hook(arrived)
+        return params
 
     def _arrived(self, param: torch.Tensor) -> None:
         task = torch._C._current_graph_task_id()
@@ -173,18 +173,15 @@ class GradientReducer:
         return session.topology.size > 1 and bool(process_set.included()) and len(process_set.ranks) > 1
 
     def _bind(self, session: Session) -> GradientExchange:
-        """The exchange for this session and for the parameters that are trained now."""
-        params = self._params()
-        if not self._hooks or len(params) != self._watched:
-            self._watch()
-            self._exchange = None
-        if self._lane is None or self._lane.session is not session:
-            self._lane = PlannedLane(session, self._terms.process_set, self.label)
-            self._exchange = None
-        if self._exchange is None:
+        """The exchange for this session and these parameters."""
+        params, lane, exchange = self._watch(), self._held.lane, self._exchange
+        if lane is None or lane.session is not session:
+            lane, exchange = PlannedLane(session, self._terms.process_set, self.label), None
+            self._held.lane = lane
+        if exchange is None or len(params) != len(exchange.params) or not all(map(is_, params, exchange.params)):
             names = [f"{self.label}.{self._names.get(p, i)}" for i, p in enumerate(params)]
-            self._exchange = GradientExchange(self._lane, params, names, self._terms)
-        return self._exchange
+            exchange = self._exchange = GradientExchange(lane, params, names, self._terms)
+        return exchange
 
     def _where(self) -> str:
         return f"step {self._steps}.{self._runs}"
@@ -209,6 +206,17 @@ class GradientReducer:
         return mean if isinstance(loss, torch.Tensor) else mean.item()
 
 
-def _remove_all(hooks: Hooks) -> None:
-    while hooks:
-        hooks.pop().remove()
+@final
+class _Held:
+    """What a reducer has outside of itself; given back when its optimizer is gone."""
+
+    def __init__(self) -> None:
+        self.hooks: dict[torch.Tensor, _Removable] = {}
+        self.lane: PlannedLane | None = None
+
+    def release(self) -> None:
+        """Once."""
+        for hook in self.hooks.values():
+            hook.remove()
+        if self.lane is not None:
+            self.lane.close()

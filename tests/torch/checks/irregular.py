@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -143,6 +144,36 @@ def check_parameters_that_come_later() -> None:
         for param in (first, second, third):
             torch.testing.assert_close(param.grad, mean_over(everyone, param.detach()))
         optimizer.step()
+
+
+def check_parameters_that_are_frozen_now_and_then() -> None:
+    params = parameters((2,), (3,))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(params, lr=1.0))
+    everyone = list(range(hvd.size()))
+    for step in range(6):
+        frozen, trained = params[step % 2], params[1 - step % 2]
+        frozen.requires_grad_(False)
+        optimizer.zero_grad()
+        backward(trained)
+        assert frozen.grad is None
+        torch.testing.assert_close(trained.grad, mean_over(everyone, trained.detach()))
+        optimizer.step()
+        frozen.requires_grad_(True)
+
+
+def check_an_optimizer_that_is_gone_leaves_its_parameters_alone() -> None:
+    (param,) = parameters((3,))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([param], lr=1.0))
+    for _ in range(3):
+        backward(param)
+        optimizer.step()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([param], lr=1.0))
+    optimizer.zero_grad()
+    reference = weakref.ref(optimizer)
+    del optimizer
+    assert reference() is None
+    backward(param)
+    assert torch.equal(param.grad, gradient(hvd.rank(), param.detach()))
 
 
 def check_two_networks_that_play_against_each_other() -> None:
