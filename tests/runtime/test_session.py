@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import resource
+import socket
 import threading
 import time
 from pathlib import Path
@@ -119,6 +120,18 @@ def test_nobody_at_the_controllers_address(monkeypatch: pytest.MonkeyPatch) -> N
         init(start_timeout_s=0.5)
     assert time.monotonic() - begin < 5
     os.close(_stack_descriptor())
+
+
+def test_a_controllers_port_that_is_taken(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        address = f"tcp://127.0.0.1:{other.getsockname()[1]}"
+        for name, value in {OWN.rank: "0", OWN.size: "2", CONTROLLER: address, KEY: new_secret()}.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(StartError, match=f"could not listen at {address}.*a port that is free"):
+            init()
+    assert "cannot listen" in capfd.readouterr().err
 
 
 def _stack_descriptor() -> int:

@@ -16,6 +16,7 @@ from typing import final
 
 import msgspec
 
+from farandole.cluster.environment import CONTROLLER
 from farandole.errors import StartError
 from farandole.settings import Settings
 
@@ -36,7 +37,10 @@ _children: dict[str, subprocess.Popen[bytes]] = {}
 
 
 def ensure_controller(address: str, expected: int, secret: str, settings: Settings) -> None:
-    """Start the controller at ``address``, with these ``settings``, unless this process has one there already."""
+    """Start the controller at ``address``, with these ``settings``, unless this process has one there already.
+
+    Returns when it listens; raises ``StartError`` if it cannot.
+    """
     child = _children.get(address)
     if child is not None:
         if child.poll() is None:
@@ -44,23 +48,41 @@ def ensure_controller(address: str, expected: int, secret: str, settings: Settin
         raise StartError(f"the controller at {address}, a child of this process, ended with {child.returncode}")
     if not _children:
         atexit.register(_end_all)
-        os.register_at_fork(after_in_child=_children.clear)
+        os.register_at_fork(after_in_child=_forget)
     child = subprocess.Popen(
         [sys.executable, "-m", MODULE],
         stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         env={**os.environ, **settings.to_environment(Settings.resolve()), "PYTHONPATH": _python_path()},
         start_new_session=True,  # Ctrl-C is for the workers; the controller sees them out
     )
     _children[address] = child
     assert child.stdin is not None
+    assert child.stdout is not None
     child.stdin.write(msgspec.json.encode(Charge(address, expected, secret)) + b"\n")
     child.stdin.flush()
+    with child.stdout:
+        listens = child.stdout.readline()
+    if not listens:
+        del _children[address]
+        child.stdin.close()
+        raise StartError(
+            f"the controller, a child of rank 0, could not listen at {address}; it exited with code {child.wait(EXIT_S)} "
+            f"and says why on stderr. {CONTROLLER} must name this host and a port that is free"
+        )
 
 
 def _python_path() -> str:
     """The place of this package first, so that the child runs the same one."""
     here = str(Path(__file__).resolve().parents[2])
     return os.pathsep.join(p for p in (here, os.environ.get("PYTHONPATH", "")) if p)
+
+
+def _forget() -> None:
+    """In a forked child: they are the parent's."""
+    for child in _children.values():
+        child.returncode = 0  # so that subprocess does not miss it here
+    _children.clear()
 
 
 def _end_all() -> None:

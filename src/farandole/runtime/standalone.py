@@ -1,7 +1,8 @@
 """A controller in a process of its own, for jobs that no launcher started: ``python -m farandole.runtime.standalone``.
 
-Its standard input brings one line of JSON (``hosted.Charge``) and ends with the process that started it; then, or when
-the last worker of this host has ended, this process ends too.
+Its standard input brings one line of JSON (``hosted.Charge``), answered on standard output by the address as soon as it
+listens. That input ends with the process that started it; then, or when the last worker of this host has ended, this
+process ends too.
 """
 
 from __future__ import annotations
@@ -131,6 +132,7 @@ def main() -> None:
     except ControlError as error:
         _say(str(error))
         sys.exit(1)
+    print(router.address, flush=True)  # the starter waits for it
     with router, contextlib.closing(Standalone(charge, router)) as standalone:
         standalone.serve()
 
