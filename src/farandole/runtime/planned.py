@@ -48,11 +48,6 @@ class PlannedLane:
         self._group = self._engine.group
 
     @property
-    def size(self) -> int:
-        """Number of members."""
-        return self._group.size
-
-    @property
     def crosses_hosts(self) -> bool:
         """True if its bytes travel over a network."""
         return len(set(self._group.hosts)) > 1
@@ -68,7 +63,7 @@ class PlannedLane:
         Both together are at most 60 bytes. Raises ``MismatchError`` on every member if they are not, or if one has
         ``REFUSED``; the next call works.
         """
-        with self._inside(point or state):
+        with self._inside(point or state), self.phase("meet", "negotiate"):
             answers = self._engine.gather_small(f"{point}|{state}".encode())
         said = [answer.decode().partition("|")[::2] for answer in answers]
         if len({there for there, how in said if how != JOINED}) > 1:
@@ -85,14 +80,18 @@ class PlannedLane:
         return [how for _, how in said]
 
     def allreduce(self, what: str, array: Array, how: Reduction) -> None:
-        """Reduce in place; ``what`` names it in the timeline."""
-        begin_s = time.monotonic() if events.subscribers else 0.0
-        with self._inside(what):
+        """Reduce in place; ``what`` names it in reports and in the timeline."""
+        with self._inside(what), self.phase(what, "reduce", array.nbytes):
             self._engine.allreduce(array, how.op, how.prescale, how.postscale)
+
+    @contextmanager
+    def phase(self, what: str, phase: str, nbytes: int = 0) -> Iterator[None]:
+        """What is done inside shows in the timeline."""
+        begin_s = time.monotonic() if events.subscribers else 0.0
+        yield
         if begin_s:
-            end_s = time.monotonic()
-            name = f"{self.label}.{what}"
-            events.emit(events.Phase("planned", name, "allreduce", "reduce", begin_s, end_s, array.nbytes))
+            name, end_s = f"{self.label}.{what}", time.monotonic()
+            events.emit(events.Phase("planned", name, "allreduce", phase, begin_s, end_s, nbytes))
 
     @contextmanager
     def _inside(self, what: str) -> Iterator[None]:
@@ -111,7 +110,7 @@ class PlannedLane:
     def note(self, text: str) -> None:
         """Say something worth knowing about this lane."""
         rank = self._group.ranks[self._group.rank]
-        events.emit(events.Note(time.time(), rank, f"{self.label}: {text}"))
+        events.emit(events.Note(time.monotonic(), rank, f"{self.label}: {text}"))
 
 
 Overlap: TypeAlias = Literal["step", "backward"]

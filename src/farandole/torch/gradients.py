@@ -94,7 +94,8 @@ class GradientExchange:
         else:
             self._adopt(codes)
             for i, bucket in enumerate(self.buckets):
-                bucket.fill()
+                with self._lane.phase(f"bucket {i}", "copy", bucket.array.nbytes):
+                    bucket.fill()
                 self._lane.allreduce(f"bucket {i}", bucket.array, self._terms.how)
                 bucket.publish(codes)
         self._reduce_sparse(codes)

@@ -46,5 +46,10 @@ class OverlappedPass:
     def _begin(self) -> None:
         i, bucket = self._begun, self._buckets[self._begun]
         self._begun += 1
-        self._background.run(bucket.fill)
-        self._background.run(lambda: self._lane.allreduce(f"bucket {i}", bucket.array, self._how))
+
+        def reduce() -> None:
+            with self._lane.phase(f"bucket {i}", "copy", bucket.array.nbytes):
+                bucket.fill()
+            self._lane.allreduce(f"bucket {i}", bucket.array, self._how)
+
+        self._background.run(reduce)

@@ -173,6 +173,7 @@ def check_an_optimizer_that_is_gone_leaves_its_parameters_alone() -> None:
     del optimizer
     assert reference() is None
     backward(param)
+    assert param.grad is not None
     assert torch.equal(param.grad, gradient(hvd.rank(), param.detach()))
 
 
