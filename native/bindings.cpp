@@ -5,6 +5,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -179,7 +180,7 @@ void make_endpoint(Endpoint* self, int place, std::vector<std::string> names, st
     options.place = place;
     options.names = std::move(names);
     options.label = std::move(label);
-    options.deadline_ns = static_cast<std::int64_t>(deadline_s * second_ns);
+    options.deadline_ns = static_cast<std::int64_t>(std::min(deadline_s, 1e9) * second_ns);
     options.interrupt = {signal_raised, nullptr};
     new (self) Endpoint(options, exchange_of(exchange));
 }
