@@ -55,7 +55,7 @@ class RunningJob:
                 pytest.fail(
                     f"waited in vain {what}\n--- stdout\n{self.stdout[-2000:]}\n--- stderr\n{self.stderr[-2000:]}"
                 )
-            time.sleep(0.005)
+            time.sleep(0.005)  # nothing announces what /proc and a file show
 
     def prints(self, text: str, times: int = 1) -> None:
         """Wait until ``text`` has been printed so often."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from pathlib import Path
 
 import pytest
 
-from tests.launch.conftest import StartJob
+from tests.launch.conftest import DEADLINE_S, StartJob
 
 SLEEP = "echo up; exec sleep 1000"
 TREE = "(setsid bash -c 'trap \"\" TERM; echo deep; sleep 1000') & echo up; wait"
@@ -19,6 +20,21 @@ def test_ending_well(job: StartJob) -> None:
     assert running.end() == 0
     assert sorted(running.stdout.splitlines()) == [f"[{r}]<stdout>:rank {r} of 3" for r in range(3)]
     assert running.stderr == ""
+
+
+def test_strangers_at_the_door_are_logged_once_and_the_job_goes_on(job: StartJob) -> None:
+    running = job("-np", "1", bash="mkfifo p; echo at $FARANDOLE_CONTROLLER; read < p; exit 0")
+    running.prints("at tcp://127.0.0.1:")
+    running.until(lambda: running.stdout.endswith("\n"))
+    port = int(running.stdout.rpartition(":")[2])
+    for _ in range(5):
+        with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S) as stranger:
+            stranger.sendall(os.urandom(300))
+    running.until(lambda: "this job's key" in running.stderr, "for the log")
+    with (running.folder / "p").open("w") as pipe:
+        pipe.write("\n")
+    assert running.end() == 0
+    assert len(running.stderr.splitlines()) == 1
 
 
 def test_a_worker_may_end_well_before_the_others(job: StartJob) -> None:

@@ -69,7 +69,10 @@ class Launcher:
             from farandole.control.channel import Router
             from farandole.control.keys import JobKeys, new_secret
             from farandole.runtime.controller import Controller
+            from farandole.runtime.joining import configure_logging
 
+            if self._owns_process:
+                configure_logging(self._job.settings.log_level)
             secret = new_secret()
             router = held.enter_context(Router(JobKeys.from_secret(secret)))
             agent.charge(_charge(self._job, router.address, secret))
