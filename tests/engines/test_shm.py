@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import select
@@ -13,10 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from farandole import _native
 from farandole.collective import Array, DType, ReduceOp
 from farandole.engines.engine import Group
 from farandole.engines.shm import ShmEngine
 from farandole.errors import AbortError, CollectiveError, EngineError, MismatchError, StallError, UnsupportedError
+from farandole.testing import reference
 from farandole.testing.harness import Died, run_ranks
 from farandole.testing.rank import Member
 
@@ -69,6 +72,30 @@ def test_a_mismatch_names_what_each_rank_said_on_every_rank() -> None:
         for rank in range(3):
             assert f"rank {rank} on localhost said allreduce of {count + rank} float32, Sum" in text
     assert "rank 0 on localhost said allocate of 64 bytes; rank 1 on localhost said barrier" in mixed
+
+
+def _three_ways(member: Member) -> list[bytes]:
+    engine = ShmEngine(member.group(), member.exchange)
+    found = []
+    for dtype in (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16):
+        large = reference.sample(dtype, 300_000, seed=member.rank)
+        small = large[-1000:].copy()
+        memory = engine.allocate(large.nbytes)
+        inside = memory.array(dtype)
+        _native.copy(inside.address, large.ctypes.data, large.nbytes)
+        for array in (Array(large.ctypes.data, large.size, dtype), Array(small.ctypes.data, 1000, dtype), inside):
+            engine.allreduce(array, ReduceOp.AVERAGE, 0.3, 0.7)
+        found.append(small.tobytes())
+        assert large[-1000:].tobytes() == small.tobytes()
+        assert ctypes.string_at(memory.address, memory.nbytes) == large.tobytes()
+    assert engine.statistics()["in_place"] == 3
+    engine.close()
+    return found
+
+
+def test_small_staged_and_in_place_give_the_same_bits_on_every_rank() -> None:
+    results = run_ranks(_three_ways, 3)
+    assert results[0] == results[1] == results[2]
 
 
 def _lose_rank_1(member: Member) -> tuple[float, str]:
