@@ -12,6 +12,7 @@ case is a function of a ``Bench``; every rank runs all cases in the same order.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import threading
 import time
@@ -21,7 +22,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from farandole.collective import Array, DType, ReduceOp
+from farandole.collective import Array, DType, Kind, ReduceOp
 from farandole.engines.engine import Engine
 from farandole.errors import AbortError, MismatchError, StallError, UnsupportedError
 from farandole.testing import reference
@@ -258,7 +259,7 @@ def subgroups_and_two_threads(bench: Bench) -> None:
 
 def abort_wakes_waiters(bench: Bench) -> None:
     """A member that waits for one that never comes is woken at once; from then on every call raises."""
-    for name, count in (("barrier", 0), ("small", 10), ("large", 2_000_000)):
+    for name, call in _CALLS.items():
         with bench.fresh() as engine:
             aborted_at = [0.0]
 
@@ -266,12 +267,12 @@ def abort_wakes_waiters(bench: Bench) -> None:
                 aborted_at[0] = time.monotonic()
                 engine.abort("rank 7 on nowhere was killed")
 
-            timer = threading.Timer(0.2, abort)
+            timer = threading.Timer(0.1, abort)
             timer.start()
             if bench.rank == 0:
                 timer.join()
             for attempt in ("while it waited", "afterwards"):
-                _expect_error(bench, engine, count, AbortError, f"{name}, {attempt}")
+                _expect_error(bench, engine, call, AbortError, f"{name}, {attempt}")
             woken_at = time.monotonic()
             timer.join()  # another member's abort may have come before this one's
             bench.expect(woken_at - aborted_at[0] < WAKE_S, f"{name}: woken late")
@@ -283,7 +284,7 @@ def deadline_ends_a_wait(bench: Bench) -> None:
     with bench.fresh(deadline_s=0.4) as engine:
         if bench.rank > 0:
             started = time.monotonic()
-            _expect_error(bench, engine, 1000, StallError, "deadline")
+            _expect_error(bench, engine, _count, StallError, "deadline")
             took = time.monotonic() - started
             bench.expect(0.3 < took < 2.0, f"a deadline of 0.4 s ended the wait after {took:.2f} s")
         bench.member.exchange(b"")
@@ -337,12 +338,37 @@ def _count(engine: Engine, count: int = 10) -> float:
     return float(values[-1]) if (values == values[0]).all() else float("nan")
 
 
-def _expect_error(bench: Bench, engine: Engine, count: int, kind: type[Exception], text: str) -> None:
+def _move(engine: Engine, kind: Kind) -> None:
+    size = engine.group.size
+    send, recv = np.ones(1000 * size, np.float32), np.zeros(1000 * size, np.float32)
+    whole, room = (Array(values.ctypes.data, values.size, DType.FLOAT32, values) for values in (send, recv))
+    if kind is Kind.BROADCAST:
+        engine.broadcast(whole, 0)
+    elif kind is Kind.ALLGATHER:
+        engine.allgather(whole.slice(0, 1000), room, [1000] * size)
+    elif kind is Kind.ALLTOALL:
+        engine.alltoall(whole, [1000] * size, room, [1000] * size)
+    else:
+        engine.reducescatter(whole, room.slice(0, 1000), [1000] * size, ReduceOp.SUM)
+
+
+_CALLS: dict[str, Callable[[Engine], object]] = {
+    "barrier": lambda engine: engine.barrier(),
+    "allreduce": _count,
+    "large allreduce": lambda engine: _count(engine, 2_000_000),
+    **{
+        kind.label: functools.partial(_move, kind=kind)
+        for kind in (Kind.BROADCAST, Kind.ALLGATHER, Kind.ALLTOALL, Kind.REDUCESCATTER)
+    },
+}
+"""Every way to wait for a member that does not come."""
+
+
+def _expect_error(
+    bench: Bench, engine: Engine, call: Callable[[Engine], object], kind: type[Exception], text: str
+) -> None:
     try:
-        if count:
-            _count(engine, count)
-        else:
-            engine.barrier()
+        call(engine)
     except kind:
         return
     except Exception as error:
