@@ -197,6 +197,9 @@ def joined_ranks_contribute_nothing(rank: int, size: int) -> None:
         least = np.full(2, 5.0)
         do.allreduce("least", least, ReduceOp.MIN)
         np.testing.assert_array_equal(least, [5.0, 5.0])
+        alike = np.ones(2)
+        do.allreduce("alike", alike, ReduceOp.ADASUM)
+        np.testing.assert_allclose(alike, [1.0, 1.0])
         together, outcome = do.allgather("left", y)
         assert together.size == 2 * here
         assert outcome.received_splits[: i + 1] == (0,) * (i + 1)

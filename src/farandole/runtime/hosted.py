@@ -67,8 +67,8 @@ def ensure_controller(address: str, expected: int, secret: str, settings: Settin
         del _children[address]
         child.stdin.close()
         raise StartError(
-            f"the controller, a child of rank 0, could not listen at {address}; it exited with code {child.wait(EXIT_S)} "
-            f"and says why on stderr. {CONTROLLER} must name this host and a port that is free"
+            f"the controller, a child of rank 0, could not listen at {address}: it exited with {child.wait(EXIT_S)} "
+            f"and said why on stderr. {CONTROLLER} must name this host and a free port"
         )
 
 

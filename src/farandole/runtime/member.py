@@ -172,7 +172,7 @@ class Session:
         if self._link is not None:
             self._link.close()
         self._crews.close()
-        self.timeline("", False)
+        self._write_timeline("", False)
         self._sets.clear()
 
     # -- looking ------------------------------------------------------------------------------------------------------
@@ -184,14 +184,17 @@ class Session:
         if path:
             path = os.path.abspath(path)
             create(path)
-        self.timeline(path, mark_cycles)
+        self._write_timeline(path, mark_cycles)
         if self._link is not None:
             self._link.up.send(SetTimeline(path, mark_cycles))
 
     def timeline(self, path: str, mark_cycles: bool) -> None:
-        """Start or stop this rank's part of the timeline; called when the controller says so."""
-        if self._timeline is not None and path == self._timeline.path:
-            return
+        """Rank 0 wants it so, says the controller."""
+        if self.topology.rank:
+            self._write_timeline(path, mark_cycles)
+
+    def _write_timeline(self, path: str, mark_cycles: bool) -> None:
+        """Start or stop this rank's part of the timeline."""
         if self._timeline is not None:
             self._timeline.close()
             self._timeline = None

@@ -47,7 +47,8 @@ def scratch(dtype: DType, count: int) -> Array:
 
 
 def identity(dtype: DType, count: int, op: ReduceOp) -> Array:
-    """What a rank that has joined contributes to a reduction: it changes nothing."""
+    """What a rank that has joined contributes to a reduction: it changes nothing. For Adasum that is zeros."""
     array = scratch(dtype, count)
-    _native.fill_identity(array.address, count, int(dtype), int(op))
+    if op is not ReduceOp.ADASUM:
+        _native.fill_identity(array.address, count, int(dtype), int(op))
     return array

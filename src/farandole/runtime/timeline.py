@@ -99,7 +99,7 @@ class Timeline:
             if self._mark_cycles:
                 self._line(ph="i", s="t", name="cycle", ts=begin, tid=tid)
         elif phase.phase in _OVERLAPPING:
-            same = {"cat": phase.lane, "id": phase.name, "name": phase.phase, "tid": tid}
+            same = {"cat": phase.lane, "id2": {"local": phase.name}, "name": phase.phase, "tid": tid}
             self._line(ph="b", ts=begin, args={"name": phase.name, "kind": phase.kind}, **same)
             self._line(ph="e", ts=end, **same)
         else:
