@@ -130,9 +130,8 @@ def test_an_engine_that_not_all_have_is_refused_to_all() -> None:
 def test_a_collective_is_ordered_when_all_are_ready_in_one_message_for_each() -> None:
     job = Job()
     job.form()
-    job.submit("x")
-    assert job.take() == []
-    job.submit("y")
+    for uid in "xy":
+        job.submit(uid)
     told = job.only(Orders)
     assert [to for to, _ in told] == ["xo", "yo"]
     assert told[0][1] is told[1][1]
@@ -157,25 +156,26 @@ def test_a_forgotten_number_is_asked_for_again() -> None:
     assert job.only(messages.Resend) == [("xo", messages.Resend(1, 0, ["n"]))]
 
 
+@pytest.mark.parametrize(("code", "kind"), [(1, Welcome), (0, messages.Refuse)])
+def test_a_job_may_start_without_one_that_failed_if_it_is_told_to_go_on(code: int, kind: type[Message]) -> None:
+    job = Job(on_failure="continue")
+    job.controller.worker_exited(1, 101, code, f"rank 1 on a exited with {code}")
+    job.hello(0)
+    assert [to for to, _ in job.only(kind)] == ["xc"]
+
+
 # -- leaving and dying ------------------------------------------------------------------------------------------------
 
 
 def test_a_death_is_told_to_all_others_at_once_on_both_sockets() -> None:
     job = Job(3)
     job.form()
-    job.controller.worker_exited(1, 101, -9, "rank 1 on a was killed by SIGKILL")
+    job.controller.worker_exited(1, 4242, -9, "rank 1 on a was killed by SIGKILL")  # a shell around process 101
     told = job.only(Abort)
     assert sorted(to for to, _ in told) == ["xc", "xo", "zc", "zo"]
     assert {message for _, message in told} == {Abort(1, "rank 1 on a was killed by SIGKILL")}
     job.submit("x")
     assert job.only(Abort) == [("xc", told[0][1])]
-
-
-def test_a_process_may_be_another_than_the_one_that_was_started() -> None:
-    job = Job()
-    job.form()
-    job.controller.worker_exited(1, 4242, 1, "rank 1 on a exited with 1")
-    assert sorted(to for to, _ in job.only(Abort)) == ["xc", "xo"]
 
 
 def test_who_leaves_is_missed_only_by_those_who_need_it() -> None:
@@ -257,12 +257,13 @@ def test_saying_hello_again_without_a_leave_is_one() -> None:
 def test_an_exchange_brings_everybodys_bytes_in_the_order_of_its_ranks() -> None:
     job = Job(3)
     job.form()
-    job.say("z", Exchange(1, "k", [2, 0], b"from 2"))
-    job.say("z", Exchange(1, "other", [2, 0], b"-"))
+    for uid, rank in (("z", 2), ("x", 0)):
+        job.say(uid, Exchange(1, "k", [2, 0, 1], b"from %d" % rank))
+        job.say(uid, Exchange(1, "other", [2, 0, 1], b"-"))
     assert job.take() == []
-    job.say("x", Exchange(1, "k", [2, 0], b"from 0"))
-    answer = Exchanged(1, "k", [b"from 2", b"from 0"])
-    assert job.only(Exchanged) == [("zc", answer), ("xc", answer)]
+    job.say("y", Exchange(1, "k", [2, 0, 1], b"from 1"))
+    answer = Exchanged(1, "k", [b"from 2", b"from 0", b"from 1"])
+    assert job.only(Exchanged) == [("zc", answer), ("xc", answer), ("yc", answer)]
 
 
 def test_an_exchange_with_a_rank_that_has_left_ends_the_generation() -> None:

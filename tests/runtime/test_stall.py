@@ -107,6 +107,15 @@ def test_a_stall_after_one_that_ended_is_reported_in_time() -> None:
     assert stall.look(150.0, [wait(90.0)], LAST) == Inquiry((1,))
 
 
+def test_the_intervals_begin_anew_with_every_stall() -> None:
+    stall = inspector(10.0, 0.0)
+    for now in (10.0, 20.0, 40.0):
+        report(stall, now, wait())
+    stall.look(60.0, [wait(55.0)], LAST)
+    for now in (65.0, 75.0):
+        report(stall, now, wait(55.0))
+
+
 def test_many_waits_and_ranks_are_cut() -> None:
     stall = StallInspector(60.0, 0.0, ["a"] * 20)
     waiting = [Waiting((n,), f"allreduce 'n{n}'", 0.0, (0,), tuple(range(1, 20))) for n in range(9)]

@@ -208,7 +208,6 @@ class Controller:
         if found is None:
             return
         generation, rank = found
-        self._unsaid.pop(rank, None)
         generation.leave(rank, message.reason)
         if message.reason:
             self._abort(message.reason)
