@@ -9,17 +9,19 @@ them all alike.
 
 from __future__ import annotations
 
+import contextlib
 import os
-import secrets
+import socket
 import subprocess
 import sys
 import tempfile
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from types import TracebackType
 from typing import Any, final
 
-ADDRESS, KEY, RANK, SIZE = "BENCH_ADDRESS", "BENCH_KEY", "BENCH_RANK", "BENCH_SIZE"
+ADDRESS, RANK, SIZE = "BENCH_ADDRESS", "BENCH_RANK", "BENCH_SIZE"
+START_S = 60.0
 ANSWER_S = 120.0
 """How long a rank may take for one answer."""
 
@@ -31,20 +33,18 @@ class Fleet:
     def __init__(self, contender: str, size: int) -> None:
         self.contender, self.size = contender, size
         self._folder = tempfile.TemporaryDirectory(prefix="bench-")
-        key = secrets.token_hex(16)
         address = str(Path(self._folder.name) / "socket")
-        listener = Listener(address, "AF_UNIX", backlog=size, authkey=key.encode())
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", ADDRESS: address, KEY: key, SIZE: str(size)}
-        self._processes = [
-            subprocess.Popen(command, env={**environment, **extra}, stdin=subprocess.DEVNULL)
-            for command, extra in _commands(contender, size)
-        ]
-        connections = {}
-        for _ in range(size):
-            connection = listener.accept()
-            connections[connection.recv()] = connection
-        listener.close()
-        self._ranks: list[Connection] = [connections[rank] for rank in range(size)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", ADDRESS: address, SIZE: str(size)}
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(address)
+            listener.listen(size)
+            listener.settimeout(START_S)
+            self._processes = [
+                subprocess.Popen(command, env={**environment, **extra}, stdin=subprocess.DEVNULL)
+                for command, extra in _commands(contender, size)
+            ]
+            connections = dict(_accept(listener) for _ in range(size))
+        self._ranks = [connections[rank] for rank in range(size)]
         self.call("check")
 
     def call(self, verb: str, *arguments: Any) -> list[Any]:
@@ -70,7 +70,8 @@ class Fleet:
     def close(self) -> None:
         """End the processes."""
         for rank in self._ranks:
-            rank.send(("stop", ()))
+            with contextlib.suppress(OSError):  # it has ended already
+                rank.send(("stop", ()))
             rank.close()
         for process in self._processes:
             try:
@@ -85,6 +86,14 @@ class Fleet:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+
+def _accept(listener: socket.socket) -> tuple[int, Connection]:
+    """The next rank that connects, and its line. The folder of the socket is closed to other users."""
+    connected, _ = listener.accept()
+    connected.setblocking(True)
+    connection = Connection(connected.detach())
+    return connection.recv(), connection
 
 
 def _commands(contender: str, size: int) -> list[tuple[list[str], dict[str, str]]]:
@@ -103,6 +112,6 @@ def _commands(contender: str, size: int) -> list[tuple[list[str], dict[str, str]
 
 def connect(rank: int) -> Connection:
     """The rank's end of the line."""
-    connection = Client(os.environ[ADDRESS], "AF_UNIX", authkey=os.environ[KEY].encode())
+    connection = Client(os.environ[ADDRESS], "AF_UNIX")
     connection.send(rank)
     return connection

@@ -15,7 +15,8 @@ from benchmarks.measure import Row, Sample, Table
 
 def show(table: Table, console: Console) -> None:
     """Print one table: medians with their spread, then ratios with targets."""
-    grid = Grid(title=f"{table.title} ({table.unit}: median ± half the quartile distance)", title_justify="left")
+    console.print(f"\n[bold]{table.title}[/bold] ({table.unit}: median ± half the quartile distance)")
+    grid = Grid()
     grid.add_column("", no_wrap=True)
     names = list(dict.fromkeys(name for row in table.rows for name in row.samples))
     for name in names:
