@@ -121,7 +121,7 @@ def test_an_end_before_init_is_fatal_unless_failures_are_excused(failed: bool, e
         ({"process_sets": [[0]]}, "init(process_sets=...): rank 0 on a said []; rank 1 on b said [[0]]"),
         ({"engines": []}, "no engine for all"),
         ({"expected": 1}, "the job expects ranks 0 to 1, and this process says it is rank 1 of 1"),
-        ({"expected": 3}, "the size of the job: rank 0 on a said 2; rank 1 on b said 3"),
+        ({"expected": 3}, "the size of the job, which was started for 2: rank 0 on a said 2; rank 1 on b said 3"),
     ],
 )
 def test_ranks_that_do_not_fit_are_refused_with_what_each_said(odd: dict[str, Any], text: str) -> None:
@@ -145,6 +145,13 @@ def test_a_place_outside_the_job_is_refused_alone(place: int) -> None:
     assert [member.hello.place for member in decision.members] == [place]
     assert "the job expects ranks 0 to 2" in decision.reason
     assert forming.decide(0.0) is None
+
+
+def test_a_size_beyond_that_of_the_job_is_refused_whoever_waits() -> None:
+    forming = formation()
+    for place in (0, 1):
+        decision = refused(arrive(forming, hello(place, 10**12)))
+        assert f"which was started for 3: rank {place} on" in decision.reason
 
 
 def test_a_second_process_in_one_place_is_refused_and_the_first_stays() -> None:

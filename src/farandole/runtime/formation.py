@@ -140,10 +140,13 @@ class Formation:
             return self._strangers.pop(0)
         if not self._waiting:
             return None
-        sizes = {place: str(member.hello.expected) for place, member in self._waiting.items()}
-        if len(set(sizes.values())) > 1:
-            return self._refuse(f"the ranks differ in the size of the job: {by_saying(sizes, self._host_by_place())}")
-        size = next(iter(self._waiting.values())).hello.expected
+        sizes = {place: member.hello.expected for place, member in self._waiting.items()}
+        size = max(sizes.values())
+        if size > min(*sizes.values(), self._expected):
+            said = by_saying({place: str(own) for place, own in sizes.items()}, self._host_by_place())
+            return self._refuse(
+                f"the ranks differ in the size of the job, which was started for {self._expected}: {said}"
+            )
         ends = {place: end for (job, place), end in sorted(self._ends.items()) if job == size}
         lost = [end.description for end in ends.values() if not end.excused]
         if lost:
