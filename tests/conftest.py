@@ -18,7 +18,7 @@ from typing import Protocol, final
 import hypothesis
 import pytest
 
-from farandole.testing.leaks import no_leaks
+from farandole.testing.leaks import Snapshot, no_leaks
 
 hypothesis.settings.register_profile("ci", derandomize=True, max_examples=40, deadline=None, database=None)
 hypothesis.settings.register_profile("dev", max_examples=40, deadline=None)
@@ -30,9 +30,13 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os
 def leaves_nothing() -> Iterator[None]:
     """Fail a test that leaves threads, processes, descriptors, shared memory, variables or a directory behind."""
     variables, cwd = _variables(), os.getcwd()
+    before = Snapshot.take()
     with no_leaks(settle_s=5.0, allowed=_not_ours):
         yield
-        gc.collect()
+        if Snapshot.take().since(
+            before
+        ):  # perhaps held by garbage only; collecting after every test would cost a minute
+            gc.collect()
     changed = sorted({name for name, _ in variables ^ _variables()})
     assert not changed, f"the test set, changed or removed environment variables: {changed}"
     assert os.getcwd() == cwd, f"the test left the working directory at {os.getcwd()}"

@@ -43,7 +43,6 @@ def floor(path: Path) -> int:
     return floors()[max(rows, key=len)]
 
 
-@cache
 def tree(path: Path) -> ast.Module:
     """The syntax of a file."""
     return ast.parse(path.read_text(), str(path))
@@ -58,13 +57,14 @@ def file_of(dotted: str) -> Path | None:
 
 def imports(path: Path) -> Iterator[tuple[int, Path]]:
     """Line and file of every module of ours that ``path`` imports, inside functions too; type checkers' excepted."""
+    syntax = tree(path)
     checked_only = {
         id(child)
-        for node in ast.walk(tree(path))
+        for node in ast.walk(syntax)
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
         for child in ast.walk(node)
     }
-    for node in ast.walk(tree(path)):
+    for node in ast.walk(syntax):
         if id(node) in checked_only:
             continue
         if isinstance(node, ast.Import):
@@ -86,10 +86,10 @@ def _submodule_or_module(module: str, name: str) -> str:
     return dotted if file_of(dotted) or compiled else module
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: p.relative_to(PACKAGE).as_posix())
-def test_imports_only_from_its_floor_or_below(path: Path) -> None:
+def test_files_import_only_from_their_floor_or_below() -> None:
     breaches = [
-        f"line {line}: floor {floor(path)} imports {file.relative_to(PACKAGE)} of floor {floor(file)}"
+        f"{path}:{line} of floor {floor(path)} imports {file.relative_to(PACKAGE)} of floor {floor(file)}"
+        for path in MODULES
         for line, file in imports(path)
         if file.is_relative_to(PACKAGE) and floor(file) > floor(path)
     ]
@@ -119,9 +119,9 @@ def test_every_row_of_the_table_exists() -> None:
     assert not missing
 
 
-@pytest.mark.parametrize("path", PYTHON + NATIVE, ids=lambda p: p.relative_to(ROOT).as_posix())
-def test_no_file_is_too_long(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= FILE_LINES
+def test_no_file_is_too_long() -> None:
+    lengths = {path: len(path.read_text().splitlines()) for path in PYTHON + NATIVE}
+    assert not {str(path): length for path, length in lengths.items() if length > FILE_LINES}
 
 
 def docstring_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
@@ -131,20 +131,23 @@ def docstring_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return (node.body[0].end_lineno or 0) - node.body[0].lineno + 1
 
 
-@pytest.mark.parametrize("path", PYTHON, ids=lambda p: p.relative_to(ROOT).as_posix())
-def test_functions_are_short_and_typed(path: Path) -> None:
-    faults: list[str] = []
+def test_functions_are_short_and_typed() -> None:
+    faults = [fault for path in PYTHON for fault in faults_of_functions(path)]
+    assert not faults, "\n".join(faults)
+
+
+def faults_of_functions(path: Path) -> Iterator[str]:
+    """Every function that is too long or lacks types."""
     for node in ast.walk(tree(path)):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         length = (node.end_lineno or node.lineno) - node.lineno + 1 - docstring_lines(node)
         if length > FUNCTION_LINES:
-            faults.append(f"{path}:{node.lineno} {node.name} is {length} lines long")
+            yield f"{path}:{node.lineno} {node.name} is {length} lines long"
         everything = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs, node.args.vararg, node.args.kwarg]
         bare = [a.arg for a in everything if a and a.annotation is None and a.arg not in ("self", "cls", "mcs")]
         if bare or node.returns is None:
-            faults.append(f"{path}:{node.lineno} {node.name} lacks types: {', '.join([*bare, 'return'])}")
-    assert not faults, "\n".join(faults)
+            yield f"{path}:{node.lineno} {node.name} lacks types: {', '.join([*bare, 'return'])}"
 
 
 def modules_after(statement: str) -> set[str]:
