@@ -117,7 +117,7 @@ class GradientReducer:
     def _watch(self) -> list[torch.Tensor]:
         """See to it that what is trained now is watched; returns that, and what was trained earlier."""
         hooks = self._held.hooks
-        params = [p for p in self._params() if p.requires_grad or p in hooks]
+        params = [p for p in self._params() if p.requires_grad or id(p) in hooks]
         reference = weakref.ref(self)  # a model must not keep its optimizer alive
 
         def arrived(param: torch.Tensor) -> None:
@@ -126,8 +126,8 @@ class GradientReducer:
                 reducer._arrived(param)
 
         for param in params:
-            if param not in hooks:
-                hooks[param] = param.register_post_accumulate_grad_hook(arrived)
+            if id(param) not in hooks:
+                hooks[id(param)] = param, param.register_post_accumulate_grad_hook(arrived)
         return params
 
     def _arrived(self, param: torch.Tensor) -> None:
@@ -211,12 +211,12 @@ class _Held:
     """What a reducer has outside of itself; given back when its optimizer is gone."""
 
     def __init__(self) -> None:
-        self.hooks: dict[torch.Tensor, _Removable] = {}
+        self.hooks: dict[int, tuple[torch.Tensor, _Removable]] = {}  # by id: hashing a tensor is slow
         self.lane: PlannedLane | None = None
 
     def release(self) -> None:
         """Once."""
-        for hook in self.hooks.values():
+        for _, hook in self.hooks.values():
             hook.remove()
         if self.lane is not None:
             self.lane.close()

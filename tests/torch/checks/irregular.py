@@ -129,6 +129,19 @@ def check_sparse_gradients() -> None:
         torch.testing.assert_close(bias.detach(), torch.full((3,), -(4.0 + 2.0 / size), dtype=torch.float64))
 
 
+def check_a_network_of_sparse_gradients_alone() -> None:
+    table = torch.nn.Embedding(hvd.size() + 1, 2, sparse=True)
+    with torch.no_grad():
+        table.weight.fill_(0.0)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SparseAdam(list(table.parameters()), lr=1.0))
+    for _ in range(2):
+        optimizer.zero_grad()
+        table(torch.tensor([hvd.rank()])).sum().backward()
+        optimizer.step()
+    assert (table.weight[:-1] < -1.0).all()
+    assert (table.weight[-1] == 0.0).all()
+
+
 def check_parameters_that_come_later() -> None:
     first, second, third = parameters((2,), (3,), (4,))
     second.requires_grad_(False)
