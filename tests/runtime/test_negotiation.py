@@ -68,17 +68,17 @@ def test_a_root_that_joined_has_nothing_to_send() -> None:
 
 def test_waiting_for_each_other_in_different_sets_is_an_error_on_both_sides() -> None:
     negotiation = Negotiation(["a"] * 3, [[0, 1]])
-    say(negotiation, 0, BASE, process_set=1)
-    for rank in (1, 2):
+    for rank in (2, 1):
         say(negotiation, rank, BASE)
+    say(negotiation, 0, BASE, process_set=1)
     due_s = negotiation.expiry_s
     assert due_s == CROSSED_AFTER_S
     negotiation.expire(due_s)
     assert negotiation.expiry_s is None
     orders = negotiation.decide(CROSSED_AFTER_S)
     assert [(list(ranks), order.process_set, order.error_kind) for ranks, order in orders] == [
-        ([0], 1, "MismatchError"),
         ([1, 2], 0, "MismatchError"),
+        ([0], 1, "MismatchError"),
     ]
     for _, order in orders:
         assert "the process set: rank 0 on a said process set 1; ranks 1-2 on a said process set 0" in order.error

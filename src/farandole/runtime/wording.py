@@ -37,7 +37,7 @@ def name_numbers(numbers: Iterable[int]) -> str:
 def by_saying(said: Mapping[int, str], hosts: Sequence[str]) -> str:
     """Who said what: ``rank 0 on a said float32; ranks 1-3 on a said int64``."""
     ranks: dict[str, list[int]] = {}
-    for rank, saying in said.items():
+    for rank, saying in sorted(said.items()):
         ranks.setdefault(saying, []).append(rank)
     return _cut([f"{name_ranks(who, hosts)} said {shorten(saying)}" for saying, who in ranks.items()], "; ")
 
