@@ -39,8 +39,8 @@ def _sum(engine: ShmEngine, count: int = 10) -> float:
     return float(values[-1])
 
 
-def _wait_until_asleep(engine: ShmEngine) -> None:
-    """Return when a thread of this process sleeps in a collective."""
+def _until_it_waits(engine: ShmEngine) -> None:
+    """Return when a thread of this process is blocked in a collective."""
     deadline = time.monotonic() + 10
     while engine.statistics()["sleeps"] == 0:
         assert time.monotonic() < deadline, "nobody waits"
@@ -225,7 +225,7 @@ def _interrupt(member: Member) -> str:
         assert main is not None
 
         def interrupt() -> None:
-            _wait_until_asleep(engine)
+            _until_it_waits(engine)
             signal.pthread_kill(main, signal.SIGINT)
 
         thread = threading.Thread(target=interrupt)
