@@ -50,9 +50,10 @@ lint: $(STAMP) ## check style and types
 	@$(BIN)/ruff format --check --quiet $(SOURCES) || { echo "run 'make format'"; exit 1; }
 	@$(BIN)/mypy
 
-format: $(STAMP) ## put the sources in shape
+format: $(CORE) ## put the sources and the generated parts of the documentation in shape
 	@$(BIN)/ruff check --quiet --fix $(SOURCES)
 	@$(BIN)/ruff format $(SOURCES)
+	@$(BIN)/python docs/generate.py
 
 bench: $(CORE) ## measure against Gloo, DDP and MPI, side by side (BENCH=--quick for less than a minute)
 	@$(BIN)/python -m benchmarks $(BENCH)
