@@ -66,7 +66,12 @@ def statistics() -> dict[str, Any]:
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Return when every member of the set has called this."""
+    """Return when every member of the set has called this.
+
+    >>> if hvd.rank() == 0:
+    ...     download()
+    >>> hvd.barrier()
+    """
     session = current("barrier()")
     session.barrier(process_set.process_set_id if process_set.process_set_id is not None else -1)
 
@@ -80,12 +85,21 @@ def add_process_set(process_set: ProcessSetLike) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """End a process set; false if it is the global one or not registered. Every rank of the job calls this."""
+    """End a process set; false if it is the global one or not registered. Every rank of the job calls this.
+
+    >>> hvd.remove_process_set(evens)
+    True
+    """
     return current("remove_process_set()").remove_process_set(process_set)
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Begin to write a timeline of all ranks to ``file_path`` (a Chrome trace); what rank 0 says counts."""
+    """Begin to write a timeline of all ranks to ``file_path`` (a Chrome trace); what rank 0 says counts.
+
+    >>> hvd.start_timeline("step.json")
+    >>> train_one_step()
+    >>> hvd.stop_timeline()
+    """
     current("start_timeline()").set_timeline(file_path, mark_cycles)
 
 

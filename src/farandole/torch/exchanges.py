@@ -32,14 +32,20 @@ def allgather(
 
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
-    """Begin an ``allgather``: ``synchronize`` of the returned handle gives the tensor."""
+    """Begin an ``allgather``: ``synchronize`` of the returned handle gives the tensor.
+
+    >>> everything = hvd.synchronize(hvd.allgather_async(mine, name="predictions"))
+    """
     return handles.begin(verbs.allgather([tensor], name, process_set).then(lambda results: results[0][0]))
 
 
 def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[torch.Tensor]:
-    """``allgather`` of several tensors as one: none begins before all ranks have all of them. Dtypes may be mixed."""
+    """``allgather`` of several tensors as one: none begins before all ranks have all of them. Dtypes may be mixed.
+
+    >>> predictions, labels = hvd.grouped_allgather([predictions, labels], name="evaluation")
+    """
     if autograd.wanted(*tensors):
         return list(autograd.apply(autograd.Allgather, name, process_set, *tensors))
     return [tensor for tensor, _ in verbs.allgather(tensors, name, process_set).run()]
@@ -48,7 +54,10 @@ def grouped_allgather(
 def grouped_allgather_async(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Begin a ``grouped_allgather``: ``synchronize`` gives the list of tensors."""
+    """Begin a ``grouped_allgather``: ``synchronize`` gives the list of tensors.
+
+    >>> predictions, labels = hvd.synchronize(hvd.grouped_allgather_async([predictions, labels]))
+    """
     return handles.begin(verbs.allgather(tensors, name, process_set).then(lambda results: [t for t, _ in results]))
 
 
@@ -69,21 +78,30 @@ def broadcast(
 def broadcast_async(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Begin a ``broadcast``: ``synchronize`` gives the new tensor."""
+    """Begin a ``broadcast``: ``synchronize`` gives the new tensor.
+
+    >>> tensor = hvd.synchronize(hvd.broadcast_async(tensor, root_rank=0))
+    """
     return handles.begin(verbs.broadcast([tensor], root_rank, name, process_set).then(lambda results: results[0]))
 
 
 def broadcast_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """``broadcast`` in place: ``tensor`` is overwritten on every rank but the root, and returned."""
+    """``broadcast`` in place: ``tensor`` is overwritten on every rank but the root, and returned.
+
+    >>> hvd.broadcast_(model.weight.data, root_rank=0)
+    """
     return verbs.broadcast([tensor], root_rank, name, process_set, in_place=True).run()[0]
 
 
 def broadcast_async_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Begin a ``broadcast_``; do not touch ``tensor`` before ``synchronize`` has returned."""
+    """Begin a ``broadcast_``; do not touch ``tensor`` before ``synchronize`` has returned.
+
+    >>> hvd.synchronize(hvd.broadcast_async_(model.weight.data, root_rank=0))
+    """
     request = verbs.broadcast([tensor], root_rank, name, process_set, in_place=True)
     return handles.begin(request.then(lambda results: results[0]))
 
@@ -116,7 +134,10 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Begin an ``alltoall``: ``synchronize`` gives what it returns."""
+    """Begin an ``alltoall``: ``synchronize`` gives what it returns.
+
+    >>> rows, counts = hvd.synchronize(hvd.alltoall_async(tensor, splits=[1, 2]))
+    """
     rows = _rows(splits)
     request = verbs.alltoall(tensor, rows, name, process_set)
     return handles.begin(request.then(lambda result: _received(*result, with_counts=rows is not None)))

@@ -161,7 +161,12 @@ __all__ = [
 
 
 def poll(handle: int) -> bool:
-    """True once ``synchronize(handle)`` would return at once; ``ValueError`` for a handle that is not in flight."""
+    """True once ``synchronize(handle)`` would return at once; ``ValueError`` for a handle that is not in flight.
+
+    >>> handle = hvd.allreduce_async(loss, name="loss")
+    >>> while not hvd.poll(handle):
+    ...     prepare_the_next_batch()
+    """
     return handles.poll(handle)
 
 

@@ -59,7 +59,11 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Begin an ``allreduce``: ``synchronize`` of the returned handle gives the new tensor."""
+    """Begin an ``allreduce``: ``synchronize`` of the returned handle gives the new tensor.
+
+    >>> handle = hvd.allreduce_async(loss, name="loss")
+    >>> mean = hvd.synchronize(handle)
+    """
     how = reduction(average, op, prescale_factor, postscale_factor)
     return handles.begin(verbs.allreduce([tensor], name, how, process_set).then(_first))
 
@@ -73,7 +77,10 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """``allreduce`` in place: ``tensor`` holds the result and is returned."""
+    """``allreduce`` in place: ``tensor`` holds the result and is returned.
+
+    >>> hvd.allreduce_(statistics, name="statistics", op=hvd.Sum)
+    """
     how = reduction(average, op, prescale_factor, postscale_factor)
     return verbs.allreduce([tensor], name, how, process_set, in_place=True).run()[0]
 
@@ -87,7 +94,12 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Begin an ``allreduce_``; do not touch ``tensor`` before ``synchronize`` has returned."""
+    """Begin an ``allreduce_``; do not touch ``tensor`` before ``synchronize`` has returned.
+
+    >>> handles = [hvd.allreduce_async_(t, name=name) for name, t in tensors.items()]
+    >>> for handle in handles:
+    ...     hvd.synchronize(handle)
+    """
     how = reduction(average, op, prescale_factor, postscale_factor)
     return handles.begin(verbs.allreduce([tensor], name, how, process_set, in_place=True).then(_first))
 
@@ -102,7 +114,10 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """``allreduce`` of several tensors as one: none begins before all ranks have all of them. Dtypes may be mixed."""
+    """``allreduce`` of several tensors as one: none begins before all ranks have all of them. Dtypes may be mixed.
+
+    >>> loss, accuracy = hvd.grouped_allreduce([loss, accuracy], name="metrics")
+    """
     how = reduction(average, op, prescale_factor, postscale_factor)
     compressed = [compression.compress(t) for t in tensors]
     travelling = [t for t, _ in compressed]
@@ -122,7 +137,11 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Begin a ``grouped_allreduce``: ``synchronize`` gives the list of new tensors."""
+    """Begin a ``grouped_allreduce``: ``synchronize`` gives the list of new tensors.
+
+    >>> handle = hvd.grouped_allreduce_async([loss, accuracy], name="metrics")
+    >>> loss, accuracy = hvd.synchronize(handle)
+    """
     how = reduction(average, op, prescale_factor, postscale_factor)
     return handles.begin(verbs.allreduce(tensors, name, how, process_set))
 
@@ -136,7 +155,10 @@ def grouped_allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """``grouped_allreduce`` in place."""
+    """``grouped_allreduce`` in place.
+
+    >>> hvd.grouped_allreduce_([p.grad for p in model.parameters()], name="gradients")
+    """
     how = reduction(average, op, prescale_factor, postscale_factor)
     return verbs.allreduce(tensors, name, how, process_set, in_place=True).run()
 
@@ -150,7 +172,11 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Begin a ``grouped_allreduce_``; do not touch the tensors before ``synchronize`` has returned."""
+    """Begin a ``grouped_allreduce_``; do not touch the tensors before ``synchronize`` has returned.
+
+    >>> handle = hvd.grouped_allreduce_async_(tensors, name="tensors")
+    >>> hvd.synchronize(handle)
+    """
     how = reduction(average, op, prescale_factor, postscale_factor)
     return handles.begin(verbs.allreduce(tensors, name, how, process_set, in_place=True))
 
@@ -208,7 +234,10 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """Begin a ``reducescatter``: ``synchronize`` gives this rank's share."""
+    """Begin a ``reducescatter``: ``synchronize`` gives this rank's share.
+
+    >>> share = hvd.synchronize(hvd.reducescatter_async(tensor, name="tensor"))
+    """
     how = reduction(None, op, prescale_factor, postscale_factor)
     return handles.begin(verbs.reducescatter([tensor], name, how, process_set).then(_first))
 
@@ -222,7 +251,10 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
-    """``reducescatter`` of several tensors as one."""
+    """``reducescatter`` of several tensors as one.
+
+    >>> shares = hvd.grouped_reducescatter([weights, biases], name="layer", op=hvd.Sum)
+    """
     how = reduction(None, op, prescale_factor, postscale_factor)
     compressed = [compression.compress(t) for t in tensors]
     travelling = [t for t, _ in compressed]
@@ -241,7 +273,10 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """Begin a ``grouped_reducescatter``: ``synchronize`` gives the list of shares."""
+    """Begin a ``grouped_reducescatter``: ``synchronize`` gives the list of shares.
+
+    >>> shares = hvd.synchronize(hvd.grouped_reducescatter_async([weights, biases], name="layer"))
+    """
     how = reduction(None, op, prescale_factor, postscale_factor)
     return handles.begin(verbs.reducescatter(tensors, name, how, process_set))
 
