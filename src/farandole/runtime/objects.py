@@ -64,7 +64,10 @@ _verbs: Verbs[Buffer] = Verbs(BufferAdapter())
 def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Return on every member the ``obj`` of the one with global rank ``root_rank``; anything cloudpickle can carry."""
+    """Return on every member the ``obj`` of the one with global rank ``root_rank``; anything cloudpickle can carry.
+
+    >>> config = hvd.broadcast_object(config, root_rank=0)
+    """
     name = name or "broadcast_object"
     is_root = process_set.ranks[process_set.rank() or 0] == root_rank if process_set.included() else False
     payload = _buffer(cloudpickle.dumps(obj)) if is_root else _buffer(b"")
@@ -77,7 +80,10 @@ def broadcast_object(
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
-    """Return on every member the list of all members' ``obj``, in member order."""
+    """Return on every member the list of all members' ``obj``, in member order.
+
+    >>> slowest = max(hvd.allgather_object(seconds))
+    """
     payload = _buffer(cloudpickle.dumps(obj))
     [(every, sizes)] = _verbs.allgather([payload], name or "allgather_object", process_set).run()
     return [pickle.loads(part) for part in _cut(every, sizes)]  # noqa: S301 (from members of this job)
