@@ -44,7 +44,9 @@ def test_settings_of_the_whole_job_are_the_launchers() -> None:
 def test_static_sets_are_made_of_what_a_user_gives() -> None:
     mine = ProcessSet([1])
     assert static_sets(None, 3) == static_sets("dynamic", 3) == []
-    assert static_sets([mine, [0, 2]], 3) == [mine, ProcessSet([0, 2])]
+    made = static_sets([mine, [2, 0]], 3)
+    assert made[0] is mine
+    assert made[1].ranks == [0, 2]
     with pytest.raises(UsageError, match='or "dynamic"'):
         static_sets("static", 3)
     with pytest.raises(UsageError, match="list them once"):

@@ -8,6 +8,7 @@ crews.close()
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TypeAlias, final
@@ -28,7 +29,7 @@ class Crews:
     def __init__(self, topology: Topology, engine: str, share: Share, deadline_s: float) -> None:
         self._topology, self._engine, self._share, self._deadline_s = topology, engine, share, deadline_s
         self._lock = threading.Lock()
-        self._engines: list[Engine] = []
+        self._engines: weakref.WeakSet[Engine] = weakref.WeakSet()  # a lane that is gone takes its engine along
         self._executors: dict[int, Executor] = {}
         self._labels: Counter[str] = Counter()
         self._reason = ""
@@ -60,7 +61,7 @@ class Crews:
             self._engine, Group(place, tuple(ranks), hosts, topology.generation, label, self._deadline_s), exchange
         )
         with self._lock:
-            self._engines.append(engine)
+            self._engines.add(engine)
             reason = self._reason
         if reason:
             engine.abort(reason)
@@ -70,8 +71,6 @@ class Crews:
         """A process set is gone: close its engine."""
         executor = self._executors.pop(process_set, None)
         if executor is not None:
-            with self._lock:
-                self._engines.remove(executor.engine)
             executor.engine.close()
 
     def abort(self, reason: str) -> None:
@@ -84,9 +83,9 @@ class Crews:
 
     def close(self) -> None:
         """Close every engine; nobody uses them any more."""
+        for engine in list(self._engines):
+            engine.close()
         self._executors.clear()
-        while self._engines:
-            self._engines.pop().close()
 
     def statistics(self) -> dict[str, dict[str, int | float | str]]:
         """What each engine counts, by its label."""

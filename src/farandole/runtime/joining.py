@@ -47,7 +47,7 @@ def seat_of(environment: Environment, comm: object) -> Seat:
             )
         if place not in ranks:
             raise UsageError(
-                f"init(comm={ranks}) on rank {place}, which is not among them: call init() there without comm"
+                f"init(comm={ranks}) on rank {place}, which is not among them: call it on those ranks only"
             )
         place, expected = ranks.index(place), len(ranks)
     return Seat(place, expected, environment.host, environment.controller, environment.key)
@@ -77,7 +77,7 @@ def static_sets(process_sets: Sequence[ProcessSetLike] | str | None, size: int) 
     sets = [s if isinstance(s, ProcessSet) else ProcessSet(s) for s in process_sets]
     for i, process_set in enumerate(sets):
         process_set.check(size)
-        if process_set in sets[:i] or len(process_set.ranks) == size:
+        if any(s.ranks == process_set.ranks for s in sets[:i]) or len(process_set.ranks) == size:
             raise UsageError(
                 f"init(process_sets=...): ranks {process_set.ranks} are a process set already: list them once"
             )
