@@ -43,13 +43,12 @@ def main() -> None:
         for table in SECTIONS[name](options.quick):
             report.show(table, console)
             tables.append(table)
-    report.save(tables, options.out / "bench.json")
+    report.save(tables, options.out)
     drawn = picture.draw(tables, options.out / "bench.png")
     reached, asked = report.summary(tables)
     console.print(f"{reached} of {asked} targets reached, in {time.monotonic() - begin:.0f} s")
-    console.print(
-        f"numbers: {options.out / 'bench.json'}" + (f"   picture: {options.out / 'bench.png'}" if drawn else "")
-    )
+    made = ["bench.json", "bench.md", *(["bench.png"] if drawn else [])]
+    console.print("written: " + "   ".join(str(options.out / name) for name in made))
 
 
 if __name__ == "__main__":

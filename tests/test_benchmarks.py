@@ -42,10 +42,12 @@ def test_numbers_are_shown_as_people_read_them() -> None:
 
 
 def test_everything_is_saved_and_drawn(tmp_path: Path) -> None:
-    report.save([table()], tmp_path / "deep" / "bench.json")
+    report.save([table()], tmp_path / "deep")
     saved = json.loads((tmp_path / "deep" / "bench.json").read_text())
     assert saved["tables"][0]["rows"][0]["samples"]["shm"]["values"] == [1, 2, 3, 4, 5]
     assert saved["machine"]["cores"]
+    page = (tmp_path / "deep" / "bench.md").read_text()
+    assert "| 4 KB | 3 ±33% | 2 x (>= 1.5 pass); 2 x (<= 1.5 FAIL); 2 x |" in page
     assert not picture.draw([table()], tmp_path / "bench.png")
     assert picture.draw([table("2 ranks")], tmp_path / "bench.png")
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
