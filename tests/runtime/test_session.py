@@ -314,9 +314,10 @@ def _traced(member: Member, path: str) -> None:
         handles = [do.submit(do.reduction(f"{i}.{j}", np.ones(9))) for j in range(3)]
         for handle in handles:
             handle.wait()
-    for _ in range(100):  # until both ranks' writers have flushed
-        session.barrier()
-        time.sleep(0.01)
+    last, deadline = rf'"pid":{member.rank},.*"allreduce\.49\.2".*"queue"', time.monotonic() + 20
+    while not re.search(last, Path(path).read_text()):
+        assert time.monotonic() < deadline
+    session.barrier()
     if member.rank == 1:
         os.kill(os.getpid(), 9)
     session.set_timeline("")
