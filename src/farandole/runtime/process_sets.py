@@ -67,6 +67,14 @@ class ProcessSet:
         """True if this process is in the set."""
         return None if self.process_set_id is None else self._rank in self.ranks
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> ProcessSet:
+        """Itself: a copied model reduces among the same ranks as the original, also after ``init`` again."""
+        return self
+
+    def __reduce__(self) -> str | tuple[type[ProcessSet], tuple[list[int]]]:
+        """Pickled, it is its ranks; what is registered here need not be registered there."""
+        return "global_process_set" if self is global_process_set else (ProcessSet, (self.ranks,))
+
     def __repr__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -70,6 +71,17 @@ def check_two_batch_norms_and_process_sets() -> None:
     hvd.barrier()
     if hvd.size() > 1:
         hvd.remove_process_set(alone)
+
+
+def check_copies_of_a_batch_norm() -> None:
+    layer = hvd.SyncBatchNorm(2)
+    copies = (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)))
+    for each in copies:
+        assert each.process_set is hvd.global_process_set
+        each(torch.randn(3, 2))
+    alone = hvd.ProcessSet([0])
+    assert copy.deepcopy(alone) is alone
+    assert pickle.loads(pickle.dumps(alone)).ranks == [0]
 
 
 def check_batch_norm_refuses_other_shapes() -> None:
