@@ -83,6 +83,8 @@ public:
 
 private:
     static constexpr std::uint32_t abort_bit = 0x80000000u;
+    static constexpr std::int64_t long_absence_ns = 200'000;
+    static constexpr std::int64_t crowded_ns = 20'000'000;
 
     Wait release(std::uint32_t phase) {
         words_.arrived.store(0, std::memory_order_relaxed);
@@ -101,16 +103,20 @@ private:
     }
 
     // Giving way between looks costs a third of a microsecond on a free processor. Where members share one, whoever is
-    // waited for gets it at once: without, a wait costs the whole of `spin_ns`, and sleeping and waking on top.
-    bool spin(std::uint32_t phase) const {
+    // waited for gets it at once; without, a wait costs the whole of `spin_ns`, and sleeping and waking on top. If
+    // somebody else takes the processor for long, members sleep at once for a while: the kernel favours who wakes.
+    bool spin(std::uint32_t phase) {
         const std::int64_t end = now_ns() + spin_ns_;
         while (true) {
             for (int i = 0; i < 32; ++i) {
                 if (words_.word.load(std::memory_order_acquire) != phase) return true;
                 pause();
             }
-            if (now_ns() >= end) return false;
+            const std::int64_t before = now_ns();
+            if (before >= end || before < crowded_until_ns_) return false;
             sched_yield();
+            const std::int64_t after = now_ns();
+            if (after - before > long_absence_ns) crowded_until_ns_ = after + crowded_ns;
         }
     }
 
@@ -154,6 +160,7 @@ private:
     BarrierWords& words_;
     std::uint32_t members_;
     std::int64_t spin_ns_;
+    std::int64_t crowded_until_ns_ = 0;
     Counter sleeps_;
 };
 
