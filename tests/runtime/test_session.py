@@ -93,24 +93,6 @@ def test_what_one_process_cannot_be() -> None:
     assert not is_initialized()
 
 
-@pytest.mark.parametrize(
-    ("variables", "says"),
-    [
-        ({OWN.rank: "0", OWN.size: "2", CONTROLLER: "tcp://127.0.0.1:1"}, f"{KEY} is not set.*token_hex"),
-        ({OWN.rank: "0", OWN.size: "2"}, f"{CONTROLLER} is not set"),
-        ({OWN.rank: "2", OWN.size: "2"}, "no rank of a job"),
-        ({OWN.rank: "0"}, "FARANDOLE_SIZE must be a whole number"),
-    ],
-)
-def test_variables_that_are_not_enough_are_refused(
-    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], says: str
-) -> None:
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(SettingsError, match=says):
-        init()
-
-
 def test_nobody_at_the_controllers_address(monkeypatch: pytest.MonkeyPatch) -> None:
     told = {OWN.rank: "1", OWN.size: "2", CONTROLLER: f"tcp://127.0.0.1:{free_port()}", KEY: new_secret()}
     for name, value in told.items():

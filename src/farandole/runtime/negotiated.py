@@ -104,7 +104,9 @@ class NegotiatedLane:
         self.inside: Order | None = None
         self._orders, self._send, self._generation = orders, send, generation
         self._perform, self._torn, self._capacity = perform, torn, cache_capacity
-        self._changed = threading.Condition(threading.Lock())  # guards everything below
+        lock = threading.Lock()  # guards everything below
+        self._changed = threading.Condition(lock)
+        self._wanted = threading.Condition(lock)  # the background thread's alone: it need not wake for everybody's news
         self._inflight: dict[Key, Pending] = {}
         self._known: dict[Key, _Known] = {}
         self._leading = False
@@ -140,7 +142,11 @@ class NegotiatedLane:
         with self._changed:
             while not enough():
                 if self._leading:
-                    self._sleep()
+                    self._asleep += 1
+                    try:
+                        self._changed.wait()
+                    finally:
+                        self._asleep -= 1
                 else:
                     self._lead(enough)
 
@@ -152,6 +158,7 @@ class NegotiatedLane:
             for pending in list(self._inflight.values()):
                 self._finish(pending, [], self._ended)
             self._changed.notify_all()
+            self._wanted.notify()
         self._orders.interrupt()
 
     def close(self) -> None:
@@ -179,6 +186,8 @@ class NegotiatedLane:
             self._leading = False
             if self._asleep:
                 self._changed.notify_all()
+            if self._unattended:
+                self._wanted.notify()
 
     def _receive(self) -> None:
         try:
@@ -265,24 +274,16 @@ class NegotiatedLane:
                 self._background = threading.Thread(target=self._attend, name="farandole-negotiated", daemon=True)
                 self._background.start()
             elif not self._leading:
-                self._changed.notify_all()
+                self._wanted.notify()
 
     def _attend(self) -> None:
         """The background thread: lead while something is outstanding that nobody waits for."""
         with self._changed:
             while self._ended is None:
                 if self._leading or not self._unattended:
-                    self._sleep()
+                    self._wanted.wait()
                 else:
                     self._lead(lambda: not self._unattended)
-
-    def _sleep(self) -> None:
-        """Until something has changed. Called with the lock, which is free meanwhile."""
-        self._asleep += 1
-        try:
-            self._changed.wait()
-        finally:
-            self._asleep -= 1
 
 
 def _tell(mine: Sequence[Pending | None], order: Order, received_s: float) -> None:
