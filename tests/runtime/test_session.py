@@ -27,6 +27,7 @@ from farandole.errors import (
     UsageError,
 )
 from farandole.runtime.call import Call
+from farandole.runtime.negotiated import NegotiatedLane
 from farandole.runtime.process_sets import ProcessSet, global_process_set
 from farandole.runtime.session import current, init, is_initialized, shutdown
 from farandole.testing.jobs import NumpyCalls, free_port, run_job
@@ -268,6 +269,30 @@ def _shutdown_wakes_other_threads(member: Member) -> str:
 def test_shutdown_wakes_those_who_wait_in_other_threads() -> None:
     for text in run_job(_shutdown_wakes_other_threads, 2):
         assert "shutdown()" in text
+
+
+def _forgotten_numbers(member: Member) -> None:
+    init()
+    lane = current()._lane
+    assert isinstance(lane, NegotiatedLane)
+    resent: list[tuple[int, str]] = []
+    resend = lane._resend
+
+    def count(key: tuple[int, str]) -> None:
+        resent.append(key)
+        resend(key)
+
+    lane._resend = count  # type: ignore[method-assign]
+    for name in "aaabbbacccb":  # the controller forgets what was used longest ago, a worker what came first
+        x = np.ones(2)
+        NumpyCalls().allreduce(name, x)
+        assert x[0] == member.size
+    assert resent == [(0, "allreduce.b")]
+    shutdown()
+
+
+def test_a_number_that_the_controller_has_forgotten_is_said_in_full() -> None:
+    run_job(_forgotten_numbers, 2, environment={"FARANDOLE_CACHE_CAPACITY": "2"})
 
 
 def _subset(member: Member) -> tuple[int, int] | None:
