@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, final
 
@@ -23,7 +23,7 @@ from farandole.runtime.buckets import Piece, lay_out
 from farandole.runtime.planned import JOINED, REFUSED, PlannedLane, choose_overlap
 from farandole.runtime.process_sets import ProcessSet, global_process_set
 from farandole.runtime.verbs import Reduction
-from farandole.torch.adapter import adapter
+from farandole.torch.adapter import adapter, verbs
 from farandole.torch.compression import Compression, CompressorLike
 from farandole.torch.memory import CompressedBucket, DirectBucket, GradientBucket, as_bytes, travelling
 from farandole.torch.overlap import BEGIN, OverlappedPass
@@ -90,15 +90,17 @@ class GradientExchange:
         if overlapped is not None:
             for bucket in self.buckets:
                 bucket.publish(codes)
+            bucketed = self._bucketed
             self._adopt(codes)
         else:
             self._adopt(codes)
+            bucketed = self._bucketed
             for i, bucket in enumerate(self.buckets):
                 with self._lane.phase(f"bucket {i}", "copy", bucket.array.nbytes):
                     bucket.fill()
                 self._lane.allreduce(f"bucket {i}", bucket.array, self._terms.how)
                 bucket.publish(codes)
-        self._reduce_sparse(codes)
+        self._reduce_others(codes, bucketed)
 
     def holds_any(self) -> bool:
         """True if some gradient is what a run has left."""
@@ -165,16 +167,20 @@ class GradientExchange:
         array = adapter.array(travelling(param, self._terms.compression))
         return Piece(array.count, array.dtype, array.device, self._terms.groups.get(id(param), -1))
 
-    def _reduce_sparse(self, codes: Codes) -> None:
-        """Gather what is not in buckets, through the negotiated lane."""
-        terms = self._terms
-        if terms.sparse_as_dense or max(codes, default=0) <= 1:
+    def _reduce_others(self, codes: Codes, bucketed: Sequence[bool]) -> None:
+        """Reduce what was in no bucket, through the negotiated lane: what is sparse, and what just ceased to be so."""
+        if all(bucketed):
             return
-        pending = [
-            (param, sparse_allreduce_async(_as_sparse(param, code - 1), name, terms.how.op, terms.process_set))
-            for param, name, code in zip(self.params, self._names, codes, strict=True)
-            if code > 1
-        ]
+        terms = self._terms
+        pending: list[tuple[torch.Tensor, Callable[[], torch.Tensor]]] = []
+        for param, name, code, done in zip(self.params, self._names, codes, bucketed, strict=True):
+            if code == 1 and not done:
+                grad = torch.zeros_like(param) if param.grad is None else param.grad
+                dense = verbs.allreduce([grad], name, terms.how, terms.process_set).then(lambda found: found[0])
+                pending.append((param, dense.begin().wait))
+            elif code > 1 and not done:
+                grad = _as_sparse(param, code - 1)
+                pending.append((param, sparse_allreduce_async(grad, name, terms.how.op, terms.process_set)))
         for param, finish in pending:
             param.grad = finish()
 

@@ -142,6 +142,23 @@ def check_a_network_of_sparse_gradients_alone() -> None:
     assert (table.weight[-1] == 0.0).all()
 
 
+def check_gradients_that_become_sparse_and_dense_again() -> None:
+    table = torch.nn.Embedding(3, 2, dtype=torch.float64)
+    bias = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([table.weight, bias], lr=1.0), op=hvd.Sum)
+    for step in range(6):
+        table.sparse = step in (2, 3)
+        optimizer.zero_grad()
+        (table(torch.tensor([0, 0, 2])) + bias).sum().backward()
+        assert table.weight.grad is not None
+        assert table.weight.grad.is_sparse == table.sparse
+        expected = torch.tensor([[2.0, 2.0], [0.0, 0.0], [1.0, 1.0]], dtype=torch.float64) * hvd.size()
+        torch.testing.assert_close(table.weight.grad.to_dense(), expected)
+        assert bias.grad is not None
+        assert bias.grad.tolist() == [3.0 * hvd.size()] * 2
+        optimizer.step()
+
+
 def check_parameters_that_come_later() -> None:
     first, second, third = parameters((2,), (3,), (4,))
     second.requires_grad_(False)
