@@ -256,6 +256,18 @@ def check_that_disagreement_raises_everywhere_and_the_next_call_works() -> None:
         assert hvd.allreduce(torch.ones(1), name=f"differs in {name}").item() == 1.0
 
 
+def check_a_name_that_is_in_flight() -> None:
+    if hvd.rank() == 0 and hvd.size() > 1:
+        handle = hvd.allreduce_async(torch.ones(2), name="twice", op=hvd.Sum)
+        assert not hvd.poll(handle)
+        with pytest.raises(ValueError, match="twice"):
+            hvd.allreduce_async(torch.ones(2), name="twice", op=hvd.Sum)
+    hvd.barrier()
+    if hvd.rank() > 0 or hvd.size() == 1:
+        handle = hvd.allreduce_async(torch.ones(2), name="twice", op=hvd.Sum)
+    assert hvd.synchronize(handle).tolist() == [hvd.size()] * 2
+
+
 def check_the_topology_and_the_probes() -> None:
     assert hvd.is_initialized()
     assert (hvd.local_rank(), hvd.local_size()) == (hvd.rank(), hvd.size())
