@@ -53,7 +53,7 @@ class TorchAdapter(Adapter[torch.Tensor]):
         """See ``Adapter``; the copy has no history."""
         if tensor.layout is not torch.strided:
             return tensor
-        return tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+        return tensor.detach().clone(memory_format=torch.contiguous_format)
 
     def empty(self, shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
         """See ``Adapter``."""
