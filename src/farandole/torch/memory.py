@@ -26,8 +26,8 @@ def as_bytes(memory: Memory) -> torch.Tensor:
 class GradientBucket(ABC):
     """The gradients of some parameters side by side in engine memory, reduced as one.
 
-    ``codes``, where given, say per parameter what the members have: 0 no gradient, 1 a dense one, 1 + d a sparse one
-    with d sparse dimensions.
+    ``codes`` say per parameter what the members have: 0 no gradient, 1 a dense one, 1 + d a sparse one with d sparse
+    dimensions.
     """
 
     def __init__(self, bucket: Bucket, content: torch.Tensor, memory: Memory, params: Sequence[torch.Tensor]) -> None:
@@ -45,18 +45,17 @@ class GradientBucket(ABC):
         """Take the gradients; zeros where there is none."""
 
     @abstractmethod
-    def publish(self, codes: Sequence[int] | None) -> None:
+    def publish(self, codes: Sequence[int]) -> None:
         """Make the reduced values the gradients; those of parameters that no member used stay as they are."""
 
     @abstractmethod
     def holds_any(self) -> bool:
         """True if some gradient is one that ``publish`` has made."""
 
-    def _used(self, codes: Sequence[int] | None) -> Iterator[tuple[int, torch.Tensor, int]]:
+    def _used(self, codes: Sequence[int]) -> Iterator[tuple[int, torch.Tensor, int]]:
         """Position, parameter and code of the parameters that some member used."""
         for i, (slot, param) in enumerate(zip(self.slots, self.params, strict=True)):
-            code = 1 if codes is None else codes[slot.piece]
-            if code:
+            if code := codes[slot.piece]:
                 yield i, param, code
 
 
@@ -89,7 +88,7 @@ class DirectBucket(GradientBucket):
         if absent:
             torch._foreach_zero_(absent)
 
-    def publish(self, codes: Sequence[int] | None) -> None:
+    def publish(self, codes: Sequence[int]) -> None:
         """See ``GradientBucket``."""
         for i, param, code in self._used(codes):
             if code > 1:
@@ -130,7 +129,7 @@ class CompressedBucket(GradientBucket):
             compressed, self._contexts[i] = self._compression.compress(grad.to_dense() if grad.is_sparse else grad)
             view.copy_(compressed)
 
-    def publish(self, codes: Sequence[int] | None) -> None:
+    def publish(self, codes: Sequence[int]) -> None:
         """See ``GradientBucket``."""
         for i, param, code in self._used(codes):
             grad = self._compression.decompress(self._views[i], self._contexts[i])
