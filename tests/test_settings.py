@@ -28,6 +28,7 @@ def test_an_argument_of_none_was_not_given() -> None:
         ({"environment": {"FARANDOLE_ENGINE": "warp"}}, "warp"),
         ({"file": {"engnie": "shm"}, "environment": {}}, "the settings file"),
         ({"arguments": {"grace_s": "soon"}, "environment": {}}, "grace_s"),
+        ({"arguments": {"grace_s": -1}, "environment": {}}, ">= 0"),
     ],
 )
 def test_what_is_wrong_is_named(sources: dict[str, dict[str, str]], said: str) -> None:

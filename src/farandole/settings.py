@@ -43,6 +43,8 @@ EngineName = Literal["auto", "solo", "shm", "gloo"]
 Overlap = Literal["auto", "step", "backward"]
 LogLevel = Literal["trace", "debug", "info", "warning", "error", "fatal"]
 OnFailure = Literal["stop", "continue"]
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 @final
@@ -53,9 +55,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     overlap: Annotated[
         Overlap, Knob("reduce gradients after backward (step) or while it runs (backward)", ("--overlap",))
     ] = "auto"
-    bucket_bytes: Annotated[int, Knob("size of a gradient bucket, in bytes", ("--bucket-bytes",))] = 25 * 2**20
+    bucket_bytes: Annotated[Count, Knob("size of a gradient bucket, in bytes", ("--bucket-bytes",))] = 25 * 2**20
     fusion_threshold_bytes: Annotated[
-        int,
+        Count,
         Knob(
             "largest fused collective of the negotiated lane (the flag counts MiB); 0 turns fusion off",
             ("--fusion-threshold-mb",),
@@ -64,7 +66,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = 128 * 2**20
     cache_capacity: Annotated[
-        int,
+        Count,
         Knob("signatures that are remembered; 0 turns the cache off", ("--cache-capacity",), "HOROVOD_CACHE_CAPACITY"),
     ] = 1024
     stall_check: Annotated[
@@ -78,7 +80,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = True
     stall_warning_s: Annotated[
-        float,
+        Seconds,
         Knob(
             "seconds until a stalled collective is reported",
             ("--stall-check-warning-time-seconds",),
@@ -87,7 +89,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = 60.0
     stall_shutdown_s: Annotated[
-        float,
+        Seconds,
         Knob(
             "seconds until a stalled collective raises on every rank",
             ("--stall-check-shutdown-time-seconds",),
@@ -96,7 +98,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = 600.0
     start_timeout_s: Annotated[
-        float,
+        Seconds,
         Knob(
             "seconds until every rank must have called init()",
             ("--start-timeout",),
@@ -105,7 +107,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = 30.0
     grace_s: Annotated[
-        float, Knob("seconds between TERM and KILL when workers are ended", ("--grace-seconds",), group="start and end")
+        Seconds,
+        Knob("seconds between TERM and KILL when workers are ended", ("--grace-seconds",), group="start and end"),
     ] = 5.0
     on_failure: Annotated[
         OnFailure,

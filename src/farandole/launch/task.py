@@ -70,8 +70,9 @@ def _serve(dealer: Dealer, place: int) -> int:
     try:
         dealer.send(messages.Result(place, ok, payload))
     except ControlError as error:  # too large
-        dealer.send(messages.Result(place, False, _failed(error)))
-        return 1
+        ok = False
+        dealer.send(messages.Result(place, ok, _failed(error)))
+    dealer.flush(timeout_s)  # the news of our end travels another way, and must not overtake a large result
     return 0 if ok else 1
 
 
