@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from farandole.control.messages import Blocked, Progress
 from farandole.runtime.process_groups import ProcessGroups
 from farandole.runtime.stall import PATIENCE_S, Blockages, Inquiry, Report, StallInspector, Step, Verdict, Waiting
+from farandole.runtime.wording import own_threads_left_out
 
 LAST = ["", "allreduce 'x'", ""]
 
@@ -236,3 +237,22 @@ def test_whatever_waits_it_neither_raises_nor_spins(
                 for rank in step.ranks:
                     stall.answered(rank, Progress(1, "", ""), now)
                     stall.stack(rank, "", now)
+
+
+def test_a_stack_tells_of_the_users_threads_only() -> None:
+    listening = (
+        "Thread 0x01 (most recent call first):\n"
+        '  File "/site/farandole/control/channel.py", line 230 in recv\n'
+        '  File "/site/farandole/runtime/control_thread.py", line 114 in _listen\n'
+        '  File "/lib/threading.py", line 982 in run\n'
+        '  File "/lib/threading.py", line 1002 in _bootstrap\n'
+    )
+    users = (
+        "Thread 0x02 (most recent call first):\n"
+        '  File "/site/farandole/runtime/negotiated.py", line 99 in wait\n'
+        '  File "/home/me/train.py", line 9 in work\n'
+        '  File "/lib/threading.py", line 982 in run\n'
+    )
+    main = 'Current thread 0x03 (most recent call first):\n  File "/home/me/train.py", line 6 in <module>\n'
+    assert own_threads_left_out("\n".join([listening, users, main])) == "\n".join([users, main])
+    assert own_threads_left_out(listening) == listening, "better ours than none"

@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeAlias, final
 
 from farandole.control.messages import Blocked, Progress
 from farandole.runtime.process_groups import ProcessGroups
-from farandole.runtime.wording import name_rank, name_ranks, shorten
+from farandole.runtime.wording import name_rank, name_ranks, own_threads_left_out, shorten
 
 PATIENCE_S = 1.0
 """How long a report waits for the ranks it is about to say where they are."""
@@ -110,7 +110,7 @@ class StallInspector:
 
     def stack(self, rank: int, text: str, now: float) -> None:
         """The Python stack of a rank that was asked has come."""
-        self._take(rank, now, stack=text)
+        self._take(rank, now, stack=own_threads_left_out(text))
 
     def look(self, now: float, waiting: Iterable[Waiting], last: Sequence[str] = ()) -> Step:
         """What is due; ``last[rank]`` is the last collective each rank was ordered to do."""
