@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, final
+from typing import final
 
 import hypothesis
 import pytest
@@ -82,8 +82,12 @@ class Finished:
         return sorted(line.partition(">:")[2].strip() if ">:" in line else line for line in self.stdout.splitlines())
 
 
-class Launch(Protocol):
-    """The type of the fixture ``launch``."""
+@final
+@dataclass(frozen=True)
+class Launch:
+    """The type of the fixture ``launch``; scripts run in ``folder``."""
+
+    folder: Path
 
     def __call__(
         self,
@@ -96,29 +100,18 @@ class Launch(Protocol):
         deadline_s: float = 90.0,
     ) -> Finished:
         """Run a script (its text, or its path) on ``np`` ranks through ``farandole run`` and wait for the end."""
+        if isinstance(script, str):
+            text, script = script, self.folder / "script.py"
+            script.write_text(textwrap.dedent(text))
+        command = [sys.executable, "-m", "farandole", "run", "-np", str(np), *options]
+        command += [sys.executable, str(script), *arguments]
+        return run_to_end(command, self.folder, deadline_s, environment)
 
 
 @pytest.fixture
 def launch(tmp_path: Path) -> Launch:
     """``launch(2, "import farandole.torch as hvd; ...").ok().lines()``."""
-
-    def run(
-        np: int,
-        script: str | Path,
-        *,
-        options: Sequence[str] = (),
-        arguments: Sequence[str] = (),
-        environment: Mapping[str, str] | None = None,
-        deadline_s: float = 90.0,
-    ) -> Finished:
-        if isinstance(script, str):
-            text, script = script, tmp_path / "script.py"
-            script.write_text(textwrap.dedent(text))
-        command = [sys.executable, "-m", "farandole", "run", "-np", str(np), *options]
-        command += [sys.executable, str(script), *arguments]
-        return run_to_end(command, tmp_path, deadline_s, environment)
-
-    return run
+    return Launch(tmp_path)
 
 
 def run_to_end(
