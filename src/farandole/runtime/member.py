@@ -160,12 +160,15 @@ class Session:
         """Wake everybody here; every operation raises from now on. Called by whoever learns of it."""
         self._end(failure, failure.text)
 
-    def close(self) -> None:
-        """Leave the job and free everything. Once; what is still in flight here raises ``AbortError``."""
+    def close(self, farewell: bool = True) -> None:
+        """Leave the job and free everything. Once; what is still in flight here raises ``AbortError``.
+
+        Without ``farewell`` the others learn of it by the end of this process.
+        """
         orderly = self._ended is None
         self.generation_ended(Failure(AbortError, f"shutdown() was called on {self._name()}"))
         self._lane.close()
-        if orderly:
+        if orderly and farewell:
             self._tell_leave("")
         if self._control is not None:
             self._control.stop()

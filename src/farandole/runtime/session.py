@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 from collections.abc import Sequence
 from typing import Any, final
@@ -39,10 +40,7 @@ def init(comm: object = None, process_sets: Sequence[ProcessSetLike] | str | Non
 
 def shutdown() -> None:
     """Leave the job. Does nothing if the process is in none."""
-    with _here.lock:
-        session, _here.session = _here.session, None
-        if session is not None:
-            session.close()
+    _here.leave(farewell=True)
 
 
 def is_initialized() -> bool:
@@ -56,6 +54,15 @@ def current(asked: str = "an operation of the job") -> Session:
     if session is None:
         raise NotInitializedError(asked)
     return session
+
+
+def _leave_at_exit() -> None:
+    """Leave in good order, unless the script has raised: then the end of the process, with its exit code, is the news.
+
+    Otherwise the others would learn that this rank "has called shutdown()", end first, and be taken for the cause.
+    """
+    raised = getattr(sys, "last_value", None) is not None and not hasattr(sys, "ps1")
+    _here.leave(farewell=not raised)
 
 
 @final
@@ -72,8 +79,15 @@ class _Here:
         """From the first session on: leave the job at the interpreter's exit, and forget it in forked children."""
         if not self._watching:
             self._watching = True
-            atexit.register(shutdown)
+            atexit.register(_leave_at_exit)
             os.register_at_fork(after_in_child=self._forget)
+
+    def leave(self, farewell: bool) -> None:
+        """Close the session, if there is one."""
+        with self.lock:
+            session, self.session = self.session, None
+            if session is not None:
+                session.close(farewell)
 
     def _forget(self) -> None:
         self.lock = threading.RLock()  # the parent's may be held by a thread that is not here
