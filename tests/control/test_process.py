@@ -92,6 +92,22 @@ def test_a_child_does_not_outlive_its_parent() -> None:
         os.close(fd)
 
 
+def test_children_from_before_are_left_alone_with_all_they_start() -> None:
+    text = """
+import subprocess
+from farandole.control import process
+mine = subprocess.Popen(["bash", "-c", "for i in {1..200}; do sleep 0.05; done"])
+with process.no_descendants_left():
+    began = set(process.descendants())
+    while set(process.descendants()) <= began:
+        pass
+assert mine.poll() is None
+mine.kill()
+mine.wait()
+"""
+    assert subprocess.run([sys.executable, "-c", text], check=False, timeout=30).returncode == 0
+
+
 @pytest.mark.parametrize(
     ("code", "words", "status"),
     [

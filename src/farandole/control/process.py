@@ -16,7 +16,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from farandole.errors import ControlError
 
@@ -54,13 +54,16 @@ def signals_as_bytes(numbers: Iterable[int]) -> Iterator[int]:
 
 @contextlib.contextmanager
 def no_descendants_left() -> Iterator[None]:
-    """Kill, at the end of the block, every descendant that came during it, wherever it may have hidden."""
-    others = set(descendants())  # a shell that became this program may have left it children
+    """Kill, at the end of the block, every descendant that came during it, wherever it may have hidden.
+
+    A shell that became this program may have left it children; these and what they start are nobody's business here.
+    """
+    others = set(descendants())
     adopt_orphans()
     try:
         yield
     finally:
-        while left := set(descendants()) - others:
+        while left := set(descendants(but=others)):
             for pid in left:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -109,10 +112,12 @@ def spawn(
     return child.pid
 
 
-def descendants(pid: int | None = None) -> list[int]:
-    """All living descendants of ``pid`` (default: this process), parents before children."""
+def descendants(pid: int | None = None, but: Collection[int] = ()) -> list[int]:
+    """All living descendants of ``pid`` (default: this process), parents before children; none below one of ``but``."""
     children: dict[int, list[int]] = {}
     for child, parent in _parents():
+        if child in but:
+            continue
         children.setdefault(parent, []).append(child)
     found = list(children.get(os.getpid() if pid is None else pid, ()))
     for one in found:
