@@ -181,6 +181,18 @@ def test_receiver_learns_that_the_controller_is_gone() -> None:
             dealer.recv(DEADLINE_S)
 
 
+def test_a_wait_may_be_longer_than_the_kernel_knows(host: Host) -> None:
+    with Dealer(host.address, b"w0c", KEYS) as dealer:
+        dealer.send(Leave(1))
+        assert dealer.recv(1e9) == Abort(1, "left")
+    reader, writer = os.pipe()
+    with Router(KEYS) as router:
+        router.watch(reader)
+        os.close(writer)
+        assert router.wait(1e9) == {reader}
+    os.close(reader)
+
+
 def test_interrupt_wakes_the_receiver(host: Host) -> None:
     dealer = Dealer(host.address, b"w0c", KEYS)
     answers: list[object] = []

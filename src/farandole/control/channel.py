@@ -39,6 +39,9 @@ KNOCK = b""
 NOBLOCK, SNDMORE, EVENTS, POLLIN = int(zmq.NOBLOCK), int(zmq.SNDMORE), int(zmq.EVENTS), int(zmq.POLLIN)
 """As plain integers: ZeroMQ's own enumerations cost microseconds in the path of every message."""
 
+LONGEST_WAIT_S = 86400.0
+"""The kernel takes no time-outs of more than some weeks; who asks for more waits again and again."""
+
 CUT_BYTES = 2 * messages.LIMIT_BYTES
 """A peer that announces a frame above this is cut off before memory is spent on it; up to it, the frame is dropped."""
 
@@ -83,11 +86,12 @@ class Router:
         self._epoll.unregister(fd)
 
     def wait(self, timeout_s: float | None = None) -> set[int]:
-        """Sleep until a message may be there, a watched descriptor is readable, or the time is over.
+        """Sleep until a message may be there, a watched descriptor is readable, or the time (or a day) is over.
 
         Returns the watched descriptors that are readable.
         """
-        ready = {fd for fd, _ in self._epoll.poll(0 if _readable(self._socket) else timeout_s)}
+        patience_s = None if timeout_s is None else min(timeout_s, LONGEST_WAIT_S)
+        ready = {fd for fd, _ in self._epoll.poll(0 if _readable(self._socket) else patience_s)}
         ready.discard(self._fd)
         if self._door.fd in ready:
             ready.discard(self._door.fd)
@@ -300,8 +304,9 @@ class Dealer:
                     return self._socket.recv(NOBLOCK)
             if self._lost:  # said only when nothing is left to read
                 raise ControlError(self._lost)
-            ready = self._poll.poll(None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000)
-            if not ready:
+            left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+            ready = self._poll.poll(None if left_s is None else min(left_s, LONGEST_WAIT_S) * 1000)
+            if not ready and left_s is not None and left_s <= LONGEST_WAIT_S:
                 return None
             for fd, _ in ready:
                 if fd == self._monitor.fd:

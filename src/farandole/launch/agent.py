@@ -20,7 +20,7 @@ import msgspec
 
 import farandole
 from farandole.control import process
-from farandole.control.channel import Dealer
+from farandole.control.channel import LONGEST_WAIT_S, Dealer
 from farandole.control.keys import JobKeys
 from farandole.control.messages import (
     AgentHello,
@@ -128,7 +128,7 @@ class Agent:
 
     def _patience_ms(self) -> float | None:
         deadlines = [t for t in (self._kill_at, self._give_up_at) if t is not None]
-        return max(0.0, min(deadlines) - time.monotonic()) * 1000 if deadlines else None
+        return max(0.0, min(min(deadlines) - time.monotonic(), LONGEST_WAIT_S)) * 1000 if deadlines else None
 
     def _on_signals(self) -> None:
         if signal.SIGTERM in os.read(self._signals, 4096):
