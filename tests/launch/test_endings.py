@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import signal
 import socket
 from pathlib import Path
 
 import pytest
 
+from farandole.launch.local import LocalAgent
 from tests.launch.conftest import DEADLINE_S, StartJob
 
 SLEEP = "echo up; exec sleep 1000"
@@ -189,6 +192,18 @@ def test_what_cannot_be_started(job: StartJob, tmp_path: Path, command: list[str
     assert running.end() == status
     assert words in running.stderr
     assert running.stderr.startswith("farandole: rank 0 on ")
+
+
+def test_a_program_with_thousands_of_descriptors_can_end_an_agent() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(2048, hard), hard))
+    with contextlib.ExitStack() as held:
+        held.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        for _ in range(1100):
+            held.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        with LocalAgent() as agent:
+            assert agent.fd > 1024
+        assert agent.code is not None
 
 
 def test_an_idle_job_uses_no_cpu(job: StartJob) -> None:

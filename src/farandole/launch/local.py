@@ -71,7 +71,9 @@ class LocalAgent:
     def __exit__(self, *_: object) -> None:
         unheard = os.open(f"/proc/self/fd/{self._input}", os.O_RDONLY | os.O_NONBLOCK)
         os.close(self._input)
-        if self.code is None and not select.select([self.fd], [], [], END_S)[0]:
+        end = select.poll()  # unlike select(), it takes descriptors of any number
+        end.register(self.fd, select.POLLIN)
+        if self.code is None and not end.poll(END_S * 1000):
             self.kill()
         self.reap()
         os.close(self.fd)
