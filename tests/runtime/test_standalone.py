@@ -114,6 +114,21 @@ def test_a_starter_that_left_in_order_ends_nobodys_generation(held: ExitStack) -
         job.expect("yc", Abort)
 
 
+def test_an_end_counts_once_however_often_the_others_begin_again(held: ExitStack) -> None:
+    job = Job(held, 2)
+    other = child(held, "input()")
+    job.join("y", 1, other.pid)
+    job.join("x1", 0, os.getpid())
+    assert job.expect("x1c", Welcome).generation == 1
+    other.kill()
+    other.wait()
+    job.expect("x1c", Abort)
+    for generation in (2, 3, 4):
+        job.join(f"x{generation}", 0, os.getpid())
+        assert job.expect(f"x{generation}c", Welcome).generation == generation
+    assert job.leave() == 0
+
+
 def test_a_worker_that_is_killed_is_noticed_at_once(held: ExitStack) -> None:
     job = Job(held, 2)
     other = child(held, "input()")

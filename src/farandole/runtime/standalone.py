@@ -38,7 +38,7 @@ class Standalone:
         self._controller = Controller(router.send, Settings.resolve(), charge.expected, time.monotonic)
         self._controller.request_stack = self._request_stack
         self._controller.report = _say
-        self._hellos: dict[int, Hello] = {}  # by process
+        self._hellos: dict[int, Hello] = {}  # by process, of those that are not known to have ended
         self._workers: dict[int, int] = {}  # process by its descriptor
 
     def serve(self) -> None:
@@ -52,7 +52,7 @@ class Standalone:
             if STDIN in ready and not os.read(STDIN, 4096):
                 self._see_out()
                 return
-            if self._hellos and not self._workers and self._host:
+            if self._host and not self._workers:
                 return
             deadline = self._controller.deadline()
             if deadline is not None and (now := time.monotonic()) >= deadline:
@@ -80,7 +80,7 @@ class Standalone:
         self._hellos[hello.pid] = hello
         if hello.pid == self._starter:
             self._host = hello.host
-        for pid, other in self._hellos.items():
+        for pid, other in list(self._hellos.items()):
             if other.host == self._host and pid not in self._workers.values():
                 self._watch(pid)
 
@@ -99,8 +99,8 @@ class Standalone:
         self._report_end(self._workers.pop(fd))
 
     def _report_end(self, pid: int) -> None:
-        """How it ended is its parent's to know; without its ``Leave`` it did not end well."""
-        hello = self._hellos[pid]
+        """Once. How it ended is its parent's to know; without its ``Leave`` it did not end well."""
+        hello = self._hellos.pop(pid)
         end = f"rank {hello.place} on {hello.host} (process {pid}) has ended"
         self._controller.worker_exited(hello.place, pid, 0, end)
 
