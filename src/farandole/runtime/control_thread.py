@@ -118,7 +118,7 @@ class ControlThread:
                     self._up.send(blocked)
             except ControlError as error:
                 if not self._control.interrupted:
-                    self._hooks.generation_ended(Failure(AbortError, f"this rank lost the controller: {error}", error))
+                    self._over(Failure(AbortError, f"this rank lost the controller: {error}", error))
                 return
 
     def _take(self, message: object) -> None:
@@ -127,8 +127,12 @@ class ControlThread:
                 self._payloads[message.key] = message.payloads
                 self._came.notify_all()
         elif isinstance(message, Abort):
-            self._hooks.generation_ended(Failure.named(message.kind, message.reason))
+            self._over(Failure.named(message.kind, message.reason))
         elif isinstance(message, Ask):
             self._up.send(Progress(self._generation, *self._hooks.progress()))
         elif isinstance(message, SetTimeline):
             self._hooks.timeline(message.path, message.mark_cycles)
+
+    def _over(self, failure: Failure) -> None:
+        self.end(failure)  # whoever made this thread may not have it yet, and could not tell it
+        self._hooks.generation_ended(failure)
