@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from farandole import events
 from farandole.cluster.environment import CONTROLLER, KEY, OWN
 from farandole.collective import Array, Kind
 from farandole.control.channel import Router
@@ -256,6 +257,30 @@ def test_an_end_that_is_there_before_the_session_is_heard() -> None:
             assert select.select(link.control.fds, [], [], 10)[0]
             with pytest.raises(AbortError, match="was killed"):
                 Session(settings, Topology.of(0, ("a", "a"), 1), "shm", "", [], link)
+
+
+def _interrupted_with_an_order(member: Member) -> str:
+    init()
+    x = np.ones(1)
+
+    def interrupt(event: events.Event) -> None:
+        if isinstance(event, events.Phase) and event.phase == "queue":
+            raise KeyboardInterrupt
+
+    if member.rank == 0:
+        cancel = events.subscribe(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            NumpyCalls().allreduce("x", x)
+        cancel()
+    with pytest.raises((AbortError, EngineError)) as caught:
+        NumpyCalls().allreduce("x", x)
+    shutdown()
+    return str(caught.value)
+
+
+def test_an_interrupt_between_an_order_and_its_execution_is_told_to_all() -> None:
+    for text in run_job(_interrupted_with_an_order, 2, environment={"FARANDOLE_STALL_SHUTDOWN_S": "5"}):
+        assert "KeyboardInterrupt" in text
 
 
 def _waiting_while_others_leave(member: Member) -> str:

@@ -199,8 +199,12 @@ class NegotiatedLane:
             received_s = time.monotonic() if events.subscribers else 0.0
             if received_s:
                 events.emit(events.Phase(LANE, "orders", "", "cycle", received_s, received_s))
-            for order in message.orders:
-                self._execute(order, received_s)
+            try:
+                for order in message.orders:
+                    self._execute(order, received_s)
+            except BaseException as error:  # Ctrl-C: an order was not carried out, or not to its end
+                self._torn(Failure.of(error))
+                raise
         elif isinstance(message, Resend):
             for name in message.names:
                 self._resend((message.process_set, name))
@@ -219,11 +223,9 @@ class NegotiatedLane:
                 outcomes = self._perform(order, [None if p is None else p.ask.calls for p in mine])
             except MismatchError as error:  # every member has it, and none is out of step
                 failure = Failure.of(error)
-            except BaseException as error:
+            except Exception as error:
                 failure = Failure.of(error)
                 self._torn(failure)
-                if not isinstance(error, Exception):
-                    raise
             self.inside, self.last = None, order
         self._complete(order, mine, outcomes, failure)
 
