@@ -84,10 +84,10 @@ public:
     // Run `f(group)`, a collective, unless the endpoint was closed.
     template <class F>
     auto collective(F&& f) {
-        const std::lock_guard busy(busy_);
-        if (!group_) throw Aborted("this engine was closed");
         if (!is_mine())
             throw Aborted("this engine belongs to process " + std::to_string(process_) + ", not to its fork");
+        const std::lock_guard busy(busy_);
+        if (!group_) throw Aborted("this engine was closed");
         return f(*group_);
     }
 
@@ -154,16 +154,18 @@ public:
     }
 
     void abort(const std::string& reason) {
+        if (!is_mine()) return;
         const std::lock_guard alive(alive_);
-        if (group_ && is_mine()) group_->abort(reason);
+        if (group_) group_->abort(reason);
     }
 
     // Needs no peer. Peers that call a collective later are told that this member has left.
     void close() {
+        if (!is_mine()) return;
         {
             const std::lock_guard alive(alive_);
             if (!group_) return;
-            if (is_mine()) group_->abort(group_->name(group_->place()) + " has left the group");
+            group_->abort(group_->name(group_->place()) + " has left the group");
         }
         const std::lock_guard busy(busy_);
         const std::lock_guard alive(alive_);
@@ -180,7 +182,8 @@ public:
     }
 
 private:
-    // A forked child (a data loader's worker) inherits this object, and must not end the group when it drops it.
+    // A forked child (a data loader's worker) inherits this object, and must not end the group when it drops it. It must
+    // not lock either: whoever held a lock when it was forked is not there to give it back.
     bool is_mine() const { return getpid() == process_; }
 
     static std::size_t own(const Communicator& group) { return static_cast<std::size_t>(group.place()); }

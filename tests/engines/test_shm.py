@@ -287,14 +287,23 @@ def test_more_members_than_it_serves_are_refused_before_anything_is_shared() -> 
 def _fork(member: Member) -> float:
     engine = ShmEngine(member.group(), member.exchange)
     if member.rank == 0:
+        inside = threading.Thread(target=engine.barrier)
+        inside.start()
+        _until_it_waits(engine)  # with a lock held, by a thread that the child does not have
         child = os.fork()
         if child == 0:
+            signal.alarm(10)
             with pytest.raises(AbortError, match="not to its fork"):
                 engine.barrier()
             engine.abort("a child has no say")
             engine.close()
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
+    member.exchange(b"")
+    if member.rank == 1:
+        engine.barrier()
+    else:
+        inside.join(10)
     total = _sum(engine)
     engine.close()
     return total
