@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.collective import DType
-from farandole.runtime.buckets import ALIGNMENT_BYTES, Layout, Piece, lay_out
+from farandole.runtime.buckets import ALIGNMENT_BYTES, Layout, Piece, is_lone, lay_out
 
 pieces_strategy = st.lists(
     st.none()
@@ -78,3 +78,19 @@ def test_the_last_gradients_come_first(pieces: list[Piece | None], bucket_bytes:
 
 def test_nothing_needs_nothing() -> None:
     assert lay_out([], 1024) == lay_out([None], 1024) == Layout((), 0)
+
+
+@given(pieces_strategy, st.integers(64, 4096), st.integers(1, 4096))
+def test_large_pieces_are_reduced_where_they_lie(
+    pieces: list[Piece | None], bucket_bytes: int, lone_bytes: int
+) -> None:
+    layout = lay_out(pieces, bucket_bytes, lone_bytes)
+    lone = {bucket.slots[0].piece for bucket in layout.buckets if bucket.lone}
+    assert lone == {i for i, piece in enumerate(pieces) if piece is not None and is_lone(piece, lone_bytes)}
+    rest = [None if i in lone else piece for i, piece in enumerate(pieces)]
+    assert sorted(b.nbytes for b in layout.buckets if not b.lone) == sorted(
+        b.nbytes for b in lay_out(rest, bucket_bytes).buckets
+    )
+    assert layout.nbytes == lay_out(rest, bucket_bytes).nbytes
+    ends = [bucket.slots[-1].piece for bucket in layout.buckets]
+    assert ends == sorted(ends, reverse=True), "the first bucket is complete first"

@@ -20,6 +20,7 @@ JOBS: dict[str, tuple[int, tuple[str, ...]]] = {
     "2": (2, ()),
     "3": (3, ()),
     "4": (4, ()),
+    "2-where-they-lie": (2, ("--bucket-bytes", "200")),
     "2-overlapped": (2, OVERLAPPED),
     "2-gloo": (2, ("--engine", "gloo")),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 
 import pytest
+import torch
 
 import farandole.torch as hvd
 from farandole.torch import functions, mpi_ops
@@ -83,4 +84,6 @@ def test_before_init_it_says_so() -> None:
     for name in ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "join", "barrier"):
         with pytest.raises(ValueError, match=r"call init\(\) first"):
             getattr(hvd, name)()
+    with pytest.raises(ValueError, match=r"call init\(\) first"):
+        hvd.allreduce(torch.ones(1))
     assert not hvd.is_initialized()

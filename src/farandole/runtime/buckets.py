@@ -11,6 +11,7 @@ bucket is complete first.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import final
@@ -45,13 +46,21 @@ class Slot:
 @final
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Pieces that are reduced by one collective, ``count`` elements from byte ``start`` of the layout's memory."""
+    """Pieces that are reduced by one collective, ``count`` elements from byte ``start`` of the layout's memory.
+
+    A *lone* piece has no place in that memory: it is reduced where it lies, and ``start`` is -1.
+    """
 
     dtype: DType
     device: str
     start: int
     count: int
     slots: tuple[Slot, ...]
+
+    @property
+    def lone(self) -> bool:
+        """True if its one piece is reduced where it lies."""
+        return self.start < 0
 
     @property
     def nbytes(self) -> int:
@@ -68,10 +77,11 @@ class Layout:
     nbytes: int
 
 
-def lay_out(pieces: Sequence[Piece | None], bucket_bytes: int) -> Layout:
+def lay_out(pieces: Sequence[Piece | None], bucket_bytes: int, lone_bytes: float = math.inf) -> Layout:
     """Assign pieces to buckets of at most ``bucket_bytes`` (a larger piece, or a group, has one of its own).
 
-    ``None`` stands for a piece that does not travel in a bucket; it keeps its index.
+    Pieces of ``lone_bytes`` or more that belong to no group are lone. ``None`` stands for a piece that does not travel
+    in a bucket; it keeps its index.
     """
     gathering: dict[Hashable, list[int]] = {}
     filled: dict[Hashable, int] = {}
@@ -80,6 +90,9 @@ def lay_out(pieces: Sequence[Piece | None], bucket_bytes: int) -> Layout:
         piece = pieces[index]
         if piece is None:
             continue
+        if is_lone(piece, lone_bytes):
+            closed.append([index])
+            continue
         key = (piece.dtype, piece.device, piece.group)
         nbytes = _room(piece) * piece.dtype.itemsize
         if key in gathering and piece.group < 0 and filled[key] + nbytes > bucket_bytes:
@@ -87,13 +100,22 @@ def lay_out(pieces: Sequence[Piece | None], bucket_bytes: int) -> Layout:
         gathering.setdefault(key, []).append(index)
         filled[key] = nbytes if len(gathering[key]) == 1 else filled[key] + nbytes
     members = sorted([*closed, *gathering.values()], key=lambda indices: -indices[-1])
-    return _place(pieces, members)
+    return _place(pieces, members, lone_bytes)
 
 
-def _place(pieces: Sequence[Piece | None], members: Sequence[Sequence[int]]) -> Layout:
+def is_lone(piece: Piece, lone_bytes: float) -> bool:
+    """Whether ``piece`` is reduced where it lies."""
+    return piece.group < 0 and piece.count * piece.dtype.itemsize >= lone_bytes
+
+
+def _place(pieces: Sequence[Piece | None], members: Sequence[Sequence[int]], lone_bytes: float) -> Layout:
     buckets: list[Bucket] = []
     start = 0
     for indices in members:
+        first = pieces[indices[0]]
+        if first is not None and is_lone(first, lone_bytes):
+            buckets.append(Bucket(first.dtype, first.device, -1, first.count, (Slot(indices[0], 0, first.count),)))
+            continue
         slots: list[Slot] = []
         offset = 0
         for index, piece in ((i, pieces[i]) for i in indices):

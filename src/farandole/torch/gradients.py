@@ -10,6 +10,7 @@ contents the gradients. What the ranks have is compared in detail only where som
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +26,15 @@ from farandole.runtime.process_sets import ProcessSet, global_process_set
 from farandole.runtime.verbs import Reduction
 from farandole.torch.adapter import adapter, verbs
 from farandole.torch.compression import Compression, CompressorLike
-from farandole.torch.memory import CompressedBucket, DirectBucket, GradientBucket, as_bytes, travelling
+from farandole.torch.memory import (
+    LONE_BYTES,
+    CompressedBucket,
+    DirectBucket,
+    GradientBucket,
+    LoneGradient,
+    as_bytes,
+    travelling,
+)
 from farandole.torch.overlap import BEGIN, OverlappedPass
 from farandole.torch.reductions import sparse_allreduce_async
 
@@ -96,7 +105,7 @@ class GradientExchange:
             self._adopt(codes)
             bucketed = self._bucketed
             for i, bucket in enumerate(self.buckets):
-                with self._lane.phase(f"bucket {i}", "copy", bucket.array.nbytes):
+                with self._lane.phase(f"bucket {i}", "copy", bucket.nbytes):
                     bucket.fill()
                 self._lane.allreduce(f"bucket {i}", bucket.array, self._terms.how)
                 bucket.publish(codes)
@@ -153,15 +162,18 @@ class GradientExchange:
         if bucketed == self._bucketed:
             return
         pieces = [self._piece(param) if dense else None for param, dense in zip(self.params, bucketed, strict=True)]
-        layout = lay_out(pieces, self._bucket_bytes)
+        self.buckets = self._make_buckets(pieces)
+        self._bucketed = bucketed
+
+    def _make_buckets(self, pieces: Sequence[Piece | None]) -> list[GradientBucket]:
+        params, compression = self.params, self._terms.compression
+        plain = compression is Compression.none
+        layout = lay_out(pieces, self._bucket_bytes, min(LONE_BYTES, self._bucket_bytes) if plain else math.inf)
         memory = self._lane.allocate(layout.nbytes)
         content = as_bytes(memory)
-        compression = self._terms.compression
-        if compression is Compression.none:
-            self.buckets = [DirectBucket(b, content, memory, self.params) for b in layout.buckets]
-        else:
-            self.buckets = [CompressedBucket(b, content, memory, self.params, compression) for b in layout.buckets]
-        self._bucketed = bucketed
+        if not plain:
+            return [CompressedBucket(b, params, content, memory, compression) for b in layout.buckets]
+        return [LoneGradient(b, params) if b.lone else DirectBucket(b, params, content, memory) for b in layout.buckets]
 
     def _piece(self, param: torch.Tensor) -> Piece:
         array = adapter.array(travelling(param, self._terms.compression))

@@ -1,4 +1,4 @@
-"""Engine memory as tensors, and gradients as views into it."""
+"""Where gradients lie while they are reduced: side by side in engine memory, or where autograd put a large one."""
 
 from __future__ import annotations
 
@@ -23,22 +23,27 @@ def as_bytes(memory: Memory) -> torch.Tensor:
     return torch.frombuffer(content, dtype=torch.uint8)
 
 
+LONE_BYTES = 2**20
+"""Gradients from this size on are reduced where they lie: copying them into engine memory costs more than it saves."""
+
+
 class GradientBucket(ABC):
-    """The gradients of some parameters side by side in engine memory, reduced as one.
+    """The gradients of some parameters, reduced as one ``array``: what ``fill`` or ``clear`` has left there.
 
     ``codes`` say per parameter what the members have: 0 no gradient, 1 a dense one, 1 + d a sparse one with d sparse
     dimensions.
     """
 
-    def __init__(self, bucket: Bucket, content: torch.Tensor, memory: Memory, params: Sequence[torch.Tensor]) -> None:
-        self.array: Array = memory.array(bucket.dtype, bucket.start, bucket.count)
-        self.flat = content[bucket.start : bucket.start + bucket.nbytes].view(TORCH_DTYPES[bucket.dtype])
+    array: Array
+
+    def __init__(self, bucket: Bucket, params: Sequence[torch.Tensor]) -> None:
+        self.nbytes = bucket.nbytes
         self.slots = bucket.slots
         self.params = [params[slot.piece] for slot in bucket.slots]
 
+    @abstractmethod
     def clear(self) -> None:
         """Contribute nothing."""
-        self.flat.zero_()
 
     @abstractmethod
     def fill(self) -> None:
@@ -60,16 +65,70 @@ class GradientBucket(ABC):
 
 
 @final
-class DirectBucket(GradientBucket):
+class LoneGradient(GradientBucket):
+    """One large gradient that is reduced where it lies."""
+
+    def __init__(self, bucket: Bucket, params: Sequence[torch.Tensor]) -> None:
+        super().__init__(bucket, params)
+        self._param = self.params[0]
+        self._strides = _strides(self._param)
+        self._dtype = bucket.dtype
+        self._published = 0  # an address: keeping the tensor would keep its memory
+
+    def clear(self) -> None:
+        """See ``GradientBucket``."""
+        self._travel(torch.zeros_like(self._param))
+
+    def fill(self) -> None:
+        """See ``GradientBucket``."""
+        grad = self._param.grad
+        if grad is None:
+            self.clear()
+            return
+        if grad.is_sparse:
+            grad = grad.to_dense()
+        if grad.stride() != self._strides or grad.is_conj() or grad.is_neg():
+            grad = torch.empty_like(self._param).copy_(grad)
+        self._travel(grad)
+
+    def publish(self, codes: Sequence[int]) -> None:
+        """See ``GradientBucket``."""
+        grad = self.array.owner
+        del self.array  # it would keep the memory of the gradient
+        for _, param, code in self._used(codes):
+            param.grad = grad.to_sparse(code - 1) if code > 1 else grad
+            self._published = param.grad.data_ptr() if code == 1 else 0
+
+    def holds_any(self) -> bool:
+        """See ``GradientBucket``."""
+        grad = self._param.grad
+        return grad is not None and not grad.is_sparse and grad.data_ptr() == self._published
+
+    def _travel(self, tensor: torch.Tensor) -> None:
+        self.array = Array(tensor.data_ptr(), tensor.numel(), self._dtype, tensor)
+
+
+class EngineBucket(GradientBucket):
+    """Gradients side by side in engine memory, ``flat``."""
+
+    def __init__(self, bucket: Bucket, params: Sequence[torch.Tensor], content: torch.Tensor, memory: Memory) -> None:
+        super().__init__(bucket, params)
+        self.array = memory.array(bucket.dtype, bucket.start, bucket.count)
+        self.flat = content[bucket.start : bucket.start + bucket.nbytes].view(TORCH_DTYPES[bucket.dtype])
+
+    def clear(self) -> None:
+        """See ``GradientBucket``."""
+        self.flat.zero_()
+
+
+@final
+class DirectBucket(EngineBucket):
     """Gradients travel as they are, and are views of the bucket afterwards; one that still is is not copied."""
 
-    def __init__(self, bucket: Bucket, content: torch.Tensor, memory: Memory, params: Sequence[torch.Tensor]) -> None:
-        super().__init__(bucket, content, memory, params)
+    def __init__(self, bucket: Bucket, params: Sequence[torch.Tensor], content: torch.Tensor, memory: Memory) -> None:
+        super().__init__(bucket, params, content, memory)
         self.views = [
-            # The strides autograd would choose, so that optimizers meet gradients that lie as their parameters do.
-            self.flat[slot.offset : slot.offset + slot.count].as_strided(
-                param.shape, torch.empty_like(param, device="meta").stride()
-            )
+            self.flat[slot.offset : slot.offset + slot.count].as_strided(param.shape, _strides(param))
             for slot, param in zip(self.slots, self.params, strict=True)
         ]
 
@@ -102,18 +161,18 @@ class DirectBucket(GradientBucket):
 
 
 @final
-class CompressedBucket(GradientBucket):
+class CompressedBucket(EngineBucket):
     """Gradients are compressed into the bucket, and what comes back is decompressed into new ones."""
 
     def __init__(
         self,
         bucket: Bucket,
+        params: Sequence[torch.Tensor],
         content: torch.Tensor,
         memory: Memory,
-        params: Sequence[torch.Tensor],
         compression: CompressorLike,
     ) -> None:
-        super().__init__(bucket, content, memory, params)
+        super().__init__(bucket, params, content, memory)
         self._compression = compression
         self._contexts: list[Any] = [None] * len(self.slots)
         self._published = [0] * len(self.slots)  # addresses: keeping the tensors would keep their memory
@@ -143,6 +202,11 @@ class CompressedBucket(GradientBucket):
             param.grad is not None and not param.grad.is_sparse and param.grad.data_ptr() == published
             for param, published in pairs
         )
+
+
+def _strides(param: torch.Tensor) -> tuple[int, ...]:
+    """Those autograd would choose, so that optimizers meet gradients that lie as their parameters do."""
+    return torch.empty_like(param, device="meta").stride()
 
 
 def travelling(param: torch.Tensor, compression: CompressorLike) -> torch.Tensor:

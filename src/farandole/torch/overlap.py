@@ -48,7 +48,7 @@ class OverlappedPass:
         self._begun += 1
 
         def reduce() -> None:
-            with torch.no_grad(), self._lane.phase(f"bucket {i}", "copy", bucket.array.nbytes):
+            with torch.no_grad(), self._lane.phase(f"bucket {i}", "copy", bucket.nbytes):
                 bucket.fill()
             self._lane.allreduce(f"bucket {i}", bucket.array, self._how)
 

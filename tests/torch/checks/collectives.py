@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -232,7 +235,8 @@ def check_that_what_cannot_be_right_raises_at_once() -> None:
         (lambda: hvd.reducescatter(ones, op=hvd.Adasum), "op=Adasum"),
         (lambda: hvd.reducescatter(torch.tensor(1.0)), "scalar"),
         (lambda: hvd.alltoall(ones, splits=[3] * hvd.size() + [0]), "splits"),
-        (lambda: hvd.alltoall(ones, splits=[4] + [0] * (hvd.size() - 1)), "sum to the 3 rows"),
+        (lambda: hvd.alltoall(ones, splits=[4] + [0] * (hvd.size() - 1)), "add up to 4, but dimension 0 has 3"),
+        (lambda: hvd.alltoall(ones, splits=[-1] * hvd.size()), "none of them negative"),
         (lambda: hvd.broadcast(ones, root_rank=hvd.size()), "root_rank"),
         (lambda: hvd.allreduce(torch.ones(2, device="meta")), "cpu tensors"),
         (lambda: hvd.grouped_allreduce([ones, torch.ones(2, device="meta")]), "cpu tensors"),
@@ -254,6 +258,16 @@ def check_that_disagreement_raises_everywhere_and_the_next_call_works() -> None:
         with pytest.raises(hvd.HorovodInternalError, match=name):
             hvd.allreduce(tensor, name=f"differs in {name}")
         assert hvd.allreduce(torch.ones(1), name=f"differs in {name}").item() == 1.0
+    last = hvd.rank() == hvd.size() - 1
+    rows = torch.ones(2 * hvd.size() + last)
+    for splits, text in (
+        (None, "rows cannot be split evenly"),
+        ([2] * hvd.size(), "add up to"),
+        ([2] * hvd.size() + [1] * last, "give one for each"),
+    ):
+        with pytest.raises(hvd.HorovodInternalError, match=rf"rank {hvd.size() - 1} on .*{text}"):
+            hvd.alltoall(rows, splits=splits)
+        assert hvd.allreduce(torch.ones(1)).item() == 1.0
 
 
 def check_a_name_that_is_in_flight() -> None:
@@ -285,6 +299,20 @@ def check_the_topology_and_the_probes() -> None:
     )
     assert [bool(probe()) for probe in probes] == [False, True, False, False, False, False, False]
     assert [int(op) for op in (hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max, hvd.Product)] == list(range(6))
+
+
+def check_a_timeline_of_some_calls() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        hvd.start_timeline(str(path))
+        hvd.allreduce(torch.ones(1), name="inside")
+        hvd.stop_timeline()
+        hvd.allreduce(torch.ones(1), name="outside")
+        if hvd.rank() == 0:
+            text = path.read_text()
+            assert "allreduce.inside" in text
+            assert "allreduce.outside" not in text
+        hvd.barrier()
 
 
 def check_join_and_barrier() -> None:

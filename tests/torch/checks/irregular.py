@@ -285,12 +285,17 @@ def check_a_backward_pass_that_fails_half_way() -> None:
         def backward(*_: Any) -> Any:
             raise OverflowError("half-way")
 
+    def hooked(x: torch.Tensor) -> torch.Tensor:
+        y = x.clone()
+        y.register_hook(Fails.backward)
+        return y
+
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(params, lr=1.0))
     everyone = list(range(hvd.size()))
     overlapped = False
-    for _ in range(2):
+    for fail in (lambda x: apply(Fails, x), hooked):
         with pytest.raises(OverflowError):
-            (apply(Fails, params[0]).sum() + params[1].sum()).backward()
+            (fail(params[0]).sum() + params[1].sum()).backward()
         optimizer.zero_grad()
         if overlapped and hvd.size() > 1:  # the others have reduced a part of it: there is no way back
             with pytest.raises(ValueError, match="FARANDOLE_OVERLAP=step"):
