@@ -51,7 +51,7 @@ class Job:
         )
         held.callback(self.process.kill)
         assert self.process.stdin is not None
-        self.process.stdin.write(msgspec.json.encode(Charge(self.address, size, secret)) + b"\n")
+        self.process.stdin.write(msgspec.json.encode(Charge(self.address, "here", size, secret)) + b"\n")
         self.process.stdin.flush()
         self.sockets: dict[str, Dealer] = {}
 
@@ -114,6 +114,15 @@ def test_a_starter_that_left_in_order_ends_nobodys_generation(held: ExitStack) -
         job.expect("yc", Abort)
 
 
+def test_processes_of_other_hosts_may_have_the_same_number(held: ExitStack) -> None:
+    job = Job(held, 2)
+    job.join("x", 0, os.getpid(), engines=["gloo"])
+    job.join("y", 1, os.getpid(), host="there", engines=["gloo"])
+    assert [job.expect(f"{uid}c", Welcome).rank for uid in "xy"] == [0, 1]
+    assert job.leave() == 0
+    assert job.expect("yc", Abort).reason.startswith("rank 0 on here")
+
+
 def test_an_end_counts_once_however_often_the_others_begin_again(held: ExitStack) -> None:
     job = Job(held, 2)
     other = child(held, "input()")
@@ -169,7 +178,7 @@ def test_an_address_that_is_taken_is_said_and_ends_it(held: ExitStack) -> None:
     first = Job(held, 2)
     first.join("x", 0, os.getpid())
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    charge = msgspec.json.encode(Charge(first.address, 2, new_secret())) + b"\n"
+    charge = msgspec.json.encode(Charge(first.address, "here", 2, new_secret())) + b"\n"
     done = subprocess.run(
         [sys.executable, "-m", MODULE], input=charge, env=env, capture_output=True, timeout=DEADLINE_S, check=False
     )

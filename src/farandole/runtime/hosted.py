@@ -1,6 +1,6 @@
 """The controller of a job that no launcher started: a child of the process of rank 0.
 
-    ensure_controller("tcp://10.0.0.1:7000", 4, key, settings)
+    ensure_controller("tcp://10.0.0.1:7000", "node-a", 4, key, settings)
 
 It serves one generation after the other and ends with the process that started it, however that ends.
 """
@@ -29,6 +29,7 @@ class Charge(msgspec.Struct, frozen=True):
     """What the controller is told on its standard input, as one line of JSON; the input's end tells it to go."""
 
     address: str
+    host: str
     expected: int
     secret: str
 
@@ -36,8 +37,8 @@ class Charge(msgspec.Struct, frozen=True):
 _children: dict[str, subprocess.Popen[bytes]] = {}
 
 
-def ensure_controller(address: str, expected: int, secret: str, settings: Settings) -> None:
-    """Start the controller at ``address``, with these ``settings``, unless this process has one there already.
+def ensure_controller(address: str, host: str, expected: int, secret: str, settings: Settings) -> None:
+    """Start the controller at ``address`` on this ``host``, with these ``settings``, unless this process has one there.
 
     Returns when it listens; raises ``StartError`` if it cannot.
     """
@@ -59,7 +60,7 @@ def ensure_controller(address: str, expected: int, secret: str, settings: Settin
     _children[address] = child
     assert child.stdin is not None
     assert child.stdout is not None
-    child.stdin.write(msgspec.json.encode(Charge(address, expected, secret)) + b"\n")
+    child.stdin.write(msgspec.json.encode(Charge(address, host, expected, secret)) + b"\n")
     child.stdin.flush()
     with child.stdout:
         listens = child.stdout.readline()

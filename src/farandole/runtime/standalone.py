@@ -34,12 +34,13 @@ class Standalone:
 
     def __init__(self, charge: Charge, router: Router) -> None:
         self._router = router
-        self._starter, self._host = os.getppid(), ""
+        self._starter, self._host = os.getppid(), charge.host
         self._controller = Controller(router.send, Settings.resolve(), charge.expected, time.monotonic)
         self._controller.request_stack = self._request_stack
         self._controller.report = _say
-        self._hellos: dict[int, Hello] = {}  # by process, of those that are not known to have ended
+        self._hellos: dict[int, Hello] = {}  # by process, of those of this host that are not known to have ended
         self._workers: dict[int, int] = {}  # process by its descriptor
+        self._came = False  # the starter has said hello
 
     def serve(self) -> None:
         """Return when the starter has gone, or all workers have."""
@@ -52,7 +53,7 @@ class Standalone:
             if STDIN in ready and not os.read(STDIN, 4096):
                 self._see_out()
                 return
-            if self._host and not self._workers:
+            if self._came and not self._workers:
                 return
             deadline = self._controller.deadline()
             if deadline is not None and (now := time.monotonic()) >= deadline:
@@ -76,13 +77,13 @@ class Standalone:
                 self._meet(message)
 
     def _meet(self, hello: Hello) -> None:
-        """Watch the workers of this host, which is the one that the starter says it is on."""
+        """Watch the workers of this host; on others, the same numbers mean other processes."""
+        if hello.host != self._host:
+            return
+        self._came = self._came or hello.pid == self._starter
         self._hellos[hello.pid] = hello
-        if hello.pid == self._starter:
-            self._host = hello.host
-        for pid, other in list(self._hellos.items()):
-            if other.host == self._host and pid not in self._workers.values():
-                self._watch(pid)
+        if hello.pid not in self._workers.values():
+            self._watch(hello.pid)
 
     def _watch(self, pid: int) -> None:
         try:
@@ -116,7 +117,8 @@ class Standalone:
 
     def _request_stack(self, place: int, pid: int, number: int, fd: int) -> None:
         text = f"process {pid} is not on this host"
-        if pid in self._workers.values():
+        hello = self._hellos.get(pid)
+        if hello is not None and hello.place == place:
             try:
                 text = dump_stack(pid, number, fd, deadline_s=PATIENCE_S / 2)
             except ControlError as error:

@@ -39,7 +39,7 @@ def start(comm: object, process_sets: Sequence[ProcessSetLike] | str | None, ove
 
 def _among_others(environment: Environment, seat: Seat, settings: Settings, sets: Sequence[ProcessSet]) -> Session:
     if environment.starts_controller:
-        ensure_controller(seat.controller, environment.size, seat.key, settings)
+        ensure_controller(seat.controller, seat.host, environment.size, seat.key, settings)
     link = Link(seat, settings.start_timeout_s)
     try:
         welcome = link.join(_hello(link, seat, sets))
