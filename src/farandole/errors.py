@@ -7,7 +7,7 @@
     │   ├── DuplicateNameError             the same name twice in flight on one rank
     │   └── UnsupportedError               a dtype, device or option that no engine serves
     ├── CollectiveError (RuntimeError)     a collective failed: alias ``HorovodInternalError``
-    │   ├── MismatchError                  ranks asked for different things; the next collective works
+    │   ├── MismatchError (ValueError)     ranks asked for different things; the next collective works
     │   ├── StallError                     some rank never came; the deadline has passed
     │   ├── AbortError                     the generation has ended: a worker died or left
     │   └── EngineError                    the bytes could not be moved
@@ -59,8 +59,11 @@ class CollectiveError(FarandoleError, RuntimeError):
 
 
 @final
-class MismatchError(CollectiveError):
-    """Ranks asked for different things under one name. All of the set raise it, and the next collective works."""
+class MismatchError(CollectiveError, ValueError):
+    """Ranks asked for different things under one name, or for what one rank's tensor does not allow.
+
+    All of the set raise it, and the next collective works.
+    """
 
 
 @final

@@ -160,6 +160,8 @@ def what_differs_raises_everywhere_and_the_next_works(rank: int, size: int) -> N
         "shape": lambda: do.allreduce("s", np.ones(3 if last else 4)),
         "reduce operation": lambda: do.allreduce("o", np.ones(3), ReduceOp.MAX if last else ReduceOp.MIN),
         "prescale": lambda: do.allreduce("p", np.ones(3), scales=(2.0 if last else 1.0, 1.0)),
+        "postscale": lambda: do.allreduce("q", np.ones(3), scales=(1.0, 2.0 if last else 1.0)),
+        "splits": lambda: do.alltoall("a", np.ones(size + last), (1,) * size),
         "root": lambda: do.broadcast("r", np.ones(3), int(last)),
         "members of the group": lambda: do.submit(
             *(do.reduction(f"g.{i}", np.ones(2)) for i in range(2 + last))
@@ -229,6 +231,9 @@ def process_sets_come_and_go(rank: int, size: int) -> None:
     else:
         with pytest.raises(UsageError, match="is not in process set"):
             do.allreduce("few", x)
+    if size > 2:
+        with pytest.raises(MismatchError, match=r"differ in the process set: .*rank 1 on \S+ said process set 2"):
+            (do if rank == 1 else NumpyCalls()).allreduce("crossed", np.ones(1))
     with pytest.raises(UsageError, match="already"):
         session.add_process_set(ranks)
     assert session.remove_process_set(others)

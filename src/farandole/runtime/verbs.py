@@ -208,7 +208,10 @@ class Verbs(Generic[T]):
     def alltoall(
         self, tensor: T, splits: Sequence[int] | None, name: str | None, process_set: ProcessSet
     ) -> Request[tuple[T, tuple[int, ...]]]:
-        """Send ``splits[i]`` rows to member ``i``, or equal parts; returns what came, and how many rows from whom."""
+        """Send ``splits[i]`` rows to member ``i``, or equal parts; returns what came, and how many rows from whom.
+
+        Where the rows of one member do not go that way, all raise ``MismatchError``: the others would wait for it.
+        """
         name = self._name(Kind.ALLTOALL, name, process_set)
         dense = self._adapter.dense(tensor)
         shape = self._rows("alltoall", dense)
@@ -219,7 +222,7 @@ class Verbs(Generic[T]):
             self._adapter.array(dense),
             shape,
             number_of(process_set),
-            splits=_splits(shape[0], splits, len(process_set.ranks)),
+            splits=_splits(splits),
             allocate=outputs.reserve(dense),
         )
         return self._request([call], lambda outcomes: (outputs.collect(outcomes)[0], outcomes[0].received_splits))
@@ -358,17 +361,12 @@ def _group(name: str, size: int) -> list[str]:
     return [name if i == 0 else f"{name}.{i}" for i in range(size)]
 
 
-def _splits(rows: int, splits: Sequence[int] | None, size: int) -> tuple[int, ...]:
+def _splits(splits: Sequence[int] | None) -> tuple[int, ...]:
     if splits is None:
-        if rows % size:
-            raise UsageError(
-                f"alltoall without splits cuts dimension 0 evenly, but {rows} rows do not go in {size} parts"
-            )
-        return (rows // size,) * size
+        return ()
     given = tuple(int(s) for s in splits)
-    if len(given) != size or sum(given) != rows or min(given, default=0) < 0:
+    if min(given, default=-1) < 0:
         raise UsageError(
-            f"alltoall with splits={list(given)}: expected {size} counts (one per member) that are not negative "
-            f"and sum to the {rows} rows of dimension 0"
+            f"alltoall with splits={list(given)}: give every member's count of rows, none of them negative"
         )
     return given
