@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -21,6 +22,10 @@ def test_the_demo_reaches_the_same_accuracy_on_one_two_and_four_workers(launch: 
         accuracies.append(float(found[1]))
         assert f"on {np} worker(s)" in said
         assert re.search(r"engine +\w+, because ", said)
+        trace = json.loads((tmp_path / "timeline.json").read_text().rstrip(",\n") + "]")
+        phases = {(event["pid"], event["cat"], event["name"]) for event in trace if "cat" in event}
+        planned = {(rank, "planned", phase) for rank in range(np) for phase in ("negotiate", "copy", "reduce")}
+        assert phases >= {(rank, "negotiated", "reduce") for rank in range(np)} | (planned if np > 1 else set())
         for made in ("out/digits.png", "timeline.json"):
             assert (tmp_path / made).stat().st_size
             (tmp_path / made).unlink()

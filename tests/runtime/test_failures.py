@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from tests.conftest import Launch
 
@@ -68,11 +70,31 @@ def test_survivors_are_told_at_once_and_go_on_in_the_same_process(launch: Launch
         assert done.lines() == sorted([told, told, *again]), done.stdout + done.stderr
 
 
-def test_who_never_comes_is_shown_with_its_stack_and_then_everybody_raises(launch: Launch) -> None:
+def test_one_that_never_calls_init_is_named(launch: Launch) -> None:
+    script = """
+        import os, signal
+        from farandole.runtime.session import init
+        init() if os.environ["FARANDOLE_RANK"] == "0" else signal.pause()
+    """
+    done = launch(2, script, options=["--start-timeout", "0.5"])
+    assert done.code == 1
+    assert re.search(r"StartError: .*rank 1 on \S+ \(process \d+\) has not called init\(\) within 0\.5 s", done.stderr)
+
+
+@pytest.mark.parametrize(
+    "busy",
+    [
+        "while time.monotonic() < end: pass",
+        "collections.deque(itertools.takewhile(end.__gt__, iter(time.monotonic, None)), 0)",
+    ],
+    ids=["computing", "holding the interpreter's lock"],
+)
+def test_who_never_comes_is_shown_with_its_stack_and_then_everybody_raises(launch: Launch, busy: str) -> None:
     script = PRELUDE + (
+        "import collections, itertools\n"
         "def computing():\n"
         "    end = time.monotonic() + 3\n"
-        "    while time.monotonic() < end: pass\n"
+        f"    {busy}\n"
         "try:\n"
         "    computing() if rank == 1 else None\n"
         '    do.allreduce("second", x)\n'
