@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import re
 import resource
-import select
 import socket
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -19,9 +17,7 @@ import pytest
 from farandole import events
 from farandole.cluster.environment import CONTROLLER, KEY, OWN
 from farandole.collective import Array, Kind
-from farandole.control.channel import Router
-from farandole.control.keys import JobKeys, new_secret
-from farandole.control.messages import Abort
+from farandole.control.keys import new_secret
 from farandole.errors import (
     AbortError,
     EngineError,
@@ -32,16 +28,12 @@ from farandole.errors import (
     UsageError,
 )
 from farandole.runtime.call import Call
-from farandole.runtime.link import Link, Seat
-from farandole.runtime.member import Session
 from farandole.runtime.negotiated import NegotiatedLane
 from farandole.runtime.process_sets import ProcessSet, global_process_set
 from farandole.runtime.session import current, init, is_initialized, shutdown
-from farandole.settings import Settings
 from farandole.testing.jobs import NumpyCalls, free_port, run_job
 from farandole.testing.leaks import Snapshot, no_leaks
 from farandole.testing.rank import Member
-from farandole.topology import Topology
 
 
 def test_alone_everything_works_at_once() -> None:
@@ -235,28 +227,6 @@ def test_a_rank_that_cannot_start_ends_the_start_of_all_and_leaves_nothing() -> 
     for text in run_job(_broken_start, 2):
         assert re.match(r"rank 1 on \S+ .*File too large", text)
         assert text.endswith("[]")
-
-
-def _connected(router: Router, secret: str) -> Link:
-    with ThreadPoolExecutor(1) as other_thread:
-        made = other_thread.submit(Link, Seat(0, 2, "a", router.address, secret), 10.0)
-        while not made.done():
-            router.wait(0.1)
-            router.recv()
-    return made.result()
-
-
-def test_an_end_that_is_there_before_the_session_is_heard() -> None:
-    secret = new_secret()
-    settings = Settings(stall_shutdown_s=1.0)
-    with Router(JobKeys.from_secret(secret)) as router:
-        for _ in range(10):
-            link = _connected(router, secret)
-            assert link.control.recv(0.0) is None  # only a reader that has found nothing is woken
-            router.send(link.worker.encode() + b"c", Abort(1, "rank 1 on a was killed"))
-            assert select.select(link.control.fds, [], [], 10)[0]
-            with pytest.raises(AbortError, match="was killed"):
-                Session(settings, Topology.of(0, ("a", "a"), 1), "shm", "", [], link)
 
 
 def _interrupted_with_an_order(member: Member) -> str:
