@@ -26,7 +26,7 @@ do.allreduce("first", x)
 
 DEATH = """
 def die_or_raise(blocked, moment=sys.argv[1]):
-    if rank == 1:
+    if rank == int(sys.argv[2]):
         with open(moment, "w") as file:
             file.write(repr(time.time()))
         os.kill(os.getpid(), 9)
@@ -58,14 +58,14 @@ for _ in range(2):  # the second time has to leave no more than the first
 
 
 def test_survivors_are_told_at_once_and_go_on_in_the_same_process(launch: Launch) -> None:
-    for blocked in ('lambda: do.allreduce("second", x)', "planned"):
+    for victim, blocked in ((1, 'lambda: do.allreduce("second", x)'), (0, "planned")):
         script = PRELUDE + 'engine = session.planned_engine(0, "p")\n' + DEATH
         script += f"die_or_raise({blocked})\n" + SURVIVAL
-        done = launch(3, script, options=["--on-failure", "continue"], arguments=["moment"])
+        done = launch(3, script, options=["--on-failure", "continue"], arguments=["moment", str(victim)])
         assert done.code == 137
-        host = re.search(r"rank 1 on (\S+) was killed by SIGKILL", done.stderr)
+        host = re.search(rf"rank {victim} on (\S+) was killed by SIGKILL", done.stderr)
         assert host, done.stderr
-        told = f"AbortError rank 1 on {host[1]} was killed by SIGKILL in time"
+        told = f"AbortError rank {victim} on {host[1]} was killed by SIGKILL in time"
         again = [f"again {rank} 2 2.0" for rank in (0, 1)] * 2
         assert done.lines() == sorted([told, told, *again]), done.stdout + done.stderr
 
