@@ -264,7 +264,6 @@ NB_MODULE(_native, m) {
     nb::set_leak_warnings(false);  // a script may end while tensors in engine memory are alive
     // A tensor may view an engine's memory and outlive the interpreter, as every script that ends with its model alive
     // shows; the process returns that memory, and nobody has to be told.
-    nb::set_leak_warnings(false);
     nb::register_exception_translator(translate);
     bind_kernels(m);
     bind_endpoint(m);

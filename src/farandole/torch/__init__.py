@@ -10,6 +10,13 @@ hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 
 from __future__ import annotations
 
+try:
+    import torch as _torch  # noqa: F401
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "farandole.torch needs PyTorch, which is not installed here: pip install 'farandole[torch]'", name="torch"
+    ) from error
+
 from farandole.torch.compression import Compression
 from farandole.torch.functions import (
     allgather_object,
