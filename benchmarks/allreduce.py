@@ -40,9 +40,12 @@ def _tables(fleets: list[Fleet], size: int, quick: bool) -> list[Table]:
 
 
 def _times(fleet: Fleet, nbytes: int, seconds: float) -> int:
-    """How often to repeat so that a round lasts about ``seconds``."""
-    guess = max(fleet.call("reduce", nbytes, 2))
-    return max(2, min(2000, int(seconds / max(guess, 1e-6))))
+    """How often to repeat so that a round lasts about ``seconds``; the first few are slow, so it is asked twice."""
+    times = 2
+    for length in (seconds / 2, seconds):
+        guess = max(fleet.call("reduce", nbytes, times))
+        times = max(2, min(2000, int(length / max(guess, 1e-6))))
+    return times
 
 
 def _speed(wall: dict[int, dict[str, Sample]], size: int) -> list[Table]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import statistics
 import sys
 import time
 import traceback
@@ -16,27 +17,21 @@ import numpy as np
 from benchmarks.contenders import CONTENDERS, Contender, rank_of
 from benchmarks.fleet import SIZE, connect
 
-LEAST_S = 1e-7
-"""What is left after the subtraction is noise below this."""
-
 
 def reduce(contender: Contender, nbytes: int, times: int) -> float:
-    """Seconds per all-reduce of ``nbytes`` that every rank has just written, as a backward pass writes gradients.
+    """Median seconds of an all-reduce of ``nbytes`` that every rank has just written, as backward passes do.
 
-    What the writing takes by itself is measured too and subtracted. Without it each rank would find in its cache the
-    very part of the result that it reduces.
+    Without the writing each rank would find in its cache the very part of the result that it reduces. The median, as
+    some contenders stall for milliseconds now and then: their mean would tell of little else.
     """
     once, write = contender.reducer(nbytes), partial(contender.data[: nbytes // 4].fill, 0.0)
-    write()
-    once()
-    begin = time.perf_counter()
+    taken: list[float] = []
     for _ in range(times):
         write()
+        begin = time.perf_counter()
         once()
-    both = time.perf_counter()
-    for _ in range(times):
-        write()
-    return max(LEAST_S, both - begin - (time.perf_counter() - both)) / times
+        taken.append(time.perf_counter() - begin)
+    return statistics.median(taken)
 
 
 def wait(contender: Contender, seconds: float) -> float:
