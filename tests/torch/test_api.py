@@ -78,7 +78,16 @@ def test_every_name_is_there() -> None:
     for module in (hvd, mpi_ops, functions):
         assert all(hasattr(module, name) for name in module.__all__)
     assert issubclass(hvd.HorovodInternalError, RuntimeError)
-    for kind in ("Allreduce", "GroupedAllreduce", "Allgather", "Broadcast", "Alltoall", "Reducescatter"):
+    for kind in (
+        "Allreduce",
+        "GroupedAllreduce",
+        "Allgather",
+        "GroupedAllgather",
+        "Broadcast",
+        "Alltoall",
+        "Reducescatter",
+        "GroupedReducescatter",
+    ):
         assert hasattr(mpi_ops, f"Horovod{kind}")
 
 

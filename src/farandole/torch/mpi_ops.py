@@ -89,6 +89,9 @@ from farandole.torch.reductions import (
     sparse_allreduce_async,
 )
 
+HorovodGroupedAllgather = HorovodAllgather  # both take any number of tensors
+HorovodGroupedReducescatter = HorovodReducescatter
+
 __all__ = [
     "Adasum",
     "Average",
@@ -96,7 +99,9 @@ __all__ = [
     "HorovodAllreduce",
     "HorovodAlltoall",
     "HorovodBroadcast",
+    "HorovodGroupedAllgather",
     "HorovodGroupedAllreduce",
+    "HorovodGroupedReducescatter",
     "HorovodInternalError",
     "HorovodReducescatter",
     "Max",
