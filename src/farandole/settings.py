@@ -45,6 +45,7 @@ LogLevel = Literal["trace", "debug", "info", "warning", "error", "fatal"]
 OnFailure = Literal["stop", "continue"]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
+Radix = Annotated[int, msgspec.Meta(ge=2)]
 
 
 @final
@@ -106,6 +107,26 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             group="start and end",
         ),
     ] = 30.0
+    host_timeout_s: Annotated[
+        Seconds,
+        Knob("seconds of silence after which a host counts as lost; 0: never", ("--host-timeout",), group="many hosts"),
+    ] = 3.0
+    tree_radix: Annotated[
+        Radix,
+        Knob(
+            "ranks or hosts that one process of the control plane speaks to; larger jobs make a tree",
+            ("--tree-radix",),
+            group="many hosts",
+        ),
+    ] = 32
+    network_interface: Annotated[
+        str,
+        Knob(
+            "the network interface to be reached by (default: every one is offered, the first that answers is taken)",
+            ("--network-interface", "--network-interfaces"),
+            group="many hosts",
+        ),
+    ] = ""
     grace_s: Annotated[
         Seconds,
         Knob("seconds between TERM and KILL when workers are ended", ("--grace-seconds",), group="start and end"),

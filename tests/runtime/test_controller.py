@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from farandole.collective import DType, Kind
 from farandole.control import messages
+from farandole.control.agent_messages import Exited
+from farandole.control.message import Message
 from farandole.control.messages import (
     Abort,
     Ask,
@@ -20,7 +22,6 @@ from farandole.control.messages import (
     Exchanged,
     Hello,
     Leave,
-    Message,
     Orders,
     Progress,
     Signature,
@@ -42,10 +43,10 @@ class Job:
         self.size = size
         self.sent: list[tuple[bytes, Message]] = []
         self.reports: list[str] = []
-        self.stacks: list[tuple[int, int, int, int]] = []
+        self.stacks: list[Hello] = []
         self.controller = Controller(self.send, Settings(**settings), size, lambda: self.now)
         self.controller.report = self.reports.append
-        self.controller.request_stack = lambda *asked: self.stacks.append(asked)
+        self.controller.request_stack = self.stacks.append
 
     def send(self, identity: bytes, message: Message) -> None:
         messages.encode(message)
@@ -292,7 +293,7 @@ def test_a_stall_is_asked_about_reported_and_ended() -> None:
     job.submit("x", "allreduce.loss")
     job.wait(10.0)
     assert job.only(Ask) == [("yc", Ask(1))]
-    assert job.stacks == [(1, 101, 40, 5)]
+    assert [(hello.place, hello.pid, hello.stack_signal, hello.stack_fd) for hello in job.stacks] == [(1, 101, 40, 5)]
     job.say("y", Progress(1, "allreduce.acc", ""))
     job.controller.stack_arrived(1, 'File "train.py", line 3')
     job.tick()
@@ -373,7 +374,7 @@ peers: list[st.SearchStrategy[Message]] = [
     st.builds(messages.Result, small, st.booleans(), st.binary(max_size=2)),
     st.builds(messages.FetchTask, small),
     st.builds(Welcome, small, small, st.just([]), text, text),
-    st.builds(messages.Exited, small, small, small, text),
+    st.builds(Exited, small, small, small, text),
 ]  # fmt: skip
 moves = st.one_of(
     st.tuples(st.sampled_from([b"xu", b"yu", b"zu", b"", b"u", b"\xff"]), st.one_of(peers)),

@@ -29,6 +29,7 @@ import zmq
 from farandole.control import messages
 from farandole.control.admission import HANDSHAKE_FAILED, Admissions, Door, Monitor
 from farandole.control.keys import JobKeys
+from farandole.control.message import Message
 from farandole.errors import ControlError
 
 logger = logging.getLogger("farandole.control")
@@ -41,6 +42,9 @@ NOBLOCK, SNDMORE, EVENTS, POLLIN = int(zmq.NOBLOCK), int(zmq.SNDMORE), int(zmq.E
 
 LONGEST_WAIT_S = 86400.0
 """The kernel takes no time-outs of more than some weeks; who asks for more waits again and again."""
+
+PINGS = 4
+"""How often the controller is asked for a sign of life within the time after which it counts as gone."""
 
 CUT_BYTES = 2 * messages.LIMIT_BYTES
 """A peer that announces a frame above this is cut off before memory is spent on it; up to it, the frame is dropped."""
@@ -56,7 +60,7 @@ class Router:
     def __init__(self, keys: JobKeys, address: str = LOCAL) -> None:
         self._refused: Counter[str] = Counter()
         self._received = self._sent = 0
-        self._last: tuple[messages.Message | None, bytes] = (None, b"")
+        self._last: tuple[Message | None, bytes] = (None, b"")
         self._context = zmq.Context()
         self._door = Door(self._context, keys.client.public)
         self._socket = _socket(self._context, zmq.ROUTER)
@@ -118,7 +122,7 @@ class Router:
                 return identity, message
         return None
 
-    def send(self, identity: bytes, message: messages.Message) -> bool:
+    def send(self, identity: bytes, message: Message) -> bool:
         """Queue ``message`` for a peer; never blocks. False if no such peer is connected (it has died or left)."""
         last, frame = self._last
         if last is not message:
@@ -181,7 +185,9 @@ class Dealer:
 
     ``ControlError`` is raised by the constructor if no controller answers within ``timeout_s`` or it refuses the key,
     and by ``recv`` once the controller is gone. With ``timeout_s=None`` the constructor neither knocks nor waits, and
-    ``recv`` says it all. Dealers of one process may share a ``context``; it must outlive them.
+    ``recv`` says it all. Dealers of one process may share a ``context``; it must outlive them. With ``silence_s`` a
+    controller that does not answer ZeroMQ's heartbeats for so long counts as gone, too: a host without power or network
+    closes no connection.
     """
 
     def __init__(
@@ -191,6 +197,7 @@ class Dealer:
         keys: JobKeys,
         timeout_s: float | None = 30.0,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
+        silence_s: float = 0.0,
     ) -> None:
         self.address = address
         self._own_context = None if context is not None else zmq.Context()
@@ -199,6 +206,9 @@ class Dealer:
         self._socket.curve_serverkey = keys.server.public
         self._socket.curve_publickey = keys.client.public
         self._socket.curve_secretkey = keys.client.secret
+        if silence_s:
+            self._socket.heartbeat_ivl = max(1, int(silence_s * 1000 / PINGS))
+            self._socket.heartbeat_timeout = max(1, int(silence_s * 1000))
         self._monitor = Monitor(self._socket)
         self._lock = threading.Lock()
         self._receiving = threading.Lock()
@@ -216,7 +226,7 @@ class Dealer:
             self.close()
             raise
 
-    def send(self, message: messages.Message) -> None:
+    def send(self, message: Message) -> None:
         """Queue ``message`` for the controller; never blocks. Raises ``ControlError`` after ``close``."""
         frame = messages.encode(message)
         with self._lock:

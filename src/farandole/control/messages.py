@@ -10,14 +10,23 @@ from typing import TypeAlias, cast, final
 
 import msgspec
 
+from farandole.control.agent_messages import (
+    AgentHello,
+    Alive,
+    DumpStack,
+    Exited,
+    Goodbye,
+    Stack,
+    Started,
+    StartWorkers,
+    StopWorkers,
+    Watch,
+)
+from farandole.control.message import Message
 from farandole.errors import ControlError
 
 LIMIT_BYTES = 64 * 2**20
 """Largest frame that is accepted (a pickled function or a state dict travels in one)."""
-
-
-class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Base of all messages. The tag is the class name."""
 
 
 # -- a worker to the controller ---------------------------------------------------------------------------------------
@@ -257,96 +266,10 @@ class Task(Message, frozen=True):
     payload: bytes
 
 
-# -- an agent and the controller --------------------------------------------------------------------------------------
-
-
-@final
-class AgentHello(Message, frozen=True):
-    """An agent is up."""
-
-    host: str
-    pid: int
-    version: str
-
-
-@final
-class WorkerSpec(msgspec.Struct, frozen=True):
-    """One worker to start: its global rank at start, its command and the variables that differ from the agent's own."""
-
-    place: int
-    command: list[str]
-    environment: dict[str, str]
-
-
-@final
-class StartWorkers(Message, frozen=True):
-    """Start these; write their output to ``output_dir`` if given, else to the agent's own standard streams.
-
-    ``size`` is that of the job; ``grace_s`` is for what workers leave running when they end.
-    """
-
-    workers: list[WorkerSpec]
-    output_dir: str = ""
-    timestamps: bool = False
-    colour: bool = False
-    cwd: str = ""
-    size: int = 1
-    grace_s: float = 5.0
-
-
-@final
-class Started(Message, frozen=True):
-    """A worker runs."""
-
-    place: int
-    pid: int
-
-
-@final
-class Exited(Message, frozen=True):
-    """A worker ended. ``code`` is the exit status, or minus the signal; ``tail`` the last lines of its stderr."""
-
-    place: int
-    pid: int
-    code: int
-    tail: str
-    error: str = ""
-
-
-@final
-class StopWorkers(Message, frozen=True):
-    """End every worker: TERM, then KILL after ``grace_s``."""
-
-    grace_s: float
-
-
-@final
-class DumpStack(Message, frozen=True):
-    """Send the Python stacks of the worker ``pid``, which registered ``signal`` and writes to its descriptor ``fd``."""
-
-    place: int
-    pid: int
-    signal: int
-    fd: int
-
-
-@final
-class Stack(Message, frozen=True):
-    """The stacks asked for, or why there are none."""
-
-    place: int
-    text: str
-
-
-@final
-class Goodbye(Message, frozen=True):
-    """The agent has ended all workers and is about to exit."""
-
-
 Any: TypeAlias = (
     Hello | Exchange | Submit | Leave | Blocked | Progress | SetTimeline | Result | FetchTask
     | Welcome | Refuse | Exchanged | Orders | Resend | Abort | Ask | Task
-    | AgentHello | StartWorkers | Started | Exited | StopWorkers | DumpStack | Stack | Goodbye
+    | AgentHello | Alive | StartWorkers | Started | Watch | Exited | StopWorkers | DumpStack | Stack | Goodbye
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

@@ -7,35 +7,24 @@ the agent itself is killed, the kernel kills the workers. No framework is import
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import signal
 import sys
-import threading
 import time
 from typing import final
 
 import msgspec
 
-import farandole
 from farandole.control import process
-from farandole.control.channel import LONGEST_WAIT_S, Dealer
+from farandole.control.agent_messages import Exited, Goodbye, Started, StopWorkers, WorkerSpec
+from farandole.control.channel import LONGEST_WAIT_S
 from farandole.control.keys import JobKeys
-from farandole.control.messages import (
-    AgentHello,
-    DumpStack,
-    Exited,
-    Goodbye,
-    Message,
-    Stack,
-    Started,
-    StopWorkers,
-    WorkerSpec,
-)
+from farandole.control.message import Message
 from farandole.errors import ControlError
-from farandole.launch.charge import IDENTITY, Charge
+from farandole.launch.charge import Charge
 from farandole.launch.streams import Streams
+from farandole.runtime.agent_link import AgentLink
 
 SETTLE_S = 0.2
 """How long the news of a worker's death may wait for its last words to be read."""
@@ -55,7 +44,7 @@ class Agent:
         self._writing = set(self._streams.ended)
         self._workers: dict[int, int] = {}
         self._unstarted: list[Exited] = []
-        self._dealer: Dealer | None = None
+        self._link: AgentLink | None = None
         self._poll = select.poll()
         self._kill_at: float | None = None
         self._give_up_at: float | None = None
@@ -76,8 +65,8 @@ class Agent:
             self._reap()
             self._serve()
         self._post(Goodbye())
-        if self._dealer is not None:
-            self._dealer.close()
+        if self._link is not None:
+            self._link.close()
 
     def _start(self, spec: WorkerSpec) -> None:
         try:
@@ -98,12 +87,10 @@ class Agent:
 
     def _connect(self) -> None:
         """Join the control plane, after the workers were started: they have more to load than we."""
-        host = self._charge.host
         keys = JobKeys.from_secret(self._charge.secret)
-        self._dealer = Dealer(self._charge.address, IDENTITY + host.encode(), keys, timeout_s=None)
-        for fd in self._dealer.fds:
+        self._link = AgentLink(self._charge.address, keys, self._charge.host, silence_s=0.0)
+        for fd in self._link.fds:
             self._poll.register(fd, select.POLLIN)
-        self._post(AgentHello(host, os.getpid(), farandole.__version__))
         for pid, place in self._workers.items():
             self._post(Started(place, pid))
         for ended in self._unstarted:
@@ -149,28 +136,18 @@ class Agent:
 
     def _receive(self) -> None:
         try:
-            while self._dealer is not None and (message := self._dealer.recv(0.0)) is not None:
+            for message in self._link.receive() if self._link is not None else ():
                 if isinstance(message, StopWorkers):
                     self._stop(message.grace_s)
                     if not message.grace_s:  # now means now, also if nobody takes the output
                         self._give_up_at = time.monotonic() + GIVE_UP_S
-                elif isinstance(message, DumpStack):
-                    threading.Thread(target=self._dump, args=(message, self._dealer), daemon=True).start()
         except ControlError as error:
             self._streams.say(f"farandole: the agent on {self._charge.host} ends: {error}".encode())
             self._orphaned()
 
-    def _dump(self, message: DumpStack, dealer: Dealer) -> None:
-        try:
-            text = process.dump_stack(message.pid, message.signal, message.fd)
-        except ControlError as error:
-            text = str(error)
-        with contextlib.suppress(ControlError):  # the job has ended meanwhile
-            dealer.send(Stack(message.place, text))
-
     def _post(self, message: Message) -> None:
-        if self._dealer is not None:
-            self._dealer.send(message)
+        if self._link is not None:
+            self._link.send(message)
 
     def _reap(self) -> None:
         for pid, code in process.reap():
@@ -200,11 +177,11 @@ class Agent:
 
     def _orphaned(self) -> None:
         """Nobody is left to work for."""
-        if self._dealer is not None:
-            for fd in self._dealer.fds:
+        if self._link is not None:
+            for fd in self._link.fds:
                 self._poll.unregister(fd)
-            self._dealer.close(deliver=False)
-            self._dealer = None
+            self._link.close(deliver=False)
+            self._link = None
         self._give_up_at = time.monotonic() + GIVE_UP_S
         self._stop(0.0)
 

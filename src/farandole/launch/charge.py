@@ -9,11 +9,9 @@ from typing import final
 
 import msgspec
 
-from farandole.control.messages import StartWorkers
+from farandole.control.agent_messages import StartWorkers
 
 MODULE = "farandole.launch.agent"
-IDENTITY = b"agent-"
-"""What the identity of every agent begins with; the name of its host follows."""
 
 
 @final

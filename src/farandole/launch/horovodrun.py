@@ -40,8 +40,6 @@ _NOT_ELASTIC = "it belongs to elastic jobs"
 
 FOREIGN = (
     Foreign("nothing is checked over ssh that could be remembered", 0, ("--disable-cache",)),
-    Foreign("connections are made where they are needed, no interface is probed", 1,
-            ("--network-interfaces", "--network-interface")),
     Foreign(_ONE_HOST, 1, ("-p", "--ssh-port")),
     Foreign(_ONE_HOST, 1, ("-i", "--ssh-identity-file")),
     Foreign(_NOT_ELASTIC, 1, ("--slots-per-host", "--elastic-timeout", "--reset-limit")),

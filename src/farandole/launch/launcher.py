@@ -15,15 +15,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from farandole.control import process
-from farandole.control.messages import AgentHello, DumpStack, Exited, Goodbye, Stack, Started, StartWorkers, StopWorkers
-from farandole.launch.charge import IDENTITY, Charge
+from farandole.control.agent_messages import AgentHello, Exited, Goodbye, Stack, Started, StartWorkers, StopWorkers
+from farandole.launch.charge import Charge
 from farandole.launch.local import LocalAgent
 from farandole.launch.plan import Job, workers
 from farandole.launch.policy import INTERRUPTS, Action, Decision, End, Policy
 
 if TYPE_CHECKING:
-    from farandole.control.channel import Router
-    from farandole.runtime.controller import Controller
+    from farandole.runtime.root import Root
 
 GOODBYE_S = 2.0
 """How long the last messages of an agent that has ended well may take to arrive."""
@@ -68,53 +67,41 @@ class Launcher:
             # Loaded only now: the agent loads its modules meanwhile.
             from farandole.control.channel import Router
             from farandole.control.keys import JobKeys, new_secret
-            from farandole.runtime.controller import Controller
             from farandole.runtime.joining import configure_logging
+            from farandole.runtime.root import Root
 
             if self._owns_process:
                 configure_logging(self._job.settings.log_level)
             secret = new_secret()
             router = held.enter_context(Router(JobKeys.from_secret(secret)))
             agent.charge(_charge(self._job, router.address, secret))
-            controller = Controller(router.send, self._job.settings, self._job.size, time.monotonic)
-            controller.task, controller.on_result = self._task, self._on_result
-            return _Loop(self._job, agent, router, controller, interrupts).run()
+            root = Root(router, self._job.settings, self._job.size)
+            root.controller.task, root.controller.on_result = self._task, self._on_result
+            return _Loop(self._job, agent, root, interrupts).run()
 
 
 @final
 class _Loop:
     """The loop of a running job. ``interrupts`` is a descriptor with a byte for each signal, or -1."""
 
-    def __init__(self, job: Job, agent: LocalAgent, router: Router, controller: Controller, interrupts: int) -> None:
-        self._job, self._agent, self._router, self._controller = job, agent, router, controller
+    def __init__(self, job: Job, agent: LocalAgent, root: Root, interrupts: int) -> None:
+        self._job, self._agent, self._root, self._controller = job, agent, root, root.controller
         self._host = job.hosts[0]
         self._policy = Policy(job.size, job.settings.on_failure)
         self._interrupts = interrupts
         self._orders: StopWorkers | None = None
         self._said_goodbye = False
         self._wait_until: float | None = None
-        controller.request_stack = self._request_stack
-        controller.report = agent.say
+        root.on_agent = self._on_agent
+        root.controller.report = agent.say
         for fd in (agent.fd, interrupts):
             if fd >= 0:
-                router.watch(fd)
+                root.router.watch(fd)
 
     def run(self) -> Outcome:
         """Serve until the agent has ended."""
-        router, controller = self._router, self._controller
         while not self._over():
-            ready = router.wait(self._patience_s())
-            if ready:
-                self._on_descriptors(ready)
-            while (got := router.recv()) is not None:
-                identity, message = got
-                if identity.startswith(IDENTITY):
-                    self._on_agent(message)
-                else:
-                    controller.handle(identity, message)
-            deadline = controller.deadline()
-            if deadline is not None and (now := time.monotonic()) >= deadline:
-                controller.tick(now)
+            self._on_descriptors(self._root.turn(self._wait_until))
         return Outcome(self._policy.status, self._policy.last_words())
 
     def _over(self) -> bool:
@@ -127,10 +114,6 @@ class _Loop:
         self._act(self._policy.agent_lost(self._host, code))
         return True
 
-    def _patience_s(self) -> float | None:
-        moments = [m for m in (self._controller.deadline(), self._wait_until) if m is not None]
-        return max(0.0, min(moments) - time.monotonic()) if moments else None
-
     def _on_descriptors(self, ready: set[int]) -> None:
         if self._interrupts in ready:
             for number in os.read(self._interrupts, 4096):
@@ -139,25 +122,25 @@ class _Loop:
                     self._agent.say(decision.reason)
                     self._act(decision)
         if self._agent.fd in ready:
-            self._router.unwatch(self._agent.fd)
+            self._root.router.unwatch(self._agent.fd)
             self._agent.reap()
             self._wait_until = time.monotonic() + GOODBYE_S
 
-    def _on_agent(self, message: object) -> None:
+    def _on_agent(self, host: str, message: object) -> None:
         if isinstance(message, Exited):
-            end = End(message.place, self._host, message.code, message.tail, message.error)
+            end = End(message.place, host, message.code, message.tail, message.error)
             self._controller.worker_exited(message.place, message.pid, message.code, str(end))
             self._act(self._policy.exited(end))
         elif isinstance(message, Stack):
             self._controller.stack_arrived(message.place, message.text)
         elif isinstance(message, Started):
-            self._controller.worker_started(message.place, message.pid, self._host)
+            self._controller.worker_started(message.place, message.pid, host)
             if self._job.verbose:
-                self._agent.say(f"started rank {message.place} on {self._host} as process {message.pid}")
+                self._agent.say(f"started rank {message.place} on {host} as process {message.pid}")
         elif isinstance(message, AgentHello):
             self._agent.up = True
             if self._orders is not None:
-                self._send(self._orders)
+                self._root.tell(host, self._orders)
         elif isinstance(message, Goodbye):
             self._said_goodbye = True
 
@@ -166,15 +149,9 @@ class _Loop:
             return
         self._orders = StopWorkers(self._job.settings.grace_s if decision.action is Action.STOP else 0.0)
         if self._agent.up:
-            self._send(self._orders)
+            self._root.tell(self._host, self._orders)
         elif decision.action is Action.KILL:
             self._agent.kill()
-
-    def _request_stack(self, place: int, pid: int, number: int, fd: int) -> None:
-        self._send(DumpStack(place, pid, number, fd))
-
-    def _send(self, message: StopWorkers | DumpStack) -> None:
-        self._router.send(IDENTITY + self._host.encode(), message)
 
 
 def _charge(job: Job, address: str, secret: str) -> Charge:

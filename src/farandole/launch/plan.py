@@ -17,7 +17,7 @@ import msgspec
 
 import farandole
 from farandole.cluster.environment import variables_for
-from farandole.control.messages import WorkerSpec
+from farandole.control.agent_messages import WorkerSpec
 from farandole.errors import UsageError
 from farandole.settings import Settings
 from farandole.topology import Topology

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import final
 
-from farandole.control.messages import StartWorkers
+from farandole.control.agent_messages import StartWorkers
 from farandole.control.output import Pump, Sink, Source, Tag
 
 STREAMS = ("stdout", "stderr")

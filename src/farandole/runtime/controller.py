@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, final
 
+from farandole.control.message import Message
 from farandole.control.messages import (
     Abort,
     Ask,
@@ -30,7 +31,6 @@ from farandole.control.messages import (
     FetchTask,
     Hello,
     Leave,
-    Message,
     Orders,
     Progress,
     Refuse,
@@ -57,7 +57,7 @@ FAREWELL_S = 0.1
 """How long the ``Leave`` of a worker that ended well may come after the news of its end: they travel different ways."""
 
 Send = Callable[[bytes, Message], object]
-RequestStack = Callable[[int, int, int, int], object]
+RequestStack = Callable[[Hello], object]
 
 
 @final
@@ -65,8 +65,8 @@ class Controller:
     """One per job; one thread. ``send(identity, message)`` may drop what is for a peer that is gone."""
 
     def __init__(self, send: Send, settings: Settings, expected: int, clock: Callable[[], float]) -> None:
-        self.request_stack: RequestStack = lambda *_: None
-        """Have the Python stacks of a worker brought to ``stack_arrived``: place, process, signal, descriptor."""
+        self.request_stack: RequestStack = lambda _: None
+        """Have the Python stacks of a worker, by its ``Hello``, brought to ``stack_arrived``."""
         self.report: Callable[[str], object] = logger.warning
         """Show a text to people."""
         self.task = b""
@@ -324,8 +324,8 @@ class Controller:
         if isinstance(step, Inquiry):
             asked = [generation.members[rank] for rank in step.ranks]
             self._tell(asked, CONTROL, Ask(generation.number))
-            for hello in [member.hello for member in asked]:
-                self.request_stack(hello.place, hello.pid, hello.stack_signal, hello.stack_fd)
+            for member in asked:
+                self.request_stack(member.hello)
         elif isinstance(step, Report):
             self.report(step.text)
         elif isinstance(step, Verdict):

@@ -20,7 +20,8 @@ from typing import Protocol, TypeAlias, final
 from farandole import events
 from farandole.collective import Kind
 from farandole.control.channel import Dealer
-from farandole.control.messages import Entry, Message, Order, Orders, Resend, Submit
+from farandole.control.message import Message
+from farandole.control.messages import Entry, Order, Orders, Resend, Submit
 from farandole.errors import AbortError, ControlError, DuplicateNameError, MismatchError
 from farandole.runtime.ask import Ask, Key
 from farandole.runtime.call import Call, Handle, Outcome

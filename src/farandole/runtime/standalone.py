@@ -115,15 +115,14 @@ class Standalone:
             self._drain()
         self._controller.tick(until)
 
-    def _request_stack(self, place: int, pid: int, number: int, fd: int) -> None:
-        text = f"process {pid} is not on this host"
-        hello = self._hellos.get(pid)
-        if hello is not None and hello.place == place:
+    def _request_stack(self, hello: Hello) -> None:
+        text = f"process {hello.pid} is not on this host"
+        if self._hellos.get(hello.pid) == hello:
             try:
-                text = dump_stack(pid, number, fd, deadline_s=PATIENCE_S / 2)
+                text = dump_stack(hello.pid, hello.stack_signal, hello.stack_fd, deadline_s=PATIENCE_S / 2)
             except ControlError as error:
                 text = str(error)
-        self._controller.stack_arrived(place, text)
+        self._controller.stack_arrived(hello.place, text)
 
 
 def main() -> None:

@@ -28,6 +28,7 @@ import cloudpickle
 import msgspec
 
 from farandole.control import messages
+from farandole.control.message import Message
 from farandole.testing.rank import Job, outcome
 
 _TAIL_BYTES = 8000
@@ -172,7 +173,7 @@ class _Hub:
             missing = [r for r in members if r not in came]
             if missing and not self._gone.intersection(missing):
                 continue
-            reply: messages.Message = messages.Exchanged(1, key, [came[r] for r in members if r in came])
+            reply: Message = messages.Exchanged(1, key, [came[r] for r in members if r in came])
             if missing:
                 reply = messages.Abort(1, f"the exchange {key!r} cannot complete: ranks {missing} have ended")
             for place in came:

@@ -1,0 +1,84 @@
+"""The root of the control plane: the socket, the controller behind it, and the agents of the hosts.
+
+    root = Root(router, settings, expected=4)
+    root.on_agent = lambda host, message: ...           # what agents say
+    root.on_lost = lambda host, reason: ...             # a host that will not come back
+    while not over:
+        ready = root.turn(until_s=None)                 # sleeps; returns the watched descriptors that are readable
+
+Launcher and stand-alone controller drive one each, and know what the end of a worker means.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, final
+
+import farandole
+from farandole.control.agent_messages import AGENT, AgentHello, Alive, DumpStack
+from farandole.control.messages import Hello
+from farandole.runtime.controller import Controller
+from farandole.runtime.hosts import Hosts
+from farandole.settings import Settings
+
+if TYPE_CHECKING:
+    from farandole.control.channel import Router
+    from farandole.control.message import Message
+
+
+@final
+class Root:
+    """One thread. The ``router`` is the caller's to close."""
+
+    def __init__(self, router: Router, settings: Settings, expected: int) -> None:
+        self.router = router
+        self.controller = Controller(router.send, settings, expected, time.monotonic)
+        self.controller.request_stack = self._request_stack
+        self.hosts = Hosts(settings.host_timeout_s)
+        self.on_agent: Callable[[str, Any], object] = lambda _host, _message: None
+        """Told what agents say, after ``AgentHello`` has been checked; of ``Alive`` nothing is said."""
+        self.on_lost: Callable[[str, str], object] = lambda _host, _reason: None
+        """Told of a host that is lost, and why; the ends of its workers are the caller's to report."""
+
+    def turn(self, until_s: float | None) -> set[int]:
+        """Sleep until something comes, is due, or ``until_s``; take it in. Returns the watched descriptors to read."""
+        ready = self.router.wait(self._patience_s(until_s))
+        while (got := self.router.recv()) is not None:
+            identity, message = got
+            if identity.startswith(AGENT):
+                self._on_agent(identity.removeprefix(AGENT).decode(errors="replace"), message)
+            else:
+                self.controller.handle(identity, message)
+        now = time.monotonic()
+        for lost in self.hosts.lost(now):
+            self.on_lost(*lost)
+        deadline = self.controller.deadline()
+        if deadline is not None and now >= deadline:
+            self.controller.tick(now)
+        return ready
+
+    def tell(self, host: str, message: Message) -> bool:
+        """Send something to the agent of ``host``; False if it is not connected."""
+        return self.router.send(AGENT + host.encode(), message)
+
+    def _on_agent(self, host: str, message: Any) -> None:
+        if isinstance(message, AgentHello) and message.version != farandole.__version__:
+            self.hosts.ended(host)
+            self.on_lost(
+                host,
+                f"host {host} has Farandole {message.version} and this one has {farandole.__version__}: "
+                "install the same version on both",
+            )
+            return
+        if not isinstance(message, Hello):  # only agents are heard of here
+            self.hosts.heard(host, time.monotonic())
+        if not isinstance(message, Alive):
+            self.on_agent(host, message)
+
+    def _patience_s(self, until_s: float | None) -> float | None:
+        moments = [m for m in (until_s, self.controller.deadline(), self.hosts.deadline_s) if m is not None]
+        return max(0.0, min(moments) - time.monotonic()) if moments else None
+
+    def _request_stack(self, hello: Hello) -> None:
+        self.tell(hello.host, DumpStack(hello.place, hello.pid, hello.stack_signal, hello.stack_fd))
