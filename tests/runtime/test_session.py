@@ -8,9 +8,7 @@ import resource
 import socket
 import threading
 import time
-from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -335,40 +333,3 @@ def _subset(member: Member) -> tuple[int, int] | None:
 
 def test_some_of_the_ranks_can_be_the_job() -> None:
     assert run_job(_subset, 3) == [(0, 2), None, (1, 2)]
-
-
-def _traced(member: Member, path: str) -> None:
-    init()
-    session, do = current(), NumpyCalls()
-    session.set_timeline(path, mark_cycles=True)
-    session.barrier()
-    for i in range(50):
-        handles = [do.submit(do.reduction(f"{i}.{j}", np.ones(9))) for j in range(3)]
-        for handle in handles:
-            handle.wait()
-    last, deadline = rf'"pid":{member.rank},.*"allreduce\.49\.2".*"queue"', time.monotonic() + 20
-    while not re.search(last, Path(path).read_text()):
-        assert time.monotonic() < deadline
-    session.barrier()
-    if member.rank == 1:
-        os.kill(os.getpid(), 9)
-    session.set_timeline("")
-    os._exit(0)
-
-
-def test_the_timeline_of_all_ranks_is_readable_after_a_crash(tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
-    run_job(_traced, 2, str(path), may_die=[0, 1])
-    assert path.stat().st_mode & 0o777 == 0o600
-    text = path.read_text()
-    assert text.endswith(",\n")
-    lines = msgspec.json.decode(text.rstrip(",\n") + "]")
-    phases = {(line["pid"], line["name"]) for line in lines if line["ph"] in "Xbi"}
-    expected = {"submit", "negotiate", "queue", "reduce", "copy", "cycle"}
-    assert phases >= {(rank, phase) for rank in (0, 1) for phase in expected}
-    names = {line["args"]["name"] for line in lines if line["name"] == "process_name"}
-    assert {name.partition(" on ")[0] for name in names} == {"rank 0", "rank 1"}
-    reduced = {line["args"]["name"].partition(" and ")[0] for line in lines if line["name"] == "reduce"}
-    assert any(name.startswith("allreduce.") for name in reduced)
-    begins = [line["ts"] for line in lines if line["ph"] == "b"]
-    assert max(begins) - min(begins) < 60e6  # one clock

@@ -145,10 +145,23 @@ class Progress(Message, frozen=True):
 
 @final
 class SetTimeline(Message, frozen=True):
-    """Start writing the timeline to ``path`` on every rank ("" stops it); workers send it up, the controller down."""
+    """Write the timeline to ``path`` from now on ("" ends it): rank 0 to the controller, which tells the others.
 
+    Each of them answers with ``TimelineSet``, and rank 0 gets one when all have that are still there.
+    """
+
+    generation: int
+    number: int
     path: str
     mark_cycles: bool = False
+
+
+@final
+class TimelineSet(Message, frozen=True):
+    """``SetTimeline`` has been obeyed: by me (to the controller), by everybody (to rank 0)."""
+
+    generation: int
+    number: int
 
 
 @final
@@ -267,7 +280,7 @@ class Task(Message, frozen=True):
 
 
 Any: TypeAlias = (
-    Hello | Exchange | Submit | Leave | Blocked | Progress | SetTimeline | Result | FetchTask
+    Hello | Exchange | Submit | Leave | Blocked | Progress | SetTimeline | TimelineSet | Result | FetchTask
     | Welcome | Refuse | Exchanged | Orders | Resend | Abort | Ask | Task
     | AgentHello | Alive | StartWorkers | Started | Watch | Exited | StopWorkers | DumpStack | Stack | Goodbye
 )  # fmt: skip

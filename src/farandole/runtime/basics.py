@@ -99,12 +99,19 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     >>> hvd.start_timeline("step.json")
     >>> train_one_step()
     >>> hvd.stop_timeline()
+
+    When it returns on rank 0, every rank records.
     """
     current("start_timeline()").set_timeline(file_path, mark_cycles)
 
 
 def stop_timeline() -> None:
-    """End the timeline."""
+    """End the timeline.
+
+    >>> hvd.stop_timeline()
+
+    When it returns on rank 0, the file is complete and no rank writes to it any more.
+    """
     current("stop_timeline()").set_timeline("")
 
 

@@ -8,13 +8,14 @@ It is also the one that notices when this process stays in a planned collective 
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Sequence
 from typing import Protocol, final
 
 from farandole.control.channel import Dealer
-from farandole.control.messages import Abort, Ask, Blocked, Exchange, Exchanged, Progress, SetTimeline
+from farandole.control.messages import Abort, Ask, Blocked, Exchange, Exchanged, Progress, SetTimeline, TimelineSet
 from farandole.errors import AbortError, ControlError, StartError
 from farandole.runtime.failure import Failure
 
@@ -32,7 +33,7 @@ class Hooks(Protocol):
         """The last collective finished, and the one inside of now ("" for none)."""
 
     def timeline(self, path: str, mark_cycles: bool) -> None:
-        """Start writing to ``path``, or stop where it is ""."""
+        """Start writing to ``path``, or stop where it is ""; it has happened on return."""
 
 
 @final
@@ -77,6 +78,8 @@ class ControlThread:
         self._hooks, self._planned, self._stall_warning_s = hooks, planned, stall_warning_s
         self._came = threading.Condition()
         self._payloads: dict[str, list[bytes]] = {}
+        self._timelines = itertools.count(1)
+        self._timeline_set = 0
         self._ended: Failure | None = None
         self._thread = threading.Thread(target=self._listen, name="farandole-control", daemon=True)
         self._thread.start()
@@ -94,6 +97,16 @@ class ControlThread:
             f"ranks {list(ranks)} could not connect with each other: not all came to {key!r} within {timeout_s:g} s. "
             "Every member must do this at the same point of the program. Is one slow? Raise FARANDOLE_STALL_SHUTDOWN_S"
         )
+
+    def set_timeline(self, path: str, mark_cycles: bool, timeout_s: float) -> bool:
+        """Have the other ranks write to ``path``, or stop where it is ""; False if not all have within ``timeout_s``.
+
+        Ranks that have left are not waited for, and nobody is once the generation has ended.
+        """
+        number = next(self._timelines)
+        self._up.send(SetTimeline(self._generation, number, path, mark_cycles))
+        with self._came:
+            return self._came.wait_for(lambda: self._timeline_set >= number or self._ended is not None, timeout_s)
 
     def end(self, failure: Failure) -> None:
         """Fail exchanges in progress and later ones."""
@@ -132,6 +145,11 @@ class ControlThread:
             self._up.send(Progress(self._generation, *self._hooks.progress()))
         elif isinstance(message, SetTimeline):
             self._hooks.timeline(message.path, message.mark_cycles)
+            self._up.send(TimelineSet(self._generation, message.number))
+        elif isinstance(message, TimelineSet):
+            with self._came:
+                self._timeline_set = message.number
+                self._came.notify_all()
 
     def _over(self, failure: Failure) -> None:
         self.end(failure)  # whoever made this thread may not have it yet, and could not tell it

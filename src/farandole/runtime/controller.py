@@ -39,6 +39,7 @@ from farandole.control.messages import (
     SetTimeline,
     Submit,
     Task,
+    TimelineSet,
     Welcome,
 )
 from farandole.engines.choose import choose
@@ -89,6 +90,7 @@ class Controller:
             Blocked: self._on_blocked,
             Progress: self._on_progress,
             SetTimeline: self._on_timeline,
+            TimelineSet: self._on_timeline_set,
             FetchTask: self._on_fetch,
             Result: self._on_result,
         }
@@ -187,7 +189,7 @@ class Controller:
         rank = None if generation is None else generation.rank_at(hello.place, hello.pid)
         if generation is not None and rank is not None:
             generation.leave(rank)
-            self._abort_if_needed(generation)
+            self._stop_waiting(generation)
         self._formation.hello(identity[:-1], hello, now)
         self._form(now)
 
@@ -198,7 +200,7 @@ class Controller:
         generation, rank = found
         complete = generation.exchange(rank, message)
         if complete is None:
-            self._abort_if_needed(generation)
+            self._stop_waiting(generation)
         else:
             ranks, exchanged = complete
             self._tell([generation.members[r] for r in ranks], CONTROL, exchanged)
@@ -212,7 +214,7 @@ class Controller:
         if message.reason:
             self._abort(message.reason)
         else:
-            self._abort_if_needed(generation)
+            self._stop_waiting(generation)
 
     def _on_blocked(self, identity: bytes, message: Blocked) -> None:
         found = self._find(identity, message.generation)
@@ -236,11 +238,22 @@ class Controller:
             generation.stall.answered(rank, message, self._clock())
 
     def _on_timeline(self, identity: bytes, message: SetTimeline) -> None:
-        generation = self._generation
-        if generation is None or generation.rank_of(identity[:-1]) is None:
-            self._rejected["SetTimeline from no member"] += 1
-        else:
-            self._tell(generation.present(), CONTROL, message)
+        found = self._find(identity, message.generation)
+        if found is None:
+            return
+        generation, rank = found
+        if rank:
+            self._rejected["SetTimeline from another rank than 0"] += 1
+            return
+        self._tell(generation.begin_timeline(message.number), CONTROL, message)
+        self._answer_timeline(generation)
+
+    def _on_timeline_set(self, identity: bytes, message: TimelineSet) -> None:
+        found = self._find(identity, message.generation)
+        if found is not None:
+            generation, rank = found
+            generation.timeline.answered(rank, message.number)
+            self._answer_timeline(generation)
 
     def _on_fetch(self, identity: bytes, _: FetchTask) -> None:
         self._send(identity, Task(self.task))
@@ -291,10 +304,17 @@ class Controller:
             for suffix in (CONTROL, ORDERS):
                 self._tell(generation.present(), suffix, generation.over)
 
-    def _abort_if_needed(self, generation: Generation) -> None:
-        """Somebody waits outside the negotiated lane for a rank that has left."""
+    def _stop_waiting(self, generation: Generation) -> None:
+        """Outside the negotiated lane, too, nobody may wait for a rank that has left."""
         if reason := generation.exchange_without():
             self._abort(reason)
+        self._answer_timeline(generation)
+
+    def _answer_timeline(self, generation: Generation) -> None:
+        """Tell rank 0 once all have done what it asked of their timelines."""
+        number = generation.timeline.finished()
+        if number is not None:
+            self._tell(generation.members[:1], CONTROL, TimelineSet(generation.number, number))
 
     def _end_unsaid(self, rank: int, description: str) -> None:
         del self._unsaid[rank]

@@ -16,6 +16,7 @@ from typing import NamedTuple, final
 from farandole.control.messages import Abort, Exchange, Exchanged
 from farandole.runtime.formation import Formed, Member, is_worker
 from farandole.runtime.negotiation import Negotiation
+from farandole.runtime.roll_call import RollCall
 from farandole.runtime.stall import Blockages, StallInspector, Waiting
 from farandole.runtime.wording import name_rank
 from farandole.settings import Settings
@@ -52,6 +53,7 @@ class Generation:
         )
         limits = _limits(settings)
         self.stall = StallInspector(limits.warning_s, limits.shutdown_s, formed.hosts)
+        self.timeline = RollCall()
         self.blockages = Blockages(self.negotiation.groups, 1.0 + limits.warning_s / RENEWALS_PER_WARNING)
         self._expected = expected
         self._ranks = {member.uid: rank for rank, member in enumerate(formed.members)}
@@ -82,6 +84,7 @@ class Generation:
         if rank not in self._away:
             self._away[rank] = reason or f"{self.name(rank)} has called shutdown()"
             self.negotiation.leave(rank, self._away[rank])
+            self.timeline.gone(rank)
 
     def name(self, rank: int) -> str:
         """How texts call a member."""
@@ -107,6 +110,12 @@ class Generation:
     def exchange_without(self) -> str:
         """Why an exchange in progress can never be complete, or ""."""
         return next((reason for _, ranks in self._exchanges if (reason := self.gone_among(ranks))), "")
+
+    def begin_timeline(self, number: int) -> list[Member]:
+        """Rank 0 asks something of the others' timelines, under this number; those that will answer."""
+        ranks = [rank for rank in range(1, len(self.members)) if rank not in self._away]
+        self.timeline.begin(number, ranks)
+        return [self.members[rank] for rank in ranks]
 
     def waiting(self, now: float) -> list[Waiting]:
         """What ranks wait for in both lanes."""

@@ -21,7 +21,7 @@ from typing import Any, final
 
 from farandole import events
 from farandole.collective import Kind
-from farandole.control.messages import Leave, Order, SetTimeline
+from farandole.control.messages import Leave, Order
 from farandole.engines.engine import Engine
 from farandole.errors import AbortError, ControlError, UnsupportedError
 from farandole.runtime.agreement import title
@@ -34,7 +34,7 @@ from farandole.runtime.failure import Failure
 from farandole.runtime.link import Link
 from farandole.runtime.negotiated import Lane, NegotiatedLane
 from farandole.runtime.process_sets import ProcessSet, ProcessSetLike, Registry
-from farandole.runtime.timeline import Timeline, create
+from farandole.runtime.timeline import Recorder, create
 from farandole.settings import Settings
 from farandole.topology import Topology
 
@@ -63,11 +63,10 @@ class Session:
     ) -> None:
         self.settings, self.topology, self.generation = settings, topology, topology.generation
         self.engine, self.reason = engine, reason
-        self._clock_offset_s = clock_offset_s
         self._counters: dict[str, itertools.count[int]] = defaultdict(itertools.count)
         self._ended: Failure | None = None
         self._told = threading.Event()
-        self._timeline: Timeline | None = None
+        self._recorder = Recorder(topology.rank, topology.host, clock_offset_s)
         self._planned = Planned()
         self._sets = Registry(topology.rank, topology.size)
         for number, process_set in enumerate(sets, 1):
@@ -168,6 +167,7 @@ class Session:
         orderly = self._ended is None
         self.generation_ended(Failure(AbortError, f"shutdown() was called on {self._name()}"))
         self._lane.close()
+        self._recorder.close()  # first: rank 0 takes the timeline for complete when the others have left
         if orderly and farewell:
             self._tell_leave("")
         if self._control is not None:
@@ -175,39 +175,32 @@ class Session:
         if self._link is not None:
             self._link.close()
         self._crews.close()
-        self._write_timeline("", False)
         self._sets.clear()
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
     def set_timeline(self, path: str, mark_cycles: bool = False) -> None:
-        """Write one timeline of all ranks to ``path``, or stop where it is "". Only rank 0's call counts."""
+        """Write one timeline of all ranks to ``path``, or stop where it is ""; every rank does when this returns.
+
+        Only rank 0's call counts.
+        """
         if self.topology.rank:
             return
         if path:
             path = os.path.abspath(path)
             create(path)
-        self._write_timeline(path, mark_cycles)
-        if self._link is not None:
-            self._link.up.send(SetTimeline(path, mark_cycles))
+        self._recorder.record(path, mark_cycles)
+        limit_s = self._limit_s(self.settings.stall_warning_s)
+        if self._control is not None and not self._control.set_timeline(path, mark_cycles, limit_s):
+            events.logger.warning(
+                "not every rank has %s its timeline within %g s: it will once it answers the controller again",
+                "begun" if path else "ended",
+                limit_s,
+            )
 
     def timeline(self, path: str, mark_cycles: bool) -> None:
         """Rank 0 wants it so, says the controller."""
-        if self.topology.rank:
-            self._write_timeline(path, mark_cycles)
-
-    def _write_timeline(self, path: str, mark_cycles: bool) -> None:
-        """Start or stop this rank's part of the timeline."""
-        if self._timeline is not None:
-            self._timeline.close()
-            self._timeline = None
-        if path:
-            try:
-                self._timeline = Timeline(
-                    path, self.topology.rank, self.topology.host, self._clock_offset_s, mark_cycles
-                )
-            except OSError as error:
-                events.logger.warning("%s cannot write to the timeline %s: %s", self._name(), path, error)
+        self._recorder.record(path, mark_cycles)
 
     def progress(self) -> tuple[str, str]:
         """The last collective finished here, and the one inside of now."""

@@ -1,9 +1,10 @@
 """The timeline: what every rank spent its time on, in one Chrome trace (chrome://tracing, ui.perfetto.dev).
 
     create("trace.json")                                   # once, on rank 0
-    timeline = Timeline("trace.json", rank=0, host="a")    # on every rank
+    recorder = Recorder(rank=0, host="a", offset_s=0.0)    # on every rank
+    recorder.record("trace.json", mark_cycles=False)
     ...
-    timeline.close()
+    recorder.close()
 
 The file is a JSON array without its closing bracket, which the format allows: ranks append batches of complete lines,
 each with one ``write``, so it can be read at any moment and after any crash. Times are of the controller's clock.
@@ -119,3 +120,33 @@ class Timeline:
 
     def _microseconds(self, time_s: float) -> float:
         return round((time_s + self._offset_s) * 1e6, 3)
+
+
+@final
+class Recorder:
+    """This rank's part of a session's timelines, one after the other. ``offset_s`` is added to this host's clock."""
+
+    def __init__(self, rank: int, host: str, offset_s: float) -> None:
+        self._rank, self._host, self._offset_s = rank, host, offset_s
+        self._lock = threading.RLock()  # a signal handler may end the session while its thread is in here
+        self._timeline: Timeline | None = None
+        self._closed = False
+
+    def record(self, path: str, mark_cycles: bool) -> None:
+        """Write to ``path`` from now on, or to nothing where it is ""; what was written before is complete then."""
+        with self._lock:
+            if self._timeline is not None:
+                self._timeline.close()
+                self._timeline = None
+            if path and not self._closed:
+                try:
+                    self._timeline = Timeline(path, self._rank, self._host, self._offset_s, mark_cycles)
+                except OSError as error:
+                    who = f"rank {self._rank} on {self._host}"
+                    events.logger.warning("%s cannot write to the timeline %s: %s", who, path, error)
+
+    def close(self) -> None:
+        """Complete what is written, and write nothing more."""
+        with self._lock:
+            self._closed = True
+            self.record("", False)
