@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -10,14 +11,15 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import hypothesis
 import pytest
 
+from farandole.testing.cluster import Cluster, UnavailableError
 from farandole.testing.leaks import Snapshot, no_leaks
 
 hypothesis.settings.register_profile("ci", derandomize=True, max_examples=40, deadline=None, database=None)
@@ -112,6 +114,30 @@ class Launch:
 def launch(tmp_path: Path) -> Launch:
     """``launch(2, "import farandole.torch as hvd; ...").ok().lines()``."""
     return Launch(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """``head``, ``node1``, ``node2`` for the tests of a module, which leave them as they were.
+
+    Four nodes: ``pytestmark = pytest.mark.parametrize("cluster", [4], indirect=True)``.
+    """
+    with _cluster_or_skip(getattr(request, "param", 2)) as made:
+        yield made
+
+
+@pytest.fixture
+def make_cluster() -> Iterator[Callable[..., Cluster]]:
+    """``make_cluster(2)``: hosts for one test, which may do to them what it likes."""
+    with contextlib.ExitStack() as stack:
+        yield lambda nodes, **options: stack.enter_context(_cluster_or_skip(nodes, **options))
+
+
+def _cluster_or_skip(nodes: int, **options: Any) -> Cluster:
+    try:
+        return Cluster(nodes, **options)
+    except UnavailableError as error:
+        pytest.skip(str(error))
 
 
 def run_to_end(

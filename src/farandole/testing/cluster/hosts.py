@@ -1,0 +1,239 @@
+"""Several hosts on one machine, out of Linux namespaces; see the package's page."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, final
+
+from farandole.testing.cluster import needs
+from farandole.testing.cluster.files import HOME, share
+from farandole.testing.cluster.helpers import PATIENCE_S, helper, ready, script_line
+from farandole.testing.cluster.namespaces import SHARED_MEMORY
+from farandole.testing.cluster.needs import ClusterError
+from farandole.testing.cluster.network import Address, Network, traffic
+
+HEAD = "head"
+_HEAD_NUMBER = 254
+
+
+@final
+@dataclass(frozen=True)
+class _Host:
+    """A host that is up: the process we started, and the first process of its namespaces, whose death is power loss."""
+
+    process: subprocess.Popen[bytes]
+    first: int
+
+
+@final
+class Cluster:
+    """A head and some nodes: ``head``, ``node1``, ``node2``... Close it, or use it in a ``with`` block.
+
+    Raises ``UnavailableError`` where the machine cannot have one, with what is missing and the remedy. ``etc`` are
+    further files below ``/etc`` of all hosts: ``{"slurm/slurm.conf": "..."}``.
+    """
+
+    def __init__(
+        self, nodes: int, *, ipv4: bool = True, ipv6: bool = True, etc: Mapping[str, str] | None = None
+    ) -> None:
+        needs.require(needs.HOSTS)
+        if not 1 <= nodes < _HEAD_NUMBER:
+            raise ValueError(f"a cluster of {nodes} nodes was asked for: 1 to {_HEAD_NUMBER - 1} are possible")
+        self._addresses = {HEAD: Address(_HEAD_NUMBER)} | {f"node{i}": Address(i) for i in range(1, nodes + 1)}
+        self._up: dict[str, _Host] = {}
+        self._started: list[subprocess.Popen[str]] = []
+        self._switch = helper("namespaces.py", "switch")
+        try:
+            self._network = Network(ready(self._switch), ipv4=ipv4, ipv6=ipv6)
+            names = {host: self._network.resolve(address) for host, address in self._addresses.items()}
+            share(Path(f"/proc/{self._switch.pid}/root{SHARED_MEMORY}"), names, etc or {})
+            self._boot(self.hosts)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def hosts(self) -> list[str]:
+        """All hosts, the head first."""
+        return list(self._addresses)
+
+    @property
+    def nodes(self) -> list[str]:
+        """All hosts but the head."""
+        return self.hosts[1:]
+
+    def address(self, host: str) -> Address:
+        """The addresses of a host: ``.ipv4``, ``.ipv6``."""
+        if host not in self._addresses:
+            raise ClusterError(f"there is no host {host!r}, but {', '.join(self.hosts)}")
+        return self._addresses[host]
+
+    def path(self, host: str, file: str | Path) -> Path:
+        """Where this process finds a file of a host: ``cluster.path("node1", "/run/sshd.log").read_text()``."""
+        return Path(f"/proc/{self._first(host)}/root") / str(file).lstrip("/")
+
+    def popen(
+        self,
+        host: str,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | Path | None = None,
+        stdin: int | IO[str] | None = subprocess.DEVNULL,
+        stdout: int | IO[str] | None = None,
+        stderr: int | IO[str] | None = None,
+    ) -> subprocess.Popen[str]:
+        """Start a command on a host as ``subprocess.Popen`` would: signals reach it, its exit status comes back.
+
+        It has the caller's environment with the variables in ``env`` added, and the cluster's home directory. It is
+        killed when the process returned here is killed, when the host is, and when the caller ends.
+        """
+        script = [*script_line("namespaces.py"), "enter", str(self._first(host)), *command]
+        environment = {**os.environ, "HOME": str(HOME), "PATH": needs.search_path(), **(env or {})}
+        process = subprocess.Popen(
+            script, env=environment, cwd=cwd, stdin=stdin, stdout=stdout, stderr=stderr, text=True
+        )
+        self._started = [each for each in self._started if each.poll() is None] + [process]
+        return process
+
+    def run(
+        self,
+        host: str,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | Path | None = None,
+        check: bool = True,
+        timeout_s: float = 60.0,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command on a host to its end; raises ``ClusterError`` with its output if it fails or takes too long."""
+        process = self.popen(host, command, env=env, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        with process:
+            try:
+                stdout, stderr = process.communicate(timeout=timeout_s)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                stdout, stderr = process.communicate()
+                raise ClusterError(_account(host, command, f"ran for {timeout_s} s", stdout, stderr)) from None
+            except BaseException:
+                process.kill()
+                raise
+        if check and process.returncode != 0:
+            raise ClusterError(_account(host, command, f"ended with {process.returncode}", stdout, stderr))
+        return subprocess.CompletedProcess(list(command), process.returncode, stdout, stderr)
+
+    def processes(self, host: str) -> dict[int, str]:
+        """What runs on a host besides its first process and its ssh server: number there, and command line."""
+        found = {}
+        for entry in self.path(host, "/proc").iterdir():
+            if entry.name.isdigit() and entry.name != "1" and (words := _command_line(entry)):
+                found[int(entry.name)] = words
+        return {pid: words for pid, words in sorted(found.items()) if not words.startswith("sshd: /usr/sbin/sshd")}
+
+    def received_bytes(self, host: str) -> int:
+        """What has come in by a host's cable since it booted, headers included."""
+        return traffic(self._first(host))[0]
+
+    def sent_bytes(self, host: str) -> int:
+        """What has left by a host's cable since it booted, headers included."""
+        return traffic(self._first(host))[1]
+
+    def cut(self, host: str, peer: str | None = None) -> None:
+        """Pull a host's cable, or let what two hosts send to each other vanish. Nobody is told: peers see silence."""
+        if peer is None:
+            self._network.unplug(self.address(host))
+            return
+        for here, there in ((host, peer), (peer, host)):
+            self._network.part(self._first(here), self.address(there))
+
+    def heal(self, host: str, peer: str | None = None) -> None:
+        """Undo ``cut``."""
+        if peer is None:
+            self._network.replug(self.address(host), [each.first for each in self._up.values()])
+            return
+        for here, there in ((host, peer), (peer, host)):
+            self._network.join(self._first(here), self.address(there))
+
+    def rate(self, host: str, rate: str | None) -> None:
+        """Limit a host's cable in both directions, in words of ``tc``: ``"1gbit"``, ``"10mbit"``; ``None``: no more."""
+        self._network.limit(self._first(host), self.address(host), rate)
+
+    def lag(self, host: str, milliseconds: float) -> None:
+        """Delay all that a host receives; a round trip takes the sum of both hosts' lags. 0: no more."""
+        needs.require(needs.LAG)
+        self._network.delay(self._first(host), self.address(host), milliseconds / 1e3)
+
+    def freeze(self, host: str) -> None:
+        """Stop every process of a host; its kernel still answers."""
+        self.run(host, ["kill", "-STOP", "--", "-1"])
+
+    def thaw(self, host: str) -> None:
+        """Undo ``freeze``."""
+        self.run(host, ["kill", "-CONT", "--", "-1"])
+
+    def kill(self, host: str) -> None:
+        """Cut a host's power: peers see silence, and everything on it is gone. ``boot`` brings it back, empty."""
+        first = self._first(host)
+        self._network.remove(self.address(host))  # first, else its kernel would still close its connections
+        os.kill(first, signal.SIGKILL)
+        self._up.pop(host).process.wait(PATIENCE_S)
+
+    def boot(self, host: str) -> None:
+        """Start a host that was killed."""
+        if host not in self._up:
+            self._boot([host])
+
+    def close(self) -> None:
+        """End everything that runs on the hosts, and the hosts."""
+        for host in self._up.values():
+            os.kill(host.first, signal.SIGKILL)  # the kernel lets none of its processes outlive it
+        for host in self._up.values():
+            host.process.wait(PATIENCE_S)
+        self._up.clear()
+        self._network.close()
+        helpers: list[subprocess.Popen[Any]] = [*self._started, self._switch]
+        for process in helpers:
+            process.kill()
+            process.wait(PATIENCE_S)
+
+    def _first(self, host: str) -> int:
+        self.address(host)
+        if host not in self._up or self._up[host].process.poll() is not None:
+            raise ClusterError(f"{host} has no power: boot({host!r})")
+        return self._up[host].first
+
+    def _boot(self, hosts: Sequence[str]) -> None:
+        starting = {host: helper("namespaces.py", "host", str(self._switch.pid), host) for host in hosts}
+        try:
+            for host, process in starting.items():
+                self._up[host] = _Host(process, ready(process))
+        except BaseException:
+            for process in starting.values():
+                process.kill()
+                process.wait(PATIENCE_S)
+            raise
+        for host in hosts:
+            self._network.plug(self._up[host].first, self._addresses[host])
+
+
+def _account(host: str, command: Sequence[str], ending: str, stdout: str, stderr: str) -> str:
+    return f"{' '.join(command)} on {host} {ending}\n--- stdout\n{stdout}\n--- stderr\n{stderr}"
+
+
+def _command_line(entry: Path) -> str:
+    """The words of a process, from its folder in ``/proc``; empty if it has ended."""
+    try:
+        return (entry / "cmdline").read_text().replace("\0", " ").strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""

@@ -1,0 +1,47 @@
+"""What a machine must have for clusters of namespaces, and how to get what is missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from typing import final
+
+HOSTS = {"ip": "iproute2", "tc": "iproute2", "sshd": "openssh-server", "ssh": "openssh-client", "unshare": "util-linux"}
+LAG = {"iptables": "iptables"}
+SLURM = {"slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client", "munged": "munge"}
+"""Programs, and the Debian packages that have them."""
+
+
+class ClusterError(RuntimeError):
+    """A cluster, or a command on it, did not do what it should."""
+
+
+@final
+class UnavailableError(ClusterError):
+    """This machine cannot have a cluster; the text says what is missing and how to get it."""
+
+
+def require(programs: dict[str, str]) -> None:
+    """Raise ``UnavailableError`` unless this process may make namespaces and finds these programs."""
+    if os.geteuid() != 0:
+        raise UnavailableError(
+            f"a cluster of namespaces needs root, and this is user {os.geteuid()}: sudo -E pytest ..."
+        )
+    missing = sorted({package for program, package in programs.items() if not _found(program)})
+    if missing:
+        raise UnavailableError(f"missing Debian packages: apt-get install --no-install-recommends {' '.join(missing)}")
+    trial = ["unshare", "--net", "--uts", "--ipc", "--mount", "--pid", "--fork", "true"]
+    done = subprocess.run(trial, capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode != 0:
+        reason = done.stderr.strip()
+        raise UnavailableError(f"this root may not make namespaces ({reason}): docker run --privileged ...")
+
+
+def _found(program: str) -> bool:
+    return shutil.which(program, path=search_path()) is not None
+
+
+def search_path() -> str:
+    """The caller's ``PATH``, and after it where Debian puts what root runs."""
+    return os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/bin", "/sbin", "/bin"])

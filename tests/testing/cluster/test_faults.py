@@ -1,0 +1,128 @@
+"""What can happen to hosts and cables happens, and is undone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from farandole.testing.cluster import Cluster, ClusterError
+
+LISTENER = """
+import socket, sys
+with socket.create_connection((sys.argv[1], 22), timeout=60) as connection:
+    connection.recv(100)
+    print("connected", flush=True)
+    sys.stdin.readline()
+    connection.settimeout(1)
+    try:
+        print("closed" if connection.recv(100) == b"" else "alive")
+    except TimeoutError:
+        print("silent")
+"""
+
+
+def reaches(cluster: Cluster, host: str, peer: str) -> bool:
+    """Whether a connection from one host to the other's ssh server succeeds, by both of its addresses."""
+    address = cluster.address(peer)
+    codes = {
+        cluster.run(host, ["timeout", "1", "bash", "-c", f": </dev/tcp/{each}/22"], check=False).returncode
+        for each in (address.ipv4, address.ipv6)
+    }
+    assert codes in ({0}, {124}), f"neither reached nor silent: {codes}"
+    return codes == {0}
+
+
+def test_a_pulled_cable_is_silence(cluster: Cluster) -> None:
+    cluster.cut("node2")
+    assert not reaches(cluster, "node1", "node2")
+    assert reaches(cluster, "node1", "head")
+    cluster.heal("node2")
+    assert reaches(cluster, "node1", "node2")
+
+
+def test_two_hosts_are_cut_off_from_each_other_only(cluster: Cluster) -> None:
+    cluster.cut("node1", "node2")
+    assert not reaches(cluster, "node1", "node2")
+    assert not reaches(cluster, "node2", "node1")
+    assert reaches(cluster, "node1", "head")
+    assert reaches(cluster, "head", "node2")
+    cluster.heal("node1", "node2")
+    assert reaches(cluster, "node1", "node2")
+    assert reaches(cluster, "node2", "node1")
+
+
+def after(cluster: Cluster, host: str, peer: str, fault: Callable[[], object]) -> str:
+    """What a connection sees of a fault that strikes its peer."""
+    command = [sys.executable, "-I", "-S", "-c", LISTENER, cluster.address(peer).ipv4]
+    process = cluster.popen(host, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "connected\n"
+        fault()
+        return process.communicate("\n", timeout=60)[0].strip()
+
+
+def test_power_loss_is_silence_and_a_killed_process_is_not(make_cluster: Callable[..., Cluster]) -> None:
+    cluster = make_cluster(2)
+    kill_sshd = ["sh", "-c", "kill -9 $(pgrep -x sshd)"]
+    assert after(cluster, "node1", "node2", lambda: cluster.run("node2", kill_sshd)) == "closed"
+    cluster.kill("node2")
+    cluster.boot("node2")
+    sleeper = cluster.popen("node2", ["sleep", "1000"])
+    assert after(cluster, "node1", "node2", lambda: cluster.kill("node2")) == "silent"
+    assert sleeper.wait(60) == -9
+    with pytest.raises(ClusterError, match=r"node2 has no power: boot\('node2'\)"):
+        cluster.run("node2", ["true"])
+    cluster.boot("node2")
+    assert cluster.processes("node2") == {}
+    assert reaches(cluster, "node1", "node2")
+
+
+def test_a_frozen_host_answers_no_more_until_it_thaws(cluster: Cluster) -> None:
+    greeting = ["timeout", "1", "bash", "-c", "read -r line </dev/tcp/node2/22 && echo $line"]
+    cluster.freeze("node2")
+    assert cluster.run("node1", greeting, check=False).stdout == ""
+    cluster.thaw("node2")
+    assert cluster.run("node1", greeting).stdout.startswith("SSH-2.0")
+
+
+def send(cluster: Cluster, sender: str, receiver: str, megabytes: int) -> None:
+    cluster.run(sender, ["bash", "-c", f"head -c {megabytes}M /dev/zero | ssh {receiver} 'cat >/dev/null'"])
+
+
+def test_bytes_are_counted_where_they_leave_and_arrive(cluster: Cluster) -> None:
+    sent, received, others = cluster.sent_bytes("node1"), cluster.received_bytes("node2"), cluster.sent_bytes("head")
+    send(cluster, "node1", "node2", 4)
+    for counted in (cluster.sent_bytes("node1") - sent, cluster.received_bytes("node2") - received):
+        assert 4 << 20 <= counted < 1.1 * (4 << 20)
+    assert cluster.sent_bytes("head") - others < 10_000
+
+
+def held_back(cluster: Cluster, host: str) -> int:
+    """How often the limit of a cable made a packet wait."""
+    words = cluster.run(host, ["tc", "-s", "qdisc", "show", "dev", "eth0", "root"]).stdout.split()
+    return int(words[words.index("overlimits") + 1])
+
+
+def test_a_cable_has_a_rate(cluster: Cluster) -> None:
+    cluster.rate("node1", "100mbit")
+    assert "rate 100Mbit" in cluster.run("node1", ["tc", "qdisc", "show", "dev", "eth0"]).stdout
+    send(cluster, "node1", "node2", 2)
+    assert held_back(cluster, "node1") > 0
+    cluster.rate("node1", None)
+    before = held_back(cluster, "node1")
+    send(cluster, "node1", "node2", 2)
+    assert held_back(cluster, "node1") == before
+
+
+def test_what_a_host_receives_can_come_late(cluster: Cluster) -> None:
+    timed = "import socket,time; t=time.monotonic(); socket.create_connection(('node2',22)); print(time.monotonic()-t)"
+    cluster.lag("node2", 100)
+    assert float(cluster.run("node1", [sys.executable, "-I", "-S", "-c", timed]).stdout) >= 0.1
+    send(cluster, "node1", "node2", 1)
+    cluster.lag("node2", 0)
+    assert reaches(cluster, "node1", "node2")
+    assert "NFQUEUE" not in cluster.run("node2", ["iptables", "-t", "mangle", "-S"]).stdout
