@@ -14,18 +14,21 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import hypothesis
 import pytest
 
-from farandole.testing.cluster import Cluster, UnavailableError
+from farandole.testing.cluster import Cluster, Slurm, UnavailableError
 from farandole.testing.leaks import Snapshot, no_leaks
 
 hypothesis.settings.register_profile("ci", derandomize=True, max_examples=40, deadline=None, database=None)
 hypothesis.settings.register_profile("dev", max_examples=40, deadline=None)
 hypothesis.settings.register_profile("long", max_examples=2000, deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
+
+
+_Made = TypeVar("_Made", Cluster, Slurm)
 
 
 @pytest.fixture(autouse=True)
@@ -122,7 +125,14 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
     Four nodes: ``pytestmark = pytest.mark.parametrize("cluster", [4], indirect=True)``.
     """
-    with _cluster_or_skip(getattr(request, "param", 2)) as made:
+    with _or_skip(Cluster, getattr(request, "param", 2)) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def slurm(request: pytest.FixtureRequest) -> Iterator[Slurm]:
+    """The same under Slurm: ``slurm.run(["srun", ...])``, ``slurm.cluster``."""
+    with _or_skip(Slurm, getattr(request, "param", 2)) as made:
         yield made
 
 
@@ -130,12 +140,12 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 def make_cluster() -> Iterator[Callable[..., Cluster]]:
     """``make_cluster(2)``: hosts for one test, which may do to them what it likes."""
     with contextlib.ExitStack() as stack:
-        yield lambda nodes, **options: stack.enter_context(_cluster_or_skip(nodes, **options))
+        yield lambda nodes, **options: stack.enter_context(_or_skip(Cluster, nodes, **options))
 
 
-def _cluster_or_skip(nodes: int, **options: Any) -> Cluster:
+def _or_skip(kind: Callable[..., _Made], nodes: int, **options: Any) -> _Made:
     try:
-        return Cluster(nodes, **options)
+        return kind(nodes, **options)
     except UnavailableError as error:
         pytest.skip(str(error))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -41,11 +42,12 @@ class Cluster:
     def __init__(
         self, nodes: int, *, ipv4: bool = True, ipv6: bool = True, etc: Mapping[str, str] | None = None
     ) -> None:
-        needs.require(needs.HOSTS)
         if not 1 <= nodes < _HEAD_NUMBER:
             raise ValueError(f"a cluster of {nodes} nodes was asked for: 1 to {_HEAD_NUMBER - 1} are possible")
+        needs.require(needs.HOSTS)
         self._addresses = {HEAD: Address(_HEAD_NUMBER)} | {f"node{i}": Address(i) for i in range(1, nodes + 1)}
         self._up: dict[str, _Host] = {}
+        self._idle: dict[str, frozenset[int]] = {}
         self._started: list[subprocess.Popen[str]] = []
         self._switch = helper("namespaces.py", "switch")
         try:
@@ -134,12 +136,13 @@ class Cluster:
         return subprocess.CompletedProcess(list(command), process.returncode, stdout, stderr)
 
     def processes(self, host: str) -> dict[int, str]:
-        """What runs on a host besides its first process and its ssh server: number there, and command line."""
-        found = {}
-        for entry in self.path(host, "/proc").iterdir():
-            if entry.name.isdigit() and entry.name != "1" and (words := _command_line(entry)):
-                found[int(entry.name)] = words
-        return {pid: words for pid, words in sorted(found.items()) if not words.startswith("sshd: /usr/sbin/sshd")}
+        """What runs on a host besides what an idle one runs: process numbers there, and command lines."""
+        running = _running(self.path(host, "/proc"))
+        return {pid: words for pid, words in running.items() if pid not in self._idle[host]}
+
+    def take_as_idle(self, host: str) -> None:
+        """Let what runs on a host now be what an idle one runs: a daemon that a test has started."""
+        self._idle[host] = frozenset(_running(self.path(host, "/proc")))
 
     def received_bytes(self, host: str) -> int:
         """What has come in by a host's cable since it booted, headers included."""
@@ -225,15 +228,19 @@ class Cluster:
             raise
         for host in hosts:
             self._network.plug(self._up[host].first, self._addresses[host])
+            self.take_as_idle(host)
 
 
 def _account(host: str, command: Sequence[str], ending: str, stdout: str, stderr: str) -> str:
     return f"{' '.join(command)} on {host} {ending}\n--- stdout\n{stdout}\n--- stderr\n{stderr}"
 
 
-def _command_line(entry: Path) -> str:
-    """The words of a process, from its folder in ``/proc``; empty if it has ended."""
-    try:
-        return (entry / "cmdline").read_text().replace("\0", " ").strip()
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
+def _running(proc: Path) -> dict[int, str]:
+    """Process numbers and command lines."""
+    found = {}
+    for entry in proc.iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+                if words := (entry / "cmdline").read_text().replace("\0", " ").strip():
+                    found[int(entry.name)] = words
+    return found

@@ -9,7 +9,7 @@ from typing import final
 
 HOSTS = {"ip": "iproute2", "tc": "iproute2", "sshd": "openssh-server", "ssh": "openssh-client", "unshare": "util-linux"}
 LAG = {"iptables": "iptables"}
-SLURM = {"slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client", "munged": "munge"}
+SLURM = HOSTS | {"slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client", "munged": "munge"}
 """Programs, and the Debian packages that have them."""
 
 
