@@ -64,6 +64,7 @@ class Router:
         self._context = zmq.Context()
         self._door = Door(self._context, keys.client.public)
         self._socket = _socket(self._context, zmq.ROUTER)
+        self._socket.ipv6 = "*" in address or "[" in address
         self._socket.curve_server = True
         self._socket.curve_secretkey = keys.server.secret
         self._socket.router_mandatory = True
@@ -80,6 +81,11 @@ class Router:
         self._fd: int = self._socket.fileno()
         for fd in (self._fd, self._door.fd, self._monitor.fd):
             self._epoll.register(fd, select.EPOLLIN)
+
+    @property
+    def fd(self) -> int:
+        """For a loop of one's own: when it is readable, call ``wait(0.0)``, then ``recv`` until it returns ``None``."""
+        return self._epoll.fileno()
 
     def watch(self, fd: int) -> None:
         """Let ``wait`` also return when ``fd`` becomes readable (a signal's pipe, a pidfd)."""
@@ -201,11 +207,8 @@ class Dealer:
     ) -> None:
         self.address = address
         self._own_context = None if context is not None else zmq.Context()
-        self._socket = _socket(context or self._own_context or zmq.Context(), zmq.DEALER)
+        self._socket = client_socket(context or self._own_context or zmq.Context(), keys, address)
         self._socket.routing_id = identity
-        self._socket.curve_serverkey = keys.server.public
-        self._socket.curve_publickey = keys.client.public
-        self._socket.curve_secretkey = keys.client.secret
         if silence_s:
             self._socket.heartbeat_ivl = max(1, int(silence_s * 1000 / PINGS))
             self._socket.heartbeat_timeout = max(1, int(silence_s * 1000))
@@ -337,6 +340,16 @@ class Dealer:
                 self._lost = f"the controller at {self.address} is gone"
             if self._lost:
                 self._socket.linger = 0
+
+
+def client_socket(context: zmq.Context[zmq.Socket[bytes]], keys: JobKeys, address: str) -> zmq.Socket[bytes]:
+    """A socket that will be let in at ``address``; not connected yet."""
+    socket = _socket(context, zmq.DEALER)
+    socket.ipv6 = "[" in address
+    socket.curve_serverkey = keys.server.public
+    socket.curve_publickey = keys.client.public
+    socket.curve_secretkey = keys.client.secret
+    return socket
 
 
 def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:

@@ -1,0 +1,149 @@
+"""Which of several addresses of a controller to take: the first that answers with the right key.
+
+    address = first_answering(["tcp://10.0.0.1:7000", "tcp://[fd77::1]:7000", "tcp://login:7000"], keys, timeout_s=15.0)
+
+All are tried at once, so that an address which leads nowhere costs no time; one that leads to somebody else's port, or
+to another job, does not have the key.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import final
+
+import zmq
+
+from farandole.control.addresses import endpoints
+from farandole.control.admission import HANDSHAKE_FAILED, Monitor
+from farandole.control.channel import client_socket
+from farandole.control.keys import JobKeys
+from farandole.errors import ControlError
+
+
+def first_answering(addresses: Sequence[str], keys: JobKeys, timeout_s: float) -> str:
+    """The address, with its host as a number, whose handshake succeeds first.
+
+    Raises ``ControlError`` with all that was tried if none answers within ``timeout_s`` or the key is refused.
+    """
+    with contextlib.closing(_Attempts(keys)) as attempts:
+        for address in addresses:
+            attempts.add(address)
+        found = attempts.wait(timeout_s)
+    if found:
+        return found
+    tried = ", ".join(addresses)
+    if attempts.refused:
+        raise ControlError(f"{', '.join(attempts.refused)} answered, but is not of this job (tried {tried})")
+    raise ControlError(f"none of the controller's addresses answered within {timeout_s:g} s: {tried}")
+
+
+@final
+class _Attempts:
+    """Sockets that connect, each with the monitor that tells how its handshake went."""
+
+    def __init__(self, keys: JobKeys) -> None:
+        self.refused: list[str] = []
+        self._keys = keys
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._open: dict[int, tuple[str, zmq.Socket[bytes], Monitor]] = {}
+        self._poll = select.poll()
+        self._names = _Names()
+        self._poll.register(self._names.fd, select.POLLIN)
+
+    def add(self, address: str) -> None:
+        """Try this one, too; a name is looked up first, which may take long."""
+        host, _, port = address.removeprefix("tcp://").rpartition(":")
+        if not host or not port.isdecimal():
+            raise ControlError(f"{address!r} is no address of a controller, such as tcp://10.0.0.1:7000")
+        if _is_literal(host.strip("[]")):
+            self._connect(address)
+        else:
+            self._names.look_up(host, int(port))
+
+    def wait(self, timeout_s: float) -> str:
+        """The first that answers, or "" if none does in time."""
+        deadline = time.monotonic() + timeout_s
+        while (left_s := deadline - time.monotonic()) > 0:
+            for fd, _ in self._poll.poll(left_s * 1000):
+                if fd == self._names.fd:
+                    for address in self._names.found():
+                        self._connect(address)
+                elif self._has_answered(fd):
+                    return self._open[fd][0]
+        return ""
+
+    def close(self) -> None:
+        """Give up all attempts."""
+        for _, link, monitor in self._open.values():
+            monitor.close()
+            link.close(0)
+        self._context.term()
+        self._names.close()
+
+    def _connect(self, address: str) -> None:
+        if any(address == known for known, _, _ in self._open.values()):
+            return
+        link = client_socket(self._context, self._keys, address)
+        monitor = Monitor(link)
+        self._open[monitor.fd] = address, link, monitor
+        self._poll.register(monitor.fd, select.POLLIN)
+        link.connect(address)
+
+    def _has_answered(self, fd: int) -> bool:
+        address, _, monitor = self._open[fd]
+        events = [event for event, _ in monitor.drain()]
+        if any(event & HANDSHAKE_FAILED for event in events) and address not in self.refused:
+            self.refused.append(address)
+        return zmq.EVENT_HANDSHAKE_SUCCEEDED in events
+
+
+@final
+class _Names:
+    """Looks names up in threads: nothing else can put an end to waiting for a name server."""
+
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._found: deque[str] = deque()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def look_up(self, name: str, port: int) -> None:
+        """Let ``fd`` become readable when it is known."""
+        threading.Thread(target=self._resolve, args=(name, port), name="farandole-name", daemon=True).start()
+
+    def found(self) -> Iterator[str]:
+        """The addresses that are new."""
+        os.eventfd_read(self.fd)
+        while self._found:
+            yield self._found.popleft()
+
+    def close(self) -> None:
+        """Threads that are still at it end by themselves."""
+        with self._lock:
+            self._closed = True
+            os.close(self.fd)
+
+    def _resolve(self, name: str, port: int) -> None:
+        try:
+            answers = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError):
+            return
+        with self._lock:
+            if not self._closed:
+                self._found.extend(endpoints(port, [str(answer[4][0]) for answer in answers]))
+                os.eventfd_write(self.fd, 1)
+
+
+def _is_literal(host: str) -> bool:
+    for family in (socket.AF_INET, socket.AF_INET6):
+        with contextlib.suppress(OSError):
+            socket.inet_pton(family, host)
+            return True
+    return False
