@@ -31,18 +31,22 @@ def test_a_batch_job_writes_what_it_says(slurm: Slurm, tmp_path: Path) -> None:
     assert (first, sorted(rest)) == ("node1", ["node1", "node2"])
 
 
+def sleeps(slurm: Slurm, node: str) -> bool:
+    return any("sleep 1000" in words for words in slurm.cluster.processes(node).values())
+
+
 def test_a_cancelled_job_is_gone_from_its_nodes(slurm: Slurm) -> None:
     command = ["srun", "-N2", "--unbuffered", "--job-name=long", "sh", "-c", "echo up; exec sleep 1000"]
     job = slurm.cluster.popen("head", command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     with job:
         assert job.stdout is not None
         assert [job.stdout.readline() for _ in slurm.cluster.nodes] == ["up\n", "up\n"]
-        assert all("sleep 1000" in slurm.cluster.processes(node).values() for node in slurm.cluster.nodes)
+        assert all(sleeps(slurm, node) for node in slurm.cluster.nodes)
         slurm.run(["scancel", "--signal=TERM", "--name=long"])
         assert job.wait(60) == 128 + signal.SIGTERM
         job.stdout.read()
     slurm.run(["srun", "-N2", "--exclusive", "true"])  # waits for the nodes to be free again
-    assert not any("sleep 1000" in slurm.cluster.processes(node).values() for node in slurm.cluster.nodes)
+    assert not any(sleeps(slurm, node) for node in slurm.cluster.nodes)
 
 
 def test_another_slurm_is_on_its_own_and_its_node_comes_back_after_power_loss(slurm: Slurm) -> None:

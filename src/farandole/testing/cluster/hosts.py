@@ -23,6 +23,15 @@ _HEAD_NUMBER = 254
 
 
 @final
+class Process(subprocess.Popen[str]):
+    """A command on a host; a ``with`` block ends by killing it, so that a test that fails in it does not hang."""
+
+    def __exit__(self, *error: Any) -> None:
+        self.kill()
+        super().__exit__(*error)
+
+
+@final
 @dataclass(frozen=True)
 class _Host:
     """A host that is up: the process we started, and the first process of its namespaces, whose death is power loss."""
@@ -48,7 +57,7 @@ class Cluster:
         self._addresses = {HEAD: Address(_HEAD_NUMBER)} | {f"node{i}": Address(i) for i in range(1, nodes + 1)}
         self._up: dict[str, _Host] = {}
         self._idle: dict[str, frozenset[int]] = {}
-        self._started: list[subprocess.Popen[str]] = []
+        self._started: list[Process] = []
         self._switch = helper("namespaces.py", "switch")
         try:
             self._network = Network(ready(self._switch), ipv4=ipv4, ipv6=ipv6)
@@ -95,7 +104,7 @@ class Cluster:
         stdin: int | IO[str] | None = subprocess.DEVNULL,
         stdout: int | IO[str] | None = None,
         stderr: int | IO[str] | None = None,
-    ) -> subprocess.Popen[str]:
+    ) -> Process:
         """Start a command on a host as ``subprocess.Popen`` would: signals reach it, its exit status comes back.
 
         It has the caller's environment with the variables in ``env`` added, and the cluster's home directory. It is
@@ -103,9 +112,7 @@ class Cluster:
         """
         script = [*script_line("namespaces.py"), "enter", str(self._first(host)), *command]
         environment = {**os.environ, "HOME": str(HOME), "PATH": needs.search_path(), **(env or {})}
-        process = subprocess.Popen(
-            script, env=environment, cwd=cwd, stdin=stdin, stdout=stdout, stderr=stderr, text=True
-        )
+        process = Process(script, env=environment, cwd=cwd, stdin=stdin, stdout=stdout, stderr=stderr, text=True)
         self._started = [each for each in self._started if each.poll() is None] + [process]
         return process
 
@@ -128,9 +135,6 @@ class Cluster:
                 process.kill()
                 stdout, stderr = process.communicate()
                 raise ClusterError(_account(host, command, f"ran for {timeout_s} s", stdout, stderr)) from None
-            except BaseException:
-                process.kill()
-                raise
         if check and process.returncode != 0:
             raise ClusterError(_account(host, command, f"ended with {process.returncode}", stdout, stderr))
         return subprocess.CompletedProcess(list(command), process.returncode, stdout, stderr)
