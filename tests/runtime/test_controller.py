@@ -264,7 +264,7 @@ def test_an_exchange_brings_everybodys_bytes_in_the_order_of_its_ranks() -> None
     assert job.take() == []
     job.say("y", Exchange(1, "k", [2, 0, 1], b"from 1"))
     answer = Exchanged(1, "k", [b"from 2", b"from 0", b"from 1"])
-    assert job.only(Exchanged) == [("zc", answer), ("xc", answer), ("yc", answer)]
+    assert job.only(Exchanged) == [("xc", answer), ("yc", answer), ("zc", answer)]
 
 
 def test_an_exchange_with_a_rank_that_has_left_ends_the_generation() -> None:

@@ -11,14 +11,32 @@ from farandole.control.message import Message
 AGENT = b"agent-"
 """What the identity of every agent begins with; the name of its host follows."""
 
+RELAY = b"relay-"
+"""The same for the relay of a host: its agent's connection to the tree of the control plane."""
+
 
 @final
 class AgentHello(Message, frozen=True):
-    """An agent is up. ``host`` is what it was told its host is called."""
+    """An agent is up. ``host`` is what it was told its host is called; ``relay`` is where its relay listens, if any."""
 
     host: str
     pid: int
     version: str
+    relay: tuple[str, ...] = ()
+
+
+@final
+class Branch(Message, frozen=True):
+    """Your relay's parent listens at one of these addresses; none: it is the controller, where you have reached it."""
+
+    addresses: list[str]
+
+
+@final
+class Severed(Message, frozen=True):
+    """My relay has lost its parent, and the workers below it are cut off."""
+
+    reason: str
 
 
 @final
@@ -37,12 +55,14 @@ class WorkerSpec(msgspec.Struct, frozen=True):
 
 @final
 class StartWorkers(Message, frozen=True):
-    """Start these; write their output to ``output_dir`` if given, else to the agent's own standard streams.
+    """Start these; write their output to ``output_dir`` if given, else to the launcher's standard streams.
 
-    ``size`` is that of the job; ``grace_s`` is for what workers leave running when they end.
+    ``environment`` is for all of them, before their own. ``size`` is that of the job; ``grace_s`` is for what workers
+    leave running when they end.
     """
 
     workers: list[WorkerSpec]
+    environment: dict[str, str] = {}
     output_dir: str = ""
     timestamps: bool = False
     colour: bool = False
@@ -76,6 +96,22 @@ class Exited(Message, frozen=True):
     code: int
     tail: str
     error: str = ""
+
+
+@final
+class Output(Message, frozen=True):
+    """Whole lines for the launcher's standard output (``stream`` 0) or standard error (1)."""
+
+    stream: int
+    text: bytes
+
+
+@final
+class Written(Message, frozen=True):
+    """So many bytes of your output have been written."""
+
+    stream: int
+    size: int
 
 
 @final

@@ -13,14 +13,18 @@ import msgspec
 from farandole.control.agent_messages import (
     AgentHello,
     Alive,
+    Branch,
     DumpStack,
     Exited,
     Goodbye,
+    Output,
+    Severed,
     Stack,
     Started,
     StartWorkers,
     StopWorkers,
     Watch,
+    Written,
 )
 from farandole.control.message import Message
 from farandole.errors import ControlError
@@ -279,10 +283,75 @@ class Task(Message, frozen=True):
     payload: bytes
 
 
+# -- a relay to its parent (another relay, or the controller), and back ------------------------------------------------
+
+
+@final
+class Share(msgspec.Struct, frozen=True, array_like=True):
+    """An entry that several ranks below the sender have submitted.
+
+    ``ranks`` are pairs of the first one and the one after the last; none at all stands for every rank below the sender
+    that is in the entry's process set.
+    """
+
+    entry: Entry
+    ranks: list[int] = []
+
+
+@final
+class Ready(Message, frozen=True):
+    """Ranks below me are ready for these; in the order in which any of them said so."""
+
+    generation: int
+    shares: list[Share]
+
+
+@final
+class Letter(msgspec.Struct, frozen=True, array_like=True):
+    """A message from, or for, one worker's socket below the relay, as it was encoded."""
+
+    identity: bytes
+    frame: bytes
+
+
+@final
+class Letters(Message, frozen=True):
+    """Messages that are passed on as they are: up with the socket that each came from, down with the one it is for."""
+
+    letters: list[Letter]
+
+
+@final
+class Begin(Message, frozen=True):
+    """A generation is formed: what every worker below you is to be welcomed with, but for its rank.
+
+    ``members`` are the ranks below you and the identities that their sockets share.
+    """
+
+    welcome: Welcome
+    process_sets: list[list[int]]
+    members: list[tuple[int, bytes]]
+
+
+@final
+class Multicast(Message, frozen=True):
+    """One message for many workers: those in ``process_set`` (of these only ``ranks``, if any are given).
+
+    ``ranks`` are pairs as in ``Share``. ``suffix`` is the last byte of the identities of the sockets it is for.
+    """
+
+    generation: int
+    process_set: int
+    ranks: list[int]
+    suffix: bytes
+    frame: bytes
+
+
 Any: TypeAlias = (
     Hello | Exchange | Submit | Leave | Blocked | Progress | SetTimeline | TimelineSet | Result | FetchTask
-    | Welcome | Refuse | Exchanged | Orders | Resend | Abort | Ask | Task
-    | AgentHello | Alive | StartWorkers | Started | Watch | Exited | StopWorkers | DumpStack | Stack | Goodbye
+    | Welcome | Refuse | Exchanged | Orders | Resend | Abort | Ask | Task | Ready | Letters | Begin | Multicast
+    | AgentHello | Branch | Severed | Alive | StartWorkers | Started | Watch | Exited | StopWorkers | DumpStack | Stack
+    | Goodbye
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

@@ -17,37 +17,46 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import farandole
 from farandole.control import process
-from farandole.control.agent_messages import AGENT, AgentHello, Alive, DumpStack, Stack
+from farandole.control.agent_messages import AGENT, AgentHello, Alive, Branch, DumpStack, Severed, Stack
 from farandole.control.channel import Dealer
 from farandole.control.keys import JobKeys
 from farandole.control.message import Message
 from farandole.errors import ControlError
 from farandole.runtime.hosts import HEARTBEATS
 
+if TYPE_CHECKING:
+    from farandole.runtime.relay import Relay
+
 
 @final
 class AgentLink:
-    """Connects without waiting. ``silence_s=0`` is for the host of the controller: there, nobody's silence counts."""
+    """Connects without waiting. ``silence_s=0`` is for the host of the controller: there, nobody's silence counts.
 
-    def __init__(self, address: str, keys: JobKeys, host: str, silence_s: float) -> None:
+    The ``relay`` of the host, in a job that needs a tree, is served and closed together with it.
+    """
+
+    def __init__(self, address: str, keys: JobKeys, host: str, silence_s: float, relay: Relay | None = None) -> None:
         self._dealer = Dealer(address, AGENT + host.encode(), keys, timeout_s=None, silence_s=silence_s)
         self._pause_s = silence_s / HEARTBEATS
         self._next_s = time.monotonic() + self._pause_s
-        self.send(AgentHello(host, os.getpid(), farandole.__version__))
+        self._relay, self._severed = relay, False
+        self.send(AgentHello(host, os.getpid(), farandole.__version__, tuple(relay.addresses) if relay else ()))
 
     @property
     def fds(self) -> tuple[int, ...]:
         """When one of these is readable, or ``deadline_s`` has come, call ``receive``, then ``beat``."""
-        return self._dealer.fds
+        return self._dealer.fds + (self._relay.fds if self._relay else ())
 
     @property
     def deadline_s(self) -> float | None:
-        """When ``beat`` has something to do."""
-        return self._next_s if self._pause_s else None
+        """When ``receive`` or ``beat`` has something to do."""
+        relay_s = self._relay.deadline_s if self._relay else None
+        moments = [moment for moment in (self._next_s if self._pause_s else None, relay_s) if moment is not None]
+        return min(moments, default=None)
 
     def send(self, message: Message) -> None:
         """Queue ``message`` for the controller."""
@@ -55,9 +64,12 @@ class AgentLink:
 
     def receive(self) -> Iterator[Any]:
         """Everything that is there, but for requests that are answered here. Never blocks."""
-        while (message := self._dealer.recv(0.0)) is not None:
+        self._serve_relay()
+        while (message := self._next()) is not None:
             if isinstance(message, DumpStack):
                 threading.Thread(target=self._dump, args=(message,), daemon=True).start()
+            elif isinstance(message, Branch) and self._relay:
+                self._relay.attach(message.addresses or [self._dealer.address])
             else:
                 yield message
 
@@ -70,7 +82,25 @@ class AgentLink:
 
     def close(self, *, deliver: bool = True) -> None:
         """Deliver what was sent, unless there is nobody to deliver it to, and disconnect. Idempotent."""
+        if self._relay:
+            self._relay.close()
+            self._relay = None
         self._dealer.close(deliver=deliver)
+
+    def _next(self) -> Any:
+        try:
+            return self._dealer.recv(0.0)
+        except ControlError as error:
+            if self._relay:
+                self._relay.abort(str(error))
+            raise
+
+    def _serve_relay(self) -> None:
+        if self._relay:
+            self._relay.serve()
+            if self._relay.lost and not self._severed:
+                self._severed = True
+                self.send(Severed(self._relay.lost))
 
     def _dump(self, message: DumpStack) -> None:
         try:

@@ -31,8 +31,10 @@ from farandole.control.messages import (
     FetchTask,
     Hello,
     Leave,
+    Letters,
     Orders,
     Progress,
+    Ready,
     Refuse,
     Resend,
     Result,
@@ -41,29 +43,30 @@ from farandole.control.messages import (
     Task,
     TimelineSet,
     Welcome,
+    decode,
 )
 from farandole.engines.choose import choose
-from farandole.runtime.formation import Formation, Formed, Member, Refused
+from farandole.errors import ControlError
+from farandole.runtime.downlink import CONTROL, ORDERS, Downlink, Send
+from farandole.runtime.formation import Formation, Formed, Refused
 from farandole.runtime.generation import Generation
 from farandole.runtime.negotiation import Delivery
+from farandole.runtime.process_groups import GLOBAL
+from farandole.runtime.rank_set import RankSet, alike
 from farandole.runtime.stall import Inquiry, Report, Verdict
 from farandole.settings import Settings
 
 logger = logging.getLogger("farandole.controller")
 
-CONTROL, ORDERS = b"c", b"o"
-"""Last bytes of the identities of a worker's sockets that receive."""
-
 FAREWELL_S = 0.1
 """How long the ``Leave`` of a worker that ended well may come after the news of its end: they travel different ways."""
 
-Send = Callable[[bytes, Message], object]
 RequestStack = Callable[[Hello], object]
 
 
 @final
 class Controller:
-    """One per job; one thread. ``send(identity, message)`` may drop what is for a peer that is gone."""
+    """One per job; one thread. Peers are workers and, in jobs that are too large for that, relays."""
 
     def __init__(self, send: Send, settings: Settings, expected: int, clock: Callable[[], float]) -> None:
         self.request_stack: RequestStack = lambda _: None
@@ -74,9 +77,15 @@ class Controller:
         """What workers get that ask for a function to run."""
         self.on_result: Callable[[int, bool, bytes], object] | None = None
         """Told what such a function returned or raised: place, success, payload."""
-        self._send, self._settings, self._expected, self._clock = send, settings, expected, clock
+        self.on_hello: Callable[[Hello], object] = lambda _: None
+        """Told of every worker that has called ``init``."""
+        self._settings, self._expected, self._clock = settings, expected, clock
+        self._downlink = Downlink(send)
         self._formation = Formation(
-            expected, settings.start_timeout_s, settings.on_failure == "continue", partial(choose, settings.engine)
+            expected,
+            settings.start_timeout_s,
+            settings.on_failure == "continue",
+            partial(choose, settings.engine),
         )
         self._generation: Generation | None = None
         self._unsaid: dict[int, tuple[float, str]] = {}
@@ -84,6 +93,8 @@ class Controller:
         self._received = 0
         self._handlers: dict[type, Callable[[bytes, Any], None]] = {
             Submit: self._on_submit,
+            Ready: self._on_ready,
+            Letters: self._on_letters,
             Hello: self._on_hello,
             Exchange: self._on_exchange,
             Leave: self._on_leave,
@@ -100,11 +111,7 @@ class Controller:
     def handle(self, identity: bytes, message: Message) -> None:
         """A message has come from the socket ``identity``."""
         self._received += 1
-        handler = self._handlers.get(type(message))
-        if handler is None:
-            self._rejected[f"{type(message).__name__} from a worker"] += 1
-        else:
-            handler(identity, message)
+        self._take(identity, message)
 
     def worker_started(self, place: int, pid: int, host: str) -> None:
         """A worker runs; should it never call ``init``, the others can be told where it is."""
@@ -119,7 +126,7 @@ class Controller:
         if generation is not None and rank is not None:
             if code:
                 generation.leave(rank, description)
-                self._abort(description)
+                self.abort(description)
             elif not generation.has_left(rank):
                 self._unsaid[rank] = (now + FAREWELL_S, description)
         self._form(now)
@@ -131,6 +138,14 @@ class Controller:
             for rank, member in enumerate(generation.members):
                 if member.hello.place == place:
                     generation.stall.stack(rank, text, self._clock())
+
+    def abort(self, reason: str, kind: str = "AbortError") -> None:
+        """End the generation for everybody who is still in it."""
+        generation = self._generation
+        if generation is not None and generation.over is None:
+            generation.over = Abort(generation.number, reason, kind)
+            for suffix in (CONTROL, ORDERS):
+                self._tell(generation.present(), suffix, generation.over)
 
     def deadline(self) -> float | None:
         """When ``tick`` is due, by the clock; ``None`` if only a message can bring news."""
@@ -165,11 +180,19 @@ class Controller:
         refused = self._rejected.total() + (generation.rejected.total() if generation else 0)
         return {
             "received": self._received,
+            "sent": self._downlink.sent,
             "refused": refused,
             **(generation.statistics() if generation is not None else {}),
         }
 
     # -- messages -----------------------------------------------------------------------------------------------------
+
+    def _take(self, identity: bytes, message: Message) -> None:
+        handler = self._handlers.get(type(message))
+        if handler is None:
+            self._rejected[f"{type(message).__name__} from a worker"] += 1
+        else:
+            handler(identity, message)
 
     def _on_submit(self, identity: bytes, message: Submit) -> None:
         found = self._find(identity, message.generation)
@@ -179,9 +202,39 @@ class Controller:
         now = self._clock()
         forgotten = generation.negotiation.submit(rank, message.entries, now)
         for process_set, names in forgotten.items():
-            self._send(identity[:-1] + ORDERS, Resend(generation.number, process_set, names))
+            self._tell(RankSet.of([rank]), ORDERS, Resend(generation.number, process_set, names))
         if generation.stall.deadline_s is None:
             generation.stall.expect(now)
+
+    def _on_ready(self, identity: bytes, message: Ready) -> None:
+        """A relay speaks for those below it."""
+        generation, branch = self._generation, self._downlink.branches.get(identity)
+        if (
+            generation is None
+            or generation.over is not None
+            or branch is None
+            or message.generation != generation.number
+        ):
+            self._rejected["messages of another generation"] += 1
+            return
+        now = self._clock()
+        for share in message.shares:
+            entry = share.entry
+            ranks = self._downlink.members(entry.process_set, share.ranks) & branch
+            for rank in ranks:
+                if not generation.has_left(rank) and generation.negotiation.submit(rank, [entry], now):
+                    self._tell(RankSet.of([rank]), ORDERS, Resend(generation.number, entry.process_set, [entry.name]))
+        if generation.stall.deadline_s is None:
+            generation.stall.expect(now)
+
+    def _on_letters(self, identity: bytes, message: Letters) -> None:
+        """A relay passes on what workers below it have sent."""
+        for letter in message.letters:
+            self._downlink.learn(letter.identity, via=identity)
+            try:
+                self._take(letter.identity, decode(letter.frame))
+            except ControlError:
+                self._rejected["letters that hold no message"] += 1
 
     def _on_hello(self, identity: bytes, hello: Hello) -> None:
         now = self._clock()
@@ -192,6 +245,7 @@ class Controller:
             self._stop_waiting(generation)
         self._formation.hello(identity[:-1], hello, now)
         self._form(now)
+        self.on_hello(hello)
 
     def _on_exchange(self, identity: bytes, message: Exchange) -> None:
         found = self._find(identity, message.generation)
@@ -203,7 +257,7 @@ class Controller:
             self._stop_waiting(generation)
         else:
             ranks, exchanged = complete
-            self._tell([generation.members[r] for r in ranks], CONTROL, exchanged)
+            self._tell(RankSet.of(ranks), CONTROL, exchanged)
 
     def _on_leave(self, identity: bytes, message: Leave) -> None:
         found = self._find(identity, message.generation)
@@ -212,7 +266,7 @@ class Controller:
         generation, rank = found
         generation.leave(rank, message.reason)
         if message.reason:
-            self._abort(message.reason)
+            self.abort(message.reason)
         else:
             self._stop_waiting(generation)
 
@@ -227,7 +281,7 @@ class Controller:
             return
         reason = generation.gone_among(generation.negotiation.groups.get(message.process_set) or ())
         if reason:
-            self._abort(reason)
+            self.abort(reason)
         else:
             generation.stall.hurry(now)
 
@@ -256,7 +310,7 @@ class Controller:
             self._answer_timeline(generation)
 
     def _on_fetch(self, identity: bytes, _: FetchTask) -> None:
-        self._send(identity, Task(self.task))
+        self._downlink.post([identity], Task(self.task))
 
     def _on_result(self, _: bytes, message: Result) -> None:
         if self.on_result is None:
@@ -272,7 +326,7 @@ class Controller:
             self._rejected["messages of another generation"] += 1
         elif generation.over is not None:
             self._rejected["messages after the end of their generation"] += 1
-            self._tell([generation.members[rank]], CONTROL, generation.over)
+            self._tell(RankSet.of([rank]), CONTROL, generation.over)
         elif generation.has_left(rank):
             self._rejected["messages of ranks that have left"] += 1
         else:
@@ -287,71 +341,57 @@ class Controller:
             if isinstance(decision, Formed):
                 self._begin(decision)
             elif isinstance(decision, Refused):
-                self._tell(decision.members, CONTROL, Refuse(decision.reason))
+                refused = [member.uid + CONTROL for member in decision.members]
+                self._downlink.post(refused, Refuse(decision.reason))
 
     def _begin(self, formed: Formed) -> None:
         self._unsaid = {}
         self._generation = Generation(formed, self._settings, self._expected)
-        for rank, member in enumerate(formed.members):
-            welcome = Welcome(formed.generation, rank, formed.hosts, formed.engine, formed.reason)
-            self._send(member.uid + CONTROL, welcome)
-
-    def _abort(self, reason: str, kind: str = "AbortError") -> None:
-        """End the generation for everybody who is still in it."""
-        generation = self._generation
-        if generation is not None and generation.over is None:
-            generation.over = Abort(generation.number, reason, kind)
-            for suffix in (CONTROL, ORDERS):
-                self._tell(generation.present(), suffix, generation.over)
+        self._downlink.begin(
+            Welcome(formed.generation, -1, formed.hosts, formed.engine, formed.reason),
+            formed.static_sets,
+            [(rank, member.uid) for rank, member in enumerate(formed.members)],
+        )
 
     def _stop_waiting(self, generation: Generation) -> None:
         """Outside the negotiated lane, too, nobody may wait for a rank that has left."""
         if reason := generation.exchange_without():
-            self._abort(reason)
+            self.abort(reason)
         self._answer_timeline(generation)
 
     def _answer_timeline(self, generation: Generation) -> None:
         """Tell rank 0 once all have done what it asked of their timelines."""
         number = generation.timeline.finished()
         if number is not None:
-            self._tell(generation.members[:1], CONTROL, TimelineSet(generation.number, number))
+            self._tell(RankSet.of([0]), CONTROL, TimelineSet(generation.number, number))
 
     def _end_unsaid(self, rank: int, description: str) -> None:
         del self._unsaid[rank]
         if self._generation is not None and not self._generation.has_left(rank):
             reason = f"{description} without calling shutdown()"
             self._generation.leave(rank, reason)
-            self._abort(reason)
+            self.abort(reason)
 
     # -- what is due --------------------------------------------------------------------------------------------------
 
     def _order(self, generation: Generation, deliveries: Sequence[Delivery]) -> None:
-        """Send each rank its orders, in one message; ranks with the same orders get the same object."""
-        mine: dict[int, list[int]] = {}
-        for i, (ranks, _) in enumerate(deliveries):
-            for rank in ranks:
-                mine.setdefault(rank, []).append(i)
-        messages: dict[tuple[int, ...], Orders] = {}
-        for rank, which in mine.items():
-            message = messages.get(tuple(which))
-            if message is None:
-                message = Orders(generation.number, [deliveries[i].order for i in which])
-                messages[tuple(which)] = message
-            self._send(generation.members[rank].uid + ORDERS, message)
+        """Send each rank its orders, in one message; ranks with the same orders get the same one."""
+        for delivery in deliveries:
+            self._downlink.note(delivery.order)
+        for ranks, which in alike([RankSet.of(delivery.ranks) for delivery in deliveries]):
+            self._tell(ranks, ORDERS, Orders(generation.number, [deliveries[i].order for i in which]))
 
     def _look(self, generation: Generation, now: float) -> None:
         step = generation.stall.look(now, generation.waiting(now), generation.last())
         if isinstance(step, Inquiry):
-            asked = [generation.members[rank] for rank in step.ranks]
-            self._tell(asked, CONTROL, Ask(generation.number))
-            for member in asked:
-                self.request_stack(member.hello)
+            self._tell(RankSet.of(step.ranks), CONTROL, Ask(generation.number))
+            for rank in step.ranks:
+                self.request_stack(generation.members[rank].hello)
         elif isinstance(step, Report):
             self.report(step.text)
         elif isinstance(step, Verdict):
             self.report(step.reason)
-            self._abort(step.reason, "StallError")
+            self.abort(step.reason, "StallError")
 
-    def _tell(self, members: Sequence[Member], suffix: bytes, message: Message) -> None:
-        for member in members:
-            self._send(member.uid + suffix, message)
+    def _tell(self, ranks: RankSet, suffix: bytes, message: Message) -> None:
+        self._downlink.tell(GLOBAL, ranks, suffix, message)

@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from typing import NamedTuple, final
 
 from farandole.control.messages import Abort, Exchange, Exchanged
-from farandole.runtime.formation import Formed, Member, is_worker
+from farandole.runtime.formation import Formed, is_worker
 from farandole.runtime.negotiation import Negotiation
+from farandole.runtime.rank_set import RankSet
 from farandole.runtime.roll_call import RollCall
 from farandole.runtime.stall import Blockages, StallInspector, Waiting
 from farandole.runtime.wording import name_rank
@@ -71,9 +72,9 @@ class Generation:
                 return rank
         return None
 
-    def present(self) -> list[Member]:
-        """The members that have neither left nor ended."""
-        return [member for rank, member in enumerate(self.members) if rank not in self._away]
+    def present(self) -> RankSet:
+        """The ranks that have neither left nor ended."""
+        return RankSet.span(0, len(self.members)) - RankSet.of(self._away)
 
     def has_left(self, rank: int) -> bool:
         """True once ``rank`` has left or ended."""
@@ -111,11 +112,11 @@ class Generation:
         """Why an exchange in progress can never be complete, or ""."""
         return next((reason for _, ranks in self._exchanges if (reason := self.gone_among(ranks))), "")
 
-    def begin_timeline(self, number: int) -> list[Member]:
+    def begin_timeline(self, number: int) -> RankSet:
         """Rank 0 asks something of the others' timelines, under this number; those that will answer."""
-        ranks = [rank for rank in range(1, len(self.members)) if rank not in self._away]
+        ranks = self.present() - RankSet.of([0])
         self.timeline.begin(number, ranks)
-        return [self.members[rank] for rank in ranks]
+        return ranks
 
     def waiting(self, now: float) -> list[Waiting]:
         """What ranks wait for in both lanes."""

@@ -16,10 +16,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, final
 
 import farandole
-from farandole.control.agent_messages import AGENT, AgentHello, Alive, DumpStack
+from farandole.control.agent_messages import AGENT, AgentHello, Alive, Branch, DumpStack, Severed
 from farandole.control.messages import Hello
 from farandole.runtime.controller import Controller
 from farandole.runtime.hosts import Hosts
+from farandole.runtime.tree import Tree
 from farandole.settings import Settings
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ class Root:
         self.controller = Controller(router.send, settings, expected, time.monotonic)
         self.controller.request_stack = self._request_stack
         self.hosts = Hosts(settings.host_timeout_s)
+        self._tree = Tree(settings.tree_radix)
+        self._relays: dict[str, tuple[str, ...]] = {}
         self.on_agent: Callable[[str, Any], object] = lambda _host, _message: None
         """Told what agents say, after ``AgentHello`` has been checked; of ``Alive`` nothing is said."""
         self.on_lost: Callable[[str, str], object] = lambda _host, _reason: None
@@ -73,7 +76,12 @@ class Root:
             return
         if not isinstance(message, Hello):  # only agents are heard of here
             self.hosts.heard(host, time.monotonic())
-        if not isinstance(message, Alive):
+        if isinstance(message, AgentHello) and message.relay:
+            self._relays[host] = message.relay
+            self.tell(host, Branch(list(self._relays.get(self._tree.add(host), ()))))
+        elif isinstance(message, Severed):
+            self.controller.abort(message.reason)
+        if not isinstance(message, Alive | Severed):
             self.on_agent(host, message)
 
     def _patience_s(self, until_s: float | None) -> float | None:

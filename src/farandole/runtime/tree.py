@@ -1,0 +1,31 @@
+"""Whose child each relay is; without any I/O.
+
+    >>> tree = Tree(radix=2)
+    >>> [tree.add(host) for host in "abcdefg"]
+    ['', '', 'a', 'a', 'b', 'b', 'c']
+
+The order in which relays appear is all that counts, so neither their number nor their names need be known beforehand,
+and each gets its place as soon as it asks.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+
+@final
+class Tree:
+    """A heap: the first ``radix`` relays are children of the controller, the next ones of these, and so on."""
+
+    def __init__(self, radix: int) -> None:
+        self._radix = radix
+        self._places: dict[str, int] = {}
+        self._hosts: list[str] = []
+
+    def add(self, host: str) -> str:
+        """The host whose relay is the parent of this host's; "" is the controller. Asking again changes nothing."""
+        if host not in self._places:
+            self._places[host] = len(self._hosts)
+            self._hosts.append(host)
+        parent = self._places[host] // self._radix - 1
+        return self._hosts[parent] if parent >= 0 else ""
