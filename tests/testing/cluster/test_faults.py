@@ -67,8 +67,8 @@ def after(cluster: Cluster, host: str, peer: str, fault: Callable[[], object]) -
 
 def test_power_loss_is_silence_and_a_killed_process_is_not(make_cluster: Callable[..., Cluster]) -> None:
     cluster = make_cluster(2)
-    kill_sshd = ["sh", "-c", "kill -9 $(pgrep -x sshd)"]
-    assert after(cluster, "node1", "node2", lambda: cluster.run("node2", kill_sshd)) == "closed"
+    kill_all = ["bash", "-c", "kill -KILL -1"]
+    assert after(cluster, "node1", "node2", lambda: cluster.run("node2", kill_all)) == "closed"
     cluster.kill("node2")
     cluster.boot("node2")
     sleeper = cluster.popen("node2", ["sleep", "1000"])
@@ -108,14 +108,13 @@ def held_back(cluster: Cluster, host: str) -> int:
 
 
 def test_a_cable_has_a_rate(cluster: Cluster) -> None:
+    cluster.rate("node1", None)
     cluster.rate("node1", "100mbit")
     assert "rate 100Mbit" in cluster.run("node1", ["tc", "qdisc", "show", "dev", "eth0"]).stdout
     send(cluster, "node1", "node2", 2)
     assert held_back(cluster, "node1") > 0
     cluster.rate("node1", None)
-    before = held_back(cluster, "node1")
-    send(cluster, "node1", "node2", 2)
-    assert held_back(cluster, "node1") == before
+    assert "qdisc noqueue" in cluster.run("node1", ["tc", "qdisc", "show", "dev", "eth0"]).stdout
 
 
 def test_what_a_host_receives_can_come_late(cluster: Cluster) -> None:

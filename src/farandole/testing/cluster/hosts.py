@@ -59,8 +59,10 @@ class Cluster:
         self._idle: dict[str, frozenset[int]] = {}
         self._started: list[Process] = []
         self._switch = helper("namespaces.py", "switch")
+        self._network = Network(self._switch.pid, ipv4=ipv4, ipv6=ipv6)
         try:
-            self._network = Network(ready(self._switch), ipv4=ipv4, ipv6=ipv6)
+            ready(self._switch)
+            self._network.build()
             names = {host: self._network.resolve(address) for host, address in self._addresses.items()}
             share(Path(f"/proc/{self._switch.pid}/root{SHARED_MEMORY}"), names, etc or {})
             self._boot(self.hosts)
@@ -183,11 +185,11 @@ class Cluster:
 
     def freeze(self, host: str) -> None:
         """Stop every process of a host; its kernel still answers."""
-        self.run(host, ["kill", "-STOP", "--", "-1"])
+        self.run(host, ["bash", "-c", "kill -STOP -1"])
 
     def thaw(self, host: str) -> None:
         """Undo ``freeze``."""
-        self.run(host, ["kill", "-CONT", "--", "-1"])
+        self.run(host, ["bash", "-c", "kill -CONT -1"])
 
     def kill(self, host: str) -> None:
         """Cut a host's power: peers see silence, and everything on it is gone. ``boot`` brings it back, empty."""

@@ -16,9 +16,6 @@ from typing import final
 from farandole.testing.cluster.helpers import PATIENCE_S, enter_network, helper, ready
 from farandole.testing.cluster.needs import ClusterError, search_path
 
-# The kernels of small virtual machines have token buckets, but neither netem nor fair queueing.
-_BUCKET = "root tbf rate {} burst 128kb latency 100ms"
-
 
 @final
 @dataclass(frozen=True)
@@ -54,8 +51,11 @@ class Network:
         self._switch = switch
         self._ipv4, self._ipv6 = ipv4, ipv6
         self._delays: dict[Address, subprocess.Popen[bytes]] = {}
-        _ip(switch, ["link set lo up", "link add switch type bridge stp_state 0 forward_delay 0 mcast_snooping 0"])
-        _ip(switch, ["link set switch up"])
+
+    def build(self) -> None:
+        """Make the bridge."""
+        bridge = "link add switch type bridge stp_state 0 forward_delay 0 mcast_snooping 0"
+        _ip(self._switch, [bridge, "link set switch up"])
 
     def resolve(self, address: Address) -> str:
         """What the name of a host stands for: its IPv4 address if it has one, as on most clusters."""
@@ -94,9 +94,9 @@ class Network:
 
     def limit(self, host: int, address: Address, rate: str | None) -> None:
         """Limit a cable in both directions, or no longer."""
+        discipline = f"tbf rate {rate} burst 128kb latency 100ms" if rate else "noqueue"
         for pid, device in ((host, "eth0"), (self._switch, address.port)):
-            verb, bucket = ("replace", _BUCKET.format(rate)) if rate else ("del", "root")
-            _in_network(pid, ["tc", "qdisc", verb, "dev", device, *bucket.split()])
+            _in_network(pid, ["tc", "qdisc", "replace", "dev", device, "root", *discipline.split()])
 
     def delay(self, host: int, address: Address, seconds: float) -> None:
         """Let what a host receives arrive late; 0: no longer."""
