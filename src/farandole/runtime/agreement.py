@@ -2,7 +2,7 @@
 
     >>> mine = Signature(Kind.ALLREDUCE, [DType.FLOAT32], [[3]])
     >>> yours = Signature(Kind.ALLREDUCE, [DType.INT64], [[3]])
-    >>> settle("loss", 0, (0, 1), {0: mine, 1: yours}, ["a", "b"]).error
+    >>> settle("loss", 0, (0, 1), Statements.of({0: mine, 1: yours}), ["a", "b"]).error
     "allreduce 'loss': the ranks differ in the dtype: rank 0 on a said float32; rank 1 on b said int64"
 
 Shapes and splits are compared by the rule of the kind; texts name each rank and its host.
@@ -11,12 +11,13 @@ Shapes and splits are compared by the rule of the kind; texts name each rank and
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, final
 
 from farandole.collective import DType, Kind, ReduceOp
 from farandole.control.messages import Signature
+from farandole.runtime.statements import Statements
 from farandole.runtime.wording import by_saying, name_rank, shorten
 
 
@@ -40,20 +41,20 @@ class Plan:
 def settle(
     name: str,
     process_set: int,
-    members: Sequence[int],
-    signatures: Mapping[int, Signature],
+    members: Collection[int],
+    statements: Statements,
     hosts: Sequence[str],
 ) -> Plan:
-    """Compare the ``signatures``; members without one have joined and contribute nothing."""
-    first = next(iter(signatures.values()))
-    error = _difference(signatures, hosts) or _impossibility(members, signatures, hosts)
+    """Compare the ``statements``; members that made none have joined and contribute nothing."""
+    first = statements.first
+    error = _difference(statements, hosts) or _impossibility(members, statements, hosts)
     if error:
         return Plan(first, error=f"{title(first.kind, name, process_set)}: {error}", error_kind="MismatchError")
     kind = Kind(first.kind)
     return Plan(
         first,
-        dims=_dims(members, signatures) if kind is Kind.ALLGATHER else [],
-        splits=_split_matrix(members, signatures) if kind is Kind.ALLTOALL else [],
+        dims=_dims(members, statements) if kind is Kind.ALLGATHER else [],
+        splits=_split_matrix(members, statements) if kind is Kind.ALLTOALL else [],
         fusion=_fusion(process_set, first) if kind is Kind.ALLREDUCE and len(set(first.dtypes)) == 1 else None,
         nbytes=sum(map(_nbytes, first.dtypes, first.shapes)),
     )
@@ -127,34 +128,38 @@ _OPS = frozenset(ReduceOp)
 _KINDS_WITH_TENSORS = frozenset(kind for kind, aspects in _ASPECTS.items() if _DTYPE in aspects)
 
 
-def _difference(signatures: Mapping[int, Signature], hosts: Sequence[str]) -> str:
+def _difference(statements: Statements, hosts: Sequence[str]) -> str:
     """The first aspect in which the ranks differ, and what each said; "" if there is none."""
-    first = next(iter(signatures.values()))
-    if all(signature == first for signature in signatures.values()):
+    if len(statements) == 1:
         return ""
-    ranks = sorted(signatures)
-    for aspect in _ASPECTS[Kind(first.kind)]:
-        texts = [aspect.say(signatures[rank]) for rank in ranks]
+    for aspect in _ASPECTS[Kind(statements.first.kind)]:
+        texts = [aspect.say(signature) for signature, _ in statements]
         for tensor, said in enumerate(zip(*texts, strict=True)):
             if len(set(said)) > 1:
                 which = f" of tensor {tensor}" if len(texts[0]) > 1 else ""
-                by_rank = dict(zip(ranks, said, strict=True))
+                whose = zip(said, statements, strict=True)
+                by_rank = {rank: saying for saying, (_, ranks) in whose for rank in ranks}
                 return f"the ranks differ in {aspect.label}{which}: {by_saying(by_rank, hosts)}"
     return ""
 
 
-def _impossibility(members: Sequence[int], signatures: Mapping[int, Signature], hosts: Sequence[str]) -> str:
+def _impossibility(members: Collection[int], statements: Statements, hosts: Sequence[str]) -> str:
     """Why this cannot be done although all agree; "" if it can."""
-    first = next(iter(signatures.values()))
+    first = statements.first
     if first.kind == Kind.BROADCAST and first.root not in members:
         return f"the root is rank {first.root}, which is no member; the members are {list(members)}"
-    if first.kind == Kind.BROADCAST and first.root not in signatures:
+    if first.kind == Kind.BROADCAST and first.root not in statements.ranks:
         return f"the root is {name_rank(first.root, hosts)}, which has called join()"
     if first.kind == Kind.REDUCESCATTER and not all(first.shapes):
         return "a tensor without dimensions cannot be scattered: give it at least one"
     if first.kind == Kind.ALLTOALL:
-        wrong = {rank: _wrong_splits(signature, len(members)) for rank, signature in signatures.items()}
-        return "; ".join(f"{name_rank(rank, hosts)}: {text}" for rank, text in sorted(wrong.items()) if text)
+        wrong = {
+            rank: text
+            for signature, ranks in statements
+            if (text := _wrong_splits(signature, len(members)))
+            for rank in ranks
+        }
+        return "; ".join(f"{name_rank(rank, hosts)}: {text}" for rank, text in sorted(wrong.items()))
     return ""
 
 
@@ -171,18 +176,19 @@ def _wrong_splits(signature: Signature, members: int) -> str:
     return ""
 
 
-def _dims(members: Sequence[int], signatures: Mapping[int, Signature]) -> list[int]:
+def _dims(members: Collection[int], statements: Statements) -> list[int]:
     """First dimensions, member by member; a tensor without dimensions counts as one row."""
-    tensors = len(next(iter(signatures.values())).shapes)
+    signatures, tensors = statements.by_rank(), len(statements.first.shapes)
     dims: list[int] = []
     for rank in members:
         dims += [shape[0] if shape else 1 for shape in signatures[rank].shapes] if rank in signatures else [0] * tensors
     return dims
 
 
-def _split_matrix(members: Sequence[int], signatures: Mapping[int, Signature]) -> list[int]:
+def _split_matrix(members: Collection[int], statements: Statements) -> list[int]:
     """Rows sent, ``[sender * members + receiver]``."""
     size = len(members)
+    signatures = statements.by_rank()
     matrix: list[int] = []
     for rank in members:
         signature = signatures.get(rank)

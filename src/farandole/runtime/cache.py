@@ -1,8 +1,8 @@
 """Signatures the controller has seen before, by the number a rank may send instead of them.
 
     cache = SignatureCache(capacity=1024)
-    cache.remember(key, signatures, plan)     # -1: the first sighting only leaves a trace
-    cache.remember(key, signatures, plan)     # 0: from now on a rank may say 0 for its part of this
+    cache.remember(key, statements, plan)     # -1: the first sighting only leaves a trace
+    cache.remember(key, statements, plan)     # 0: from now on a rank may say 0 for its part of this
 
 The second sighting earns the number, so names that come once cost no more than their line.
 """
@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias, final
 
-from farandole.control.messages import Signature
 from farandole.runtime.agreement import Plan
+from farandole.runtime.statements import Statements
 
 Key: TypeAlias = tuple[int, str]
 """Process set and name."""
@@ -25,7 +25,7 @@ class Line:
     """What every rank said under one name, and what came of it. ``number`` is -1 until it is seen a second time."""
 
     key: Key
-    signatures: dict[int, Signature]
+    statements: Statements
     plan: Plan
     number: int = -1
 
@@ -53,15 +53,15 @@ class SignatureCache:
         self._lines[line.key] = line
         return True
 
-    def remember(self, key: Key, signatures: dict[int, Signature], plan: Plan) -> int:
+    def remember(self, key: Key, statements: Statements, plan: Plan) -> int:
         """Note what the ranks said; returns the number to say it by, -1 for none."""
         if self._capacity <= 0:
             return -1
         line = self._lines.pop(key, None)
-        if line is None or line.signatures != signatures:
+        if line is None or line.statements != statements:
             if line is not None:
                 self._numbered.pop(line.number, None)
-            line = Line(key, signatures, plan)
+            line = Line(key, statements, plan)
         elif line.number < 0:
             line.number = self._next_number
             self._next_number += 1

@@ -220,10 +220,9 @@ class Controller:
         now = self._clock()
         for share in message.shares:
             entry = share.entry
-            ranks = self._downlink.members(entry.process_set, share.ranks) & branch
-            for rank in ranks:
-                if not generation.has_left(rank) and generation.negotiation.submit(rank, [entry], now):
-                    self._tell(RankSet.of([rank]), ORDERS, Resend(generation.number, entry.process_set, [entry.name]))
+            ranks = self._downlink.members(entry.process_set, share.ranks) & branch & generation.present()
+            if forgotten := generation.negotiation.take(ranks, entry, now):
+                self._tell(forgotten, ORDERS, Resend(generation.number, entry.process_set, [entry.name]))
         if generation.stall.deadline_s is None:
             generation.stall.expect(now)
 
@@ -378,7 +377,7 @@ class Controller:
         """Send each rank its orders, in one message; ranks with the same orders get the same one."""
         for delivery in deliveries:
             self._downlink.note(delivery.order)
-        for ranks, which in alike([RankSet.of(delivery.ranks) for delivery in deliveries]):
+        for ranks, which in alike([delivery.ranks for delivery in deliveries]):
             self._tell(ranks, ORDERS, Orders(generation.number, [deliveries[i].order for i in which]))
 
     def _look(self, generation: Generation, now: float) -> None:

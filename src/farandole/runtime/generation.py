@@ -10,7 +10,7 @@ The controller holds the current one and turns what it says into messages.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection
 from typing import NamedTuple, final
 
 from farandole.control.messages import Abort, Exchange, Exchanged
@@ -19,7 +19,7 @@ from farandole.runtime.negotiation import Negotiation
 from farandole.runtime.rank_set import RankSet
 from farandole.runtime.roll_call import RollCall
 from farandole.runtime.stall import Blockages, StallInspector, Waiting
-from farandole.runtime.wording import name_rank
+from farandole.runtime.wording import list_some, name_rank
 from farandole.settings import Settings
 
 RENEWALS_PER_WARNING = 2
@@ -59,6 +59,7 @@ class Generation:
         self._expected = expected
         self._ranks = {member.uid: rank for rank, member in enumerate(formed.members)}
         self._away: dict[int, str] = {}
+        self._present = RankSet.span(0, len(formed.members))
         self._exchanges: dict[_ExchangeKey, dict[int, bytes]] = {}
 
     def rank_of(self, uid: bytes) -> int | None:
@@ -74,7 +75,7 @@ class Generation:
 
     def present(self) -> RankSet:
         """The ranks that have neither left nor ended."""
-        return RankSet.span(0, len(self.members)) - RankSet.of(self._away)
+        return self._present
 
     def has_left(self, rank: int) -> bool:
         """True once ``rank`` has left or ended."""
@@ -84,6 +85,7 @@ class Generation:
         """``rank`` takes part in nothing any more; only who needs it is told."""
         if rank not in self._away:
             self._away[rank] = reason or f"{self.name(rank)} has called shutdown()"
+            self._present -= RankSet.of([rank])
             self.negotiation.leave(rank, self._away[rank])
             self.timeline.gone(rank)
 
@@ -91,9 +93,9 @@ class Generation:
         """How texts call a member."""
         return name_rank(rank, self.hosts)
 
-    def gone_among(self, ranks: Sequence[int]) -> str:
+    def gone_among(self, ranks: Collection[int]) -> str:
         """Why these ranks cannot meet, or "" if they can."""
-        return "; ".join(reason for rank, reason in self._away.items() if rank in ranks)
+        return list_some([reason for rank, reason in self._away.items() if rank in ranks], "; ")
 
     def exchange(self, rank: int, message: Exchange) -> tuple[tuple[int, ...], Exchanged] | None:
         """A part of an all-gather has come; the ranks it is for and all parts, once they are there."""

@@ -8,7 +8,7 @@
     >>> negotiation.submit(1, [entry], now=0.1), negotiation.undecided
     ({}, True)
     >>> [(delivery.ranks, delivery.order.names) for delivery in negotiation.decide(now=0.1)]
-    [((0, 1), ['loss'])]
+    [(RankSet(0-1), ['loss'])]
 
 A collective is ready when every member of its process set has submitted it or joined, or when it is certain to fail.
 Ready ones wait in one queue for all sets until ``decide`` puts them in the one order that every rank sees its part of;
@@ -19,7 +19,7 @@ what is in the queue together may be fused. Nothing a rank sends can raise here:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, final
 
@@ -29,8 +29,9 @@ from farandole.runtime.agreement import Plan, malformed, settle, title
 from farandole.runtime.cache import Key, Line, SignatureCache
 from farandole.runtime.process_groups import GLOBAL, ProcessGroups
 from farandole.runtime.proposal import Proposal
+from farandole.runtime.rank_set import RankSet
 from farandole.runtime.stall import Waiting
-from farandole.runtime.wording import by_saying
+from farandole.runtime.wording import by_saying, list_some
 
 CROSSED_AFTER_S = 0.5
 """Ranks that wait for each other under one name in different process sets this long mean the same collective."""
@@ -43,7 +44,7 @@ _UNCACHED = frozenset({Kind.JOIN, Kind.ADD_SET, Kind.REMOVE_SET})
 class Delivery(NamedTuple):
     """An order, and the ranks it is for."""
 
-    ranks: Sequence[int]
+    ranks: RankSet
     order: Order
 
 
@@ -84,6 +85,7 @@ class Negotiation:
         self._queue: list[Proposal] = []
         self._join: Proposal | None = None
         self._left: dict[int, str] = {}
+        self._gone = RankSet()
         self._last: dict[int, Order] = {}
         self._ordered_s = 0.0
         self._orders = self._collectives = 0
@@ -94,22 +96,29 @@ class Negotiation:
         """``rank`` is ready for these; returns the names it must submit again in full, by process set."""
         forgotten: dict[int, list[str]] = {}
         for entry in entries:
-            key = (entry.process_set, entry.name)
-            if entry.cached >= 0:
-                line = self._cache.find(entry.cached, key)
-                if line is None or rank not in line.signatures:
-                    forgotten.setdefault(entry.process_set, []).append(entry.name)
-                else:
-                    self._enter(rank, key, line.signatures[rank], line, now)
-            elif reason := malformed(entry.signature):
-                self._refuse(rank, key, _NONSENSE, f"rank {rank} submitted what no rank can mean: {reason}")
-            elif entry.signature is not None:
-                self._enter(rank, key, entry.signature, None, now)
+            if self.take(RankSet.of([rank]), entry, now):
+                forgotten.setdefault(entry.process_set, []).append(entry.name)
         return forgotten
+
+    def take(self, ranks: RankSet, entry: Entry, now: float) -> RankSet:
+        """These ranks are ready for ``entry``; returns those that must submit it again in full."""
+        key = (entry.process_set, entry.name)
+        if entry.cached >= 0:
+            line = self._cache.find(entry.cached, key)
+            known = ranks & line.statements.ranks if line is not None else RankSet()
+            if line is not None and known:
+                self._enter(known, key, line.plan.signature, line, now)
+            return ranks - known
+        if reason := malformed(entry.signature):
+            self._refuse(ranks, key, _NONSENSE, lambda rank: f"rank {rank} submitted what no rank can mean: {reason}")
+        elif entry.signature is not None:
+            self._enter(ranks, key, entry.signature, None, now)
+        return RankSet()
 
     def leave(self, rank: int, reason: str) -> None:
         """``rank`` takes part in nothing from now on; whoever needs it gets an ``AbortError`` with ``reason``."""
         self._left[rank] = reason
+        self._gone |= RankSet.of([rank])
         for proposal in self._open():
             self._fail_if_left(proposal)
         for proposal in self._queue:  # submitted by it, perhaps, but it will not be there to do it
@@ -127,48 +136,55 @@ class Negotiation:
                 self.expiry_s = due_s
         for together in by_name.values():
             crossed = [one for one in together if any(one.crosses(other) for other in together)]
-            said = {rank: f"process set {one.process_set}" for one in crossed for rank in one.signatures}
+            said = {rank: f"process set {one.process_set}" for one in crossed for rank in one.ready}
             for one in crossed:
                 differ = f"the ranks differ in the process set: {by_saying(said, self._hosts)}"
                 self._fail(one, f"{one.title}: {differ}", "MismatchError")
 
-    def _enter(self, rank: int, key: Key, signature: Signature, line: Line | None, now: float) -> None:
-        if self._join is not None and rank in self._join.signatures:
-            self._refuse(rank, key, signature, f"rank {rank} has called join(), which has not returned yet")
+    def _enter(self, ranks: RankSet, key: Key, signature: Signature, line: Line | None, now: float) -> None:
+        if self._join is not None and (idle := ranks & self._join.ready):
+            self._refuse(
+                idle, key, signature, lambda rank: f"rank {rank} has called join(), which has not returned yet"
+            )
+            ranks -= idle
+        joining = signature.kind == Kind.JOIN
+        proposal = self._join if joining else self._proposals.get(key)
+        ranks = self._admitted(ranks, key, signature, proposal)
+        if not ranks:
             return
-        proposal = self._find(rank, key, signature, line, now)
         if proposal is None:
-            return
-        proposal.enter(rank, signature, line, now)
-        if signature.kind == Kind.JOIN:
-            self._do_without(rank)
-        if self._left and self._fail_if_left(proposal):
+            proposal = self._propose(key, joining, line, now)
+        proposal.enter(ranks, signature, line, now)
+        if joining:
+            self._do_without(ranks)
+        if self._gone and self._fail_if_left(proposal):
             return
         if not proposal.missing:
             self._make_ready(proposal)
         elif self.expiry_s is None and len(self.groups) > 1:
             self.expiry_s = now + CROSSED_AFTER_S
 
-    def _find(self, rank: int, key: Key, signature: Signature, line: Line | None, now: float) -> Proposal | None:
-        """What ``rank`` submits to, begun if need be; ``None`` if it may not."""
-        joining = signature.kind == Kind.JOIN
-        proposal = self._join if joining else self._proposals.get(key)
+    def _admitted(self, ranks: RankSet, key: Key, signature: Signature, proposal: Proposal | None) -> RankSet:
+        """Those of ``ranks`` that may submit this; the others are told why they may not."""
         if proposal is not None:
-            if rank in proposal.signatures:
-                self.rejected["names already in flight"] += 1
-                return None
-            if rank in proposal.members:
-                return proposal
-        members = self.groups.get(key[0])
-        if members is None or rank not in members:
-            self._refuse(rank, key, signature, self._not_a_member(rank, key[0]))
-            return None
-        if signature.kind in _UNCACHED and key[0] != GLOBAL:
-            self._refuse(rank, key, signature, f"{Kind(signature.kind).label} is a matter of all ranks: process set 0")
-            return None
-        missing = set(members)
-        if self._join is not None:
-            missing.difference_update(self._join.signatures)
+            if again := ranks & proposal.ready:
+                self.rejected["names already in flight"] += len(again)
+                ranks -= again
+            members = proposal.members
+        else:
+            members = self.groups.get(key[0]) or RankSet()
+        if aliens := ranks - members:
+            self._refuse(aliens, key, signature, lambda rank: self._not_a_member(rank, key[0]))
+            ranks -= aliens
+        if ranks and signature.kind in _UNCACHED and key[0] != GLOBAL:
+            reason = f"{Kind(signature.kind).label} is a matter of all ranks: process set 0"
+            self._refuse(ranks, key, signature, lambda _: reason)
+            return RankSet()
+        return ranks
+
+    def _propose(self, key: Key, joining: bool, line: Line | None, now: float) -> Proposal:
+        members = self.groups.get(key[0]) or RankSet()
+        missing = members if self._join is None else members - self._join.ready
         proposal = Proposal(key[0], key[1], members, missing, now, now, line)
         if joining:
             self._join = proposal
@@ -182,19 +198,19 @@ class Negotiation:
             return f"there is no process set {process_set}; rank {rank} is in {own}"
         return f"rank {rank} is not in process set {process_set}, which is {list(members)}; it is in {own}"
 
-    def _do_without(self, rank: int) -> None:
-        """``rank`` has joined: nothing waits for it any more."""
+    def _do_without(self, ranks: RankSet) -> None:
+        """They have joined: nothing waits for them any more."""
         for proposal in list(self._proposals.values()):
-            proposal.missing.discard(rank)
+            proposal.missing -= ranks
             if not proposal.missing:
                 self._make_ready(proposal)
 
     def _make_ready(self, proposal: Proposal) -> None:
         if proposal is self._join:
             self._join = None
-            proposal.value = next(reversed(proposal.signatures))
+            proposal.value = proposal.latest.last()
             for other in self._proposals.values():  # there are none unless the join failed
-                other.missing.update(rank for rank in other.silent() if rank in proposal.signatures)
+                other.missing |= other.silent & proposal.ready
         else:
             del self._proposals[proposal.key]
         self._queue.append(proposal)
@@ -211,18 +227,21 @@ class Negotiation:
         return hopeless
 
     def _blame_left(self, proposal: Proposal) -> bool:
-        reasons = [reason for rank, reason in self._left.items() if rank in proposal.members]
-        if reasons:
-            proposal.error = f"{proposal.title} cannot happen: {'; '.join(reasons)}"
-            proposal.error_kind = "AbortError"
-        return bool(reasons)
+        if proposal.members.isdisjoint(self._gone):
+            return False
+        reasons = list_some([reason for rank, reason in self._left.items() if rank in proposal.members], "; ")
+        proposal.error = f"{proposal.title} cannot happen: {reasons}"
+        proposal.error_kind = "AbortError"
+        return True
 
-    def _refuse(self, rank: int, key: Key, signature: Signature, reason: str) -> None:
-        """Tell ``rank`` alone that it may not."""
-        self.rejected["submissions that cannot be meant"] += 1
-        refused = Proposal(*key, members=(), missing=set(), since_s=0.0, latest_s=0.0, signatures={rank: signature})
-        refused.error, refused.error_kind = f"{refused.title}: {reason}", "UsageError"
-        self._queue.append(refused)
+    def _refuse(self, ranks: RankSet, key: Key, signature: Signature, reason: Callable[[int], str]) -> None:
+        """Tell each of these that it may not."""
+        for rank in ranks:
+            self.rejected["submissions that cannot be meant"] += 1
+            refused = Proposal(*key, members=RankSet(), missing=RankSet(), since_s=0.0, latest_s=0.0)
+            refused.enter(RankSet.of([rank]), signature, None, 0.0)
+            refused.error, refused.error_kind = f"{refused.title}: {reason(rank)}", "UsageError"
+            self._queue.append(refused)
 
     def _open(self) -> list[Proposal]:
         return [*self._proposals.values(), *([self._join] if self._join else [])]
@@ -240,7 +259,7 @@ class Negotiation:
         filling: dict[object, _Batch] = {}
         for proposal in self._queue:  # grows meanwhile where the end of a process set fails what waited in it
             plan = self._settle(proposal)
-            fusion = (plan.fusion, *proposal.silent()) if plan.fusion and self._fusion_threshold_bytes else None
+            fusion = (plan.fusion, proposal.silent) if plan.fusion and self._fusion_threshold_bytes else None
             batch = filling.get(fusion)
             if batch is not None and batch.nbytes + plan.nbytes <= self._fusion_threshold_bytes:
                 batch.proposals.append(proposal)
@@ -258,20 +277,22 @@ class Negotiation:
     def _settle(self, proposal: Proposal) -> Plan:
         """What is to be done, or the error to be raised."""
         if proposal.error:
-            return Plan(next(iter(proposal.signatures.values())), error=proposal.error, error_kind=proposal.error_kind)
-        first, line = next(iter(proposal.signatures.values())), proposal.line
+            return Plan(proposal.first, error=proposal.error, error_kind=proposal.error_kind)
+        line = proposal.line
         if self.groups.get(proposal.process_set) is None:
-            return Plan(first, error=f"{proposal.title}: the process set was removed", error_kind="UsageError")
-        if line is not None and proposal.by_number == len(proposal.members) and self._cache.touch(line):
+            error = f"{proposal.title}: the process set was removed"
+            return Plan(proposal.first, error=error, error_kind="UsageError")
+        if line is not None and proposal.numbered == proposal.members and self._cache.touch(line):
             proposal.number = line.number
             return line.plan
-        plan = settle(proposal.name, proposal.process_set, proposal.members, proposal.signatures, self._hosts)
+        statements = proposal.statements()
+        plan = settle(proposal.name, proposal.process_set, proposal.members, statements, self._hosts)
         if plan.error:
             return plan
         if proposal.kind in _UNCACHED:
             return self._change_groups(proposal, plan)
-        if len(proposal.signatures) == len(proposal.members):
-            proposal.number = self._cache.remember(proposal.key, proposal.signatures, plan)
+        if statements.ranks == proposal.members:
+            proposal.number = self._cache.remember(proposal.key, statements, plan)
         return plan
 
     def _change_groups(self, proposal: Proposal, plan: Plan) -> Plan:
@@ -299,7 +320,7 @@ class Negotiation:
                 first.process_set, self._orders, first.kind, [first.name], [plan.signature],
                 error=plan.error, error_kind=plan.error_kind,
             )  # fmt: skip
-            return Delivery(sorted(first.signatures), order)
+            return Delivery(first.ready, order)
         order = Order(
             first.process_set,
             self._orders,
@@ -309,7 +330,7 @@ class Negotiation:
             dims=[plan.dims] if plan.dims else [],
             splits=[plan.splits] if plan.splits else [],
             cached=[proposal.number for proposal in proposals],
-            joined=first.silent(),
+            joined=list(first.silent),
             value=first.value,
         )
         self._last[first.process_set] = order
@@ -327,8 +348,8 @@ class Negotiation:
                 (*proposal.key, proposal.since_s),
                 proposal.title,
                 max(proposal.since_s, self._ordered_s) if proposal is self._join else proposal.since_s,
-                tuple(sorted(proposal.signatures)),
-                tuple(sorted(proposal.missing)),
+                tuple(proposal.ready),
+                tuple(proposal.missing),
             )
 
     def last(self, rank: int) -> str:

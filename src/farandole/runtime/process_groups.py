@@ -2,7 +2,7 @@
 
     >>> groups = ProcessGroups(4, [[2, 3]])
     >>> groups.get(0), groups.get(1), groups.get(2)
-    ((0, 1, 2, 3), (2, 3), None)
+    (RankSet(0-3), RankSet(2-3), None)
     >>> groups.add([3, 1])
     (2, '')
     >>> groups.add([1, 3])
@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import final
 
+from farandole.runtime.rank_set import RankSet
+
 GLOBAL = 0
 """The id of the set of all ranks."""
 
@@ -27,7 +29,7 @@ class ProcessGroups:
     def __init__(self, size: int, static_sets: Sequence[Sequence[int]] = (), dynamic: bool = True) -> None:
         self._size = size
         self._dynamic = True
-        self._ranks: dict[int, tuple[int, ...]] = {GLOBAL: tuple(range(size))}
+        self._ranks: dict[int, RankSet] = {GLOBAL: RankSet.span(0, size)}
         self._next_id = 1
         for ranks in static_sets:
             self.add(ranks)
@@ -36,8 +38,8 @@ class ProcessGroups:
     def __len__(self) -> int:
         return len(self._ranks)
 
-    def get(self, process_set: int) -> tuple[int, ...] | None:
-        """The ranks of a set, ascending; ``None`` for an id that is not in use."""
+    def get(self, process_set: int) -> RankSet | None:
+        """The ranks of a set; ``None`` for an id that is not in use."""
         return self._ranks.get(process_set)
 
     def of(self, rank: int) -> list[int]:
@@ -48,9 +50,9 @@ class ProcessGroups:
         """Make a set: its id and "", or -1 and why there is none."""
         if not self._dynamic:
             return -1, "process sets can be added only in init(): dynamic_process_sets is off"
-        own = tuple(sorted(ranks))
-        if error := wrong_ranks(own, self._size):
+        if error := wrong_ranks(sorted(ranks), self._size):
             return -1, error
+        own = RankSet.of(ranks)
         for process_set, others in self._ranks.items():
             if others == own:
                 return -1, f"process set {process_set} has these ranks already: {list(own)}"

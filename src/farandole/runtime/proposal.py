@@ -1,21 +1,23 @@
 """A collective on its way from the first rank that is ready for it to its order.
 
-    proposal = Proposal(0, "loss", members=(0, 1), missing={0, 1}, since_s=now, latest_s=now)
-    proposal.enter(0, signature, line=None, now=now)
-    proposal.missing                                     # {1}
+    everybody = RankSet.span(0, 2)
+    proposal = Proposal(0, "loss", members=everybody, missing=everybody, since_s=now, latest_s=now)
+    proposal.enter(RankSet.of([0]), signature, line=None, now=now)
+    proposal.missing                                     # RankSet(1)
 
 ``Negotiation`` keeps them; nothing here decides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import final
 
 from farandole.control.messages import Signature
 from farandole.runtime.agreement import title
 from farandole.runtime.cache import Key, Line
+from farandole.runtime.rank_set import RankSet
+from farandole.runtime.statements import Statements
 
 
 @final
@@ -23,19 +25,20 @@ from farandole.runtime.cache import Key, Line
 class Proposal:
     """Who is ready and what they said, who is ``missing``, since when, and when the latest came.
 
-    ``line`` is the cache line that the first rank named by number, ``by_number`` how many ranks named that one;
-    ``error``, ``number`` and ``value`` are those of the order to come.
+    ``line`` is the cache line that the first ranks named by number, ``numbered`` all that named that one, ``said`` what
+    the others said; ``error``, ``number`` and ``value`` are those of the order to come.
     """
 
     process_set: int
     name: str
-    members: Sequence[int]
-    missing: set[int]
+    members: RankSet
+    missing: RankSet
     since_s: float
     latest_s: float
     line: Line | None = None
-    by_number: int = 0
-    signatures: dict[int, Signature] = field(default_factory=dict)
+    numbered: RankSet = field(default_factory=RankSet)
+    said: Statements = field(default_factory=Statements)
+    latest: RankSet = field(default_factory=RankSet)
     error: str = ""
     error_kind: str = ""
     number: int = -1
@@ -47,29 +50,50 @@ class Proposal:
         return self.process_set, self.name
 
     @property
+    def first(self) -> Signature:
+        """What the first ranks said."""
+        return self.line.plan.signature if self.line is not None else self.said.first
+
+    @property
     def kind(self) -> int:
-        """The kind, as the first rank gave it."""
-        return next(iter(self.signatures.values())).kind
+        """The kind, as the first ranks gave it."""
+        return self.first.kind
 
     @property
     def title(self) -> str:
         """How texts call it."""
         return title(self.kind, self.name, self.process_set)
 
-    def enter(self, rank: int, signature: Signature, line: Line | None, now: float) -> None:
-        """``rank`` is ready, and said so by the number of ``line`` if there is one."""
-        self.signatures[rank] = signature
-        self.missing.discard(rank)
-        self.latest_s = now
-        if line is not None and self.line is line:
-            self.by_number += 1
+    @property
+    def ready(self) -> RankSet:
+        """Who has said something."""
+        return self.numbered | self.said.ranks
 
-    def silent(self) -> list[int]:
+    @property
+    def silent(self) -> RankSet:
         """The members that have said nothing; once nobody is missing, these are the ones that joined."""
-        if len(self.signatures) == len(self.members):
-            return []
-        return [rank for rank in self.members if rank not in self.signatures]
+        return self.members - self.numbered - self.said.ranks
+
+    def enter(self, ranks: RankSet, signature: Signature, line: Line | None, now: float) -> None:
+        """These ranks are ready and mean ``signature``, or, if they gave a number, what its ``line`` has of them."""
+        if line is None:
+            self.said.add(ranks, signature)
+        elif line is self.line:
+            self.numbered |= ranks
+        else:
+            self.said.update(line.statements, ranks)
+        self.missing -= ranks
+        self.latest, self.latest_s = ranks, now
+
+    def statements(self) -> Statements:
+        """What all said."""
+        if self.line is None:
+            return self.said
+        statements = Statements()
+        statements.update(self.line.statements, self.numbered)
+        statements.update(self.said, self.said.ranks)
+        return statements
 
     def crosses(self, other: Proposal) -> bool:
         """True if a rank that is ready here is missing there, and the other way round."""
-        return not self.missing.isdisjoint(other.signatures) and not other.missing.isdisjoint(self.signatures)
+        return not self.missing.isdisjoint(other.ready) and not other.missing.isdisjoint(self.ready)

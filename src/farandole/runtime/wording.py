@@ -30,7 +30,7 @@ def name_ranks(ranks: Iterable[int], hosts: Sequence[str]) -> str:
     for rank in sorted(ranks):
         by_host.setdefault(hosts[rank], []).append(rank)
     places = [f"{'ranks' if len(own) > 1 else 'rank'} {_runs(own)} on {host}" for host, own in by_host.items()]
-    return _cut(places)
+    return list_some(places)
 
 
 def name_numbers(numbers: Iterable[int]) -> str:
@@ -44,7 +44,13 @@ def by_saying(said: Mapping[int, str], hosts: Sequence[str]) -> str:
     ranks: dict[str, list[int]] = {}
     for rank, saying in sorted(said.items()):
         ranks.setdefault(saying, []).append(rank)
-    return _cut([f"{name_ranks(who, hosts)} said {shorten(saying)}" for saying, who in ranks.items()], "; ")
+    return list_some([f"{name_ranks(who, hosts)} said {shorten(saying)}" for saying, who in ranks.items()], "; ")
+
+
+def list_some(pieces: list[str], separator: str = ", ") -> str:
+    """All of them, or the first ones and how many more there are."""
+    kept = separator.join(pieces[:MOST_PLACES])
+    return kept if len(pieces) <= MOST_PLACES else f"{kept}{separator}and {len(pieces) - MOST_PLACES} more"
 
 
 def shorten(text: str) -> str:
@@ -66,9 +72,4 @@ def _runs(ranks: list[int]) -> str:
             runs[-1] = (runs[-1][0], rank)
         else:
             runs.append((rank, rank))
-    return _cut([str(first) if first == last else f"{first}-{last}" for first, last in runs])
-
-
-def _cut(pieces: list[str], separator: str = ", ") -> str:
-    kept = separator.join(pieces[:MOST_PLACES])
-    return kept if len(pieces) <= MOST_PLACES else f"{kept}{separator}and {len(pieces) - MOST_PLACES} more"
+    return list_some([str(first) if first == last else f"{first}-{last}" for first, last in runs])
