@@ -115,6 +115,8 @@ def enter(pid: int, command: list[str]) -> NoReturn:
     child = os.fork()
     if not child:
         call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid():  # a parent outside has no number here: it has been killed, and we were adopted
+            os._exit(1)
         os.setsid()  # else a signal to the group of this process would come twice
         for ignored_by_python in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(ignored_by_python, signal.SIG_DFL)
