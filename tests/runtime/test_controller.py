@@ -311,7 +311,7 @@ def test_a_stall_is_asked_about_reported_and_ended() -> None:
 def test_a_stall_of_the_planned_lane_is_reported_too() -> None:
     job = Job(stall_warning_s=10.0)
     job.form()
-    job.say("x", Blocked(1, 0, 7, "step 7", 10.0))
+    job.say("x", Blocked(1, 0, "p", 7, "step 7", 10.0))
     assert [to for to, _ in job.only(Ask)] == ["yc"]
     job.wait(1.0)
     assert "step 7 has waited 11.0 s: rank 1 on a did not come" in job.reports[0]
@@ -321,7 +321,7 @@ def test_waiting_in_the_planned_lane_for_a_rank_that_left_ends_the_generation() 
     job = Job()
     job.form()
     job.say("y", Leave(1))
-    job.say("x", Blocked(1, 0, 7, "step 7", 60.0))
+    job.say("x", Blocked(1, 0, "p", 7, "step 7", 60.0))
     assert {message.reason for _, message in job.only(Abort)} == {"rank 1 on a has called shutdown()"}
 
 
@@ -365,7 +365,7 @@ peers: list[st.SearchStrategy[Message]] = [
     st.builds(Submit, small, st.lists(st.builds(Entry, small, text, small, st.none() | signatures), max_size=3)),
     st.builds(Exchange, small, text, st.lists(small, max_size=3), st.binary(max_size=2)),
     st.builds(Leave, small, text),
-    st.builds(Blocked, small, small, small, text, st.floats()),
+    st.builds(Blocked, small, small, text, small, text, st.floats()),
     st.builds(Progress, small, text, text),
     st.builds(messages.SetTimeline, small, small, text),
     st.builds(messages.TimelineSet, small, small),

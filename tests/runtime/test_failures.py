@@ -39,9 +39,8 @@ def die_or_raise(blocked, moment=sys.argv[1]):
 def planned():
     sequence = 0
     while True:
-        session.entering(0, sequence, "bucket")
-        engine.barrier()
-        session.left(0)
+        with session.inside(0, "p", sequence, "bucket"):
+            engine.barrier()
         sequence += 1
 """
 

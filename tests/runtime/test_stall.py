@@ -154,8 +154,8 @@ def test_without_a_warning_time_the_shutdown_time_still_counts() -> None:
 # -- the planned lane -------------------------------------------------------------------------------------------------
 
 
-def blocked(sequence: int = 7, seconds: float = 60.0, process_set: int = 0) -> Blocked:
-    return Blocked(1, process_set, sequence, f"step {sequence}", seconds)
+def blocked(sequence: int = 7, seconds: float = 60.0, process_set: int = 0, lane: str = "p") -> Blocked:
+    return Blocked(1, process_set, lane, sequence, f"step {sequence}", seconds)
 
 
 def test_ranks_inside_a_planned_collective_wait_for_those_that_are_not() -> None:
@@ -163,7 +163,7 @@ def test_ranks_inside_a_planned_collective_wait_for_those_that_are_not() -> None
     assert blockages.add(0, blocked(), 100.0)
     assert blockages.add(2, blocked(seconds=65.0), 100.0)
     (waiting,) = blockages.waiting(100.0)
-    assert waiting == (("planned", 0, 7), "step 7", 35.0, (0, 2), (1,), 31.0)
+    assert waiting == (("planned", 0, "p", 7), "step 7", 35.0, (0, 2), (1,), 31.0)
     assert list(blockages.waiting(132.0)) == []
 
 
@@ -172,6 +172,14 @@ def test_a_later_collective_replaces_an_earlier_one() -> None:
     blockages.add(0, blocked(7), 100.0)
     blockages.add(0, blocked(8), 101.0)
     assert [waiting.what for waiting in blockages.waiting(101.0)] == ["step 8"]
+
+
+def test_lanes_of_one_process_set_are_told_apart() -> None:
+    blockages = Blockages(ProcessGroups(2), renewal_s=31.0)
+    blockages.add(0, blocked(7, lane="p"), 100.0)
+    blockages.add(0, blocked(7, lane="q"), 100.0)
+    blockages.add(1, blocked(7, lane="q"), 100.0)
+    assert [(waiting.key[2], waiting.missing) for waiting in blockages.waiting(101.0)] == [("p", (1,)), ("q", ())]
 
 
 @pytest.mark.parametrize(

@@ -213,7 +213,7 @@ class Dealer:
             self._socket.heartbeat_ivl = max(1, int(silence_s * 1000 / PINGS))
             self._socket.heartbeat_timeout = max(1, int(silence_s * 1000))
         self._monitor = Monitor(self._socket)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may send while its thread is sending
         self._receiving = threading.Lock()
         self._interrupted = self._closed = False
         self._lost = ""

@@ -123,13 +123,14 @@ class Leave(Message, frozen=True):
 
 @final
 class Blocked(Message, frozen=True):
-    """I have been in a planned collective for ``seconds``; ``what`` describes it.
+    """I have been in a planned collective for ``seconds``: the ``sequence``-th of ``lane``; ``what`` describes it.
 
     Sent from ``stall_warning_s`` on, and again at least twice in every such time while it lasts.
     """
 
     generation: int
     process_set: int
+    lane: str
     sequence: int
     what: str
     seconds: float

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Protocol, final
 
 from farandole.control.channel import Dealer
+from farandole.control.message import Message
 from farandole.control.messages import Abort, Ask, Blocked, Exchange, Exchanged, Progress, SetTimeline, TimelineSet
 from farandole.errors import AbortError, ControlError, StartError
 from farandole.runtime.failure import Failure
@@ -38,31 +39,31 @@ class Hooks(Protocol):
 
 @final
 class Planned:
-    """What this process is inside of in its planned lanes. Written without a lock, once per collective."""
+    """What each thread of this process is inside of in a planned lane. Written without a lock, once per collective."""
 
     __slots__ = ("_inside",)
 
     def __init__(self) -> None:
-        self._inside: dict[int, tuple[float, int, str]] = {}
+        self._inside: dict[int, tuple[float, int, str, int, str]] = {}
 
-    def enter(self, process_set: int, sequence: int, what: str) -> None:
-        """A planned collective begins."""
-        self._inside[process_set] = time.monotonic(), sequence, what
+    def enter(self, process_set: int, lane: str, sequence: int, what: str) -> None:
+        """The calling thread begins a planned collective, the ``sequence``-th of ``lane``."""
+        self._inside[threading.get_ident()] = time.monotonic(), process_set, lane, sequence, what
 
-    def leave(self, process_set: int) -> None:
-        """It has ended, however it did."""
-        self._inside.pop(process_set, None)
+    def leave(self) -> None:
+        """Its collective has ended, however it did."""
+        self._inside.pop(threading.get_ident(), None)
 
     def now(self) -> str:
-        """What it is inside of; "" for nothing."""
-        return "; ".join(what for _, _, what in list(self._inside.values()))
+        """What they are inside of; "" for nothing."""
+        return "; ".join(what for *_, what in list(self._inside.values()))
 
     def older_than(self, seconds: float, generation: int) -> list[Blocked]:
         """What to report."""
         now = time.monotonic()
         return [
-            Blocked(generation, process_set, sequence, what, now - since)
-            for process_set, (since, sequence, what) in list(self._inside.items())
+            Blocked(generation, process_set, lane, sequence, what, now - since)
+            for since, process_set, lane, sequence, what in list(self._inside.values())
             if now - since >= seconds
         ]
 
@@ -86,7 +87,7 @@ class ControlThread:
 
     def exchange(self, key: str, ranks: Sequence[int], payload: bytes, timeout_s: float) -> list[bytes]:
         """All-gather of small bytes among ``ranks``; a key serves once. Raises ``StartError`` after ``timeout_s``."""
-        self._up.send(Exchange(self._generation, key, list(ranks), payload))
+        self._say(Exchange(self._generation, key, list(ranks), payload))
         with self._came:
             self._came.wait_for(lambda: key in self._payloads or self._ended is not None, timeout_s)
             if key in self._payloads:
@@ -104,7 +105,7 @@ class ControlThread:
         Ranks that have left are not waited for, and nobody is once the generation has ended.
         """
         number = next(self._timelines)
-        self._up.send(SetTimeline(self._generation, number, path, mark_cycles))
+        self._say(SetTimeline(self._generation, number, path, mark_cycles))
         with self._came:
             return self._came.wait_for(lambda: self._timeline_set >= number or self._ended is not None, timeout_s)
 
@@ -119,6 +120,14 @@ class ControlThread:
         self._control.interrupt()
         if self._thread is not threading.current_thread():
             self._thread.join()
+
+    def _say(self, message: Message) -> None:
+        """Tell the controller; who waits for its answer learns of an end first."""
+        try:
+            self._up.send(message)
+        except ControlError:
+            if self._ended is None:
+                raise
 
     def _listen(self) -> None:
         tick_s = min(LONGEST_TICK_S, self._stall_warning_s / TICKS_PER_WARNING)

@@ -28,7 +28,7 @@ class Crews:
 
     def __init__(self, topology: Topology, engine: str, share: Share, deadline_s: float) -> None:
         self._topology, self._engine, self._share, self._deadline_s = topology, engine, share, deadline_s
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may abort while its thread is in here
         self._engines: weakref.WeakSet[Engine] = weakref.WeakSet()  # a lane that is gone takes its engine along
         self._executors: dict[int, Executor] = {}
         self._labels: Counter[str] = Counter()

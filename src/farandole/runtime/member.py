@@ -11,12 +11,13 @@ A session lasts for one generation. When that has ended (a worker died) every op
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, final
 
 from farandole import events
@@ -33,6 +34,7 @@ from farandole.runtime.crews import Crews
 from farandole.runtime.failure import Failure
 from farandole.runtime.link import Link
 from farandole.runtime.negotiated import Lane, NegotiatedLane
+from farandole.runtime.presence import Presence
 from farandole.runtime.process_sets import ProcessSet, ProcessSetLike, Registry
 from farandole.runtime.timeline import Recorder, create
 from farandole.settings import Settings
@@ -67,7 +69,7 @@ class Session:
         self._ended: Failure | None = None
         self._told = threading.Event()
         self._recorder = Recorder(topology.rank, topology.host, clock_offset_s)
-        self._planned = Planned()
+        self._planned, self._presence = Planned(), Presence()
         self._sets = Registry(topology.rank, topology.size)
         for number, process_set in enumerate(sets, 1):
             self._sets.add(number, process_set)
@@ -101,7 +103,8 @@ class Session:
                     f"{call.name}: the tensor is on {call.array.device}, and the engine {self.engine!r} serves host "
                     "memory only: move it first, tensor.cpu()"
                 )
-        return self._lane.submit(Ask(first.process_set, first.name, first.kind, calls), background)
+        with self._presence:
+            return self._lane.submit(Ask(first.process_set, first.name, first.kind, calls), background)
 
     def join(self) -> int:
         """Take part in no further collectives until every rank has called this; returns the rank that came last."""
@@ -137,39 +140,47 @@ class Session:
     def planned_engine(self, process_set: int, label: str) -> Engine:
         """A new engine for collectives in an order that every member knows. Collective; ``shutdown`` closes it."""
         ranks = self._sets.members(process_set, label)
-        return self._crews.engine(ranks, f"{label} of process set {process_set}")
+        with self._presence:
+            return self._crews.engine(ranks, f"{label} of process set {process_set}")
 
-    def entering(self, process_set: int, sequence: int, what: str) -> None:
-        """A planned collective begins; ``left`` ends it. Should it take too long, reports will name ``what``."""
-        self._planned.enter(process_set, sequence, what)
-
-    def left(self, process_set: int) -> None:
-        """The planned collective of this set is over."""
-        self._planned.leave(process_set)
+    @contextlib.contextmanager
+    def inside(self, process_set: int, lane: str, sequence: int, what: str) -> Iterator[None]:
+        """This thread does the ``sequence``-th collective of a planned lane; reports say ``what`` if it takes long."""
+        with self._presence:
+            self._planned.enter(process_set, lane, sequence, what)
+            try:
+                yield
+            finally:
+                self._planned.leave()
 
     # -- the generation and its end -----------------------------------------------------------------------------------
 
     def abort(self, reason: str) -> None:
         """End the generation for all: nobody can rely on this rank any more."""
         reason = f"{self._name()} gave up: {reason}"
-        self._end(Failure(AbortError, reason), reason)
-        self._tell_leave(reason)
+        self._end(Failure(AbortError, reason), reason, reason)
 
     def generation_ended(self, failure: Failure) -> None:
         """Wake everybody here; every operation raises from now on. Called by whoever learns of it."""
         self._end(failure, failure.text)
 
-    def close(self, farewell: bool = True) -> None:
+    def close(self) -> None:
         """Leave the job and free everything. Once; what is still in flight here raises ``AbortError``.
 
-        Without ``farewell`` the others learn of it by the end of this process.
+        A signal handler may call it in the middle of a collective: that raises as soon as the handler has returned,
+        and what it still uses is freed then.
         """
-        orderly = self._ended is None
-        self.generation_ended(Failure(AbortError, f"shutdown() was called on {self._name()}"))
-        self._lane.close()
         self._recorder.close()  # first: rank 0 takes the timeline for complete when the others have left
-        if orderly and farewell:
-            self._tell_leave("")
+        reason = f"shutdown() was called on {self._name()}"
+        self._end(Failure(AbortError, reason), reason, "")
+        if self._presence.here():
+            threading.Thread(target=self._free, name="farandole-shutdown").start()
+        else:
+            self._free()
+
+    def _free(self) -> None:
+        """Give everything back once nobody uses it any more."""
+        self._lane.close()
         if self._control is not None:
             self._control.stop()
         if self._link is not None:
@@ -190,8 +201,12 @@ class Session:
             path = os.path.abspath(path)
             create(path)
         self._recorder.record(path, mark_cycles)
+        if self._control is None:
+            return
         limit_s = self._limit_s(self.settings.stall_warning_s)
-        if self._control is not None and not self._control.set_timeline(path, mark_cycles, limit_s):
+        with self._presence:
+            all_have = self._control.set_timeline(path, mark_cycles, limit_s)
+        if not all_have:
             events.logger.warning(
                 "not every rank has %s its timeline within %g s: it will once it answers the controller again",
                 "begun" if path else "ended",
@@ -229,6 +244,7 @@ class Session:
             self.generation,
             self._perform,
             self._torn,
+            self._presence,
             self.settings.cache_capacity,
         )
 
@@ -252,7 +268,8 @@ class Session:
         """Come to one point of the program with all members; they are matched by the order of their calls."""
         label = f"{kind.label}.noname"
         name = f"{label}.{next(self._counters[f'{label} {process_set}'])}"
-        [outcome] = self._lane.submit(Ask(process_set, name, kind, (), splits), background=False).wait()
+        with self._presence:
+            [outcome] = self._lane.submit(Ask(process_set, name, kind, (), splits), background=False).wait()
         return outcome
 
     def _share(self, key: str, ranks: Sequence[int], payload: bytes) -> list[bytes]:
@@ -268,11 +285,13 @@ class Session:
         if self._ended is None:
             known = failure.kind is AbortError  # then somebody else broke it, and the text says who
             reason = failure.text if known else f"{self._name()} could not go on: {failure.text}"
-            self._end(failure, reason)
-            self._tell_leave(reason)
+            self._end(failure, reason, reason)
 
-    def _end(self, failure: Failure, reason: str) -> None:
-        """End the generation here: ``failure`` is raised on this rank, engines tell ``reason`` to their peers."""
+    def _end(self, failure: Failure, reason: str, leave: str | None = None) -> None:
+        """End the generation here: ``failure`` is raised on this rank, engines tell ``reason`` to their peers.
+
+        Before these can end because of it, the controller is told that this rank was the first to ``leave``.
+        """
         if self._ended is not None:
             return
         self._ended = failure
@@ -280,14 +299,12 @@ class Session:
         if self._control is not None:
             self._control.end(failure)
         self._lane.end(failure)
-        self._crews.abort(reason)
-
-    def _tell_leave(self, reason: str) -> None:
-        if self._link is not None:
+        if self._link is not None and leave is not None:
             try:
-                self._link.up.send(Leave(self.generation, reason))
+                self._link.up.send(Leave(self.generation, leave))
             except ControlError as error:
                 events.logger.debug("%s leaves without saying so: %s", self._name(), error)
+        self._crews.abort(reason)
 
     def _name(self) -> str:
         return f"rank {self.topology.rank} on {self.topology.host}"

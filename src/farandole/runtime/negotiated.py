@@ -27,6 +27,7 @@ from farandole.runtime.ask import Ask, Key
 from farandole.runtime.call import Call, Handle, Outcome
 from farandole.runtime.failure import Failure
 from farandole.runtime.phases import LANE
+from farandole.runtime.presence import Presence
 
 LEAVE_S = 5.0
 """How long ``close`` waits for a thread that leads; an engine that was aborted lets it go at once."""
@@ -99,13 +100,20 @@ class NegotiatedLane:
     """See the module. ``perform`` runs in the leading thread; ``torn`` is called there if it fails on this rank."""
 
     def __init__(
-        self, orders: Dealer, send: Send, generation: int, perform: Performer, torn: Torn, cache_capacity: int
+        self,
+        orders: Dealer,
+        send: Send,
+        generation: int,
+        perform: Performer,
+        torn: Torn,
+        presence: Presence,
+        cache_capacity: int,
     ) -> None:
         self.last: Order | None = None
         self.inside: Order | None = None
         self._orders, self._send, self._generation = orders, send, generation
-        self._perform, self._torn, self._capacity = perform, torn, cache_capacity
-        lock = threading.Lock()  # guards everything below
+        self._perform, self._torn, self._presence, self._capacity = perform, torn, presence, cache_capacity
+        lock = threading.RLock()  # guards everything below; a signal handler may end the lane while its thread has it
         self._changed = threading.Condition(lock)
         self._wanted = threading.Condition(lock)  # the background thread's alone: it need not wake for everybody's news
         self._inflight: dict[Key, Pending] = {}
@@ -140,9 +148,11 @@ class NegotiatedLane:
 
     def drive(self, enough: Callable[[], bool]) -> None:
         """Return when ``enough()``: lead, or sleep while somebody else does."""
-        with self._changed:
+        with self._presence, self._changed:
             while not enough():
-                if self._leading:
+                if self._ended is not None:
+                    self._fail_all(self._ended)  # a signal handler ended the lane while this thread was submitting
+                elif self._leading:
                     self._asleep += 1
                     try:
                         self._changed.wait()
@@ -156,8 +166,7 @@ class NegotiatedLane:
         with self._changed:
             if self._ended is None:
                 self._ended = failure
-            for pending in list(self._inflight.values()):
-                self._finish(pending, [], self._ended)
+            self._fail_all(self._ended)
             self._changed.notify_all()
             self._wanted.notify()
         self._orders.interrupt()
@@ -248,6 +257,10 @@ class NegotiatedLane:
                     self._remember(pending.ask, number)
             if self._asleep:
                 self._changed.notify_all()
+
+    def _fail_all(self, failure: Failure) -> None:
+        for pending in list(self._inflight.values()):
+            self._finish(pending, [], failure)
 
     def _finish(self, pending: Pending, outcomes: list[Outcome], failure: Failure | None) -> None:
         self._inflight.pop(pending.ask.key, None)

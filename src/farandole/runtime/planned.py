@@ -12,9 +12,8 @@ from __future__ import annotations
 import queue
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Literal, TypeAlias, final
 
 from farandole import events
@@ -41,8 +40,7 @@ class PlannedLane:
     def __init__(self, session: Session, process_set: ProcessSet, label: str) -> None:
         self.session, self.label = session, label
         self._process_set = number_of(process_set)
-        # Lanes of one set count separately; their numbers must not look like one lane's to who compares them.
-        self._sequence = zlib.crc32(label.encode()) << 31
+        self._sequence = 0
         with self._inside("connecting"):
             self._engine = session.planned_engine(self._process_set, label)
         self._group = self._engine.group
@@ -93,15 +91,10 @@ class PlannedLane:
             name, end_s = f"{self.label}.{what}", time.monotonic()
             events.emit(events.Phase("planned", name, "allreduce", phase, begin_s, end_s, nbytes))
 
-    @contextmanager
-    def _inside(self, what: str) -> Iterator[None]:
+    def _inside(self, what: str) -> AbstractContextManager[None]:
         """Should it take too long, reports will name ``what``, and the members that have not come to it."""
         self._sequence += 1
-        self.session.entering(self._process_set, self._sequence, f"{self.label}: {what}")
-        try:
-            yield
-        finally:
-            self.session.left(self._process_set)
+        return self.session.inside(self._process_set, self.label, self._sequence, f"{self.label}: {what}")
 
     def close(self) -> None:
         """Nobody will use it any more; what it has allocated stays as long as it is referenced."""

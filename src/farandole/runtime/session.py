@@ -14,6 +14,7 @@ import atexit
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Sequence
 from typing import Any, final
 
@@ -40,7 +41,7 @@ def init(comm: object = None, process_sets: Sequence[ProcessSetLike] | str | Non
 
 def shutdown() -> None:
     """Leave the job. Does nothing if the process is in none."""
-    _here.leave(farewell=True)
+    _here.leave()
 
 
 def is_initialized() -> bool:
@@ -57,12 +58,13 @@ def current(asked: str = "an operation of the job") -> Session:
 
 
 def _leave_at_exit() -> None:
-    """Leave in good order, unless the script has raised: then the end of the process, with its exit code, is the news.
+    """Leave in good order, unless the script has raised: then the others are told so."""
+    error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
+    _here.leave("" if error is None else f"its script raised {_first_line(error)}")
 
-    Otherwise the others would learn that this rank "has called shutdown()", end first, and be taken for the cause.
-    """
-    raised = getattr(sys, "last_value", None) is not None and not hasattr(sys, "ps1")
-    _here.leave(farewell=not raised)
+
+def _first_line(error: BaseException) -> str:
+    return traceback.format_exception_only(error)[-1].partition("\n")[0]
 
 
 @final
@@ -82,12 +84,14 @@ class _Here:
             atexit.register(_leave_at_exit)
             os.register_at_fork(after_in_child=self._forget)
 
-    def leave(self, farewell: bool) -> None:
-        """Close the session, if there is one."""
+    def leave(self, because: str = "") -> None:
+        """Close the session, if there is one; with a reason, its end is not in order."""
         with self.lock:
             session, self.session = self.session, None
             if session is not None:
-                session.close(farewell)
+                if because:
+                    session.abort(because)
+                session.close()
 
     def _forget(self) -> None:
         self.lock = threading.RLock()  # the parent's may be held by a thread that is not here

@@ -222,26 +222,28 @@ class _Said(NamedTuple):
 
 @final
 class Blockages:
-    """What ranks say about planned collectives they have been inside of for long: one report per rank and set."""
+    """What ranks say about planned collectives they have been inside of for long: one report per rank and lane."""
 
     def __init__(self, groups: ProcessGroups, renewal_s: float) -> None:
         self._groups, self._renewal_s = groups, renewal_s
-        self._said: dict[tuple[int, int], _Said] = {}
+        self._said: dict[tuple[int, int, str], _Said] = {}
 
     def add(self, rank: int, blocked: Blocked, now: float) -> bool:
         """Note what ``rank`` says; False if it cannot say that. Ranks say it again while it lasts."""
         members = self._groups.get(blocked.process_set)
         if members is None or rank not in members or not 0 <= blocked.seconds < math.inf:
             return False
-        self._said[rank, blocked.process_set] = _Said(blocked.sequence, blocked.what, now - blocked.seconds, now)
+        self._said[rank, blocked.process_set, blocked.lane] = _Said(
+            blocked.sequence, blocked.what, now - blocked.seconds, now
+        )
         return True
 
     def waiting(self, now: float) -> Iterator[Waiting]:
         """The planned collectives that ranks are inside of, as far as they said so lately."""
         self._said = {key: said for key, said in self._said.items() if now - said.heard_s <= self._renewal_s}
-        together: dict[tuple[int, int], dict[int, _Said]] = {}
-        for (rank, process_set), said in self._said.items():
-            together.setdefault((process_set, said.sequence), {})[rank] = said
+        together: dict[tuple[int, str, int], dict[int, _Said]] = {}
+        for (rank, process_set, lane), said in self._said.items():
+            together.setdefault((process_set, lane, said.sequence), {})[rank] = said
         for key, ranks in together.items():
             yield Waiting(
                 ("planned", *key),

@@ -1,0 +1,129 @@
+"""Shutting down in a signal handler: whatever call the signal interrupts raises, and everything is given back."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from farandole import events
+from farandole.errors import AbortError
+from farandole.runtime.session import current, init, is_initialized, shutdown
+from farandole.testing.jobs import NumpyCalls, run_job
+from farandole.testing.rank import Member
+
+DEADLINE_S = 20.0
+ROUNDS = 10
+
+
+def _wait_for_the_others() -> None:
+    NumpyCalls().allreduce("never", np.ones(1))
+
+
+def _wait_behind_another_thread() -> None:
+    def lead() -> None:
+        with pytest.raises(AbortError):
+            NumpyCalls().allreduce("also never", np.ones(1))
+
+    other = threading.Thread(target=lead)
+    other.start()
+    try:
+        _wait_for_the_others()
+    finally:
+        other.join(DEADLINE_S)
+        assert not other.is_alive()
+
+
+def _wait_in_the_engine() -> None:
+    NumpyCalls().allreduce("held up elsewhere", np.ones(1))
+
+
+def _wait_in_a_planned_lane() -> None:
+    session = current()
+    engine = session.planned_engine(0, "p")
+    with session.inside(0, "p", 1, "p: bucket 0"):
+        engine.barrier()
+
+
+def _do_something_else() -> None:
+    NumpyCalls().allreduce("other", np.ones(1))
+
+
+def _only_make_the_lane() -> None:
+    engine = current().planned_engine(0, "p")
+    _do_something_else()
+    engine.close()
+
+
+_ABSENCES: dict[Callable[[], None], Callable[[], None]] = {
+    _wait_for_the_others: _do_something_else,
+    _wait_behind_another_thread: _do_something_else,
+    _wait_in_the_engine: _wait_in_the_engine,
+    _wait_in_a_planned_lane: _only_make_the_lane,
+}
+"""What rank 0 does when the signal comes, and what rank 1 does instead."""
+
+
+def _be_interrupted(wait: Callable[[], None], member: Member) -> None:
+    """Rank 0: a signal comes at any moment from just before the wait on, and its handler shuts down."""
+    main, asked, ended = threading.get_ident(), threading.Event(), threading.Event()
+
+    def interrupt() -> None:
+        asked.wait(DEADLINE_S)
+        time.sleep(random.choice((0, 0.0001, 0.001, 0.01)))
+        signal.pthread_kill(main, signal.SIGUSR1)
+        while not ended.wait(0.1):  # one that comes just before the call sleeps is heard by Python when it wakes
+            signal.pthread_kill(main, signal.SIGUSR1)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    asked.set()
+    with pytest.raises((AbortError, ValueError), match=r"rank [01] on|call init\(\) first"):
+        wait()
+    ended.set()
+    thread.join(DEADLINE_S)
+    assert not is_initialized()
+    member.exchange(b"")
+
+
+def _stand_by(wait: Callable[[], None], member: Member) -> None:
+    """Rank 1 never comes to where rank 0 waits, and is told when rank 0 has gone."""
+    held_up: list[str] = []
+
+    def hold_up(event: events.Event) -> None:
+        if isinstance(event, events.Phase) and event.phase == "queue" and not held_up:
+            held_up.append(event.name)
+            member.exchange(b"")
+
+    cancel = events.subscribe(hold_up) if wait is _wait_in_the_engine else lambda: None
+    with pytest.raises(AbortError, match="rank 0"):
+        _ABSENCES[wait]()
+    cancel()
+    if not held_up:
+        member.exchange(b"")
+    shutdown()
+
+
+def _program(member: Member) -> tuple[int, int]:
+    signal.signal(signal.SIGUSR1, lambda *_: shutdown())
+    held = []
+    for _ in range(ROUNDS):
+        for wait in _ABSENCES:
+            init()
+            (_stand_by if member.rank else _be_interrupted)(wait, member)
+            for thread in threading.enumerate():
+                if thread.name.startswith("farandole"):
+                    thread.join(DEADLINE_S)
+        held.append((len(os.listdir("/proc/self/fd")), threading.active_count()))
+    assert held[0] == held[-1]
+    return held[0][1], held[-1][1]
+
+
+def test_a_handler_may_shut_down_wherever_the_signal_comes() -> None:
+    assert run_job(_program, 2) == [(1, 1), (1, 1)]
