@@ -25,6 +25,56 @@ def test_the_first_failure_decides_and_later_ends_do_not() -> None:
     ]
 
 
+def test_who_left_first_is_the_cause_though_others_end_before() -> None:
+    policy = Policy(4, "stop")
+    assert policy.exited(End(3, "a", 0), left=[3]).action is Action.GO_ON
+    assert policy.exited(End(0, "a", 1, "AbortError"), left=[3, 1, 2, 0]) == (
+        Action.AWAIT,
+        "rank 0 on a exited with code 1, but ranks [1, 2] had left before that",
+    )
+    assert policy.exited(End(2, "a", 1, "AbortError"), left=[3, 1, 2, 0]).action is Action.AWAIT
+    assert policy.exited(End(1, "a", 3, "mine"), left=[3, 1, 2, 0]) == (Action.STOP, "rank 1 on a exited with code 3")
+    assert policy.status == 3
+    assert policy.last_words().splitlines() == [
+        "rank 1 on a exited with code 3; the last lines of its stderr:",
+        "    mine",
+        "after that, rank 2 on a exited with code 1",
+        "after that, rank 0 on a exited with code 1",
+    ]
+
+
+def test_who_left_in_good_order_is_not_the_cause() -> None:
+    policy = Policy(2, "stop")
+    assert policy.exited(End(0, "a", 1), left=[1, 0]).action is Action.AWAIT
+    assert policy.exited(End(1, "a", 0), left=[1, 0]) == (Action.STOP, "rank 0 on a exited with code 1")
+    assert policy.status == 1
+
+
+def test_who_left_and_lives_on_does_not_keep_the_job() -> None:
+    policy = Policy(3, "stop")
+    assert policy.exited(End(0, "a", 1), left=[1, 0]).action is Action.AWAIT
+    assert policy.overdue() == (Action.STOP, "rank 0 on a exited with code 1")
+    assert policy.exited(End(1, "a", -15), left=[1, 0]).action is Action.GO_ON
+    assert policy.status == 1
+
+
+def test_who_is_killed_is_the_cause_at_once() -> None:
+    policy = Policy(2, "stop")
+    assert policy.exited(End(1, "a", -9), left=[1]).action is Action.STOP
+
+
+def test_a_failure_of_an_earlier_generation_stays_the_first() -> None:
+    policy = Policy(3, "continue")
+    policy.exited(End(2, "a", -9), left=[2])
+    policy.exited(End(0, "a", 1), left=[1, 0])
+    policy.exited(End(1, "a", 5), left=[1, 0])
+    assert policy.status == 137
+    assert policy.last_words().splitlines()[1:] == [
+        "after that, rank 1 on a exited with code 5",
+        "after that, rank 0 on a exited with code 1",
+    ]
+
+
 def test_with_continue_the_job_goes_on_and_keeps_the_first_code() -> None:
     policy = Policy(3, "continue")
     assert policy.exited(End(1, "a", 7)).action is Action.GO_ON
@@ -69,10 +119,13 @@ def test_a_lost_agent_is_said_unless_a_worker_failed_before() -> None:
     st.permutations(range(4)),
     st.lists(st.integers(-15, 3), min_size=4, max_size=4),
     st.sampled_from(["stop", "continue"]),
+    st.permutations(range(4)),
 )
-def test_the_status_is_zero_only_if_nobody_failed(order: list[int], codes: list[int], on_failure: str) -> None:
+def test_the_status_is_zero_only_if_nobody_failed(
+    order: list[int], codes: list[int], on_failure: str, leaving: list[int]
+) -> None:
     policy = Policy(4, on_failure)  # type: ignore[arg-type]
-    asked = [policy.exited(End(place, "a", codes[place])).action for place in order]
+    asked = [policy.exited(End(place, "a", codes[place]), leaving).action for place in order]
     assert policy.finished
     assert (policy.status == 0) == (not any(codes)) == (policy.last_words() == "")
     assert asked.count(Action.STOP) == (on_failure == "stop" and any(codes))

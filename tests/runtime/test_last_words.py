@@ -1,23 +1,51 @@
-"""A script that raises is the cause, whoever else ends because of it."""
+"""Who ends a job is the cause, whoever else ends because of it, and whichever process the kernel ends first."""
 
 from __future__ import annotations
 
+import pytest
+
 from tests.conftest import Launch
 
+PRELUDE = """
+import atexit, contextlib, os, select, sys
+from farandole.runtime.basics import barrier, rank
+from farandole.runtime.session import current, init
 
-def test_a_rank_that_raises_is_named_and_not_those_that_waited_for_it(launch: Launch) -> None:
-    script = """
-        from farandole.runtime.basics import barrier, rank
-        from farandole.runtime.session import init
-        init()
-        barrier()
-        if rank() == 1:
-            raise ValueError("mine")
-        barrier()
-    """
-    ended = launch(2, script)
-    assert ended.code == 1
-    words = ended.stderr.partition("farandole: rank ")[2]
-    assert words.startswith("1 on ")
-    assert "exited with code 1" in words
-    assert "ValueError: mine" in words
+def outlast_the_others():
+    for other in "02":
+        with open(other) as file, contextlib.suppress(ProcessLookupError):
+            select.select([os.pidfd_open(int(file.read()))], [], [], 20)
+
+place = os.environ["FARANDOLE_RANK"]
+with open(place, "w") as file:
+    file.write(str(os.getpid()))
+if place == "1":
+    atexit.register(outlast_the_others)  # runs after init's own, which leaves the job
+init()
+"""
+PLANNED = """
+engine = current().planned_engine(0, "p")
+def meet():
+    engine.barrier()
+"""
+NEGOTIATED = """
+meet = barrier
+"""
+
+
+@pytest.mark.parametrize("meeting", [NEGOTIATED, PLANNED], ids=["negotiated", "planned"])
+@pytest.mark.parametrize(
+    ("end", "code", "words"),
+    [('raise ValueError("mine")', 1, "ValueError: mine"), ('print("mine", file=sys.stderr); sys.exit(3)', 3, "mine")],
+    ids=["raises", "exits"],
+)
+def test_the_rank_that_ends_is_named_and_not_those_that_waited_for_it(
+    launch: Launch, meeting: str, end: str, code: int, words: str
+) -> None:
+    script = f"{PRELUDE}{meeting}meet()\nif rank() == 1:\n    {end}\nmeet()\n"
+    ended = launch(3, script, options=["--grace-seconds", "30"])
+    first, *rest = ended.stderr.partition("farandole: rank ")[2].splitlines()
+    assert first.startswith("1 on ")
+    assert f"exited with code {code}" in first
+    assert rest[[line.startswith("after that") for line in rest].index(True) - 1].strip() == words
+    assert ended.code == code

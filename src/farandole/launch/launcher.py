@@ -92,6 +92,7 @@ class _Loop:
         self._orders: StopWorkers | None = None
         self._said_goodbye = False
         self._wait_until: float | None = None
+        self._await_until: float | None = None
         root.on_agent = self._on_agent
         root.controller.report = agent.say
         for fd in (agent.fd, interrupts):
@@ -101,7 +102,10 @@ class _Loop:
     def run(self) -> Outcome:
         """Serve until the agent has ended."""
         while not self._over():
-            self._on_descriptors(self._root.turn(self._wait_until))
+            moments = [moment for moment in (self._wait_until, self._await_until) if moment is not None]
+            self._on_descriptors(self._root.turn(min(moments, default=None)))
+            if self._await_until is not None and time.monotonic() >= self._await_until:
+                self._act(self._policy.overdue())
         return Outcome(self._policy.status, self._policy.last_words())
 
     def _over(self) -> bool:
@@ -130,7 +134,7 @@ class _Loop:
         if isinstance(message, Exited):
             end = End(message.place, host, message.code, message.tail, message.error)
             self._controller.worker_exited(message.place, message.pid, message.code, str(end))
-            self._act(self._policy.exited(end))
+            self._act(self._policy.exited(end, self._controller.left()))
         elif isinstance(message, Stack):
             self._controller.stack_arrived(message.place, message.text)
         elif isinstance(message, Started):
@@ -147,6 +151,10 @@ class _Loop:
     def _act(self, decision: Decision) -> None:
         if decision.action is Action.GO_ON:
             return
+        if decision.action is Action.AWAIT:
+            self._await_until = self._await_until or time.monotonic() + self._job.settings.grace_s
+            return
+        self._await_until = None
         self._orders = StopWorkers(self._job.settings.grace_s if decision.action is Action.STOP else 0.0)
         if self._agent.up:
             self._root.tell(self._host, self._orders)

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple, final
 
@@ -26,6 +27,7 @@ class Action(Enum):
     """What the launcher does next."""
 
     GO_ON = "go on"
+    AWAIT = "wait for workers that have left the job and may be the cause, as long as the grace"
     STOP = "ask every worker to end, and kill those that have not after the grace"
     KILL = "kill every worker now"
 
@@ -84,16 +86,38 @@ class Policy:
         """The ranks that have not ended."""
         return sorted(set(range(self._size)) - {end.place for end in self._ends})
 
-    def exited(self, end: End) -> Decision:
-        """A worker has ended."""
+    def exited(self, end: End, left: Sequence[int] = ()) -> Decision:
+        """A worker has ended. ``left`` are the ranks that have left the job by now, in that order.
+
+        Who waits for a rank that has left fails, and may end before it does: the cause is who left first.
+        """
         self._ends.append(end)
-        if end.code == 0 or self._ending:
+        if self._ending:
             return Decision(Action.GO_ON, str(end))
-        self._failures.append(end)
+        if end.code:
+            self._failures.insert(self._rank_among_failures(end, left), end)
+        if not self._failures:
+            return Decision(Action.GO_ON, str(end))
+        first = self._failures[0]
         if self._on_failure == "continue" and not end.error:
             return Decision(Action.GO_ON, f"{end}; the others go on (--on-failure continue)")
+        earlier = left[: left.index(first.place)] if first.place in left else ()
+        if awaited := sorted(set(earlier).intersection(self.running())):
+            return Decision(Action.AWAIT, f"{first}, but ranks {awaited} had left before that")
+        return self._stop()
+
+    def overdue(self) -> Decision:
+        """Those that had left do not end."""
+        return self._stop()
+
+    def _rank_among_failures(self, end: End, left: Sequence[int]) -> int:
+        """Before those that left after it, whose failures it may have caused; else at the end."""
+        later = left[left.index(end.place) :] if end.place in left else ()
+        return next((i for i, failure in enumerate(self._failures) if failure.place in later), len(self._failures))
+
+    def _stop(self) -> Decision:
         self._ending = True
-        return Decision(Action.STOP, str(end))
+        return Decision(Action.STOP, str(self._failures[0]))
 
     def interrupted(self, number: int) -> Decision:
         """The launcher got a signal that asks it to end: the first time orderly, the second time at once."""

@@ -131,6 +131,10 @@ class Controller:
                 self._unsaid[rank] = (now + FAREWELL_S, description)
         self._form(now)
 
+    def left(self) -> list[int]:
+        """The places of the workers that have left the current generation or ended, in that order."""
+        return self._generation.left() if self._generation is not None else []
+
     def stack_arrived(self, place: int, text: str) -> None:
         """The stacks that ``request_stack`` asked for, or why there are none."""
         generation = self._generation

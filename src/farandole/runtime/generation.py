@@ -81,6 +81,11 @@ class Generation:
         """True once ``rank`` has left or ended."""
         return rank in self._away
 
+    def left(self) -> list[int]:
+        """The places of those that have left or ended, in that order."""
+        members = [self.members[rank] for rank in self._away]
+        return [member.hello.place for member in members if member.hello.expected == self._expected]
+
     def leave(self, rank: int, reason: str = "") -> None:
         """``rank`` takes part in nothing any more; only who needs it is told."""
         if rank not in self._away:
