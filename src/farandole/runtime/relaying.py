@@ -55,6 +55,11 @@ class Relaying:
         """When ``flush`` has something to do although nothing came."""
         return self._combining.deadline_s
 
+    @property
+    def pending(self) -> bool:
+        """True if ``flush`` has something to send now."""
+        return bool(self._letters) or self._combining.pending
+
     def from_below(self, identity: bytes, message: Message) -> None:
         """A worker of this host, or a child, has sent this."""
         self._counts["from_below"] += 1
