@@ -1,33 +1,57 @@
-"""Every engine passes the contract suite, for 1, 2, 3 and 4 ranks: one launch each, one test per case."""
+"""Every engine passes the contract suite: one launch for each number of ranks or placement, one test per case."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import pytest
 
 from farandole.engines import factory
-from farandole.engines.choose import CANDIDATES
+from farandole.engines.engine import Engine, Group, Rendezvous
 from farandole.testing.engine_contract import CASES, run_contract
 from farandole.testing.harness import run_ranks
 from farandole.testing.rank import Member
 
-LAUNCHES = [("solo", 1), *((engine, size) for engine in ("shm", "gloo") for size in (1, 2, 3, 4))]
+HOSTS = ("aa", "ab", "aabb", "aaab", "abbca")
+"""Where the ranks of a hybrid engine are, each letter a host: one or two on each, 3 + 1, and 2 + 2 + 1 out of order."""
+LAUNCHES = [
+    ("solo", 1),
+    *((engine, size) for engine in ("shm", "gloo") for size in (1, 2, 3, 4)),
+    *(("hybrid", hosts) for hosts in HOSTS),
+]
+
+
+def _lane(group: Group, rendezvous: Rendezvous) -> Engine:
+    """Gloo on the loopback interface: the hosts are pretended."""
+    from farandole.engines.torchdist import GlooEngine
+
+    return GlooEngine(dataclasses.replace(group, hosts=("localhost",) * group.size), rendezvous)
+
+
+def _create(engine: str, group: Group, rendezvous: Rendezvous) -> Engine:
+    if engine != "hybrid":
+        return factory.make(engine, group, rendezvous)
+    from farandole.engines.hybrid import HybridEngine
+
+    return HybridEngine(group, rendezvous, _lane)
 
 
 def _program(member: Member, engine: str) -> dict[str, str]:
-    return run_contract(member, functools.partial(factory.make, engine))
+    return run_contract(member, functools.partial(_create, engine))
 
 
 @functools.cache
-def _launch(engine: str, size: int) -> list[dict[str, str]]:
-    return run_ranks(_program, size, engine, timeout_s=120)
+def _launch(engine: str, members: int | str) -> list[dict[str, str]]:
+    if isinstance(members, int):
+        return run_ranks(_program, members, engine, timeout_s=120)
+    return run_ranks(_program, len(members), engine, timeout_s=180, hosts=members)
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize(("engine", "size"), LAUNCHES)
-def test_engine(engine: str, size: int, case: str) -> None:
-    if engine == "gloo" and (lack := CANDIDATES[engine].lack()):
-        pytest.skip(lack)
-    found = {f"rank {rank}": wrong[case] for rank, wrong in enumerate(_launch(engine, size)) if wrong[case]}
+@pytest.mark.parametrize(("engine", "members"), LAUNCHES)
+def test_engine(engine: str, members: int | str, case: str) -> None:
+    if engine in ("gloo", "hybrid"):
+        pytest.importorskip("torch")
+    found = {f"rank {rank}": wrong[case] for rank, wrong in enumerate(_launch(engine, members)) if wrong[case]}
     assert not found, "\n".join(f"{rank}:\n{text}" for rank, text in found.items())

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias, final
 
 from farandole.collective import Array, DType, ReduceOp
@@ -13,11 +15,43 @@ from farandole.errors import MismatchError, UnsupportedError
 Exchange: TypeAlias = Callable[[bytes], list[bytes]]
 """All-gather of a few bytes among a group's members over the control plane; blocks, raises at the start time-out."""
 
+PAYLOAD_BYTES = 64
+"""How much ``Engine.gather_small`` carries for each member."""
+
+Share: TypeAlias = Callable[[str, Sequence[int], bytes], list[bytes]]
+"""The same among some of a job's ranks, under a key that is used once."""
+
+
+@final
+class Rendezvous:
+    """Where an engine's members meet before it moves anything: an ``Exchange`` among them, or among some of them.
+
+    rendezvous = Rendezvous(share, "process set 0", (0, 1, 2, 3))
+    rendezvous(b"hello")                                # four answers
+    rendezvous.among("host a", (0, 1))(b"neighbour")    # two
+    """
+
+    def __init__(self, share: Share, key: str, ranks: Sequence[int]) -> None:
+        self._share, self._key, self._ranks = share, key, tuple(ranks)
+        self._rounds = 0
+
+    def __call__(self, payload: bytes) -> list[bytes]:
+        self._rounds += 1
+        return self._share(f"{self._key}.{self._rounds}", self._ranks, payload)
+
+    def among(self, label: str, ranks: Sequence[int]) -> Rendezvous:
+        """One for ``ranks``, which are global; ``label`` is new, and the same on each of them."""
+        return Rendezvous(self._share, f"{self._key}/{label}", ranks)
+
 
 @final
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The ranks one engine connects. ``ranks`` are global and ascending; ``rank`` is this process's place in them."""
+    """The ranks one engine connects. ``ranks`` are global and ascending; ``rank`` is this process's place in them.
+
+    ``address`` is where other hosts reach this process, as far as its owner knows. ``broken`` is set when the
+    generation ends otherwise than by ``shutdown()``: ``abort`` cannot reach an engine that is still being made.
+    """
 
     rank: int
     ranks: tuple[int, ...]
@@ -25,6 +59,8 @@ class Group:
     generation: int
     label: str
     deadline_s: float = 600.0
+    address: str = ""
+    broken: threading.Event = field(default_factory=threading.Event, compare=False, repr=False)
 
     @property
     def size(self) -> int:
@@ -34,6 +70,15 @@ class Group:
     def name(self, place: int) -> str:
         """How an error names the member at ``place``."""
         return f"rank {self.ranks[place]} on {self.hosts[place]}"
+
+    def subgroup(self, places: Sequence[int]) -> Group:
+        """The group of the members at ``places``, this one among them."""
+        return dataclasses.replace(
+            self,
+            rank=list(places).index(self.rank),
+            ranks=tuple(self.ranks[place] for place in places),
+            hosts=tuple(self.hosts[place] for place in places),
+        )
 
 
 @final
@@ -73,11 +118,13 @@ class Engine(ABC):
     * Arguments of one call agree between members (the runtime sees to it). An engine that can notice disagreement for
       free raises ``MismatchError`` on every member, and the next call works.
     * Results are the same bits on every member and in every run: the order of reduction is fixed by rank. float16 and
-      bfloat16 accumulate in float32. AVERAGE is the sum divided by ``group.size`` (integers truncate toward zero).
-      BOOL: SUM and MAX are *or*, MIN and PRODUCT are *and*, AVERAGE is *and*. Complex types know SUM, AVERAGE and
-      PRODUCT. What does not exist raises ``UnsupportedError`` on every member (``require_served``).
-      Results are multiplied by ``postscale``, contributions by ``prescale`` (in float64 for integers, truncating).
-    * Roots and counts are in group places, not global ranks. Empty arrays and zero counts are legal.
+      bfloat16 accumulate in float32; between hosts, partial results may travel in the type itself. AVERAGE is the sum
+      divided by ``group.size`` (integers truncate toward zero). BOOL: SUM and MAX are *or*, MIN and PRODUCT are *and*,
+      AVERAGE is *and*. Complex types know SUM, AVERAGE and PRODUCT. What does not exist raises ``UnsupportedError`` on
+      every member (``require_served``). Results are multiplied by ``postscale``, contributions by ``prescale`` (in
+      float64 for integers, truncating).
+    * Roots and counts are in group places, not global ranks. Empty arrays and zero counts are legal. In an all-gather
+      ``send`` may be its own place in ``recv``, and in a reduce-scatter ``recv`` its own place in ``send``.
     * ``abort`` may come from any thread at any time, wakes every waiter at once, and is final. ``close`` is idempotent,
       needs no peer, and leaves nothing behind; memory stays valid as long as its owner is referenced.
     """
@@ -140,16 +187,16 @@ class Engine(ABC):
         """All-gather up to 64 bytes of each member; the default is built on ``allgather``."""
         import ctypes
 
-        if len(payload) > 64:
-            raise ValueError(f"gather_small carries at most 64 bytes, got {len(payload)}")
-        send = ctypes.create_string_buffer(payload.ljust(64, b"\0"), 64)
-        recv = ctypes.create_string_buffer(64 * self.group.size)
+        if len(payload) > PAYLOAD_BYTES:
+            raise ValueError(f"gather_small carries at most {PAYLOAD_BYTES} bytes, got {len(payload)}")
+        send = ctypes.create_string_buffer(payload.ljust(PAYLOAD_BYTES, b"\0"), PAYLOAD_BYTES)
+        recv = ctypes.create_string_buffer(PAYLOAD_BYTES * self.group.size)
         self.allgather(
-            Array(ctypes.addressof(send), 64, DType.UINT8, send),
-            Array(ctypes.addressof(recv), 64 * self.group.size, DType.UINT8, recv),
-            [64] * self.group.size,
+            Array(ctypes.addressof(send), PAYLOAD_BYTES, DType.UINT8, send),
+            Array(ctypes.addressof(recv), PAYLOAD_BYTES * self.group.size, DType.UINT8, recv),
+            [PAYLOAD_BYTES] * self.group.size,
         )
-        return [recv.raw[64 * i : 64 * (i + 1)].rstrip(b"\0") for i in range(self.group.size)]
+        return [recv.raw[PAYLOAD_BYTES * i : PAYLOAD_BYTES * (i + 1)].rstrip(b"\0") for i in range(self.group.size)]
 
     def statistics(self) -> dict[str, int | float | str]:
         """Counters since creation, for people and tests."""

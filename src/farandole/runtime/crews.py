@@ -10,24 +10,22 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import TypeAlias, final
+from collections.abc import Sequence
+from typing import final
 
-from farandole.engines.engine import Engine, Group
+from farandole.engines.engine import Engine, Group, Rendezvous, Share
 from farandole.engines.factory import make
 from farandole.runtime.executor import Executor
 from farandole.topology import Topology
-
-Share: TypeAlias = Callable[[str, Sequence[int], bytes], list[bytes]]
-"""All-gather of small bytes among some ranks, under a key that is used once."""
 
 
 @final
 class Crews:
     """Makes engines when they are first needed, in the same order on all members. Any thread may abort."""
 
-    def __init__(self, topology: Topology, engine: str, share: Share, deadline_s: float) -> None:
+    def __init__(self, topology: Topology, engine: str, share: Share, deadline_s: float, address: str = "") -> None:
         self._topology, self._engine, self._share, self._deadline_s = topology, engine, share, deadline_s
+        self._address, self._broken = address, threading.Event()
         self._lock = threading.RLock()  # a signal handler may abort while its thread is in here
         self._engines: weakref.WeakSet[Engine] = weakref.WeakSet()  # a lane that is gone takes its engine along
         self._executors: dict[int, Executor] = {}
@@ -48,18 +46,12 @@ class Crews:
         with self._lock:
             self._labels[label] += 1
             key = f"{label}.{self._labels[label]}"
-        rounds = 0
-
-        def exchange(payload: bytes) -> list[bytes]:
-            nonlocal rounds
-            rounds += 1
-            return self._share(f"{key}.{rounds}", ranks, payload)
-
         hosts = tuple(topology.hosts[r] for r in ranks)
         place = list(ranks).index(topology.rank)
-        engine = make(
-            self._engine, Group(place, tuple(ranks), hosts, topology.generation, label, self._deadline_s), exchange
+        group = Group(
+            place, tuple(ranks), hosts, topology.generation, label, self._deadline_s, self._address, self._broken
         )
+        engine = make(self._engine, group, Rendezvous(self._share, key, ranks))
         with self._lock:
             self._engines.add(engine)
             reason = self._reason
@@ -73,8 +65,10 @@ class Crews:
         if executor is not None:
             executor.engine.close()
 
-    def abort(self, reason: str) -> None:
-        """Wake whoever waits in an engine, now and later."""
+    def abort(self, reason: str, orderly: bool = False) -> None:
+        """Wake whoever waits in an engine, now and later; ``orderly`` if nobody is to blame for the end."""
+        if not orderly:
+            self._broken.set()
         with self._lock:
             self._reason = self._reason or reason
             engines = list(self._engines)

@@ -42,18 +42,18 @@ BORDERS = (4096, 65536, 262144)
 def run_contract(member: Member, create: Create, cases: Mapping[str, Case] | None = None) -> dict[str, str]:
     """Run ``cases`` (default: all); the result maps each to what is wrong on this rank ("" for nothing)."""
     found: dict[str, str] = {}
-    bench = _bench(member, create)
+    bench = _bench(member, create, "contract")
     for name, case in (CASES if cases is None else cases).items():
         found[name] = _run(bench, case)
         if any(member.exchange(b"failed" if found[name] else b"")):
             bench.engine.close()  # after a failure the members may be at different calls
-            bench = _bench(member, create)
+            bench = _bench(member, create, f"contract after {name}")
     bench.engine.close()
     return found
 
 
-def _bench(member: Member, create: Create) -> Bench:
-    engine = create(member.group("contract"), member.exchange)
+def _bench(member: Member, create: Create, label: str) -> Bench:
+    engine = create(member.group("contract"), member.exchange_among(label))
     return Bench(create, member, engine, engine.allocate(MEMORY_BYTES))
 
 
@@ -167,6 +167,20 @@ def reducescatter(bench: Bench) -> None:
                 bench.reducescatter(dtype, op, [5 * r for r in range(bench.size)], seed=1)
     bench.reducescatter(DType.FLOAT32, ReduceOp.SUM, [0] * bench.size)
     bench.reducescatter(DType.FLOAT32, ReduceOp.AVERAGE, [150_000 + r for r in range(bench.size)], seed=2)
+
+
+def parts_in_their_own_place(bench: Bench) -> None:
+    """All-gather from its own place in what is received, reduce-scatter to its own place in what is sent."""
+    for count in (5, 3000, 200_000):
+        counts, mine = [count] * bench.size, slice(bench.rank * count, (bench.rank + 1) * count)
+        said = [reference.sample(DType.FLOAT32, count * bench.size, r) for r in range(bench.size)]
+        whole = bench.buffer(said[bench.rank], DType.FLOAT32)
+        own = whole.array.slice(mine.start, count)
+        bench.engine.reducescatter(whole.array, own, counts, ReduceOp.SUM)
+        total = reference.reduce(DType.FLOAT32, ReduceOp.SUM, said)
+        bench.expect(reference.same(DType.FLOAT32, whole.values[mine], total[mine]), f"reducescatter of {count} each")
+        bench.engine.allgather(own, whole.array, counts)
+        bench.compare(f"allgather of {count} each", DType.FLOAT32, whole, total)
 
 
 def barrier_waits_for_all(bench: Bench) -> None:
@@ -323,8 +337,8 @@ CASES: dict[str, Case] = {
     case.__name__: case
     for case in (
         every_op_on_every_dtype, sizes_around_borders, scales, memory_may_differ_between_members,
-        illegal_ops_raise_and_change_nothing, allgather, broadcast, alltoall, reducescatter, barrier_waits_for_all,
-        many_in_random_order, same_bits_everywhere_and_again, agree_and_gather_small,
+        illegal_ops_raise_and_change_nothing, allgather, broadcast, alltoall, reducescatter, parts_in_their_own_place,
+        barrier_waits_for_all, many_in_random_order, same_bits_everywhere_and_again, agree_and_gather_small,
         memory_is_zeroed_and_outlives_the_engine, subgroups_and_two_threads, abort_wakes_waiters, deadline_ends_a_wait,
         close_needs_no_peer_and_leaves_nothing, made_is_made, counts_are_reported,
     )

@@ -16,13 +16,14 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from multiprocessing.connection import Connection, Pipe, wait
-from typing import Any, final
+from typing import IO, Any, TypeAlias, final
 
 import cloudpickle
 import msgspec
@@ -33,6 +34,13 @@ from farandole.testing.rank import Job, outcome
 
 _TAIL_BYTES = 8000
 _EXIT_S = 10.0
+_START_S = 60.0
+
+Start: TypeAlias = Callable[[int, list[str], Mapping[str, str], IO[bytes]], Sequence["subprocess.Popen[Any]"]]
+"""Starts that many processes that run a command, with an environment and a file for their output.
+
+Returns one process per rank, to whose command the rank was added, or one that stands for all.
+"""
 
 
 @final
@@ -58,19 +66,26 @@ def run_ranks(
     timeout_s: float = 60.0,
     environment: Mapping[str, str] | None = None,
     may_die: Collection[int] = (),
+    start: Start | None = None,
+    hosts: Sequence[str] = (),
 ) -> list[Any]:
     """Call ``program(member, *args)`` in ``size`` new processes and return what they returned, by rank.
 
     Arguments and results are pickled; ``program`` may be any function that cloudpickle can carry, from a test's module
-    too. Raises ``RanksFailedError`` if a rank raises, ends without a result (ranks in ``may_die`` yield ``Died``
-    instead), or exceeds ``timeout_s``.
+    too. ``start`` starts the processes in another way, ``hosts`` says where that puts them, by rank. Raises
+    ``RanksFailedError`` if a rank raises, ends without a result (ranks in ``may_die`` yield ``Died`` instead), or
+    exceeds ``timeout_s``.
     """
     with tempfile.TemporaryDirectory(prefix="farandole-ranks-") as directory:
-        ranks = [_Process(rank, directory, environment or {}) for rank in range(size)]
+        ranks = (
+            _start_elsewhere(start, size, directory, environment or {})
+            if start
+            else [_start(rank, directory, environment or {}) for rank in range(size)]
+        )
         try:
             payload = _pickle(program, args)
             for rank in ranks:
-                rank.send(msgspec.msgpack.encode(Job(rank.rank, size, timeout_s, payload)))
+                rank.send(msgspec.msgpack.encode(Job(rank.rank, size, timeout_s, payload, list(hosts))))
             _Hub(ranks, time.monotonic() + timeout_s).serve()
             return _results(ranks, may_die, timeout_s)
         finally:
@@ -90,28 +105,65 @@ def _pickle(program: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
         cloudpickle.unregister_pickle_by_value(module)
 
 
-@final
-class _Process:
-    """One rank's process, its socket, and what it has said so far."""
+def _start(rank: int, directory: str, environment: Mapping[str, str]) -> _Rank:
+    """One process, and a socket that it inherits."""
+    ours, theirs = Pipe()
+    output = open(f"{directory}/rank-{rank}.txt", "w+b")  # noqa: SIM115 (closed with the rank)
+    with theirs:
+        process = subprocess.Popen(
+            _command(str(theirs.fileno())),
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**_environment(), **environment},
+        )
+    return _Rank(rank, ours, process, output)
 
-    def __init__(self, rank: int, directory: str, environment: Mapping[str, str]) -> None:
-        self.rank = rank
+
+def _start_elsewhere(start: Start, size: int, directory: str, environment: Mapping[str, str]) -> list[_Rank]:
+    """Processes that somebody else starts, and that connect to a socket in ``directory``."""
+    address = f"{directory}/socket"
+    output = open(f"{directory}/output.txt", "w+b")  # noqa: SIM115 (closed with the ranks)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen(size)
+        listener.settimeout(_START_S)
+        processes = start(size, _command(address), {**_environment(), **environment}, output)
+        connections: dict[int, Connection] = {}
+        try:
+            while len(connections) < size:
+                connected, _ = listener.accept()
+                connected.setblocking(True)
+                connection = Connection(connected.detach())
+                rank = int(connection.recv_bytes())
+                connections[len(connections) if rank < 0 else rank] = connection
+        except TimeoutError:
+            for process in processes:
+                process.kill()
+                process.wait()
+            output.seek(0)
+            text = output.read().decode(errors="replace")
+            raise RanksFailedError(f"{len(connections)} of {size} ranks came in {_START_S:g} s:\n{text}") from None
+    return [_Rank(rank, connections[rank], processes[min(rank, len(processes) - 1)], output) for rank in range(size)]
+
+
+def _command(place: str) -> list[str]:
+    return [sys.executable, "-m", "farandole.testing.rank", place]
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
+
+
+@final
+class _Rank:
+    """One rank: the socket to it, what it has said so far, and its process or the launcher that has it."""
+
+    def __init__(self, rank: int, connection: Connection, process: subprocess.Popen[bytes], output: IO[bytes]) -> None:
+        self.rank, self.connection, self.process, self._output = rank, connection, process, output
         self.result: messages.Result | None = None
         self.hung_up = False
-        self.connection, theirs = Pipe()
-        self._output = open(os.path.join(directory, f"rank-{rank}.txt"), "w+b")  # noqa: SIM115 (closed in end)
-        path = os.pathsep.join(p for p in sys.path if p)
-        try:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "farandole.testing.rank", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=self._output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environment},
-            )
-        finally:
-            theirs.close()
 
     def send(self, frame: bytes) -> None:
         """Tell the rank something; one that is gone shows in its exit code instead."""
@@ -127,7 +179,7 @@ class _Process:
     def end(self) -> None:
         """Leave nothing behind, however it went."""
         if self.process.poll() is None:
-            self.process.kill()
+            self.process.kill()  # where it is a launcher, its children end with it
         self.process.wait()
         self.connection.close()
         self._output.close()
@@ -137,9 +189,9 @@ class _Process:
 class _Hub:
     """Answers the exchanges of all ranks until each has a result, is gone, or the time is over."""
 
-    def __init__(self, ranks: Sequence[_Process], deadline: float) -> None:
+    def __init__(self, ranks: Sequence[_Rank], deadline: float) -> None:
         self._ranks, self._deadline = ranks, deadline
-        self._open: dict[Connection, _Process] = {r.connection: r for r in ranks}
+        self._open: dict[Connection, _Rank] = {r.connection: r for r in ranks}
         self._waiting: dict[tuple[str, tuple[int, ...]], dict[int, bytes]] = {}
         self._gone: set[int] = set()
 
@@ -149,7 +201,7 @@ class _Hub:
             for connection in wait(list(self._open), left):
                 self._read(self._open[connection])  # type: ignore[index]
 
-    def _read(self, rank: _Process) -> None:
+    def _read(self, rank: _Rank) -> None:
         try:
             message = messages.decode(rank.connection.recv_bytes())
         except (EOFError, OSError):
@@ -162,7 +214,7 @@ class _Hub:
             rank.result = message
             self._drop(rank)
 
-    def _drop(self, rank: _Process) -> None:
+    def _drop(self, rank: _Rank) -> None:
         del self._open[rank.connection]
         rank.hung_up = True
         self._gone.add(rank.rank)
@@ -181,7 +233,7 @@ class _Hub:
             del self._waiting[key, members]
 
 
-def _results(ranks: Sequence[_Process], may_die: Collection[int], timeout_s: float) -> list[Any]:
+def _results(ranks: Sequence[_Rank], may_die: Collection[int], timeout_s: float) -> list[Any]:
     """Let everybody leave, then collect; raises for those that did not do well."""
     values: list[Any] = []
     failed: list[str] = []

@@ -3,8 +3,8 @@
     def program(member: Member) -> list[bytes]:
         return member.exchange(b"hello from %d" % member.rank)
 
-``python -m farandole.testing.rank FD`` is the process that ``harness.run_ranks`` starts for each rank; it is told what
-to do over the inherited socket ``FD``.
+``python -m farandole.testing.rank PLACE [RANK]`` is the process that ``harness.run_ranks`` starts for each rank; it is
+told what to do over the inherited socket with the number ``PLACE``, or the socket at that path.
 """
 
 from __future__ import annotations
@@ -17,19 +17,16 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from typing import Any, TypeAlias, final
+from multiprocessing.connection import Client, Connection
+from typing import Any, final
 
 import msgspec
 
 from farandole.control import messages
-from farandole.engines.engine import Exchange, Group
+from farandole.engines.engine import Group, Rendezvous, Share
 from farandole.errors import StartError
-
-Share: TypeAlias = Callable[[str, tuple[int, ...], bytes], list[bytes]]
-"""All-gather of bytes among some ranks, under a key that is used once."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -42,6 +39,7 @@ class Member:
     rank: int
     size: int
     share: Share
+    hosts: Sequence[str] = ()
     _used: int = 0
 
     def exchange(self, payload: bytes) -> list[bytes]:
@@ -49,23 +47,17 @@ class Member:
         self._used += 1
         return self.share(f"all.{self._used}", tuple(range(self.size)), payload)
 
-    def exchange_among(self, label: str, ranks: tuple[int, ...]) -> Exchange:
-        """The same among ``ranks`` only; ``label`` must be new, and the same on each of them."""
-        used = 0
-
-        def exchange(payload: bytes) -> list[bytes]:
-            nonlocal used
-            used += 1
-            return self.share(f"{label}.{used}", ranks, payload)
-
-        return exchange
+    def exchange_among(self, label: str, ranks: tuple[int, ...] | None = None) -> Rendezvous:
+        """The same among ``ranks`` (default: all) only; ``label`` must be new, and the same on each of them."""
+        return Rendezvous(self.share, label, tuple(range(self.size)) if ranks is None else ranks)
 
     def group(
         self, label: str = "test", ranks: tuple[int, ...] | None = None, generation: int = 1, deadline_s: float = 20.0
     ) -> Group:
-        """The group of ``ranks`` (default: all) as an engine wants it, on one host."""
+        """The group of ``ranks`` (default: all) as an engine wants it."""
         members = tuple(range(self.size)) if ranks is None else ranks
-        return Group(members.index(self.rank), members, ("localhost",) * len(members), generation, label, deadline_s)
+        hosts = tuple(self.hosts[rank] if self.hosts else "localhost" for rank in members)
+        return Group(members.index(self.rank), members, hosts, generation, label, deadline_s)
 
 
 @final
@@ -76,6 +68,7 @@ class Job(msgspec.Struct, frozen=True):
     size: int
     timeout_s: float
     program: bytes
+    hosts: list[str]
 
 
 @final
@@ -85,7 +78,7 @@ class _Wire:
     def __init__(self, connection: Connection) -> None:
         self._connection, self._lock = connection, threading.Lock()
 
-    def share(self, key: str, ranks: tuple[int, ...], payload: bytes) -> list[bytes]:
+    def share(self, key: str, ranks: Sequence[int], payload: bytes) -> list[bytes]:
         with self._lock:
             self._connection.send_bytes(messages.encode(messages.Exchange(1, key, list(ranks), payload)))
             answer = messages.decode(self._connection.recv_bytes())
@@ -97,11 +90,11 @@ class _Wire:
 def main() -> None:
     """Be one rank: read the job, run it, report what it returned or raised."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    connection = Connection(int(sys.argv[1]))
+    connection = _connect(*sys.argv[1:])
     job = msgspec.msgpack.decode(connection.recv_bytes(), type=Job)
     faulthandler.enable()
     faulthandler.dump_traceback_later(max(0.5, job.timeout_s - 1.0))
-    member = Member(job.rank, job.size, _Wire(connection).share)
+    member = Member(job.rank, job.size, _Wire(connection).share, job.hosts)
     try:
         program, args = pickle.loads(job.program)  # noqa: S301 (from the parent, over an inherited socket)
         result = messages.Result(job.rank, True, pickle.dumps(program(member, *args)))
@@ -113,6 +106,15 @@ def main() -> None:
     sys.stderr.flush()
     if not result.ok:
         os._exit(0)  # a failed program may have left threads that would keep the interpreter from ending
+
+
+def _connect(place: str, rank: str = "-1") -> Connection:
+    """Over a socket that was inherited, or to one at a path; there this process has to say which rank it is, or -1."""
+    if place.isdecimal():
+        return Connection(int(place))
+    connection = Client(place, "AF_UNIX")
+    connection.send_bytes(rank.encode())
+    return connection
 
 
 def outcome(result: messages.Result) -> Any:

@@ -75,12 +75,24 @@ def reduce(
         return encode(dtype, _scale(dtype, total, postscale))
 
 
-def same(dtype: DType, found: Values, expected: Values) -> bool:
-    """Equal for integers and booleans; for the others, as near as one rounding of the result allows."""
+def same(dtype: DType, found: Values, expected: Values, slack: Values | float = 0.0) -> bool:
+    """Equal for integers and booleans; for the others, as near as one rounding of the result and ``slack`` allow."""
     if dtype not in _TOLERANCE:
         return bool(np.array_equal(found, expected))
     tolerance = _TOLERANCE[dtype]
-    return bool(np.allclose(decode(dtype, found), decode(dtype, expected), rtol=tolerance, atol=min(tolerance, 1e-6)))
+    left, right = decode(dtype, found), decode(dtype, expected)
+    return bool(np.isclose(left, right, rtol=tolerance, atol=min(tolerance, 1e-6) + slack).all())
+
+
+def partial_rounding(
+    dtype: DType, op: ReduceOp, contributions: Sequence[Values], prescale: float = 1.0, postscale: float = 1.0
+) -> Values | float:
+    """The slack of an engine that rounds partial results: a sum may be far smaller than what it is made of."""
+    if dtype not in _TOLERANCE or op in (ReduceOp.MIN, ReduceOp.MAX):
+        return 0.0
+    sizes = [encode(dtype, np.abs(decode(dtype, values))) for values in contributions]
+    largest = reduce(dtype, op, sizes, abs(prescale), abs(postscale))
+    return np.asarray(_TOLERANCE[dtype] * np.abs(decode(dtype, largest)))
 
 
 def sample(dtype: DType, count: int, seed: int) -> Values:

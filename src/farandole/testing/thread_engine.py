@@ -20,7 +20,7 @@ from typing import Any, TypeVar, final
 import numpy as np
 
 from farandole.collective import Array, ReduceOp
-from farandole.engines.engine import Engine, Exchange, Group, Memory
+from farandole.engines.engine import Engine, Exchange, Group, Memory, Share
 from farandole.errors import AbortError, StallError, UnsupportedError
 from farandole.testing import reference
 from farandole.testing.rank import Member
@@ -35,7 +35,7 @@ def run_threads(program: Callable[[Member], T], size: int, timeout_s: float = 60
     results: dict[int, T] = {}
     errors: dict[int, BaseException] = {}
 
-    def share(rank: int) -> Callable[[str, tuple[int, ...], bytes], list[bytes]]:
+    def share(rank: int) -> Share:
         return lambda key, ranks, payload: meetings.at(key, len(ranks)).share(ranks.index(rank), payload, timeout_s)
 
     def run(rank: int) -> None:
