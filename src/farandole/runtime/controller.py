@@ -85,7 +85,7 @@ class Controller:
             expected,
             settings.start_timeout_s,
             settings.on_failure == "continue",
-            partial(choose, settings.engine),
+            partial(choose, settings.engine, across=settings.across),
         )
         self._generation: Generation | None = None
         self._unsaid: dict[int, tuple[float, str]] = {}
@@ -385,7 +385,7 @@ class Controller:
             self._tell(ranks, ORDERS, Orders(generation.number, [deliveries[i].order for i in which]))
 
     def _look(self, generation: Generation, now: float) -> None:
-        step = generation.stall.look(now, generation.waiting(now), generation.last())
+        step = generation.stall.look(now, generation.waiting(now), generation.negotiation.last)
         if isinstance(step, Inquiry):
             self._tell(RankSet.of(step.ranks), CONTROL, Ask(generation.number))
             for rank in step.ranks:

@@ -9,6 +9,7 @@ A generation forms when every place that has not ended has said hello. Survivors
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, final
@@ -88,7 +89,9 @@ class Formation:
         self._strangers: list[Refused] = []
         self._ends: dict[tuple[int, int], _End] = {}  # by size of the job, and place in it
         self._started: dict[int, str] = {}
+        self._sizes: Counter[int] = Counter()  # of the job, as those who wait have it
         self._latest: tuple[Member, ...] = ()
+        self._roster = Roster((), expected)
         self._first_hello_s: float | None = None
         self._generation = 0
 
@@ -109,7 +112,9 @@ class Formation:
             taken = f"{other.name} is process {other.hello.pid} already"
             self._strangers.append(Refused((member,), f"{taken}: is the job started twice with one controller?"))
         else:
+            self._dismiss(hello.place)
             self._waiting[hello.place] = member
+            self._sizes[hello.expected] += 1
             if self._first_hello_s is None:
                 self._first_hello_s = now
 
@@ -117,15 +122,24 @@ class Formation:
         """The worker of ``place`` has ended. It is excused if it had its part in a generation, or may fail."""
         excused = failed and self._excuse_failures
         size = self._expected
-        for member in [*self._latest, *self._waiting.values()]:
-            if is_worker(member.hello, place, pid, self._expected):
-                place, size = member.hello.place, member.hello.expected
-                excused = excused or member in self._latest
-                self._waiting.pop(place, None)
-                break
+        rank = self._roster.find(place, pid)
+        worker = self._latest[rank] if rank is not None else self._waiting_worker(place, pid)
+        if worker is not None:
+            place, size = worker.hello.place, worker.hello.expected
+            excused = excused or rank is not None
+            self._dismiss(place)
         self._ends[size, place] = _End(description, excused)
         if not self._waiting:
             self._first_hello_s = None
+
+    def _waiting_worker(self, place: int, pid: int) -> Member | None:
+        members = self._waiting.values()
+        return next((each for each in members if is_worker(each.hello, place, pid, self._expected)), None)
+
+    def _dismiss(self, place: int) -> None:
+        member = self._waiting.pop(place, None)
+        if member is not None:
+            self._sizes -= Counter({member.hello.expected: 1})
 
     # -- deciding -----------------------------------------------------------------------------------------------------
 
@@ -138,7 +152,7 @@ class Formation:
         """The next generation, a refusal, or ``None`` as long as neither is due. Call it until it returns ``None``."""
         if self._strangers:
             return self._strangers.pop(0)
-        if not self._waiting:
+        if not self._waiting or self._is_early(now):
             return None
         sizes = {place: member.hello.expected for place, member in self._waiting.items()}
         size = max(sizes.values())
@@ -158,6 +172,12 @@ class Formation:
             return self._refuse(self._too_late(missing))
         return None
 
+    def _is_early(self, now: float) -> bool:
+        """True if nothing can be wrong yet and somebody is missing: what is known after each hello, without a look."""
+        few = len(self._waiting) < min(self._sizes) and not self._ends
+        in_time = self.deadline_s is not None and now < self.deadline_s
+        return few and in_time and len(self._sizes) == 1 and max(self._sizes) <= self._expected
+
     def _form(self) -> Formed | Refused:
         seniority = {member.hello.place: rank for rank, member in enumerate(self._latest)}
         order = sorted(self._waiting, key=lambda place: (seniority.get(place, self._expected), place))
@@ -172,7 +192,7 @@ class Formation:
         except FarandoleError as failure:
             return self._refuse(str(failure))
         self._generation += 1
-        self._latest = members
+        self._latest, self._roster = members, Roster([member.hello for member in members], self._expected)
         self._clear()
         return Formed(self._generation, members, engine, reason)
 
@@ -182,7 +202,7 @@ class Formation:
         return Refused(members, reason)
 
     def _clear(self) -> None:
-        self._waiting = {}
+        self._waiting, self._sizes = {}, Counter()
         self._first_hello_s = None
 
     def _too_late(self, missing: list[int]) -> str:
@@ -199,6 +219,24 @@ class Formation:
         for place, member in self._waiting.items():
             hosts[place] = member.hello.host
         return hosts
+
+
+@final
+class Roster:
+    """Finds workers among many."""
+
+    def __init__(self, hellos: Sequence[Hello], expected: int) -> None:
+        self._by_place: dict[int, int] = {}
+        self._by_pid: dict[int, int] = {}
+        for index, hello in enumerate(hellos):
+            if hello.expected == expected:
+                self._by_place.setdefault(hello.place, index)
+            else:
+                self._by_pid.setdefault(hello.pid, index)
+
+    def find(self, place: int, pid: int) -> int | None:
+        """Which of the hellos came from the worker that was started for ``place`` as process ``pid``."""
+        return self._by_place.get(place, self._by_pid.get(pid))
 
 
 def is_worker(hello: Hello, place: int, pid: int, expected: int) -> bool:

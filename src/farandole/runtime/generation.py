@@ -14,7 +14,7 @@ from collections.abc import Collection
 from typing import NamedTuple, final
 
 from farandole.control.messages import Abort, Exchange, Exchanged
-from farandole.runtime.formation import Formed, is_worker
+from farandole.runtime.formation import Formed, Roster
 from farandole.runtime.negotiation import Negotiation
 from farandole.runtime.rank_set import RankSet
 from farandole.runtime.roll_call import RollCall
@@ -57,6 +57,7 @@ class Generation:
         self.timeline = RollCall()
         self.blockages = Blockages(self.negotiation.groups, 1.0 + limits.warning_s / RENEWALS_PER_WARNING)
         self._expected = expected
+        self._roster = Roster([member.hello for member in formed.members], expected)
         self._ranks = {member.uid: rank for rank, member in enumerate(formed.members)}
         self._away: dict[int, str] = {}
         self._present = RankSet.span(0, len(formed.members))
@@ -68,10 +69,7 @@ class Generation:
 
     def rank_at(self, place: int, pid: int) -> int | None:
         """The rank of the worker that was started for ``place`` as process ``pid``."""
-        for rank, member in enumerate(self.members):
-            if is_worker(member.hello, place, pid, self._expected):
-                return rank
-        return None
+        return self._roster.find(place, pid)
 
     def present(self) -> RankSet:
         """The ranks that have neither left nor ended."""
@@ -128,10 +126,6 @@ class Generation:
     def waiting(self, now: float) -> list[Waiting]:
         """What ranks wait for in both lanes."""
         return [*self.negotiation.waiting(), *self.blockages.waiting(now)]
-
-    def last(self) -> list[str]:
-        """By rank, the last collective it was ordered to do."""
-        return [self.negotiation.last(rank) for rank in range(len(self.members))]
 
     def statistics(self) -> dict[str, int]:
         """Counters since it began."""

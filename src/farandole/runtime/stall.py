@@ -2,9 +2,9 @@
 
     inspector = StallInspector(warning_s=60.0, shutdown_s=600.0, hosts=["a", "a"])
     inspector.expect(now)                      # something waits from now on: look at deadline_s
-    inspector.look(now, waiting)               # Inquiry((1,)): ask these ranks where they are
+    inspector.look(now, waiting, last)         # Inquiry((1,)): ask these ranks where they are
     inspector.answered(1, progress); inspector.stack(1, text)
-    inspector.look(now, waiting)               # Report(text), or Verdict(reason) once it has taken too long
+    inspector.look(now, waiting, last)         # Report(text), or Verdict(reason) once it has taken too long
 
 Reports about the same ranks come at doubling intervals, however many collectives wait for them.
 """
@@ -12,7 +12,7 @@ Reports about the same ranks come at doubling intervals, however many collective
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias, final
 
@@ -64,6 +64,7 @@ class Verdict(NamedTuple):
 
 
 Step: TypeAlias = Inquiry | Report | Verdict | None
+Last: TypeAlias = Callable[[int], str]
 
 
 @final
@@ -112,8 +113,8 @@ class StallInspector:
         """The Python stack of a rank that was asked has come."""
         self._take(rank, now, stack=own_threads_left_out(text))
 
-    def look(self, now: float, waiting: Iterable[Waiting], last: Sequence[str] = ()) -> Step:
-        """What is due; ``last[rank]`` is the last collective each rank was ordered to do."""
+    def look(self, now: float, waiting: Iterable[Waiting], last: Last) -> Step:
+        """What is due; ``last`` tells the last collective that a rank was ordered to do."""
         every = list(waiting)
         if late := [one for one in every if now - one.since_s - one.age_s >= self._shutdown_s]:
             return Verdict(self._verdict(now, late))
@@ -139,7 +140,7 @@ class StallInspector:
         self._look_again(self._asked.until_s)
         return Inquiry(self._asked.ranks)
 
-    def _conclude(self, now: float, overdue: Sequence[Waiting], asked: _Asked, last: Sequence[str]) -> Report | None:
+    def _conclude(self, now: float, overdue: Sequence[Waiting], asked: _Asked, last: Last) -> Report | None:
         """Report, if all answers are there or will not come."""
         if now < asked.until_s and not asked.complete():
             return None
@@ -181,7 +182,7 @@ class StallInspector:
             f"{one.what} has waited {now - one.since_s:.1f} s: {missing}; ready: {name_ranks(one.ready, self._hosts)}"
         )
 
-    def _report(self, now: float, overdue: Sequence[Waiting], asked: _Asked, last: Sequence[str]) -> str:
+    def _report(self, now: float, overdue: Sequence[Waiting], asked: _Asked, last: Last) -> str:
         self.reports += 1
         lines = [f"stalled: {self._wait(now, one)}" for one in overdue[:MOST_WAITS]]
         if len(overdue) > MOST_WAITS:
@@ -196,9 +197,9 @@ class StallInspector:
             lines.append(f"  every rank raises StallError after {limit_s:g} s (FARANDOLE_STALL_SHUTDOWN_S)")
         return "\n".join(lines)
 
-    def _where(self, rank: int, asked: _Asked, last: Sequence[str]) -> str:
+    def _where(self, rank: int, asked: _Asked, last: Last) -> str:
         progress = asked.progress.get(rank)
-        finished = (progress.last if progress else "") or (last[rank] if rank < len(last) else "")
+        finished = (progress.last if progress else "") or last(rank)
         text = f"{name_rank(rank, self._hosts)} last finished {shorten(finished) or 'nothing'}"
         if progress is None:
             text += ", and has not answered since (it holds the interpreter's lock, or is stopped)"
