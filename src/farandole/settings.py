@@ -39,7 +39,8 @@ class Knob(msgspec.Struct, frozen=True):
     group: str = "collectives"
 
 
-EngineName = Literal["auto", "solo", "shm", "gloo"]
+EngineName = Literal["auto", "solo", "shm", "nccl", "mpi", "gloo", "hybrid"]
+Across = Literal["auto", "mpi", "gloo", "nccl"]
 Overlap = Literal["auto", "step", "backward"]
 LogLevel = Literal["trace", "debug", "info", "warning", "error", "fatal"]
 OnFailure = Literal["stop", "continue"]
@@ -53,6 +54,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All knobs of a job. Field names are the names in ``farandole.toml`` and, upper-cased, in the environment."""
 
     engine: Annotated[EngineName, Knob("what moves the bytes; auto chooses and says why", ("--engine",))] = "auto"
+    across: Annotated[
+        Across, Knob("what moves them between hosts, where shared memory does inside of one", ("--across",))
+    ] = "auto"
     overlap: Annotated[
         Overlap, Knob("reduce gradients after backward (step) or while it runs (backward)", ("--overlap",))
     ] = "auto"
@@ -124,6 +128,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Knob(
             "the network interface to be reached by (default: every one is offered, the first that answers is taken)",
             ("--network-interface", "--network-interfaces"),
+            group="many hosts",
+        ),
+    ] = ""
+    rendezvous_dir: Annotated[
+        str,
+        Knob(
+            "folder that all hosts see, where ranks may meet that no launcher connects (default: the working directory)",
             group="many hosts",
         ),
     ] = ""

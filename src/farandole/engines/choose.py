@@ -1,105 +1,116 @@
-"""Which engine a job gets: what can run here, and one table that chooses.
+"""Which engine a job gets: one table, from topology, what is usable and what was asked, to a name and a reason.
 
 >>> choose("auto", ["a", "a"], [["solo", "shm"], ["solo", "shm", "gloo"]])
 ('shm', 'all 2 ranks are on one host')
->>> choose("auto", ["a", "b"], [["solo", "shm", "gloo"]] * 2)
-('gloo', '2 ranks are on 2 hosts')
+>>> choose("auto", ["a", "a", "b", "b"], [["shm", "gloo", "hybrid"]] * 4)
+('hybrid+gloo', '4 ranks are on 2 hosts, up to 2 on one')
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from importlib.util import find_spec
-from typing import TypeAlias, final
+from collections import Counter
+from collections.abc import Sequence
 
+from farandole.engines.candidates import CANDIDATES, usable
 from farandole.errors import UnsupportedError
+
+__all__ = ["base", "choose", "usable"]
+
+HYBRID = "hybrid"
 
 SHM_MEMBERS = 64
 """How many ranks of a host one shared segment connects."""
 
+ACROSS = ("mpi", "gloo", "nccl")
+"""What may cross between hosts, the first that all ranks can use unless one is asked for."""
 
-Find: TypeAlias = Callable[[str], object | None]
-"""Looks for a module without importing it, like ``importlib.util.find_spec``."""
-
-_MISSING = {"farandole._native": "the native core farandole._native is not built", "torch": "torch is not installed"}
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """An engine: what it is for, the modules it needs, and what to do where they are missing."""
-
-    name: str
-    serves: str
-    needs: tuple[str, ...]
-    remedy: str
-
-    def lack(self, find: Find = find_spec) -> str:
-        """Why this process cannot use it; "" if it can."""
-        return next((_MISSING[module] for module in self.needs if find(module) is None), "")
+PREFERENCE = ("nccl", "solo", "shm", HYBRID, "mpi", "gloo")
+"""The order in which auto tries them."""
 
 
-CANDIDATES = {
-    candidate.name: candidate
-    for candidate in (
-        Candidate("solo", "jobs of one rank", (), ""),
-        Candidate(
-            "shm",
-            "ranks of one host, in shared memory",
-            ("farandole._native",),
-            "install a wheel of farandole, or type: make native",
-        ),
-        Candidate(
-            "gloo", "any hosts, over TCP", ("farandole._native", "torch"), "type: pip install 'farandole[torch]'"
-        ),
-    )
-}
-"""Every engine there is, in the order in which ``farandole check`` lists them."""
-
-
-def usable(find: Find = find_spec) -> list[str]:
-    """The names of the engines that this process could use; imports no framework."""
-    return [name for name, candidate in CANDIDATES.items() if not candidate.lack(find)]
-
-
-def choose(asked: str, hosts: Sequence[str], usable: Sequence[Sequence[str]]) -> tuple[str, str]:
+def choose(asked: str, hosts: Sequence[str], usable: Sequence[Sequence[str]], across: str = "auto") -> tuple[str, str]:
     """The engine of a job and why; a pure function.
 
     ``hosts[r]`` is the host of rank ``r`` and ``usable[r]`` names the engines it could use. ``asked`` is an engine's
-    name or ``auto``. Raises ``UnsupportedError`` when none fits, with the rank and host that lacks it, and the remedy.
+    name or ``auto``, ``across`` what crosses between hosts: an engine of ``ACROSS``, or ``auto``. ``hybrid`` comes with
+    the engine that crosses, ``hybrid+gloo``. Raises ``UnsupportedError`` when none fits, with the rank and host that
+    lacks it, and the remedy.
     """
     if asked != "auto":
         if asked not in CANDIDATES:
             raise UnsupportedError(f"there is no engine {asked!r}; the legal names are: auto, {', '.join(CANDIDATES)}")
-        if problem := _problem(asked, hosts, usable):
+        name, problem = _completed(asked, hosts, usable, across)
+        if problem:
             raise UnsupportedError(f"engine {asked} was asked for, but {problem}")
-        return asked, "it was asked for"
+        return name, "it was asked for"
     problems = []
-    for name in CANDIDATES:
-        problem = _problem(name, hosts, usable)
+    several = len(set(hosts)) > 1
+    for candidate in PREFERENCE:
+        if several and candidate in ACROSS and across not in ("auto", candidate):
+            continue
+        name, problem = _completed(candidate, hosts, usable, across)
+        if not problem and candidate == HYBRID:
+            problem = _pointless(hosts)
         if not problem:
-            return name, _place(hosts)
-        problems.append(f"{name}: {problem}")
+            return name, _place(hosts, candidate)
+        problems.append(f"{candidate}: {problem}")
     raise UnsupportedError("no engine can serve this job. " + "; ".join(problems))
 
 
+def base(engine: str) -> str:
+    """The engine without what crosses for it: ``hybrid`` of ``hybrid+gloo``."""
+    return engine.partition("+")[0]
+
+
+def _completed(name: str, hosts: Sequence[str], usable: Sequence[Sequence[str]], across: str) -> tuple[str, str]:
+    """The name with what crosses, where something must; and what keeps it from serving this job, or ""."""
+    problem = _problem(name, hosts, usable)
+    if problem or name != HYBRID:
+        return name, problem
+    tried = ACROSS if across == "auto" else (across,)
+    problems = {crossing: _problem(crossing, hosts, usable) for crossing in tried}
+    fit = next((crossing for crossing in tried if not problems[crossing]), None)
+    if fit is None and len(set(hosts)) > 1:
+        said = "; ".join(f"{crossing}: {text}" for crossing, text in problems.items())
+        return name, f"nothing can cross between its hosts. {said}"
+    return f"{name}+{fit or tried[0]}", ""
+
+
 def _problem(name: str, hosts: Sequence[str], usable: Sequence[Sequence[str]]) -> str:
-    size, machines = len(hosts), len(set(hosts))
+    size, counts = len(hosts), Counter(hosts)
     if name == "solo" and size > 1:
         return f"it serves one rank and this job has {size}; type --engine auto"
-    if name == "shm" and machines > 1:
-        return f"it serves one host and this job has {machines} ({', '.join(sorted(set(hosts)))}); type --engine auto"
-    if name == "shm" and size > SHM_MEMBERS:
-        return f"it serves at most {SHM_MEMBERS} ranks and this job has {size}; type --engine gloo"
+    if name == "shm" and len(counts) > 1:
+        return f"it serves one host and this job has {len(counts)} ({_few(sorted(counts))}); type --engine auto"
+    if name in ("shm", HYBRID) and (most := max(counts.values())) > SHM_MEMBERS:
+        return f"it serves at most {SHM_MEMBERS} ranks of a host and one has {most}; type --engine gloo"
     for rank, (host, names) in enumerate(zip(hosts, usable, strict=True)):
         if name not in names:
-            return f"rank {rank} on {host} cannot use it; there, {CANDIDATES[name].remedy}"
+            candidate = CANDIDATES[name]
+            remedies = " or ".join(filter(None, (candidate.besides_remedy, candidate.remedy)))
+            return f"rank {rank} on {host} cannot use it; there, {remedies}"
     return ""
 
 
-def _place(hosts: Sequence[str]) -> str:
+def _pointless(hosts: Sequence[str]) -> str:
+    """Why ``hybrid`` is not worth choosing."""
+    counts = Counter(hosts)
+    if len(counts) == 1:
+        return "all ranks are on one host"
+    return "no host has more than one rank" if max(counts.values()) == 1 else ""
+
+
+def _place(hosts: Sequence[str], name: str) -> str:
+    if name == "nccl":
+        return f"all {len(hosts)} ranks have a GPU of their own"
+    counts = Counter(hosts)
     if len(hosts) == 1:
         return "this is a job of one process"
-    machines = len(set(hosts))
-    return f"all {len(hosts)} ranks are on one host" if machines == 1 else f"{len(hosts)} ranks are on {machines} hosts"
+    if len(counts) == 1:
+        return f"all {len(hosts)} ranks are on one host"
+    where = f"{len(hosts)} ranks are on {len(counts)} hosts"
+    return f"{where}, up to {max(counts.values())} on one" if name == HYBRID else where
+
+
+def _few(hosts: Sequence[str]) -> str:
+    return ", ".join(hosts) if len(hosts) <= 4 else f"{', '.join(hosts[:3])} and {len(hosts) - 3} more"

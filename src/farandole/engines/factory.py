@@ -2,31 +2,51 @@
 
 from __future__ import annotations
 
+import functools
 from importlib.util import find_spec
 
-from farandole.engines.choose import CANDIDATES, Find
-from farandole.engines.engine import Engine, Exchange, Group
+from farandole.engines.candidates import CANDIDATES, Find
+from farandole.engines.engine import Engine, Group, Rendezvous
 from farandole.errors import UnsupportedError
 
 
-def make(name: str, group: Group, exchange: Exchange, find: Find = find_spec) -> Engine:
-    """One member's engine; collective among ``group``.
+def make(name: str, group: Group, rendezvous: Rendezvous, find: Find = find_spec) -> Engine:
+    """One member's engine; collective among ``group``. ``hybrid`` is followed by what crosses: ``hybrid+gloo``.
 
     Raises ``UnsupportedError`` for an unknown name and for an engine that this process cannot use.
     """
+    name, _, across = name.partition("+")
     candidate = CANDIDATES.get(name)
     if candidate is None:
         raise UnsupportedError(f"there is no engine {name!r}; the legal names are: {', '.join(CANDIDATES)}")
     if lack := candidate.lack(find):
-        raise UnsupportedError(f"{group.name(group.rank)} cannot use engine {name}: {lack}; {candidate.remedy}")
+        raise UnsupportedError(f"{group.name(group.rank)} cannot use engine {name}: {lack}; {candidate.cure(find)}")
     if name == "shm":
         from farandole.engines.shm import ShmEngine
 
-        return ShmEngine(group, exchange)
+        return ShmEngine(group, rendezvous)
+    if name == "hybrid":
+        return _make_hybrid(group, rendezvous, across, find)
     if name == "gloo":
         from farandole.engines.torchdist import GlooEngine
 
-        return GlooEngine(group, exchange)
+        return GlooEngine(group, rendezvous)
+    if name == "mpi":
+        from farandole.engines.mpi import MpiEngine
+
+        return MpiEngine(group, rendezvous)
     from farandole.engines.solo import SoloEngine
 
     return SoloEngine(group)
+
+
+def _make_hybrid(group: Group, rendezvous: Rendezvous, across: str, find: Find) -> Engine:
+    """A group on one host needs nothing across, and one with a member on each host nothing inside."""
+    hosts = len(set(group.hosts))
+    if hosts == 1:
+        return make("shm", group, rendezvous, find=find)
+    if hosts == group.size:
+        return make(across, group, rendezvous, find=find)
+    from farandole.engines.hybrid import HybridEngine
+
+    return HybridEngine(group, rendezvous, functools.partial(make, across, find=find))

@@ -20,7 +20,7 @@ from typing import final
 import msgspec
 
 import farandole
-from farandole.engines.choose import CANDIDATES, Find
+from farandole.engines.candidates import CANDIDATES, Find
 
 WIDTH = 80
 LATER_FRAMEWORKS = {"tensorflow": "TensorFlow", "keras": "Keras", "jax": "JAX", "mxnet": "MXNet"}
@@ -70,7 +70,8 @@ def examine(find: Find = find_spec, version_of: Callable[[str], str] | None = No
     engines = []
     for name, candidate in CANDIDATES.items():
         lack = candidate.lack(find)
-        engines.append(Finding("engine", name, not lack, lack or candidate.serves, candidate.remedy if lack else ""))
+        remedy = candidate.cure(find) if lack else ""
+        engines.append(Finding("engine", name, not lack, lack or candidate.serves, remedy))
     return [*engines, *_frameworks(version_of or _installed_version), *_launchers()]
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from farandole.collective import ReduceOp
-from farandole.engines.choose import usable
+from farandole.engines.candidates import CANDIDATES, usable
 from farandole.runtime.process_sets import ProcessSet, ProcessSetLike, global_process_set
 from farandole.runtime.session import current
 
@@ -116,8 +116,8 @@ def stop_timeline() -> None:
 
 
 def mpi_threads_supported() -> bool:
-    """False: no engine of this version is built on MPI."""
-    return False
+    """True if mpi4py is installed: the engine ``mpi`` asks for a library that many threads may call, or refuses."""
+    return not CANDIDATES["mpi"].uninstalled()
 
 
 def mpi_enabled() -> bool:
@@ -126,8 +126,8 @@ def mpi_enabled() -> bool:
 
 
 def mpi_built() -> bool:
-    """False: no engine of this version is built on MPI."""
-    return False
+    """True if mpi4py is installed, which the engine ``mpi`` is built on."""
+    return not CANDIDATES["mpi"].uninstalled()
 
 
 def gloo_enabled() -> bool:
@@ -141,8 +141,8 @@ def gloo_built() -> bool:
 
 
 def nccl_built() -> int:
-    """0: no engine of this version is built on NCCL (Horovod returns its version)."""
-    return 0
+    """1 if the engine ``nccl`` can be used here, else 0 (Horovod returns its version)."""
+    return int("nccl" in usable())
 
 
 def ddl_built() -> bool:

@@ -1,0 +1,241 @@
+"""The MPI that started the job, through mpi4py.
+
+    engine = MpiEngine(group, exchange)         # in a process that mpirun or srun started
+
+MPI moves the bytes by its own transports (shared memory, InfiniBand, Slingshot, TCP); ``pairwise`` does the rest, as
+MPI knows no bfloat16, no bool as we mean it, and does not promise the same bits on all members. Transfers are
+non-blocking and tested in a loop, since nothing can wake a thread inside a blocking MPI call.
+
+mpi4py is imported, and MPI initialised, when the first engine is made and not before.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import signal
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import Any, final
+
+from farandole.collective import Array
+from farandole.engines.engine import Exchange, Group
+from farandole.engines.pairwise import PairwiseEngine
+from farandole.engines.transport import Parcel, Transport, interruptible
+from farandole.errors import EngineError
+
+CREATE_S = 30.0
+_TAG = 1
+_MOST_BYTES = 2**30
+"""MPI before version 4 counts in an int; longer parcels travel in pieces."""
+_YIELD_S = 0.001
+_SLOW_BYTES_PER_S = 100e6
+"""A waiter gives way between looks for a millisecond and for as long as its bytes take at this speed, then it naps."""
+_NAP_S, _LONGEST_NAP_S = 0.00005, 0.001
+_SETTLE_S = 0.1
+"""How long cancelled receives may take to end."""
+_FINALIZE_S = 2
+"""How long ``MPI_Finalize`` may take where a peer is lost and it is not ours to leave out."""
+
+
+@final
+class MpiEngine(PairwiseEngine):
+    """Collectives of host memory on a communicator of its own."""
+
+    name = "mpi"
+
+    def __init__(self, group: Group, exchange: Exchange) -> None:
+        super().__init__(group, MpiTransport(group, exchange))
+
+
+@final
+class MpiTransport(Transport):
+    """MPI's non-blocking sends and receives."""
+
+    def __init__(self, group: Group, exchange: Exchange) -> None:
+        super().__init__(group)
+        self._world, ranks = _meet(group, exchange)
+        self._mpi = self._world.mpi
+        tag = zlib.crc32(f"{group.generation} {group.label}".encode()) % 2**15  # the least that MPI promises
+        limit_s = CREATE_S + group.deadline_s
+        self._communicator = interruptible(
+            group, "an MPI communicator", limit_s, lambda: self._world.communicator(ranks, tag)
+        )
+        exchange(b"")  # nobody goes on, and perhaps leaves, while another still connects
+        self._world.trust(ranks, group.broken)
+
+    def _move(self, sends: Sequence[Parcel], receives: Sequence[Parcel], deadline: float) -> None:
+        communicator, byte = self._communicator, self._mpi.BYTE
+        incoming = [
+            (peer, communicator.Irecv([buffer, byte], peer, _TAG))
+            for peer, array in receives
+            for buffer in self._buffers(array)
+        ]
+        outgoing = [
+            (peer, communicator.Isend([buffer, byte], peer, _TAG))
+            for peer, array in sends
+            for buffer in self._buffers(array)
+        ]
+        try:
+            self._wait([*incoming, *outgoing], sum(array.nbytes for _, array in (*sends, *receives)), deadline)
+        except BaseException as error:
+            self._give_up([r for _, r in incoming], [r for _, r in outgoing], [a for _, a in (*sends, *receives)])
+            if isinstance(error, self._mpi.Exception):
+                why = f"MPI could not move the bytes of {self.group.label}: {error}"
+                raise self.failure(EngineError, why) from error
+            self.failure(EngineError, f"a collective of {self.group.label} was interrupted by {type(error).__name__}")
+            raise
+
+    def _wait(self, running: Sequence[tuple[int, Any]], nbytes: int, deadline: float) -> None:
+        requests, test = [request for _, request in running], self._mpi.Request.Testall
+        nap, drowsy = _NAP_S, 0.0
+        while not test(requests):
+            now = time.monotonic()
+            drowsy = drowsy or now + _YIELD_S + nbytes / _SLOW_BYTES_PER_S
+            if self.aborted.is_set():
+                self.check()
+            elif now > deadline:
+                raise self.stalled(next((peer for peer, request in running if not request.Test()), self.group.rank))
+            elif now < drowsy:
+                os.sched_yield()
+            else:
+                self.aborted.wait(nap)
+                nap = min(2 * nap, _LONGEST_NAP_S)
+
+    def _give_up(self, incoming: Sequence[Any], outgoing: Sequence[Any], arrays: Sequence[Array]) -> None:
+        """Let MPI write to none of the arrays any more. A send cannot be taken back: its memory is kept for it."""
+        for request in incoming:
+            if request != self._mpi.REQUEST_NULL:
+                request.Cancel()
+        until = time.monotonic() + _SETTLE_S
+        while not self._mpi.Request.Testall(incoming) and time.monotonic() < until:
+            os.sched_yield()
+        self._world.keep([*incoming, *outgoing], [array.owner for array in arrays])
+
+    def _buffers(self, array: Array) -> Iterable[Any]:
+        make, end = self._mpi.buffer.fromaddress, array.address + array.nbytes
+        return [make(at, min(_MOST_BYTES, end - at)) for at in range(array.address, end, _MOST_BYTES)]
+
+    def _interrupt(self) -> None:
+        """The loop sees the flag."""
+
+    def _release(self, clean: bool) -> None:
+        if clean:  # otherwise something may still come, which must not be taken for another communicator's
+            self._communicator.Free()
+
+
+@final
+class _World:
+    """What this process knows of the MPI it was started by: one for all engines."""
+
+    def __init__(self, mpi: Any, ours: bool) -> None:
+        self.mpi = mpi
+        self._ours = ours
+        self._lock = threading.Lock()
+        self._unfinished: list[tuple[list[Any], list[Any]]] = []
+        self._broken: dict[int, threading.Event] = {}  # by rank of the world, of the newest generation it was in
+
+    def initialise(self) -> None:
+        """Once; collective among all that MPI has started."""
+        with self._lock:
+            if not self.mpi.Is_initialized():
+                self.mpi.Init_thread(self.mpi.THREAD_MULTIPLE)
+
+    def communicator(self, ranks: Sequence[int], tag: int) -> Any:
+        """A new one among these ranks of the world; collective among them only."""
+        world = self.mpi.COMM_WORLD
+        members = world.group.Incl(ranks)
+        try:
+            return world.Create_group(members, tag)
+        finally:
+            members.Free()
+
+    def trust(self, ranks: Sequence[int], broken: threading.Event) -> None:
+        """These are alive, until ``broken`` is set."""
+        with self._lock:
+            self._broken.update(dict.fromkeys(ranks, broken))
+
+    def keep(self, requests: list[Any], owners: list[Any]) -> None:
+        """MPI may still have these requests, and read the memory of ``owners``."""
+        with self._lock:
+            kept = [*self._unfinished, (requests, owners)]
+            self._unfinished = [each for each in kept if not self.mpi.Request.Testall(each[0])]
+
+    def leave(self) -> None:
+        """At the end of the process: ``MPI_Finalize`` waits for all peers, so it is left out where one may be lost.
+
+        Whoever started the job then sees a process that ended without it, and ends the others. What is unfinished
+        does not matter: neither MPICH nor Open MPI waits for sends that nobody receives.
+        """
+        if not self.mpi.Is_initialized() or self.mpi.Is_finalized():
+            return
+        healthy = not any(broken.is_set() for broken in self._broken.values()) and not hasattr(sys, "last_value")
+        if self._ours and healthy:
+            self.mpi.Finalize()
+        elif not self._ours and not healthy:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(_FINALIZE_S)  # mpi4py finalises after this, and nothing of Python's would end it
+
+
+@functools.cache
+def _world() -> _World:
+    """What mpi4py loads, not yet initialised unless somebody did. Raises ``ImportError`` or ``RuntimeError``."""
+    import mpi4py
+
+    if "mpi4py.MPI" not in sys.modules:
+        mpi4py.rc.initialize = mpi4py.rc.finalize = False
+    from mpi4py import MPI
+
+    world = _World(MPI, ours=not MPI.Is_initialized())
+    atexit.register(world.leave)
+    return world
+
+
+def _meet(group: Group, exchange: Exchange) -> tuple[_World, list[int]]:
+    """The members' ranks in MPI's world; raises ``EngineError`` on all of them if one cannot take part.
+
+    Everybody loads the library before anybody initialises it, as that waits for all.
+    """
+    try:
+        world, trouble = _world(), ""
+        if world.mpi.Is_finalized():
+            trouble = "MPI is finalized in this process already"
+    except (ImportError, RuntimeError) as error:
+        trouble = f"mpi4py cannot load an MPI library ({str(error).splitlines()[0]})"
+    _raise_together(group, exchange(trouble.encode()))
+    world.initialise()
+    _raise_together(group, exchange(_trouble(world.mpi, group).encode()))
+    ranks = [int(said) for said in exchange(b"%d" % world.mpi.COMM_WORLD.rank)]
+    if len(set(ranks)) < len(ranks):
+        raise EngineError(
+            f"engine mpi cannot connect {group.label}: its members have the ranks {ranks} of MPI's world, so they were "
+            "not started by one mpirun or srun. Start the whole job by one, or use --engine gloo"
+        )
+    return world, ranks
+
+
+def _raise_together(group: Group, said: Sequence[bytes]) -> None:
+    troubles = [f"{group.name(place)}: {text.decode()}" for place, text in enumerate(said) if text]
+    if troubles:
+        raise EngineError(f"engine mpi cannot connect {group.label}. {'; '.join(troubles)}")
+
+
+def _trouble(mpi: Any, group: Group) -> str:
+    """What keeps this process from taking part."""
+    size, level = mpi.COMM_WORLD.size, mpi.Query_thread()
+    if size < group.size:
+        return (
+            f"MPI started {size} processes and the group has {group.size}: start all of the job by one mpirun or srun, "
+            "of the MPI that mpi4py loads (see: python -m mpi4py --mpi-lib-version)"
+        )
+    if level < mpi.THREAD_MULTIPLE:
+        return (
+            f"this MPI gives thread level {level}, and collectives come from several threads, which needs "
+            f"{mpi.THREAD_MULTIPLE} (MPI_THREAD_MULTIPLE): use an MPI built for it, import mpi4py after init(), or use "
+            "--engine gloo"
+        )
+    return ""

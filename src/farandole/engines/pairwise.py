@@ -1,0 +1,176 @@
+"""Collectives out of point-to-point transfers, with the arithmetic of the native core.
+
+    class GlooEngine(PairwiseEngine): ...          # brings its transport
+
+A library's own reductions know fewer dtypes than we do and round float16 between each two ranks. Here every dtype and
+op exists, float16 accumulates in float32, and the order of reduction is the ranks', whatever the transport.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+from farandole import _native
+from farandole.collective import Array, DType, ReduceOp
+from farandole.engines.arrays import copy, pieces, plain_memory, shares, split
+from farandole.engines.engine import PAYLOAD_BYTES, Engine, Group, Memory, require_served
+from farandole.engines.transport import Transport
+
+SMALL_BYTES = 32 * 1024
+"""Up to here, counting everybody's, all get everything and reduce it all: one exchange instead of two."""
+DIRECT_MEMBERS = 4
+"""Up to here everybody sends to everybody; more members gather in rounds, each twice as much as in the one before."""
+BLOCK_BYTES = 32 * 2**20
+"""Larger arrays are reduced in pieces of this size, which bounds the scratch memory."""
+LINE_BYTES = 64
+
+
+class PairwiseEngine(Engine):
+    """An engine on a ``Transport``. Derive, give it a ``name`` and hand a transport to the constructor."""
+
+    def __init__(self, group: Group, transport: Transport) -> None:
+        self.group = group
+        self._transport = transport
+        self._scratch = plain_memory(0)
+        self._calls = 0
+
+    def allocate(self, nbytes: int) -> Memory:
+        """Plain zeroed memory: a network reads from anywhere equally fast."""
+        return plain_memory(nbytes)
+
+    def allreduce(self, array: Array, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0) -> None:
+        """Reduce in place: everybody reduces a slice and sends it to all; small arrays are reduced by everybody."""
+        self._begin()
+        require_served(array.dtype, op)
+        size = self.group.size
+        for piece in pieces(array, BLOCK_BYTES):
+            if piece.nbytes * size <= SMALL_BYTES:
+                self._combine(self._gather(piece), piece, op, prescale, postscale)
+                continue
+            slices = split(piece, shares(piece.count, size, 1))
+            mine = slices[self.group.rank]
+            self._combine(self._collect(mine, slices), mine, op, prescale, postscale)
+            self._swap([mine] * size, slices)
+
+    def allgather(self, send: Array, recv: Array, counts: Sequence[int]) -> None:
+        """Send mine to each, and receive theirs in place."""
+        self._begin()
+        slices = split(recv, counts)
+        copy(slices[self.group.rank], send)
+        self._swap([send] * self.group.size, slices)
+
+    def broadcast(self, array: Array, root: int) -> None:
+        """Along a binomial tree: receive from the parent, then send to the children, the largest subtree first."""
+        self._begin()
+        size = self.group.size
+        place = (self.group.rank - root) % size
+        below = place & -place if place else 1 << (size - 1).bit_length()
+        steps = [1 << bit for bit in reversed(range(below.bit_length() - 1))]
+        if place:
+            self._transport.transfer([], [((place - below + root) % size, array)])
+        children = [((place + step + root) % size, array) for step in steps if place + step < size]
+        self._transport.transfer(children, [])
+
+    def alltoall(self, send: Array, send_counts: Sequence[int], recv: Array, recv_counts: Sequence[int]) -> None:
+        """Send and receive all slices at once."""
+        self._begin()
+        outgoing, incoming = split(send, send_counts), split(recv, recv_counts)
+        copy(incoming[self.group.rank], outgoing[self.group.rank])
+        self._swap(outgoing, incoming)
+
+    def reducescatter(
+        self,
+        send: Array,
+        recv: Array,
+        counts: Sequence[int],
+        op: ReduceOp,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> None:
+        """Send each member its slice, and reduce mine."""
+        self._begin()
+        require_served(send.dtype, op)
+        slices = split(send, counts)
+        self._combine(self._collect(slices[self.group.rank], slices), recv, op, prescale, postscale)
+
+    def barrier(self) -> None:
+        """Hear from everybody."""
+        self.gather_small(b"")
+
+    def gather_small(self, payload: bytes) -> list[bytes]:
+        """As small arrays are gathered."""
+        if len(payload) > PAYLOAD_BYTES:
+            raise ValueError(f"gather_small carries at most {PAYLOAD_BYTES} bytes, got {len(payload)}")
+        self._begin()
+        said = ctypes.create_string_buffer(payload.ljust(PAYLOAD_BYTES, b"\0"), PAYLOAD_BYTES)
+        parts = self._gather(Array(ctypes.addressof(said), PAYLOAD_BYTES, DType.UINT8, said))
+        return [ctypes.string_at(part.address, PAYLOAD_BYTES).rstrip(b"\0") for part in parts]
+
+    def abort(self, reason: str) -> None:
+        """Wake this member."""
+        self._transport.abort(reason)
+
+    def close(self) -> None:
+        """Drop the transport."""
+        self._transport.close()
+        self._scratch = plain_memory(0)
+
+    def statistics(self) -> dict[str, int | float | str]:
+        """Calls, transfers and bytes sent besides."""
+        sent = {"transfers": self._transport.transfers, "bytes_sent": self._transport.bytes_sent}
+        return {**super().statistics(), "calls": self._calls, **sent}
+
+    def _begin(self) -> None:
+        self._transport.check()
+        self._calls += 1
+
+    def _combine(self, parts: Sequence[Array], target: Array, op: ReduceOp, prescale: float, postscale: float) -> None:
+        """Reduce ``parts``, in the order of members, into ``target``."""
+        divisor = self.group.size if op is ReduceOp.AVERAGE else 1
+        addresses = [part.address for part in parts]
+        _native.reduce(addresses, target.address, target.count, target.dtype, op, prescale, postscale, divisor)
+
+    def _collect(self, mine: Array, outgoing: Sequence[Array]) -> list[Array]:
+        """Send ``outgoing[i]`` to member ``i``; everybody's part of ``mine``, in the order of members."""
+        parts = self._rooms(mine)
+        self._swap(outgoing, parts)
+        parts[self.group.rank] = mine
+        return parts
+
+    def _gather(self, mine: Array) -> list[Array]:
+        """Everybody's ``mine``, of one length, in the order of members."""
+        rank, size = self.group.rank, self.group.size
+        if size <= DIRECT_MEMBERS:
+            return self._collect(mine, [mine] * size)
+        # Held here, from the start on: the parts of rank, rank + 1, ... A round doubles how many.
+        whole = self._room(mine.nbytes * size).array(mine.dtype, 0, mine.count * size)
+        copy(whole.slice(0, mine.count), mine)
+        held = 1
+        while held < size:
+            more = min(held, size - held) * mine.count
+            self._transport.transfer(
+                [((rank - held) % size, whole.slice(0, more))],
+                [((rank + held) % size, whole.slice(held * mine.count, more))],
+            )
+            held *= 2
+        return [whole.slice((place - rank) % size * mine.count, mine.count) for place in range(size)]
+
+    def _swap(self, outgoing: Sequence[Array], incoming: Sequence[Array]) -> None:
+        """Send ``outgoing[i]`` to and receive ``incoming[i]`` from each other member ``i``."""
+        rank, size = self.group.rank, self.group.size
+        self._transport.transfer(
+            [(peer, outgoing[peer]) for peer in ((rank + step) % size for step in range(1, size))],
+            [(peer, incoming[peer]) for peer in ((rank - step) % size for step in range(1, size))],
+        )
+
+    def _rooms(self, like: Array) -> list[Array]:
+        """Scratch memory for an array like this from each member."""
+        room = (like.nbytes + LINE_BYTES - 1) // LINE_BYTES * LINE_BYTES
+        memory = self._room(room * self.group.size)
+        return [memory.array(like.dtype, i * room, like.count) for i in range(self.group.size)]
+
+    def _room(self, nbytes: int) -> Memory:
+        if self._scratch.nbytes < nbytes:
+            self._scratch = plain_memory(nbytes)
+        return self._scratch

@@ -1,0 +1,83 @@
+"""The address that other hosts reach this process by, as the kernel's routes and name resolution have it.
+
+    address = reachable_address(group, exchange)
+
+No interface is tried: the kernel knows which of its addresses it would use towards a peer, and says so without sending.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import socket
+
+from farandole.control.addresses import interfaces, reachable_by
+from farandole.engines.engine import Exchange, Group
+from farandole.errors import EngineError
+
+LOOPBACK = "127.0.0.1"
+_ANY_PORT = 9
+
+
+def known_address(interface: str, controller: str) -> str:
+    """What a process knows without asking anybody: the address of an interface, or its side of a connection.
+
+    ``interface`` names the one that was asked for, or is ""; ``controller`` is ``tcp://host:port``, or "".
+    """
+    if interface:
+        return reachable_by(list(interfaces()), interface, "")[0]
+    host = controller.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    return source_towards(host) if host else ""
+
+
+def reachable_address(group: Group, exchange: Exchange) -> str:
+    """Where this member should listen. Collective, once every member has said where it is known to be reached.
+
+    Tried in this order: what the group knows (a network interface that was asked for, or this side of the connection to
+    the controller), the route to a peer that knows its address, the route to a peer's host by its name, the name of
+    this host. Raises ``EngineError`` on a member that finds nothing.
+    """
+    if len(set(group.hosts)) == 1:
+        return LOOPBACK
+    known = "" if _is_loopback(group.address) else group.address
+    said = exchange(known.encode())
+    if known:
+        return known
+    here = group.hosts[group.rank]
+    others = [place for place, host in enumerate(group.hosts) if host != here]
+    for destination in (*(said[place].decode() for place in others), *dict.fromkeys(group.hosts[p] for p in others)):
+        if destination and (found := source_towards(destination)):
+            return found
+    if found := _own_address():
+        return found
+    raise EngineError(
+        f"{group.name(group.rank)} does not know by which address other hosts reach it: no other host's name resolves "
+        f"here, nor {socket.gethostname()!r} to anything but the loopback. Name the interface: --network-interface eth0"
+    )
+
+
+def source_towards(destination: str) -> str:
+    """The address of this host that the kernel would send from to ``destination``; "" if only the loopback, or none."""
+    with contextlib.suppress(OSError):
+        for family, kind, protocol, _, address in socket.getaddrinfo(destination, _ANY_PORT, type=socket.SOCK_DGRAM):
+            with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as asking:
+                asking.connect(address)
+                source = str(asking.getsockname()[0])
+                if not _is_loopback(source):
+                    return source
+    return ""
+
+
+def _own_address() -> str:
+    with contextlib.suppress(OSError):
+        for *_, address in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM):
+            if not _is_loopback(str(address[0])):
+                return str(address[0])
+    return ""
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
