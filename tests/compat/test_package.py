@@ -172,15 +172,16 @@ def test_run_takes_horovods_arguments(horovod_site: str, capfd: pytest.CaptureFi
         start_timeout=20,
         hosts="localhost:2",
         ssh_port=22,
+        disable_cache=True,
         verbose=0,
     )
     assert found == ["speaks 0.28.1 0", "speaks 0.28.1 1"]
     said = capfd.readouterr().err
-    assert "horovod.run: --ssh-port: accepted without effect" in said
+    assert "horovod.run: --disable-cache: accepted without effect" in said
     assert "--gloo: accepted without effect" in said
     with pytest.raises(farandole.UnsupportedError, match="min_num_proc asks for an elastic job"):
         horovod.run(which, num_proc=2, min_num_proc=1)
     with pytest.raises(TypeError, match="unexpected arguments: nump"):
         horovod.run(which, nump=2)
-    with pytest.raises(farandole.UsageError, match="elsewhere is not this host"):
-        horovod.run(which, num_proc=2, hosts="elsewhere:2")
+    with pytest.raises(farandole.UsageError, match="more workers than the hosts have slots"):
+        horovod.run(which, num_proc=3, hosts="elsewhere:2")

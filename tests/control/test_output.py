@@ -66,12 +66,12 @@ def pumping(sink: Sink, *tags: bytes) -> Iterator[tuple[Pump, list[Source], list
 def test_partial_lines_of_others_do_not_tear_lines_in_a_file(tmp_path: Path) -> None:
     with (
         (tmp_path / "out").open("wb") as file,
-        pumping(Sink(file.fileno()), b"a:", b"b:") as (pump, sources, (a, b)),
+        pumping(Sink.of_descriptor(file.fileno()), b"a:", b"b:") as (pump, sources, (a, b)),
     ):
         for fd, text in ((a, b"one "), (b, b"two\nthr"), (a, b"two\nthree")):
             os.write(fd, text)
             pump.settle(sources, DEADLINE_S)
-        pump.say(Sink(file.fileno()), b"we")
+        pump.say(Sink.of_descriptor(file.fileno()), b"we\n")
         assert sources[0].tail == "one two\nthree"
     lines = (tmp_path / "out").read_bytes().splitlines()
     assert sorted(lines) == [b"a:one two", b"a:three", b"b:thr", b"b:two", b"we"]
@@ -88,7 +88,7 @@ def test_on_a_terminal_an_interrupted_line_goes_on_below() -> None:
             assert select.select([main], [], [], DEADLINE_S)[0], seen
             seen += os.read(main, 1000)
 
-    with pumping(Sink(side), b"a:", b"b:") as (_, _, (a, b)):
+    with pumping(Sink.of_descriptor(side), b"a:", b"b:") as (_, _, (a, b)):
         os.write(a, b"..")
         until(b"..")
         os.write(b, b"line\n")
@@ -105,7 +105,7 @@ def test_settling_reads_what_is_there_and_returns_in_time_when_the_sink_is_stuck
     os.set_blocking(writer, False)
     while select.select([], [writer], [], 0.0)[1]:
         os.write(writer, bytes(4096))
-    with pumping(Sink(writer), b"a:") as (pump, sources, (a,)):
+    with pumping(Sink.of_descriptor(writer), b"a:") as (pump, sources, (a,)):
         os.write(a, b"last words\n")
         pump.settle(sources, 0.05)
         assert sources[0].tail in ("", "last words")
@@ -123,7 +123,7 @@ def test_settling_reads_what_is_there_and_returns_in_time_when_the_sink_is_stuck
 def test_nobody_reads_so_the_writer_is_told() -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    with pumping(Sink(writer), b"") as (pump, sources, (a,)):
+    with pumping(Sink.of_descriptor(writer), b"") as (pump, sources, (a,)):
         os.write(a, b"x\n")
         pump.settle(sources, DEADLINE_S)
         pump.settle(sources, DEADLINE_S)

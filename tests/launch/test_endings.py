@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from farandole.launch.local import LocalAgent
+from farandole.launch.agents import Agents
+from farandole.launch.local import Local
+from farandole.settings import Settings
 from tests.launch.conftest import DEADLINE_S, StartJob
 
 SLEEP = "echo up; exec sleep 1000"
@@ -201,8 +203,9 @@ def test_a_program_with_thousands_of_descriptors_can_end_an_agent() -> None:
         held.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
         for _ in range(1100):
             held.callback(os.close, os.open(os.devnull, os.O_RDONLY))
-        with LocalAgent() as agent:
-            assert agent.fd > 1024
+        with Agents(Local().groups(("box",), "box"), Settings(), captured=False) as agents:
+            (agent,) = agents
+            assert min(agent.fds) > 1024
         assert agent.code is not None
 
 

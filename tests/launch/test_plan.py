@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.errors import UsageError
-from farandole.launch.plan import Host, Job, entry_command, on_this_host, parse_hostfile, parse_hosts, place, workers
+from farandole.launch.entry import entry_command
+from farandole.launch.plan import Host, Job, by_own_name, parse_hostfile, parse_hosts, place, workers
 from farandole.settings import Settings
 
 names = st.text("abcdefgh", min_size=1)
@@ -61,31 +62,57 @@ def test_no_workers_are_refused(np: int | None) -> None:
         place(np, ())
 
 
-def test_this_host_has_several_names_and_no_other_is_taken() -> None:
-    assert on_this_host(("localhost", "box", "box.lan", "127.0.0.1"), "box.lan") == ("box.lan",) * 4
-    with pytest.raises(UsageError, match="other is not this host"):
-        on_this_host(("localhost", "other"), "box")
+def test_this_host_has_several_names_and_entries_of_one_host_are_added_up() -> None:
+    own = {"box.lan", "10.0.0.1", "fd77::1"}.__contains__
+    hosts = parse_hosts("localhost:1,other:2,box:1,box.lan:1,10.0.0.1:1,[fd77::1]:1,box.elsewhere:1,10.0.0.2:1,other:3")
+    assert by_own_name(hosts, "box", own) == (
+        Host("box", 5), Host("other", 5), Host("box.elsewhere", 1), Host("10.0.0.2", 1)
+    )  # fmt: skip
+
+
+def test_names_that_cannot_be_ours_are_not_looked_up() -> None:
+    def refuse(name: str) -> bool:
+        raise AssertionError(name)
+
+    assert len(by_own_name(parse_hosts("localhost,box,other,other.lan"), "box", refuse)) == 3
+
+
+def test_short_forms_and_addresses() -> None:
+    assert parse_hosts("n[01-02]:4,[fd77::1]:2,[::1],10.0.0.1:3") == (
+        Host("n01", 4), Host("n02", 4), Host("fd77::1", 2), Host("::1", 1), Host("10.0.0.1", 3)
+    )  # fmt: skip
+    assert parse_hostfile("n[1,3] slots=2\nfd77::1 slots=1\n[fd77::2]") == (
+        Host("n1", 2), Host("n3", 2), Host("fd77::1", 1), Host("fd77::2", 1)
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("fd77::1:2", r"brackets: \[fd77::1:2\]:4"), ("-oProxyCommand=x:1", "no name of a host")]
+)
+def test_what_would_be_misunderstood_is_refused(text: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        parse_hosts(text)
 
 
 def test_a_worker_is_told_who_it_is_and_what_was_asked() -> None:
     job = Job(["true"], ("box",) * 2, Settings(engine="gloo"), python_path=("/a", "/b"), environment={"MINE": "1"})
-    specs = workers(job, "tcp://127.0.0.1:7", "ab", {"PYTHONPATH": "/c"})
+    specs = workers(job, "ab", {"PYTHONPATH": "/c"})
     assert [spec.place for spec in specs] == [0, 1]
     told = specs[1].environment
     assert (told["FARANDOLE_RANK"], told["HOROVOD_LOCAL_SIZE"], told["FARANDOLE_ENGINE"]) == ("1", "2", "gloo")
-    assert (told["FARANDOLE_CONTROLLER"], told["FARANDOLE_KEY"], told["MINE"]) == ("tcp://127.0.0.1:7", "ab", "1")
+    assert (told["FARANDOLE_KEY"], told["MINE"]) == ("ab", "1")
     assert (told["PYTHONPATH"], told["PYTHONUNBUFFERED"]) == ("/a:/b:/c", "1")
     assert not any("KEY" in name for name in told if name.startswith("HOROVOD"))
 
 
 def test_an_argument_beats_an_inherited_variable_even_with_the_default() -> None:
-    told = workers(Job(["true"], ("box",)), "", "", {"FARANDOLE_ENGINE": "gloo", "HOROVOD_CACHE_CAPACITY": "7"})[0]
+    told = workers(Job(["true"], ("box",)), "", {"FARANDOLE_ENGINE": "gloo", "HOROVOD_CACHE_CAPACITY": "7"})[0]
     assert told.environment["FARANDOLE_ENGINE"] == "auto"
     assert told.environment["FARANDOLE_CACHE_CAPACITY"] == "1024"
 
 
 def test_buffering_asked_for_by_the_user_is_kept() -> None:
-    assert "PYTHONUNBUFFERED" not in workers(Job(["true"], ("a",)), "", "", {"PYTHONUNBUFFERED": ""})[0].environment
+    assert "PYTHONUNBUFFERED" not in workers(Job(["true"], ("a",)), "", {"PYTHONUNBUFFERED": ""})[0].environment
 
 
 def test_an_entry_does_not_look_into_the_current_folder() -> None:

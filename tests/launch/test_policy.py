@@ -7,7 +7,7 @@ import signal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.launch.policy import Action, End, Policy
+from farandole.launch.policy import Action, End, Loss, Policy
 
 
 def test_the_first_failure_decides_and_later_ends_do_not() -> None:
@@ -101,18 +101,27 @@ def test_signals_ask_first_and_force_then() -> None:
     assert policy.last_words() == "the job was ended by SIGINT"
 
 
-def test_a_lost_agent_is_said_unless_a_worker_failed_before() -> None:
-    policy = Policy(2, "stop")
-    assert policy.agent_lost("a", -9).action is Action.KILL
+def test_a_lost_host_ends_the_job_or_is_named_after_the_failure_that_did() -> None:
+    policy = Policy(3, "stop")
+    assert policy.host_lost([1, 2], Loss("host b is silent", 137)) == (Action.STOP, "host b is silent")
+    assert policy.running() == [0]
+    assert policy.exited(End(0, "a", -15)).action is Action.GO_ON
+    assert policy.finished
     assert policy.status == 137
-    assert policy.last_words() == "the agent on a was killed by SIGKILL; its workers were killed"
-    policy = Policy(2, "stop")
+    assert policy.last_words() == "host b is silent"
+    policy = Policy(3, "stop")
     policy.exited(End(0, "a", 3))
-    policy.agent_lost("a", -9)
+    assert policy.host_lost([1, 2], Loss("host b is silent")).action is Action.GO_ON
     assert policy.status == 3
-    policy = Policy(1, "stop")
-    policy.agent_lost("a", 0)
+    assert policy.last_words().splitlines()[1] == "after that, host b is silent"
+
+
+def test_with_continue_the_other_hosts_go_on_as_long_as_there_are_any() -> None:
+    policy = Policy(3, "continue")
+    assert policy.host_lost([2], Loss("host c is silent")).action is Action.GO_ON
+    assert policy.host_lost([0, 1], Loss("host a is silent")).action is Action.STOP
     assert policy.status == 1
+    assert policy.last_words() == "host c is silent\nafter that, host a is silent"
 
 
 @given(

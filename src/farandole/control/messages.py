@@ -352,7 +352,7 @@ Any: TypeAlias = (
     Hello | Exchange | Submit | Leave | Blocked | Progress | SetTimeline | TimelineSet | Result | FetchTask
     | Welcome | Refuse | Exchanged | Orders | Resend | Abort | Ask | Task | Ready | Letters | Begin | Multicast
     | AgentHello | Branch | Severed | Alive | StartWorkers | Started | Watch | Exited | StopWorkers | DumpStack | Stack
-    | Goodbye
+    | Goodbye | Output | Written
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

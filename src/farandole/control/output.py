@@ -1,7 +1,7 @@
 """Output of many processes in one place: whole lines, each with the tag of its source, none torn and none lost.
 
     pump = Pump()
-    screen = Sink(1)
+    screen = Sink.of_descriptor(1)
     tail = pump.add(read_end, screen, tag=lambda: b"[0]<stdout>:")
     pump.start()
     ...
@@ -29,8 +29,8 @@ Tag: TypeAlias = Callable[[], bytes]
 
 CHUNK_BYTES = 2**18
 PIPE_BYTES = 2**20
-LONGEST_LINE_BYTES = 2**26
-"""A line that grows beyond this is written in pieces: memory is finite."""
+LONGEST_LINE_BYTES = 2**25
+"""A line that grows beyond this is written in pieces: memory is finite, and so are messages."""
 
 STDERR = 2
 TAIL_LINES = 20
@@ -39,15 +39,44 @@ PARTIAL_AFTER_S = 0.1
 """An unfinished line (a progress bar) older than this is shown on a terminal."""
 
 
+Write: TypeAlias = Callable[[bytes], bool]
+"""Writes all of it, however long that takes; false once nobody will ever read it."""
+
+
+def _to_descriptor(fd: int) -> Write:
+    """Write to a descriptor; why that fails is said on standard error, but for a reader that has gone."""
+
+    def write(text: bytes) -> bool:
+        rest = memoryview(text)
+        while rest:
+            try:
+                rest = rest[os.write(fd, rest) :]
+            except BlockingIOError:  # somebody else made our standard output non-blocking
+                select.select((), (fd,), ())
+            except OSError as error:
+                if error.errno != errno.EPIPE and fd != STDERR:
+                    with contextlib.suppress(OSError):
+                        os.write(STDERR, f"farandole: the output cannot be written: {error.strerror}\n".encode())
+                return False
+        return True
+
+    return write
+
+
 @final
 class Sink:
-    """Where lines go: a descriptor, written whole lines at a time by the pump's thread alone."""
+    """Where lines go, whole lines at a time, from the pump's thread alone; ``live`` if somebody watches them grow."""
 
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
+    def __init__(self, write: Write, *, live: bool = False) -> None:
         self.broken = False
-        self.live = os.isatty(fd)
+        self.live = live
+        self._to = write
         self._unfinished: Source | None = None
+
+    @classmethod
+    def of_descriptor(cls, fd: int) -> Sink:
+        """A sink that writes to ``fd``, which stays the caller's."""
+        return cls(_to_descriptor(fd), live=os.isatty(fd))
 
     def lines(self, source: Source | None, tag: bytes, text: bytes) -> None:
         """Write ``text``, which ends with a newline, with ``tag`` before every line."""
@@ -72,18 +101,7 @@ class Sink:
         return b"" if self._unfinished is source else b"\n" + tag
 
     def _write(self, text: bytes) -> None:
-        rest = memoryview(text)
-        while rest and not self.broken:
-            try:
-                rest = rest[os.write(self.fd, rest) :]
-            except BlockingIOError:  # somebody else made our standard output non-blocking
-                select.select((), (self.fd,), ())
-            except OSError as error:
-                self.broken = True
-                if error.errno == errno.EPIPE or self.fd == STDERR:
-                    return
-                with contextlib.suppress(OSError):
-                    os.write(STDERR, f"farandole: the output cannot be written: {error.strerror}\n".encode())
+        self.broken = self.broken or not self._to(text)
 
 
 @final
@@ -146,7 +164,7 @@ class Pump(threading.Thread):
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._bell, select.EPOLLIN)
         self.ended = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._requests: deque[Callable[[], None]] = deque()
+        self._requests: deque[Callable[[], object]] = deque()
         self._finishing = False
 
     def add(self, fd: int, sink: Sink, tag: Tag) -> Source:
@@ -158,9 +176,17 @@ class Pump(threading.Thread):
         self._epoll.register(fd, select.EPOLLIN)
         return source
 
-    def say(self, sink: Sink, text: bytes) -> None:
-        """Write lines of our own between those of the sources. Any thread may call it; it does not wait."""
-        self._request(lambda: sink.lines(None, b"", text + b"\n"))
+    def say(self, sink: Sink, text: bytes, then: Callable[[], object] = lambda: None) -> None:
+        """Write lines, which end with a newline, between those of the sources, and call ``then`` in the pump's thread.
+
+        Any thread may call it; it does not wait.
+        """
+
+        def write() -> None:
+            sink.lines(None, b"", text)
+            then()
+
+        self._request(write)
 
     def settle(self, sources: Iterable[Source], timeout_s: float) -> None:
         """Wait until what these sources have ready is read, at most ``timeout_s``."""
@@ -180,12 +206,15 @@ class Pump(threading.Thread):
         """Read what is ready, write all of it and end the thread. Does not wait for that: ``ended`` tells."""
         self._request(self._begin_finish)
 
-    def close(self) -> None:
-        """Wait for the end of the thread and free its descriptors."""
-        self.join()
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Wait for the end of the thread and free its descriptors; false if it does not end in time."""
+        self.join(timeout_s)
+        if self.is_alive():
+            return False
         self._epoll.close()
         os.close(self._bell)
         os.close(self.ended)
+        return True
 
     def run(self) -> None:
         """Move output until ``finish``."""
@@ -204,7 +233,7 @@ class Pump(threading.Thread):
             self._close(source)
         os.eventfd_write(self.ended, 1)
 
-    def _request(self, action: Callable[[], None]) -> None:
+    def _request(self, action: Callable[[], object]) -> None:
         self._requests.append(action)
         os.eventfd_write(self._bell, 1)
 

@@ -1,30 +1,42 @@
 """The agent: one small process per host that starts, watches and ends workers and passes their output on.
 
-The launcher starts it with its charge, one line of JSON, on standard input. What follows there is printed on standard
-error, between the workers' lines; the end of it means that the launcher is gone, and then the workers are killed. When
-the agent itself is killed, the kernel kills the workers. No framework is imported here.
+The launcher starts it, itself or through ssh or Slurm, with its charge, one line of JSON, on standard input. The end of
+that input, of the connection to the controller, or of what started it means that there is nobody to work for any more,
+and then the workers are killed. When the agent itself is killed, the kernel kills the workers. What else comes on
+standard input, in a job on one host, is printed on standard error, between the workers' lines. No framework is imported
+here.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
 import sys
 import time
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import msgspec
 
+from farandole.cluster.environment import CONTROLLER
 from farandole.control import process
-from farandole.control.agent_messages import Exited, Goodbye, Started, StopWorkers, WorkerSpec
+from farandole.control.agent_messages import Exited, Goodbye, Started, StartWorkers, StopWorkers, WorkerSpec, Written
 from farandole.control.channel import LONGEST_WAIT_S
+from farandole.control.dial import first_answering
 from farandole.control.keys import JobKeys
 from farandole.control.message import Message
 from farandole.errors import ControlError
 from farandole.launch.charge import Charge
+from farandole.launch.screens import STDERR, Screens
 from farandole.launch.streams import Streams
 from farandole.runtime.agent_link import AgentLink
+
+if TYPE_CHECKING:
+    from farandole.runtime.relay import Relay
+
+SLURM_HOST = "SLURMD_NODENAME"
+"""Where Slurm tells a task what it calls its host."""
 
 SETTLE_S = 0.2
 """How long the news of a worker's death may wait for its last words to be read."""
@@ -36,19 +48,23 @@ GIVE_UP_S = 1.0
 
 @final
 class Agent:
-    """A single-threaded loop over the controller's messages, signals and standard input; output has its own thread."""
+    """A single-threaded loop over the controller's messages, signals and standard input; output has its own threads."""
 
-    def __init__(self, charge: Charge) -> None:
-        self._charge = charge
-        self._streams = Streams(charge.start)
-        self._writing = set(self._streams.ended)
+    def __init__(self, charge: Charge, address: str) -> None:
+        self._charge, self._address = charge, address
+        self._start: StartWorkers | None = None
+        self._screens: Screens | None = None
+        self._streams: Streams | None = None
+        self._writing: set[int] = set()
         self._workers: dict[int, int] = {}
         self._unstarted: list[Exited] = []
+        self._relay: Relay | None = None
         self._link: AgentLink | None = None
+        self._link_fds: set[int] = set()
         self._poll = select.poll()
         self._kill_at: float | None = None
         self._give_up_at: float | None = None
-        self._finishing = False
+        self._finishing = self._dismissed = False
         self._heard = b""
         self._launcher_lives = True
         self._signals = -1
@@ -56,11 +72,10 @@ class Agent:
     def run(self) -> None:
         """Start the workers and serve until all have ended and all they wrote is written."""
         with process.signals_as_bytes((signal.SIGCHLD, signal.SIGTERM)) as self._signals:
-            for spec in self._charge.start.workers:
-                self._start(spec)
-            self._streams.start()
-            for fd in (0, self._signals, *self._writing):
+            for fd in (0, self._signals):
                 self._poll.register(fd, select.POLLIN)
+            if self._charge.start is not None:
+                self._begin(self._charge.start, Screens.own())  # they have more to load than we
             self._connect()
             self._reap()
             self._serve()
@@ -68,16 +83,27 @@ class Agent:
         if self._link is not None:
             self._link.close()
 
-    def _start(self, spec: WorkerSpec) -> None:
+    def _begin(self, start: StartWorkers, screens: Screens) -> None:
+        self._start, self._screens = start, screens
+        self._streams = Streams(start, screens)
+        for spec in start.workers:
+            self._start_worker(spec, start, self._streams)
+        screens.start()
+        self._writing = set(screens.ended)
+        for fd in self._writing:
+            self._poll.register(fd, select.POLLIN)
+
+    def _start_worker(self, spec: WorkerSpec, start: StartWorkers, streams: Streams) -> None:
+        contact = {CONTROLLER: self._address if self._relay is None else self._relay.address}
         try:
-            with self._streams.open(spec.place) as (stdout, stderr):
+            with streams.open(spec.place) as (stdout, stderr):
                 pid = process.spawn(
                     spec.command,
                     death_signal=signal.SIGKILL,
                     stdout=stdout,
                     stderr=stderr,
-                    environment={**os.environ, **spec.environment},
-                    cwd=self._charge.start.cwd,
+                    environment={**os.environ, **start.environment, **spec.environment, **contact},
+                    cwd=start.cwd,
                 )
         except OSError as error:
             code, words = process.refusal(spec.command, error)
@@ -86,35 +112,56 @@ class Agent:
             self._workers[pid] = spec.place
 
     def _connect(self) -> None:
-        """Join the control plane, after the workers were started: they have more to load than we."""
-        keys = JobKeys.from_secret(self._charge.secret)
-        self._link = AgentLink(self._charge.address, keys, self._charge.host, silence_s=0.0)
-        for fd in self._link.fds:
-            self._poll.register(fd, select.POLLIN)
+        """Join the control plane."""
+        charge, keys = self._charge, JobKeys.from_secret(self._charge.secret)
+        if charge.relay:
+            from farandole.runtime.relay import Relay  # small jobs need none
+
+            self._relay = Relay(keys, charge.host, charge.silence_s, charge.interface)
+        self._link = AgentLink(self._address, keys, charge.host, charge.silence_s, self._relay)
+        self._report_start()
+
+    def _report_start(self) -> None:
         for pid, place in self._workers.items():
             self._post(Started(place, pid))
         for ended in self._unstarted:
             self._post(ended)
 
     def _serve(self) -> None:
-        while True:
+        while not self._is_over():
+            self._watch_link()
             ready = {fd for fd, _ in self._poll.poll(self._patience_ms())}
             if self._signals in ready:
                 self._on_signals()
             if 0 in ready:
                 self._hear()
             self._receive()
-            now = time.monotonic()
             for fd in self._writing & ready:
                 self._poll.unregister(fd)
                 self._writing.discard(fd)
-            if not self._writing or (self._give_up_at is not None and now >= self._give_up_at):
-                return
-            if self._kill_at is not None and now >= self._kill_at:
+            if self._kill_at is not None and time.monotonic() >= self._kill_at:
                 self._stop(0.0)
 
+    def _is_over(self) -> bool:
+        if self._give_up_at is not None and time.monotonic() >= self._give_up_at:
+            return True
+        if self._screens is None:
+            return self._dismissed
+        return not self._writing and self._screens.delivered
+
+    def _watch_link(self) -> None:
+        """Its descriptors change when it gets a parent in the tree, and when it ends."""
+        current = set(self._link.fds) if self._link is not None else set()
+        for fd in self._link_fds - current:
+            with contextlib.suppress(KeyError):
+                self._poll.unregister(fd)
+        for fd in current - self._link_fds:
+            self._poll.register(fd, select.POLLIN)
+        self._link_fds = current
+
     def _patience_ms(self) -> float | None:
-        deadlines = [t for t in (self._kill_at, self._give_up_at) if t is not None]
+        moments = (self._kill_at, self._give_up_at, self._link.deadline_s if self._link is not None else None)
+        deadlines = [moment for moment in moments if moment is not None]
         return max(0.0, min(min(deadlines) - time.monotonic(), LONGEST_WAIT_S)) * 1000 if deadlines else None
 
     def _on_signals(self) -> None:
@@ -125,25 +172,38 @@ class Agent:
     def _hear(self) -> None:
         """Print what the launcher says; the end of it is the end of the launcher."""
         text = b"" if self._finishing else os.read(0, 2**16)
-        lines, newline, rest = (self._heard + text).rpartition(b"\n")
-        self._heard = rest
-        if newline:
-            self._streams.say(lines)
+        lines, newline, self._heard = (self._heard + text).rpartition(b"\n")
+        if newline and self._screens is not None:
+            self._screens.say(STDERR, lines + newline)
         if not text:
             self._launcher_lives = False
             self._poll.unregister(0)
             self._orphaned()
 
     def _receive(self) -> None:
+        if self._link is None:
+            return
         try:
-            for message in self._link.receive() if self._link is not None else ():
-                if isinstance(message, StopWorkers):
-                    self._stop(message.grace_s)
-                    if not message.grace_s:  # now means now, also if nobody takes the output
-                        self._give_up_at = time.monotonic() + GIVE_UP_S
+            for message in self._link.receive():
+                self._obey(message)
+            self._link.beat()
         except ControlError as error:
-            self._streams.say(f"farandole: the agent on {self._charge.host} ends: {error}".encode())
+            if self._launcher_lives:
+                os.write(2, f"farandole: the agent on {self._charge.host} ends: {error}\n".encode())
             self._orphaned()
+
+    def _obey(self, message: object) -> None:
+        if isinstance(message, StartWorkers) and self._screens is None and self._link is not None:
+            self._begin(message, Screens.remote(self._link.send))
+            self._report_start()
+            self._reap()
+        elif isinstance(message, Written) and self._screens is not None:
+            self._screens.written(message)
+        elif isinstance(message, StopWorkers):
+            self._dismissed = True
+            self._stop(message.grace_s)
+            if not message.grace_s:  # now means now, also if nobody takes the output
+                self._give_up_at = time.monotonic() + GIVE_UP_S
 
     def _post(self, message: Message) -> None:
         if self._link is not None:
@@ -154,19 +214,21 @@ class Agent:
             if pid in self._workers:
                 place = self._workers.pop(pid)
                 self._post(Exited(place, pid, code, self._last_words(place, code)))
-        if self._workers or self._finishing:
+        if self._start is None or self._screens is None or self._workers or self._finishing:
             return
         if not process.has_children():
             self._finishing, self._kill_at = True, None
             if self._launcher_lives:
                 self._poll.modify(0, 0)  # what the launcher says from now on it prints itself; only its end is news
-            self._streams.finish()
+            self._screens.finish()
         elif self._kill_at is None:
-            self._stop(self._charge.start.grace_s)
+            self._stop(self._start.grace_s)
 
     def _last_words(self, place: int, code: int) -> str:
         """The end of its standard error, if it may be the cause of what follows."""
-        return self._streams.tail(place, SETTLE_S) if code and self._kill_at is None else ""
+        if not code or self._kill_at is not None or self._streams is None:
+            return ""
+        return self._streams.tail(place, SETTLE_S)
 
     def _stop(self, grace_s: float) -> None:
         """TERM for all workers and what they started; KILL when the grace is over, and again until none is left."""
@@ -177,11 +239,12 @@ class Agent:
 
     def _orphaned(self) -> None:
         """Nobody is left to work for."""
+        self._dismissed = True
         if self._link is not None:
-            for fd in self._link.fds:
-                self._poll.unregister(fd)
             self._link.close(deliver=False)
             self._link = None
+        if self._screens is not None:
+            self._screens.cut()
         self._give_up_at = time.monotonic() + GIVE_UP_S
         self._stop(0.0)
 
@@ -193,7 +256,19 @@ def main() -> None:
     if not line.endswith(b"\n"):
         sys.exit("farandole: the agent got no charge: 'farandole run' starts it, not you")
     process.adopt_orphans()
-    Agent(msgspec.json.decode(line, type=Charge)).run()
+    charge = msgspec.json.decode(line, type=Charge)
+    charge = msgspec.structs.replace(charge, host=charge.host or os.environ[SLURM_HOST])
+    try:
+        Agent(charge, _address(charge)).run()
+    except ControlError as error:
+        sys.exit(f"farandole: the agent on {charge.host} cannot join the job: {error}")
+
+
+def _address(charge: Charge) -> str:
+    """Where the controller answers; on its own host, it does."""
+    if charge.start is not None:
+        return charge.addresses[0]
+    return first_answering(charge.addresses, JobKeys.from_secret(charge.secret), charge.dial_s)
 
 
 if __name__ == "__main__":

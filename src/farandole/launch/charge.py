@@ -1,6 +1,6 @@
 """What an agent is told when it is started, as one line of JSON on its standard input.
 
-line = msgspec.json.encode(Charge("tcp://127.0.0.1:7000", secret, "hostA", StartWorkers([...])))
+line = msgspec.json.encode(Charge(["tcp://10.0.0.1:7000"], secret, "hostA"))
 """
 
 from __future__ import annotations
@@ -16,9 +16,19 @@ MODULE = "farandole.launch.agent"
 
 @final
 class Charge(msgspec.Struct, frozen=True):
-    """Where the controller is, the job's secret, what the agent's host is called, and whom to start."""
+    """Where the controller may be, the job's secret, and what the agent's host is called ("": as Slurm calls it).
 
-    address: str
+    With ``start``, in a job on one host, the agent starts the workers before it does anything else; without, it takes
+    the first address that answers within ``dial_s``, and is told by the controller whom to start. ``silence_s`` is how
+    long either may be silent (0: as long as it likes). With ``relay`` the workers are reached through the agent, which
+    is to be reached by ``interface`` ("": by any).
+    """
+
+    addresses: list[str]
     secret: str
-    host: str
-    start: StartWorkers
+    host: str = ""
+    start: StartWorkers | None = None
+    dial_s: float = 0.0
+    silence_s: float = 0.0
+    relay: bool = False
+    interface: str = ""

@@ -13,12 +13,14 @@ import importlib.util
 import os
 import socket
 import sys
+import typing
 
 import farandole
-from farandole.errors import UsageError
 from farandole.launch import plan
 from farandole.launch.launcher import Launcher
 from farandole.launch.options import add_knobs, knob_arguments, read_file
+from farandole.launch.ssh import Ssh
+from farandole.launch.where import LauncherName, Means, read_hosts, where
 from farandole.settings import Settings
 
 EXAMPLES = """\
@@ -57,9 +59,22 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def add_job_options(parser: argparse.ArgumentParser) -> None:
     """The options that say how many workers, where, and what becomes of their output; the names are Horovod's."""
     parser.add_argument("-np", "--num-proc", type=int, dest="np", metavar="N", help="number of workers")
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="where they run (default: localhost:N)")
-    where.add_argument("-hostfile", "--hostfile", metavar="FILE", help="the same from a file, lines of: HOST slots=N")
+    places = parser.add_mutually_exclusive_group()
+    places.add_argument(
+        "-H", "--hosts", metavar="HOST:SLOTS,...", help="where they run (default: Slurm's allocation, or localhost:N)"
+    )
+    places.add_argument("-hostfile", "--hostfile", metavar="FILE", help="the same from a file, lines of: HOST slots=N")
+    parser.add_argument(
+        "--launcher",
+        choices=typing.get_args(LauncherName),
+        default="auto",
+        help="what reaches other hosts (default: auto: srun where Slurm has given the hosts, else ssh)",
+    )
+    parser.add_argument("-p", "--ssh-port", type=int, metavar="PORT", help="port of the ssh servers")
+    parser.add_argument("-i", "--ssh-identity-file", default="", metavar="FILE", help="private key for ssh")
+    parser.add_argument(
+        "--ssh-option", action="append", default=[], metavar="NAME=VALUE", help="as in ssh_config (can be repeated)"
+    )
     parser.add_argument(
         "--output-filename", default="", metavar="DIR", help="write to DIR/rank.<rank>/std{out,err} instead"
     )
@@ -85,11 +100,14 @@ def main(args: argparse.Namespace) -> int:
 
 def job(args: argparse.Namespace, command: list[str], settings: Settings, python_path: tuple[str, ...]) -> plan.Job:
     """The job that the options of ``add_job_options`` describe; raises ``UsageError`` for one that cannot be."""
-    here = socket.gethostname()
+    ssh = Ssh(args.ssh_port, args.ssh_identity_file, tuple(args.ssh_option))
+    named = read_hosts(args.hosts or "", args.hostfile or "")
+    hosts, starter = where(args.np, named, Means(args.launcher, ssh), os.environ, socket.gethostname())
     return plan.Job(
         command,
-        hosts=plan.on_this_host(plan.place(args.np, _hosts(args)), here),
-        settings=settings,
+        hosts,
+        settings,
+        starter,
         output_dir=args.output_filename,
         timestamps=args.timestamps,
         verbose=args.verbose,
@@ -105,18 +123,6 @@ def run_job(job: plan.Job) -> int:
     if words:
         print(f"farandole: {words}", file=sys.stderr)
     return status
-
-
-def _hosts(args: argparse.Namespace) -> tuple[plan.Host, ...]:
-    if args.hosts:
-        return plan.parse_hosts(args.hosts)
-    if not args.hostfile:
-        return ()
-    try:
-        with open(args.hostfile, encoding="utf-8") as file:
-            return plan.parse_hostfile(file.read())
-    except OSError as error:
-        raise UsageError(f"the host file {args.hostfile} cannot be read: {error.strerror}") from error
 
 
 def _say_which_horovod() -> None:

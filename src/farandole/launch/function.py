@@ -14,6 +14,7 @@ travels as bytes over the job's authenticated connections; workers unpickle it, 
 
 from __future__ import annotations
 
+import os
 import pickle
 import socket
 import sys
@@ -24,9 +25,12 @@ import cloudpickle
 import msgspec
 
 from farandole.errors import ControlError, RemoteError, UsageError
+from farandole.launch.entry import entry_command
 from farandole.launch.launcher import Launcher
-from farandole.launch.plan import Job, entry_command
+from farandole.launch.plan import Job
+from farandole.launch.ssh import Ssh
 from farandole.launch.task import MODULE, Failure, Task
+from farandole.launch.where import Means, read_hosts, where
 from farandole.settings import Settings
 
 
@@ -36,6 +40,9 @@ def run(
     kwargs: Mapping[str, Any] | None = None,
     np: int = 1,
     *,
+    hosts: str = "",
+    hostfile: str = "",
+    ssh: Ssh | None = None,
     output_filename: str = "",
     verbose: bool = False,
     env: Mapping[str, str] | None = None,
@@ -46,19 +53,27 @@ def run(
 
         farandole.run(train, kwargs={"lr": 0.1}, np=2, engine="gloo", start_timeout_s=60)
 
-    ``func`` is pickled with cloudpickle, so that it may be a closure or live in a notebook. ``env`` holds variables for
-    the workers, ``output_filename`` a folder for their output instead of this process's own; ``python_path`` is put
-    before their ``PYTHONPATH``. ``knobs`` are settings by their names; an unknown one is refused with the legal ones.
+    ``func`` is pickled with cloudpickle, so that it may be a closure or live in a notebook. The workers run on this
+    host, or on ``hosts`` (``"a:2,b:2"``) or those of a ``hostfile``, as with ``farandole run``; ``ssh`` holds options
+    for getting there. ``env`` holds variables for the workers, ``output_filename`` a folder for their output instead of
+    this process's own; ``python_path`` is put before their ``PYTHONPATH``. ``knobs`` are settings by their names; an
+    unknown one is refused with the legal ones.
 
     Raises ``RemoteError`` with the remote traceback, from the original exception, if a worker raises (the others are
     ended); ``ControlError`` if one ends without a result. A ``KeyboardInterrupt`` ends the workers and goes on.
     """
     if np < 1:
         raise UsageError(f"np={np} asks for no worker; it must be at least 1")
+    settings = Settings.resolve(arguments=knobs)
+    # Results come straight to this process, so that none can arrive after the news of its worker's end.
+    settings = msgspec.structs.replace(settings, tree_radix=max(settings.tree_radix, np))
+    means = Means("auto" if hosts or hostfile else "local", ssh or Ssh())
+    placed, starter = where(np, read_hosts(hosts, hostfile), means, os.environ, socket.gethostname())
     job = Job(
         command=entry_command(MODULE),
-        hosts=(socket.gethostname(),) * np,
-        settings=Settings.resolve(arguments=knobs),
+        hosts=placed,
+        settings=settings,
+        starter=starter,
         output_dir=output_filename,
         verbose=verbose,
         python_path=tuple(python_path),

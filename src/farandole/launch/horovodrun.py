@@ -33,15 +33,12 @@ class Foreign(NamedTuple):
     flags: tuple[str, ...]
 
 
-_ONE_HOST = "workers run on this host, nothing is reached over ssh"
 _NO_CYCLE = "messages are sent when there is something to say, there are no cycles"
 _CHOSEN = "the way of moving bytes is chosen, see --engine"
 _NOT_ELASTIC = "it belongs to elastic jobs"
 
 FOREIGN = (
     Foreign("nothing is checked over ssh that could be remembered", 0, ("--disable-cache",)),
-    Foreign(_ONE_HOST, 1, ("-p", "--ssh-port")),
-    Foreign(_ONE_HOST, 1, ("-i", "--ssh-identity-file")),
     Foreign(_NOT_ELASTIC, 1, ("--slots-per-host", "--elastic-timeout", "--reset-limit")),
     Foreign(_NOT_ELASTIC, 2, ("--blacklist-cooldown-range",)),
     Foreign(_NO_CYCLE, 1, ("--cycle-time-ms",)),

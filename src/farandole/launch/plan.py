@@ -9,20 +9,24 @@ Ranks fill the hosts in the order given, as Horovod's launcher does.
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import final
 
 import msgspec
 
-import farandole
+from farandole.cluster import hostlist
 from farandole.cluster.environment import variables_for
 from farandole.control.agent_messages import WorkerSpec
 from farandole.errors import UsageError
+from farandole.launch.agents import AgentStarter
 from farandole.settings import Settings
 from farandole.topology import Topology
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
+
+_BRACKETED = re.compile(r"\[([0-9a-fA-F:.]*:[0-9a-fA-F:.]*(?:%\w+)?)\]")
+_NAME = re.compile(r"[\w.:%@-]+")
 
 
 @final
@@ -37,6 +41,7 @@ class Host(msgspec.Struct, frozen=True):
 class Job(msgspec.Struct, frozen=True):
     """Everything that is asked of a launch.
 
+    ``hosts`` is the host of each rank; ``starter`` starts the agents there (``None``: all ranks are on this host).
     Workers get the launcher's variables and ``environment``; ``python_path`` is put before their ``PYTHONPATH``.
     Without ``output_dir`` their lines go to the launcher's standard streams, each with its rank.
     """
@@ -44,6 +49,7 @@ class Job(msgspec.Struct, frozen=True):
     command: list[str]
     hosts: tuple[str, ...]
     settings: Settings = Settings()
+    starter: AgentStarter | None = None
     output_dir: str = ""
     timestamps: bool = False
     verbose: bool = False
@@ -57,21 +63,23 @@ class Job(msgspec.Struct, frozen=True):
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:
-    """``"a:4,b"`` as ``-H`` takes it; a host without a number has one slot, as in Horovod."""
-    hosts = []
-    for item in text.split(","):
+    """``"a:4,b,node[01-04]:2,[fd77::1]:2"`` as ``-H`` takes it; a host without a number has one slot, as in Horovod."""
+    hosts: list[Host] = []
+    for item in hostlist.split(text):
         name, colon, slots = item.strip().rpartition(":")
-        if not colon:
-            name, slots = slots, "1"
+        if not colon or "]" in slots:
+            name, slots = item.strip(), "1"
+        if ":" in name and not _BRACKETED.fullmatch(name):
+            raise UsageError(f"-H {text!r}: an IPv6 address is written in brackets: [{item.strip()}]:4")
         if not name or not slots.isdecimal() or int(slots) < 1:
             raise UsageError(f"-H {text!r}: {item!r} is no host; write NAME:SLOTS, for example -H localhost:4")
-        hosts.append(Host(name, int(slots)))
+        hosts += [Host(each, int(slots)) for each in _names(name)]
     return tuple(hosts)
 
 
 def parse_hostfile(text: str) -> tuple[Host, ...]:
     """Lines of ``NAME slots=N``; empty lines and what follows ``#`` do not count."""
-    hosts = []
+    hosts: list[Host] = []
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()
         if not words:
@@ -80,10 +88,22 @@ def parse_hostfile(text: str) -> tuple[Host, ...]:
         slots = rest[0].removeprefix("slots=") if len(rest) == 1 else "1" if not rest else ""
         if not slots.isdecimal() or int(slots) < 1:
             raise UsageError(f"line {number} of the host file, {line.strip()!r}, is not of the form: NAME slots=N")
-        hosts.append(Host(name, int(slots)))
+        hosts += [Host(each, int(slots)) for each in _names(name)]
     if not hosts:
         raise UsageError("the host file names no host; write one a line: NAME slots=N")
     return tuple(hosts)
+
+
+def by_own_name(hosts: Sequence[Host], here: str, is_own: Callable[[str], bool]) -> tuple[Host, ...]:
+    """This machine by its name ``here``, however it is called, and several entries of one host added up.
+
+    ``is_own`` looks a name up; it is asked only about addresses, and names that differ from ours by their domain.
+    """
+    slots: dict[str, int] = {}
+    for host in hosts:
+        name = here if _is_here(host.name, here, is_own) else host.name
+        slots[name] = slots.get(name, 0) + host.slots
+    return tuple(Host(name, number) for name, number in slots.items())
 
 
 def place(np: int | None, hosts: Sequence[Host]) -> tuple[str, ...]:
@@ -103,29 +123,8 @@ def place(np: int | None, hosts: Sequence[Host]) -> tuple[str, ...]:
     return tuple(slots[:np])
 
 
-def on_this_host(hosts: Sequence[str], here: str) -> tuple[str, ...]:
-    """The hosts of the ranks by the name of this machine; refuses every other host."""
-    local = {*LOCAL_NAMES, here, here.partition(".")[0]}
-    others = sorted(set(hosts) - local)
-    if others:
-        raise UsageError(
-            f"{', '.join(others)} is not this host ({here}): this release starts workers on one host only, "
-            "many hosts come with a later one; leave -H and --hostfile out, or say -H localhost:N"
-        )
-    return (here,) * len(hosts)
-
-
-def entry_command(module: str) -> list[str]:
-    """Calls ``main`` of a module of this package in a new Python.
-
-    It is told to look where this package is instead of in the current folder, which may hold a ``signal.py``.
-    """
-    home = os.path.dirname(os.path.dirname(os.path.abspath(farandole.__file__)))
-    return [sys.executable, "-c", f"import sys; sys.path[0] = {home!r}; from {module} import main; main()"]
-
-
-def workers(job: Job, controller: str, secret: str, inherited: Mapping[str, str]) -> list[WorkerSpec]:
-    """What every worker is started with, beyond the variables it inherits."""
+def workers(job: Job, secret: str, inherited: Mapping[str, str]) -> list[WorkerSpec]:
+    """What every worker is started with, beyond what it inherits and the controller's address, which agents add."""
     shared = job.settings.to_environment(Settings.resolve(environment=inherited))
     if "PYTHONUNBUFFERED" not in inherited:
         shared["PYTHONUNBUFFERED"] = "1"  # lines appear when they are printed, and none is lost with a killed worker
@@ -134,6 +133,24 @@ def workers(job: Job, controller: str, secret: str, inherited: Mapping[str, str]
         rest = shared.get("PYTHONPATH", inherited.get("PYTHONPATH"))
         shared["PYTHONPATH"] = os.pathsep.join([*job.python_path, *filter(None, [rest])])
     return [
-        WorkerSpec(rank, job.command, {**shared, **variables_for(Topology.of(rank, job.hosts, 0), controller, secret)})
+        WorkerSpec(rank, job.command, {**shared, **variables_for(Topology.of(rank, job.hosts, 0), "", secret)})
         for rank in range(job.size)
     ]
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """The hosts that one entry stands for."""
+    if match := _BRACKETED.fullmatch(text):
+        return (match[1],)
+    names = (text,) if ":" in text else hostlist.expand(text)
+    for name in names:
+        if not _NAME.fullmatch(name) or name.startswith("-"):
+            raise UsageError(f"{name!r} is no name of a host; write, for example, -H localhost:4")
+    return names
+
+
+def _is_here(name: str, here: str, is_own: Callable[[str], bool]) -> bool:
+    if name in (*LOCAL_NAMES, here):
+        return True
+    is_address = ":" in name or name.replace(".", "").isdecimal()
+    return (is_address or name.partition(".")[0] == here.partition(".")[0]) and is_own(name)

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from enum import Enum
 from typing import NamedTuple, final
 
@@ -54,6 +54,30 @@ class End(msgspec.Struct, frozen=True):
         who = f"rank {self.place} on {self.host}"
         return f"{who} could not be started: {self.error}" if self.error else f"{who} {describe(self.code)}"
 
+    @property
+    def status(self) -> int:
+        """What a shell makes of it."""
+        return exit_status(self.code)
+
+    def account(self) -> list[str]:
+        """The same with the last lines of its standard error."""
+        if self.error:
+            return [str(self)]
+        tail = [f"    {line}" for line in self.tail.splitlines()]
+        return [f"{self}; the last lines of its stderr:" if tail else f"{self}; it wrote nothing to stderr", *tail]
+
+
+@final
+class Loss(msgspec.Struct, frozen=True):
+    """Why a host takes part no more, and the exit status of a job that ends by that."""
+
+    reason: str
+    status: int = 1
+
+    def __str__(self) -> str:
+        """The reason, for people."""
+        return self.reason
+
 
 @final
 class Policy:
@@ -63,28 +87,26 @@ class Policy:
         self._size = size
         self._on_failure = on_failure
         self._ends: list[End] = []
-        self._failures: list[End] = []
+        self._failures: list[End | Loss] = []
         self._signals: list[int] = []
-        self._broken: tuple[str, int] | None = None
+        self._gone: set[int] = set()
         self._ending = False
 
     @property
     def finished(self) -> bool:
         """True once every worker has ended."""
-        return len(self._ends) == self._size
+        return not self.running()
 
     @property
     def status(self) -> int:
         """The exit status of the job, as it stands."""
         if self._signals:
             return 128 + self._signals[0]
-        if self._failures:
-            return exit_status(self._failures[0].code)
-        return self._broken[1] if self._broken else 0
+        return self._failures[0].status if self._failures else 0
 
     def running(self) -> list[int]:
         """The ranks that have not ended."""
-        return sorted(set(range(self._size)) - {end.place for end in self._ends})
+        return sorted(set(range(self._size)) - {end.place for end in self._ends} - self._gone)
 
     def exited(self, end: End, left: Sequence[int] = ()) -> Decision:
         """A worker has ended. ``left`` are the ranks that have left the job by now, in that order.
@@ -101,7 +123,7 @@ class Policy:
         first = self._failures[0]
         if self._on_failure == "continue" and not end.error:
             return Decision(Action.GO_ON, f"{end}; the others go on (--on-failure continue)")
-        earlier = left[: left.index(first.place)] if first.place in left else ()
+        earlier = left[: left.index(first.place)] if isinstance(first, End) and first.place in left else ()
         if awaited := sorted(set(earlier).intersection(self.running())):
             return Decision(Action.AWAIT, f"{first}, but ranks {awaited} had left before that")
         return self._stop()
@@ -113,7 +135,8 @@ class Policy:
     def _rank_among_failures(self, end: End, left: Sequence[int]) -> int:
         """Before those that left after it, whose failures it may have caused; else at the end."""
         later = left[left.index(end.place) :] if end.place in left else ()
-        return next((i for i, failure in enumerate(self._failures) if failure.place in later), len(self._failures))
+        places = [failure.place if isinstance(failure, End) else -1 for failure in self._failures]
+        return next((i for i, place in enumerate(places) if place in later), len(places))
 
     def _stop(self) -> Decision:
         self._ending = True
@@ -130,32 +153,24 @@ class Policy:
             Action.STOP, f"{signal_name(number)}: ending {running} worker{'s' * (running != 1)} (again: kill at once)"
         )
 
-    def agent_lost(self, host: str, code: int) -> Decision:
-        """An agent ended before its workers did; the kernel has killed them."""
+    def host_lost(self, places: Collection[int], loss: Loss) -> Decision:
+        """A host is lost, or its agent; the ranks of ``places``, which ran there, will not be heard of again."""
+        lost = set(places) & set(self.running())
+        self._gone |= lost
+        self._failures.append(loss)
+        if self._ending:
+            return Decision(Action.GO_ON, loss.reason)
+        if self._on_failure == "continue" and lost and self.running():
+            return Decision(Action.GO_ON, f"{loss.reason}; the others go on (--on-failure continue)")
         self._ending = True
-        self._broken = self._broken or (
-            f"the agent on {host} {describe(code)}; its workers were killed",
-            exit_status(code) or 1,
-        )
-        return Decision(Action.KILL, self._broken[0])
+        return Decision(Action.STOP, loss.reason)
 
     def last_words(self) -> str:
         """Why the job ended as it did; "" for one that went well."""
         if self._signals:
             return f"the job was ended by {signal_name(self._signals[0])}"
         if not self._failures:
-            return self._broken[0] if self._broken else ""
+            return ""
         first, *later = self._failures
-        words = [
-            str(first)
-            + (
-                ""
-                if first.error
-                else "; the last lines of its stderr:"
-                if first.tail
-                else "; it wrote nothing to stderr"
-            )
-        ]
-        words += [f"    {line}" for line in first.tail.splitlines()]
-        words += [f"after that, {end}" for end in later]
-        return "\n".join(words)
+        words = first.account() if isinstance(first, End) else [first.reason]
+        return "\n".join([*words, *(f"after that, {failure}" for failure in later)])

@@ -10,7 +10,7 @@ from typing import Any
 import farandole
 from farandole.errors import UnsupportedError
 from farandole.launch.horovodrun import refuse_elastic, without_meaning
-from farandole.launch.plan import on_this_host, parse_hostfile, parse_hosts, place
+from farandole.launch.ssh import Ssh
 
 _SITE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _ELASTIC = ("min_num_proc", "max_num_proc", "host_discovery_script", "min_np", "max_np")
@@ -18,14 +18,10 @@ _FLAGS = {
     "slots": "--slots-per-host",
     "reset_limit": "--reset-limit",
     "cooldown_range": "--blacklist-cooldown-range",
-    "ssh_port": "--ssh-port",
-    "ssh_identity_file": "--ssh-identity-file",
     "disable_cache": "--disable-cache",
     "use_gloo": "--gloo",
     "use_mpi": "--mpi",
     "mpi_args": "--mpi-args",
-    "network_interface": "--network-interface",
-    "network_interfaces": "--network-interfaces",
 }
 """Arguments that mean nothing here, by the flags of ``horovodrun`` that say the same."""
 
@@ -43,6 +39,10 @@ def run(
     output_filename: str | None = None,
     verbose: bool | int | None = None,
     executable: str | None = None,
+    ssh_port: int | None = None,
+    ssh_identity_file: str | None = None,
+    network_interface: str | None = None,
+    network_interfaces: str | None = None,
     **others: Any,
 ) -> list[Any]:
     """Call ``func(*args, **kwargs)`` on ``num_proc`` workers; the list of what they returned, by rank.
@@ -61,19 +61,9 @@ def run(
         raise UnsupportedError(f"executable={executable!r}: workers run the same Python as you, {sys.executable}")
     for line in without_meaning([_FLAGS[name] for name in given]):
         print(f"farandole: horovod.run: {line}", file=sys.stderr)
-    workers = np or num_proc
-    _check_hosts(workers, hosts, hostfile)
     return farandole.run(
-        func, args, kwargs, workers, start_timeout_s=start_timeout, output_filename=output_filename or "",
+        func, args, kwargs, np or num_proc, hosts=hosts or "", hostfile=hostfile or "",
+        ssh=Ssh(ssh_port, ssh_identity_file or ""), start_timeout_s=start_timeout,
+        network_interface=network_interface or network_interfaces, output_filename=output_filename or "",
         verbose=bool(verbose), python_path=[_SITE],
     )  # fmt: skip
-
-
-def _check_hosts(workers: int, hosts: str | None, hostfile: str | None) -> None:
-    import socket
-
-    named = parse_hosts(hosts) if hosts else ()
-    if hostfile:
-        with open(hostfile, encoding="utf-8") as file:
-            named = parse_hostfile(file.read())
-    on_this_host(place(workers, named), socket.gethostname())

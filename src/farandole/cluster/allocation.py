@@ -1,0 +1,42 @@
+"""A Slurm allocation: the hosts that ``salloc`` or ``sbatch`` got, and how many tasks each is to have.
+
+    >>> allocation({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_TASKS_PER_NODE": "4,2"})
+    Allocation(job='7', tasks={'node1': 4, 'node2': 2})
+
+What a task of ``srun`` learns is in ``slurm``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import final
+
+import msgspec
+
+from farandole.cluster.hostlist import expand, repeat
+
+JOB, NODES, OWN_NAME = "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURMD_NODENAME"
+TASKS, CPUS = "SLURM_TASKS_PER_NODE", "SLURM_JOB_CPUS_PER_NODE"
+
+
+@final
+class Allocation(msgspec.Struct, frozen=True):
+    """Number of the job, and tasks by host, in Slurm's order."""
+
+    job: str
+    tasks: dict[str, int]
+
+
+def allocation(variables: Mapping[str, str]) -> Allocation | None:
+    """The one that these variables speak of; ``None`` outside of any.
+
+    Inside a step of ``srun`` the numbers of tasks are those of the step; then every CPU of the allocation is one.
+    """
+    if not variables.get(JOB) or not variables.get(NODES):
+        return None
+    nodes = expand(variables[NODES])
+    for name in (TASKS, CPUS):
+        numbers = repeat(variables[name]) if variables.get(name) else ()
+        if len(numbers) == len(nodes):
+            return Allocation(variables[JOB], dict(zip(nodes, numbers, strict=True)))
+    return Allocation(variables[JOB], dict.fromkeys(nodes, 1))

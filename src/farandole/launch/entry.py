@@ -1,0 +1,21 @@
+"""How a new Python is told to run a module of this package.
+
+>>> entry_command("farandole.launch.agent")[1]
+'-c'
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import farandole
+
+
+def entry_command(module: str) -> list[str]:
+    """Calls ``main`` of a module of this package in a new Python.
+
+    It is told to look where this package is instead of in the current folder, which may hold a ``signal.py``.
+    """
+    home = os.path.dirname(os.path.dirname(os.path.abspath(farandole.__file__)))
+    return [sys.executable, "-c", f"import sys; sys.path[0] = {home!r}; from {module} import main; main()"]

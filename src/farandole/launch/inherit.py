@@ -1,0 +1,27 @@
+"""Which of the launcher's variables workers on other hosts get. Pure.
+
+    >>> for_other_hosts({"OMP_NUM_THREADS": "4", "HOSTNAME": "login1", "SSH_TTY": "/dev/pts/1"})
+    {'OMP_NUM_THREADS': '4'}
+
+All of them, as with Horovod's launcher, but for those that describe the launcher's host or session; of these workers
+have their own host's, if it has any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+HOST_SPECIFIC = (
+    "_", "BASH_FUNC_*", "DBUS_SESSION_BUS_ADDRESS", "DISPLAY", "GPG_TTY", "HOME", "HOST", "HOSTNAME", "LOGNAME", "MAIL",
+    "OLDPWD", "PWD", "SHELL", "SHLVL", "SLURM*", "SSH_*", "STY", "TEMP", "TERM_SESSION_ID", "TMP", "TMPDIR", "TMUX*",
+    "USER", "WAYLAND_DISPLAY", "WINDOWID", "XAUTHORITY", "XDG_*",
+)  # fmt: skip
+"""Names; a star at the end stands for anything."""
+
+
+def for_other_hosts(variables: Mapping[str, str]) -> dict[str, str]:
+    """What is sent to other hosts."""
+    prefixes = tuple(name[:-1] for name in HOST_SPECIFIC if name.endswith("*"))
+    return {
+        name: value for name, value in variables.items() if name not in HOST_SPECIFIC and not name.startswith(prefixes)
+    }
