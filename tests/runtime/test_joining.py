@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+import types
+
 import pytest
 
 from farandole.cluster.environment import Launched, Plain, variables_for
-from farandole.errors import SettingsError, UnsupportedError, UsageError
-from farandole.runtime.joining import seat_of, settings_of, static_sets
+from farandole.errors import SettingsError, UsageError
+from farandole.runtime.joining import environment_of, part_of, settings_of, static_sets
 from farandole.runtime.process_sets import ProcessSet
 from farandole.topology import Topology
 
@@ -14,24 +17,30 @@ LAUNCHED = Launched(variables_for(Topology.of(2, ("a",) * 4, 1), "tcp://a:1", "s
 PLAIN = Plain({"FARANDOLE_RANK": "0", "FARANDOLE_SIZE": "1"})
 
 
-def test_the_seat_is_the_one_the_environment_gave() -> None:
-    seat = seat_of(LAUNCHED, None)
-    assert (seat.place, seat.expected, seat.host, seat.controller, seat.key) == (2, 4, "a", "tcp://a:1", "secret")
+def test_the_part_is_the_one_the_environment_gave() -> None:
+    part = part_of(LAUNCHED, None)
+    assert (part.place, part.expected, part.label) == (2, 4, "")
 
 
-def test_a_list_of_ranks_makes_a_smaller_job() -> None:
-    seat = seat_of(LAUNCHED, [0, 2])
-    assert (seat.place, seat.expected) == (1, 2)
+def test_a_list_of_ranks_makes_a_smaller_job_with_a_name_of_its_own() -> None:
+    part = part_of(LAUNCHED, [0, 2])
+    assert (part.place, part.expected) == (1, 2)
+    assert part.label not in ("", part_of(LAUNCHED, [2, 0]).label)
+    assert part_of(LAUNCHED, [0, 1, 2, 3]) == part_of(LAUNCHED, None)
     for comm, says in (([0, 1], "on rank 2, which is not among them"), ([2, 9], "among 0 to 3"), ([], "at least one")):
         with pytest.raises(UsageError, match=says):
-            seat_of(LAUNCHED, comm)
-    with pytest.raises(UsageError, match="expected None or a list of ranks"):
-        seat_of(LAUNCHED, 7)
+            part_of(LAUNCHED, comm)
+    with pytest.raises(UsageError, match="expected None, a list of ranks, or a communicator"):
+        part_of(LAUNCHED, 7)
 
 
-def test_an_mpi_communicator_is_refused_with_what_to_type() -> None:
-    with pytest.raises(UnsupportedError, match="farandole run -np N"):
-        seat_of(LAUNCHED, type("Comm", (), {"Get_rank": None})())
+def test_the_launcher_takes_no_communicator(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as told:
+        for name, value in variables_for(Topology.of(0, ("a",), 1), "tcp://a:1", "secret").items():
+            told.setenv(name, value)
+        told.setitem(sys.modules, "mpi4py.MPI", types.SimpleNamespace(Comm=int))
+        with pytest.raises(UsageError, match="start the job with: mpirun"):
+            environment_of(7)
 
 
 def test_settings_of_the_whole_job_are_the_launchers() -> None:

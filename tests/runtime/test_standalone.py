@@ -19,7 +19,8 @@ from farandole.control.channel import Dealer
 from farandole.control.keys import JobKeys, new_secret
 from farandole.control.messages import Abort, Ask, Entry, Hello, Leave, Orders, Progress, Signature, Submit, Welcome
 from farandole.errors import ControlError
-from farandole.runtime.hosted import MODULE, Charge
+from farandole.runtime.hosted import CONTROLLER_MODULE as MODULE
+from farandole.runtime.hosted import Charge
 from farandole.testing.jobs import free_port
 
 M = TypeVar("M")

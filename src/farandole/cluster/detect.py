@@ -10,8 +10,11 @@ import os
 from collections.abc import Mapping
 
 from farandole.cluster.environment import Environment, Launched, Plain, Single
+from farandole.cluster.mpi import Mpi
+from farandole.cluster.slurm import Slurm
+from farandole.cluster.torchrun import Torchrun
 
-ENVIRONMENTS: tuple[type[Environment], ...] = (Launched, Plain, Single)
+ENVIRONMENTS: tuple[type[Environment], ...] = (Launched, Plain, Torchrun, Mpi, Slurm, Single)
 """Asked in this order; the first that recognises the variables is taken."""
 
 

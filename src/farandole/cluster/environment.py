@@ -2,8 +2,8 @@
 
     >>> seat = Plain({"FARANDOLE_RANK": "1", "FARANDOLE_SIZE": "2", "FARANDOLE_CONTROLLER": "tcp://10.0.0.1:7000",
     ...               "FARANDOLE_KEY": "aa" * 32})
-    >>> seat.place, seat.size, seat.starts_controller
-    (1, 2, False)
+    >>> seat.place, seat.size, seat.spans_hosts
+    (1, 2, True)
 
 One class per way to be started, each in a file of its own unless it only reads the variables below. ``detect`` picks.
 """
@@ -17,28 +17,40 @@ from typing import ClassVar, final
 
 import msgspec
 
+from farandole.cluster.contact import Contact, Meeting, is_loopback
+from farandole.cluster.shared_file import SharedFile
 from farandole.errors import SettingsError
 from farandole.topology import Topology
 
 
 @final
 class Vocabulary(msgspec.Struct, frozen=True):
-    """The variables that say who a process is: Farandole's own name, and Horovod's for those that scripts read."""
+    """The variables by which a starter says who a process is; "" for what it does not say.
 
-    rank: str
-    size: str
-    local_rank: str
-    local_size: str
-    cross_rank: str
-    cross_size: str
-    hostname: str
+    ``job`` names the job, the same on all hosts and to no other job.
+    """
+
+    rank: str = ""
+    size: str = ""
+    local_rank: str = ""
+    local_size: str = ""
+    cross_rank: str = ""
+    cross_size: str = ""
+    hostname: str = ""
+    job: str = ""
 
 
-OWN = Vocabulary(*(f"FARANDOLE_{name.upper()}" for name in Vocabulary.__struct_fields__))
-HOROVOD = Vocabulary(*(f"HOROVOD_{name.upper()}" for name in Vocabulary.__struct_fields__))
+def _vocabulary(prefix: str) -> Vocabulary:
+    names = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "hostname")
+    return Vocabulary(**{name: f"{prefix}_{name.upper()}" for name in names})
+
+
+OWN = _vocabulary("FARANDOLE")
+HOROVOD = _vocabulary("HOROVOD")
+"""The same for scripts that read Horovod's names."""
 
 CONTROLLER = "FARANDOLE_CONTROLLER"
-"""Where the controller listens, ``tcp://host:port``."""
+"""Where the controller listens, ``tcp://host:port``; several addresses with commas between."""
 
 KEY = "FARANDOLE_KEY"
 """The secret of the job, in hexadecimal."""
@@ -49,25 +61,30 @@ LAUNCHED = "FARANDOLE_LAUNCHED"
 
 def variables_for(topology: Topology, controller: str, key: str) -> dict[str, str]:
     """All variables that a launcher sets for the worker at ``topology.rank``; Horovod's names without the key."""
-    values = (
-        topology.rank,
-        topology.size,
-        topology.local_rank,
-        topology.local_size,
-        topology.cross_rank,
-        topology.cross_size,
-        topology.host,
-    )
+    values = {
+        "rank": topology.rank,
+        "size": topology.size,
+        "local_rank": topology.local_rank,
+        "local_size": topology.local_size,
+        "cross_rank": topology.cross_rank,
+        "cross_size": topology.cross_size,
+        "hostname": topology.host,
+    }
     told = {CONTROLLER: controller, KEY: key, LAUNCHED: "1"}
     for names in (OWN, HOROVOD):
-        told.update({name: str(value) for name, value in zip(msgspec.structs.astuple(names), values, strict=True)})
+        told.update({getattr(names, name): str(value) for name, value in values.items()})
     return told
 
 
 class Environment(ABC):
-    """The place of this process in its job. Made from the variables alone; nothing is contacted, nothing is written."""
+    """The place of this process in its job. Made from the variables alone; only ``share`` contacts anybody.
+
+    Raises ``SettingsError`` for variables that are missing or cannot be, naming them and what to do.
+    """
 
     name: ClassVar[str]
+    remedy: ClassVar[str] = ""
+    """How to start a job so that its variables are right."""
 
     def __init__(self, variables: Mapping[str, str]) -> None:
         self._variables = variables
@@ -79,44 +96,90 @@ class Environment(ABC):
 
     @property
     @abstractmethod
+    def vocabulary(self) -> Vocabulary:
+        """The variables that this starter sets."""
+
+    @property
     def place(self) -> int:
         """The rank this process was started as."""
+        place, size = self._number(self.vocabulary.rank), self.size
+        if place >= size:
+            raise SettingsError(
+                f"{self.vocabulary.rank}={place} is no rank of a job with {self.vocabulary.size}={size}: ranks count "
+                f"from 0 to {size - 1}. {self.remedy}"
+            )
+        return place
 
     @property
-    @abstractmethod
     def size(self) -> int:
         """How many processes were started."""
+        size = self._number(self.vocabulary.size)
+        if size < 1:
+            raise SettingsError(f"{self.vocabulary.size} must be at least 1, found {size}. {self.remedy}")
+        return size
 
     @property
-    @abstractmethod
-    def controller(self) -> str:
-        """The address of the controller; "" where there is none."""
-
-    @property
-    @abstractmethod
-    def key(self) -> str:
-        """The job's secret; "" where there is none."""
-
-    @property
-    def starts_controller(self) -> bool:
-        """True if this process has to start the controller."""
-        return False
+    def spans_hosts(self) -> bool:
+        """False if all processes are known to be on this host."""
+        return self._variables.get(self.vocabulary.local_size) != str(self.size)
 
     @property
     def host(self) -> str:
         """How this host is called in texts and by the local and cross ranks."""
         return self._variables.get(OWN.hostname) or socket.gethostname()
 
+    @property
+    def launched(self) -> bool:
+        """True if a launcher has the controller; otherwise the first process of the job starts it."""
+        return False
+
+    @property
+    def controller(self) -> str:
+        """Where the variables say that the controller listens; "" if the process that starts it may choose."""
+        return self._variables.get(CONTROLLER, "")
+
+    @property
+    def key(self) -> str:
+        """The job's secret; "" if the process that starts the controller is to make it."""
+        return self._variables.get(KEY, "")
+
+    def file(self, meeting: Meeting) -> SharedFile | None:
+        """The file that ``share`` may leave, to be removed once all have met; ``None`` if it needs none."""
+        return None
+
+    @abstractmethod
+    def share(self, contact: Contact | None, meeting: Meeting) -> Contact:
+        """Give the ``contact`` from the first process of the job, which knows it, to all others, which say ``None``.
+
+        Called again, it says what is known then. Raises ``StartError`` if the first one has not come in time.
+        """
+
+    def _number(self, variable: str) -> int:
+        text = self._variables.get(variable, "")
+        if not text.isdecimal():
+            raise SettingsError(f"{variable} must be a whole number, found {text!r}. {self.remedy}")
+        return int(text)
+
+
+class Told(Environment):
+    """All processes are told where the controller is; nothing needs to travel."""
+
+    remedy = f"Set {OWN.rank} and {OWN.size} for every process, or start the job with: farandole run -np N COMMAND"
+    vocabulary = OWN
+
+    def share(self, contact: Contact | None, meeting: Meeting) -> Contact:
+        """What the variables say."""
+        return contact or Contact.read(self.controller, self.key)
+
 
 @final
-class Single(Environment):
+class Single(Told):
     """No variable says anything: a job of one process."""
 
     name = "single process"
     place = 0
     size = 1
-    controller = ""
-    key = ""
+    spans_hosts = False
 
     @classmethod
     def recognises(cls, variables: Mapping[str, str]) -> bool:  # noqa: ARG003
@@ -124,45 +187,12 @@ class Single(Environment):
         return True
 
 
-class _Told(Environment):
-    """Reads Farandole's own variables; raises ``SettingsError`` for what is missing or cannot be."""
-
-    @property
-    def place(self) -> int:
-        place, size = self._number(OWN.rank), self._number(OWN.size)
-        if not 0 <= place < size:
-            raise SettingsError(
-                f"{OWN.rank}={place} is no rank of a job with {OWN.size}={size}: ranks count from 0 to {size - 1}"
-            )
-        return place
-
-    @property
-    def size(self) -> int:
-        return self._number(OWN.size)
-
-    @property
-    def controller(self) -> str:
-        return self._variables.get(CONTROLLER, "")
-
-    @property
-    def key(self) -> str:
-        return self._variables.get(KEY, "")
-
-    def _number(self, variable: str) -> int:
-        text = self._variables.get(variable, "")
-        if not text.isdecimal():
-            raise SettingsError(
-                f"{variable} must be a whole number, found {text!r}: set {OWN.rank} and {OWN.size} for every process, "
-                "or start the job with: farandole run -np N COMMAND"
-            )
-        return int(text)
-
-
 @final
-class Launched(_Told):
+class Launched(Told):
     """Started by ``farandole run``: the launcher has the controller."""
 
     name = "farandole run"
+    launched = True
 
     @classmethod
     def recognises(cls, variables: Mapping[str, str]) -> bool:
@@ -171,7 +201,7 @@ class Launched(_Told):
 
 
 @final
-class Plain(_Told):
+class Plain(Told):
     """Started by plain variables: ``FARANDOLE_RANK``, ``_SIZE``, ``_CONTROLLER`` and ``_KEY``.
 
     Rank 0 starts the controller. A job of size 1 needs neither controller nor key.
@@ -185,6 +215,11 @@ class Plain(_Told):
         return OWN.rank in variables or OWN.size in variables
 
     @property
+    def spans_hosts(self) -> bool:
+        """False if others could not reach the controller's address."""
+        return not is_loopback(self.controller)
+
+    @property
     def controller(self) -> str:
         """The address; raises ``SettingsError`` if it is missing and needed."""
         return self._needed(CONTROLLER, f"export {CONTROLLER}=tcp://HOST:PORT with a free port on the host of rank 0")
@@ -194,11 +229,6 @@ class Plain(_Told):
         """The secret; raises ``SettingsError`` if it is missing and needed."""
         make = "export FARANDOLE_KEY=\"$(python -c 'import secrets; print(secrets.token_hex(32))')\""
         return self._needed(KEY, f"the same secret for all processes, kept from others: {make}")
-
-    @property
-    def starts_controller(self) -> bool:
-        """True on rank 0."""
-        return self.size > 1 and self.place == 0
 
     def _needed(self, variable: str, remedy: str) -> str:
         value = self._variables.get(variable, "")

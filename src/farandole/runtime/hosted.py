@@ -1,76 +1,150 @@
-"""The controller of a job that no launcher started: a child of the process of rank 0.
+"""What a process starts for its job where no launcher does: the controller, and an agent on every other host.
 
-    ensure_controller("tcp://10.0.0.1:7000", "node-a", 4, key, settings)
+    contact = ensure_controller("job", Charge("tcp://*:0", "node-a", 4, secret), settings)
+    ensure_agent(AgentCharge("tcp://10.0.0.1:7000", "node-b", secret, os.getpid(), 3.0), settings)
 
-It serves one generation after the other and ends with the process that started it, however that ends.
+Both are processes of their own, so that they can tell how ours ended. Signals that are for us pass them by; they end
+with the job.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import errno
+import functools
 import os
+import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from hashlib import blake2b
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import msgspec
 
+from farandole.cluster.contact import Contact
 from farandole.cluster.environment import CONTROLLER
 from farandole.errors import StartError
 from farandole.settings import Settings
 
-MODULE = "farandole.runtime.standalone"
+CONTROLLER_MODULE = "farandole.runtime.standalone"
+AGENT_MODULE = "farandole.runtime.host_agent"
 EXIT_S = 2.0
+
+FOR_WORKERS = (
+    signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU
+)  # fmt: skip
+"""Schedulers send these to every process of a job, to announce its end or ask for a checkpoint; terminals send some."""
 
 
 @final
 class Charge(msgspec.Struct, frozen=True):
-    """What the controller is told on its standard input, as one line of JSON; the input's end tells it to go."""
+    """What the controller is told on its standard input, as one line of JSON; the input's end tells it to go.
 
-    address: str
+    ``listen`` is where it is to listen, in ZeroMQ's words, and ``host`` how its host is called. ``litter`` are files
+    that are to go once all ``expected`` processes have said hello.
+    """
+
+    listen: str
     host: str
     expected: int
     secret: str
+    litter: list[str] = []
 
 
-_children: dict[str, subprocess.Popen[bytes]] = {}
+@final
+class AgentCharge(msgspec.Struct, frozen=True):
+    """The same for an agent. It stays as long as ``starter``, or another process that it is told to watch."""
+
+    address: str
+    host: str
+    secret: str
+    starter: int
+    silence_s: float
 
 
-def ensure_controller(address: str, host: str, expected: int, secret: str, settings: Settings) -> None:
-    """Start the controller at ``address`` on this ``host``, with these ``settings``, unless this process has one there.
+@final
+class _Controller:
+    """A running controller: the process, and where it is reached."""
+
+    def __init__(self, charge: Charge, settings: Settings) -> None:
+        self.process = _start(CONTROLLER_MODULE, settings, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(msgspec.json.encode(charge) + b"\n")
+        self.process.stdin.flush()
+        with self.process.stdout:
+            addresses = self.process.stdout.readline()
+        if not addresses:
+            self.process.stdin.close()
+            raise StartError(
+                f"the controller, a child of rank 0, could not listen at {charge.listen}: it exited with "
+                f"{self.process.wait(EXIT_S)} and said why on stderr. {CONTROLLER}, if you set it, must name this host "
+                "and a free port"
+            )
+        self.contact = Contact(msgspec.json.decode(addresses), charge.secret)
+
+
+_controllers: dict[str, _Controller] = {}
+_agents: list[subprocess.Popen[bytes]] = []
+
+
+def ensure_controller(job: str, charge: Charge, settings: Settings) -> Contact:
+    """Start the controller of ``job``, unless this process has; returns where it is reached.
 
     Returns when it listens; raises ``StartError`` if it cannot.
     """
-    child = _children.get(address)
-    if child is not None:
-        if child.poll() is None:
+    running = _controllers.get(job)
+    if running is None:
+        _watch_exit()
+        running = _controllers[job] = _Controller(charge, settings)
+    elif running.process.poll() is not None:
+        raise StartError(f"the controller, a child of this process, has ended with {running.process.returncode}")
+    return running.contact
+
+
+def ensure_agent(charge: AgentCharge, settings: Settings) -> None:
+    """Start the agent of this host, unless another process of the job has, or the controller itself is here."""
+    with claim_host(charge.secret, charge.host) as claim:
+        if claim is None:
             return
-        raise StartError(f"the controller at {address}, a child of this process, ended with {child.returncode}")
-    if not _children:
-        atexit.register(_end_all)
-        os.register_at_fork(after_in_child=_forget)
-    child = subprocess.Popen(
-        [sys.executable, "-m", MODULE],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
+        _watch_exit()
+        agent = _start(AGENT_MODULE, settings, stdin=subprocess.PIPE, pass_fds=[claim.fileno()])
+    _agents.append(agent)
+    assert agent.stdin is not None
+    with agent.stdin as pipe:
+        pipe.write(msgspec.json.encode(charge) + b"\n")
+
+
+@contextlib.contextmanager
+def claim_host(secret: str, host: str) -> Iterator[socket.socket | None]:
+    """A socket with a name that one process of a host can have at a time, as its sole watcher for this job.
+
+    ``None`` if another one has it. Who inherits the descriptor keeps the name; with the last of them it is free again,
+    and nothing is left in any folder.
+    """
+    name = b"\0farandole-" + blake2b(f"{secret} {host}".encode(), digest_size=16).hexdigest().encode()
+    with socket.socket(socket.AF_UNIX) as claim:
+        try:
+            claim.bind(name)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            yield None
+        else:
+            yield claim
+
+
+def _start(module: str, settings: Settings, **options: Any) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", module],
         env={**os.environ, **settings.to_environment(Settings.resolve()), "PYTHONPATH": _python_path()},
-        start_new_session=True,  # Ctrl-C is for the workers; the controller sees them out
+        start_new_session=True,
+        **options,
     )
-    _children[address] = child
-    assert child.stdin is not None
-    assert child.stdout is not None
-    child.stdin.write(msgspec.json.encode(Charge(address, host, expected, secret)) + b"\n")
-    child.stdin.flush()
-    with child.stdout:
-        listens = child.stdout.readline()
-    if not listens:
-        del _children[address]
-        child.stdin.close()
-        raise StartError(
-            f"the controller, a child of rank 0, could not listen at {address}: it exited with {child.wait(EXIT_S)} "
-            f"and said why on stderr. {CONTROLLER} must name this host and a free port"
-        )
 
 
 def _python_path() -> str:
@@ -79,20 +153,30 @@ def _python_path() -> str:
     return os.pathsep.join(p for p in (here, os.environ.get("PYTHONPATH", "")) if p)
 
 
+@functools.cache
+def _watch_exit() -> None:
+    """From the first child on: see controllers out at the interpreter's exit, and forget them in forked children."""
+    atexit.register(_end_all)
+    os.register_at_fork(after_in_child=_forget)
+
+
 def _forget() -> None:
     """In a forked child: they are the parent's."""
-    for child in _children.values():
-        child.returncode = 0  # so that subprocess does not miss it here
-    _children.clear()
+    for process in [*_agents, *(running.process for running in _controllers.values())]:
+        process.returncode = 0  # so that subprocess does not miss it here
+    _controllers.clear()
+    _agents.clear()
 
 
 def _end_all() -> None:
-    while _children:
-        _, child = _children.popitem()
-        assert child.stdin is not None
-        child.stdin.close()
+    """Agents end by themselves when the controller has, or when nobody is left to be watched."""
+    while _controllers:
+        _, running = _controllers.popitem()
+        process = running.process
+        assert process.stdin is not None
+        process.stdin.close()
         try:
-            child.wait(EXIT_S)
+            process.wait(EXIT_S)
         except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
+            process.kill()
+            process.wait()

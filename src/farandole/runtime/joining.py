@@ -1,7 +1,8 @@
-"""What ``init`` needs to know before it contacts anybody: this process's seat, its settings, its process sets.
+"""What ``init`` needs to know before it contacts anybody: this process's part, its settings, its process sets.
 
-    seat = seat_of(detect(), comm=None)
-    settings = settings_of(detect(), {"engine": "gloo"})
+    environment = environment_of(comm=None)
+    part = part_of(environment, comm=None)
+    settings = settings_of(environment, {"engine": "gloo"})
 
 Pure but for reading the environment; raises for what cannot be, with what to type.
 """
@@ -9,14 +10,18 @@ Pure but for reading the environment; raises for what cannot be, with what to ty
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
 from typing import Any
 
-from farandole.cluster.environment import Environment, Launched
-from farandole.errors import SettingsError, UnsupportedError, UsageError
+from farandole.cluster.detect import detect
+from farandole.cluster.environment import Environment
+from farandole.cluster.mpi import Communicator
+from farandole.errors import SettingsError, UsageError
 from farandole.events import logger
-from farandole.runtime.link import Seat
+from farandole.runtime.meeting import Part
 from farandole.runtime.process_sets import ProcessSet, ProcessSetLike
 from farandole.settings import Settings
 
@@ -35,28 +40,39 @@ JOB_WIDE = (
 _LEVELS = {"trace": 5, "fatal": logging.CRITICAL}
 
 
-def seat_of(environment: Environment, comm: object) -> Seat:
-    """The seat of this process; ``comm`` is what a user gave to ``init``: ``None`` or the ranks that take part."""
+def environment_of(comm: object) -> Environment:
+    """What started this process, or, if ``comm`` is an mpi4py communicator, that."""
+    environment = detect()
+    if not _is_communicator(comm):
+        return environment
+    if environment.launched:
+        raise UsageError(
+            "init(comm=<MPI communicator>) under farandole run, which has placed the processes itself: pass nothing, "
+            "or a list of ranks; or start the job with: mpirun -n N COMMAND"
+        )
+    return Communicator(comm, os.environ)
+
+
+def part_of(environment: Environment, comm: object) -> Part:
+    """The part of this process; ``comm`` is what a user gave to ``init``: a list names the ranks that take part."""
     place, expected = environment.place, environment.size
-    if comm is not None:
-        ranks = _ranks(comm)
-        alien = [r for r in ranks if not 0 <= r < expected]
-        if alien or not ranks or len(set(ranks)) < len(ranks):
-            raise UsageError(
-                f"init(comm={ranks}): expected different ranks among 0 to {expected - 1}, and at least one"
-            )
-        if place not in ranks:
-            raise UsageError(
-                f"init(comm={ranks}) on rank {place}, which is not among them: call it on those ranks only"
-            )
-        place, expected = ranks.index(place), len(ranks)
-    return Seat(place, expected, environment.host, environment.controller, environment.key)
+    if isinstance(environment, Communicator):
+        return Part(place, expected, environment.members)
+    if comm is None:
+        return Part(place, expected)
+    ranks = _ranks(comm)
+    alien = [r for r in ranks if not 0 <= r < expected]
+    if alien or not ranks or len(set(ranks)) < len(ranks):
+        raise UsageError(f"init(comm={ranks}): expected different ranks among 0 to {expected - 1}, and at least one")
+    if place not in ranks:
+        raise UsageError(f"init(comm={ranks}) on rank {place}, which is not among them: call it on those ranks only")
+    return Part(ranks.index(place), len(ranks), _label(ranks, expected))
 
 
 def settings_of(environment: Environment, overrides: Mapping[str, Any]) -> Settings:
     """The settings of this worker; refuses what only the launcher can set."""
     settings = Settings.resolve(arguments=overrides)
-    if isinstance(environment, Launched):
+    if environment.launched:
         told = Settings.resolve()
         changed = [name for name in JOB_WIDE if getattr(settings, name) != getattr(told, name)]
         if changed:
@@ -93,12 +109,17 @@ def configure_logging(level: str) -> None:
         logger.addHandler(handler)
 
 
+def _is_communicator(comm: object) -> bool:
+    mpi = sys.modules.get("mpi4py.MPI")  # whoever has a communicator has loaded it
+    return mpi is not None and isinstance(comm, mpi.Comm)
+
+
 def _ranks(comm: object) -> list[int]:
-    if hasattr(comm, "Get_rank"):
-        raise UnsupportedError(
-            "init(comm=<MPI communicator>): jobs are not started from MPI communicators yet: pass a list of ranks, "
-            "or nothing, and start the job with: farandole run -np N COMMAND"
-        )
     if not isinstance(comm, Iterable):
-        raise UsageError(f"init(comm={comm!r}): expected None or a list of ranks")
+        raise UsageError(f"init(comm={comm!r}): expected None, a list of ranks, or a communicator of mpi4py")
     return [int(r) for r in comm]
+
+
+def _label(ranks: list[int], size: int) -> str:
+    """A name, short enough for that of a file, for the job of these ranks; "" if they are all, in their order."""
+    return "" if ranks == list(range(size)) else blake2b(repr(ranks).encode(), digest_size=8).hexdigest()

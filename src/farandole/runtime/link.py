@@ -18,6 +18,7 @@ from typing import Any, final
 import msgspec
 import zmq
 
+from farandole.cluster.contact import is_loopback
 from farandole.cluster.environment import CONTROLLER
 from farandole.control.channel import Dealer
 from farandole.control.keys import JobKeys
@@ -41,11 +42,15 @@ class Seat(msgspec.Struct, frozen=True):
 
 @final
 class Link:
-    """Connects within ``timeout_s``, or raises ``StartError``."""
+    """Connects within ``timeout_s``, or raises ``StartError``.
 
-    def __init__(self, seat: Seat, timeout_s: float) -> None:
+    A controller that is silent for ``silence_s`` (0: however long) counts as gone, if it is beyond this host.
+    """
+
+    def __init__(self, seat: Seat, timeout_s: float, silence_s: float = 0.0) -> None:
         self.worker = uuid.uuid4().hex
         self._seat, self._timeout_s, self._begin_s = seat, timeout_s, time.monotonic()
+        self._silence_s = 0.0 if is_loopback(seat.controller) else silence_s
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._dealers: list[Dealer] = []
         try:
@@ -59,6 +64,11 @@ class Link:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def controller(self) -> str:
+        """The address that was dialled."""
+        return self._seat.controller
 
     def join(self, hello: Hello) -> Welcome:
         """Ask to be let in and wait for the others; raises ``StartError`` if the job is not formed in time."""
@@ -87,6 +97,7 @@ class Link:
 
     def _dial(self, keys: JobKeys, suffix: bytes) -> Dealer:
         left_s = max(0.1, self._timeout_s - (time.monotonic() - self._begin_s))
-        dealer = Dealer(self._seat.controller, self.worker.encode() + suffix, keys, left_s, self._context)
+        identity = self.worker.encode() + suffix
+        dealer = Dealer(self._seat.controller, identity, keys, left_s, self._context, self._silence_s)
         self._dealers.append(dealer)
         return dealer

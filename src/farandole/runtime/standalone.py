@@ -1,53 +1,63 @@
 """A controller in a process of its own, for jobs that no launcher started: ``python -m farandole.runtime.standalone``.
 
-Its standard input brings one line of JSON (``hosted.Charge``), answered on standard output by the address as soon as it
-listens. That input ends with the process that started it; then, or when the last worker of this host has ended, this
-process ends too.
+Its standard input brings one line of JSON (``hosted.Charge``), answered on standard output by its addresses as soon as
+it listens. That input ends with the process that started it; then, or when the last worker of this host has ended, this
+process ends too. It watches the workers of its own host; on every other one an agent does.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import time
-from typing import final
+from typing import Any, final
 
 import msgspec
 
+from farandole.control.addresses import own_endpoints
+from farandole.control.agent_messages import AgentHello, Exited, Stack, Watch
 from farandole.control.channel import Router
 from farandole.control.keys import JobKeys
 from farandole.control.messages import Hello
 from farandole.control.process import dump_stack
-from farandole.errors import ControlError
-from farandole.runtime.controller import FAREWELL_S, Controller
-from farandole.runtime.hosted import Charge
+from farandole.errors import ControlError, UsageError
+from farandole.runtime.controller import FAREWELL_S
+from farandole.runtime.hosted import FOR_WORKERS, Charge, claim_host
+from farandole.runtime.root import Root
 from farandole.runtime.stall import PATIENCE_S
 from farandole.settings import Settings
 
 STDIN = 0
+LOST = -signal.SIGKILL
+"""What counts as the exit code of a worker whose host is lost."""
 
 
 @final
 class Standalone:
-    """The loop around a ``Controller``: it watches the workers of this host by their process descriptors."""
+    """The loop around a ``Root``: it knows all workers, and hears of their ends by descriptors and from agents."""
 
     def __init__(self, charge: Charge, router: Router) -> None:
-        self._router = router
-        self._starter, self._host = os.getppid(), charge.host
-        self._controller = Controller(router.send, Settings.resolve(), charge.expected, time.monotonic)
-        self._controller.request_stack = self._request_stack
+        settings = Settings.resolve()
+        self._router, self._charge, self._start_timeout_s = router, charge, settings.start_timeout_s
+        self._root = Root(router, settings, charge.expected)
+        self._root.on_agent, self._root.on_lost = self._on_agent, self._on_lost
+        self._controller = self._root.controller
+        self._dump_elsewhere, self._controller.request_stack = self._controller.request_stack, self._request_stack
         self._controller.report = _say
-        self._hellos: dict[int, Hello] = {}  # by process, of those of this host that are not known to have ended
-        self._workers: dict[int, int] = {}  # process by its descriptor
+        self._controller.on_hello = self._meet
+        self._starter = os.getppid()
+        self._hellos: dict[tuple[str, int], Hello] = {}  # by host and process, of those not known to have ended
+        self._workers: dict[int, int] = {}  # process by its descriptor, of this host
         self._came = False  # the starter has said hello
+        self._yet_to_come = set(range(charge.expected))
 
     def serve(self) -> None:
-        """Return when the starter has gone, or all workers have."""
+        """Return when the starter has gone, or all workers of this host have."""
         self._router.watch(STDIN)
         while True:
-            ready = self._router.wait(self._patience_s())
-            self._drain()
+            ready = self._root.turn(None)
             for fd in ready & set(self._workers):
                 self._end(fd)
             if STDIN in ready and not os.read(STDIN, 4096):
@@ -55,9 +65,6 @@ class Standalone:
                 return
             if self._came and not self._workers:
                 return
-            deadline = self._controller.deadline()
-            if deadline is not None and (now := time.monotonic()) >= deadline:
-                self._controller.tick(now)
 
     def close(self) -> None:
         """Stop watching."""
@@ -65,59 +72,74 @@ class Standalone:
             self._router.unwatch(fd)
             os.close(fd)
 
-    def _patience_s(self) -> float | None:
-        deadline = self._controller.deadline()
-        return None if deadline is None else max(0.0, deadline - time.monotonic())
-
-    def _drain(self) -> None:
-        while (got := self._router.recv()) is not None:
-            identity, message = got
-            self._controller.handle(identity, message)
-            if isinstance(message, Hello):
-                self._meet(message)
-
     def _meet(self, hello: Hello) -> None:
-        """Watch the workers of this host; on others, the same numbers mean other processes."""
-        if hello.host != self._host:
-            return
-        self._came = self._came or hello.pid == self._starter
-        self._hellos[hello.pid] = hello
-        if hello.pid not in self._workers.values():
-            self._watch(hello.pid)
+        """See to it that somebody watches this worker."""
+        self._yet_to_come.discard(hello.place)
+        if not self._yet_to_come:
+            remove(self._charge.litter)
+        known = (hello.host, hello.pid) in self._hellos
+        self._hellos[hello.host, hello.pid] = hello
+        if hello.host == self._charge.host:
+            self._came = self._came or hello.pid == self._starter
+            if hello.pid not in self._workers.values():
+                self._watch(hello)
+        elif self._root.hosts.is_up(hello.host):
+            self._root.tell(hello.host, Watch(hello.place, hello.pid))
+        elif not known:
+            self._root.hosts.expect(hello.host, time.monotonic() + self._start_timeout_s)
 
-    def _watch(self, pid: int) -> None:
+    def _watch(self, hello: Hello) -> None:
         try:
-            fd = os.pidfd_open(pid)
+            fd = os.pidfd_open(hello.pid)
         except ProcessLookupError:
-            self._report_end(pid)
+            self._report_end(hello.host, hello.pid)
         else:
-            self._workers[fd] = pid
+            self._workers[fd] = hello.pid
             self._router.watch(fd)
 
     def _end(self, fd: int) -> None:
         self._router.unwatch(fd)
         os.close(fd)
-        self._report_end(self._workers.pop(fd))
+        self._report_end(self._charge.host, self._workers.pop(fd))
 
-    def _report_end(self, pid: int) -> None:
+    def _report_end(self, host: str, pid: int) -> None:
         """Once. How it ended is its parent's to know; without its ``Leave`` it did not end well."""
-        hello = self._hellos.pop(pid)
-        end = f"rank {hello.place} on {hello.host} (process {pid}) has ended"
-        self._controller.worker_exited(hello.place, pid, 0, end)
+        hello = self._hellos.pop((host, pid), None)
+        if hello is not None:
+            end = f"rank {hello.place} on {host} (process {pid}) has ended"
+            self._controller.worker_exited(hello.place, pid, 0, end)
+
+    def _on_agent(self, host: str, message: Any) -> None:
+        if isinstance(message, AgentHello):
+            for hello in [each for each in self._hellos.values() if each.host == host]:
+                self._root.tell(host, Watch(hello.place, hello.pid))
+        elif isinstance(message, Exited):
+            self._report_end(host, message.pid)
+        elif isinstance(message, Stack):
+            self._controller.stack_arrived(message.place, message.text)
+
+    def _on_lost(self, host: str, reason: str) -> None:
+        """All its workers count as dead; the first report ends the generation, so it names them all."""
+        dead = [hello for hello in self._hellos.values() if hello.host == host]
+        ranks = ", ".join(f"rank {hello.place}" for hello in dead)
+        for hello in dead:
+            del self._hellos[host, hello.pid]
+            self._controller.worker_exited(hello.place, hello.pid, LOST, f"{ranks} on {host} lost: {reason}")
 
     def _see_out(self) -> None:
         """The starter has gone: tell the others, unless it had said that it would."""
-        if self._starter in self._hellos:
-            self._report_end(self._starter)
+        self._report_end(self._charge.host, self._starter)
         until = time.monotonic() + FAREWELL_S
-        while self._controller.deadline() is not None and (now := time.monotonic()) < until:
-            self._router.wait(until - now)
-            self._drain()
+        while self._controller.deadline() is not None and time.monotonic() < until:
+            self._root.turn(until)
         self._controller.tick(until)
 
     def _request_stack(self, hello: Hello) -> None:
+        if hello.host != self._charge.host:
+            self._dump_elsewhere(hello)
+            return
         text = f"process {hello.pid} is not on this host"
-        if self._hellos.get(hello.pid) == hello:
+        if self._hellos.get((hello.host, hello.pid)) == hello:
             try:
                 text = dump_stack(hello.pid, hello.stack_signal, hello.stack_fd, deadline_s=PATIENCE_S / 2)
             except ControlError as error:
@@ -127,22 +149,42 @@ class Standalone:
 
 def main() -> None:
     """Read the charge, listen, serve."""
-    charge = msgspec.json.decode(_first_line(), type=Charge)
+    for number in FOR_WORKERS:
+        signal.signal(number, signal.SIG_IGN)
+    charge = msgspec.json.decode(first_line(STDIN), type=Charge)
     try:
-        router = Router(JobKeys.from_secret(charge.secret), charge.address)
-    except ControlError as error:
+        router = Router(JobKeys.from_secret(charge.secret), charge.listen)
+        addresses = _reached_at(router.address, Settings.resolve().network_interface)
+    except (ControlError, UsageError) as error:
         _say(str(error))
         sys.exit(1)
-    print(router.address, flush=True)  # the starter waits for it
-    with router, contextlib.closing(Standalone(charge, router)) as standalone:
-        standalone.serve()
+    with claim_host(charge.secret, charge.host), router, contextlib.closing(Standalone(charge, router)) as standalone:
+        print(msgspec.json.encode(addresses).decode(), flush=True)  # the starter waits for it
+        try:
+            standalone.serve()
+        finally:
+            remove(charge.litter)
 
 
-def _first_line() -> bytes:
+def first_line(fd: int) -> bytes:
+    """A line, and not a byte of what follows it."""
     line = b""
-    while not line.endswith(b"\n") and (byte := os.read(STDIN, 1)):
+    while not line.endswith(b"\n") and (byte := os.read(fd, 1)):
         line += byte
     return line
+
+
+def remove(paths: list[str]) -> None:
+    """Delete these files, as far as they are there."""
+    for path in paths:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+
+def _reached_at(listening: str, interface: str) -> list[str]:
+    port = listening.rpartition(":")[2]
+    anywhere = listening in (f"tcp://0.0.0.0:{port}", f"tcp://[::]:{port}")
+    return own_endpoints(listening, interface) if anywhere else [listening]
 
 
 def _say(text: str) -> None:

@@ -10,13 +10,12 @@ from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
-from farandole.cluster.detect import detect
-from farandole.cluster.environment import Environment
 from farandole.control.messages import Hello
-from farandole.engines.choose import choose, usable
-from farandole.runtime.hosted import ensure_controller
-from farandole.runtime.joining import configure_logging, seat_of, settings_of, static_sets
+from farandole.engines.candidates import usable
+from farandole.engines.choose import choose
+from farandole.runtime.joining import configure_logging, environment_of, part_of, settings_of, static_sets
 from farandole.runtime.link import Link, Seat
+from farandole.runtime.meeting import meet
 from farandole.runtime.member import Session
 from farandole.runtime.process_sets import ProcessSet, ProcessSetLike
 from farandole.runtime.stacks import stack_dump
@@ -26,21 +25,20 @@ from farandole.topology import Topology
 
 def start(comm: object, process_sets: Sequence[ProcessSetLike] | str | None, overrides: Mapping[str, Any]) -> Session:
     """See ``session.init``."""
-    environment = detect()
+    environment = environment_of(comm)
     settings = settings_of(environment, overrides)
-    seat = seat_of(environment, comm)
-    sets = static_sets(process_sets, seat.expected)
+    part = part_of(environment, comm)
+    sets = static_sets(process_sets, part.expected)
     configure_logging(settings.log_level)
-    if seat.controller and (seat.expected > 1 or environment.size > 1):
-        return _among_others(environment, seat, settings, sets)
-    engine, reason = choose(settings.engine, [seat.host], [usable()])
-    return Session(settings, Topology.of(0, (seat.host,), 1), engine, reason, sets)
+    if part.expected > 1 or (environment.launched and environment.size > 1):
+        return _among_others(meet(environment, part, settings), settings, sets)
+    host = environment.host
+    engine, reason = choose(settings.engine, [host], [usable()], settings.across)
+    return Session(settings, Topology.of(0, (host,), 1), engine, reason, sets)
 
 
-def _among_others(environment: Environment, seat: Seat, settings: Settings, sets: Sequence[ProcessSet]) -> Session:
-    if environment.starts_controller:
-        ensure_controller(seat.controller, seat.host, environment.size, seat.key, settings)
-    link = Link(seat, settings.start_timeout_s)
+def _among_others(seat: Seat, settings: Settings, sets: Sequence[ProcessSet]) -> Session:
+    link = Link(seat, settings.start_timeout_s, settings.host_timeout_s)
     try:
         welcome = link.join(_hello(link, seat, sets))
         topology = Topology.of(welcome.rank, tuple(welcome.hosts), welcome.generation)

@@ -1,0 +1,70 @@
+"""Where a job's controller is reached, and how that travels.
+
+>>> Contact.read("tcp://10.0.0.1:7000,tcp://[fd00::1]:7000", "aa" * 32).addresses
+['tcp://10.0.0.1:7000', 'tcp://[fd00::1]:7000']
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import final
+
+import msgspec
+
+from farandole.errors import StartError
+
+
+@final
+class Contact(msgspec.Struct, frozen=True):
+    """All addresses of a controller, of which the first that answers is as good as any, and the secret of its job."""
+
+    addresses: list[str]
+    key: str
+
+    @classmethod
+    def read(cls, controller: str, key: str) -> Contact:
+        """From the variables ``FARANDOLE_CONTROLLER``, addresses with commas between, and ``FARANDOLE_KEY``."""
+        return cls(controller.split(","), key)
+
+    def encode(self) -> bytes:
+        """As bytes, to be given to the other processes."""
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def decode(cls, payload: bytes) -> Contact:
+        """From such bytes, spaces around them allowed; raises ``StartError`` for others."""
+        try:
+            return msgspec.json.decode(payload, type=cls)
+        except msgspec.DecodeError as error:
+            raise StartError(f"what came from rank 0 says nothing of a controller: {error}") from error
+
+
+def is_loopback(address: str) -> bool:
+    """True for an address that only processes of its own host reach.
+
+    >>> is_loopback("tcp://127.0.0.1:7000"), is_loopback("tcp://[::1]:7000"), is_loopback("tcp://node1:7000")
+    (True, True, False)
+    """
+    host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+@final
+class Meeting(msgspec.Struct, frozen=True):
+    """The terms on which the processes of a job meet to learn the contact from the first of them.
+
+    ``folder`` is one that they all see. ``label`` tells apart the jobs that some of a starter's processes form
+    (``init(comm=[0, 2])``); "" is the job of all.
+    """
+
+    folder: str
+    timeout_s: float
+    label: str = ""
+
+    @property
+    def suffix(self) -> str:
+        """What to add to a name so that it is this job's only."""
+        return f"-{self.label}" if self.label else ""

@@ -1,0 +1,222 @@
+"""Started by an MPI launcher, ``mpirun`` or ``mpiexec``: Open MPI, MPICH, Intel MPI, Cray's PALS.
+
+    >>> hydra = Mpi({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"})
+    >>> hydra.place, hydra.size, hydra.spans_hosts
+    (1, 2, False)
+
+The processes meet by a broadcast of mpi4py's, if that loads the MPI that started them; otherwise by a file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any, final
+
+import msgspec
+
+from farandole.cluster.contact import Contact, Meeting
+from farandole.cluster.environment import KEY, Environment, Vocabulary
+from farandole.cluster.mpi_library import MpiLibrary, load
+from farandole.cluster.shared_file import SharedFile
+from farandole.errors import StartError, UnsupportedError, UsageError
+
+logger = logging.getLogger("farandole.cluster")
+
+OPEN_MPI = "Open MPI"
+PAYLOAD_BYTES = 4096
+"""What a broadcast carries; the contact is far smaller."""
+PAUSE_S = 0.002
+"""Between looks at a broadcast in progress: MPI wakes nobody."""
+
+
+@final
+class Dialect(msgspec.Struct, frozen=True):
+    """How one kind of launcher speaks. ``library`` is in the version text of every MPI library that it can start."""
+
+    name: str
+    vocabulary: Vocabulary
+    library: str = ""
+
+
+DIALECTS = (
+    Dialect(
+        "Open MPI's mpirun",
+        Vocabulary(
+            rank="OMPI_COMM_WORLD_RANK",
+            size="OMPI_COMM_WORLD_SIZE",
+            local_rank="OMPI_COMM_WORLD_LOCAL_RANK",
+            local_size="OMPI_COMM_WORLD_LOCAL_SIZE",
+            job="PMIX_NAMESPACE",
+        ),
+        library=OPEN_MPI,
+    ),
+    Dialect(
+        "Cray's mpiexec (PALS)",
+        Vocabulary(
+            rank="PALS_RANKID",
+            size="PMI_SIZE",
+            local_rank="PALS_LOCAL_RANKID",
+            local_size="PMI_LOCAL_SIZE",
+            job="PALS_APID",
+        ),
+    ),
+    Dialect(
+        "the mpiexec of MPICH or Intel MPI",
+        Vocabulary(
+            rank="PMI_RANK",
+            size="PMI_SIZE",
+            local_rank="MPI_LOCALRANKID",  # srun --mpi=pmi2 sets the two above, too, but not these
+            local_size="MPI_LOCALNRANKS",
+        ),
+    ),
+)
+"""Told apart by their variables for rank and local rank."""
+
+
+@final
+class Mpi(Environment):
+    """A process that an MPI launcher has started, whether it calls MPI or not."""
+
+    name = "mpirun"
+    remedy = "The MPI launcher sets it for every process: start the job with: mpirun -n N python train.py"
+
+    @classmethod
+    def recognises(cls, variables: Mapping[str, str]) -> bool:
+        """True if one of the dialects is spoken."""
+        return _dialect(variables) is not None
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        super().__init__(variables)
+        self._heard: Contact | None = None
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return self._dialect.vocabulary
+
+    def file(self, meeting: Meeting) -> SharedFile | None:
+        """Named by the job, if the launcher gives jobs a name, else by the key, if one was given."""
+        job = self._variables.get(self.vocabulary.job) or _digest(self._variables.get(KEY, ""))
+        return SharedFile(meeting.folder, f"mpi-{job}{meeting.suffix}") if job else None
+
+    def share(self, contact: Contact | None, meeting: Meeting) -> Contact:
+        """By a broadcast in MPI's world; by a file if that cannot be, or if only some of its processes meet."""
+        library, trouble = self._world() if not meeting.label else (None, "only some of the processes meet")
+        if library is not None:
+            world = library.initialise().COMM_WORLD
+            self._heard = self._heard or broadcast(world, contact, meeting.timeout_s)
+            return self._heard
+        file = self.file(meeting)
+        if file is None:
+            raise StartError(
+                f"{self._dialect.name} started this process, but {trouble}, and it gives its jobs no name by which the "
+                "processes could find each other. Install mpi4py for this MPI, or give them one secret: "
+                "export FARANDOLE_KEY=$(python -c 'import secrets; print(secrets.token_hex(32))')"
+            )
+        if contact is not None:
+            logger.info("the processes meet by the file %s: %s", file.path, trouble)
+        return file.share(contact, meeting.timeout_s)
+
+    @property
+    def _dialect(self) -> Dialect:
+        dialect = _dialect(self._variables)
+        assert dialect is not None
+        return dialect
+
+    def _world(self) -> tuple[MpiLibrary | None, str]:
+        """The library, if its world is this job; otherwise what keeps it from being that."""
+        try:
+            library = load()
+        except UnsupportedError as error:
+            return None, str(error)
+        started_by = f"{self._dialect.name} started {self.size} processes"
+        if (OPEN_MPI in library.version) != (self._dialect.library == OPEN_MPI):
+            return None, self._complain(f"mpi4py loads another MPI than that of the launcher ({library.version})")
+        size = library.initialise().COMM_WORLD.size
+        if size != self.size:
+            return None, self._complain(f"{started_by} and the MPI that mpi4py loads ({library.version}) sees {size}")
+        return library, ""
+
+    def _complain(self, trouble: str) -> str:
+        if self.place == 0:
+            logger.warning(
+                "%s: the engine mpi cannot be used. Name the launcher's library: export MPI4PY_LIBMPI=...", trouble
+            )
+        return trouble
+
+
+@final
+class Communicator(Environment):
+    """The processes of an mpi4py communicator, ``init(comm=MPI.COMM_WORLD)``, whatever started them."""
+
+    name = "MPI communicator"
+    vocabulary = Vocabulary()
+    controller = ""  # there may be several jobs
+
+    def __init__(self, comm: Any, variables: Mapping[str, str]) -> None:
+        super().__init__(variables)
+        from mpi4py import MPI
+
+        if comm == MPI.COMM_NULL:
+            raise UsageError("init(comm=MPI.COMM_NULL): this process is not in the communicator, so it cannot join")
+        self._comm, self._world = comm, MPI.COMM_WORLD
+        self._heard: Contact | None = None
+
+    @classmethod
+    def recognises(cls, variables: Mapping[str, str]) -> bool:  # noqa: ARG003
+        """Never: it is asked for by ``init``."""
+        return False
+
+    @property
+    def place(self) -> int:
+        return int(self._comm.rank)
+
+    @property
+    def size(self) -> int:
+        return int(self._comm.size)
+
+    @property
+    def members(self) -> str:
+        """Who is in it, by their ranks in MPI's world."""
+        group, world = self._comm.group, self._world.group
+        try:
+            return ",".join(map(str, group.Translate_ranks(list(range(self.size)), world)))
+        finally:
+            group.Free()
+            world.Free()
+
+    def share(self, contact: Contact | None, meeting: Meeting) -> Contact:
+        """By a broadcast in the communicator."""
+        self._heard = self._heard or broadcast(self._comm, contact, meeting.timeout_s)
+        return self._heard
+
+
+def broadcast(comm: Any, contact: Contact | None, timeout_s: float) -> Contact:
+    """The contact of the communicator's rank 0, on all of it; raises ``StartError`` if they do not all come in time."""
+    buffer = bytearray((contact.encode() if contact is not None else b"").ljust(PAYLOAD_BYTES))
+    if len(buffer) > PAYLOAD_BYTES:
+        raise StartError(f"the controller has too many addresses; choose among them: --network-interface ({contact})")
+    request = comm.Ibcast(buffer, 0)
+    deadline = time.monotonic() + timeout_s
+    while not request.Test():
+        if time.monotonic() > deadline:
+            raise StartError(
+                f"rank {comm.rank} waited {timeout_s:g} s in MPI's broadcast for rank 0 to say where it is: has every "
+                f"one of the {comm.size} ranks called init()? If some need longer: --start-timeout "
+                "(FARANDOLE_START_TIMEOUT_S)"
+            )
+        time.sleep(PAUSE_S)
+    return Contact.decode(bytes(buffer))
+
+
+def _dialect(variables: Mapping[str, str]) -> Dialect | None:
+    for dialect in DIALECTS:
+        if dialect.vocabulary.rank in variables and dialect.vocabulary.local_rank in variables:
+            return dialect
+    return None
+
+
+def _digest(key: str) -> str:
+    return hashlib.blake2b(key.encode(), digest_size=16).hexdigest() if key else ""

@@ -1,0 +1,72 @@
+"""Started by PyTorch's ``torchrun``, on one host or several.
+
+>>> told = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}
+>>> Torchrun(told).place, Torchrun(told).spans_hosts
+(1, False)
+
+Variables named RANK and WORLD_SIZE alone do not count: many scripts set them by themselves, for other purposes.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import functools
+from collections.abc import Mapping
+from typing import Any, final
+
+from farandole.cluster.contact import Contact, Meeting
+from farandole.cluster.environment import Environment, Vocabulary
+from farandole.errors import SettingsError, StartError
+
+VOCABULARY = Vocabulary(
+    rank="RANK",
+    size="WORLD_SIZE",
+    local_rank="LOCAL_RANK",
+    local_size="LOCAL_WORLD_SIZE",
+    job="TORCHELASTIC_RUN_ID",
+)
+STORE_HOST, STORE_PORT, RESTARTS = "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"
+AGENT_HAS_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+
+
+@final
+class Torchrun(Environment):
+    """A worker of ``torchrun``."""
+
+    name = "torchrun"
+    remedy = "torchrun sets it for every worker: start the job with: torchrun --nproc-per-node N train.py"
+    vocabulary = VOCABULARY
+
+    @classmethod
+    def recognises(cls, variables: Mapping[str, str]) -> bool:
+        """True if its name for the job is there."""
+        return VOCABULARY.job in variables and VOCABULARY.rank in variables
+
+    def share(self, contact: Contact | None, meeting: Meeting) -> Contact:
+        """By the store of its rendezvous, under a key of this job and this attempt at it."""
+        host, port = self._variables.get(STORE_HOST, ""), self._number(STORE_PORT)
+        if not host:
+            raise SettingsError(f"{STORE_HOST} is not set. {self.remedy}")
+        key = f"farandole/{self._variables.get(RESTARTS, '0')}{meeting.suffix}"
+        serve = self.place == 0 and self._variables.get(AGENT_HAS_STORE) != "True"
+        try:
+            store = _store(host, port, serve, meeting.timeout_s)
+            if contact is None:
+                return Contact.decode(store.get(key))
+            store.set(key, contact.encode())
+        except RuntimeError as error:
+            raise StartError(
+                f"rank {self.place} did not learn where rank 0 is from torchrun's store at {host}:{port} within "
+                f"{meeting.timeout_s:g} s: has rank 0 called init()? If it needs longer: --start-timeout "
+                f"(FARANDOLE_START_TIMEOUT_S). The store says: {error}"
+            ) from error
+        return contact
+
+
+@functools.cache
+def _store(host: str, port: int, serve: bool, timeout_s: float) -> Any:
+    """The connection to the store, kept; older versions of torchrun let rank 0 serve it."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    patience = dt.timedelta(seconds=timeout_s)
+    return TCPStore(host, port, is_master=serve, timeout=patience, wait_for_workers=False, multi_tenant=True)
