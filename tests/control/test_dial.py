@@ -74,6 +74,14 @@ def test_addresses_that_lead_nowhere_or_elsewhere_cost_nothing() -> None:
         )
 
 
+def test_the_controller_sees_no_strangers() -> None:
+    with listening() as router:
+        both = [f"tcp://127.0.0.1:{port(router)}", f"tcp://[::1]:{port(router)}"]
+        for _ in range(20):
+            assert first_answering(both, KEYS, DEADLINE_S) in both
+    assert router.statistics() == {"received": 0, "sent": 0}
+
+
 def test_a_name_stands_for_its_addresses() -> None:
     with listening() as router:
         found = first_answering(["tcp://no.such.host.invalid:7", f"tcp://localhost:{port(router)}"], KEYS, DEADLINE_S)

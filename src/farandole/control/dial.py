@@ -26,6 +26,9 @@ from farandole.control.channel import client_socket
 from farandole.control.keys import JobKeys
 from farandole.errors import ControlError
 
+SETTLE_S = 0.5
+"""How long the handshakes at other addresses may take once one has succeeded."""
+
 
 def first_answering(addresses: Sequence[str], keys: JobKeys, timeout_s: float) -> str:
     """The address, with its host as a number, whose handshake succeeds first.
@@ -36,6 +39,7 @@ def first_answering(addresses: Sequence[str], keys: JobKeys, timeout_s: float) -
         for address in addresses:
             attempts.add(address)
         found = attempts.wait(timeout_s)
+        attempts.settle(SETTLE_S if found else 0.0)
     if found:
         return found
     tried = ", ".join(addresses)
@@ -53,6 +57,7 @@ class _Attempts:
         self._keys = keys
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._open: dict[int, tuple[str, zmq.Socket[bytes], Monitor]] = {}
+        self._halfway: set[int] = set()
         self._poll = select.poll()
         self._names = _Names()
         self._poll.register(self._names.fd, select.POLLIN)
@@ -79,6 +84,14 @@ class _Attempts:
                     return self._open[fd][0]
         return ""
 
+    def settle(self, timeout_s: float) -> None:
+        """Let handshakes that have begun come to their end: the controller takes a broken one for a stranger's."""
+        self._poll.unregister(self._names.fd)
+        deadline = time.monotonic() + timeout_s
+        while self._halfway and (left_s := deadline - time.monotonic()) > 0:
+            for fd, _ in self._poll.poll(left_s * 1000):
+                self._has_answered(fd)
+
     def close(self) -> None:
         """Give up all attempts."""
         for _, link, monitor in self._open.values():
@@ -99,6 +112,8 @@ class _Attempts:
     def _has_answered(self, fd: int) -> bool:
         address, _, monitor = self._open[fd]
         events = [event for event, _ in monitor.drain()]
+        for event in events:
+            (self._halfway.add if event == zmq.EVENT_CONNECTED else self._halfway.discard)(fd)
         if any(event & HANDSHAKE_FAILED for event in events) and address not in self.refused:
             self.refused.append(address)
         return zmq.EVENT_HANDSHAKE_SUCCEEDED in events
