@@ -142,9 +142,16 @@ class Cluster:
         return subprocess.CompletedProcess(list(command), process.returncode, stdout, stderr)
 
     def processes(self, host: str) -> dict[int, str]:
-        """What runs on a host besides what an idle one runs: process numbers there, and command lines."""
+        """What runs on a host besides what an idle one runs: process numbers there, and command lines.
+
+        Sessions of the ssh server do not count: those of a client that has fallen silent wait for it for hours.
+        """
         running = _running(self.path(host, "/proc"))
-        return {pid: words for pid, words in running.items() if pid not in self._idle[host]}
+        return {
+            pid: words
+            for pid, words in running.items()
+            if pid not in self._idle[host] and not words.startswith("sshd: ")
+        }
 
     def take_as_idle(self, host: str) -> None:
         """Let what runs on a host now be what an idle one runs: a daemon that a test has started."""
