@@ -21,9 +21,11 @@ from farandole.control.messages import Hello, Order
 from farandole.errors import AbortError
 from farandole.runtime.ask import Ask
 from farandole.runtime.call import Call, Outcome
+from farandole.runtime.control_thread import ControlThread, Planned
 from farandole.runtime.failure import Failure
 from farandole.runtime.link import Link, Seat
 from farandole.runtime.negotiated import NegotiatedLane
+from farandole.runtime.presence import Presence
 from farandole.runtime.root import Root
 from farandole.settings import Settings
 
@@ -45,13 +47,15 @@ link = AgentLink(address, keys, host, silence_s=0.0, relay=relay)
 poll = select.poll()
 for fd in (0, *link.fds):
     poll.register(fd, select.POLLIN)
-ready = []
-while (0, select.POLLIN) not in ready and (0, select.POLLHUP) not in ready:
+while True:
     for _ in link.receive():
         pass
     due_s = link.deadline_s
-    ready = poll.poll(None if due_s is None else max(0.0, due_s - time.monotonic()) * 1000)
-print(msgspec.json.encode(relay.statistics()).decode(), flush=True)
+    ready = dict(poll.poll(None if due_s is None else max(0.0, due_s - time.monotonic()) * 1000))
+    if 0 in ready:
+        if not sys.stdin.readline():
+            break
+        print(msgspec.json.encode(relay.statistics()).decode(), flush=True)
 link.close()
 """
 
@@ -71,10 +75,13 @@ class Host:
         self.process.stdin.flush()
         self.address = self.process.stdout.readline().strip()
 
-    def end(self) -> dict[str, int]:
-        """Let it go; what its relay counted."""
-        out, _ = self.process.communicate(timeout=DEADLINE_S)
-        return msgspec.json.decode(out or "{}", type=dict[str, int])
+    def statistics(self) -> dict[str, int]:
+        """What its relay has counted."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return msgspec.json.decode(self.process.stdout.readline(), type=dict[str, int])
 
     def kill(self) -> None:
         """Without a word."""
@@ -100,21 +107,42 @@ class Worker:
             self.welcome.generation,
             self.perform,
             self.end,
+            Presence(),
             8,
         )
+
+        self.control = ControlThread(
+            self.link.control, self.link.up, self.welcome.generation, self, Planned(), stall_warning_s=DEADLINE_S
+        )
+
+    def generation_ended(self, failure: Failure) -> None:
+        self.end(failure)
+
+    def progress(self) -> tuple[str, str]:
+        return "", ""
+
+    def timeline(self, path: str, mark_cycles: bool) -> None:
+        """There is none."""
 
     def perform(self, order: Order, mine: Sequence[Sequence[Call] | None]) -> list[list[Outcome]]:
         self.done.append(tuple(order.names))
         return [[Outcome()] for _ in mine]
 
-    def end(self, failure: Any) -> None:
+    def end(self, failure: Failure) -> None:
         self.lane.end(failure)
 
     def close(self) -> None:
         """Leave."""
         self.lane.end(Failure(AbortError, "the test is over"))
         self.lane.close()
+        self.control.stop()
         self.link.close()
+
+    def reduce_in_vain(self) -> str:
+        """Why it cannot be done."""
+        with pytest.raises(AbortError) as error:
+            self.reduce("loss")
+        return str(error.value)
 
     def reduce(self, name: str) -> None:
         array = Array(0, 1, DType.FLOAT32)
@@ -140,11 +168,22 @@ class Job:
         for i in range(hosts):
             self.hosts.append(Host(f"host{i}", self._router.address, secret))
             held.callback(self.hosts[-1].kill)
-        places = [(place, self.hosts[place % hosts]) for place in range(size)]
-        self.workers = [Worker(place, size, host.name, host.address, secret) for place, host in places]
+        self._secret, self._held = secret, held
         self._threads = held.enter_context(ThreadPoolExecutor(size))
-        for worker in self.workers:
-            held.callback(worker.close)
+        self.workers = self._begin(self.hosts, size)
+
+    def begin_again(self, without: Host) -> None:
+        """The job goes on, without the workers of one host."""
+        for place in (worker.hello.place for worker in self.workers if worker.hello.host == without.name):
+            self.root.controller.worker_exited(place, place, -9, f"rank {place} was killed")
+        self.workers = self._begin([host for host in self.hosts if host is not without], len(self.workers))
+
+    def _begin(self, hosts: Sequence[Host], size: int) -> list[Worker]:
+        homes = [(place, self.hosts[place % len(self.hosts)]) for place in range(size)]
+        workers = [Worker(place, size, h.name, h.address, self._secret) for place, h in homes if h in hosts]
+        for worker in workers:
+            self._held.callback(worker.close)
+        return workers
 
     def all(self, what: Callable[[Worker], Any]) -> list[Any]:
         """Do it on every worker at once."""
@@ -162,9 +201,45 @@ def make_job() -> Iterator[Callable[[int], Job]]:
 
 
 def test_named_collectives_go_through_a_tree_of_relays(make_job: Callable[[int], Job]) -> None:
+    """Ranks of one host are no neighbours here, and two relays are two steps from the root."""
     job = make_job(5)
     job.all(Worker.join)
     assert sorted(worker.welcome.rank for worker in job.workers) == list(range(10))
-    for _ in range(20):
+    steps, warm_up = 20, 3
+    before: list[dict[str, int]] = []
+    for step in range(warm_up + steps):
+        if step == warm_up:
+            before = [job.root.controller.statistics(), *(host.statistics() for host in job.hosts)]
         job.all(lambda worker: worker.reduce("loss"))
-    assert {tuple(worker.done) for worker in job.workers} == {(("loss",),) * 20}
+    after = [job.root.controller.statistics(), *(host.statistics() for host in job.hosts)]
+    assert {tuple(worker.done) for worker in job.workers} == {(("loss",),) * (warm_up + steps)}
+    root, *relays = [{name: then[name] - now[name] for name in now} for now, then in zip(before, after, strict=True)]
+    assert root["received"] == root["sent"] == steps * RADIX
+    for relay in relays:
+        assert relay["to_above"] == relay["from_above"] == steps
+        assert relay["from_below"] <= steps * (RADIX + LOCAL)
+        assert relay["to_below"] <= steps * (RADIX + LOCAL)
+
+
+def test_ranks_below_a_relay_that_dies_are_told_and_so_are_all_others(make_job: Callable[[int], Job]) -> None:
+    job = make_job(4)
+    job.all(Worker.join)
+    job.all(lambda worker: worker.reduce("loss"))
+    job.hosts[0].kill()
+    told = job.all(Worker.reduce_in_vain)
+    above = "was connected through host host0 to the others, and is cut off"
+    assert any(above in text for text in told)
+    assert all(above in text or "lost the controller" in text for text in told)
+
+
+def test_the_survivors_of_a_relay_meet_again(make_job: Callable[[int], Job]) -> None:
+    job = make_job(4)
+    job.all(Worker.join)
+    job.hosts[0].kill()
+    job.all(Worker.reduce_in_vain)
+    for worker in job.workers:
+        worker.close()
+    job.begin_again(without=job.hosts[0])
+    job.all(Worker.join)
+    job.all(lambda worker: worker.reduce("loss"))
+    assert {worker.welcome.generation for worker in job.workers} == {2}

@@ -27,9 +27,13 @@ class AgentHello(Message, frozen=True):
 
 @final
 class Branch(Message, frozen=True):
-    """Your relay's parent listens at one of these addresses; none: it is the controller, where you have reached it."""
+    """Your relay's parent is that of ``host``, and listens at one of these addresses.
 
-    addresses: list[str]
+    None of them: it is the controller, where you have reached it.
+    """
+
+    host: str = ""
+    addresses: tuple[str, ...] = ()
 
 
 @final

@@ -69,7 +69,8 @@ class AgentLink:
             if isinstance(message, DumpStack):
                 threading.Thread(target=self._dump, args=(message,), daemon=True).start()
             elif isinstance(message, Branch) and self._relay:
-                self._relay.attach(message.addresses or [self._dealer.address])
+                self._relay.attach(message.addresses or (self._dealer.address,), message.host)
+                self._severed = False
             else:
                 yield message
 

@@ -61,6 +61,9 @@ logger = logging.getLogger("farandole.controller")
 FAREWELL_S = 0.1
 """How long the ``Leave`` of a worker that ended well may come after the news of its end: they travel different ways."""
 
+RELAYED = 10
+"""How much longer that is where it comes through relays, each of which may be busy."""
+
 RequestStack = Callable[[Hello], object]
 
 
@@ -88,7 +91,6 @@ class Controller:
             partial(choose, settings.engine, across=settings.across),
         )
         self._generation: Generation | None = None
-        self._unsaid: dict[int, tuple[float, str]] = {}
         self._rejected: Counter[str] = Counter()
         self._received = 0
         self._handlers: dict[type, Callable[[bytes, Any], None]] = {
@@ -128,7 +130,8 @@ class Controller:
                 generation.leave(rank, description)
                 self.abort(description)
             elif not generation.has_left(rank):
-                self._unsaid[rank] = (now + FAREWELL_S, description)
+                patience_s = FAREWELL_S * (RELAYED if self._downlink.branches else 1)
+                generation.expect_farewell(rank, now + patience_s, description)
         self._form(now)
 
     def left(self) -> list[int]:
@@ -153,8 +156,8 @@ class Controller:
 
     def deadline(self) -> float | None:
         """When ``tick`` is due, by the clock; ``None`` if only a message can bring news."""
-        moments = [self._formation.deadline_s, *(moment for moment, _ in self._unsaid.values())]
         generation = self._generation
+        moments = [self._formation.deadline_s, generation.farewell_s if generation is not None else None]
         if generation is not None and generation.over is None:
             if generation.negotiation.undecided:
                 return -math.inf
@@ -163,10 +166,9 @@ class Controller:
 
     def tick(self, now: float) -> None:
         """Do what is due."""
-        for rank, (moment, description) in list(self._unsaid.items()):
-            if moment <= now:
-                self._end_unsaid(rank, description)
         generation = self._generation
+        if generation is not None and (reason := generation.unsaid(now)):
+            self.abort(reason)
         if generation is not None and generation.over is None:
             expiry_s, stall_s = generation.negotiation.expiry_s, generation.stall.deadline_s
             if expiry_s is not None and expiry_s <= now:
@@ -235,9 +237,13 @@ class Controller:
         for letter in message.letters:
             self._downlink.learn(letter.identity, via=identity)
             try:
-                self._take(letter.identity, decode(letter.frame))
+                inner = decode(letter.frame)
             except ControlError:
-                self._rejected["letters that hold no message"] += 1
+                inner = message
+            if isinstance(inner, Letters | Ready):
+                self._rejected["letters that are not from workers"] += 1
+            else:
+                self._take(letter.identity, inner)
 
     def _on_hello(self, identity: bytes, hello: Hello) -> None:
         now = self._clock()
@@ -348,7 +354,6 @@ class Controller:
                 self._downlink.post(refused, Refuse(decision.reason))
 
     def _begin(self, formed: Formed) -> None:
-        self._unsaid = {}
         self._generation = Generation(formed, self._settings, self._expected)
         self._downlink.begin(
             Welcome(formed.generation, -1, formed.hosts, formed.engine, formed.reason),
@@ -367,13 +372,6 @@ class Controller:
         number = generation.timeline.finished()
         if number is not None:
             self._tell(RankSet.of([0]), CONTROL, TimelineSet(generation.number, number))
-
-    def _end_unsaid(self, rank: int, description: str) -> None:
-        del self._unsaid[rank]
-        if self._generation is not None and not self._generation.has_left(rank):
-            reason = f"{description} without calling shutdown()"
-            self._generation.leave(rank, reason)
-            self.abort(reason)
 
     # -- what is due --------------------------------------------------------------------------------------------------
 

@@ -82,10 +82,10 @@ class Downlink:
             self.sets[order.value] = RankSet.of(order.signatures[0].splits)
 
     def members(self, process_set: int, spans: Sequence[int]) -> RankSet:
-        """Those that ``spans`` name, or without any all of the set; raises ``ValueError`` for what nobody can mean."""
-        if spans:
-            return RankSet.of_spans(spans, len(self.sets[GLOBAL]) if self.sets else 0)
-        return self.sets.get(process_set, RankSet())
+        """Those that ``spans`` name, or without any all of the set; nobody, where that cannot be meant."""
+        if not spans:
+            return self.sets.get(process_set, RankSet())
+        return RankSet.of_spans(spans, len(self.sets[GLOBAL])) if self.sets else RankSet()
 
     def tell(self, process_set: int, ranks: RankSet | None, suffix: bytes, message: Message) -> None:
         """Send ``message`` to one socket of each of ``ranks``, or of all members of ``process_set``."""

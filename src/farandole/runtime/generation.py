@@ -60,6 +60,7 @@ class Generation:
         self._roster = Roster([member.hello for member in formed.members], expected)
         self._ranks = {member.uid: rank for rank, member in enumerate(formed.members)}
         self._away: dict[int, str] = {}
+        self._farewells: dict[int, tuple[float, str]] = {}
         self._present = RankSet.span(0, len(formed.members))
         self._exchanges: dict[_ExchangeKey, dict[int, bytes]] = {}
 
@@ -91,6 +92,26 @@ class Generation:
             self._present -= RankSet.of([rank])
             self.negotiation.leave(rank, self._away[rank])
             self.timeline.gone(rank)
+
+    def expect_farewell(self, rank: int, until_s: float, description: str) -> None:
+        """``rank`` has ended, as ``description`` says; the news that it had called shutdown() may be on its way."""
+        self._farewells[rank] = until_s, description
+
+    @property
+    def farewell_s(self) -> float | None:
+        """When ``unsaid`` may find something."""
+        return min((until_s for until_s, _ in self._farewells.values()), default=None)
+
+    def unsaid(self, now: float) -> str:
+        """Why ranks that ended have left all the same, if the news has not come in time; "" if none has."""
+        reasons = []
+        for rank, (until_s, description) in list(self._farewells.items()):
+            if until_s <= now:
+                del self._farewells[rank]
+                if rank not in self._away:
+                    reasons.append(f"{description} without calling shutdown()")
+                    self.leave(rank, reasons[-1])
+        return list_some(reasons, "; ")
 
     def name(self, rank: int) -> str:
         """How texts call a member."""

@@ -2,7 +2,7 @@
 
     relay = Relay(keys, "node7", silence_s=3.0)
     poll.register(fd, select.POLLIN) for fd in relay.fds
-    relay.attach(branch.addresses)                  # what the controller answered to AgentHello(relay=relay.addresses)
+    relay.attach(branch.addresses, branch.host)     # what the controller answered to AgentHello(relay=relay.addresses)
     while True:
         poll.poll(until relay.deadline_s)
         relay.serve()
@@ -50,6 +50,7 @@ class Relay:
         """Where relays of other hosts may reach it."""
         self._relaying = Relaying(self._router.send, self._send_up, time.monotonic)
         self._parent: Dealer | None = None
+        self._parent_host = ""
         self._kept: list[Message] = []
         self._answers: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -69,8 +70,9 @@ class Relay:
         """When ``serve`` has something to do although nothing came, by ``time.monotonic``."""
         return self._relaying.deadline_s
 
-    def attach(self, addresses: Sequence[str]) -> None:
-        """Connect to the parent: the first of these addresses that answers."""
+    def attach(self, addresses: Sequence[str], parent: str = "") -> None:
+        """Connect to the relay of the host ``parent`` (default: the controller), where it answers first."""
+        self.lost, self._parent_host = "", parent
         threading.Thread(target=self._dial, args=(addresses,), name="farandole-dial", daemon=True).start()
 
     def serve(self) -> None:
@@ -147,7 +149,8 @@ class Relay:
                 self._epoll.unregister(fd)
             self._parent.close(deliver=False)
             self._parent = None
-        self.lost = f"host {self._host} is cut off from the tree of the control plane: {reason}"
+        above = f"host {self._parent_host}" if self._parent_host else "the controller"
+        self.lost = f"host {self._host} was connected through {above} to the others, and is cut off: {reason}"
         self.abort(self.lost)
 
     def _send_up(self, message: Message) -> None:

@@ -78,9 +78,11 @@ class Root:
             self.hosts.heard(host, time.monotonic())
         if isinstance(message, AgentHello) and message.relay:
             self._relays[host] = message.relay
-            self.tell(host, Branch(list(self._relays.get(self._tree.add(host), ()))))
+            parent = self._tree.add(host)
+            self.tell(host, Branch(parent, self._relays[parent]) if self.hosts.is_up(parent) else Branch())
         elif isinstance(message, Severed):
             self.controller.abort(message.reason)
+            self.tell(host, Branch())  # what comes next need not fail, too
         if not isinstance(message, Alive | Severed):
             self.on_agent(host, message)
 
