@@ -243,12 +243,14 @@ class HybridEngine(Engine):
 
     def _fail(self, error: BaseException) -> None:
         """Let nobody wait for this member, and return when nothing touches the caller's memory any more."""
-        kind = type(error) if isinstance(error, CollectiveError) else EngineError
-        text = str(error) or f"a collective of {self.group.label} was interrupted by {type(error).__name__}"
-        self._failure = kind, text
+        if isinstance(error, CollectiveError):
+            self._failure = type(error), str(error)
+        else:
+            who, what = self.group.name(self.group.rank), f"{type(error).__name__} {error}".strip()
+            self._failure = EngineError, f"{who} was interrupted by {what} in a collective of {self.group.label}"
         # Who waited too long leaves the others to their own deadlines: they then know for whom they have waited.
         if not isinstance(error, StallError) or self._pipeline.is_busy:
-            self.abort(text)
+            self.abort(self._failure[1])
         self._pipeline.drain()
 
 

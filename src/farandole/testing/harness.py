@@ -33,7 +33,7 @@ from farandole.control.message import Message
 from farandole.testing.rank import Job, outcome
 
 _TAIL_BYTES = 8000
-_EXIT_S = 10.0
+_EXIT_S = 30.0
 _START_S = 60.0
 
 Start: TypeAlias = Callable[[int, list[str], Mapping[str, str], IO[bytes]], Sequence["subprocess.Popen[Any]"]]

@@ -1,0 +1,222 @@
+"""What is special about the hybrid engine: what crosses, large messages, and whom an error reaches."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import gc
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from farandole.collective import Array, DType, ReduceOp
+from farandole.engines.engine import Engine, Group, Rendezvous
+from farandole.engines.hybrid import HybridEngine
+from farandole.errors import CollectiveError, EngineError
+from farandole.testing.harness import Died, run_ranks
+from farandole.testing.leaks import no_leaks
+from farandole.testing.rank import Member
+from farandole.testing.reference import Values
+
+pytest.importorskip("torch")
+
+LARGE = 2_200_000
+"""Elements of float32 that make more pieces, and more rounds, than are in flight."""
+
+
+def _lane(group: Group, rendezvous: Rendezvous) -> Engine:
+    """Gloo on the loopback interface: the hosts are pretended."""
+    from farandole.engines.torchdist import GlooEngine
+
+    return GlooEngine(dataclasses.replace(group, hosts=("localhost",) * group.size), rendezvous)
+
+
+def _engine(member: Member, label: str, deadline_s: float = 20.0) -> HybridEngine:
+    return HybridEngine(member.group(label, deadline_s=deadline_s), member.exchange_among(label), _lane)
+
+
+def _array(values: Values) -> Array:
+    return Array(values.ctypes.data, values.size, DType.from_name(values.dtype.name), values)
+
+
+def _error(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except CollectiveError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _what_crosses(member: Member) -> dict[str, float]:
+    """Do each with large messages; what this member has sent across, in units of one member's part."""
+    engine, crossed = _engine(member, "what crosses"), {}
+    rank, everybody = member.rank, np.arange(member.size, dtype=np.float32)
+    counts = [LARGE + place for place in range(member.size)]
+    one, whole = np.full(counts[rank], rank, np.float32), np.empty(sum(counts), np.float32)
+    turned = np.empty(counts[rank] * member.size, np.float32)
+
+    def run(kind: str, call: Callable[[], None]) -> None:
+        before = int(engine.statistics().get("across_bytes_sent", 0))
+        call()
+        crossed[kind] = (int(engine.statistics().get("across_bytes_sent", 0)) - before) / (4 * LARGE)
+
+    run("allgather", lambda: engine.allgather(_array(one), _array(whole), counts))
+    assert (whole == np.repeat(everybody, counts)).all()
+    run("reducescatter", lambda: engine.reducescatter(_array(whole), _array(one), counts, ReduceOp.SUM))
+    assert (one == rank * member.size).all()
+    whole = np.repeat(everybody + 10 * rank, counts)
+    run("alltoall", lambda: engine.alltoall(_array(whole), counts, _array(turned), [counts[rank]] * member.size))
+    assert (turned == np.repeat(10 * everybody + rank, counts[rank])).all()
+    same = np.full(LARGE, rank, np.float32)
+    run("allreduce", lambda: engine.allreduce(_array(same), ReduceOp.SUM))
+    assert (same == everybody.sum()).all()
+    same[:] = rank
+    run("broadcast", lambda: engine.broadcast(_array(same), 1))
+    assert (same == 1).all()
+    engine.close()
+    return crossed
+
+
+def _large_halves(member: Member) -> None:
+    engine = _engine(member, "halves")
+    values, mine = np.full(100_000, 40_000, np.float16), np.empty(25_000, np.float16)
+    engine.allreduce(_array(values), ReduceOp.AVERAGE)
+    assert (values == 40_000).all()
+    engine.reducescatter(_array(values), _array(mine), [25_000] * 4, ReduceOp.SUM, postscale=0.25)
+    assert (mine == 40_000).all()
+    engine.close()
+
+
+def _dropped(member: Member) -> None:
+    for attempt in range(2):
+        member.exchange(b"")
+        try:
+            with no_leaks():
+                engine = _engine(member, f"dropped {attempt}")
+                engine.allreduce(_array(np.ones(LARGE, np.float32)), ReduceOp.SUM)
+                member.exchange(b"")
+                del engine
+                gc.collect()
+        except AssertionError:
+            assert attempt == 0  # the first may load libraries that keep something
+            raise
+    member.exchange(b"")
+
+
+def _one_cannot(member: Member) -> str:
+    def lane(group: Group, rendezvous: Rendezvous) -> Engine:
+        if 3 in group.ranks:
+            raise EngineError("there is no route")
+        return _lane(group, rendezvous)
+
+    with no_leaks():
+        return _error(lambda: HybridEngine(member.group("lame"), member.exchange_among("lame"), lane))
+
+
+def _one_never_comes(member: Member) -> str:
+    engine, found = _engine(member, "late", deadline_s=1.0), ""
+    if member.rank != 2:
+        found = _error(lambda: engine.allreduce(_array(np.ones(10, np.float32)), ReduceOp.SUM))
+        assert _error(engine.barrier) == found
+    member.exchange(b"")
+    engine.close()
+    return found
+
+
+def _one_is_interrupted(member: Member) -> str:
+    engine, values, found = _engine(member, "interrupted"), np.ones(LARGE, np.float32), ""
+    if member.rank == 0:
+        timer = threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT])
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            engine.allreduce(_array(values), ReduceOp.SUM)
+        timer.join()
+        found = _error(engine.barrier)
+    elif member.rank == 1:  # waits for the other host, too, until the control plane knows
+        timer = threading.Timer(1.0, engine.abort, ["rank 0 on a left"])
+        timer.start()
+        found = _error(lambda: engine.allreduce(_array(values), ReduceOp.SUM))
+        timer.join()
+    member.exchange(b"")
+    engine.close()
+    return found
+
+
+def _everything(member: Member) -> tuple[dict[str, float], str, str, str]:
+    _large_halves(member)
+    _dropped(member)
+    return _what_crosses(member), _one_cannot(member), _one_never_comes(member), _one_is_interrupted(member)
+
+
+@functools.cache
+def _launch() -> list[tuple[dict[str, float], str, str, str]]:
+    """One for most of what is asked below: starting processes that import torch costs more than the rest."""
+    return run_ranks(_everything, 4, hosts="aabb", timeout_s=120)
+
+
+@pytest.mark.parametrize("hosts", ["aabb", "aaab", "abbca"])
+def test_everything_crosses_once_for_each_host(hosts: str) -> None:
+    alone = hosts != "aabb"
+    crossed = run_ranks(_what_crosses, len(hosts), hosts=hosts, timeout_s=120) if alone else [c for c, *_ in _launch()]
+    number, leaves = len(set(hosts)), {host: Counter[str]() for host in hosts}
+    for host, sent in zip(hosts, crossed, strict=True):
+        leaves[host].update(sent)
+    for host, sent in leaves.items():
+        here = hosts.count(host)
+        assert sent["allreduce"] <= 1.001 * 2 * (number - 1) / number
+        assert sent["allgather"] <= 1.001 * here * (number - 1)
+        assert sent["reducescatter"] <= 1.001 * (len(hosts) - here)
+        assert sent["alltoall"] <= 1.001 * here * (len(hosts) - here)
+    assert sum(sent["broadcast"] for sent in leaves.values()) <= 1.001 * (number - 1)
+
+
+def test_all_are_told_if_one_cannot_take_part() -> None:
+    assert {said for _, said, *_ in _launch()} == {
+        "EngineError: rank 1 on a cannot take part in lame: there is no route"
+    }
+
+
+def test_who_waits_too_long_names_whom_it_has_waited_for() -> None:
+    first, second, _, last = (said for _, _, said, _ in _launch())
+    assert first.startswith("StallError: rank 2 on localhost did not come to a collective of late in 1 s")
+    assert second.startswith("StallError: rank 1 on a waited 1 s")
+    assert "missing: rank 0 on a" in second
+    assert last.startswith("StallError: rank 3 on b waited 1 s")
+    assert "missing: rank 2 on b" in last
+
+
+def test_an_interrupt_ends_the_engine() -> None:
+    first, second, *_ = (said for *_, said in _launch())
+    assert first == "EngineError: rank 0 on a was interrupted by KeyboardInterrupt in a collective of interrupted"
+    assert second == "AbortError: rank 0 on a left"
+
+
+def _one_is_killed(member: Member) -> tuple[str, str]:
+    engine, values = _engine(member, "killed"), np.ones(LARGE, np.float32)
+    survivors = member.exchange_among("survivors", (0, 1, 2))
+    engine.allreduce(_array(values), ReduceOp.SUM)
+    if member.rank == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if member.rank == 2:  # its neighbour has died, which only the control plane sees
+        threading.Timer(1.0, engine.abort, ["rank 3 on b was killed"]).start()
+    found = _error(lambda: engine.allreduce(_array(values), ReduceOp.SUM))
+    again = _error(engine.barrier)
+    engine.close()
+    survivors(b"")
+    return found, again
+
+
+def test_who_loses_its_peer_on_another_host_names_it() -> None:
+    *survivors, died = run_ranks(_one_is_killed, 4, hosts="aabb", may_die=[3])
+    assert isinstance(died, Died)
+    (first, _), (second, _), (third, _) = survivors
+    assert all(found == again for found, again in survivors)
+    assert "the connection to rank 3 on localhost in killed was lost" in second
+    assert third == "AbortError: rank 3 on b was killed"
+    # Its neighbour has woken it, or its own peer has left.
+    assert "the connection to rank 3 on localhost" in first or "the connection to rank 2 on localhost" in first
