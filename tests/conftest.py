@@ -36,7 +36,7 @@ def leaves_nothing() -> Iterator[None]:
     """Fail a test that leaves threads, processes, descriptors, shared memory, variables or a directory behind."""
     variables, cwd = _variables(), os.getcwd()
     before = Snapshot.take()
-    with no_leaks(settle_s=5.0, allowed=_not_ours):
+    with no_leaks(allowed=_not_ours):
         yield
         if Snapshot.take().since(
             before
@@ -52,12 +52,10 @@ def _variables() -> set[tuple[str, str]]:
 
 
 def _not_ours(line: str) -> bool:
-    """Whether a leak is none of the test's: a library's thread pool or open fonts, another program's shared memory."""
+    """Whether a leak is none of the test's: a library's thread pool or open fonts."""
     what, _, name = line.partition(": ")
     if what == "descriptors":
         return name.partition(" -> ")[2].startswith(f"{sys.prefix}/lib")
-    if what == "shared_memory":
-        return not name.startswith(("farandole", "torch_", "psm_"))
     if what != "threads" or int(name) in {t.native_id for t in threading.enumerate()}:
         return False
     try:

@@ -17,7 +17,7 @@ from farandole.control.keys import JobKeys, new_secret
 from farandole.control.messages import LIMIT_BYTES, Abort, Leave, Result, encode
 from farandole.errors import ControlError
 
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 KEYS = JobKeys.from_secret(new_secret())
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from farandole.control.output import TAIL_LINES, Pump, Sink, Source
 
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 
 
 class Recorder:

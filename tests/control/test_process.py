@@ -42,7 +42,7 @@ def stuck(request: pytest.FixtureRequest) -> Iterator[tuple[int, int]]:
 def test_the_stack_of_a_stuck_process(stuck: tuple[int, int]) -> None:
     pid, fd = stuck
     for _ in range(2):
-        text = process.dump_stack(pid, signal.SIGUSR1, fd)
+        text = process.dump_stack(pid, signal.SIGUSR1, fd, deadline_s=20.0, quiet_s=0.5)
         assert text.count("the_place_where_it_hangs") == 1
 
 

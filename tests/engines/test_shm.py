@@ -41,7 +41,7 @@ def _sum(engine: ShmEngine, count: int = 10) -> float:
 
 def _until_it_waits(engine: ShmEngine) -> None:
     """Return when a thread of this process is blocked in a collective."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while engine.statistics()["sleeps"] == 0:
         assert time.monotonic() < deadline, "nobody waits"
         os.sched_yield()

@@ -54,7 +54,7 @@ def test_a_killed_peer_is_noticed_at_once_and_named() -> None:
     assert isinstance(died, Died)
     assert died.code == -signal.SIGKILL
     for took, text in (first, last):
-        assert took < 0.2 + 0.5
+        assert took < 10  # of the 20 s after which a wait would end by itself
         assert text.startswith("EngineError: the connection to rank")
         assert "in process set 0 was lost" in text
 

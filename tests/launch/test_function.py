@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,7 +43,6 @@ def test_an_exception_is_raised_again_from_the_original_with_the_remote_tracebac
             raise KeyError("no such key")
         signal.pause()
 
-    begin = time.monotonic()
     with pytest.raises(
         RemoteError, match=r"rank 1 on .* raised KeyError: 'no such key'(.|\n)*in fails_on_one"
     ) as caught:
@@ -52,7 +50,6 @@ def test_an_exception_is_raised_again_from_the_original_with_the_remote_tracebac
     assert isinstance(caught.value.__cause__, KeyError)
     assert caught.value.__cause__.args == ("no such key",)
     assert "task.py" not in caught.value.traceback
-    assert time.monotonic() - begin < 10
     assert "[1]<stderr>:KeyError: 'no such key'" in capfd.readouterr().err
 
 
@@ -148,7 +145,7 @@ except KeyboardInterrupt:
         pids = [int(process.stdout.readline().split()[-1]) for _ in range(2)]
         process.send_signal(signal.SIGINT)
         assert process.stdout.read().strip() == "interrupted"
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
     for pid in pids:
         assert not os.path.exists(f"/proc/{pid}")
 

@@ -91,8 +91,8 @@ def test_closed_standard_streams_are_no_trouble(tmp_path: Path, closed: str) -> 
     line = f"'{sys.executable}' -m farandole run -np 2 bash -c 'echo hello; echo hello >&2; exit 3' {closed}"
     done = subprocess.run(["bash", "-c", line], cwd=tmp_path, timeout=DEADLINE_S, capture_output=True, check=False)
     assert done.returncode == 3
-    assert (b"[0]<stdout>:hello" in done.stdout) == (" >&-" not in f" {closed}")
-    assert (b"[0]<stderr>:hello" in done.stderr) == ("2>&-" not in closed)
+    assert (b"]<stdout>:hello" in done.stdout) == (" >&-" not in f" {closed}")
+    assert (b"]<stderr>:hello" in done.stderr) == ("2>&-" not in closed)
 
 
 def test_a_folder_that_cannot_be_made_is_said(job: StartJob, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import statistics
 import threading
 import time
 import traceback
@@ -130,7 +131,7 @@ def threads_may_wait_at_once(rank: int, size: int) -> None:
 def handles_finish_without_anybody_waiting(rank: int, size: int) -> None:
     do, x = NumpyCalls(), np.ones(1)
     handle = do.submit(do.reduction("polled", x))
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while not handle.done():
         assert time.monotonic() < deadline
     assert x[0] == size
@@ -168,13 +169,15 @@ def what_differs_raises_everywhere_and_the_next_works(rank: int, size: int) -> N
         ).wait(),
         "after dimension 0": lambda: do.allgather("t", np.ones((2, 3 + last))),
     }
+    took = []
     for aspect, ask in differing.items():
         begin = time.monotonic()
         with pytest.raises(MismatchError, match=aspect) as caught:
             ask()
-        assert time.monotonic() - begin < 1
+        took.append(time.monotonic() - begin)
         assert f"rank {size - 1}" in str(caught.value)
         scales_apply_before_and_after(rank, size)
+    assert statistics.median(took) < 1, took
 
 
 def a_name_may_change_its_meaning(rank: int, size: int) -> None:
@@ -309,7 +312,7 @@ def _program(member: Member) -> dict[str, str]:
 
 @functools.cache
 def _launch(size: int) -> list[dict[str, str]]:
-    return run_job(_program, size, environment={"FARANDOLE_STALL_SHUTDOWN_S": "8"})
+    return run_job(_program, size, environment={"FARANDOLE_STALL_SHUTDOWN_S": "30"})
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -30,7 +30,7 @@ def _connected(router: Router, secret: str) -> Link:
 
 def test_an_end_that_is_there_before_the_session_is_heard() -> None:
     secret = new_secret()
-    settings = Settings(stall_shutdown_s=1.0)
+    settings = Settings(stall_shutdown_s=20.0)
     with Router(JobKeys.from_secret(secret)) as router:
         for _ in range(10):
             link = _connected(router, secret)

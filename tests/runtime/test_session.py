@@ -7,7 +7,6 @@ import re
 import resource
 import socket
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -96,10 +95,8 @@ def test_nobody_at_the_controllers_address(monkeypatch: pytest.MonkeyPatch) -> N
     told = {OWN.rank: "1", OWN.size: "2", CONTROLLER: f"tcp://127.0.0.1:{free_port()}", KEY: new_secret()}
     for name, value in told.items():
         monkeypatch.setenv(name, value)
-    begin = time.monotonic()
     with pytest.raises(StartError, match=r"rank 1 on .* cannot join.*no controller answered"):
         init(start_timeout_s=0.5)
-    assert time.monotonic() - begin < 5
     os.close(_stack_descriptor())
 
 
@@ -185,10 +182,8 @@ def _failing_allocation(member: Member) -> str:
         else:
             with pytest.raises(AbortError, match=r"rank 1 on .*not this much"):
                 NumpyCalls().allgather("big", x)
-        begin = time.monotonic()
         with pytest.raises((AbortError, EngineError), match="not this much"):
             NumpyCalls().allreduce("next", x)
-        assert time.monotonic() - begin < 0.5
     finally:
         shutdown()
     init()
@@ -246,7 +241,7 @@ def _interrupted_with_an_order(member: Member) -> str:
 
 
 def test_an_interrupt_between_an_order_and_its_execution_is_told_to_all() -> None:
-    for text in run_job(_interrupted_with_an_order, 2, environment={"FARANDOLE_STALL_SHUTDOWN_S": "5"}):
+    for text in run_job(_interrupted_with_an_order, 2, environment={"FARANDOLE_STALL_SHUTDOWN_S": "30"}):
         assert "KeyboardInterrupt" in text
 
 

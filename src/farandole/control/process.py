@@ -196,7 +196,7 @@ def refusal(command: Sequence[str], error: OSError) -> tuple[int, str]:
     return NOT_EXECUTABLE, f"{name} cannot be started: {error}"
 
 
-def dump_stack(pid: int, number: int, fd: int, deadline_s: float = 2.0, quiet_s: float = 0.05) -> str:
+def dump_stack(pid: int, number: int, fd: int, deadline_s: float = 2.0, quiet_s: float = 0.1) -> str:
     """The text a process writes to its descriptor ``fd`` when signal ``number`` comes (see ``faulthandler.register``).
 
     Works while the process computes, waits or holds the GIL. Raises ``ControlError`` if nothing comes in time.

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 SLURM_HOST = "SLURMD_NODENAME"
 """Where Slurm tells a task what it calls its host."""
 
-SETTLE_S = 0.2
+SETTLE_S = 0.4
 """How long the news of a worker's death may wait for its last words to be read."""
 
 KILL_AGAIN_S = 0.2

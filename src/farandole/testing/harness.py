@@ -33,7 +33,7 @@ from farandole.control.message import Message
 from farandole.testing.rank import Job, outcome
 
 _TAIL_BYTES = 8000
-_EXIT_S = 30.0
+_EXIT_S = 60.0
 _START_S = 60.0
 
 Start: TypeAlias = Callable[[int, list[str], Mapping[str, str], IO[bytes]], Sequence["subprocess.Popen[Any]"]]
@@ -83,10 +83,10 @@ def run_ranks(
             else [_start(rank, directory, environment or {}) for rank in range(size)]
         )
         try:
-            payload = _pickle(program, args)
+            payload, until_s = _pickle(program, args), time.monotonic() + timeout_s
             for rank in ranks:
-                rank.send(msgspec.msgpack.encode(Job(rank.rank, size, timeout_s, payload, list(hosts))))
-            _Hub(ranks, time.monotonic() + timeout_s).serve()
+                rank.send(msgspec.msgpack.encode(Job(rank.rank, size, until_s, payload, list(hosts))))
+            _Hub(ranks, until_s).serve()
             return _results(ranks, may_die, timeout_s)
         finally:
             for rank in ranks:

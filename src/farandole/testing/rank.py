@@ -16,6 +16,7 @@ import pickle
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -66,7 +67,7 @@ class Job(msgspec.Struct, frozen=True):
 
     rank: int
     size: int
-    timeout_s: float
+    until_s: float
     program: bytes
     hosts: list[str]
 
@@ -93,7 +94,7 @@ def main() -> None:
     connection = _connect(*sys.argv[1:])
     job = msgspec.msgpack.decode(connection.recv_bytes(), type=Job)
     faulthandler.enable()
-    faulthandler.dump_traceback_later(max(0.5, job.timeout_s - 1.0))
+    faulthandler.dump_traceback_later(max(0.1, job.until_s - 1.0 - time.monotonic()))
     member = Member(job.rank, job.size, _Wire(connection).share, job.hosts)
     try:
         program, args = pickle.loads(job.program)  # noqa: S301 (from the parent, over an inherited socket)
