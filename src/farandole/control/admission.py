@@ -29,11 +29,7 @@ class Monitor:
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self._watched = socket
         self._socket = socket.get_monitor_socket(
-            zmq.EVENT_CONNECTED
-            | zmq.EVENT_ACCEPTED
-            | zmq.EVENT_HANDSHAKE_SUCCEEDED
-            | zmq.EVENT_DISCONNECTED
-            | HANDSHAKE_FAILED
+            zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | HANDSHAKE_FAILED
         )
         self._socket.poll(0)  # ZeroMQ signals the descriptor only to a reader that has once found nothing
         self.fd: int = self._socket.fileno()

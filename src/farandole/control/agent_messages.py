@@ -66,7 +66,7 @@ class StartWorkers(Message, frozen=True):
     """
 
     workers: list[WorkerSpec]
-    environment: dict[str, str] = {}
+    environment: dict[str, str] = msgspec.field(default_factory=dict)
     output_dir: str = ""
     timestamps: bool = False
     colour: bool = False

@@ -26,8 +26,8 @@ from farandole.control.channel import client_socket
 from farandole.control.keys import JobKeys
 from farandole.errors import ControlError
 
-SETTLE_S = 0.5
-"""How long the handshakes at other addresses may take once one has succeeded."""
+SETTLE_S = 2.0
+"""How long the other attempts may take once one has succeeded."""
 
 
 def first_answering(addresses: Sequence[str], keys: JobKeys, timeout_s: float) -> str:
@@ -35,11 +35,15 @@ def first_answering(addresses: Sequence[str], keys: JobKeys, timeout_s: float) -
 
     Raises ``ControlError`` with all that was tried if none answers within ``timeout_s`` or the key is refused.
     """
-    with contextlib.closing(_Attempts(keys)) as attempts:
+    attempts = _Attempts(keys)
+    try:
         for address in addresses:
             attempts.add(address)
         found = attempts.wait(timeout_s)
-        attempts.settle(SETTLE_S if found else 0.0)
+    except BaseException:
+        attempts.close()
+        raise
+    attempts.abandon()
     if found:
         return found
     tried = ", ".join(addresses)
@@ -57,7 +61,7 @@ class _Attempts:
         self._keys = keys
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._open: dict[int, tuple[str, zmq.Socket[bytes], Monitor]] = {}
-        self._halfway: set[int] = set()
+        self._undecided: set[int] = set()
         self._poll = select.poll()
         self._names = _Names()
         self._poll.register(self._names.fd, select.POLLIN)
@@ -84,13 +88,14 @@ class _Attempts:
                     return self._open[fd][0]
         return ""
 
-    def settle(self, timeout_s: float) -> None:
-        """Let handshakes that have begun come to their end: the controller takes a broken one for a stranger's."""
+    def abandon(self) -> None:
+        """Close them, but let handshakes that have begun come to their end: a broken one looks like a stranger's."""
         self._poll.unregister(self._names.fd)
-        deadline = time.monotonic() + timeout_s
-        while self._halfway and (left_s := deadline - time.monotonic()) > 0:
-            for fd, _ in self._poll.poll(left_s * 1000):
-                self._has_answered(fd)
+        self._names.close()
+        if self._undecided:
+            threading.Thread(target=self._settle, name="farandole-dial", daemon=True).start()
+        else:
+            self.close()
 
     def close(self) -> None:
         """Give up all attempts."""
@@ -100,22 +105,30 @@ class _Attempts:
         self._context.term()
         self._names.close()
 
+    def _settle(self) -> None:
+        deadline = time.monotonic() + SETTLE_S
+        while self._undecided and (left_s := deadline - time.monotonic()) > 0:
+            for fd, _ in self._poll.poll(left_s * 1000):
+                self._has_answered(fd)
+        self.close()
+
     def _connect(self, address: str) -> None:
         if any(address == known for known, _, _ in self._open.values()):
             return
         link = client_socket(self._context, self._keys, address)
         monitor = Monitor(link)
         self._open[monitor.fd] = address, link, monitor
+        self._undecided.add(monitor.fd)
         self._poll.register(monitor.fd, select.POLLIN)
         link.connect(address)
 
     def _has_answered(self, fd: int) -> bool:
         address, _, monitor = self._open[fd]
         events = [event for event, _ in monitor.drain()]
-        for event in events:
-            (self._halfway.add if event == zmq.EVENT_CONNECTED else self._halfway.discard)(fd)
         if any(event & HANDSHAKE_FAILED for event in events) and address not in self.refused:
             self.refused.append(address)
+        if any(event & (HANDSHAKE_FAILED | zmq.EVENT_HANDSHAKE_SUCCEEDED) for event in events):
+            self._undecided.discard(fd)
         return zmq.EVENT_HANDSHAKE_SUCCEEDED in events
 
 
@@ -142,8 +155,9 @@ class _Names:
     def close(self) -> None:
         """Threads that are still at it end by themselves."""
         with self._lock:
-            self._closed = True
-            os.close(self.fd)
+            if not self._closed:
+                self._closed = True
+                os.close(self.fd)
 
     def _resolve(self, name: str, port: int) -> None:
         try:

@@ -308,6 +308,16 @@ class Ready(Message, frozen=True):
 
 
 @final
+class Parts(Message, frozen=True):
+    """The parts, by rank, that ranks below me have in an ``Exchange`` among ``ranks``."""
+
+    generation: int
+    key: str
+    ranks: list[int]
+    parts: list[tuple[int, bytes]]
+
+
+@final
 class Letter(msgspec.Struct, frozen=True, array_like=True):
     """A message from, or for, one worker's socket below the relay, as it was encoded."""
 
@@ -350,7 +360,8 @@ class Multicast(Message, frozen=True):
 
 Any: TypeAlias = (
     Hello | Exchange | Submit | Leave | Blocked | Progress | SetTimeline | TimelineSet | Result | FetchTask
-    | Welcome | Refuse | Exchanged | Orders | Resend | Abort | Ask | Task | Ready | Letters | Begin | Multicast
+    | Welcome | Refuse | Exchanged | Orders | Resend | Abort | Ask | Task
+    | Ready | Parts | Letters | Begin | Multicast
     | AgentHello | Branch | Severed | Alive | StartWorkers | Started | Watch | Exited | StopWorkers | DumpStack | Stack
     | Goodbye | Output | Written
 )  # fmt: skip

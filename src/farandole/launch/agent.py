@@ -38,6 +38,10 @@ if TYPE_CHECKING:
 SLURM_HOST = "SLURMD_NODENAME"
 """Where Slurm tells a task what it calls its host."""
 
+SSH_SESSION = ("SSH_CLIENT", "SSH_CONNECTION", "SSH2_CLIENT")
+"""Variables of the session that started the agent. A bash that finds them reads the user's start-up files, and prints
+what these print."""
+
 SETTLE_S = 0.4
 """How long the news of a worker's death may wait for its last words to be read."""
 
@@ -194,6 +198,8 @@ class Agent:
 
     def _obey(self, message: object) -> None:
         if isinstance(message, StartWorkers) and self._screens is None and self._link is not None:
+            for name in SSH_SESSION:
+                os.environ.pop(name, None)
             self._begin(message, Screens.remote(self._link.send))
             self._report_start()
             self._reap()
