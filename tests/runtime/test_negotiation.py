@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from farandole.collective import DType, Kind, ReduceOp
 from farandole.control.messages import Entry, Order, Orders, Signature, decode, encode
 from farandole.runtime.negotiation import CROSSED_AFTER_S, Delivery, Negotiation
+from farandole.runtime.rank_set import RankSet
 
 F32 = int(DType.FLOAT32)
 
@@ -21,11 +22,12 @@ def allreduce(shape: Sequence[int] = (3,), dtype: int = F32, **more: Any) -> Sig
 
 
 def say(negotiation: Negotiation, rank: int, signature: Signature, name: str = "x", process_set: int = 0) -> None:
-    assert negotiation.submit(rank, [Entry(process_set, name, signature=signature)], now=0.0) == {}
+    assert not negotiation.submit(RankSet.of([rank]), Entry(process_set, name, signature=signature), now=0.0)
 
 
-def say_number(negotiation: Negotiation, rank: int, number: int, name: str = "x") -> dict[int, list[str]]:
-    return negotiation.submit(rank, [Entry(0, name, number)], now=0.0)
+def say_number(negotiation: Negotiation, rank: int, number: int, name: str = "x", process_set: int = 0) -> bool:
+    """False if it must be said again in full."""
+    return not negotiation.submit(RankSet.of([rank]), Entry(process_set, name, number), now=0.0)
 
 
 def only(negotiation: Negotiation) -> Delivery:
@@ -253,12 +255,12 @@ def test_a_forgotten_number_is_asked_for_again_and_a_new_meaning_gets_a_new_numb
     all_say(negotiation, BASE)
     (number,) = all_say(negotiation, BASE).cached
     all_say(negotiation, BASE, "other")
-    assert say_number(negotiation, 0, number) == {0: ["x"]}
+    assert not say_number(negotiation, 0, number)
     assert negotiation.statistics()["cache_lines"] == 1
     all_say(negotiation, BASE)
     (second,) = all_say(negotiation, BASE).cached
     all_say(negotiation, allreduce((4,)))
-    assert say_number(negotiation, 0, second) == {0: ["x"]}
+    assert not say_number(negotiation, 0, second)
     (third,) = all_say(negotiation, allreduce((4,))).cached
     assert len({number, second, third}) == 3
 
@@ -267,8 +269,8 @@ def test_a_number_under_another_name_is_forgotten_too() -> None:
     negotiation = Negotiation(["a"] * 2, cache_capacity=8)
     all_say(negotiation, BASE)
     (number,) = all_say(negotiation, BASE).cached
-    assert say_number(negotiation, 0, number, "y") == {0: ["y"]}
-    assert negotiation.submit(0, [Entry(5, "x", number)], now=0.0) == {5: ["x"]}
+    assert not say_number(negotiation, 0, number, "y")
+    assert not say_number(negotiation, 0, number, process_set=5)
 
 
 def test_a_line_forgotten_while_a_rank_is_missing_does_not_confuse_the_numbers() -> None:
@@ -278,7 +280,7 @@ def test_a_line_forgotten_while_a_rank_is_missing_does_not_confuse_the_numbers()
     say_number(negotiation, 0, number)
     say(negotiation, 0, BASE, "evicts", process_set=1)
     only(negotiation)
-    assert say_number(negotiation, 1, number) == {0: ["x"]}
+    assert not say_number(negotiation, 1, number)
     say(negotiation, 1, BASE)
     order = only(negotiation).order
     assert (order.error, order.cached) == ("", [-1])
@@ -298,8 +300,8 @@ def test_what_is_ready_together_and_alike_travels_together_up_to_the_threshold()
     entries = [Entry(0, name, signature=BASE) for name in "abc"]
     entries.insert(1, Entry(0, "other dtype", signature=allreduce(dtype=DType.FLOAT64)))
     entries.append(Entry(0, "adasum", signature=allreduce(op=ReduceOp.ADASUM)))
-    for rank in (0, 1):
-        negotiation.submit(rank, entries, 0.0)
+    for entry in entries:
+        negotiation.submit(RankSet.of([0, 1]), entry, 0.0)
     assert [d.order.names for d in negotiation.decide(0.0)] == [["a", "b"], ["other dtype"], ["c"], ["adasum"]]
 
 
@@ -307,8 +309,8 @@ def test_a_group_is_never_split() -> None:
     negotiation = Negotiation(["a"] * 2, fusion_threshold_bytes=24)
     group = Signature(Kind.ALLREDUCE, [F32] * 3, [[3]] * 3)
     entries = [Entry(0, "a", signature=BASE), Entry(0, "group", signature=group)]
-    for rank in (0, 1):
-        negotiation.submit(rank, entries, 0.0)
+    for entry in entries:
+        negotiation.submit(RankSet.of([0, 1]), entry, 0.0)
     assert [(d.order.names, d.order.signatures) for d in negotiation.decide(0.0)] == [
         (["a"], [BASE]),
         (["group"], [group]),
@@ -321,7 +323,7 @@ def test_a_group_is_never_split() -> None:
 def test_who_waits_for_whom_and_what_they_did_last() -> None:
     negotiation = Negotiation(["a"] * 3)
     all_say(negotiation, BASE, "allreduce.loss", (0, 1, 2))
-    negotiation.submit(1, [Entry(0, "allreduce.acc", signature=BASE)], now=7.0)
+    negotiation.submit(RankSet.of([1]), Entry(0, "allreduce.acc", signature=BASE), now=7.0)
     (waiting,) = negotiation.waiting()
     assert waiting == ((0, "allreduce.acc", 7.0), "allreduce 'acc'", 7.0, (1,), (0, 2), 0.0)
     assert negotiation.last(0) == "allreduce 'loss'"
@@ -357,16 +359,20 @@ names = st.sampled_from(["x", "y", "join", "", "é" * 500])
 entries = st.builds(Entry, st.integers(-1, 3), names, st.integers(-2, 3), st.none() | signatures)
 
 
-@given(st.lists(st.tuples(st.integers(0, 2), st.lists(entries, max_size=4)), max_size=12), st.integers(0, 3))
-def test_nothing_a_peer_says_can_raise(messages: list[tuple[int, list[Entry]]], leaver: int) -> None:
+peers = st.sets(st.integers(0, 2)).map(RankSet.of)
+
+
+@given(st.lists(st.tuples(peers, st.lists(entries, max_size=4)), max_size=12), st.integers(0, 3))
+def test_nothing_a_peer_says_can_raise(messages: list[tuple[RankSet, list[Entry]]], leaver: int) -> None:
     negotiation = Negotiation(["a"] * 3, [[0, 1]], fusion_threshold_bytes=64, cache_capacity=2)
-    for now, (rank, said) in enumerate(messages):
+    for now, (ranks, said) in enumerate(messages):
         if now == 6 and leaver < 3:
             negotiation.leave(leaver, "it left")
-        negotiation.submit(rank, said, float(now))
+        for entry in said:
+            negotiation.submit(ranks, entry, float(now))
         negotiation.expire(float(now))
-        for ranks, order in negotiation.decide(float(now)):
-            assert set(ranks) <= {0, 1, 2}
+        for told, order in negotiation.decide(float(now)):
+            assert set(told) <= {0, 1, 2}
             assert order.kind in list(Kind)
             decode(encode(Orders(1, [order])))
     assert len(list(negotiation.waiting())) == negotiation.statistics()["pending"]

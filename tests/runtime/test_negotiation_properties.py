@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from farandole.control.messages import Orders, decode, encode
 from farandole.runtime.negotiation import Negotiation
+from farandole.runtime.rank_set import RankSet
 from tests.runtime.programs import Job, Move, Simulation, jobs, model
 
 
@@ -30,8 +31,9 @@ class Flat(Simulation):
             yield self.decide
 
     def arrive(self, r: int) -> None:
-        for process_set, names in self.negotiation.submit(r, self.out[r].pop(0), now=0.0).items():
-            self.inbox[r] += [(process_set, name) for name in names]
+        for entry in self.out[r].pop(0):
+            if self.negotiation.submit(RankSet.of([r]), entry, now=0.0):
+                self.inbox[r].append((entry.process_set, entry.name))
 
     def leave(self, r: int) -> None:
         while self.out[r]:

@@ -39,9 +39,9 @@ from farandole.control.keys import JobKeys
 from farandole.runtime.agent_link import AgentLink
 from farandole.runtime.relay import Relay
 
-address, secret, host = sys.stdin.readline().split()
+address, secret, host, hold_s = sys.stdin.readline().split()
 keys = JobKeys.from_secret(secret)
-relay = Relay(keys, host, silence_s=0.0)
+relay = Relay(keys, host, silence_s=0.0, hold_s=float(hold_s))
 print(relay.address, flush=True)
 link = AgentLink(address, keys, host, silence_s=0.0, relay=relay)
 poll = select.poll()
@@ -71,7 +71,7 @@ class Host:
         )
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.process.stdin.write(f"{address} {secret} {name}\n")
+        self.process.stdin.write(f"{address} {secret} {name} {DEADLINE_S}\n")
         self.process.stdin.flush()
         self.address = self.process.stdout.readline().strip()
 

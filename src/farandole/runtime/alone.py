@@ -17,6 +17,7 @@ from farandole.runtime.call import Outcome
 from farandole.runtime.failure import Failure
 from farandole.runtime.negotiated import Performer
 from farandole.runtime.negotiation import Negotiation
+from farandole.runtime.rank_set import RankSet
 
 
 @final
@@ -55,7 +56,7 @@ class LoneLane:
         with self._one_at_a_time:
             if self._ended is not None:
                 raise self._ended.fresh()
-            self._negotiation.submit(0, [ask.entry()], now=0.0)
+            self._negotiation.submit(RankSet.of([0]), ask.entry(), now=0.0)
             [delivery] = self._negotiation.decide(now=0.0)
             order = delivery.order
             if order.error:

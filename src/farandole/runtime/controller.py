@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, final
 
@@ -27,12 +27,14 @@ from farandole.control.messages import (
     Abort,
     Ask,
     Blocked,
+    Entry,
     Exchange,
     FetchTask,
     Hello,
     Leave,
     Letters,
     Orders,
+    Parts,
     Progress,
     Ready,
     Refuse,
@@ -43,10 +45,8 @@ from farandole.control.messages import (
     Task,
     TimelineSet,
     Welcome,
-    decode,
 )
 from farandole.engines.choose import choose
-from farandole.errors import ControlError
 from farandole.runtime.downlink import CONTROL, ORDERS, Downlink, Send
 from farandole.runtime.formation import Formation, Formed, Refused
 from farandole.runtime.generation import Generation
@@ -64,15 +64,13 @@ FAREWELL_S = 0.1
 RELAYED = 10
 """How much longer that is where it comes through relays, each of which may be busy."""
 
-RequestStack = Callable[[Hello], object]
-
 
 @final
 class Controller:
     """One per job; one thread. Peers are workers and, in jobs that are too large for that, relays."""
 
     def __init__(self, send: Send, settings: Settings, expected: int, clock: Callable[[], float]) -> None:
-        self.request_stack: RequestStack = lambda _: None
+        self.request_stack: Callable[[Hello], object] = lambda _: None
         """Have the Python stacks of a worker, by its ``Hello``, brought to ``stack_arrived``."""
         self.report: Callable[[str], object] = logger.warning
         """Show a text to people."""
@@ -99,6 +97,7 @@ class Controller:
             Letters: self._on_letters,
             Hello: self._on_hello,
             Exchange: self._on_exchange,
+            Parts: self._on_parts,
             Leave: self._on_leave,
             Blocked: self._on_blocked,
             Progress: self._on_progress,
@@ -205,45 +204,38 @@ class Controller:
         if found is None:
             return
         generation, rank = found
-        now = self._clock()
-        forgotten = generation.negotiation.submit(rank, message.entries, now)
-        for process_set, names in forgotten.items():
-            self._tell(RankSet.of([rank]), ORDERS, Resend(generation.number, process_set, names))
-        if generation.stall.deadline_s is None:
-            generation.stall.expect(now)
+        self._submit(generation, [(RankSet.of([rank]), entry) for entry in message.entries])
 
     def _on_ready(self, identity: bytes, message: Ready) -> None:
-        """A relay speaks for those below it."""
-        generation, branch = self._generation, self._downlink.branches.get(identity)
-        if (
-            generation is None
-            or generation.over is not None
-            or branch is None
-            or message.generation != generation.number
-        ):
-            self._rejected["messages of another generation"] += 1
-            return
+        generation = self._generation_of(identity, message.generation)
+        if generation is not None:
+            present = self._downlink.branches[identity] & generation.present()
+            members, shares = self._downlink.members, message.shares
+            self._submit(generation, [(members(s.entry.process_set, s.ranks) & present, s.entry) for s in shares])
+
+    def _submit(self, generation: Generation, said: Sequence[tuple[RankSet, Entry]]) -> None:
         now = self._clock()
-        for share in message.shares:
-            entry = share.entry
-            ranks = self._downlink.members(entry.process_set, share.ranks) & branch & generation.present()
-            if forgotten := generation.negotiation.take(ranks, entry, now):
+        for ranks, entry in said:
+            if forgotten := generation.negotiation.submit(ranks, entry, now):
                 self._tell(forgotten, ORDERS, Resend(generation.number, entry.process_set, [entry.name]))
         if generation.stall.deadline_s is None:
             generation.stall.expect(now)
 
+    def _generation_of(self, relay: bytes, number: int) -> Generation | None:
+        """What a relay's message counts for."""
+        generation = self._generation
+        if not generation or generation.over or number != generation.number or relay not in self._downlink.branches:
+            self._rejected["messages of another generation"] += 1
+            return None
+        return generation
+
     def _on_letters(self, identity: bytes, message: Letters) -> None:
         """A relay passes on what workers below it have sent."""
-        for letter in message.letters:
-            self._downlink.learn(letter.identity, via=identity)
-            try:
-                inner = decode(letter.frame)
-            except ControlError:
-                inner = message
-            if isinstance(inner, Letters | Ready):
+        for sender, inner in self._downlink.opened(identity, message):
+            if inner is None or isinstance(inner, Letters | Ready | Parts):
                 self._rejected["letters that are not from workers"] += 1
             else:
-                self._take(letter.identity, inner)
+                self._take(sender, inner)
 
     def _on_hello(self, identity: bytes, hello: Hello) -> None:
         now = self._clock()
@@ -261,12 +253,21 @@ class Controller:
         if found is None:
             return
         generation, rank = found
-        complete = generation.exchange(rank, message)
+        self._gather(generation, message.key, tuple(message.ranks), {rank: message.payload})
+
+    def _on_parts(self, identity: bytes, message: Parts) -> None:
+        generation = self._generation_of(identity, message.generation)
+        if generation is not None:
+            present = self._downlink.branches[identity] & generation.present()
+            parts = {rank: payload for rank, payload in message.parts if rank in present}
+            self._gather(generation, message.key, tuple(message.ranks), parts)
+
+    def _gather(self, generation: Generation, key: str, ranks: tuple[int, ...], parts: Mapping[int, bytes]) -> None:
+        complete = generation.exchange(key, ranks, parts)
         if complete is None:
             self._stop_waiting(generation)
         else:
-            ranks, exchanged = complete
-            self._tell(RankSet.of(ranks), CONTROL, exchanged)
+            self._tell(RankSet.of(ranks), CONTROL, complete)
 
     def _on_leave(self, identity: bytes, message: Leave) -> None:
         found = self._find(identity, message.generation)

@@ -10,14 +10,15 @@ The controller has one and so has every relay: each sends to its own children an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeAlias, final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias, final
 
 import msgspec
 
 from farandole.collective import Kind
 from farandole.control.message import Message
-from farandole.control.messages import Begin, Letter, Letters, Multicast, Order, Welcome, encode
+from farandole.control.messages import Begin, Letter, Letters, Multicast, Order, Welcome, decode, encode
+from farandole.errors import ControlError
 from farandole.runtime.process_groups import GLOBAL
 from farandole.runtime.rank_set import RankSet
 
@@ -52,6 +53,15 @@ class Downlink:
     def learn(self, identity: bytes, via: bytes) -> None:
         """A message of this socket has come from the child ``via``."""
         self._via[identity] = via
+
+    def opened(self, via: bytes, letters: Letters) -> Iterator[tuple[bytes, Any]]:
+        """What the child ``via`` passes on, with the socket each came from; ``None`` for what is no message."""
+        for letter in letters.letters:
+            self.learn(letter.identity, via)
+            try:
+                yield letter.identity, decode(letter.frame)
+            except ControlError:
+                yield letter.identity, None
 
     def begin(
         self, welcome: Welcome, process_sets: Sequence[Sequence[int]], members: Sequence[tuple[int, bytes]]

@@ -10,10 +10,10 @@ The controller holds the current one and turns what it says into messages.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import NamedTuple, final
 
-from farandole.control.messages import Abort, Exchange, Exchanged
+from farandole.control.messages import Abort, Exchanged
 from farandole.runtime.formation import Formed, Roster
 from farandole.runtime.negotiation import Negotiation
 from farandole.runtime.rank_set import RankSet
@@ -121,18 +121,19 @@ class Generation:
         """Why these ranks cannot meet, or "" if they can."""
         return list_some([reason for rank, reason in self._away.items() if rank in ranks], "; ")
 
-    def exchange(self, rank: int, message: Exchange) -> tuple[tuple[int, ...], Exchanged] | None:
-        """A part of an all-gather has come; the ranks it is for and all parts, once they are there."""
-        ranks = tuple(message.ranks)
-        if rank not in ranks or len(set(ranks)) != len(ranks) or not all(0 <= r < len(self.members) for r in ranks):
+    def exchange(self, key: str, ranks: tuple[int, ...], parts: Mapping[int, bytes]) -> Exchanged | None:
+        """Parts of an all-gather among ``ranks`` have come, by rank; all of them, once they are there."""
+        members = set(ranks)
+        possible = len(members) == len(ranks) and all(0 <= rank < len(self.members) for rank in ranks)
+        if not possible or not members.issuperset(parts):
             self.rejected["exchanges among impossible ranks"] += 1
             return None
-        parts = self._exchanges.setdefault((message.key, ranks), {})
-        parts[rank] = message.payload
-        if len(parts) < len(ranks):
+        came = self._exchanges.setdefault((key, ranks), {})
+        came.update(parts)
+        if len(came) < len(ranks):
             return None
-        del self._exchanges[message.key, ranks]
-        return ranks, Exchanged(self.number, message.key, [parts[r] for r in ranks])
+        del self._exchanges[key, ranks]
+        return Exchanged(self.number, key, [came[rank] for rank in ranks])
 
     def exchange_without(self) -> str:
         """Why an exchange in progress can never be complete, or ""."""

@@ -3,10 +3,10 @@
     >>> from farandole.collective import DType
     >>> negotiation = Negotiation(["a", "a"])
     >>> entry = Entry(0, "loss", signature=Signature(Kind.ALLREDUCE, [DType.FLOAT32], [[3]]))
-    >>> negotiation.submit(0, [entry], now=0.0), negotiation.undecided
-    ({}, False)
-    >>> negotiation.submit(1, [entry], now=0.1), negotiation.undecided
-    ({}, True)
+    >>> negotiation.submit(RankSet.of([0]), entry, now=0.0), negotiation.undecided
+    (RankSet(), False)
+    >>> negotiation.submit(RankSet.of([1]), entry, now=0.1), negotiation.undecided
+    (RankSet(), True)
     >>> [(delivery.ranks, delivery.order.names) for delivery in negotiation.decide(now=0.1)]
     [(RankSet(0-1), ['loss'])]
 
@@ -92,15 +92,7 @@ class Negotiation:
 
     # -- taking in ----------------------------------------------------------------------------------------------------
 
-    def submit(self, rank: int, entries: Sequence[Entry], now: float) -> dict[int, list[str]]:
-        """``rank`` is ready for these; returns the names it must submit again in full, by process set."""
-        forgotten: dict[int, list[str]] = {}
-        for entry in entries:
-            if self.take(RankSet.of([rank]), entry, now):
-                forgotten.setdefault(entry.process_set, []).append(entry.name)
-        return forgotten
-
-    def take(self, ranks: RankSet, entry: Entry, now: float) -> RankSet:
+    def submit(self, ranks: RankSet, entry: Entry, now: float) -> RankSet:
         """These ranks are ready for ``entry``; returns those that must submit it again in full."""
         key = (entry.process_set, entry.name)
         if entry.cached >= 0:

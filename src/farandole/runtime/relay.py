@@ -28,6 +28,7 @@ from farandole.control.dial import first_answering
 from farandole.control.keys import JobKeys
 from farandole.control.message import Message
 from farandole.errors import ControlError
+from farandole.runtime.combining import HOLD_S
 from farandole.runtime.relaying import Relaying
 
 DIAL_S = 30.0
@@ -38,7 +39,7 @@ DIAL_S = 30.0
 class Relay:
     """Listens from the beginning; what is to go up before the parent has answered is kept until then."""
 
-    def __init__(self, keys: JobKeys, host: str, silence_s: float, interface: str = "") -> None:
+    def __init__(self, keys: JobKeys, host: str, silence_s: float, interface: str = "", hold_s: float = HOLD_S) -> None:
         self.lost = ""
         """Why there is no parent any more."""
         self._keys, self._host, self._silence_s = keys, host, silence_s
@@ -48,7 +49,7 @@ class Relay:
         """Where workers of this host reach it."""
         self.addresses = own_endpoints(self._router.address, interface)
         """Where relays of other hosts may reach it."""
-        self._relaying = Relaying(self._router.send, self._send_up, time.monotonic)
+        self._relaying = Relaying(self._router.send, self._send_up, time.monotonic, hold_s)
         self._parent: Dealer | None = None
         self._parent_host = ""
         self._kept: list[Message] = []

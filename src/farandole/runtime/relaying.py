@@ -19,11 +19,13 @@ from farandole.control.message import Message
 from farandole.control.messages import (
     Abort,
     Begin,
+    Exchange,
     Hello,
     Letter,
     Letters,
     Multicast,
     Orders,
+    Parts,
     Ready,
     Refuse,
     Resend,
@@ -31,8 +33,9 @@ from farandole.control.messages import (
     decode,
     encode,
 )
-from farandole.runtime.combining import Combining
+from farandole.runtime.combining import HOLD_S, Combining
 from farandole.runtime.downlink import CONTROL, ORDERS, Downlink, Send
+from farandole.runtime.gathering import Gathering
 from farandole.runtime.process_groups import GLOBAL
 from farandole.runtime.rank_set import RankSet
 
@@ -41,10 +44,13 @@ from farandole.runtime.rank_set import RankSet
 class Relaying:
     """One per relay; one thread. Nothing that comes from below can raise here."""
 
-    def __init__(self, send: Send, up: Callable[[Message], object], clock: Callable[[], float]) -> None:
+    def __init__(
+        self, send: Send, up: Callable[[Message], object], clock: Callable[[], float], hold_s: float = HOLD_S
+    ) -> None:
         self._counts: Counter[str] = Counter()
         self._downlink = Downlink(send)
-        self._combining = Combining(self._downlink)
+        self._combining = Combining(self._downlink, hold_s)
+        self._gathering = Gathering(self._downlink, hold_s)
         self._up, self._clock = up, clock
         self._letters: list[Letter] = []
         self._hopeful: set[bytes] = set()
@@ -53,27 +59,27 @@ class Relaying:
     @property
     def deadline_s(self) -> float | None:
         """When ``flush`` has something to do although nothing came."""
-        return self._combining.deadline_s
+        moments = [self._combining.deadline_s, self._gathering.deadline_s]
+        return min((moment for moment in moments if moment is not None), default=None)
 
     @property
     def pending(self) -> bool:
         """True if ``flush`` has something to send now."""
-        return bool(self._letters) or self._combining.pending
+        return bool(self._letters) or self._combining.pending or self._gathering.pending
 
     def from_below(self, identity: bytes, message: Message) -> None:
         """A worker of this host, or a child, has sent this."""
         self._counts["from_below"] += 1
         if isinstance(message, Ready):
             self._take_shares(identity, message)
+        elif isinstance(message, Parts):
+            if self._is_current(message.generation):
+                self._gathering.submit(message.key, tuple(message.ranks), dict(message.parts), self._clock())
         elif isinstance(message, Letters):
             for letter in message.letters:
                 self._downlink.learn(letter.identity, via=identity)
             self._letters += message.letters
-        elif isinstance(message, Submit) and self._is_current(message.generation) and self._rank(identity) is not None:
-            ranks, now = RankSet.of([self._downlink.direct[identity[:-1]]]), self._clock()
-            for entry in message.entries:
-                self._combining.submit(ranks, entry, now)
-        else:
+        elif not self._combine(self._downlink.direct.get(identity[:-1]), message):
             if isinstance(message, Hello):
                 self._hopeful.add(identity[:-1])
             self._letters.append(Letter(identity, encode(message)))
@@ -84,7 +90,7 @@ class Relaying:
         if isinstance(message, Begin):
             self._over = False
             self._hopeful.difference_update(uid for _, uid in message.members)
-            self._combining.begin()
+            self._forget()
             self._downlink.begin(message.welcome, message.process_sets, message.members)
         elif isinstance(message, Multicast) and message.generation == self._downlink.generation:
             inner = decode(message.frame)
@@ -97,6 +103,8 @@ class Relaying:
         """Send up what is to go."""
         if shares := self._combining.take(self._clock()):
             self._say(Ready(self._downlink.generation, shares))
+        for parts in self._gathering.take(self._clock()):
+            self._say(parts)
         if self._letters:
             self._say(Letters(self._letters))
             self._letters = []
@@ -115,6 +123,20 @@ class Relaying:
         """Messages that came from, and went to, workers and children; the same for the parent."""
         names = ("from_below", "from_above", "to_above")
         return {**{name: self._counts[name] for name in names}, "to_below": self._downlink.sent}
+
+    def _combine(self, rank: int | None, message: Message) -> bool:
+        """Let what a worker has said wait for others; False for what goes up by itself."""
+        if rank is None or not isinstance(message, Submit | Exchange) or not self._is_current(message.generation):
+            return False
+        now = self._clock()
+        if isinstance(message, Submit):
+            for entry in message.entries:
+                self._combining.submit(RankSet.of([rank]), entry, now)
+            return True
+        if not self._gathering.accepts(message.ranks):
+            return False
+        self._gathering.submit(message.key, tuple(message.ranks), {rank: message.payload}, now)
+        return True
 
     def _take_shares(self, child: bytes, message: Ready) -> None:
         branch = self._downlink.branches.get(child)
@@ -140,13 +162,14 @@ class Relaying:
 
     def _end(self) -> None:
         self._over = True
+        self._forget()
+
+    def _forget(self) -> None:
         self._combining.begin()
+        self._gathering.begin()
 
     def _is_current(self, generation: int) -> bool:
         return 0 < generation == self._downlink.generation and not self._over
-
-    def _rank(self, identity: bytes) -> int | None:
-        return self._downlink.direct.get(identity[:-1])
 
     def _say(self, message: Message) -> None:
         self._counts["to_above"] += 1
