@@ -103,16 +103,16 @@ class Mpi(Environment):
 
     def share(self, contact: Contact | None, meeting: Meeting) -> Contact:
         """By a broadcast in MPI's world; by a file if that cannot be, or if only some of its processes meet."""
-        library, trouble = self._world() if not meeting.label else (None, "only some of the processes meet")
+        library, trouble = self._world(meeting)
         if library is not None:
-            world = library.initialise().COMM_WORLD
+            world = library.initialise(meeting.timeout_s).COMM_WORLD
             self._heard = self._heard or broadcast(world, contact, meeting.timeout_s)
             return self._heard
         file = self.file(meeting)
         if file is None:
             raise StartError(
-                f"{self._dialect.name} started this process, but {trouble}, and it gives its jobs no name by which the "
-                "processes could find each other. Install mpi4py for this MPI, or give them one secret: "
+                f"{self._dialect.name} started this job, but {trouble}, and it gives its jobs no name by which the "
+                "processes could find each other otherwise. Give them one secret: "
                 "export FARANDOLE_KEY=$(python -c 'import secrets; print(secrets.token_hex(32))')"
             )
         if contact is not None:
@@ -125,8 +125,10 @@ class Mpi(Environment):
         assert dialect is not None
         return dialect
 
-    def _world(self) -> tuple[MpiLibrary | None, str]:
+    def _world(self, meeting: Meeting) -> tuple[MpiLibrary | None, str]:
         """The library, if its world is this job; otherwise what keeps it from being that."""
+        if meeting.label:
+            return None, "only some of its processes meet"
         try:
             library = load()
         except UnsupportedError as error:
@@ -134,7 +136,7 @@ class Mpi(Environment):
         started_by = f"{self._dialect.name} started {self.size} processes"
         if (OPEN_MPI in library.version) != (self._dialect.library == OPEN_MPI):
             return None, self._complain(f"mpi4py loads another MPI than that of the launcher ({library.version})")
-        size = library.initialise().COMM_WORLD.size
+        size = library.initialise(meeting.timeout_s).COMM_WORLD.size
         if size != self.size:
             return None, self._complain(f"{started_by} and the MPI that mpi4py loads ({library.version}) sees {size}")
         return library, ""
@@ -203,8 +205,8 @@ def broadcast(comm: Any, contact: Contact | None, timeout_s: float) -> Contact:
     while not request.Test():
         if time.monotonic() > deadline:
             raise StartError(
-                f"rank {comm.rank} waited {timeout_s:g} s in MPI's broadcast for rank 0 to say where it is: has every "
-                f"one of the {comm.size} ranks called init()? If some need longer: --start-timeout "
+                f"rank {comm.rank} waited {timeout_s:.3g} s in MPI's broadcast for rank 0 to say where it is: has "
+                f"every one of the {comm.size} ranks called init()? If some need longer: --start-timeout "
                 "(FARANDOLE_START_TIMEOUT_S)"
             )
         time.sleep(PAUSE_S)

@@ -11,51 +11,71 @@ for before it is initialised.
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import functools
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any, final
 
 from farandole.errors import UnsupportedError
 
+STDERR = 2
 FINALIZE_S = 5
 """How long ``MPI_Finalize`` may take where a peer is lost and it is not ours to leave out."""
 
 
 @final
 class MpiLibrary:
-    """One per process. ``ours`` if nobody else has loaded it before."""
+    """One per process."""
 
-    def __init__(self, mpi: Any, ours: bool) -> None:
-        self._mpi, self._ours = mpi, ours
-        self.doubts: list[Callable[[], bool]] = []
-        """Asked at the end of the process; one that says True knows of a peer that will not finalise, too."""
+    def __init__(self, mpi: Any) -> None:
+        self.mpi = mpi
+        self.doubts: dict[str, Callable[[], bool]] = {}
+        """Asked at the end of the process, by who has them; one that says True fears that a peer is lost."""
+        self._ours = not mpi.Is_initialized()
+        self._lock = threading.Lock()
 
     @property
     def version(self) -> str:
         """What the library says of itself, in one line."""
-        return str(self._mpi.Get_library_version()).partition("\n")[0].partition(",")[0].strip("\0 ")
+        return str(self.mpi.Get_library_version()).partition("\n")[0].partition(",")[0].strip("\0 ")
 
-    def initialise(self) -> Any:
-        """The module ``mpi4py.MPI``, ready for use."""
-        if not self._mpi.Is_initialized():
-            self._mpi.Init_thread()
-        return self._mpi
+    def initialise(self, timeout_s: float | None = None) -> Any:
+        """The module ``mpi4py.MPI``, ready for use. The first call is collective among all that MPI has started.
+
+        It knows no time limit, and mpi4py keeps the interpreter to itself meanwhile; so all that can be done where
+        these do not come within ``timeout_s`` is to end the process, and show on standard error where it has waited.
+        """
+        with self._lock:
+            if not self.mpi.Is_initialized():
+                if timeout_s is not None:
+                    faulthandler.dump_traceback_later(timeout_s, exit=True, file=STDERR)
+                self.mpi.Init_thread(self.mpi.THREAD_MULTIPLE)
+                faulthandler.cancel_dump_traceback_later()
+        return self.mpi
 
     def leave(self) -> None:
-        """At the end of the process: ``MPI_Finalize`` waits for all peers, so it is left out where one is lost.
+        """At the end of the process: ``MPI_Finalize`` waits for all peers, so it is left out where one may be lost.
 
-        Whoever started the job then sees a process that ended without it, and ends the others.
+        Whoever started the job then sees a process that ended without it, and ends the others. What is unfinished
+        does not matter: neither MPICH nor Open MPI waits for sends that nobody receives.
         """
-        if not self._mpi.Is_initialized() or self._mpi.Is_finalized():
+        if not self.mpi.Is_initialized() or self.mpi.Is_finalized():
             return
-        healthy = not hasattr(sys, "last_value") and not any(doubt() for doubt in self.doubts)
+        healthy = not hasattr(sys, "last_value") and not any(doubt() for doubt in self.doubts.values())
         if self._ours and healthy:
-            self._mpi.Finalize()
+            self.mpi.Finalize()
         elif not self._ours and not healthy:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.alarm(FINALIZE_S)  # mpi4py finalises after this, and nothing of Python's would end it
+
+
+def heed(doubt: Callable[[], bool]) -> None:
+    """Ask ``doubt`` of the newest generation at the end of the process, if that uses MPI."""
+    if load.cache_info().currsize:
+        load().doubts["generation"] = doubt
 
 
 @functools.cache
@@ -64,12 +84,11 @@ def load() -> MpiLibrary:
     try:
         import mpi4py
 
-        ours = "mpi4py.MPI" not in sys.modules
-        if ours:
+        if "mpi4py.MPI" not in sys.modules:
             mpi4py.rc.initialize = mpi4py.rc.finalize = False
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise UnsupportedError(f"mpi4py cannot load an MPI library: {str(error).partition(chr(10))[0]}") from error
-    library = MpiLibrary(MPI, ours)
+    library = MpiLibrary(MPI)
     atexit.register(library.leave)
     return library

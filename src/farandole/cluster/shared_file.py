@@ -61,7 +61,7 @@ class SharedFile:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise StartError(
-                    f"rank 0 has not written {self.path} within {timeout_s:g} s. Has it called init()? If it has, it "
+                    f"rank 0 has not written {self.path} within {timeout_s:.3g} s. Has it called init()? If it has, it "
                     f"sees another folder: {REMEDY}. If it needs longer: --start-timeout (FARANDOLE_START_TIMEOUT_S)"
                 )
             time.sleep(min(pause_s, left_s))

@@ -57,7 +57,7 @@ class Torchrun(Environment):
         except RuntimeError as error:
             raise StartError(
                 f"rank {self.place} did not learn where rank 0 is from torchrun's store at {host}:{port} within "
-                f"{meeting.timeout_s:g} s: has rank 0 called init()? If it needs longer: --start-timeout "
+                f"{meeting.timeout_s:.3g} s: has rank 0 called init()? If it needs longer: --start-timeout "
                 f"(FARANDOLE_START_TIMEOUT_S). The store says: {error}"
             ) from error
         return contact

@@ -25,7 +25,9 @@ class Crews:
 
     def __init__(self, topology: Topology, engine: str, share: Share, deadline_s: float, address: str = "") -> None:
         self._topology, self._engine, self._share, self._deadline_s = topology, engine, share, deadline_s
-        self._address, self._broken = address, threading.Event()
+        self._address = address
+        self.broken = threading.Event()
+        """Set when the generation ends otherwise than by ``shutdown()``."""
         self._lock = threading.RLock()  # a signal handler may abort while its thread is in here
         self._engines: weakref.WeakSet[Engine] = weakref.WeakSet()  # a lane that is gone takes its engine along
         self._executors: dict[int, Executor] = {}
@@ -49,7 +51,7 @@ class Crews:
         hosts = tuple(topology.hosts[r] for r in ranks)
         place = list(ranks).index(topology.rank)
         group = Group(
-            place, tuple(ranks), hosts, topology.generation, label, self._deadline_s, self._address, self._broken
+            place, tuple(ranks), hosts, topology.generation, label, self._deadline_s, self._address, self.broken
         )
         engine = make(self._engine, group, Rendezvous(self._share, key, ranks))
         with self._lock:
@@ -68,7 +70,7 @@ class Crews:
     def abort(self, reason: str, orderly: bool = False) -> None:
         """Wake whoever waits in an engine, now and later; ``orderly`` if nobody is to blame for the end."""
         if not orderly:
-            self._broken.set()
+            self.broken.set()
         with self._lock:
             self._reason = self._reason or reason
             engines = list(self._engines)

@@ -23,7 +23,10 @@ from typing import Any, final
 from farandole import events
 from farandole.collective import Kind
 from farandole.control.messages import Leave, Order
+from farandole.engines.candidates import CANDIDATES
+from farandole.engines.choose import base
 from farandole.engines.engine import Engine
+from farandole.engines.reach import known_address
 from farandole.errors import AbortError, ControlError, UnsupportedError
 from farandole.runtime.agreement import title
 from farandole.runtime.alone import LoneLane
@@ -65,6 +68,7 @@ class Session:
     ) -> None:
         self.settings, self.topology, self.generation = settings, topology, topology.generation
         self.engine, self.reason = engine, reason
+        self._devices = CANDIDATES[base(engine)].devices
         self._counters: dict[str, itertools.count[int]] = defaultdict(itertools.count)
         self._ended: Failure | None = None
         self._told = threading.Event()
@@ -75,7 +79,8 @@ class Session:
             self._sets.add(number, process_set)
         self._link = link
         self._control: ControlThread | None = None
-        self._crews = Crews(topology, engine, self._share, self._limit_s(settings.stall_shutdown_s))
+        address = known_address(settings.network_interface, link.controller if link else "")
+        self._crews = Crews(topology, engine, self._share, self._limit_s(settings.stall_shutdown_s), address)
         self._lane = self._open_lane(sets)
         if link is not None:
             warning_s = self._limit_s(settings.stall_warning_s)
@@ -86,6 +91,11 @@ class Session:
             self.abort(f"it could not start: {error}")
             self.close()
             raise
+
+    @property
+    def broken(self) -> bool:
+        """True when the generation has ended otherwise than by ``shutdown()``: a peer may be lost."""
+        return self._crews.broken.is_set()
 
     # -- collectives --------------------------------------------------------------------------------------------------
 
@@ -98,10 +108,10 @@ class Session:
         first = calls[0]
         self._sets.members(first.process_set, first.name)
         for call in calls:
-            if call.array.device != "cpu":
+            if call.array.device.partition(":")[0] not in self._devices:
                 raise UnsupportedError(
-                    f"{call.name}: the tensor is on {call.array.device}, and the engine {self.engine!r} serves host "
-                    "memory only: move it first, tensor.cpu()"
+                    f"{call.name}: the tensor is on {call.array.device}, and the engine {self.engine!r} serves "
+                    f"{' and '.join(sorted(self._devices))} only: move it first, tensor.cpu()"
                 )
         with self._presence:
             return self._lane.submit(Ask(first.process_set, first.name, first.kind, calls), background)
@@ -304,7 +314,7 @@ class Session:
                 self._link.up.send(Leave(self.generation, leave))
             except ControlError as error:
                 events.logger.debug("%s leaves without saying so: %s", self._name(), error)
-        self._crews.abort(reason)
+        self._crews.abort(reason, orderly=leave == "")
 
     def _name(self) -> str:
         return f"rank {self.topology.rank} on {self.topology.host}"

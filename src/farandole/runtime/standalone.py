@@ -29,7 +29,7 @@ from farandole.runtime.root import Root
 from farandole.runtime.stall import PATIENCE_S
 from farandole.settings import Settings
 
-STDIN = 0
+STDIN, STDOUT = 0, 1
 LOST = -signal.SIGKILL
 """What counts as the exit code of a worker whose host is lost."""
 
@@ -159,8 +159,9 @@ def main() -> None:
         _say(str(error))
         sys.exit(1)
     with claim_host(charge.secret, charge.host), router, contextlib.closing(Standalone(charge, router)) as standalone:
-        print(msgspec.json.encode(addresses).decode(), flush=True)  # the starter waits for it
         try:
+            with contextlib.suppress(BrokenPipeError):  # else the starter waits for it
+                os.write(STDOUT, msgspec.json.encode(addresses) + b"\n")
             standalone.serve()
         finally:
             remove(charge.litter)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
+from farandole.cluster.mpi_library import heed
 from farandole.control.messages import Hello
 from farandole.engines.candidates import usable
 from farandole.engines.choose import choose
@@ -31,7 +32,9 @@ def start(comm: object, process_sets: Sequence[ProcessSetLike] | str | None, ove
     sets = static_sets(process_sets, part.expected)
     configure_logging(settings.log_level)
     if part.expected > 1 or (environment.launched and environment.size > 1):
-        return _among_others(meet(environment, part, settings), settings, sets)
+        session = _among_others(meet(environment, part, settings), settings, sets)
+        heed(lambda: session.broken)
+        return session
     host = environment.host
     engine, reason = choose(settings.engine, [host], [usable()], settings.across)
     return Session(settings, Topology.of(0, (host,), 1), engine, reason, sets)
