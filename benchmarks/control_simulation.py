@@ -116,18 +116,20 @@ class World:
         self._run(lambda: False)
         self.costs = costs
 
-    def collective(self, name: str, spread_s: float = 0.0, missing: frozenset[int] = frozenset()) -> Step:
-        """All ranks but the ``missing`` become ready within ``spread_s``; returns when the last has its order."""
+    def collective(self, name: str, spread_s: float = 0.0, late_s: float = 0.0) -> Step:
+        """All ranks become ready within ``spread_s``, and one is ``late_s`` later; returns when all have their order.
+
+        Once something has been reported it returns, too: a rank that is ``math.inf`` late never comes.
+        """
         before = [(process.messages, process.busy_s) for process in self._processes.values()]
         received, sent = self._root_counts()
         entry = self._entry(name)
         self._ordered, begin_s, ready_s = {}, self.now, self.now
         for rank in range(self.size):
-            if rank not in missing:
-                moment_s = begin_s + self._rng.random() * spread_s
+            moment_s = begin_s + self._rng.random() * spread_s + (late_s if rank == self.size // 2 else 0.0)
+            if moment_s < math.inf:
                 ready_s = max(ready_s, moment_s)
                 self._say(rank, Submit(1, [entry]), moment_s)
-        self._last_entry = entry
         self._run(lambda: len(self._ordered) == self.size or bool(self.reports))
         received_now, sent_now = self._root_counts()
         after = [(process.messages, process.busy_s) for process in self._processes.values()]
@@ -251,8 +253,8 @@ def steps(world: World, name: str, count: int, spread_s: float) -> Iterator[Step
         yield world.collective(name, spread_s)
 
 
-def stall_report_s(world: World, name: str, missing: int) -> float:
+def stall_report_s(world: World, name: str) -> float:
     """One rank never comes: how long after the others it is reported."""
     begin_s = world.now
-    world.collective(name, missing=frozenset({missing}))
+    world.collective(name, late_s=math.inf)
     return world.now - begin_s
