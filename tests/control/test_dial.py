@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -91,6 +92,14 @@ def test_a_name_stands_for_its_addresses() -> None:
 def test_what_was_tried_is_named() -> None:
     with silent() as mute, pytest.raises(ControlError, match=rf"within 0\.2 s: {mute}, tcp://127\.0\.0\.1:1"):
         first_answering([mute, "tcp://127.0.0.1:1"], KEYS, 0.2)
+
+
+def test_the_end_of_a_lifeline_calls_it_off() -> None:
+    reader, writer = os.pipe()
+    os.close(writer)
+    with silent() as mute, pytest.raises(ControlError, match=f"called off .*{mute}"):
+        first_answering([mute], KEYS, 1000.0, lifeline=reader)
+    os.close(reader)
 
 
 def test_another_jobs_controller_is_named() -> None:

@@ -30,12 +30,13 @@ SETTLE_S = 2.0
 """How long the other attempts may take once one has succeeded."""
 
 
-def first_answering(addresses: Sequence[str], keys: JobKeys, timeout_s: float) -> str:
+def first_answering(addresses: Sequence[str], keys: JobKeys, timeout_s: float, lifeline: int | None = None) -> str:
     """The address, with its host as a number, whose handshake succeeds first.
 
-    Raises ``ControlError`` with all that was tried if none answers within ``timeout_s`` or the key is refused.
+    Raises ``ControlError`` with all that was tried if none answers within ``timeout_s`` or the key is refused, and if
+    the descriptor ``lifeline`` becomes readable before.
     """
-    attempts = _Attempts(keys)
+    attempts = _Attempts(keys, lifeline)
     try:
         for address in addresses:
             attempts.add(address)
@@ -47,6 +48,8 @@ def first_answering(addresses: Sequence[str], keys: JobKeys, timeout_s: float) -
     if found:
         return found
     tried = ", ".join(addresses)
+    if attempts.called_off:
+        raise ControlError(f"called off while looking for the controller (tried {tried})")
     if attempts.refused:
         raise ControlError(f"{', '.join(attempts.refused)} answered, but is not of this job (tried {tried})")
     raise ControlError(f"none of the controller's addresses answered within {timeout_s:g} s: {tried}")
@@ -56,15 +59,18 @@ def first_answering(addresses: Sequence[str], keys: JobKeys, timeout_s: float) -
 class _Attempts:
     """Sockets that connect, each with the monitor that tells how its handshake went."""
 
-    def __init__(self, keys: JobKeys) -> None:
+    def __init__(self, keys: JobKeys, lifeline: int | None) -> None:
         self.refused: list[str] = []
-        self._keys = keys
+        self.called_off = False
+        self._keys, self._lifeline = keys, lifeline
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._open: dict[int, tuple[str, zmq.Socket[bytes], Monitor]] = {}
         self._undecided: set[int] = set()
         self._poll = select.poll()
         self._names = _Names()
         self._poll.register(self._names.fd, select.POLLIN)
+        if lifeline is not None:
+            self._poll.register(lifeline, select.POLLIN)
 
     def add(self, address: str) -> None:
         """Try this one, too; a name is looked up first, which may take long."""
@@ -79,9 +85,11 @@ class _Attempts:
     def wait(self, timeout_s: float) -> str:
         """The first that answers, or "" if none does in time."""
         deadline = time.monotonic() + timeout_s
-        while (left_s := deadline - time.monotonic()) > 0:
+        while not self.called_off and (left_s := deadline - time.monotonic()) > 0:
             for fd, _ in self._poll.poll(left_s * 1000):
-                if fd == self._names.fd:
+                if fd == self._lifeline:
+                    self.called_off = True
+                elif fd == self._names.fd:
                     for address in self._names.found():
                         self._connect(address)
                 elif self._has_answered(fd):
@@ -92,6 +100,8 @@ class _Attempts:
         """Close them, but let handshakes that have begun come to their end: a broken one looks like a stranger's."""
         self._poll.unregister(self._names.fd)
         self._names.close()
+        if self._lifeline is not None:
+            self._poll.unregister(self._lifeline)
         if self._undecided:
             threading.Thread(target=self._settle, name="farandole-dial", daemon=True).start()
         else:

@@ -274,7 +274,7 @@ def _address(charge: Charge) -> str:
     """Where the controller answers; on its own host, it does."""
     if charge.start is not None:
         return charge.addresses[0]
-    return first_answering(charge.addresses, JobKeys.from_secret(charge.secret), charge.dial_s)
+    return first_answering(charge.addresses, JobKeys.from_secret(charge.secret), charge.dial_s, lifeline=0)
 
 
 if __name__ == "__main__":
