@@ -25,7 +25,7 @@ class Recorded(Transport):
         self.stall = False
         self.released: list[bool] = []
 
-    def _move(self, sends: Sequence[Parcel], receives: Sequence[Parcel], deadline: float) -> None:
+    def _move(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> None:
         if self.stall:
             raise self.stalled(1)
         self.moved.append((sends, receives))

@@ -31,6 +31,10 @@ def make(name: str, group: Group, rendezvous: Rendezvous, find: Find = find_spec
         from farandole.engines.torchdist import GlooEngine
 
         return GlooEngine(group, rendezvous)
+    if name == "nccl":
+        from farandole.engines.nccl import NcclEngine
+
+        return NcclEngine(group, rendezvous)
     if name == "mpi":
         from farandole.engines.mpi import MpiEngine
 

@@ -11,22 +11,24 @@ mpi4py is imported, and MPI initialised, when the first engine is made and not b
 
 from __future__ import annotations
 
-import atexit
 import functools
 import os
-import signal
-import sys
 import threading
 import time
 import zlib
 from collections.abc import Iterable, Sequence
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
+from farandole.cluster.mpi_library import MpiLibrary, load
 from farandole.collective import Array
+from farandole.engines.arrays import split
 from farandole.engines.engine import Exchange, Group
 from farandole.engines.pairwise import PairwiseEngine
 from farandole.engines.transport import Parcel, Transport, interruptible
-from farandole.errors import EngineError
+from farandole.errors import EngineError, UnsupportedError
+
+Running: TypeAlias = tuple[int, Any]
+"""A member's place in the group, and the request that is for it; this member's, where all are in it."""
 
 CREATE_S = 30.0
 _TAG = 1
@@ -49,7 +51,20 @@ class MpiEngine(PairwiseEngine):
     name = "mpi"
 
     def __init__(self, group: Group, exchange: Exchange) -> None:
-        super().__init__(group, MpiTransport(group, exchange))
+        self._wire = MpiTransport(group, exchange)
+        super().__init__(group, self._wire)
+
+    def barrier(self) -> None:
+        """MPI's own."""
+        self._begin()
+        self._wire.barrier()
+
+    def _gather(self, mine: Array) -> list[Array]:
+        """MPI's own all-gather, as nothing is computed in it; into memory of ours, as it cannot be taken back."""
+        size = self.group.size
+        whole = self._room(mine.nbytes * size).array(mine.dtype, 0, mine.count * size)
+        self._wire.gather(mine, whole)
+        return split(whole, [mine.count] * size)
 
 
 @final
@@ -68,7 +83,19 @@ class MpiTransport(Transport):
         exchange(b"")  # nobody goes on, and perhaps leaves, while another still connects
         self._world.trust(ranks, group.broken)
 
-    def _move(self, sends: Sequence[Parcel], receives: Sequence[Parcel], deadline: float) -> None:
+    def barrier(self) -> None:
+        """Return when every member has come."""
+        self._run([], [(self.group.rank, self._communicator.Ibarrier())], [])
+
+    def gather(self, mine: Array, whole: Array) -> None:
+        """Everybody's ``mine`` into ``whole``."""
+        self.transfers += 1
+        self.bytes_sent += mine.nbytes * (self.group.size - 1)
+        byte, buffer = self._mpi.BYTE, self._mpi.buffer.fromaddress
+        send, recv = ([buffer(array.address, array.nbytes), byte] for array in (mine, whole))
+        self._run([], [(self.group.rank, self._communicator.Iallgather(send, recv))], [mine, whole])
+
+    def _move(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> None:
         communicator, byte = self._communicator, self._mpi.BYTE
         incoming = [
             (peer, communicator.Irecv([buffer, byte], peer, _TAG))
@@ -80,17 +107,22 @@ class MpiTransport(Transport):
             for peer, array in sends
             for buffer in self._buffers(array)
         ]
+        self._run(incoming, outgoing, [array for _, array in (*sends, *receives)])
+
+    def _run(self, receives: Sequence[Running], others: Sequence[Running], arrays: Sequence[Array]) -> None:
+        """Return when all of these requests are done."""
+        deadline = time.monotonic() + self.group.deadline_s
         try:
-            self._wait([*incoming, *outgoing], sum(array.nbytes for _, array in (*sends, *receives)), deadline)
+            self._wait([*receives, *others], sum(array.nbytes for array in arrays), deadline)
         except BaseException as error:
-            self._give_up([r for _, r in incoming], [r for _, r in outgoing], [a for _, a in (*sends, *receives)])
+            self._give_up([request for _, request in receives], [request for _, request in others], arrays)
             if isinstance(error, self._mpi.Exception):
                 why = f"MPI could not move the bytes of {self.group.label}: {error}"
                 raise self.failure(EngineError, why) from error
             self.failure(EngineError, f"a collective of {self.group.label} was interrupted by {type(error).__name__}")
             raise
 
-    def _wait(self, running: Sequence[tuple[int, Any]], nbytes: int, deadline: float) -> None:
+    def _wait(self, running: Sequence[Running], nbytes: int, deadline: float) -> None:
         requests, test = [request for _, request in running], self._mpi.Request.Testall
         nap, drowsy = _NAP_S, 0.0
         while not test(requests):
@@ -106,15 +138,15 @@ class MpiTransport(Transport):
                 self.aborted.wait(nap)
                 nap = min(2 * nap, _LONGEST_NAP_S)
 
-    def _give_up(self, incoming: Sequence[Any], outgoing: Sequence[Any], arrays: Sequence[Array]) -> None:
-        """Let MPI write to none of the arrays any more. A send cannot be taken back: its memory is kept for it."""
-        for request in incoming:
+    def _give_up(self, receives: Sequence[Any], others: Sequence[Any], arrays: Sequence[Array]) -> None:
+        """Let MPI write to none of the arrays any more. Only a receive can be taken back; others keep their memory."""
+        for request in receives:
             if request != self._mpi.REQUEST_NULL:
                 request.Cancel()
         until = time.monotonic() + _SETTLE_S
-        while not self._mpi.Request.Testall(incoming) and time.monotonic() < until:
+        while not self._mpi.Request.Testall(receives) and time.monotonic() < until:
             os.sched_yield()
-        self._world.keep([*incoming, *outgoing], [array.owner for array in arrays])
+        self._world.keep([*receives, *others], [array.owner for array in arrays])
 
     def _buffers(self, array: Array) -> Iterable[Any]:
         make, end = self._mpi.buffer.fromaddress, array.address + array.nbytes
@@ -132,18 +164,11 @@ class MpiTransport(Transport):
 class _World:
     """What this process knows of the MPI it was started by: one for all engines."""
 
-    def __init__(self, mpi: Any, ours: bool) -> None:
-        self.mpi = mpi
-        self._ours = ours
+    def __init__(self, library: MpiLibrary) -> None:
+        self.mpi, self.initialise = library.mpi, library.initialise
         self._lock = threading.Lock()
         self._unfinished: list[tuple[list[Any], list[Any]]] = []
         self._broken: dict[int, threading.Event] = {}  # by rank of the world, of the newest generation it was in
-
-    def initialise(self) -> None:
-        """Once; collective among all that MPI has started."""
-        with self._lock:
-            if not self.mpi.Is_initialized():
-                self.mpi.Init_thread(self.mpi.THREAD_MULTIPLE)
 
     def communicator(self, ranks: Sequence[int], tag: int) -> Any:
         """A new one among these ranks of the world; collective among them only."""
@@ -165,33 +190,17 @@ class _World:
             kept = [*self._unfinished, (requests, owners)]
             self._unfinished = [each for each in kept if not self.mpi.Request.Testall(each[0])]
 
-    def leave(self) -> None:
-        """At the end of the process: ``MPI_Finalize`` waits for all peers, so it is left out where one may be lost.
-
-        Whoever started the job then sees a process that ended without it, and ends the others. What is unfinished
-        does not matter: neither MPICH nor Open MPI waits for sends that nobody receives.
-        """
-        if not self.mpi.Is_initialized() or self.mpi.Is_finalized():
-            return
-        healthy = not any(broken.is_set() for broken in self._broken.values()) and not hasattr(sys, "last_value")
-        if self._ours and healthy:
-            self.mpi.Finalize()
-        elif not self._ours and not healthy:
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(_FINALIZE_S)  # mpi4py finalises after this, and nothing of Python's would end it
+    def has_lost_a_peer(self) -> bool:
+        """True if one that was trusted may not be there any more."""
+        return any(broken.is_set() for broken in self._broken.values())
 
 
 @functools.cache
 def _world() -> _World:
-    """What mpi4py loads, not yet initialised unless somebody did. Raises ``ImportError`` or ``RuntimeError``."""
-    import mpi4py
-
-    if "mpi4py.MPI" not in sys.modules:
-        mpi4py.rc.initialize = mpi4py.rc.finalize = False
-    from mpi4py import MPI
-
-    world = _World(MPI, ours=not MPI.Is_initialized())
-    atexit.register(world.leave)
+    """What mpi4py loads, not yet initialised unless somebody did; raises ``UnsupportedError`` if it cannot."""
+    library = load()
+    world = _World(library)
+    library.doubts["engine"] = world.has_lost_a_peer
     return world
 
 
@@ -204,8 +213,8 @@ def _meet(group: Group, exchange: Exchange) -> tuple[_World, list[int]]:
         world, trouble = _world(), ""
         if world.mpi.Is_finalized():
             trouble = "MPI is finalized in this process already"
-    except (ImportError, RuntimeError) as error:
-        trouble = f"mpi4py cannot load an MPI library ({str(error).splitlines()[0]})"
+    except UnsupportedError as error:
+        trouble = str(error)
     _raise_together(group, exchange(trouble.encode()))
     world.initialise()
     _raise_together(group, exchange(_trouble(world.mpi, group).encode()))

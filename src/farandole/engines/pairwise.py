@@ -17,7 +17,7 @@ from farandole.engines.arrays import copy, pieces, plain_memory, shares, split
 from farandole.engines.engine import PAYLOAD_BYTES, Engine, Group, Memory, require_served
 from farandole.engines.transport import Transport
 
-SMALL_BYTES = 32 * 1024
+SMALL_BYTES = 128 * 1024
 """Up to here, counting everybody's, all get everything and reduce it all: one exchange instead of two."""
 DIRECT_MEMBERS = 4
 """Up to here everybody sends to everybody; more members gather in rounds, each twice as much as in the one before."""

@@ -11,18 +11,17 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import os
 import socket
 import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, final
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias, final
 
-import msgspec
-
-from farandole.collective import Array
+from farandole import _native
+from farandole.collective import Array, DType, ReduceOp
 from farandole.engines.engine import Exchange, Group
 from farandole.engines.pairwise import PairwiseEngine
 from farandole.engines.reach import reachable_address
@@ -31,6 +30,12 @@ from farandole.errors import CollectiveError, EngineError
 
 if TYPE_CHECKING:
     import torch
+
+RING_MEMBERS, RING_BYTES = 3, 4 * 2**20
+"""From here on, between hosts, Gloo's own ring is faster than slices (docs/design/gloo.md has the numbers)."""
+
+Running: TypeAlias = tuple[int, Any]
+"""A member's place in the group, and the operation with it; this member's, where it is with all."""
 
 CONNECT_S = 30.0
 _SHORTEST_S = 0.001
@@ -48,7 +53,25 @@ class GlooEngine(PairwiseEngine):
     name = "gloo"
 
     def __init__(self, group: Group, exchange: Exchange) -> None:
-        super().__init__(group, GlooTransport(group, exchange))
+        self._wire = GlooTransport(group, exchange)
+        super().__init__(group, self._wire)
+
+    def allreduce(self, array: Array, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0) -> None:
+        """Large sums over many hosts go round Gloo's own ring, which keeps every link busy."""
+        dtype, own = array.dtype, (array.address, array.count, array.dtype)
+        far = self.group.size >= RING_MEMBERS and len(set(self.group.hosts)) > 1
+        exact = dtype in (DType.FLOAT32, DType.FLOAT64) and op in (ReduceOp.SUM, ReduceOp.AVERAGE)
+        if not (far and exact and array.nbytes >= RING_BYTES):
+            super().allreduce(array, op, prescale, postscale)
+            return
+        self._begin()
+        if prescale != 1.0:
+            _native.scale(*own, prescale)
+        self._wire.ring(array)
+        if op is ReduceOp.AVERAGE:
+            _native.divide(*own, self.group.size)
+        if postscale != 1.0:
+            _native.scale(*own, postscale)
 
 
 @final
@@ -60,17 +83,40 @@ class GlooTransport(Transport):
 
     def __init__(self, group: Group, exchange: Exchange) -> None:
         super().__init__(group)
-        store = store_type()(exchange)
+        from farandole.engines.exchange_store import ExchangeStore
+
+        store = ExchangeStore(exchange)
         self._process_group = connect(group, exchange, store, lambda: _make_gloo(group, exchange, store))
         self._connections = _connections(list(store.values.values()))
 
-    def _move(self, sends: Sequence[Parcel], receives: Sequence[Parcel], deadline: float) -> None:
-        running: list[tuple[int, Any]] = []
+    def ring(self, array: Array) -> None:
+        """The sum of everybody's ``array``, of floats, in its place."""
+        import torch
+        from torch.distributed import AllreduceOptions
+
+        group, size = self.group, self.group.size
+        self.transfers += 2 * (size - 1)
+        self.bytes_sent += 2 * (size - 1) * array.nbytes // size
+        floats = _tensor(array).view(getattr(torch, array.dtype.label))
+        self._run([lambda: (group.rank, self._process_group.allreduce([floats], AllreduceOptions()))])
+
+    def _move(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> None:
+        own = self._process_group
+        self._run(
+            [
+                partial(_start, start, peer, array)
+                for start, parcels in ((own.recv, receives), (own.send, sends))
+                for peer, array in parcels
+            ]
+        )
+
+    def _run(self, starts: Sequence[Callable[[], Running]]) -> None:
+        """Start all of these, and return when they are done."""
+        deadline = time.monotonic() + self.group.deadline_s
+        running: list[Running] = []
         peer = self.group.rank
         try:
-            for start, parcels in ((self._process_group.recv, receives), (self._process_group.send, sends)):
-                for peer, array in parcels:
-                    running.append((peer, start([_tensor(array)], peer, 0)))
+            running.extend(start() for start in starts)  # what has started before one raises stays in the list
             while running:
                 peer, work = running[0]
                 work.wait(timedelta(seconds=max(_SHORTEST_S, deadline - time.monotonic())))
@@ -93,7 +139,8 @@ class GlooTransport(Transport):
             return self.stalled(peer)
         self.aborted.wait(_REASON_S)
         why = str(error).splitlines()[0]
-        return self.failure(EngineError, f"the connection to {self.group.name(peer)} in {label} was lost: {why}")
+        which = "a connection" if peer == self.group.rank else f"the connection to {self.group.name(peer)}"
+        return self.failure(EngineError, f"{which} in {label} was lost: {why}")
 
     def _interrupt(self) -> None:
         for connection in list(self._connections):
@@ -108,7 +155,10 @@ class GlooTransport(Transport):
 
 
 def connect(group: Group, exchange: Exchange, store: Any, make: Callable[[], Any]) -> Any:
-    """The process group that ``make`` makes of ``store``; raises ``EngineError`` on all members if one has none."""
+    """The process group that ``make`` makes of ``store``; raises ``EngineError`` on all members if one has none.
+
+    ``store`` is ``None`` for a group whose members meet later, by its first collective.
+    """
     process_group, failure = None, ""
     try:
         process_group = interruptible(group, "a process group", CONNECT_S + group.deadline_s, make)
@@ -116,7 +166,8 @@ def connect(group: Group, exchange: Exchange, store: Any, make: Callable[[], Any
         if group.broken.is_set():
             raise
         failure = str(error).splitlines()[0]
-    store.meet()
+    if store is not None:
+        store.meet()
     # Nobody goes on, and perhaps closes or aborts, while another still connects.
     lost = [f"{group.name(place)}: {said.decode()}" for place, said in enumerate(exchange(failure.encode())) if said]
     if lost:
@@ -134,50 +185,6 @@ def _make_gloo(group: Group, exchange: Exchange, store: Any) -> Any:
     options._threads = 1  # one collective at a time
     options._timeout = timedelta(seconds=CONNECT_S)
     return gloo(store, group.rank, group.size, options)
-
-
-@functools.cache
-def store_type() -> Any:
-    """The class ``ExchangeStore``; made on first use, since its base needs torch."""
-    import torch.distributed as dist
-
-    base: Any = dist.Store  # type: ignore[attr-defined,unused-ignore]
-
-    @final
-    class ExchangeStore(base):  # type: ignore[misc]
-        """What a process group needs of a store: publish, then read what the others published.
-
-        One all-gather serves the whole start: everybody publishes before reading.
-        """
-
-        def __init__(self, exchange: Exchange) -> None:
-            super().__init__()
-            self.values: dict[str, bytes] = {}
-            self._exchange: Exchange | None = exchange
-
-        def set(self, key: str, value: bytes) -> None:
-            """Publish."""
-            self.values[key] = bytes(value)
-
-        def meet(self) -> None:
-            """Gather what all have published, once; every member must, also one that could not make its group."""
-            exchange, self._exchange = self._exchange, None
-            for said in exchange(msgspec.msgpack.encode(self.values)) if exchange else ():
-                self.values.update(msgspec.msgpack.decode(said, type=dict[str, bytes]))
-
-        def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-            """Meet, then all there will be is there; the exchange has a time-out of its own."""
-            if any(key not in self.values for key in keys):
-                self.meet()
-            if missing := [key for key in keys if key not in self.values]:
-                raise EngineError(f"no member published {missing} before the exchange")
-
-        def get(self, key: str) -> bytes:
-            """Read."""
-            self.wait([key])
-            return self.values[key]
-
-    return ExchangeStore
 
 
 def _connections(addresses: Sequence[bytes]) -> list[socket.socket]:
@@ -212,6 +219,10 @@ def _names(connection: socket.socket) -> Iterator[bytes]:
             elif connection.family == socket.AF_INET6:
                 head = struct.pack("=H", socket.AF_INET6) + struct.pack(">HI", name[1], name[2])
                 yield head + socket.inet_pton(socket.AF_INET6, name[0].partition("%")[0])
+
+
+def _start(start: Callable[..., Any], peer: int, array: Array) -> Running:
+    return peer, start([_tensor(array)], peer, 0)
 
 
 def _tensor(array: Array) -> torch.Tensor:

@@ -51,7 +51,6 @@ class Transport(ABC):
         self._move(
             [parcel for parcel in sends if parcel[1].nbytes],
             [parcel for parcel in receives if parcel[1].nbytes],
-            time.monotonic() + self.group.deadline_s,
         )
 
     @final
@@ -88,14 +87,16 @@ class Transport(ABC):
 
     @final
     def stalled(self, peer: int) -> CollectiveError:
-        """The error for a member that did not come in time."""
+        """The error for a member that did not come in time; for this one, where it is not known who."""
         group = self.group
-        text = f"{group.name(peer)} did not come to a collective of {group.label} in {group.deadline_s:g} s"
-        return self.failure(StallError, text)
+        who = "some member" if peer == group.rank else group.name(peer)
+        return self.failure(
+            StallError, f"{who} did not come to a collective of {group.label} in {group.deadline_s:g} s"
+        )
 
     @abstractmethod
-    def _move(self, sends: Sequence[Parcel], receives: Sequence[Parcel], deadline: float) -> None:
-        """Do what ``transfer`` says; ``deadline`` is on the monotonic clock."""
+    def _move(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> None:
+        """Do what ``transfer`` says, within the group's ``deadline_s``."""
 
     @abstractmethod
     def _interrupt(self) -> None:
