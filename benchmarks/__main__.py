@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import allreduce, footprint, negotiated, picture, report, steps
+from benchmarks import allreduce, footprint, hosts, negotiated, picture, report, steps
 from benchmarks.measure import Table
 
 SECTIONS: dict[str, Callable[[bool], list[Table]]] = {
@@ -22,6 +22,7 @@ SECTIONS: dict[str, Callable[[bool], list[Table]]] = {
     "negotiated": negotiated.run,
     "steps": steps.run,
     "footprint": footprint.run,
+    "hosts": hosts.run,
 }
 
 

@@ -2,6 +2,7 @@
 
     with Fleet("gloo", 2) as gloo, Fleet("mpich", 2) as mpich:
         gloo.call("reduce", 4096, 100)      # what each rank answered, by rank
+    Fleet("hybrid", 4, cluster, ("node1", "node1", "node2", "node2"))       # on hosts made of namespaces
 
 All contenders stand ready at once, and the rounds go from one to the next, so that whatever else the machine does meets
 them all alike.
@@ -15,12 +16,15 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from types import TracebackType
 from typing import Any, final
 
-ADDRESS, RANK, SIZE = "BENCH_ADDRESS", "BENCH_RANK", "BENCH_SIZE"
+from farandole.testing.cluster import Cluster
+
+ADDRESS, RANK, SIZE, HOSTS = "BENCH_ADDRESS", "BENCH_RANK", "BENCH_SIZE", "BENCH_HOSTS"
 START_S = 60.0
 ANSWER_S = 120.0
 """How long a rank may take for one answer."""
@@ -30,18 +34,21 @@ ANSWER_S = 120.0
 class Fleet:
     """``size`` processes of ``contender``; ``call`` asks them all and returns their answers in rank order."""
 
-    def __init__(self, contender: str, size: int) -> None:
+    def __init__(self, contender: str, size: int, cluster: Cluster | None = None, hosts: Sequence[str] = ()) -> None:
         self.contender, self.size = contender, size
         self._folder = tempfile.TemporaryDirectory(prefix="bench-")
         address = str(Path(self._folder.name) / "socket")
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", ADDRESS: address, SIZE: str(size)}
+        told = {"OMP_NUM_THREADS": "1", ADDRESS: address, SIZE: str(size)}
+        told[HOSTS] = ",".join(hosts or ["localhost"] * size)
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(address)
             listener.listen(size)
             listener.settimeout(START_S)
-            self._processes = [
-                subprocess.Popen(command, env={**environment, **extra}, stdin=subprocess.DEVNULL)
-                for command, extra in _commands(contender, size)
+            self._processes: list[subprocess.Popen[Any]] = [
+                cluster.popen(hosts[place], command, env={**told, **extra})
+                if cluster
+                else subprocess.Popen(command, env={**os.environ, **told, **extra}, stdin=subprocess.DEVNULL)
+                for place, (command, extra) in enumerate(_commands(contender, size))
             ]
             connections = dict(_accept(listener) for _ in range(size))
         self._ranks = [connections[rank] for rank in range(size)]

@@ -1,0 +1,97 @@
+"""All-reduce between hosts, which are namespaces of this machine: time and bytes, against Gloo and against the link."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from benchmarks.allreduce import human
+from benchmarks.fleet import Fleet
+from benchmarks.measure import Row, Sample, Table, Verdict
+from farandole.testing.cluster import Cluster, UnavailableError
+
+RATE = "1gbit"
+MESSAGE_BYTES = 16 * 2**20
+SMALL_SIZES = [4, 1024, 4096, 16384, 65536, 2**18, 2**20]
+QUICK_SIZES = [4, 4096, 2**20]
+HYBRID, GLOO, WIRE = "hybrid", "gloo", "wire"
+OVER_GLOO = {2: 0.7, 4: 0.6}
+"""What share of Gloo's time is allowed, by ranks on a host."""
+
+
+def run(quick: bool) -> list[Table]:
+    """All tables of this section; one that says why, where this machine cannot have such hosts."""
+    try:
+        with Cluster(3) as cluster:
+            return [_small(cluster, quick), _large(cluster, quick), _crossing(cluster)]
+    except UnavailableError as error:
+        return [Table(f"All-reduce between hosts: skipped. {error}", "")]
+
+
+def _small(cluster: Cluster, quick: bool) -> Table:
+    """Latency, on links as fast as this machine makes them."""
+    table = Table("All-reduce of float32, 2 hosts with 2 ranks each, links without a limit", "us")
+    with ExitStack() as stack:
+        fleets = _fleets(stack, cluster, _placed(cluster, 2, 2), (HYBRID, GLOO))
+        for nbytes in QUICK_SIZES if quick else SMALL_SIZES:
+            times = 20 if quick else 100
+            taken = _interleaved(fleets, nbytes, times, rounds=3 if quick else 7)
+            samples = {name: Sample.of(seconds * 1e6 for seconds in values) for name, values in taken.items()}
+            ratio = Verdict(samples[HYBRID].median / samples[GLOO].median, "x gloo", most=1.0)
+            table.rows.append(Row(human(nbytes), samples, (ratio,), nbytes))
+    return table
+
+
+def _large(cluster: Cluster, quick: bool) -> Table:
+    """Bandwidth, on links with a limit; as much must cross a link of two hosts as is reduced."""
+    table = Table(f"All-reduce of {human(MESSAGE_BYTES)}, 2 hosts, links of {RATE}", "ms")
+    for ranks, over_gloo in OVER_GLOO.items():
+        with ExitStack() as stack:
+            fleets = _fleets(stack, cluster, _placed(cluster, 2, ranks), (HYBRID, GLOO, WIRE))
+            for node in cluster.nodes:
+                cluster.rate(node, RATE)
+                stack.callback(cluster.rate, node, None)
+            taken = _interleaved(fleets, MESSAGE_BYTES, times=3, rounds=3 if quick else 7)
+        samples = {name: Sample.of(seconds * 1e3 for seconds in values) for name, values in taken.items()}
+        mine = samples[HYBRID].median
+        verdicts = (
+            Verdict(mine / samples[GLOO].median, "x gloo", most=over_gloo),
+            Verdict(mine / samples[WIRE].median, "x the link's limit", most=1.1),
+        )
+        table.rows.append(Row(f"{ranks} ranks each", samples, verdicts))
+    return table
+
+
+def _crossing(cluster: Cluster) -> Table:
+    """What leaves a host, by the counter of its interface, over 2(N-1)/N of the message."""
+    table = Table(f"Bytes that leave a host per all-reduce of {human(MESSAGE_BYTES)}", "of 2(N-1)/N n")
+    for number, ranks in ((2, 2), (2, 4), (3, 2)):
+        placed = _placed(cluster, number, ranks)
+        with ExitStack() as stack:
+            fleets = _fleets(stack, cluster, placed, (HYBRID, GLOO))
+            samples = {}
+            for fleet in fleets:
+                before = {host: cluster.sent_bytes(host) for host in placed}
+                fleet.call("reduce", MESSAGE_BYTES, 2)
+                sent = [(cluster.sent_bytes(host) - bytes_) / 2 for host, bytes_ in before.items()]
+                least = 2 * (number - 1) / number * MESSAGE_BYTES
+                samples[fleet.contender] = Sample.of(each / least for each in sent)
+        verdict = Verdict(max(samples[HYBRID].values), "x the least possible", most=1.05)
+        table.rows.append(Row(f"{number} hosts with {ranks} ranks each", samples, (verdict,)))
+    return table
+
+
+def _placed(cluster: Cluster, number: int, ranks: int) -> list[str]:
+    return [host for host in cluster.nodes[:number] for _ in range(ranks)]
+
+
+def _fleets(stack: ExitStack, cluster: Cluster, placed: list[str], names: tuple[str, ...]) -> list[Fleet]:
+    return [stack.enter_context(Fleet(name, len(placed), cluster, placed)) for name in names]
+
+
+def _interleaved(fleets: list[Fleet], nbytes: int, times: int, rounds: int) -> dict[str, list[float]]:
+    """Seconds of the slowest rank, for each round, which goes from one contender to the next."""
+    taken: dict[str, list[float]] = {fleet.contender: [] for fleet in fleets}
+    for _ in range(rounds):
+        for fleet in fleets:
+            taken[fleet.contender].append(max(fleet.call("reduce", nbytes, times)))
+    return taken
