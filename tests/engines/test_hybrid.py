@@ -1,4 +1,4 @@
-"""What is special about the hybrid engine: what crosses, large messages, and whom an error reaches."""
+"""What is special about the hybrid engine: what crosses, large messages, whom an error reaches, and real hosts."""
 
 from __future__ import annotations
 
@@ -9,17 +9,23 @@ import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from subprocess import Popen
+from typing import IO, Any
 
 import numpy as np
 import pytest
 
 from farandole.collective import Array, DType, ReduceOp
 from farandole.engines.engine import Engine, Group, Rendezvous
+from farandole.engines.factory import make
 from farandole.engines.hybrid import HybridEngine
 from farandole.errors import CollectiveError, EngineError
+from farandole.testing.cluster import Cluster
+from farandole.testing.engine_contract import run_contract
 from farandole.testing.harness import Died, run_ranks
 from farandole.testing.leaks import no_leaks
+from farandole.testing.mpi import LAUNCHERS
 from farandole.testing.rank import Member
 from farandole.testing.reference import Values
 
@@ -220,3 +226,46 @@ def test_who_loses_its_peer_on_another_host_names_it() -> None:
     assert third == "AbortError: rank 3 on b was killed"
     # Its neighbour has woken it, or its own peer has left.
     assert "the connection to rank 3 on localhost" in first or "the connection to rank 2 on localhost" in first
+
+
+def _contract_over_mpi(member: Member) -> dict[str, str]:
+    from farandole.engines.mpi import MpiEngine
+
+    return run_contract(member, lambda group, rendezvous: HybridEngine(group, rendezvous, MpiEngine))
+
+
+def test_mpi_may_cross() -> None:
+    """Lanes are groups of some ranks only, and a thread of their own moves what is long."""
+    launcher = LAUNCHERS["mpich"]
+    if lack := launcher.lack():
+        pytest.skip(lack)
+    found = run_ranks(_contract_over_mpi, 4, hosts="aabb", timeout_s=200, start=launcher.start)
+    assert not [wrong for rank in found for wrong in rank.values() if wrong]
+
+
+def _over_the_network(member: Member) -> str:
+    engine = make("hybrid+gloo", member.group(), member.exchange_among("made"))
+    values = np.full(LARGE, member.rank, np.float32)
+    engine.allreduce(_array(values), ReduceOp.SUM)
+    assert (values == sum(range(member.size))).all()
+    engine.close()
+    return engine.name
+
+
+@pytest.mark.parametrize("places", [(1, 1, 2, 2), (1, 1, 1, 2), (1, 2), (1, 1)])
+def test_what_crosses_by_the_counters_of_the_interfaces(cluster: Cluster, places: tuple[int, ...]) -> None:
+    hosts = [f"node{place}" for place in places]
+
+    def start(size: int, command: list[str], variables: Mapping[str, str], output: IO[Any]) -> list[Popen[Any]]:
+        return [
+            cluster.popen(host, [*command, str(rank)], env=variables, stdout=output, stderr=output)
+            for rank, host in enumerate(hosts)
+        ]
+
+    before = {host: cluster.sent_bytes(host) for host in hosts}
+    names = run_ranks(_over_the_network, len(hosts), hosts=hosts, start=start)
+    number = len(before)
+    assert set(names) == {{4: "hybrid", 2: "gloo" if number == 2 else "shm"}[len(hosts)]}
+    for host, bytes_ in before.items():
+        # Control goes by a socket in the file system. Making connections takes some kilobytes.
+        assert cluster.sent_bytes(host) - bytes_ <= 1.05 * 2 * (number - 1) / number * 4 * LARGE + 100_000
