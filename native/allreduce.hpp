@@ -2,7 +2,8 @@
 //
 //   small      everybody stages its whole array and reduces everything itself: one barrier
 //   in place   member r reduces slice r over all members' engine memory and stores it to all: two barriers
-//   staged     chunk by chunk, slices for the others are copied in, reduced by their owner, and results copied out
+//   staged     chunk by chunk, slices for the others are copied in, member r reduces slice r and stores it to all, and
+//              results are copied out
 #pragma once
 
 #include <cstddef>
@@ -18,6 +19,10 @@ namespace farandole {
 
 // Up to this size one barrier less is worth reducing everything on every member.
 constexpr std::size_t small_allreduce_bytes = 8192;
+
+// Results are stored to the others in pieces of this size: large enough for the fast path of memcpy, which overwrites
+// lines without fetching them from a peer's cache, and small enough to lie in the first-level cache still.
+constexpr std::size_t piece_bytes = 32 * 1024;
 
 class Allreduce {
 public:
@@ -58,10 +63,23 @@ private:
         return true;
     }
 
-    void reduce_to(const std::byte* const* sources, std::byte* const* targets, int target_count,
-                   std::size_t count) const {
-        reduce({sources, group_.size(), targets, target_count, count, combine_.scaling(group_.size())}, array_.dtype,
-               combine_.op);
+    void reduce_to(std::byte* target, const std::byte* const* sources, std::size_t count) const {
+        reduce({sources, group_.size(), target, count, combine_.scaling(group_.size())}, array_.dtype, combine_.op);
+    }
+
+    // Reduce what lies at each member's place and store the result to all of them, this member's own first.
+    void reduce_in(std::byte* const* places, std::size_t count) const {
+        const std::size_t piece = piece_bytes / item_;
+        for (std::size_t start = 0; start < count; start += piece) {
+            const std::size_t n = std::min(piece, count - start);
+            const std::byte* sources[max_members];
+            for (int member = 0; member < group_.size(); ++member) sources[member] = places[member] + start * item_;
+            std::byte* own = places[group_.place()] + start * item_;
+            reduce_to(own, sources, n);
+            for (int member = 0; member < group_.size(); ++member) {
+                if (member != group_.place()) copy_bytes(places[member] + start * item_, own, n * item_);
+            }
+        }
     }
 
     void small() {
@@ -69,7 +87,7 @@ private:
         group_.open(signature_);
         const std::byte* sources[max_members];
         for (int member = 0; member < group_.size(); ++member) sources[member] = group_.theirs(member).contributions;
-        reduce_to(sources, &array_.address, 1, array_.count);
+        reduce_to(array_.address, sources, array_.count);
     }
 
     void in_place() {
@@ -79,17 +97,18 @@ private:
         for (int member = 0; member < group_.size(); ++member) {
             places[member] = region_->base(member) + signature_of(member).offset + slices.start(group_.place()) * item_;
         }
-        reduce_to(places, places, group_.size(), slices.size(group_.place()));
+        reduce_in(places, slices.size(group_.place()));
         group_.next_epoch();
     }
 
-    // Between two barriers: stage step k, reduce step k - 1, collect step k - 2. Step 0 is staged already.
+    // Between two barriers: collect step k - 2, stage step k in the lines that this leaves in the cache, reduce step
+    // k - 1. Step 0 is staged already.
     void staged() {
         const std::size_t steps = ceil_div(array_.count, chunk_);
         for (std::size_t k = 1; k < steps + 2; ++k) {
+            if (k >= 2) collect(k - 2);
             if (k < steps) stage(k);
             if (k <= steps) reduce_own(k - 1);
-            if (k >= 2) collect(k - 2);
             if (k <= steps) group_.next_epoch();
         }
     }
@@ -108,25 +127,25 @@ private:
         copy_bytes(stage + after * item_, array_.at(start(k) + after), (cut.start(group_.size()) - after) * item_);
     }
 
+    // The others find the result where they staged their contributions.
     void reduce_own(std::size_t k) {
         const Slices cut = slices(k);
         const std::size_t first = cut.start(group_.place());
-        std::byte* own = array_.at(start(k) + first);
-        const std::byte* sources[max_members];
+        std::byte* places[max_members];
         for (int member = 0; member < group_.size(); ++member) {
-            sources[member] = member == group_.place() ? own : group_.theirs(member).contributions + first * item_;
+            places[member] = member == group_.place() ? array_.at(start(k) + first)
+                                                      : group_.theirs(member).contributions + first * item_;
         }
-        std::byte* targets[] = {own, group_.mine().results};
-        reduce_to(sources, targets, 2, cut.size(group_.place()));
+        reduce_in(places, cut.size(group_.place()));
     }
 
+    // Copy out what the others reduced. They stored it in the half that is this member's to write again.
     void collect(std::size_t k) {
         const Slices cut = slices(k);
-        for (int member = 0; member < group_.size(); ++member) {
-            if (member == group_.place()) continue;
-            copy_bytes(array_.at(start(k) + cut.start(member)), group_.theirs(member).results,
-                       cut.size(member) * item_);
-        }
+        const std::byte* stage = group_.mine().contributions;
+        const std::size_t before = cut.start(group_.place()), after = cut.start(group_.place() + 1);
+        copy_bytes(array_.at(start(k)), stage, before * item_);
+        copy_bytes(array_.at(start(k) + after), stage + after * item_, (cut.start(group_.size()) - after) * item_);
     }
 
     Communicator& group_;

@@ -84,9 +84,8 @@ void reduce_at(const std::vector<std::uintptr_t>& sources, std::uintptr_t dst, s
     const Op o = op_of(op);
     std::vector<const std::byte*> from;
     for (const std::uintptr_t source : sources) from.push_back(at(source));
-    std::byte* targets[] = {at(dst)};
     const Scaling scaling{prescale, postscale, divisor};
-    const Reduction job{from.data(), static_cast<int>(from.size()), targets, 1, count, scaling};
+    const Reduction job{from.data(), static_cast<int>(from.size()), at(dst), count, scaling};
     work(count * itemsize(t) * from.size(), [&] { reduce(job, t, o); });
 }
 

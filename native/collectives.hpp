@@ -200,9 +200,8 @@ inline void reducescatter(Communicator& group, Array send, Array recv, const Cou
             sources[member] = member == group.place() ? send.at(starts[static_cast<std::size_t>(member)] + start)
                                                       : group.theirs(member).contributions + lane.offset(group.place());
         }
-        std::byte* target = recv.at(start);
-        reduce({sources, group.size(), &target, 1, lane.size(k, own_count), combine.scaling(group.size())}, send.dtype,
-               combine.op);
+        reduce({sources, group.size(), recv.at(start), lane.size(k, own_count), combine.scaling(group.size())},
+               send.dtype, combine.op);
     };
     exchange_steps(
         group, signature, stage, [&] { return lane.steps(*std::max_element(counts.begin(), counts.end())); }, collect);

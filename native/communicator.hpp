@@ -62,9 +62,9 @@ public:
     const std::string& name(int member) const { return options_.names[static_cast<std::size_t>(member)]; }
     const GroupOptions& options() const { return options_; }
 
-    // The half this member writes in this epoch, and the one `member` wrote in the last.
+    // The half this member writes in this epoch, and the one `member` wrote in the last, to be read and answered.
     Half& mine() { return station(place()).halves[epoch_ % 2]; }
-    const Half& theirs(int member) const { return station(member).halves[(epoch_ + 1) % 2]; }
+    Half& theirs(int member) const { return station(member).halves[(epoch_ + 1) % 2]; }
 
     // Begin a collective: say what it is (`mine()` may already hold contributions and counts) and end the epoch.
     // Afterwards everybody has said the same, or everybody throws `Mismatch` and the next collective works.

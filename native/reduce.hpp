@@ -23,12 +23,11 @@ struct Scaling {
     std::int64_t divisor = 1;
 };
 
-// `sources` in rank order; a target is one of the sources' arrays or apart from all of them.
+// `sources` in rank order; the target is one of them or apart from all of them.
 struct Reduction {
     const std::byte* const* sources;
     int source_count;
-    std::byte* const* targets;
-    int target_count;
+    std::byte* target;
     std::size_t count;
     Scaling scaling;
 };
@@ -40,12 +39,17 @@ struct ReduceKernel {
     static constexpr std::size_t block = 8192 / sizeof(W);
 
     static FARANDOLE_INLINE void run(const Reduction& job) {
-        alignas(64) W sum[block];
+        // Two arrays that are neither widened nor scaled need no accumulator: their sum goes straight to its place.
+        const bool straight = std::is_same_v<T, W> && job.source_count == 2 && job.scaling.prescale == 1.0;
+        alignas(64) W accumulator[block];
         for (std::size_t start = 0; start < job.count; start += block) {
             const std::size_t n = std::min(block, job.count - start);
+            T* target = reinterpret_cast<T*>(job.target) + start;
+            W* sum = straight ? reinterpret_cast<W*>(target) : accumulator;
             accumulate(job, start, n, sum);
             finish(job.scaling, sum, n);
-            store(job, start, n, sum);
+            if (straight) continue;
+            for (std::size_t i = 0; i < n; ++i) target[i] = narrow(sum[i], Type<T>{});
         }
     }
 
@@ -53,7 +57,7 @@ struct ReduceKernel {
         return reinterpret_cast<const T*>(job.sources[rank]) + start;
     }
 
-    static FARANDOLE_INLINE void accumulate(const Reduction& job, std::size_t start, std::size_t n, W* __restrict sum) {
+    static FARANDOLE_INLINE void accumulate(const Reduction& job, std::size_t start, std::size_t n, W* sum) {
         if (job.scaling.prescale != 1.0) return accumulate_scaled(job, start, n, sum);
         const T* first = source(job, 0, start);
         if (job.source_count == 1) {
@@ -68,8 +72,7 @@ struct ReduceKernel {
         }
     }
 
-    static FARANDOLE_INLINE void accumulate_scaled(const Reduction& job, std::size_t start, std::size_t n,
-                                                   W* __restrict sum) {
+    static FARANDOLE_INLINE void accumulate_scaled(const Reduction& job, std::size_t start, std::size_t n, W* sum) {
         const double factor = job.scaling.prescale;
         const T* first = source(job, 0, start);
         for (std::size_t i = 0; i < n; ++i) sum[i] = times(widen(first[i]), factor);
@@ -79,21 +82,12 @@ struct ReduceKernel {
         }
     }
 
-    static FARANDOLE_INLINE void finish(const Scaling& scaling, W* __restrict sum, std::size_t n) {
+    static FARANDOLE_INLINE void finish(const Scaling& scaling, W* sum, std::size_t n) {
         if (scaling.divisor != 1) {
             for (std::size_t i = 0; i < n; ++i) sum[i] = over(sum[i], scaling.divisor);
         }
         if (scaling.postscale != 1.0) {
             for (std::size_t i = 0; i < n; ++i) sum[i] = times(sum[i], scaling.postscale);
-        }
-    }
-
-    static FARANDOLE_INLINE void store(const Reduction& job, std::size_t start, std::size_t n,
-                                       const W* __restrict sum) {
-        T* first = reinterpret_cast<T*>(job.targets[0]) + start;
-        for (std::size_t i = 0; i < n; ++i) first[i] = narrow(sum[i], Type<T>{});
-        for (int k = 1; k < job.target_count; ++k) {
-            std::memcpy(reinterpret_cast<T*>(job.targets[k]) + start, first, n * sizeof(T));
         }
     }
 };
@@ -126,8 +120,7 @@ inline void reduce(const Reduction& job, DType dtype, Op op) {
 // dst = dst op src, element by element.
 inline void reduce_into(std::byte* dst, const std::byte* src, std::size_t count, DType dtype, Op op) {
     const std::byte* sources[] = {dst, src};
-    std::byte* targets[] = {dst};
-    reduce({sources, 2, targets, 1, count, {}}, dtype, op);
+    reduce({sources, 2, dst, count, {}}, dtype, op);
 }
 
 }  // namespace farandole

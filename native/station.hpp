@@ -1,8 +1,8 @@
 // What lies in a member's segment: the words of the barrier, why the group was aborted, and two halves for staging.
 //
 // One rule makes every collective free of races. The time between two barriers is an *epoch*. In epoch e a member
-// writes only its own half e % 2, and reads only what others wrote in their half (e - 1) % 2. A half is written again
-// two epochs later, when the barrier between has told that all have read it.
+// writes its own half e % 2, and reads what others wrote in their half (e - 1) % 2. What in it is for this member alone
+// it may overwrite with an answer, which its owner finds in epoch e + 1, when that half is its own to write again.
 #pragma once
 
 #include <sched.h>
@@ -22,15 +22,14 @@ namespace farandole {
 constexpr int max_members = 64;
 constexpr std::size_t line_bytes = 64;
 
-// Bytes that one member can stage for the others in one epoch, and as many for results. Measured from 64 KB to 8 MB:
-// below, barriers count; above, what is staged falls out of the second-level cache before the others read it.
+// Bytes that one member can stage for the others in one epoch. Measured from 64 KB to 8 MB: below, barriers count;
+// above, what is staged falls out of the second-level cache before the others read it.
 constexpr std::size_t stage_bytes = 512 * 1024;
 
 struct Half {
     alignas(line_bytes) Signature signature;
     std::uint64_t counts[2 * max_members];
     alignas(line_bytes) std::byte contributions[stage_bytes];
-    alignas(line_bytes) std::byte results[stage_bytes];
 };
 
 enum class Cause : std::uint32_t { none, writing, aborted, stalled };
