@@ -141,6 +141,13 @@ def make_cluster() -> Iterator[Callable[..., Cluster]]:
         yield lambda nodes, **options: stack.enter_context(_or_skip(Cluster, nodes, **options))
 
 
+@pytest.fixture
+def make_slurm() -> Iterator[Callable[..., Slurm]]:
+    """The same under Slurm."""
+    with contextlib.ExitStack() as stack:
+        yield lambda nodes, **options: stack.enter_context(_or_skip(Slurm, nodes, **options))
+
+
 def _or_skip(kind: Callable[..., _Made], nodes: int, **options: Any) -> _Made:
     try:
         return kind(nodes, **options)
