@@ -56,6 +56,30 @@ def test_a_disagreement_is_told_to_all_and_the_next_call_works() -> None:
     assert all_say(negotiation, BASE).error == ""
 
 
+def test_a_rank_that_cannot_do_it_says_why_and_waits_for_nobody() -> None:
+    negotiation = Negotiation(["a", "b", "b"])
+    cannot = Signature(Kind.ALLREDUCE, [], [], refusal="a tensor of float8 does not travel")
+    say(negotiation, 1, cannot)
+    assert list(negotiation.waiting()) == []
+    say(negotiation, 0, BASE)
+    assert [(waiting.ready, waiting.missing) for waiting in negotiation.waiting()] == [((0,), (2,))]
+    say(negotiation, 2, BASE)
+    ranks, order = only(negotiation)
+    assert (list(ranks), order.error_kind, order.refused) == ([0, 1, 2], "MismatchError", True)
+    assert order.error == (
+        "allreduce 'x': the ranks differ in what they can do: rank 0 on a, rank 2 on b said it can; "
+        "rank 1 on b said it cannot: a tensor of float8 does not travel"
+    )
+    assert not all_say(negotiation, BASE, ranks=(0, 1, 2)).refused
+
+
+def test_what_nobody_can_do_is_over() -> None:
+    negotiation = Negotiation(["a", "b"])
+    order = all_say(negotiation, Signature(Kind.BROADCAST, [], [], refusal="root_rank=7"))
+    assert order.error == "broadcast 'x': no rank can do it: root_rank=7"
+    assert all_say(negotiation, BASE).error == ""
+
+
 def test_a_root_that_joined_has_nothing_to_send() -> None:
     negotiation = Negotiation(["a", "b"])
     say(negotiation, 1, Signature(Kind.BROADCAST, [F32], [[3]], root=0))

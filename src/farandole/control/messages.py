@@ -74,7 +74,7 @@ class Signature(msgspec.Struct, frozen=True, array_like=True):
     group is ordered as one and its members are compared. BARRIER and JOIN have no tensors. ``splits`` are the rows for
     each member (ALLTOALL, () for even ones), the ranks of the new set (ADD_SET), or ``[id]`` (REMOVE_SET); these two
     and JOIN are submitted to process set 0. Joins are matched by their kind, whatever their names; ``Order.names``
-    then holds one of them.
+    then holds one of them. A rank that has come and cannot do it says why in ``refusal``, and no more than the kind.
     """
 
     kind: int
@@ -86,6 +86,7 @@ class Signature(msgspec.Struct, frozen=True, array_like=True):
     root: int = -1
     splits: list[int] = []
     device: str = "cpu"
+    refusal: str = ""
 
 
 @final
@@ -227,7 +228,7 @@ class Order(msgspec.Struct, frozen=True, array_like=True):
     ranks that contribute nothing. ``sequence`` grows from order to order over all sets, so a rank may see gaps.
     ``value`` is the id of the set (ADD_SET, REMOVE_SET) or the rank that joined last (JOIN). An order with an
     ``error`` goes to the ranks that submitted it, never to joined ones; ``error_kind`` is the class of
-    ``farandole.errors`` to raise.
+    ``farandole.errors`` to raise, and ``refused`` says that a rank could not do it.
     """
 
     process_set: int
@@ -242,6 +243,7 @@ class Order(msgspec.Struct, frozen=True, array_like=True):
     error: str = ""
     error_kind: str = ""
     value: int = -1
+    refused: bool = False
 
 
 @final

@@ -82,7 +82,7 @@ def malformed(signature: Signature | None) -> str:
         return f"{unknown[0]} is no dtype"
     if len(signature.dtypes) != len(signature.shapes):
         return f"{len(signature.dtypes)} dtypes for {len(signature.shapes)} shapes"
-    if not signature.dtypes and signature.kind in _KINDS_WITH_TENSORS:
+    if not signature.dtypes and not signature.refusal and signature.kind in _KINDS_WITH_TENSORS:
         return "no tensors"
     if any(n < 0 for sizes in (*signature.shapes, signature.splits) for n in sizes):
         return "a negative size"
@@ -97,6 +97,7 @@ class _Aspect(NamedTuple):
 
 
 _KIND = _Aspect("the operation", lambda s: [Kind(s.kind).label])
+_ABILITY = _Aspect("what they can do", lambda s: [f"it cannot: {s.refusal}" if s.refusal else "it can"])
 _DEVICE = _Aspect("the device", lambda s: [s.device.partition(":")[0]])
 _COUNT = _Aspect("the members of the group", lambda s: [f"{len(s.shapes)} tensor{'s' * (len(s.shapes) != 1)}"])
 _DTYPE = _Aspect("the dtype", lambda s: [DType(d).label for d in s.dtypes])
@@ -109,7 +110,7 @@ _ROOT = _Aspect("the root rank", lambda s: [str(s.root)])
 _RANKS = _Aspect("the ranks of the process set", lambda s: [str(sorted(s.splits))])
 _ID = _Aspect("the process set", lambda s: [str(s.splits)])
 
-_TENSOR = (_KIND, _DEVICE, _COUNT, _DTYPE)
+_TENSOR = (_KIND, _ABILITY, _DEVICE, _COUNT, _DTYPE)
 _REDUCTION = (*_TENSOR, _SHAPE, _OP, _PRESCALE, _POSTSCALE)
 
 _ASPECTS: dict[Kind, tuple[_Aspect, ...]] = {
@@ -146,6 +147,8 @@ def _difference(statements: Statements, hosts: Sequence[str]) -> str:
 def _impossibility(members: Collection[int], statements: Statements, hosts: Sequence[str]) -> str:
     """Why this cannot be done although all agree; "" if it can."""
     first = statements.first
+    if first.refusal:
+        return f"no rank can do it: {first.refusal}"
     if first.kind == Kind.BROADCAST and first.root not in members:
         return f"the root is rank {first.root}, which is no member; the members are {list(members)}"
     if first.kind == Kind.BROADCAST and first.root not in statements.ranks:

@@ -68,6 +68,9 @@ class LoneLane:
             self.last = order
         return Done(outcomes)
 
+    def refuse(self, ask: Ask) -> None:
+        """See ``Lane``; there are no others."""
+
     def end(self, failure: Failure) -> None:
         """See ``Lane``."""
         self._ended = failure

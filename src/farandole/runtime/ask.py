@@ -19,18 +19,26 @@ Key: TypeAlias = tuple[int, str]
 
 @final
 class Ask:
-    """One entry of a ``Submit``. ``calls`` are empty for what moves no tensors; ``splits`` then are its ranks or id.
+    """One entry of a ``Submit``: ``name`` is what the caller called it, ``key`` what it is called on the wire.
 
-    ``fingerprint`` is equal for two asks that mean the same.
+    ``calls`` are empty for what moves no tensors; ``splits`` then are its ranks or id.
+
+    ``fingerprint`` is equal for two asks that mean the same. With a ``refusal`` it says why this rank cannot do it.
     """
 
-    __slots__ = ("calls", "fingerprint", "key", "kind", "splits")
+    __slots__ = ("calls", "fingerprint", "key", "kind", "name", "refusal", "splits")
 
     def __init__(
-        self, process_set: int, name: str, kind: Kind, calls: Sequence[Call], splits: Sequence[int] = ()
+        self,
+        process_set: int,
+        name: str,
+        kind: Kind,
+        calls: Sequence[Call],
+        splits: Sequence[int] = (),
+        refusal: str = "",
     ) -> None:
-        self.key: Key = (process_set, name)
-        self.kind, self.calls, self.splits = kind, calls, splits
+        self.name = self.key = (process_set, name)
+        self.kind, self.calls, self.splits, self.refusal = kind, calls, splits, refusal
         self.fingerprint: object = [
             (c.kind, c.array.dtype, c.shape, c.op, c.prescale, c.postscale, c.root, c.splits, c.array.device)
             for c in calls
@@ -43,7 +51,7 @@ class Ask:
     def signature(self) -> Signature:
         """What is compared with the other ranks."""
         if not self.calls:
-            return Signature(int(self.kind), [], [], splits=list(self.splits))
+            return Signature(int(self.kind), [], [], splits=list(self.splits), refusal=self.refusal)
         first = self.calls[0]
         return Signature(
             int(self.kind),

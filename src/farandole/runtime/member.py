@@ -27,7 +27,7 @@ from farandole.engines.candidates import CANDIDATES
 from farandole.engines.choose import base
 from farandole.engines.engine import Engine
 from farandole.engines.reach import known_address
-from farandole.errors import AbortError, ControlError, UnsupportedError
+from farandole.errors import AbortError, ControlError, FarandoleError, UnsupportedError
 from farandole.runtime.agreement import title
 from farandole.runtime.alone import LoneLane
 from farandole.runtime.ask import Ask
@@ -47,6 +47,9 @@ DYNAMIC = "DYNAMIC"
 """Horovod's value of ``HOROVOD_TIMELINE`` for: none yet, ``start_timeline`` will name the file."""
 
 FOREVER_S = 1e8
+
+LONGEST_REASON = 500
+"""What the others are told of an error that only this rank has, in characters."""
 
 HEARSAY_S = 0.1
 """How long a rank whose engine failed waits to be told of a death that explains it."""
@@ -115,6 +118,12 @@ class Session:
                 )
         with self._presence:
             return self._lane.submit(Ask(first.process_set, first.name, first.kind, calls), background)
+
+    def refuse(self, process_set: int, name: str, kind: Kind, error: Exception) -> None:
+        """Tell the other members that ``error`` keeps this rank from a collective, which it would otherwise submit."""
+        reason = str(error) if isinstance(error, FarandoleError) else f"{type(error).__name__}: {error}"
+        with self._presence:
+            self._lane.refuse(Ask(process_set, name, kind, (), refusal=reason[:LONGEST_REASON]))
 
     def join(self) -> int:
         """Take part in no further collectives until every rank has called this; returns the rank that came last."""

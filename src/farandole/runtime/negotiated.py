@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, final
@@ -53,6 +54,9 @@ class Lane(Protocol):
 
     def submit(self, ask: Ask, background: bool) -> Handle:
         """Announce that this rank is ready; ``background`` if nobody may wait for it soon."""
+
+    def refuse(self, ask: Ask) -> None:
+        """Tell the others that this rank has come and cannot do it, so that they raise; nobody waits here."""
 
     def end(self, failure: Failure) -> None:
         """Fail everything in flight and all that comes later."""
@@ -118,6 +122,7 @@ class NegotiatedLane:
         self._wanted = threading.Condition(lock)  # the background thread's alone: it need not wake for everybody's news
         self._inflight: dict[Key, Pending] = {}
         self._known: dict[Key, _Known] = {}
+        self._refused: Counter[Key] = Counter()
         self._leading = False
         self._asleep = 0
         self._unattended = 0
@@ -130,6 +135,8 @@ class NegotiatedLane:
         with self._changed:
             if self._ended is not None:
                 raise self._ended.fresh()
+            if self._refused:
+                ask.key = self._current(ask.name)
             if ask.key in self._inflight:
                 raise DuplicateNameError(
                     f"{ask.key[1]!r} was submitted while the one before it is still in flight on this rank: "
@@ -145,6 +152,15 @@ class NegotiatedLane:
         if background:
             self._wake_background()
         return pending
+
+    def refuse(self, ask: Ask) -> None:
+        """See ``Lane``."""
+        with self._changed:
+            ask.key = self._current(ask.name)
+            if self._ended is not None or ask.key in self._inflight:
+                return
+            self._refused[ask.name] += 1
+        self._announce(ask.entry())
 
     def drive(self, enough: Callable[[], bool]) -> None:
         """Return when ``enough()``: lead, or sleep while somebody else does."""
@@ -179,6 +195,15 @@ class NegotiatedLane:
             self._asleep += 1
             self._changed.wait_for(lambda: not self._leading, LEAVE_S)
             self._asleep -= 1
+
+    def _current(self, name: Key) -> Key:
+        """What a name is called on the wire now.
+
+        A rank that refuses does not wait for the others. So that what it does next under this name meets what they do
+        next, every member counts the times that the name was refused.
+        """
+        times = self._refused[name]
+        return (name[0], f"{name[1]} (after {times} refused)") if times else name
 
     def _announce(self, entry: Entry) -> None:
         with contextlib.suppress(ControlError):  # closed, after end() has failed this handle with a better reason
@@ -252,6 +277,8 @@ class NegotiatedLane:
                 if pending is None or pending.finished:
                     continue
                 self._finish(pending, outcomes[i], failure)
+                if order.refused:
+                    self._refused[pending.ask.name] += 1
                 number = order.cached[i] if order.cached else -1
                 if number >= 0:
                     self._remember(pending.ask, number)

@@ -310,7 +310,7 @@ class Negotiation:
         if plan.error:
             order = Order(
                 first.process_set, self._orders, first.kind, [first.name], [plan.signature],
-                error=plan.error, error_kind=plan.error_kind,
+                error=plan.error, error_kind=plan.error_kind, refused=bool(first.refused),
             )  # fmt: skip
             return Delivery(first.ready, order)
         order = Order(
@@ -336,13 +336,14 @@ class Negotiation:
         A join waits by nature; it counts from the last order, since which nothing has moved.
         """
         for proposal in self._open():
-            yield Waiting(
-                (*proposal.key, proposal.since_s),
-                proposal.title,
-                max(proposal.since_s, self._ordered_s) if proposal is self._join else proposal.since_s,
-                tuple(proposal.ready),
-                tuple(proposal.missing),
-            )
+            if ready := tuple(proposal.ready - proposal.refused):
+                yield Waiting(
+                    (*proposal.key, proposal.since_s),
+                    proposal.title,
+                    max(proposal.since_s, self._ordered_s) if proposal is self._join else proposal.since_s,
+                    ready,
+                    tuple(proposal.missing),
+                )
 
     def last(self, rank: int) -> str:
         """The last collective that ``rank`` was ordered to do; "" for none."""

@@ -26,7 +26,8 @@ class Proposal:
     """Who is ready and what they said, who is ``missing``, since when, and when the latest came.
 
     ``line`` is the cache line that the first ranks named by number, ``numbered`` all that named that one, ``said`` what
-    the others said; ``error``, ``number`` and ``value`` are those of the order to come.
+    the others said, and ``refused`` who of them cannot do it and does not wait; ``error``, ``number`` and ``value`` are
+    those of the order to come.
     """
 
     process_set: int
@@ -38,6 +39,7 @@ class Proposal:
     line: Line | None = None
     numbered: RankSet = field(default_factory=RankSet)
     said: Statements = field(default_factory=Statements)
+    refused: RankSet = field(default_factory=RankSet)
     latest: RankSet = field(default_factory=RankSet)
     error: str = ""
     error_kind: str = ""
@@ -82,6 +84,8 @@ class Proposal:
             self.numbered |= ranks
         else:
             self.said.update(line.statements, ranks)
+        if signature.refusal:
+            self.refused |= ranks
         self.missing -= ranks
         self.latest, self.latest_s = ranks, now
 

@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Any, Generic, TypeVar, final
 
 from farandole.collective import Array, Kind, ReduceOp
-from farandole.errors import UnsupportedError, UsageError
+from farandole.errors import CollectiveError, UnsupportedError, UsageError
 from farandole.runtime.adapter import Adapter
 from farandole.runtime.call import Call, Handle, Outcome
 from farandole.runtime.process_sets import ProcessSet
@@ -98,16 +98,20 @@ class Request(Generic[R]):
         return Request(self._session, self._calls, lambda outcomes: change(finish(outcomes)))
 
     def _submit(self, background: bool) -> Pending[R]:
-        return Pending(self._session.submit(self._calls, background) if self._calls else None, self._finish)
+        if not self._calls:
+            return Pending(None, self._finish)
+        first = self._calls[0]
+        with _Telling(first.kind, first.name, first.process_set):
+            return Pending(self._session.submit(self._calls, background), self._finish)
 
 
 @final
 class Verbs(Generic[T]):
     """The collectives of one framework, on lists of its tensors.
 
-    All raise ``UsageError`` (a ``ValueError``) at once for what cannot be right on this rank alone; what the ranks
-    disagree on is raised when it has run. ``name`` identifies a call across ranks; without one, calls are matched by
-    their order within their process set.
+    All raise ``UsageError`` (a ``ValueError``) at once for what cannot be right on this rank alone, and the others then
+    raise ``MismatchError``; what the ranks disagree on is raised when it has run. ``name`` identifies a call across
+    ranks; without one, calls are matched by their order within their process set.
     """
 
     def __init__(self, adapter: Adapter[T]) -> None:
@@ -119,43 +123,45 @@ class Verbs(Generic[T]):
     ) -> Request[list[T]]:
         """Combine what every member gives, elementwise; all get the result. Shapes and dtypes agree between members."""
         name = self._name(Kind.ALLREDUCE, name, process_set)
-        work = [self._adapter.dense(t) if in_place else self._adapter.clone(t) for t in tensors]
-        calls = [
-            Call(
-                Kind.ALLREDUCE,
-                each,
-                self._array(Kind.ALLREDUCE, t, how.op),
-                self._adapter.shape(t),
-                number_of(process_set),
-                how.op,
-                how.prescale,
-                how.postscale,
-            )
-            for each, t in zip(_group(name, len(work)), work, strict=True)
-        ]
-        return self._request(calls, lambda _: self._settle(tensors, work) if in_place else work)
+        with _Telling(Kind.ALLREDUCE, name, number_of(process_set)):
+            work = [self._adapter.dense(t) if in_place else self._adapter.clone(t) for t in tensors]
+            calls = [
+                Call(
+                    Kind.ALLREDUCE,
+                    each,
+                    self._array(Kind.ALLREDUCE, t, how.op),
+                    self._adapter.shape(t),
+                    number_of(process_set),
+                    how.op,
+                    how.prescale,
+                    how.postscale,
+                )
+                for each, t in zip(_group(name, len(work)), work, strict=True)
+            ]
+            return self._request(calls, lambda _: self._settle(tensors, work) if in_place else work)
 
     def reducescatter(
         self, tensors: Sequence[T], name: str | None, how: Reduction, process_set: ProcessSet
     ) -> Request[list[T]]:
         """Combine like ``allreduce``, and keep this member's share of dimension 0; odd rows go to the first members."""
         name = self._name(Kind.REDUCESCATTER, name, process_set)
-        outputs = _Outputs(self._adapter)
-        calls = [
-            Call(
-                Kind.REDUCESCATTER,
-                each,
-                self._array(Kind.REDUCESCATTER, t, how.op),
-                self._rows("reducescatter", t),
-                number_of(process_set),
-                how.op,
-                how.prescale,
-                how.postscale,
-                allocate=outputs.reserve(t),
-            )
-            for each, t in zip(_group(name, len(tensors)), map(self._adapter.dense, tensors), strict=True)
-        ]
-        return self._request(calls, outputs.collect)
+        with _Telling(Kind.REDUCESCATTER, name, number_of(process_set)):
+            outputs = _Outputs(self._adapter)
+            calls = [
+                Call(
+                    Kind.REDUCESCATTER,
+                    each,
+                    self._array(Kind.REDUCESCATTER, t, how.op),
+                    self._rows("reducescatter", t),
+                    number_of(process_set),
+                    how.op,
+                    how.prescale,
+                    how.postscale,
+                    allocate=outputs.reserve(t),
+                )
+                for each, t in zip(_group(name, len(tensors)), map(self._adapter.dense, tensors), strict=True)
+            ]
+            return self._request(calls, outputs.collect)
 
     def allgather(
         self, tensors: Sequence[T], name: str | None, process_set: ProcessSet
@@ -165,45 +171,47 @@ class Verbs(Generic[T]):
         Each result comes with the rows that each member gave.
         """
         name = self._name(Kind.ALLGATHER, name, process_set)
-        outputs = _Outputs(self._adapter)
-        calls = [
-            Call(
-                Kind.ALLGATHER,
-                each,
-                self._adapter.array(t),
-                self._adapter.shape(t) or (1,),
-                number_of(process_set),
-                allocate=outputs.reserve(t),
+        with _Telling(Kind.ALLGATHER, name, number_of(process_set)):
+            outputs = _Outputs(self._adapter)
+            calls = [
+                Call(
+                    Kind.ALLGATHER,
+                    each,
+                    self._adapter.array(t),
+                    self._adapter.shape(t) or (1,),
+                    number_of(process_set),
+                    allocate=outputs.reserve(t),
+                )
+                for each, t in zip(_group(name, len(tensors)), map(self._adapter.dense, tensors), strict=True)
+            ]
+            return self._request(
+                calls, lambda done: [(t, o.received_splits) for t, o in zip(outputs.collect(done), done, strict=True)]
             )
-            for each, t in zip(_group(name, len(tensors)), map(self._adapter.dense, tensors), strict=True)
-        ]
-        return self._request(
-            calls, lambda done: [(t, o.received_splits) for t, o in zip(outputs.collect(done), done, strict=True)]
-        )
 
     def broadcast(
         self, tensors: Sequence[T], root: int, name: str | None, process_set: ProcessSet, *, in_place: bool = False
     ) -> Request[list[T]]:
         """Give every member what the one with global rank ``root`` has."""
         name = self._name(Kind.BROADCAST, name, process_set)
-        if root not in process_set.ranks:
-            raise UsageError(
-                f"broadcast from root_rank={root!r}, but the process set holds the ranks {process_set.ranks}: "
-                "the root is a global rank among them"
-            )
-        work = [self._adapter.dense(t) if in_place else self._adapter.clone(t) for t in tensors]
-        calls = [
-            Call(
-                Kind.BROADCAST,
-                each,
-                self._adapter.array(t),
-                self._adapter.shape(t),
-                number_of(process_set),
-                root=int(root),
-            )
-            for each, t in zip(_group(name, len(work)), work, strict=True)
-        ]
-        return self._request(calls, lambda _: self._settle(tensors, work) if in_place else work)
+        with _Telling(Kind.BROADCAST, name, number_of(process_set)):
+            if root not in process_set.ranks:
+                raise UsageError(
+                    f"broadcast from root_rank={root!r}, but the process set holds the ranks {process_set.ranks}: "
+                    "the root is a global rank among them"
+                )
+            work = [self._adapter.dense(t) if in_place else self._adapter.clone(t) for t in tensors]
+            calls = [
+                Call(
+                    Kind.BROADCAST,
+                    each,
+                    self._adapter.array(t),
+                    self._adapter.shape(t),
+                    number_of(process_set),
+                    root=int(root),
+                )
+                for each, t in zip(_group(name, len(work)), work, strict=True)
+            ]
+            return self._request(calls, lambda _: self._settle(tensors, work) if in_place else work)
 
     def alltoall(
         self, tensor: T, splits: Sequence[int] | None, name: str | None, process_set: ProcessSet
@@ -213,19 +221,20 @@ class Verbs(Generic[T]):
         Where the rows of one member do not go that way, all raise ``MismatchError``: the others would wait for it.
         """
         name = self._name(Kind.ALLTOALL, name, process_set)
-        dense = self._adapter.dense(tensor)
-        shape = self._rows("alltoall", dense)
-        outputs = _Outputs(self._adapter)
-        call = Call(
-            Kind.ALLTOALL,
-            name,
-            self._adapter.array(dense),
-            shape,
-            number_of(process_set),
-            splits=_splits(splits),
-            allocate=outputs.reserve(dense),
-        )
-        return self._request([call], lambda outcomes: (outputs.collect(outcomes)[0], outcomes[0].received_splits))
+        with _Telling(Kind.ALLTOALL, name, number_of(process_set)):
+            dense = self._adapter.dense(tensor)
+            shape = self._rows("alltoall", dense)
+            outputs = _Outputs(self._adapter)
+            call = Call(
+                Kind.ALLTOALL,
+                name,
+                self._adapter.array(dense),
+                shape,
+                number_of(process_set),
+                splits=_splits(splits),
+                allocate=outputs.reserve(dense),
+            )
+            return self._request([call], lambda outcomes: (outputs.collect(outcomes)[0], outcomes[0].received_splits))
 
     def _request(self, calls: list[Call], finish: Callable[[list[Outcome]], R]) -> Request[R]:
         devices = {call.array.device for call in calls}
@@ -308,6 +317,23 @@ class Handles:
         """The result; ``None`` for a handle that is not known, as in Horovod."""
         pending = self._pending.pop(number, None)
         return None if pending is None else pending.wait()
+
+
+@final
+class _Telling:
+    """Tells the other members what keeps this rank from beginning a collective: they would wait for it."""
+
+    __slots__ = ("_asked",)
+
+    def __init__(self, kind: Kind, name: str, process_set: int) -> None:
+        self._asked = process_set, name, kind
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, CollectiveError):
+            current().refuse(*self._asked, error)
 
 
 @final

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import tempfile
 from pathlib import Path
@@ -271,6 +272,42 @@ def check_that_disagreement_raises_everywhere_and_the_next_call_works() -> None:
         assert hvd.allreduce(torch.ones(1)).item() == 1.0
 
 
+def check_that_what_one_rank_cannot_do_raises_everywhere_and_the_next_call_works() -> None:
+    last, ones = hvd.rank() == hvd.size() - 1, torch.ones(3)
+    if hvd.size() == 1:
+        return
+    for wrong, right, text in (
+        (
+            lambda: hvd.allreduce(ones.to(torch.float8_e4m3fn), name="x"),
+            lambda: hvd.allreduce(ones, name="x"),
+            "travel",
+        ),
+        (
+            lambda: hvd.allreduce(ones.int(), name="x", op=hvd.Adasum),
+            lambda: hvd.allreduce(ones, name="x"),
+            "op=Adasum",
+        ),
+        (
+            lambda: hvd.allreduce_async(ones.to("meta")),
+            lambda: hvd.synchronize(hvd.allreduce_async(ones)),
+            "cpu tensors",
+        ),
+        (lambda: hvd.broadcast(ones, hvd.size()), lambda: hvd.broadcast(ones, 0), "root_rank"),
+        (lambda: hvd.reducescatter(ones[0]), lambda: hvd.reducescatter(ones), "scalar"),
+        (lambda: hvd.alltoall(ones, splits=[-1]), lambda: hvd.alltoall(ones, splits=[1] * hvd.size()), "negative"),
+    ):
+        for attempt in range(2):
+            if last:
+                with pytest.raises(ValueError, match=text):
+                    wrong()
+            else:
+                with pytest.raises(
+                    hvd.HorovodInternalError, match=rf"rank {hvd.size() - 1} on \S+ said it cannot: .*{text}"
+                ):
+                    right()
+            assert hvd.allreduce(ones, name="x").tolist() == [1.0] * 3, attempt
+
+
 def check_a_name_that_is_in_flight() -> None:
     if hvd.rank() == 0 and hvd.size() > 1:
         handle = hvd.allreduce_async(torch.ones(2), name="twice", op=hvd.Sum)
@@ -298,7 +335,8 @@ def check_the_topology_and_the_probes() -> None:
         hvd.cuda_built,
         hvd.rocm_built,
     )
-    assert [bool(probe()) for probe in probes] == [False, True, False, False, False, False, False]
+    mpi4py = importlib.util.find_spec("mpi4py") is not None
+    assert [bool(probe()) for probe in probes] == [mpi4py, True, False, False, False, False, False]
     assert [int(op) for op in (hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max, hvd.Product)] == list(range(6))
 
 
