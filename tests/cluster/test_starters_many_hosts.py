@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -21,6 +23,7 @@ IN_TIME_S = HOST_TIMEOUT_S + 10.0
 
 COUNTS = FACTS + 'join("first")\njoin("again")\n'
 PORT = 7000
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "start-with-slurm-mpi-torchrun.md"
 
 
 @final
@@ -102,6 +105,26 @@ def test_srun_places_ranks_in_turn_on_uneven_hosts_and_leaves_nothing(slurm: Slu
     assert litter(tmp_path) == []
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_batch_scripts_of_the_documentation_run(slurm: Slurm, tmp_path: Path, number: int) -> None:
+    blocks = re.findall(r"^```bash script\n(#!/bin/bash.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    (tmp_path / "job.sh").write_text(blocks[number])
+    (tmp_path / "train.py").write_text(FACTS + 'join("first")')
+    bin_ = Path(sys.executable).parent
+    smaller = ["--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--output=out.txt"]
+    job = ClusterJob(
+        slurm.cluster,
+        tmp_path,
+        ["sbatch", "--wait", *smaller, "job.sh"],
+        {"PATH": f"{bin_}:{os.environ['PATH']}"},
+        "head",
+    )
+    job.until(lambda: job.process.poll() is not None, "for the end")
+    output = (tmp_path / "out.txt").read_text()
+    assert column(told(output, "first"), "host") == ["node1", "node2"], output
+    assert litter(tmp_path) == []
+
+
 def test_survivors_of_a_killed_task_are_told_who_it_was_and_go_on(slurm: Slurm, tmp_path: Path) -> None:
     key = new_secret()
     (tmp_path / "rank.py").write_text(LOSES)
@@ -161,35 +184,38 @@ def test_a_program_in_an_allocation_is_alone_unless_srun_starts_it(slurm: Slurm,
         assert column(told(output, "first"), "size") == [1], output
 
 
+@pytest.mark.parametrize("radix", [32, 2], ids=["flat", "tree"])
 def test_plain_variables_make_a_job_over_hosts_and_a_host_without_power_is_named(
-    make_cluster: Callable[..., Cluster], ranks: StartRanks
+    make_cluster: Callable[..., Cluster], ranks: StartRanks, radix: int
 ) -> None:
     cluster = make_cluster(2)
-    job = ranks(cluster, LOSES, ["node1", "node2", "node1", "node2"], FARANDOLE_HOST_TIMEOUT_S=str(HOST_TIMEOUT_S))
+    limits = {"FARANDOLE_HOST_TIMEOUT_S": str(HOST_TIMEOUT_S), "FARANDOLE_TREE_RADIX": str(radix)}
+    job = ranks(cluster, LOSES, ["node1", "node2", "node1", "node2"], **limits)
     job.said("ready", 4)
     cluster.kill("node2")
     job.said("raised", 2)
     for each in told(job.stdout(), "raised"):
         assert each["kind"] == "AbortError"
-        assert each["text"].startswith("rank 1, rank 3 on node2 lost: host node2 has not been heard of for 2 s"), each
+        assert each["text"].startswith("ranks 1, 3 on node2 lost: host node2 has not been heard of for 2 s"), each
         assert each["waited_s"] < IN_TIME_S
     assert column(told(job.stdout(), "raised"), "rank") == [0, 2]
     for host in ("head", "node1"):
         job.jobs[0].until(lambda host=host: not cluster.processes(host), f"for the last of {host}")  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("fault", ["power", "freeze", "cable"])
+@pytest.mark.parametrize(("fault", "radix"), [("power", 32), ("freeze", 32), ("cable", 32), ("power", 2)], ids=str)
 def test_who_loses_the_controllers_host_is_told_too_and_leaves_nothing(
-    make_cluster: Callable[..., Cluster], ranks: StartRanks, fault: str
+    make_cluster: Callable[..., Cluster], ranks: StartRanks, fault: str, radix: int
 ) -> None:
     cluster = make_cluster(2)
-    job = ranks(cluster, LOSES, ["node1", "node2"], FARANDOLE_HOST_TIMEOUT_S=str(HOST_TIMEOUT_S))
-    job.said("ready", 2)
+    limits = {"FARANDOLE_HOST_TIMEOUT_S": str(HOST_TIMEOUT_S), "FARANDOLE_TREE_RADIX": str(radix)}
+    job = ranks(cluster, LOSES, ["node1", "node2", "node2"], **limits)
+    job.said("ready", 3)
     {"power": cluster.kill, "freeze": cluster.freeze, "cable": cluster.cut}[fault]("node1")
-    job.said("raised", 2 if fault == "cable" else 1)  # then each side has lost the other
-    raised = next(each for each in told(job.stdout(), "raised") if each["rank"] == 1)
-    assert raised["kind"] == "AbortError", raised
-    assert raised["waited_s"] < IN_TIME_S
+    job.said("raised", 3 if fault == "cable" else 2)  # then each side has lost the other
+    raised = [each for each in told(job.stdout(), "raised") if each["rank"] > 0]
+    assert column(raised, "kind") == ["AbortError"] * 2, raised
+    assert max(column(raised, "waited_s")) < IN_TIME_S
     job.jobs[1].until(lambda: not cluster.processes("node2"), "for the last processes of node2")
 
 

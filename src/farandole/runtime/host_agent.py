@@ -11,6 +11,7 @@ import contextlib
 import os
 import select
 import signal
+import socket
 import time
 from typing import final
 
@@ -21,17 +22,22 @@ from farandole.control.channel import LONGEST_WAIT_S
 from farandole.control.keys import JobKeys
 from farandole.errors import ControlError
 from farandole.runtime.agent_link import AgentLink
+from farandole.runtime.host_socket import tell
 from farandole.runtime.hosted import FOR_WORKERS, AgentCharge
+from farandole.runtime.relay import Relay
 from farandole.runtime.standalone import STDIN, first_line
+from farandole.settings import Settings
 
 
 @final
 class HostAgent:
-    """A single-threaded loop over the controller's messages and the ends of processes."""
+    """A single-threaded loop over the controller's messages, the ends of processes, and questions for ``address``."""
 
-    def __init__(self, charge: AgentCharge, link: AgentLink) -> None:
+    def __init__(self, charge: AgentCharge, link: AgentLink, address: str) -> None:
         self._link = link
+        self._claimed, self._address = socket.socket(fileno=charge.claimed), address
         self._poll = select.poll()
+        self._poll.register(charge.claimed, select.POLLIN)
         self._fds: dict[int, int] = {}  # the descriptor of each process that is watched
         self._places: dict[int, int] = {}  # those the controller has asked for
         for fd in link.fds:
@@ -47,6 +53,8 @@ class HostAgent:
                     self._places[message.pid] = message.place
                     if not self._watch(message.pid):
                         self._report(message.pid)
+            if self._claimed.fileno() in ready:
+                tell(self._claimed, self._address)
             for pid, fd in list(self._fds.items()):
                 if fd in ready:
                     self._unwatch(pid)
@@ -57,6 +65,7 @@ class HostAgent:
         """Stop watching."""
         for pid in list(self._fds):
             self._unwatch(pid)
+        self._claimed.close()
 
     def _patience_ms(self) -> float | None:
         deadline_s = self._link.deadline_s
@@ -90,9 +99,11 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     charge = msgspec.json.decode(first_line(STDIN), type=AgentCharge)
     keys = JobKeys.from_secret(charge.secret)
+    relay = Relay(keys, charge.host, charge.silence_s, Settings.resolve().network_interface) if charge.relay else None
+    address = relay.address if relay is not None else charge.address
     with (
-        contextlib.closing(AgentLink(charge.address, keys, charge.host, charge.silence_s)) as link,
-        contextlib.closing(HostAgent(charge, link)) as agent,
+        contextlib.closing(AgentLink(charge.address, keys, charge.host, charge.silence_s, relay)) as link,
+        contextlib.closing(HostAgent(charge, link, address)) as agent,
         contextlib.suppress(ControlError),
     ):
         agent.serve()

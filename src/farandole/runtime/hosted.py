@@ -10,16 +10,11 @@ with the job.
 from __future__ import annotations
 
 import atexit
-import contextlib
-import errno
 import functools
 import os
 import signal
-import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, final
 
@@ -28,6 +23,7 @@ import msgspec
 from farandole.cluster.contact import Contact
 from farandole.cluster.environment import CONTROLLER
 from farandole.errors import StartError
+from farandole.runtime.host_socket import claim
 from farandole.settings import Settings
 
 CONTROLLER_MODULE = "farandole.runtime.standalone"
@@ -57,13 +53,18 @@ class Charge(msgspec.Struct, frozen=True):
 
 @final
 class AgentCharge(msgspec.Struct, frozen=True):
-    """The same for an agent. It stays as long as ``starter``, or another process that it is told to watch."""
+    """The same for an agent. It stays as long as ``starter``, or another process that it is told to watch.
+
+    With ``relay`` the workers of its host are reached through it, and ask by the descriptor ``claimed`` where.
+    """
 
     address: str
     host: str
     secret: str
     starter: int
     silence_s: float
+    relay: bool = False
+    claimed: int = -1
 
 
 @final
@@ -108,34 +109,16 @@ def ensure_controller(job: str, charge: Charge, settings: Settings) -> Contact:
 
 def ensure_agent(charge: AgentCharge, settings: Settings) -> None:
     """Start the agent of this host, unless another process of the job has, or the controller itself is here."""
-    with claim_host(charge.secret, charge.host) as claim:
-        if claim is None:
+    with claim(charge.secret, charge.host) as claimed:
+        if claimed is None:
             return
         _watch_exit()
-        agent = _start(AGENT_MODULE, settings, stdin=subprocess.PIPE, pass_fds=[claim.fileno()])
+        charge = msgspec.structs.replace(charge, claimed=claimed.fileno())
+        agent = _start(AGENT_MODULE, settings, stdin=subprocess.PIPE, pass_fds=[charge.claimed])
     _agents.append(agent)
     assert agent.stdin is not None
     with agent.stdin as pipe:
         pipe.write(msgspec.json.encode(charge) + b"\n")
-
-
-@contextlib.contextmanager
-def claim_host(secret: str, host: str) -> Iterator[socket.socket | None]:
-    """A socket with a name that one process of a host can have at a time, as its sole watcher for this job.
-
-    ``None`` if another one has it. Who inherits the descriptor keeps the name; with the last of them it is free again,
-    and nothing is left in any folder.
-    """
-    name = b"\0farandole-" + blake2b(f"{secret} {host}".encode(), digest_size=16).hexdigest().encode()
-    with socket.socket(socket.AF_UNIX) as claim:
-        try:
-            claim.bind(name)
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise
-            yield None
-        else:
-            yield claim
 
 
 def _start(module: str, settings: Settings, **options: Any) -> subprocess.Popen[bytes]:

@@ -21,6 +21,7 @@ from farandole.control.channel import LOCAL
 from farandole.control.dial import first_answering
 from farandole.control.keys import JobKeys, new_secret
 from farandole.errors import ControlError, SettingsError, StartError
+from farandole.runtime.host_socket import ask
 from farandole.runtime.hosted import AgentCharge, Charge, ensure_agent, ensure_controller
 from farandole.runtime.link import Seat
 from farandole.settings import Settings
@@ -52,11 +53,18 @@ def meet(environment: Environment, part: Part, settings: Settings) -> Seat:
         contact = _start(job, environment, part, meeting, settings)
     else:
         contact = _found.get(job) or _look_for(environment, part, meeting)
-    seat = Seat(part.place, part.expected, environment.host, contact.addresses[0], contact.key)
-    if job not in _found and environment.spans_hosts and not environment.launched and not is_loopback(seat.controller):
-        ensure_agent(AgentCharge(seat.controller, seat.host, seat.key, os.getpid(), settings.host_timeout_s), settings)
+        if job not in _found and environment.spans_hosts and not environment.launched:
+            contact = _by_way_of_agent(contact, environment.host, part.expected, settings)
     _found[job] = contact
-    return seat
+    return Seat(part.place, part.expected, environment.host, contact.addresses[0], contact.key)
+
+
+def _by_way_of_agent(contact: Contact, host: str, size: int, settings: Settings) -> Contact:
+    """See to it that this host has an agent. In large jobs that, and not the controller, is whom workers speak to."""
+    [address], key = contact.addresses, contact.key
+    is_large = size > settings.tree_radix
+    ensure_agent(AgentCharge(address, host, key, os.getpid(), settings.host_timeout_s, is_large), settings)
+    return Contact([ask(key, host, settings.start_timeout_s)], key) if is_large else contact
 
 
 def _start(job: str, environment: Environment, part: Part, meeting: Meeting, settings: Settings) -> Contact:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import sys
 import time
 from typing import Any, final
@@ -24,9 +25,11 @@ from farandole.control.messages import Hello
 from farandole.control.process import dump_stack
 from farandole.errors import ControlError, UsageError
 from farandole.runtime.controller import FAREWELL_S
-from farandole.runtime.hosted import FOR_WORKERS, Charge, claim_host
+from farandole.runtime.host_socket import claim, tell
+from farandole.runtime.hosted import FOR_WORKERS, Charge
 from farandole.runtime.root import Root
 from farandole.runtime.stall import PATIENCE_S
+from farandole.runtime.wording import name_numbers
 from farandole.settings import Settings
 
 STDIN, STDOUT = 0, 1
@@ -38,8 +41,9 @@ LOST = -signal.SIGKILL
 class Standalone:
     """The loop around a ``Root``: it knows all workers, and hears of their ends by descriptors and from agents."""
 
-    def __init__(self, charge: Charge, router: Router) -> None:
+    def __init__(self, charge: Charge, router: Router, claimed: socket.socket | None) -> None:
         settings = Settings.resolve()
+        self._claimed = claimed
         self._router, self._charge, self._start_timeout_s = router, charge, settings.start_timeout_s
         self._root = Root(router, settings, charge.expected)
         self._root.on_agent, self._root.on_lost = self._on_agent, self._on_lost
@@ -56,8 +60,12 @@ class Standalone:
     def serve(self) -> None:
         """Return when the starter has gone, or all workers of this host have."""
         self._router.watch(STDIN)
+        if self._claimed is not None:
+            self._router.watch(self._claimed.fileno())
         while True:
             ready = self._root.turn(None)
+            if self._claimed is not None and self._claimed.fileno() in ready:
+                tell(self._claimed, f"tcp://127.0.0.1:{self._router.address.rpartition(':')[2]}")
             for fd in ready & set(self._workers):
                 self._end(fd)
             if STDIN in ready and not os.read(STDIN, 4096):
@@ -121,7 +129,7 @@ class Standalone:
     def _on_lost(self, host: str, reason: str) -> None:
         """All its workers count as dead; the first report ends the generation, so it names them all."""
         dead = [hello for hello in self._hellos.values() if hello.host == host]
-        ranks = ", ".join(f"rank {hello.place}" for hello in dead)
+        ranks = name_numbers(hello.place for hello in dead)
         for hello in dead:
             del self._hellos[host, hello.pid]
             self._controller.worker_exited(hello.place, hello.pid, LOST, f"{ranks} on {host} lost: {reason}")
@@ -158,7 +166,11 @@ def main() -> None:
     except (ControlError, UsageError) as error:
         _say(str(error))
         sys.exit(1)
-    with claim_host(charge.secret, charge.host), router, contextlib.closing(Standalone(charge, router)) as standalone:
+    with (
+        claim(charge.secret, charge.host) as claimed,
+        router,
+        contextlib.closing(Standalone(charge, router, claimed)) as standalone,
+    ):
         try:
             with contextlib.suppress(BrokenPipeError):  # else the starter waits for it
                 os.write(STDOUT, msgspec.json.encode(addresses) + b"\n")
