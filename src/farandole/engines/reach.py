@@ -35,20 +35,22 @@ def reachable_address(group: Group, exchange: Exchange) -> str:
 
     Tried in this order: what the group knows (a network interface that was asked for, or this side of the connection to
     the controller), the route to a peer that knows its address, the route to a peer's host by its name, the name of
-    this host. Raises ``EngineError`` on a member that finds nothing.
+    this host. All listen by the same version of IP, that of the first member that knows: each may have found the
+    controller by the other. Raises ``EngineError`` on a member that finds nothing.
     """
     if len(set(group.hosts)) == 1:
         return LOOPBACK
     known = "" if _is_loopback(group.address) else group.address
-    said = exchange(known.encode())
-    if known:
+    said = [answer.decode() for answer in exchange(known.encode())]
+    family = next((_family(address) for address in said if address), socket.AF_UNSPEC)
+    if known and _family(known) == family:
         return known
     here = group.hosts[group.rank]
     others = [place for place, host in enumerate(group.hosts) if host != here]
-    for destination in (*(said[place].decode() for place in others), *dict.fromkeys(group.hosts[p] for p in others)):
-        if destination and (found := source_towards(destination)):
+    for destination in (*(said[place] for place in others), *dict.fromkeys(group.hosts[p] for p in others)):
+        if destination and (found := source_towards(destination, family)):
             return found
-    if found := _own_address():
+    if found := _own_address(family):
         return found
     raise EngineError(
         f"{group.name(group.rank)} does not know by which address other hosts reach it: no other host's name resolves "
@@ -56,11 +58,11 @@ def reachable_address(group: Group, exchange: Exchange) -> str:
     )
 
 
-def source_towards(destination: str) -> str:
+def source_towards(destination: str, family: int = socket.AF_UNSPEC) -> str:
     """The address of this host that the kernel would send from to ``destination``; "" if only the loopback, or none."""
     with contextlib.suppress(OSError):
-        for family, kind, protocol, _, address in socket.getaddrinfo(destination, _ANY_PORT, type=socket.SOCK_DGRAM):
-            with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as asking:
+        for found, kind, protocol, _, address in socket.getaddrinfo(destination, _ANY_PORT, family, socket.SOCK_DGRAM):
+            with contextlib.suppress(OSError), socket.socket(found, kind, protocol) as asking:
                 asking.connect(address)
                 source = str(asking.getsockname()[0])
                 if not _is_loopback(source):
@@ -68,12 +70,16 @@ def source_towards(destination: str) -> str:
     return ""
 
 
-def _own_address() -> str:
+def _own_address(family: int) -> str:
     with contextlib.suppress(OSError):
-        for *_, address in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM):
+        for *_, address in socket.getaddrinfo(socket.gethostname(), None, family, socket.SOCK_STREAM):
             if not _is_loopback(str(address[0])):
                 return str(address[0])
     return ""
+
+
+def _family(address: str) -> int:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def _is_loopback(address: str) -> bool:
