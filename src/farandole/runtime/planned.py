@@ -96,6 +96,10 @@ class PlannedLane:
         self._sequence += 1
         return self.session.inside(self._process_set, self.label, self._sequence, f"{self.label}: {what}")
 
+    def abort(self, reason: str) -> None:
+        """Wake who waits in it, from another thread; it cannot be used any more."""
+        self._engine.abort(f"{self.label}: {reason}")
+
     def close(self) -> None:
         """Nobody will use it any more; what it has allocated stays as long as it is referenced."""
         self._engine.close()

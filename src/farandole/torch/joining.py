@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from typing import final
 
+from farandole.runtime.objects import allgather_object
 from farandole.runtime.session import current
 from farandole.torch.reducer import GradientReducer, living_reducers
 
@@ -21,10 +23,17 @@ def join(device: int = -1) -> int:  # noqa: ARG001 (Horovod's GPU)
     averaged over all ranks. ``device`` is accepted for compatibility.
     """
     session = current("join()")
+    gc.collect()  # or optimizers out of anybody's reach would be waited for, which on other ranks are gone
     serving = [_Serving(reducer) for reducer in living_reducers()]
     last = session.join()
-    for each in serving:
-        each.finish()
+    if session.topology.size > 1:
+        labels = allgather_object([each.label for each in serving], name="join.optimizers")
+        everywhere = set(labels[0]).intersection(*labels)
+        for each in serving:
+            if each.label in everywhere:
+                each.finish()
+            else:
+                each.forsake()
     return last
 
 
@@ -33,10 +42,15 @@ class _Serving:
     """Takes part in the reductions of one optimizer, on a thread of its own."""
 
     def __init__(self, reducer: GradientReducer) -> None:
+        self.label = reducer.label
         self._reducer = reducer
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._serve, name=f"farandole-join-{reducer.label}", daemon=True)
         self._thread.start()
+
+    def forsake(self) -> None:
+        """Other ranks do not have this optimizer any more: nobody will come."""
+        self._reducer.forsake(self._thread.join)
 
     def finish(self) -> None:
         self._thread.join()

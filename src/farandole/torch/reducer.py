@@ -107,6 +107,14 @@ class GradientReducer:
             self._bind(current()).serve()
             self._steps = self._runs = 0
 
+    def forsake(self, served: Callable[[], object]) -> None:
+        """End ``serve``, for which ``served`` waits: other ranks are without this optimizer."""
+        lane, self._held.lane = self._held.lane, None
+        if lane is not None:
+            lane.abort("other ranks do not have this optimizer any more")
+            served()
+            lane.close()
+
     # -- during a backward pass ---------------------------------------------------------------------------------------
 
     def watch_again(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 import farandole.torch as hvd
+from farandole.runtime.planned import choose_overlap
 from farandole.runtime.session import current
 from farandole.torch.autograd import apply
 
@@ -301,7 +303,9 @@ def check_a_backward_pass_that_fails_half_way() -> None:
             with pytest.raises(ValueError, match="FARANDOLE_OVERLAP=step"):
                 backward(*params)
             return
-        overlapped = current().settings.overlap == "backward"
+        asked, hosts = current().settings.overlap, current().topology.hosts
+        cores, ranks = len(os.sched_getaffinity(0)), max(map(hosts.count, hosts))  # it takes the wish of all
+        overlapped = choose_overlap(asked, cores, ranks, crosses_hosts=len(set(hosts)) > 1)[0] == "backward"
         backward(*params)
         torch.testing.assert_close(params[1].grad, mean_over(everyone, params[1].detach()))
         optimizer.step()
@@ -327,6 +331,16 @@ def check_arguments() -> None:
     ):
         with pytest.raises(ValueError, match=text):
             make(**options)
+
+
+def check_join_with_an_optimizer_that_only_one_rank_still_has() -> None:
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters((3,)), lr=1.0))
+    [param] = optimizer.param_groups[0]["params"]
+    backward(param)
+    kept = [optimizer] if hvd.rank() == 0 else []
+    del optimizer
+    assert 0 <= hvd.join() < hvd.size()
+    assert len(kept) == (hvd.rank() == 0)
 
 
 def check_join_with_uneven_data() -> None:
