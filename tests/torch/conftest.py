@@ -12,19 +12,24 @@ from typing import TypeAlias
 
 import pytest
 
+from farandole.testing.cluster import HEAD, Cluster, UnavailableError
+
 HERE = Path(__file__).parent
 FILES = sorted((HERE / "checks").glob("*.py"))
 OVERLAPPED = ("--overlap", "backward", "--bucket-bytes", "200")
-JOBS: dict[str, tuple[int, tuple[str, ...]]] = {
-    "1": (1, ()),
-    "2": (2, ()),
-    "3": (3, ()),
-    "4": (4, ()),
-    "2-where-they-lie": (2, ("--bucket-bytes", "200")),
-    "2-overlapped": (2, OVERLAPPED),
-    "2-gloo": (2, ("--engine", "gloo")),
+JOBS: dict[str, tuple[str, ...]] = {
+    "1": ("-np", "1"),
+    "2": ("-np", "2"),
+    "3": ("-np", "3"),
+    "4": ("-np", "4"),
+    "2-where-they-lie": ("-np", "2", "--bucket-bytes", "200"),
+    "2-overlapped": ("-np", "2", *OVERLAPPED),
+    "2-gloo": ("-np", "2", "--engine", "gloo"),
+    "4-on-2-hosts": ("-H", "node1:2,node2:2"),
+    "4-on-2-uneven-hosts-and-a-tree": ("-H", "node1:3,node2:1", "--tree-radix", "2"),
+    "2-on-2-hosts": ("-H", "node1:1,node2:1"),
 }
-"""Number of ranks and options of ``farandole run``."""
+"""Options of ``farandole run``, by a name that begins with the number of ranks."""
 
 DEADLINE_S = 150.0
 
@@ -46,16 +51,9 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Report]:
     @cache
     def run(job: str) -> Report:
         target = tmp_path_factory.mktemp(f"checks-{job}")
-        size, options = JOBS[job]
-        command = [sys.executable, "-m", "farandole", "run", "-np", str(size), *options]
-        done = subprocess.run(
-            [*command, sys.executable, str(HERE / "ranks.py"), str(target), *map(str, FILES)],
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            timeout=DEADLINE_S,
-            check=False,
-        )
+        command = [sys.executable, "-m", "farandole", "run", *JOBS[job]]
+        command += [sys.executable, str(HERE / "ranks.py"), str(target), *map(str, FILES)]
+        done = on_hosts(command) if "-H" in command else here(command)
         found: Report = {}
         for path in sorted(target.glob("*.json")):
             for check, wrong in json.loads(path.read_text()).items():
@@ -64,3 +62,22 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Report]:
         return found
 
     return run
+
+
+def here(command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run it on this machine."""
+    return subprocess.run(
+        command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=DEADLINE_S, check=False
+    )
+
+
+def on_hosts(command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run it on the head of a cluster of namespaces; it leaves nothing there."""
+    try:
+        cluster = Cluster(2)
+    except UnavailableError as reason:
+        pytest.skip(str(reason))
+    with cluster:
+        done = cluster.run(HEAD, command, timeout_s=DEADLINE_S, check=False)
+        assert not any(cluster.processes(host) for host in cluster.hosts)
+        return done

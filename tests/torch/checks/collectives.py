@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import socket
 import tempfile
 from pathlib import Path
 
@@ -322,9 +323,12 @@ def check_a_name_that_is_in_flight() -> None:
 
 def check_the_topology_and_the_probes() -> None:
     assert hvd.is_initialized()
-    assert (hvd.local_rank(), hvd.local_size()) == (hvd.rank(), hvd.size())
-    assert (hvd.cross_rank(), hvd.cross_size()) == (0, 1)
-    assert hvd.is_homogeneous()
+    hosts = hvd.allgather_object(socket.gethostname())
+    here = [rank for rank, host in enumerate(hosts) if host == socket.gethostname()]
+    assert (hvd.local_rank(), hvd.local_size()) == (here.index(hvd.rank()), len(here))
+    like_me = [host for host in dict.fromkeys(hosts) if hosts.count(host) > hvd.local_rank()]
+    assert (hvd.cross_rank(), hvd.cross_size()) == (like_me.index(socket.gethostname()), len(like_me))
+    assert hvd.is_homogeneous() is (len({hosts.count(host) for host in hosts}) == 1)
     assert hvd.gloo_enabled() is not hvd.mpi_enabled()
     probes = (
         hvd.mpi_built,
