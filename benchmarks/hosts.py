@@ -22,7 +22,7 @@ def run(quick: bool) -> list[Table]:
     """All tables of this section; one that says why, where this machine cannot have such hosts."""
     try:
         with Cluster(3) as cluster:
-            return [_small(cluster, quick), _large(cluster, quick), _crossing(cluster)]
+            return [_small(cluster, quick), *_large(cluster, quick)]
     except UnavailableError as error:
         return [Table(f"All-reduce between hosts: skipped. {error}", "")]
 
@@ -41,43 +41,44 @@ def _small(cluster: Cluster, quick: bool) -> Table:
     return table
 
 
-def _large(cluster: Cluster, quick: bool) -> Table:
-    """Bandwidth, on links with a limit; as much must cross a link of two hosts as is reduced."""
-    table = Table(f"All-reduce of {human(MESSAGE_BYTES)}, 2 hosts, links of {RATE}", "ms")
-    for ranks, over_gloo in OVER_GLOO.items():
-        with ExitStack() as stack:
-            fleets = _fleets(stack, cluster, _placed(cluster, 2, ranks), (HYBRID, GLOO, WIRE))
-            for node in cluster.nodes:
-                cluster.rate(node, RATE)
-                stack.callback(cluster.rate, node, None)
-            taken = _interleaved(fleets, MESSAGE_BYTES, times=3, rounds=3 if quick else 7)
-        samples = {name: Sample.of(seconds * 1e3 for seconds in values) for name, values in taken.items()}
-        mine = samples[HYBRID].median
-        verdicts = (
-            Verdict(mine / samples[GLOO].median, "x gloo", most=over_gloo),
-            Verdict(mine / samples[WIRE].median, "x the link's limit", most=1.1),
-        )
-        table.rows.append(Row(f"{ranks} ranks each", samples, verdicts))
-    return table
-
-
-def _crossing(cluster: Cluster) -> Table:
-    """What leaves a host, by the counter of its interface, over 2(N-1)/N of the message."""
-    table = Table(f"Bytes that leave a host per all-reduce of {human(MESSAGE_BYTES)}", "of 2(N-1)/N n")
+def _large(cluster: Cluster, quick: bool) -> list[Table]:
+    """Bandwidth, on links with a limit; and what leaves a host, by the counter of its interface."""
+    time = Table(f"All-reduce of {human(MESSAGE_BYTES)}, 2 hosts, links of {RATE}", "ms")
+    sent = Table(f"Bytes that leave a host per all-reduce of {human(MESSAGE_BYTES)}", "of 2(N-1)/N n")
     for number, ranks in ((2, 2), (2, 4), (3, 2)):
-        placed = _placed(cluster, number, ranks)
+        placed, what = _placed(cluster, number, ranks), f"{number} hosts with {ranks} ranks each"
         with ExitStack() as stack:
             fleets = _fleets(stack, cluster, placed, (HYBRID, GLOO))
-            samples = {}
-            for fleet in fleets:
-                before = {host: cluster.sent_bytes(host) for host in placed}
-                fleet.call("reduce", MESSAGE_BYTES, 2)
-                sent = [(cluster.sent_bytes(host) - bytes_) / 2 for host, bytes_ in before.items()]
-                least = 2 * (number - 1) / number * MESSAGE_BYTES
-                samples[fleet.contender] = Sample.of(each / least for each in sent)
-        verdict = Verdict(max(samples[HYBRID].values), "x the least possible", most=1.05)
-        table.rows.append(Row(f"{number} hosts with {ranks} ranks each", samples, (verdict,)))
-    return table
+            sent.rows.append(_bytes(cluster, fleets, placed, what))
+            if number == 2:  # then as much crosses each way as is reduced, which is what "wire" sends
+                fleets += _fleets(stack, cluster, placed, (WIRE,))
+                for node in cluster.nodes:
+                    cluster.rate(node, RATE)
+                    stack.callback(cluster.rate, node, None)
+                time.rows.append(_limited(fleets, OVER_GLOO[ranks], 3 if quick else 7, what))
+    return [time, sent]
+
+
+def _limited(fleets: list[Fleet], over_gloo: float, rounds: int, what: str) -> Row:
+    taken = _interleaved(fleets, MESSAGE_BYTES, times=3, rounds=rounds)
+    samples = {name: Sample.of(seconds * 1e3 for seconds in values) for name, values in taken.items()}
+    mine = samples[HYBRID].median
+    verdicts = (
+        Verdict(mine / samples[GLOO].median, "x gloo", most=over_gloo),
+        Verdict(mine / samples[WIRE].median, "x the link's limit", most=1.1),
+    )
+    return Row(what, samples, verdicts)
+
+
+def _bytes(cluster: Cluster, fleets: list[Fleet], placed: list[str], what: str) -> Row:
+    hosts, samples, times = list(dict.fromkeys(placed)), {}, 2
+    least = 2 * (len(hosts) - 1) / len(hosts) * MESSAGE_BYTES
+    for fleet in fleets:
+        before = [cluster.sent_bytes(host) for host in hosts]
+        fleet.call("reduce", MESSAGE_BYTES, times)
+        after = [cluster.sent_bytes(host) for host in hosts]
+        samples[fleet.contender] = Sample.of((b - a) / times / least for a, b in zip(before, after, strict=True))
+    return Row(what, samples, (Verdict(max(samples[HYBRID].values), "x the least possible", most=1.05),))
 
 
 def _placed(cluster: Cluster, number: int, ranks: int) -> list[str]:

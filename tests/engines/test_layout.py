@@ -59,7 +59,7 @@ def test_carriers_of_a_host_share_all_of_an_array(hosts: list[str], count: int, 
 
 
 def test_small_arrays_cross_on_the_first_lane() -> None:
-    for count, own in ((1, [1, 0]), (1024, [1024, 0]), (1025, [1024, 1]), (10_000, [5120, 4880])):
+    for count, own in ((1, [1, 0]), (8192, [8192, 0]), (8193, [8192, 1]), (40_000, [24_576, 15_424])):
         shared = [Shared(Layout.of("aabb", place), Array(64, count, DType.FLOAT32)) for place in (0, 1)]
         assert [each.own[0].count for each in shared] == own
 

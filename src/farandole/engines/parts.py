@@ -15,7 +15,7 @@ PIECE_BYTES = 2 * 2**20
 """Long messages are pipelined in pieces of this size."""
 ROUND_BYTES = 8 * 2**20
 """The same for what goes through memory of the engine's own, which this bounds."""
-SHARE_BYTES = 4096
+SHARE_BYTES = 32 * 1024
 """Less than this is not worth a message of its own: small arrays cross on the first lane."""
 
 
