@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ import pytest
 from farandole.testing.cluster import HEAD, Cluster, Process
 
 DEADLINE_S = 60.0
+LAUNCHER = rf"^{re.escape(sys.executable)} -m farandole run"
 
 
 @final
@@ -104,7 +106,7 @@ def start(tmp_path: Path) -> Iterator[StartOnCluster]:
 
 
 def kill_on(cluster: Cluster, host: str, words: str, *signals: str) -> None:
-    """Kill the processes of a host whose command line holds ``words``."""
-    pids = [str(pid) for pid, line in cluster.processes(host).items() if words in line]
-    assert pids, f"no process on {host} has {words!r} in {cluster.processes(host)}"
+    """Kill the processes of a host whose command line matches ``words``."""
+    pids = [str(pid) for pid, line in cluster.processes(host).items() if re.search(words, line)]
+    assert pids, f"no process on {host} matches {words!r} in {cluster.processes(host)}"
     cluster.run(host, ["kill", *(signals or ("-KILL",)), *pids])

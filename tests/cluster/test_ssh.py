@@ -15,7 +15,7 @@ import pytest
 
 import farandole
 from farandole.testing.cluster import HOME, Cluster
-from tests.cluster.conftest import DEADLINE_S, StartOnCluster, kill_on
+from tests.cluster.conftest import DEADLINE_S, LAUNCHER, StartOnCluster, kill_on
 
 TWO = ("-H", "node1:2,node2:2")
 PATIENT = ("--host-timeout", "20", "--start-timeout", "60")
@@ -290,7 +290,7 @@ def test_killing_the_launcher_leaves_nothing(cluster: Cluster, start: StartOnClu
         cluster, *TWO, *PATIENT, bash="(setsid bash -c 'trap \"\" TERM; echo deep; sleep 1000') & echo up; wait"
     )
     job.prints("deep", 4)
-    kill_on(cluster, "head", "farandole run")
+    kill_on(cluster, "head", LAUNCHER)
     job.leaves_nothing()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
@@ -115,10 +116,30 @@ def test_random_bytes_are_dropped_counted_and_logged_once(host: Host, caplog: py
     with caplog.at_level(logging.WARNING, "farandole.control"):
         for start in (b"", zmtp, zmtp + b"\x03\x00CURVE" + bytes(47) + b"\x06" + b"\xff" * 8):
             for _ in range(3):
-                with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S) as stranger:
-                    stranger.sendall(start + os.urandom(4096))
+                _knock_as_a_stranger(port, start + os.urandom(4096))
         host.until(lambda: host.router.statistics().get("connections without this job's key") == 9)
     assert len(caplog.records) == 1
+
+
+def test_connections_that_go_away_are_counted_and_not_worth_a_word(
+    host: Host, caplog: pytest.LogCaptureFixture
+) -> None:
+    port = int(host.address.rpartition(":")[2])
+    with caplog.at_level(logging.WARNING, "farandole.control"):
+        for text in (b"", b"\xff" + bytes(8) + b"\x7f"):
+            _knock_as_a_stranger(port, text)
+        host.until(lambda: host.router.statistics().get("connections that went away") == 2)
+    assert not caplog.records
+
+
+def _knock_as_a_stranger(port: int, text: bytes) -> None:
+    """Say ``text`` and no more, and wait to be turned away."""
+    with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S) as stranger:
+        stranger.sendall(text)
+        with contextlib.suppress(OSError):  # it may be turned away before it has come to its end
+            stranger.shutdown(socket.SHUT_WR)
+            while stranger.recv(4096):
+                pass
 
 
 def _send_raw(host: Host, identity: bytes, *frames: bytes) -> None:

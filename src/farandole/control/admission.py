@@ -5,7 +5,7 @@ monitor = Monitor(socket)
 strangers = Admissions()
 ...
 door.serve()                                 # when door.fd is readable
-strangers.update(monitor.drain())            # when monitor.fd is readable: how many were turned away
+strangers.update(monitor.drain())            # when monitor.fd is readable: how many were turned away, or left
 """
 
 from __future__ import annotations
@@ -53,15 +53,17 @@ class Monitor:
 class Admissions:
     """Counts the connections that ended before their handshake succeeded.
 
-    ZeroMQ does not say which connection succeeded, so the oldest open one is taken; the total is right all the same.
+    Some of them simply went away, as those do who reach the controller by several addresses and need only one. ZeroMQ
+    does not say which connection succeeded, so the oldest open one is taken; the total is right all the same.
     """
 
     def __init__(self) -> None:
         self._unproven: dict[int, None] = {}
+        self._last = 0
 
-    def update(self, events: list[tuple[int, int]]) -> int:
-        """The number of strangers among ``events``."""
-        strangers = 0
+    def update(self, events: list[tuple[int, int]]) -> tuple[int, int]:
+        """Among ``events``, the number of strangers, and of those who went away."""
+        strangers = quitters = 0
         for event, value in events:
             if event == zmq.EVENT_ACCEPTED:
                 self._unproven[value] = None
@@ -69,8 +71,11 @@ class Admissions:
                 self._unproven.pop(next(iter(self._unproven)))
             elif event == zmq.EVENT_DISCONNECTED and value in self._unproven:
                 self._unproven.pop(value)
-                strangers += 1
-        return strangers
+                went_away = self._last == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL  # said just before of this connection
+                quitters += went_away
+                strangers += not went_away
+            self._last = event
+        return strangers, quitters
 
 
 @final

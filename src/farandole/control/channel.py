@@ -181,8 +181,11 @@ class Router:
         return True
 
     def _note_strangers(self) -> None:
-        for _ in range(self._admissions.update(self._monitor.drain())):
-            self.refuse("connections without this job's key", "random bytes, a port scan or another job")
+        strangers, quitters = self._admissions.update(self._monitor.drain())
+        for _ in range(strangers):
+            self.refuse("connections without this job's key", "random bytes or another job")
+        if quitters:
+            self._refused["connections that went away"] += quitters
 
 
 @final

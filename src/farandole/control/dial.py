@@ -26,9 +26,6 @@ from farandole.control.channel import client_socket
 from farandole.control.keys import JobKeys
 from farandole.errors import ControlError
 
-SETTLE_S = 2.0
-"""How long the other attempts may take once one has succeeded."""
-
 
 def first_answering(addresses: Sequence[str], keys: JobKeys, timeout_s: float, lifeline: int | None = None) -> str:
     """The address, with its host as a number, whose handshake succeeds first.
@@ -36,15 +33,10 @@ def first_answering(addresses: Sequence[str], keys: JobKeys, timeout_s: float, l
     Raises ``ControlError`` with all that was tried if none answers within ``timeout_s`` or the key is refused, and if
     the descriptor ``lifeline`` becomes readable before.
     """
-    attempts = _Attempts(keys, lifeline)
-    try:
+    with contextlib.closing(_Attempts(keys, lifeline)) as attempts:
         for address in addresses:
             attempts.add(address)
         found = attempts.wait(timeout_s)
-    except BaseException:
-        attempts.close()
-        raise
-    attempts.abandon()
     if found:
         return found
     tried = ", ".join(addresses)
@@ -65,7 +57,6 @@ class _Attempts:
         self._keys, self._lifeline = keys, lifeline
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._open: dict[int, tuple[str, zmq.Socket[bytes], Monitor]] = {}
-        self._undecided: set[int] = set()
         self._poll = select.poll()
         self._names = _Names()
         self._poll.register(self._names.fd, select.POLLIN)
@@ -96,17 +87,6 @@ class _Attempts:
                     return self._open[fd][0]
         return ""
 
-    def abandon(self) -> None:
-        """Close them, but let handshakes that have begun come to their end: a broken one looks like a stranger's."""
-        self._poll.unregister(self._names.fd)
-        self._names.close()
-        if self._lifeline is not None:
-            self._poll.unregister(self._lifeline)
-        if self._undecided:
-            threading.Thread(target=self._settle, name="farandole-dial", daemon=True).start()
-        else:
-            self.close()
-
     def close(self) -> None:
         """Give up all attempts."""
         for _, link, monitor in self._open.values():
@@ -115,20 +95,12 @@ class _Attempts:
         self._context.term()
         self._names.close()
 
-    def _settle(self) -> None:
-        deadline = time.monotonic() + SETTLE_S
-        while self._undecided and (left_s := deadline - time.monotonic()) > 0:
-            for fd, _ in self._poll.poll(left_s * 1000):
-                self._has_answered(fd)
-        self.close()
-
     def _connect(self, address: str) -> None:
         if any(address == known for known, _, _ in self._open.values()):
             return
         link = client_socket(self._context, self._keys, address)
         monitor = Monitor(link)
         self._open[monitor.fd] = address, link, monitor
-        self._undecided.add(monitor.fd)
         self._poll.register(monitor.fd, select.POLLIN)
         link.connect(address)
 
@@ -137,8 +109,6 @@ class _Attempts:
         events = [event for event, _ in monitor.drain()]
         if any(event & HANDSHAKE_FAILED for event in events) and address not in self.refused:
             self.refused.append(address)
-        if any(event & (HANDSHAKE_FAILED | zmq.EVENT_HANDSHAKE_SUCCEEDED) for event in events):
-            self._undecided.discard(fd)
         return zmq.EVENT_HANDSHAKE_SUCCEEDED in events
 
 
@@ -165,9 +135,8 @@ class _Names:
     def close(self) -> None:
         """Threads that are still at it end by themselves."""
         with self._lock:
-            if not self._closed:
-                self._closed = True
-                os.close(self.fd)
+            self._closed = True
+            os.close(self.fd)
 
     def _resolve(self, name: str, port: int) -> None:
         try:
