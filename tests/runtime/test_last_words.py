@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from farandole.control.messages import Leave
 from tests.conftest import Launch
+from tests.runtime.test_controller import Job
 
 PRELUDE = """
 import atexit, contextlib, os, select, sys
@@ -26,7 +28,8 @@ init()
 PLANNED = """
 engine = current().planned_engine(0, "p")
 def meet():
-    engine.barrier()
+    with current().inside(0, "p", 1, "p: barrier"):
+        engine.barrier()
 """
 NEGOTIATED = """
 meet = barrier
@@ -49,3 +52,11 @@ def test_the_rank_that_ends_is_named_and_not_those_that_waited_for_it(
     assert f"exited with code {code}" in first
     assert rest[[line.startswith("after that") for line in rest].index(True) - 1].strip() == words
     assert ended.code == code
+
+
+def test_who_followed_others_comes_after_them_though_its_news_came_before() -> None:
+    job = Job(3)
+    job.form()
+    job.say("z", Leave(1, "rank 2 on a gave up: rank 1 on a has left the group", following=True))
+    job.say("y", Leave(1))
+    assert job.controller.left() == [1, 2]

@@ -70,14 +70,8 @@ def test_a_rank_that_cannot_do_it_says_why_and_waits_for_nobody() -> None:
         "allreduce 'x': the ranks differ in what they can do: rank 0 on a, rank 2 on b said it can; "
         "rank 1 on b said it cannot: a tensor of float8 does not travel"
     )
+    assert "no rank can do it: a tensor of float8" in all_say(negotiation, cannot, ranks=(0, 1, 2)).error
     assert not all_say(negotiation, BASE, ranks=(0, 1, 2)).refused
-
-
-def test_what_nobody_can_do_is_over() -> None:
-    negotiation = Negotiation(["a", "b"])
-    order = all_say(negotiation, Signature(Kind.BROADCAST, [], [], refusal="root_rank=7"))
-    assert order.error == "broadcast 'x': no rank can do it: root_rank=7"
-    assert all_say(negotiation, BASE).error == ""
 
 
 def test_a_root_that_joined_has_nothing_to_send() -> None:

@@ -145,7 +145,7 @@ def _resident_bytes() -> int:
 
 
 def test_two_hundred_generations_in_the_same_processes_leave_nothing() -> None:
-    for growth in run_job(_lives, 2, 200):
+    for growth in run_job(_lives, 2, 200, timeout_s=240.0):
         assert growth < 2 * 2**20
 
 

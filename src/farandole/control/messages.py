@@ -115,11 +115,12 @@ class Leave(Message, frozen=True):
     """I called ``shutdown()``; the generation ends for the others when they next need me.
 
     With a ``reason`` I could not go on in the middle of a collective, and it ends for all at once: they wait for me
-    there.
+    there. ``following`` says that I leave because others did, whose news may come later than mine.
     """
 
     generation: int
     reason: str = ""
+    following: bool = False
 
 
 @final

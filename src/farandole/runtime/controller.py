@@ -270,11 +270,11 @@ class Controller:
             self._tell(RankSet.of(ranks), CONTROL, complete)
 
     def _on_leave(self, identity: bytes, message: Leave) -> None:
-        found = self._find(identity, message.generation)
+        found = self._find(identity, message.generation, ended=True)  # who left before whom matters then, too
         if found is None:
             return
         generation, rank = found
-        generation.leave(rank, message.reason)
+        generation.leave(rank, message.reason, message.following)
         if message.reason:
             self.abort(message.reason)
         else:
@@ -328,13 +328,13 @@ class Controller:
         else:
             self.on_result(message.place, message.ok, message.payload)
 
-    def _find(self, identity: bytes, number: int) -> tuple[Generation, int] | None:
+    def _find(self, identity: bytes, number: int, ended: bool = False) -> tuple[Generation, int] | None:
         """The generation and rank that a message counts for; those of a dead one are reminded of its end."""
         generation = self._generation
         rank = None if generation is None else generation.rank_of(identity[:-1])
         if generation is None or rank is None or number != generation.number:
             self._rejected["messages of another generation"] += 1
-        elif generation.over is not None:
+        elif generation.over is not None and not ended:
             self._rejected["messages after the end of their generation"] += 1
             self._tell(RankSet.of([rank]), CONTROL, generation.over)
         elif generation.has_left(rank):

@@ -60,6 +60,7 @@ class Generation:
         self._roster = Roster([member.hello for member in formed.members], expected)
         self._ranks = {member.uid: rank for rank, member in enumerate(formed.members)}
         self._away: dict[int, str] = {}
+        self._following: set[int] = set()
         self._farewells: dict[int, tuple[float, str]] = {}
         self._present = RankSet.span(0, len(formed.members))
         self._exchanges: dict[_ExchangeKey, dict[int, bytes]] = {}
@@ -81,13 +82,16 @@ class Generation:
         return rank in self._away
 
     def left(self) -> list[int]:
-        """The places of those that have left or ended, in that order."""
-        members = [self.members[rank] for rank in self._away]
+        """The places of those that have left or ended, in that order, and of those that followed them at last."""
+        order = sorted(self._away, key=self._following.__contains__)
+        members = [self.members[rank] for rank in order]
         return [member.hello.place for member in members if member.hello.expected == self._expected]
 
-    def leave(self, rank: int, reason: str = "") -> None:
-        """``rank`` takes part in nothing any more; only who needs it is told."""
+    def leave(self, rank: int, reason: str = "", following: bool = False) -> None:
+        """``rank`` takes part in nothing any more, ``following`` others; only who needs it is told."""
         if rank not in self._away:
+            if following:
+                self._following.add(rank)
             self._away[rank] = reason or f"{self.name(rank)} has called shutdown()"
             self._present -= RankSet.of([rank])
             self.negotiation.leave(rank, self._away[rank])

@@ -27,7 +27,7 @@ from farandole.engines.candidates import CANDIDATES
 from farandole.engines.choose import base
 from farandole.engines.engine import Engine
 from farandole.engines.reach import known_address
-from farandole.errors import AbortError, ControlError, FarandoleError, UnsupportedError
+from farandole.errors import AbortError, ControlError, EngineError, FarandoleError, UnsupportedError
 from farandole.runtime.agreement import title
 from farandole.runtime.alone import LoneLane
 from farandole.runtime.ask import Ask
@@ -47,6 +47,9 @@ DYNAMIC = "DYNAMIC"
 """Horovod's value of ``HOROVOD_TIMELINE`` for: none yet, ``start_timeline`` will name the file."""
 
 FOREVER_S = 1e8
+
+CONSEQUENCES = (AbortError, EngineError)
+"""What an engine raises where another rank has left or died."""
 
 LONGEST_REASON = 500
 """What the others are told of an error that only this rank has, in characters."""
@@ -74,6 +77,7 @@ class Session:
         self._devices = CANDIDATES[base(engine)].devices
         self._counters: dict[str, itertools.count[int]] = defaultdict(itertools.count)
         self._ended: Failure | None = None
+        self._struck = False
         self._told = threading.Event()
         self._recorder = Recorder(topology.rank, topology.host, clock_offset_s)
         self._planned, self._presence = Planned(), Presence()
@@ -169,6 +173,9 @@ class Session:
             self._planned.enter(process_set, lane, sequence, what)
             try:
                 yield
+            except CONSEQUENCES:
+                self._struck = True
+                raise
             finally:
                 self._planned.leave()
 
@@ -299,6 +306,7 @@ class Session:
 
     def _torn(self, failure: Failure) -> None:
         """A collective broke on this rank, in the middle: the others must not wait for it."""
+        self._struck = issubclass(failure.kind, CONSEQUENCES)
         if failure.kind is not AbortError:
             self._told.wait(HEARSAY_S)
         if self._ended is None:
@@ -320,7 +328,7 @@ class Session:
         self._lane.end(failure)
         if self._link is not None and leave is not None:
             try:
-                self._link.up.send(Leave(self.generation, leave))
+                self._link.up.send(Leave(self.generation, leave, self._struck))
             except ControlError as error:
                 events.logger.debug("%s leaves without saying so: %s", self._name(), error)
         self._crews.abort(reason, orderly=leave == "")

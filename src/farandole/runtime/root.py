@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, final
 
 import farandole
-from farandole.control.agent_messages import AGENT, AgentHello, Alive, Branch, DumpStack, Severed
+from farandole.control.agent_messages import AGENT, AgentHello, Alive, Branch, DumpStack, Exited, Severed
 from farandole.control.messages import Hello
 from farandole.runtime.controller import Controller
 from farandole.runtime.hosts import Hosts
@@ -47,12 +47,18 @@ class Root:
     def turn(self, until_s: float | None) -> set[int]:
         """Sleep until something comes, is due, or ``until_s``; take it in. Returns the watched descriptors to read."""
         ready = self.router.wait(self._patience_s(until_s))
+        later: list[tuple[str, Any]] = []  # the end of a worker, after what the worker said and may be here as well
         while (got := self.router.recv()) is not None:
             identity, message = got
-            if identity.startswith(AGENT):
-                self._on_agent(identity.removeprefix(AGENT).decode(errors="replace"), message)
+            host = identity.removeprefix(AGENT).decode(errors="replace") if identity.startswith(AGENT) else None
+            if host is not None and (isinstance(message, Exited) or any(host == other for other, _ in later)):
+                later.append((host, message))
+            elif host is not None:
+                self._on_agent(host, message)
             else:
                 self.controller.handle(identity, message)
+        for host, message in later:
+            self._on_agent(host, message)
         now = time.monotonic()
         for lost in self.hosts.lost(now):
             self.on_lost(*lost)
