@@ -55,5 +55,5 @@ def test_another_slurm_is_on_its_own_and_its_node_comes_back_after_power_loss(sl
         assert slurm.run(["sinfo", "-h", "-o", "%D %c"]).stdout.split() == ["2", "8"]
         other.cluster.kill("node1")
         other.boot("node1")
-        assert other.run(["srun", "hostname"]).stdout == "node1\n"
         assert other.cluster.processes("node1") == {}
+        assert other.run(["srun", "hostname"]).stdout == "node1\n"
