@@ -23,7 +23,7 @@ from farandole.engines.pipeline import IN_FLIGHT, Phase, Pipeline
 from farandole.engines.shm import ShmEngine
 from farandole.errors import CollectiveError, EngineError, StallError, UnsupportedError
 
-T = TypeVar("T")
+Made = TypeVar("Made", bound="Engine | None")
 MakeAcross: TypeAlias = Callable[[Group, Rendezvous], Engine]
 
 
@@ -254,7 +254,7 @@ class HybridEngine(Engine):
         self._pipeline.drain()
 
 
-def _together(group: Group, rendezvous: Rendezvous, make: Callable[[], T]) -> T:
+def _together(group: Group, rendezvous: Rendezvous, make: Callable[[], Made]) -> Made:
     """Make a part of the engine; if one member cannot, all raise."""
     made, failure = None, ""
     try:
@@ -263,8 +263,10 @@ def _together(group: Group, rendezvous: Rendezvous, make: Callable[[], T]) -> T:
         failure = str(error)
     for place, said in enumerate(rendezvous(failure.encode())):
         if said:
+            if made is not None:
+                made.close()
             raise EngineError(f"{group.name(place)} cannot take part in {group.label}: {said.decode()}")
-    return cast("T", made)
+    return cast("Made", made)
 
 
 @final

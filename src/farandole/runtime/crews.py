@@ -1,6 +1,6 @@
 """The engines of one session: one for each process set of the negotiated lane, and those of the planned lanes.
 
-crews = Crews(topology, "shm", exchange, deadline_s=600.0)
+crews = Crews(topology, "shm", share, deadline_s=600.0)
 crews.executor(0, ranks=[0, 1]).perform(order, mine)
 crews.close()
 """
@@ -42,8 +42,11 @@ class Crews:
             found = self._executors[process_set] = Executor(engine, ranks)
         return found
 
-    def engine(self, ranks: Sequence[int], label: str) -> Engine:
-        """A new engine among ``ranks``. Collective: each member calls it as often as the others with this label."""
+    def engine(self, ranks: Sequence[int], label: str, name: str = "") -> Engine:
+        """A new engine among ``ranks``. Collective: each member calls it as often as the others with this label.
+
+        ``name`` is that of another engine than the job's.
+        """
         topology = self._topology
         with self._lock:
             self._labels[label] += 1
@@ -53,7 +56,7 @@ class Crews:
         group = Group(
             place, tuple(ranks), hosts, topology.generation, label, self._deadline_s, self._address, self.broken
         )
-        engine = make(self._engine, group, Rendezvous(self._share, key, ranks))
+        engine = make(name or self._engine, group, Rendezvous(self._share, key, ranks))
         with self._lock:
             self._engines.add(engine)
             reason = self._reason
