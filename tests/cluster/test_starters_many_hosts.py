@@ -211,6 +211,18 @@ def test_mpi_starts_ranks_on_two_hosts_over_ssh(cluster: Cluster, tmp_path: Path
         assert column(facts, "sum") == [7.0] * 3
 
 
+def test_mpi_under_srun_starts_on_all_ranks_also_on_those_with_no_peer_on_the_other_host(
+    slurm: Slurm, tmp_path: Path
+) -> None:
+    if lack := LAUNCHERS["mpich"].lack():
+        pytest.skip(lack)
+    options = ["-N2", "-n3", "--ntasks-per-node=2", "--mpi=pmi2"]
+    job = srun(slurm, tmp_path, COUNTS, *options, FARANDOLE_ACROSS="mpi", **LAUNCHERS["mpich"].environment)
+    assert job.end() == 0, job.stderr
+    assert column(told(job.stdout, "again"), "cross") == [[0, 2], [0, 1], [1, 2]]
+    assert column(told(job.stdout, "again"), "sum") == [7.0] * 3
+
+
 @pytest.mark.parametrize("radix", [32, 2], ids=["flat", "tree"])
 def test_plain_variables_make_a_job_over_hosts_and_a_host_without_power_is_named(
     make_cluster: Callable[..., Cluster], ranks: StartRanks, radix: int

@@ -51,6 +51,10 @@ def _make_hybrid(group: Group, rendezvous: Rendezvous, across: str, find: Find) 
         return make("shm", group, rendezvous, find=find)
     if hosts == group.size:
         return make(across, group, rendezvous, find=find)
+    if across == "mpi":  # whose beginning waits for all that it has started, also for those with no peer across
+        from farandole.engines.mpi import initialise_together
+
+        initialise_together(group, rendezvous.among("mpi", group.ranks))
     from farandole.engines.hybrid import HybridEngine
 
     return HybridEngine(group, rendezvous, functools.partial(make, across, find=find))

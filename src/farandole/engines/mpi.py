@@ -204,10 +204,10 @@ def _world() -> _World:
     return world
 
 
-def _meet(group: Group, exchange: Exchange) -> tuple[_World, list[int]]:
-    """The members' ranks in MPI's world; raises ``EngineError`` on all of them if one cannot take part.
+def initialise_together(group: Group, exchange: Exchange) -> _World:
+    """MPI, running on all members; raises ``EngineError`` on all of them if one cannot take part.
 
-    Everybody loads the library before anybody initialises it, as that waits for all.
+    Everybody loads the library before anybody initialises it, as that waits for all that MPI has started.
     """
     try:
         world, trouble = _world(), ""
@@ -216,7 +216,13 @@ def _meet(group: Group, exchange: Exchange) -> tuple[_World, list[int]]:
     except UnsupportedError as error:
         trouble = str(error)
     _raise_together(group, exchange(trouble.encode()))
-    world.initialise()
+    world.initialise(CREATE_S + group.deadline_s)
+    return world
+
+
+def _meet(group: Group, exchange: Exchange) -> tuple[_World, list[int]]:
+    """The members' ranks in MPI's world; raises ``EngineError`` on all of them if one cannot take part."""
+    world = initialise_together(group, exchange)
     _raise_together(group, exchange(_trouble(world.mpi, group).encode()))
     ranks = [int(said) for said in exchange(b"%d" % world.mpi.COMM_WORLD.rank)]
     if len(set(ranks)) < len(ranks):
