@@ -24,7 +24,13 @@ from farandole.engines.candidates import CANDIDATES, Find
 
 WIDTH = 80
 LATER_FRAMEWORKS = {"tensorflow": "TensorFlow", "keras": "Keras", "jax": "JAX", "mxnet": "MXNet"}
-LATER_LAUNCHERS = {"ssh": "many hosts over ssh", "srun": "Slurm", "mpirun": "MPI's launchers"}
+LAUNCHERS = {
+    "ssh": ("farandole run -H a:2,b:2: workers on other hosts", "type: apt-get install openssh-client"),
+    "srun": ("srun python train.py, and farandole run in an allocation: Slurm", "it comes with Slurm; run it there"),
+    "mpirun": ("mpirun python train.py: MPI's launchers", "type: pip install 'farandole[mpi-wheel]'"),
+    "torchrun": ("torchrun train.py", "type: pip install 'farandole[torch]'"),
+}
+"""Programs that start workers: what for, and where to get them."""
 
 
 @final
@@ -95,12 +101,9 @@ def _launchers() -> Iterator[Finding]:
     else:
         yield Finding("launcher", "local", False, "this system has no pidfd_open", "use Linux 5.3 or newer")
     yield Finding("launcher", "variables", True, "processes with FARANDOLE_RANK, _SIZE, _CONTROLLER and _KEY set")
-    for program, title in LATER_LAUNCHERS.items():
-        if path := shutil.which(program):
-            yield Finding(
-                "launcher", program, False, f"{path} is there; {title}: in a later release",
-                "use farandole run on one host",
-            )  # fmt: skip
+    for program, (serves, remedy) in LAUNCHERS.items():
+        found = shutil.which(program) is not None
+        yield Finding("launcher", program, found, serves if found else "it is not installed", "" if found else remedy)
 
 
 def _print_table(findings: Sequence[Finding]) -> None:

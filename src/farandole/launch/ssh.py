@@ -36,7 +36,7 @@ class Trouble(NamedTuple):
 
 TROUBLES = (
     Trouble(
-        ("Permission denied", "Too many authentication failures"),
+        ("Permission denied (", "Permission denied, ", "Too many authentication failures"),
         "ssh may not ask for a password here; type: ssh-copy-id {host} (or give a key with -i FILE)",
     ),
     Trouble(
@@ -56,7 +56,7 @@ TROUBLES = (
         "set LD_LIBRARY_PATH (or load the module) in the file that the shell reads for ssh there, such as ~/.bashrc",
     ),
     Trouble(
-        ("not found", "No such file or directory", "Permission denied: "),
+        ("not found", "No such file or directory", "Permission denied"),
         "the same Python must be there at the same place: {python}",
     ),
     Trouble(
