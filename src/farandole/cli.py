@@ -1,4 +1,4 @@
-"""The command line: ``farandole run``, ``farandole check``, ``farandole horovodrun``.
+"""The command line: ``farandole run``, ``check``, ``bench``, ``horovodrun``.
 
 main(["run", "-np", "4", "python", "train.py"])      # returns the exit status
 """
@@ -15,7 +15,12 @@ from farandole.control.process import open_standard_streams
 from farandole.errors import FarandoleError, UsageError
 from farandole.launch.options import USAGE_ERROR, Parser
 
-COMMANDS = ("farandole.launch.command", "farandole.launch.check", "farandole.launch.horovodrun")
+COMMANDS = (
+    "farandole.launch.command",
+    "farandole.launch.check",
+    "farandole.launch.bench",
+    "farandole.launch.horovodrun",
+)
 """Modules with ``add_parser(subparsers)``, which sets ``main``: from the parsed arguments to the exit status."""
 
 DESCRIPTION = """\
@@ -23,6 +28,7 @@ Data-parallel deep learning, in the words of Horovod.
 
   farandole run -np 4 python train.py     train on four workers
   farandole check                         what is usable here, and why not
+  farandole bench                         how fast the engines are here
   farandole COMMAND --help                more about a command
 """
 

@@ -11,10 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from farandole.engines.candidates import CANDIDATES, usable
+from farandole.engines.candidates import CANDIDATES
 from farandole.errors import UnsupportedError
-
-__all__ = ["base", "choose", "usable"]
 
 HYBRID = "hybrid"
 
@@ -43,18 +41,22 @@ def choose(asked: str, hosts: Sequence[str], usable: Sequence[Sequence[str]], ac
         if problem:
             raise UnsupportedError(f"engine {asked} was asked for, but {problem}")
         return name, "it was asked for"
-    problems = []
-    several = len(set(hosts)) > 1
-    for candidate in PREFERENCE:
-        if several and candidate in ACROSS and across not in ("auto", candidate):
-            continue
-        name, problem = _completed(candidate, hosts, usable, across)
-        if not problem and candidate == HYBRID:
-            problem = _pointless(hosts)
+    table = considered(hosts, usable, across)
+    for name, problem in table.items():
         if not problem:
-            return name, _place(hosts, candidate)
-        problems.append(f"{candidate}: {problem}")
-    raise UnsupportedError("no engine can serve this job. " + "; ".join(problems))
+            return _completed(name, hosts, usable, across)[0], _place(hosts, name)
+    said = "; ".join(f"{name}: {problem}" for name, problem in table.items())
+    raise UnsupportedError(f"no engine can serve this job. {said}")
+
+
+def considered(hosts: Sequence[str], usable: Sequence[Sequence[str]], across: str = "auto") -> dict[str, str]:
+    """What auto tries for this job, in this order, with what speaks against each; "" for nothing."""
+    several = len(set(hosts)) > 1
+    return {
+        name: _completed(name, hosts, usable, across)[1] or (_pointless(hosts) if name == HYBRID else "")
+        for name in PREFERENCE
+        if not (several and name in ACROSS and across not in ("auto", name))
+    }
 
 
 def base(engine: str) -> str:

@@ -67,10 +67,10 @@ class Executor:
         return self._alltoall(signature, j, call, order.splits[i])
 
     def _allreduce(self, order: Order, mine: Mine) -> list[list[Outcome]]:
-        for (dtype, op, prescale, postscale), items in groupby(_contributions(order, mine), _way):
+        for (dtype, op, prescale, postscale, on_host), items in groupby(_contributions(order, mine), _way):
             arrays = [array for array, _ in items]
             if op != ReduceOp.ADASUM:
-                self._fusion.allreduce(arrays, op, prescale, postscale)
+                self._fusion.allreduce(arrays, op, prescale, postscale, on_host)
             elif len(self._ranks) == 1:
                 self._fusion.allreduce(arrays, ReduceOp.SUM, prescale, postscale)
             else:
@@ -125,10 +125,13 @@ def _contributions(order: Order, mine: Mine) -> Iterator[tuple[Array, Signature]
                 yield identity(DType(dtype), prod(shape), ReduceOp(signature.op)), signature
 
 
-def _way(item: tuple[Array, Signature]) -> tuple[DType, ReduceOp, float, float]:
-    """What arrays must have in common to be reduced as one."""
+def _way(item: tuple[Array, Signature]) -> tuple[DType, ReduceOp, float, float, bool]:
+    """What arrays must have in common to be reduced as one; the last is whether they are in the memory of the host.
+
+    The signature knows: what a rank that has joined contributes always is.
+    """
     array, signature = item
-    return array.dtype, ReduceOp(signature.op), signature.prescale, signature.postscale
+    return array.dtype, ReduceOp(signature.op), signature.prescale, signature.postscale, signature.device == "cpu"
 
 
 def _output(call: Call | None, dtype: DType, shape: tuple[int, ...]) -> Array:

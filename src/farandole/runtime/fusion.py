@@ -33,11 +33,16 @@ class Fusion:
         self._engine, self._phases = engine, phases
         self._buffer: Memory | None = None
 
-    def allreduce(self, arrays: Sequence[Array], op: ReduceOp, prescale: float, postscale: float) -> None:
-        """Reduce each in place; all have one dtype. Collective: every member gives the same sizes."""
-        small = [a for a in arrays if 0 < a.nbytes <= PACKED_BYTES]
+    def allreduce(
+        self, arrays: Sequence[Array], op: ReduceOp, prescale: float, postscale: float, on_host: bool = True
+    ) -> None:
+        """Reduce each in place; all have one dtype. Collective: every member gives the same sizes.
+
+        Only what is ``on_host``, on every member, is packed.
+        """
+        small = [a for a in arrays if 0 < a.nbytes <= PACKED_BYTES and on_host]
         for array in arrays:
-            if array.nbytes > PACKED_BYTES or (len(small) == 1 and array is small[0]):
+            if array.nbytes > PACKED_BYTES or not on_host or (len(small) == 1 and array is small[0]):
                 begin = self._phases.begin()
                 self._engine.allreduce(array, op, prescale, postscale)
                 self._phases.end("reduce", begin, array.nbytes)

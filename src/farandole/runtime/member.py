@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, final
 
 from farandole import events
-from farandole.collective import Kind
+from farandole.collective import Kind, ReduceOp
 from farandole.control.messages import Leave, Order
 from farandole.engines.candidates import CANDIDATES
 from farandole.engines.choose import base
@@ -74,7 +74,8 @@ class Session:
     ) -> None:
         self.settings, self.topology, self.generation = settings, topology, topology.generation
         self.engine, self.reason = engine, reason
-        self._devices = CANDIDATES[base(engine)].devices
+        self.devices = CANDIDATES[base(engine)].devices
+        """Kinds of device whose tensors the engine takes."""
         self._counters: dict[str, itertools.count[int]] = defaultdict(itertools.count)
         self._ended: Failure | None = None
         self._struck = False
@@ -115,11 +116,7 @@ class Session:
         first = calls[0]
         self._sets.members(first.process_set, first.name)
         for call in calls:
-            if call.array.device.partition(":")[0] not in self._devices:
-                raise UnsupportedError(
-                    f"{call.name}: the tensor is on {call.array.device}, and the engine {self.engine!r} serves "
-                    f"{' and '.join(sorted(self._devices))} only: move it first, tensor.cpu()"
-                )
+            self._require_device(call)
         with self._presence:
             return self._lane.submit(Ask(first.process_set, first.name, first.kind, calls), background)
 
@@ -160,11 +157,14 @@ class Session:
 
     # -- the planned lane ---------------------------------------------------------------------------------------------
 
-    def planned_engine(self, process_set: int, label: str) -> Engine:
-        """A new engine for collectives in an order that every member knows. Collective; ``shutdown`` closes it."""
+    def planned_engine(self, process_set: int, label: str, name: str = "") -> Engine:
+        """A new engine for collectives in an order that every member knows. Collective; ``shutdown`` closes it.
+
+        ``name`` is that of another engine than the job's.
+        """
         ranks = self._sets.members(process_set, label)
         with self._presence:
-            return self._crews.engine(ranks, f"{label} of process set {process_set}")
+            return self._crews.engine(ranks, f"{label} of process set {process_set}", name)
 
     @contextlib.contextmanager
     def inside(self, process_set: int, lane: str, sequence: int, what: str) -> Iterator[None]:
@@ -332,6 +332,16 @@ class Session:
             except ControlError as error:
                 events.logger.debug("%s leaves without saying so: %s", self._name(), error)
         self._crews.abort(reason, orderly=leave == "")
+
+    def _require_device(self, call: Call) -> None:
+        device = call.array.device
+        if device.partition(":")[0] not in self.devices:
+            raise UnsupportedError(
+                f"{call.name}: the tensor is on {device}, and the engine {self.engine!r} serves "
+                f"{' and '.join(sorted(self.devices))} tensors: move it first, tensor.cpu()"
+            )
+        if call.op == ReduceOp.ADASUM and device != "cpu":
+            raise UnsupportedError(f"{call.name}: Adasum of a tensor on {device} does not exist: pass tensor.cpu()")
 
     def _name(self) -> str:
         return f"rank {self.topology.rank} on {self.topology.host}"

@@ -9,6 +9,7 @@ import torch
 from farandole.collective import Array, DType
 from farandole.errors import UnsupportedError
 from farandole.runtime.adapter import Adapter
+from farandole.runtime.session import current
 from farandole.runtime.verbs import Handles, Verbs
 
 DTYPES: dict[torch.dtype, DType] = {getattr(torch, dtype.label): dtype for dtype in DType}
@@ -17,7 +18,7 @@ TORCH_DTYPES: dict[DType, torch.dtype] = {dtype: found for found, dtype in DTYPE
 
 @final
 class TorchAdapter(Adapter[torch.Tensor]):
-    """Strided tensors in host memory."""
+    """Strided tensors in host memory, or on devices that the engine serves."""
 
     def array(self, tensor: torch.Tensor) -> Array:
         """See ``Adapter``."""
@@ -26,16 +27,18 @@ class TorchAdapter(Adapter[torch.Tensor]):
             raise UnsupportedError(
                 f"a tensor of {tensor.dtype} does not travel; these do: {', '.join(d.label for d in DType)}"
             )
-        if tensor.device.type != "cpu":
+        device = tensor.device.type
+        if device != "cpu" and device not in current("a collective").devices:
+            engine = current().engine
             raise UnsupportedError(
-                f"a tensor is on {tensor.device}, and the engines of this version serve cpu tensors: pass tensor.cpu()"
+                f"a tensor is on {tensor.device}, and the engine {engine!r} serves cpu tensors: pass tensor.cpu()"
             )
         if tensor.layout is not torch.strided:
             raise UnsupportedError(
                 f"a tensor with layout {tensor.layout} does not travel as it is: pass tensor.to_dense(), "
                 "or use sparse_allreduce_async"
             )
-        return Array(tensor.data_ptr(), tensor.numel(), dtype, tensor)
+        return Array(tensor.data_ptr(), tensor.numel(), dtype, tensor, str(tensor.device))
 
     def shape(self, tensor: torch.Tensor) -> tuple[int, ...]:
         """See ``Adapter``."""
