@@ -74,9 +74,9 @@ class GradientExchange:
 
     def begin_pass(self, step: str) -> OverlappedPass | None:
         """A backward pass begins whose gradients will be reduced; returns who wants to know when each is complete."""
-        if self._pass is not None:
-            self._pass.finish()  # as the others do, who will now learn that this rank is not where they are
-            self._pass = None
+        failed, self._pass = self._pass, None
+        if failed is not None:
+            failed.finish()  # as the others do, who will now learn that this rank is not where they are
             self.refuse(step)
             raise UsageError(
                 "the backward pass before this one failed half-way, when some of its gradients had been reduced: "

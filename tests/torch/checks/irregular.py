@@ -275,17 +275,41 @@ def check_that_programs_which_differ_raise_everywhere() -> None:
         backward(other)
 
 
+class Fails(torch.autograd.Function):
+    """Cannot be differentiated."""
+
+    @staticmethod
+    def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(*_: Any) -> Any:
+        raise OverflowError("half-way")
+
+
+def check_that_a_failed_pass_of_ranks_that_were_apart_is_told_once() -> None:
+    if hvd.size() == 1 or current().settings.overlap != "backward":
+        return
+    params = parameters((3,), (3,))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(params, lr=1.0))
+    backward(*params)
+    optimizer.step()
+    for first in (True, False):  # one rank is a step ahead of the others, and they catch up
+        if first == (hvd.rank() == 0):
+            with optimizer.skip_synchronize():
+                optimizer.step()
+        if first:
+            with pytest.raises(OverflowError):
+                (apply(Fails, params[0]).sum() + params[1].sum()).backward()
+    with pytest.raises(hvd.HorovodInternalError, match="same point of the program"):
+        backward(*params)
+    optimizer.zero_grad()
+    backward(*params)
+    torch.testing.assert_close(params[1].grad, mean_over(list(range(hvd.size())), params[1].detach()))
+
+
 def check_a_backward_pass_that_fails_half_way() -> None:
     params = parameters((3,), (3,))
-
-    class Fails(torch.autograd.Function):
-        @staticmethod
-        def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
-            return x.clone()
-
-        @staticmethod
-        def backward(*_: Any) -> Any:
-            raise OverflowError("half-way")
 
     def hooked(x: torch.Tensor) -> torch.Tensor:
         y = x.clone()
