@@ -42,11 +42,11 @@ class Contender(ABC):
 
     def check(self) -> None:
         """Prove that every element is summed."""
-        for nbytes in (4, 65536, self.data.nbytes):
-            self.data[:] = np.arange(self.data.size) % 251 + self.rank
-            self.reducer(nbytes)()
-            count = nbytes // 4
-            expected = self.size * (np.arange(count) % 251) + self.size * (self.size - 1) / 2
+        pattern = (np.arange(self.data.size, dtype=np.int32) % 251).astype(np.float32)
+        for count in (1, 16384, self.data.size):
+            self.data[:count] = pattern[:count] + self.rank
+            self.reducer(4 * count)()
+            expected = self.size * pattern[:count] + self.size * (self.size - 1) / 2
             np.testing.assert_array_equal(self.data[:count], expected)
 
 
