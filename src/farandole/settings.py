@@ -134,7 +134,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rendezvous_dir: Annotated[
         str,
         Knob(
-            "folder that all hosts see, where ranks may meet that no launcher connects (default: the working directory)",
+            "folder that all hosts see, for ranks that no launcher connects (default: the working directory)",
             group="many hosts",
         ),
     ] = ""

@@ -85,7 +85,14 @@ def test_each_starter_is_recognised_by_its_own_class_and_no_other(name: str) -> 
 @by_starter
 def test_each_says_the_place_and_the_size_and_that_there_are_more_hosts(name: str) -> None:
     environment = detect(STARTERS[name].variables)
-    assert (environment.place, environment.size, environment.spans_hosts) == (2, 3, True)
+    assert (environment.place, environment.local_place, environment.size) == (2, 0, 3)
+    assert environment.spans_hosts
+
+
+@by_starter
+def test_each_knows_its_place_on_the_host(name: str) -> None:
+    told = STARTERS[name]
+    assert detect({**told.variables, told.vocabulary.local_rank: "1"}).local_place == 1
 
 
 @by_starter

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from farandole.control.entry import entry_command
 from farandole.errors import UsageError
-from farandole.launch.entry import entry_command
 from farandole.launch.plan import Host, Job, by_own_name, parse_hostfile, parse_hosts, place, workers
 from farandole.settings import Settings
 

@@ -119,6 +119,12 @@ class Environment(ABC):
         return size
 
     @property
+    def local_place(self) -> int:
+        """Which of the processes of this host it is, as far as the starter says; 0 if it does not."""
+        told = self._variables.get(self.vocabulary.local_rank)
+        return self._number(self.vocabulary.local_rank) if told else 0
+
+    @property
     def spans_hosts(self) -> bool:
         """False if all processes are known to be on this host."""
         return self._variables.get(self.vocabulary.local_size) != str(self.size)

@@ -13,6 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeAlias, final
 
+from farandole.cluster.detect import detect
+
 Find: TypeAlias = Callable[[str], object | None]
 """Looks for a module without importing it, like ``importlib.util.find_spec``."""
 
@@ -23,7 +25,6 @@ STARTED_BY_MPI = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "PALS_RANKID"
 
 GPUS = Path("/proc/driver/nvidia/gpus")
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-_LOCAL_RANK = "FARANDOLE_LOCAL_RANK"
 
 _MISSING = {
     "farandole._native": "the native core farandole._native is not built",
@@ -86,7 +87,7 @@ def _no_gpu_of_its_own(variables: Variables) -> str:
         shown = len([name for name in variables[_VISIBLE].split(",") if name not in ("", "-1")])
     if not torch_has_cuda():
         return "the torch that is installed was built without CUDA"
-    local_rank = int(variables.get(_LOCAL_RANK) or 0)
+    local_rank = detect(variables).local_place
     alone = shown == 1 and _VISIBLE in variables
     return "" if alone or local_rank < shown else f"none of the {shown} GPUs is left for local rank {local_rank}"
 

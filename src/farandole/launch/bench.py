@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, final
 
 import msgspec
 
+from farandole.control.entry import entry_command
 from farandole.engines.candidates import CANDIDATES
 from farandole.engines.choose import HYBRID, choose, considered
 from farandole.errors import FarandoleError, UsageError
-from farandole.launch.entry import entry_command
 from farandole.launch.function import run
 from farandole.launch.measuring import SIZES, Measured, measure
 from farandole.launch.plan import parse_hosts

@@ -24,8 +24,8 @@ from typing import Any, final
 import cloudpickle
 import msgspec
 
+from farandole.control.entry import entry_command
 from farandole.errors import ControlError, RemoteError, UsageError
-from farandole.launch.entry import entry_command
 from farandole.launch.launcher import Launcher
 from farandole.launch.plan import Job
 from farandole.launch.ssh import Ssh

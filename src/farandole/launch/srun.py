@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import final
 
+from farandole.control.entry import entry_command
 from farandole.control.process import describe
 from farandole.launch.agents import AgentStarter, Group
 from farandole.launch.charge import MODULE
-from farandole.launch.entry import entry_command
 from farandole.settings import Settings
 
 OPTIONS = (

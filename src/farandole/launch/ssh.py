@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import NamedTuple, final
 
 import farandole
+from farandole.control.entry import entry_command
 from farandole.control.process import describe
 from farandole.launch.agents import AgentStarter, Group
 from farandole.launch.charge import MODULE
-from farandole.launch.entry import entry_command
 from farandole.launch.local import Local
 from farandole.settings import Settings
 

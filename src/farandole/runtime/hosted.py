@@ -14,14 +14,13 @@ import functools
 import os
 import signal
 import subprocess
-import sys
-from pathlib import Path
 from typing import Any, final
 
 import msgspec
 
 from farandole.cluster.contact import Contact
 from farandole.cluster.environment import CONTROLLER
+from farandole.control.entry import entry_command
 from farandole.errors import StartError
 from farandole.runtime.host_socket import claim
 from farandole.settings import Settings
@@ -123,17 +122,11 @@ def ensure_agent(charge: AgentCharge, settings: Settings) -> None:
 
 def _start(module: str, settings: Settings, **options: Any) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", module],
-        env={**os.environ, **settings.to_environment(Settings.resolve()), "PYTHONPATH": _python_path()},
+        entry_command(module),
+        env={**os.environ, **settings.to_environment(Settings.resolve())},
         start_new_session=True,
         **options,
     )
-
-
-def _python_path() -> str:
-    """The place of this package first, so that the child runs the same one."""
-    here = str(Path(__file__).resolve().parents[2])
-    return os.pathsep.join(p for p in (here, os.environ.get("PYTHONPATH", "")) if p)
 
 
 @functools.cache
