@@ -7,6 +7,7 @@ import shlex
 import signal
 import sys
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -114,3 +115,8 @@ def test_variables_travel_unless_they_describe_a_host(variables: dict[str, str])
     assert sent.items() >= kept.items()
     assert not sent.keys() & described.keys()
     assert for_other_hosts(sent) == sent
+
+
+def test_the_page_lists_the_variables_that_do_not_travel() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "run-on-many-hosts.md").read_text()
+    assert [name for name in HOST_SPECIFIC if f"`{name}`" not in page] == []
