@@ -258,6 +258,23 @@ def test_who_loses_the_controllers_host_is_told_too_and_leaves_nothing(
     job.jobs[1].until(lambda: not cluster.processes("node2"), "for the last processes of node2")
 
 
+def test_the_stack_of_a_rank_that_does_not_come_is_fetched_from_its_host(cluster: Cluster, ranks: StartRanks) -> None:
+    script = FACTS + (
+        "import time\n"
+        "def computing():\n"
+        "    end = time.monotonic() + 3\n"
+        "    while time.monotonic() < end: pass\n"
+        "init()\n"
+        "computing() if place else None\n"
+        'NumpyCalls().allreduce("x", np.ones(3))\n'
+    )
+    job = ranks(cluster, script, ["node1", "node2"], FARANDOLE_STALL_WARNING_S="0.5")
+    assert [each.end() for each in job.jobs] == [0, 0], str(job)
+    said = job.jobs[0].stderr
+    assert re.search(r"stalled: allreduce 'x' .* rank 1 on node2 did not come; ready: rank 0 on node1", said), said
+    assert "in computing" in said
+
+
 def test_a_controller_that_is_said_to_be_elsewhere_is_refused(cluster: Cluster, ranks: StartRanks) -> None:
     told_wrong: Mapping[str, str] = {CONTROLLER: f"tcp://node2:{PORT}", "FARANDOLE_START_TIMEOUT_S": "1"}
     job = ranks(cluster, FACTS + 'join("first")', ["node1", "head"], **told_wrong)
