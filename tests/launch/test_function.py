@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -51,6 +52,29 @@ def test_an_exception_is_raised_again_from_the_original_with_the_remote_tracebac
     assert caught.value.__cause__.args == ("no such key",)
     assert "task.py" not in caught.value.traceback
     assert "[1]<stderr>:KeyError: 'no such key'" in capfd.readouterr().err
+
+
+def test_the_exception_of_the_rank_that_left_first_is_raised(tmp_path: Path) -> None:
+    def tidies_up_and_takes_its_time() -> None:
+        from farandole.runtime.basics import barrier, rank
+        from farandole.runtime.session import init, shutdown
+
+        init()
+        (tmp_path / str(rank())).write_text(str(os.getpid()))
+        barrier()
+        try:
+            if rank() == 1:
+                raise KeyError("no such key")
+            barrier()
+        finally:
+            first = rank() == 1
+            shutdown()
+            if first:
+                other = os.pidfd_open(int((tmp_path / "0").read_text()))
+                select.select([other], [], [], 20)
+
+    with pytest.raises(RemoteError, match=r"rank 1 on .* raised KeyError"):
+        farandole.run(tidies_up_and_takes_its_time, np=2, grace_s=30)
 
 
 def test_an_exception_that_cannot_be_unpickled_still_tells_its_story(capfd: pytest.CaptureFixture[str]) -> None:

@@ -101,8 +101,8 @@ class _Results:
             self._failures.append((place, msgspec.msgpack.decode(payload, type=Failure)))
 
     def collect(self, job: Job, status: int, words: str) -> list[Any]:
-        """All values, or the error of the first that failed."""
-        for place, failure in self._failures[:1]:
+        """All values, or the error of the first that failed, and not because others had."""
+        for place, failure in sorted(self._failures, key=lambda each: each[1].is_consequence)[:1]:
             error = RemoteError(place, job.hosts[place], failure.summary, failure.traceback)
             raise error from _original(failure)
         if status:

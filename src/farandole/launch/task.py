@@ -19,7 +19,7 @@ from farandole.cluster.environment import Environment
 from farandole.control import messages
 from farandole.control.channel import Dealer
 from farandole.control.keys import JobKeys
-from farandole.errors import ControlError, FarandoleError
+from farandole.errors import AbortError, ControlError, FarandoleError
 from farandole.settings import Settings
 
 MODULE = "farandole.launch.task"
@@ -35,11 +35,15 @@ class Task(msgspec.Struct, frozen=True):
 
 @final
 class Failure(msgspec.Struct, frozen=True):
-    """What the function raised: for people, and pickled (empty if it cannot be)."""
+    """What the function raised: for people, and pickled (empty if it cannot be).
+
+    ``is_consequence`` if it raised because another rank had left or died.
+    """
 
     summary: str
     traceback: str
     exception: bytes
+    is_consequence: bool
 
 
 def main() -> None:
@@ -93,7 +97,7 @@ def call(payload: bytes) -> tuple[bool, bytes]:
 def _failed(error: BaseException) -> bytes:
     summary = "".join(traceback.format_exception_only(error)).strip()
     text = "".join(traceback.format_exception(error))
-    return msgspec.msgpack.encode(Failure(summary, text, _pickled(error)))
+    return msgspec.msgpack.encode(Failure(summary, text, _pickled(error), isinstance(error, AbortError)))
 
 
 def _pickled(error: BaseException) -> bytes:
