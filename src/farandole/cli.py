@@ -15,12 +15,12 @@ from farandole.control.process import open_standard_streams
 from farandole.errors import FarandoleError, UsageError
 from farandole.launch.options import USAGE_ERROR, Parser
 
-COMMANDS = (
-    "farandole.launch.command",
-    "farandole.launch.check",
-    "farandole.launch.bench",
-    "farandole.launch.horovodrun",
-)
+COMMANDS = {
+    "run": "farandole.launch.command",
+    "check": "farandole.launch.check",
+    "bench": "farandole.launch.bench",
+    "horovodrun": "farandole.launch.horovodrun",
+}
 """Modules with ``add_parser(subparsers)``, which sets ``main``: from the parsed arguments to the exit status."""
 
 DESCRIPTION = """\
@@ -36,7 +36,8 @@ Data-parallel deep learning, in the words of Horovod.
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; what cannot be right is answered with what to type, and exit status 2."""
     open_standard_streams()
-    parsed = _parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    parsed = _parser(words).parse_args(words)
     try:
         return int(parsed.main(parsed))
     except UsageError as error:
@@ -49,10 +50,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGINT
 
 
-def _parser() -> Parser:
+def _parser(words: Sequence[str]) -> Parser:
+    """Of the command that is asked for, which need not wait until all others are loaded; otherwise of all."""
+    asked = [COMMANDS[word] for word in words[:1] if word in COMMANDS]
     parser = Parser(prog="farandole", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"farandole {__version__}")
     commands = parser.add_subparsers(dest="name", metavar="COMMAND", required=True)
-    for module in COMMANDS:
+    for module in asked or COMMANDS.values():
         importlib.import_module(module).add_parser(commands)
     return parser
