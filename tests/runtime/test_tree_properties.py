@@ -37,6 +37,8 @@ class Branched(Simulation):
             lambda: 0.0,
         )
         self.now = 0.0
+        self.stirred: dict[str, None] = {}
+        """The relays that have taken something in since they last sent."""
         self.wires: dict[tuple[str, str], list[tuple[bytes, bytes]]] = {}
         hosts, tree = [f"h{i}" for i in range(rng.randint(1, 5))], Tree(radix=2)
         self.parents = {host: tree.add(host) for host in hosts}
@@ -65,9 +67,8 @@ class Branched(Simulation):
         for ends, wire in self.wires.items():
             if wire:
                 yield partial(self.carry, *ends)
-        for relay in self.relays.values():
-            if relay.pending:
-                yield relay.flush
+        for host in self.stirred:
+            yield partial(self.flush, host)
         held = [relay.deadline_s for relay in self.relays.values() if relay.deadline_s is not None]
         if held:
             yield partial(self.wait, min(held))
@@ -81,6 +82,7 @@ class Branched(Simulation):
             self.controller.handle(identity, message)
         else:
             self.relays[home].from_below(identity, message)
+            self.stirred[home] = None
 
     def sent(self, source: str, identity: bytes, message: Message) -> None:
         target = identity.decode()
@@ -94,17 +96,24 @@ class Branched(Simulation):
         message = decode(frame)
         if target.startswith(RELAY.decode()):
             self.relays[target.removeprefix(RELAY.decode())].from_above(message)
+            self.stirred[target.removeprefix(RELAY.decode())] = None
         elif target == ROOT:
             self.controller.handle(identity, message)
         elif target in self.relays:
             self.relays[target].from_below(identity, message)
+            self.stirred[target] = None
         else:
             self.take(int(target[:-1]), target[-1], message)
 
     def wait(self, moment: float) -> None:
         self.now = max(self.now, moment)
-        for relay in self.relays.values():
-            relay.flush()
+        for host in self.relays:
+            self.flush(host)
+
+    def flush(self, host: str) -> None:
+        """A turn of the loop of a relay ends."""
+        self.stirred.pop(host, None)
+        self.relays[host].flush()
 
     def take(self, r: int, suffix: str, message: Any) -> None:
         if isinstance(message, Welcome):

@@ -108,12 +108,6 @@ class Combining:
 
     # -- passing on ---------------------------------------------------------------------------------------------------
 
-    @property
-    def pending(self) -> bool:
-        """True if ``take`` has something to pass on, whatever the time."""
-        joins_due = bool(self._joins.shares) and self._downlink.ranks <= self._joined
-        return bool(self._complete) or joins_due
-
     def take(self, now: float) -> list[Share]:
         """What is to be passed on now."""
         if self.deadline_s is not None and self.deadline_s <= now:

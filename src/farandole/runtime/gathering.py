@@ -66,11 +66,6 @@ class Gathering:
         """When ``take`` has something to pass on that is not complete."""
         return min((held.due_s for held in self._held.values() if held.parts), default=None)
 
-    @property
-    def pending(self) -> bool:
-        """True if ``take`` has something to pass on, whatever the time."""
-        return any(not held.missing for held in self._held.values())
-
     def take(self, now: float) -> list[Parts]:
         """What is to be passed on now."""
         taken: list[Parts] = []

@@ -62,11 +62,6 @@ class Relaying:
         moments = [self._combining.deadline_s, self._gathering.deadline_s]
         return min((moment for moment in moments if moment is not None), default=None)
 
-    @property
-    def pending(self) -> bool:
-        """True if ``flush`` has something to send now."""
-        return bool(self._letters) or self._combining.pending or self._gathering.pending
-
     def from_below(self, identity: bytes, message: Message) -> None:
         """A worker of this host, or a child, has sent this."""
         self._counts["from_below"] += 1
