@@ -100,7 +100,7 @@ class Launch:
         options: Sequence[str] = (),
         arguments: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
-        deadline_s: float = 90.0,
+        deadline_s: float = 150.0,
     ) -> Finished:
         """Run a script (its text, or its path) on ``np`` ranks through ``farandole run`` and wait for the end."""
         if isinstance(script, str):

@@ -19,7 +19,7 @@ from farandole.testing.jobs import NumpyCalls, run_job
 from farandole.testing.rank import Member
 
 DEADLINE_S = 20.0
-ROUNDS = 10
+ROUNDS = 5
 
 
 def _wait_for_the_others() -> None:
@@ -126,4 +126,4 @@ def _program(member: Member) -> tuple[int, int]:
 
 
 def test_a_handler_may_shut_down_wherever_the_signal_comes() -> None:
-    assert run_job(_program, 2) == [(1, 1), (1, 1)]
+    assert run_job(_program, 2, timeout_s=240.0) == [(1, 1), (1, 1)]

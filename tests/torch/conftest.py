@@ -31,7 +31,7 @@ JOBS: dict[str, tuple[str, ...]] = {
 }
 """Options of ``farandole run``, by a name that begins with the number of ranks."""
 
-DEADLINE_S = 150.0
+DEADLINE_S = 240.0
 
 Report: TypeAlias = dict[str, dict[int, str]]
 """Per check and rank: "" or what went wrong."""
