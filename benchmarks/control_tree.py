@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple, final
@@ -64,16 +65,16 @@ class Result(NamedTuple):
         return "flat" if self.radix is None else f"radix {self.radix}"
 
 
-def simulate(ranks: int, radix: int | None, count: int = 3) -> Result:
-    """The steady state of one named collective, and then a stall."""
+@cache
+def simulate(ranks: int, radix: int | None, count: int = 1) -> Result:
+    """The steady state of one named collective, one with a late rank, and then a stall."""
+    gc.disable()  # a simulated job is a million objects that stay, and looking at them takes longer than all else
     world = World(ranks, PER_HOST, radix, COSTS)
     world.begin()
-    gc.collect()
-    gc.freeze()  # the job's state is large and stays
     taken = list(steps(world, "loss", count, SPREAD_S))
     late = world.collective("loss", SPREAD_S, LATE_S)
     stall_s = stall_report_s(world, "loss")
-    gc.unfreeze()
+    gc.enable()
     return Result(
         ranks,
         radix,
