@@ -1,4 +1,8 @@
-"""Run one of the rank programs here through ``farandole run`` and read what its first rank measured."""
+"""Run one of the rank programs here through ``farandole run`` and read what its first rank measured.
+
+launch("steps_rank", 9, 1.0, "large")                                        # two ranks on this machine
+launch("steps_rank", 9, 1.0, "large", cluster=cluster, where="node1:2,node2:2")
+"""
 
 from __future__ import annotations
 
@@ -10,16 +14,25 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from farandole.testing.cluster import HEAD, Cluster
+
 JOB_S = 180.0
 
 
-def launch(program: str, *arguments: object, ranks: int = 2) -> dict[str, Any]:
-    """``farandole run -np 2 python -m benchmarks.PROGRAM RESULT ARGUMENTS``; returns what was written to RESULT."""
+def launch(program: str, *arguments: object, cluster: Cluster | None = None, where: str = "") -> dict[str, Any]:
+    """``farandole run -np 2 python -m benchmarks.PROGRAM RESULT ARGUMENTS``; returns what was written to RESULT.
+
+    On a ``cluster`` the command runs on its head, and ``where`` is what follows ``-H``.
+    """
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         result = Path(folder) / "result.json"
         worker = [sys.executable, "-m", f"benchmarks.{program}", str(result), *map(str, arguments)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        subprocess.run([*farandole("run", "-np", str(ranks)), *worker], check=True, timeout=JOB_S, env=environment)
+        told = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0" if cluster else "lo"}
+        if cluster is not None:
+            cluster.run(HEAD, [*farandole("run", "-H", where), *worker], timeout_s=JOB_S, env=told)
+        else:
+            command = [*farandole("run", "-np", "2"), *worker]
+            subprocess.run(command, check=True, timeout=JOB_S, env={**os.environ, **told})
         measured: dict[str, Any] = json.loads(result.read_text())
     return measured
 

@@ -53,14 +53,31 @@ def with_timeline(task: Task, rounds: int, seconds: float, path: Path) -> dict[s
     return taken
 
 
+def communication(task: Task, times: int, path: Path) -> list[float]:
+    """Milliseconds per step that rank 0 spends in reductions of gradients, as its timeline has it."""
+    step = farandole(task)
+    timed(step, 3)
+    hvd.start_timeline(str(path.with_name("reductions.json")))
+    timed(step, times - 1)
+    hvd.stop_timeline()
+    if hvd.rank():
+        return []
+    events = json.loads(path.with_name("reductions.json").read_text().rstrip(",\n") + "]")
+    spent = sum(e["dur"] for e in events if (e["pid"], e["name"], e.get("cat")) == (0, "reduce", "planned"))
+    return [spent / times / 1e3]
+
+
 def main() -> None:
-    """``RESULT ROUNDS SECONDS``."""
-    result, rounds, seconds = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+    """``RESULT ROUNDS SECONDS [NETWORK]``: all networks and the cost of a timeline, or one network in detail."""
+    result, rounds, seconds, *only = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), *sys.argv[4:]
     hvd.init()
     torch.set_num_threads(1)
     connect_gloo(result.with_name("store"), hvd.rank(), hvd.size())
-    measured = {name: compare(make(name), rounds, seconds) for name in ("large", "tiny", "cnn")}
-    measured["timeline"] = with_timeline(make("cnn"), rounds, seconds, result)
+    measured = {name: compare(make(name), rounds, seconds) for name in only or ("large", "tiny", "cnn")}
+    if only:
+        measured["communication"] = {name: communication(make(name), 10, result) for name in only}
+    else:
+        measured["timeline"] = with_timeline(make("cnn"), rounds, seconds, result)
     if hvd.rank() == 0:
         result.write_text(json.dumps(measured))
     dist.destroy_process_group()
