@@ -17,11 +17,9 @@ import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, final
+from typing import TYPE_CHECKING, Any, final
 
-from farandole import _native
-from farandole.collective import Array, DType, ReduceOp
+from farandole.collective import Array
 from farandole.engines.engine import Exchange, Group
 from farandole.engines.pairwise import PairwiseEngine
 from farandole.engines.reach import reachable_address
@@ -30,12 +28,6 @@ from farandole.errors import CollectiveError, EngineError
 
 if TYPE_CHECKING:
     import torch
-
-RING_MEMBERS, RING_BYTES = 3, 4 * 2**20
-"""From here on, between hosts, Gloo's own ring is faster than slices (docs/design/gloo.md has the numbers)."""
-
-Running: TypeAlias = tuple[int, Any]
-"""A member's place in the group, and the operation with it; this member's, where it is with all."""
 
 CONNECT_S = 30.0
 _SHORTEST_S = 0.001
@@ -53,25 +45,7 @@ class GlooEngine(PairwiseEngine):
     name = "gloo"
 
     def __init__(self, group: Group, exchange: Exchange) -> None:
-        self._wire = GlooTransport(group, exchange)
-        super().__init__(group, self._wire)
-
-    def allreduce(self, array: Array, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0) -> None:
-        """Large sums over many hosts go round Gloo's own ring, which keeps every link busy."""
-        dtype, own = array.dtype, (array.address, array.count, array.dtype)
-        far = self.group.size >= RING_MEMBERS and len(set(self.group.hosts)) > 1
-        exact = dtype in (DType.FLOAT32, DType.FLOAT64) and op in (ReduceOp.SUM, ReduceOp.AVERAGE)
-        if not (far and exact and array.nbytes >= RING_BYTES):
-            super().allreduce(array, op, prescale, postscale)
-            return
-        self._begin()
-        if prescale != 1.0:
-            _native.scale(*own, prescale)
-        self._wire.ring(array)
-        if op is ReduceOp.AVERAGE:
-            _native.divide(*own, self.group.size)
-        if postscale != 1.0:
-            _native.scale(*own, postscale)
+        super().__init__(group, GlooTransport(group, exchange))
 
 
 @final
@@ -89,34 +63,14 @@ class GlooTransport(Transport):
         self._process_group = connect(group, exchange, store, lambda: _make_gloo(group, exchange, store))
         self._connections = _connections(list(store.values.values()))
 
-    def ring(self, array: Array) -> None:
-        """The sum of everybody's ``array``, of floats, in its place."""
-        import torch
-        from torch.distributed import AllreduceOptions
-
-        group, size = self.group, self.group.size
-        self.transfers += 2 * (size - 1)
-        self.bytes_sent += 2 * (size - 1) * array.nbytes // size
-        floats = _tensor(array).view(getattr(torch, array.dtype.label))
-        self._run([lambda: (group.rank, self._process_group.allreduce([floats], AllreduceOptions()))])
-
     def _move(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> None:
-        own = self._process_group
-        self._run(
-            [
-                partial(_start, start, peer, array)
-                for start, parcels in ((own.recv, receives), (own.send, sends))
-                for peer, array in parcels
-            ]
-        )
-
-    def _run(self, starts: Sequence[Callable[[], Running]]) -> None:
-        """Start all of these, and return when they are done."""
         deadline = time.monotonic() + self.group.deadline_s
-        running: list[Running] = []
+        running: list[tuple[int, Any]] = []
         peer = self.group.rank
         try:
-            running.extend(start() for start in starts)  # what has started before one raises stays in the list
+            for start, parcels in ((self._process_group.recv, receives), (self._process_group.send, sends)):
+                for peer, array in parcels:
+                    running.append((peer, start([_tensor(array)], peer, 0)))
             while running:
                 peer, work = running[0]
                 work.wait(timedelta(seconds=max(_SHORTEST_S, deadline - time.monotonic())))
@@ -139,8 +93,7 @@ class GlooTransport(Transport):
             return self.stalled(peer)
         self.aborted.wait(_REASON_S)
         why = str(error).splitlines()[0]
-        which = "a connection" if peer == self.group.rank else f"the connection to {self.group.name(peer)}"
-        return self.failure(EngineError, f"{which} in {label} was lost: {why}")
+        return self.failure(EngineError, f"the connection to {self.group.name(peer)} in {label} was lost: {why}")
 
     def _interrupt(self) -> None:
         for connection in list(self._connections):
@@ -219,10 +172,6 @@ def _names(connection: socket.socket) -> Iterator[bytes]:
             elif connection.family == socket.AF_INET6:
                 head = struct.pack("=H", socket.AF_INET6) + struct.pack(">HI", name[1], name[2])
                 yield head + socket.inet_pton(socket.AF_INET6, name[0].partition("%")[0])
-
-
-def _start(start: Callable[..., Any], peer: int, array: Array) -> Running:
-    return peer, start([_tensor(array)], peer, 0)
 
 
 def _tensor(array: Array) -> torch.Tensor:
