@@ -394,7 +394,7 @@ def test_nothing_that_comes_can_break_it(happenings: list[tuple[Any, Any]], form
         if who is None:
             job.wait(what)
         elif who == "exit":
-            job.controller.worker_exited(*what, "it has ended")
+            job.controller.worker_exited(what[0], what[1], what[2], "it has ended")
         else:
             job.controller.handle(who, what)
         job.tick()

@@ -65,11 +65,10 @@ class Relaying:
     def from_below(self, identity: bytes, message: Message) -> None:
         """A worker of this host, or a child, has sent this."""
         self._counts["from_below"] += 1
-        if isinstance(message, Ready):
-            self._take_shares(identity, message)
-        elif isinstance(message, Parts):
-            if self._is_current(message.generation):
-                self._gathering.submit(message.key, tuple(message.ranks), dict(message.parts), self._clock())
+        if isinstance(message, Ready | Parts):
+            branch = self._downlink.branches.get(identity)
+            if branch is not None and self._is_current(message.generation):
+                self._merge(branch, message)
         elif isinstance(message, Letters):
             for letter in message.letters:
                 self._downlink.learn(letter.identity, via=identity)
@@ -133,15 +132,16 @@ class Relaying:
         self._gathering.submit(message.key, tuple(message.ranks), {rank: message.payload}, now)
         return True
 
-    def _take_shares(self, child: bytes, message: Ready) -> None:
-        branch = self._downlink.branches.get(child)
-        if branch is None or not self._is_current(message.generation):
-            return
+    def _merge(self, branch: RankSet, message: Ready | Parts) -> None:
+        """Let what a child has combined wait for others."""
         now = self._clock()
-        for share in message.shares:
-            self._combining.submit(
-                self._downlink.members(share.entry.process_set, share.ranks) & branch, share.entry, now
-            )
+        if isinstance(message, Ready):
+            for share in message.shares:
+                ranks = self._downlink.members(share.entry.process_set, share.ranks) & branch
+                self._combining.submit(ranks, share.entry, now)
+        elif self._gathering.accepts(message.ranks):
+            parts = {rank: payload for rank, payload in message.parts if rank in branch}
+            self._gathering.submit(message.key, tuple(message.ranks), parts, now)
 
     def _learn(self, message: Message, whom: RankSet) -> None:
         """What passes on its way down says which sets there are, and who may submit what again."""
