@@ -102,10 +102,10 @@ def test_a_flood_by_way_of_slurm_arrives_whole(slurm: Slurm, start: StartOnClust
 
 
 def test_a_failure_ends_the_job_on_all_hosts(slurm: Slurm, start: StartOnCluster) -> None:
-    failing = (
-        "trap 'echo told' TERM; echo up; if ((FARANDOLE_RANK == 2)); then echo why >&2; exit 7; fi; sleep 1000 & wait"
-    )
-    job = start(slurm.cluster, *PATIENT, before=SALLOC, bash=failing)
+    together = "touch up.$FARANDOLE_RANK; until [ $(ls up.* | wc -l) = 3 ]; do sleep 0.02; done"
+    failing = "if ((FARANDOLE_RANK == 2)); then echo why >&2; exit 7; fi"
+    script = f"trap 'echo told; exit' TERM; {together}; {failing}; while :; do sleep 0.05; done"
+    job = start(slurm.cluster, *PATIENT, before=SALLOC, bash=script)
     assert job.end() == 7
     assert job.stdout.count("told") == 2
     assert "rank 2 on node2 exited with code 7; the last lines of its stderr:\n    why\n" in job.stderr

@@ -208,6 +208,7 @@ def test_a_flood_from_several_hosts_arrives_whole(cluster: Cluster, start: Start
         counts: dict[str, int] = defaultdict(int)
         for line in text.splitlines():
             tag, _, rest = line.partition(":")
+            assert tag.endswith(f"]<{stream}>"), line[:300]
             rank, number, filler = rest.split(" ")
             assert tag == f"[{rank}]<{stream}>"
             assert int(number) == counts[rank]
@@ -249,10 +250,10 @@ def test_output_in_files_is_written_by_each_host(cluster: Cluster, start: StartO
 
 
 def test_a_failure_on_one_host_ends_the_job_on_all(cluster: Cluster, start: StartOnCluster) -> None:
-    failing = (
-        "trap 'echo told' TERM; echo up; if ((FARANDOLE_RANK == 3)); then echo why >&2; exit 7; fi; sleep 1000 & wait"
-    )
-    job = start(cluster, *TWO, *PATIENT, bash=failing)
+    together = "touch up.$FARANDOLE_RANK; until [ $(ls up.* | wc -l) = 4 ]; do sleep 0.02; done"
+    failing = "if ((FARANDOLE_RANK == 3)); then echo why >&2; exit 7; fi"
+    script = f"trap 'echo told; exit' TERM; {together}; {failing}; while :; do sleep 0.05; done"
+    job = start(cluster, *TWO, *PATIENT, bash=script)
     assert job.end() == 7
     assert job.stdout.count("told") == 3
     assert job.stderr.splitlines()[-2:] == [

@@ -54,11 +54,13 @@ class Admissions:
     """Counts the connections that ended before their handshake succeeded.
 
     Some of them simply went away, as those do who reach the controller by several addresses and need only one. ZeroMQ
-    does not say which connection succeeded, so the oldest open one is taken; the total is right all the same.
+    does not say which connection succeeded, so the oldest open one is taken; the total is right all the same, and the
+    others are given the benefit of the doubt.
     """
 
     def __init__(self) -> None:
-        self._unproven: dict[int, None] = {}
+        self._unproven: dict[int, bool] = {}
+        """By descriptor, those whose handshake has not succeeded: true if that is certain."""
         self._last = 0
 
     def update(self, events: list[tuple[int, int]]) -> tuple[int, int]:
@@ -66,14 +68,15 @@ class Admissions:
         strangers = quitters = 0
         for event, value in events:
             if event == zmq.EVENT_ACCEPTED:
-                self._unproven[value] = None
+                self._unproven[value] = True
             elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED and self._unproven:
                 self._unproven.pop(next(iter(self._unproven)))
+                self._unproven = dict.fromkeys(self._unproven, False)
             elif event == zmq.EVENT_DISCONNECTED and value in self._unproven:
-                self._unproven.pop(value)
-                went_away = self._last == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL  # said just before of this connection
-                quitters += went_away
-                strangers += not went_away
+                certain = self._unproven.pop(value)
+                left = self._last == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL  # said just before, of this connection
+                quitters += left or not certain
+                strangers += certain and not left
             self._last = event
         return strangers, quitters
 
