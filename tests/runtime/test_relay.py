@@ -156,7 +156,7 @@ class Job:
     def __init__(self, hosts: int, held: contextlib.ExitStack) -> None:
         secret, size = new_secret(), hosts * LOCAL
         self._router = held.enter_context(Router(JobKeys.from_secret(secret)))
-        self.root = Root(self._router, Settings(tree_radix=RADIX, engine="gloo"), size)
+        self.root = Root(self._router, Settings(tree_radix=RADIX, engine="gloo", host_timeout_s=0.0), size)
         self._bell = os.eventfd(0, os.EFD_CLOEXEC)
         held.callback(os.close, self._bell)
         self._router.watch(self._bell)
