@@ -39,16 +39,20 @@ struct ReduceKernel {
     static constexpr std::size_t block = 8192 / sizeof(W);
 
     static FARANDOLE_INLINE void run(const Reduction& job) {
-        // Two arrays that are neither widened nor scaled need no accumulator: their sum goes straight to its place.
-        const bool straight = std::is_same_v<T, W> && job.source_count == 2 && job.scaling.prescale == 1.0;
-        alignas(64) W accumulator[block];
+        alignas(64) W sum[block];
         for (std::size_t start = 0; start < job.count; start += block) {
             const std::size_t n = std::min(block, job.count - start);
             T* target = reinterpret_cast<T*>(job.target) + start;
-            W* sum = straight ? reinterpret_cast<W*>(target) : accumulator;
+            if constexpr (std::is_same_v<T, W>) {
+                // Two arrays that are neither widened nor scaled need no accumulator.
+                if (job.source_count == 2 && job.scaling.prescale == 1.0) {
+                    accumulate(job, start, n, target);
+                    finish(job.scaling, target, n);
+                    continue;
+                }
+            }
             accumulate(job, start, n, sum);
             finish(job.scaling, sum, n);
-            if (straight) continue;
             for (std::size_t i = 0; i < n; ++i) target[i] = narrow(sum[i], Type<T>{});
         }
     }
