@@ -170,7 +170,7 @@ Exchange exchange_of(const nb::callable& exchange) {
 Array array_of(std::uintptr_t address, std::size_t count, int dtype) { return {at(address), count, dtype_of(dtype)}; }
 
 void make_endpoint(Endpoint* self, int place, std::vector<std::string> names, std::string label, double deadline_s,
-                   const nb::callable& exchange) {
+                   const nb::callable& exchange, double spin_s) {
     if (names.size() > max_members) {
         throw Unsupported("a group in shared memory has at most " + std::to_string(max_members) + " members, got " +
                           std::to_string(names.size()));
@@ -180,6 +180,7 @@ void make_endpoint(Endpoint* self, int place, std::vector<std::string> names, st
     options.names = std::move(names);
     options.label = std::move(label);
     options.deadline_ns = static_cast<std::int64_t>(std::min(deadline_s, 1e9) * second_ns);
+    options.spin_ns = static_cast<std::int64_t>(spin_s * second_ns);
     options.interrupt = {signal_raised, nullptr};
     new (self) Endpoint(options, exchange_of(exchange));
 }
@@ -242,7 +243,8 @@ void bind_endpoint(nb::module_& m) {
         .def_prop_ro("nbytes", &Region::nbytes);
 
     nb::class_<Endpoint>(m, "Endpoint")
-        .def("__init__", make_endpoint, "place"_a, "names"_a, "label"_a, "deadline_s"_a, "exchange"_a)
+        .def("__init__", make_endpoint, "place"_a, "names"_a, "label"_a, "deadline_s"_a, "exchange"_a,
+             "spin_s"_a = 50e-6)
         .def("allocate", allocate, "nbytes"_a)
         .def("allreduce", allreduce, "address"_a, "count"_a, "dtype"_a, "op"_a, "prescale"_a, "postscale"_a)
         .def("allgather", allgather, "send"_a, "recv"_a, "dtype"_a, "counts"_a)

@@ -63,8 +63,12 @@ class Endpoint:
         label: str,
         deadline_s: float,
         exchange: Callable[[bytes], list[bytes]],
+        spin_s: float = 50e-6,
     ) -> None:
-        """Join as member ``place``; ``names`` is what errors call the members, ``label`` the group."""
+        """Join as member ``place``; ``names`` is what errors call the members, ``label`` the group.
+
+        A wait watches for ``spin_s``, and then sleeps.
+        """
 
     def allocate(self, nbytes: int) -> Region:
         """Make zeroed engine memory on every member."""

@@ -45,8 +45,9 @@ class HybridEngine(Engine):
         self._pipeline = Pipeline(group.label)
         self._rooms = [plain_memory(0)] * IN_FLIGHT
         near = group.subgroup(layout.neighbours)
+        # Whoever waits inside waits for the network, and that is longer than any watching is worth.
         self._inside = _together(
-            group, rendezvous, lambda: ShmEngine(near, rendezvous.among(f"host {layout.host}", near.ranks))
+            group, rendezvous, lambda: ShmEngine(near, rendezvous.among(f"host {layout.host}", near.ranks), spin_s=0.0)
         )
         try:
             self._across = _together(group, rendezvous, lambda: self._make_lane(rendezvous, make_across))

@@ -16,18 +16,21 @@ from farandole.engines.choose import SHM_MEMBERS
 from farandole.engines.engine import Engine, Exchange, Group, Memory
 from farandole.errors import UnsupportedError
 
+SPIN_S = 50e-6
+"""About what sleeping and waking cost: to watch for longer cannot pay."""
+
 
 @final
 class ShmEngine(Engine):
     """Collectives in memory that all members map; for 1 to 64 members on one host.
 
     Creating one is collective: every member of ``group`` calls it with an ``exchange`` among them. Raises
-    ``EngineError`` on every member if one of them cannot share memory.
+    ``EngineError`` on every member if one of them cannot share memory. A wait watches for ``spin_s``, and then sleeps.
     """
 
     name: ClassVar[str] = "shm"
 
-    def __init__(self, group: Group, exchange: Exchange) -> None:
+    def __init__(self, group: Group, exchange: Exchange, spin_s: float = SPIN_S) -> None:
         if group.size > SHM_MEMBERS:
             raise UnsupportedError(
                 f"engine shm connects at most {SHM_MEMBERS} ranks of one host, {group.label} has {group.size}: "
@@ -35,7 +38,7 @@ class ShmEngine(Engine):
             )
         self.group = group
         names = [group.name(place) for place in range(group.size)]
-        self._endpoint = _native.Endpoint(group.rank, names, group.label, group.deadline_s, exchange)
+        self._endpoint = _native.Endpoint(group.rank, names, group.label, group.deadline_s, exchange, spin_s)
 
     def allocate(self, nbytes: int) -> Memory:
         region = self._endpoint.allocate(nbytes)
