@@ -88,13 +88,14 @@ def start(tmp_path: Path) -> Iterator[StartOnCluster]:
         environment: Mapping[str, str] | None = None,
         host: str = HEAD,
         executable: str = sys.executable,
+        flags: Sequence[str] = (),
     ) -> ClusterJob:
         if bash:
             command = ["bash", "-c", bash]
         elif python:
             (tmp_path / "worker.py").write_text(python)
             command = [sys.executable, "worker.py"]
-        words = [*before, executable, "-m", "farandole", "run", *options, *command]
+        words = [*before, executable, *flags, "-m", "farandole", "run", *options, *command]
         jobs.append(ClusterJob(cluster, tmp_path, words, environment or {}, host))
         return jobs[-1]
 

@@ -141,7 +141,8 @@ def test_a_host_without_farandole_or_with_another_version_is_named(
     front = cluster.path("head", "/dev/shm/farandole/__init__.py")
     front.write_text(front.read_text().replace(f'"{farandole.__version__}"', '"9.9.9"'))
     environment = {"PYTHONPATH": os.pathsep.join(["/dev/shm", *filter(None, sys.path)])}
-    job = start(cluster, "-H", "node1", command=["true"], environment=environment)
+    # Without site: an editable installation would have the first word on where the package is.
+    job = start(cluster, "-H", "node1", command=["true"], environment=environment, flags=["-S"])
     assert job.end() == 1
     assert f"host node1 has Farandole {farandole.__version__} and this one has 9.9.9" in job.stderr
     private_python(cluster, "node1", os.path.realpath(sys.executable))
