@@ -56,9 +56,9 @@ FOREIGN = (
     Foreign("log lines always have the time", 0, (
         "--log-with-timestamp", "--log-without-timestamp", "--log-hide-timestamp", "--no-log-hide-timestamp",
     )),
-    Foreign("MPI is not used", 0, ("--mpi-threads-disable", "--no-mpi-threads-disable")),
-    Foreign("MPI is not used", 1, ("--mpi-args", "--binding-args")),
-    Foreign("NCCL is not used", 1, ("--num-nccl-streams",)),
+    Foreign("no worker is started by MPI", 0, ("--mpi-threads-disable", "--no-mpi-threads-disable")),
+    Foreign("no worker is started by MPI", 1, ("--mpi-args", "--binding-args")),
+    Foreign("NCCL chooses its streams", 1, ("--num-nccl-streams",)),
     Foreign("no thread of ours is pinned", 1, ("--thread-affinity",)),
     Foreign("waits end at --start-timeout and --stall-check-shutdown-time-seconds", 1, ("--gloo-timeout-seconds",)),
 )  # fmt: skip

@@ -156,10 +156,10 @@ def ccl_built() -> bool:
 
 
 def cuda_built() -> bool:
-    """False: the engines of this version serve host memory."""
+    """False: nothing here is compiled against CUDA. ``nccl_built()`` says whether CUDA tensors are served."""
     return False
 
 
 def rocm_built() -> bool:
-    """False: the engines of this version serve host memory."""
+    """False: nothing here is compiled against ROCm."""
     return False
