@@ -36,11 +36,21 @@ COMPLEX_REDUCTIONS = frozenset({ReduceOp.SUM, ReduceOp.AVERAGE, ReduceOp.PRODUCT
 @final
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """How values are combined: contributions times ``prescale``, then ``op``, then times ``postscale``."""
+    """How values are combined: contributions times ``prescale``, then ``op``, then times ``postscale``.
+
+    ``wrong`` says why what was asked for is none. It is raised where the other members can be told.
+    """
 
     op: ReduceOp = ReduceOp.AVERAGE
     prescale: float = 1.0
     postscale: float = 1.0
+    wrong: str = ""
+
+    def checked(self) -> Reduction:
+        """The same; raises ``UsageError`` if something is wrong with it."""
+        if self.wrong:
+            raise UsageError(self.wrong)
+        return self
 
 
 @lru_cache(maxsize=256)  # every call of every collective comes here, with the same few arguments
@@ -49,11 +59,11 @@ def reduction(
 ) -> Reduction:
     """What a user's arguments mean: ``op``, or Horovod's older ``average``, or the average where neither is given."""
     if average is not None and op is not None:
-        raise UsageError("both average= and op= are given: keep op=, average= is its older form")
+        return Reduction(wrong="both average= and op= are given: keep op=, average= is its older form")
     if op is None:
         op = ReduceOp.SUM if average is False else ReduceOp.AVERAGE
     if op not in REDUCTIONS[Kind.ALLREDUCE]:
-        raise UsageError(f"op={op!r} is no reduction: use one of {', '.join(o.label for o in ReduceOp)}")
+        return Reduction(wrong=f"op={op!r} is no reduction: use one of {', '.join(o.label for o in ReduceOp)}")
     return Reduction(ReduceOp(op), float(prescale_factor), float(postscale_factor))
 
 
@@ -129,7 +139,7 @@ class Verbs(Generic[T]):
                 Call(
                     Kind.ALLREDUCE,
                     each,
-                    self._array(Kind.ALLREDUCE, t, how.op),
+                    self._array(Kind.ALLREDUCE, t, how),
                     self._adapter.shape(t),
                     number_of(process_set),
                     how.op,
@@ -151,7 +161,7 @@ class Verbs(Generic[T]):
                 Call(
                     Kind.REDUCESCATTER,
                     each,
-                    self._array(Kind.REDUCESCATTER, t, how.op),
+                    self._array(Kind.REDUCESCATTER, t, how),
                     self._rows("reducescatter", t),
                     number_of(process_set),
                     how.op,
@@ -257,8 +267,8 @@ class Verbs(Generic[T]):
             return f"{kind.label}.noname.{self._unnamed.next(session, kind, number_of(process_set))}"
         return f"{kind.label}.{name}"
 
-    def _array(self, kind: Kind, tensor: T, op: ReduceOp) -> Array:
-        array = self._adapter.array(tensor)
+    def _array(self, kind: Kind, tensor: T, how: Reduction) -> Array:
+        array, op = self._adapter.array(tensor), how.checked().op
         legal = REDUCTIONS[kind]
         if array.dtype.is_complex:
             legal &= COMPLEX_REDUCTIONS

@@ -129,7 +129,7 @@ def DistributedOptimizer(  # noqa: N802 (it stands for a class)
         raise UsageError("the optimizer is distributed already: wrap the original, once")
     if gradient_predivide_factor != 1.0 and op != ReduceOp.AVERAGE:
         raise UsageError("gradient_predivide_factor splits an average in two: it needs op=Average")
-    how = reduction(None, op, 1.0 / gradient_predivide_factor, gradient_predivide_factor)
+    how = reduction(None, op, 1.0 / gradient_predivide_factor, gradient_predivide_factor).checked()
     passes = _positive(backward_passes_per_step)
     names = _names(optimizer, named_parameters)
     terms = Terms(how, compression, _groups(optimizer, groups, num_groups), sparse_as_dense, process_set)

@@ -192,7 +192,7 @@ def sparse_allreduce_async(
     Ranks may have different numbers of values. Indices and values are gathered, so an index may occur several times
     in the result: call ``coalesce`` on it where that matters.
     """
-    how = reduction(None, op)
+    how = reduction(None, op).checked()
     if how.op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
         raise UnsupportedError(f"sparse tensors are combined by Sum or Average, found {how.op.label}: use to_dense()")
     entries = tensor if tensor.is_coalesced() else tensor.coalesce()

@@ -288,6 +288,13 @@ def check_that_what_one_rank_cannot_do_raises_everywhere_and_the_next_call_works
             lambda: hvd.allreduce(ones, name="x"),
             "op=Adasum",
         ),
+        (lambda: hvd.allreduce(ones, op=17), lambda: hvd.allreduce(ones), "no reduction"),
+        (lambda: hvd.reducescatter(ones, op=17), lambda: hvd.reducescatter(ones), "no reduction"),
+        (
+            lambda: hvd.allreduce(ones, name="x", average=True, op=hvd.Sum),
+            lambda: hvd.allreduce(ones, name="x", average=True),
+            "both average= and op=",
+        ),
         (
             lambda: hvd.allreduce_async(ones.to("meta")),
             lambda: hvd.synchronize(hvd.allreduce_async(ones)),
