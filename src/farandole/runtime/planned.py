@@ -21,7 +21,8 @@ from farandole.collective import Array
 from farandole.engines.engine import Memory
 from farandole.errors import MismatchError
 from farandole.runtime.process_sets import ProcessSet
-from farandole.runtime.verbs import Reduction, number_of
+from farandole.runtime.reduction import Reduction
+from farandole.runtime.verbs import number_of
 
 if TYPE_CHECKING:
     from farandole.runtime.session import Session

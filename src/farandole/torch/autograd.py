@@ -14,7 +14,7 @@ import torch
 from farandole.collective import ReduceOp
 from farandole.errors import UnsupportedError
 from farandole.runtime.process_sets import ProcessSet
-from farandole.runtime.verbs import Reduction
+from farandole.runtime.reduction import Reduction
 from farandole.torch.adapter import verbs
 
 _SUM = Reduction(ReduceOp.SUM)

@@ -23,7 +23,7 @@ from farandole.errors import UsageError
 from farandole.runtime.buckets import Piece, lay_out
 from farandole.runtime.planned import JOINED, REFUSED, PlannedLane, choose_overlap
 from farandole.runtime.process_sets import ProcessSet, global_process_set
-from farandole.runtime.verbs import Reduction
+from farandole.runtime.reduction import Reduction
 from farandole.torch.adapter import adapter, verbs
 from farandole.torch.compression import Compression, CompressorLike
 from farandole.torch.memory import (

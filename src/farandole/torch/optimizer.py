@@ -19,7 +19,7 @@ import torch
 from farandole.collective import ReduceOp
 from farandole.errors import UsageError
 from farandole.runtime.process_sets import ProcessSet, global_process_set
-from farandole.runtime.verbs import reduction
+from farandole.runtime.reduction import reduction
 from farandole.torch.adasum import AdasumOptimizer
 from farandole.torch.compression import Compression, CompressorLike
 from farandole.torch.gradients import Terms

@@ -8,7 +8,7 @@ from typing import final
 import torch
 
 from farandole.runtime.planned import Background, PlannedLane
-from farandole.runtime.verbs import Reduction
+from farandole.runtime.reduction import Reduction
 from farandole.torch.memory import GradientBucket
 
 BEGIN = "begin"

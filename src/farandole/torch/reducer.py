@@ -19,8 +19,8 @@ import torch
 from farandole.collective import ReduceOp
 from farandole.errors import UsageError
 from farandole.runtime.planned import PlannedLane
+from farandole.runtime.reduction import Reduction
 from farandole.runtime.session import Session, current
-from farandole.runtime.verbs import Reduction
 from farandole.torch.adapter import verbs
 from farandole.torch.gradients import GradientExchange, Terms
 from farandole.torch.overlap import OverlappedPass

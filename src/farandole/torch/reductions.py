@@ -20,7 +20,7 @@ import torch
 from farandole.collective import ReduceOp
 from farandole.errors import UnsupportedError
 from farandole.runtime.process_sets import ProcessSet, global_process_set
-from farandole.runtime.verbs import reduction
+from farandole.runtime.reduction import reduction
 from farandole.torch import autograd
 from farandole.torch.adapter import handles, verbs
 from farandole.torch.compression import Compression, CompressorLike

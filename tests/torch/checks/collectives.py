@@ -6,12 +6,16 @@ import importlib.util
 import json
 import socket
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 import torch
 
 import farandole.torch as hvd
+
+Act: TypeAlias = Callable[[], object]
 
 DTYPES = [
     torch.uint8, torch.int8, torch.uint16, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
@@ -273,11 +277,9 @@ def check_that_disagreement_raises_everywhere_and_the_next_call_works() -> None:
         assert hvd.allreduce(torch.ones(1)).item() == 1.0
 
 
-def check_that_what_one_rank_cannot_do_raises_everywhere_and_the_next_call_works() -> None:
-    last, ones = hvd.rank() == hvd.size() - 1, torch.ones(3)
-    if hvd.size() == 1:
-        return
-    for wrong, right, text in (
+def _wrong_and_right(ones: torch.Tensor) -> tuple[tuple[Act, Act, str], ...]:
+    """What one rank may not do, what the others do meanwhile, and what all are told."""
+    return (
         (
             lambda: hvd.allreduce(ones.to(torch.float8_e4m3fn), name="x"),
             lambda: hvd.allreduce(ones, name="x"),
@@ -303,7 +305,14 @@ def check_that_what_one_rank_cannot_do_raises_everywhere_and_the_next_call_works
         (lambda: hvd.broadcast(ones, hvd.size()), lambda: hvd.broadcast(ones, 0), "root_rank"),
         (lambda: hvd.reducescatter(ones[0]), lambda: hvd.reducescatter(ones), "scalar"),
         (lambda: hvd.alltoall(ones, splits=[-1]), lambda: hvd.alltoall(ones, splits=[1] * hvd.size()), "negative"),
-    ):
+    )
+
+
+def check_that_what_one_rank_cannot_do_raises_everywhere_and_the_next_call_works() -> None:
+    last, ones = hvd.rank() == hvd.size() - 1, torch.ones(3)
+    if hvd.size() == 1:
+        return
+    for wrong, right, text in _wrong_and_right(ones):
         for attempt in range(2):
             if last:
                 with pytest.raises(ValueError, match=text):

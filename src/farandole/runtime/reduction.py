@@ -1,0 +1,54 @@
+"""How values are combined, and what a user's arguments say of it.
+
+>>> reduction(op=ReduceOp.SUM, prescale_factor=0.5).prescale
+0.5
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import final
+
+from farandole.collective import Kind, ReduceOp
+from farandole.errors import UsageError
+
+REDUCTIONS: dict[Kind, frozenset[ReduceOp]] = {
+    Kind.ALLREDUCE: frozenset(ReduceOp),
+    Kind.REDUCESCATTER: frozenset(ReduceOp) - {ReduceOp.ADASUM},
+}
+COMPLEX_REDUCTIONS = frozenset({ReduceOp.SUM, ReduceOp.AVERAGE, ReduceOp.PRODUCT})
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """How values are combined: contributions times ``prescale``, then ``op``, then times ``postscale``.
+
+    ``wrong`` says why what was asked for is none. It is raised where the other members can be told.
+    """
+
+    op: ReduceOp = ReduceOp.AVERAGE
+    prescale: float = 1.0
+    postscale: float = 1.0
+    wrong: str = ""
+
+    def checked(self) -> Reduction:
+        """The same; raises ``UsageError`` if something is wrong with it."""
+        if self.wrong:
+            raise UsageError(self.wrong)
+        return self
+
+
+@lru_cache(maxsize=256)  # every call of every collective comes here, with the same few arguments
+def reduction(
+    average: bool | None = None, op: int | None = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0
+) -> Reduction:
+    """What a user's arguments mean: ``op``, or Horovod's older ``average``, or the average where neither is given."""
+    if average is not None and op is not None:
+        return Reduction(wrong="both average= and op= are given: keep op=, average= is its older form")
+    if op is None:
+        op = ReduceOp.SUM if average is False else ReduceOp.AVERAGE
+    if op not in REDUCTIONS[Kind.ALLREDUCE]:
+        return Reduction(wrong=f"op={op!r} is no reduction: use one of {', '.join(o.label for o in ReduceOp)}")
+    return Reduction(ReduceOp(op), float(prescale_factor), float(postscale_factor))
