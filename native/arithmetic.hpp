@@ -161,7 +161,7 @@ struct Product {
 struct Min {
     template <class W>
     static FARANDOLE_INLINE W apply(W a, W b) {
-        return (b < a) | (b != b) ? b : a;
+        return ((b < a) | (b != b)) ? b : a;
     }
     static FARANDOLE_INLINE Bool apply(Bool a, Bool b) { return Product::apply(a, b); }
 };
@@ -169,7 +169,7 @@ struct Min {
 struct Max {
     template <class W>
     static FARANDOLE_INLINE W apply(W a, W b) {
-        return (b > a) | (b != b) ? b : a;
+        return ((b > a) | (b != b)) ? b : a;
     }
     static FARANDOLE_INLINE Bool apply(Bool a, Bool b) { return Sum::apply(a, b); }
 };
