@@ -47,6 +47,7 @@ OnFailure = Literal["stop", "continue"]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Radix = Annotated[int, msgspec.Meta(ge=2)]
+Pair = tuple[Seconds, Seconds]
 
 
 @final
@@ -150,6 +151,67 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             group="start and end",
         ),
     ] = "stop"
+    min_np: Annotated[
+        Count,
+        Knob(
+            "fewest workers to train with; makes the job elastic",
+            ("--min-np", "--min-num-proc"),
+            group="elastic jobs",
+        ),
+    ] = 0
+    max_np: Annotated[
+        Count,
+        Knob(
+            "most workers to train with; 0: as many as there are slots",
+            ("--max-np", "--max-num-proc"),
+            group="elastic jobs",
+        ),
+    ] = 0
+    host_discovery_script: Annotated[
+        str,
+        Knob(
+            "program that prints the hosts there are now, HOST or HOST:SLOTS a line; makes the job elastic",
+            ("--host-discovery-script",),
+            group="elastic jobs",
+        ),
+    ] = ""
+    slots_per_host: Annotated[
+        Count,
+        Knob("slots of hosts that come without a number; 0: one", ("--slots-per-host",), group="elastic jobs"),
+    ] = 0
+    elastic_timeout_s: Annotated[
+        Seconds,
+        Knob(
+            "seconds that workers wait for others while there are fewer than --min-np",
+            ("--elastic-timeout",),
+            "HOROVOD_ELASTIC_TIMEOUT",
+            group="elastic jobs",
+        ),
+    ] = 600.0
+    reset_limit: Annotated[
+        Count,
+        Knob(
+            "how often the workers may re-form before the job ends; 0: without limit",
+            ("--reset-limit",),
+            group="elastic jobs",
+        ),
+    ] = 0
+    blacklist_cooldown_range: Annotated[
+        Pair,
+        Knob(
+            "seconds until a slot whose worker has failed gets another one: at first, and at most",
+            ("--blacklist-cooldown-range",),
+            group="elastic jobs",
+        ),
+    ] = (0.0, 60.0)
+    hang_timeout_s: Annotated[
+        Seconds,
+        Knob(
+            "seconds that others wait for a rank, at least 5 of the longest recent steps, until it is killed; 0: never",
+            ("--hang-timeout",),
+            group="elastic jobs",
+        ),
+    ] = 5.0
     dynamic_process_sets: Annotated[
         bool,
         Knob("allow add_process_set() after init()", ("--dynamic-process-sets",), "HOROVOD_DYNAMIC_PROCESS_SETS"),
@@ -168,6 +230,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Knob("least severe message that is logged", ("--log-level",), "HOROVOD_LOG_LEVEL", group="what is recorded"),
     ] = "warning"
 
+    @property
+    def is_elastic(self) -> bool:
+        """True if workers may come and go while the job runs."""
+        return bool(self.min_np or self.max_np or self.host_discovery_script)
+
     @classmethod
     def resolve(
         cls,
@@ -183,6 +250,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                     raise SettingsError(_unknown(name, place, list(KNOBS)))
                 if value is not None:
                     merged[name] = value
+        for name in PAIRS & merged.keys():
+            if isinstance(merged[name], str):
+                merged[name] = merged[name].replace(",", " ").split()
         try:
             return msgspec.convert(merged, cls, strict=False)
         except msgspec.ValidationError as error:
@@ -203,11 +273,14 @@ KNOBS: dict[str, Knob] = {
     for name, annotation in typing.get_type_hints(Settings, include_extras=True).items()
 }
 
+PAIRS = {name for name, kind in typing.get_type_hints(Settings).items() if typing.get_origin(kind) is tuple}
+"""Knobs of two numbers; as text they stand side by side."""
+
 IDENTITY = tuple(
     PREFIX + n
     for n in (
         "RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE",
-        "HOSTNAME", "CONTROLLER", "KEY", "LAUNCHED",
+        "HOSTNAME", "CONTROLLER", "KEY", "LAUNCHED", "PLACE",
     )
 )  # fmt: skip
 """Variables that say who a process is; they are not knobs, and ``cluster`` reads them."""
@@ -236,6 +309,8 @@ def _translate(knob: Knob, value: str) -> str:
 
 
 def _text(value: object) -> str:
+    if isinstance(value, tuple):
+        return " ".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -121,6 +121,9 @@ class Worker:
     def progress(self) -> tuple[str, str]:
         return "", ""
 
+    def change(self, reason: str) -> None:
+        """Nothing asks for one."""
+
     def timeline(self, path: str, mark_cycles: bool) -> None:
         """There is none."""
 

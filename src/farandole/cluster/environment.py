@@ -59,6 +59,10 @@ LAUNCHED = "FARANDOLE_LAUNCHED"
 """``1`` if a launcher has the controller; otherwise the process of rank 0 starts it."""
 
 
+PLACE = "FARANDOLE_PLACE"
+"""The number of a worker in an elastic job; no other worker of the job ever has it."""
+
+
 def variables_for(topology: Topology, controller: str, key: str) -> dict[str, str]:
     """All variables that a launcher sets for the worker at ``topology.rank``; Horovod's names without the key."""
     values = {
@@ -140,6 +144,11 @@ class Environment(ABC):
         return False
 
     @property
+    def is_elastic(self) -> bool:
+        """True if processes may come and go while the job runs; ``size`` is then what it was when this one started."""
+        return False
+
+    @property
     def controller(self) -> str:
         """Where the variables say that the controller listens; "" if the process that starts it may choose."""
         return self._variables.get(CONTROLLER, "")
@@ -204,6 +213,16 @@ class Launched(Told):
     def recognises(cls, variables: Mapping[str, str]) -> bool:
         """True if the launcher's mark is there."""
         return variables.get(LAUNCHED) == "1"
+
+    @property
+    def place(self) -> int:
+        """The rank this process was started as; in an elastic job its number."""
+        return self._number(PLACE) if self.is_elastic else super().place
+
+    @property
+    def is_elastic(self) -> bool:
+        """True if the launcher has numbered its workers."""
+        return PLACE in self._variables
 
 
 @final

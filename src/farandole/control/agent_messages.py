@@ -119,6 +119,13 @@ class Written(Message, frozen=True):
 
 
 @final
+class KillWorker(Message, frozen=True):
+    """End one worker and what it has started, now; the others go on."""
+
+    place: int
+
+
+@final
 class StopWorkers(Message, frozen=True):
     """End every worker: TERM, then KILL after ``grace_s``."""
 

@@ -17,6 +17,7 @@ from farandole.control.agent_messages import (
     DumpStack,
     Exited,
     Goodbye,
+    KillWorker,
     Output,
     Severed,
     Stack,
@@ -41,7 +42,8 @@ class Hello(Message, frozen=True):
     """I called ``init()``. ``place`` is the rank my environment gave me (-1: none); ``engines`` are those usable here.
 
     ``stack_fd`` is where ``faulthandler`` writes when ``stack_signal`` comes. ``process_sets`` are the global ranks of
-    the static sets asked for in ``init``; they must agree between ranks.
+    the static sets asked for in ``init``; they must agree between ranks. In an elastic job no other worker ever has
+    this ``place``, and one that is not ``ready`` is alone in a generation 0, if others train, and comes again.
     """
 
     worker: str
@@ -54,6 +56,7 @@ class Hello(Message, frozen=True):
     stack_fd: int
     stack_signal: int
     process_sets: list[list[int]]
+    ready: bool = True
 
 
 @final
@@ -274,6 +277,14 @@ class Abort(Message, frozen=True):
 
 
 @final
+class ChangeDue(Message, frozen=True):
+    """Others are to join or leave: end the generation when your state allows it."""
+
+    generation: int
+    reason: str
+
+
+@final
 class Ask(Message, frozen=True):
     """Tell me your progress."""
 
@@ -363,10 +374,10 @@ class Multicast(Message, frozen=True):
 
 Any: TypeAlias = (
     Hello | Exchange | Submit | Leave | Blocked | Progress | SetTimeline | TimelineSet | Result | FetchTask
-    | Welcome | Refuse | Exchanged | Orders | Resend | Abort | Ask | Task
+    | Welcome | Refuse | Exchanged | Orders | Resend | Abort | ChangeDue | Ask | Task
     | Ready | Parts | Letters | Begin | Multicast
     | AgentHello | Branch | Severed | Alive | StartWorkers | Started | Watch | Exited | StopWorkers | DumpStack | Stack
-    | Goodbye | Output | Written
+    | KillWorker | Goodbye | Output | Written
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

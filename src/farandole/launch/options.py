@@ -19,7 +19,7 @@ import typing
 from typing import Any, NoReturn, final
 
 from farandole.errors import SettingsError, UsageError
-from farandole.settings import KNOBS, Knob, Settings
+from farandole.settings import KNOBS, PAIRS, Knob, Settings
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -109,6 +109,10 @@ def _add(
             group.add_argument(*flags, dest=name, default=None, action=argparse.BooleanOptionalAction, help=told)
         else:
             group.add_argument(*flags, dest=name, default=None, action="store_const", const=False, help=told)
+        return
+    if name in PAIRS:
+        told = f"{knob.help} (default: {' '.join(f'{each:g}' for each in default)})"
+        group.add_argument(*flags, dest=name, type=float, nargs=2, metavar=("MIN", "MAX"), help=told)
         return
     shown = str(default) if knob.flag_scale == 1.0 else f"{default / knob.flag_scale:g}"
     told = f"{knob.help} (default: {shown})" if shown else knob.help

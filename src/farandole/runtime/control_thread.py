@@ -16,7 +16,17 @@ from typing import Protocol, final
 
 from farandole.control.channel import Dealer
 from farandole.control.message import Message
-from farandole.control.messages import Abort, Ask, Blocked, Exchange, Exchanged, Progress, SetTimeline, TimelineSet
+from farandole.control.messages import (
+    Abort,
+    Ask,
+    Blocked,
+    ChangeDue,
+    Exchange,
+    Exchanged,
+    Progress,
+    SetTimeline,
+    TimelineSet,
+)
 from farandole.errors import AbortError, ControlError, StartError
 from farandole.runtime.failure import Failure
 
@@ -29,6 +39,9 @@ class Hooks(Protocol):
 
     def generation_ended(self, failure: Failure) -> None:
         """The generation is over; the thread goes on listening."""
+
+    def change(self, reason: str) -> None:
+        """A change of the membership is due."""
 
     def progress(self) -> tuple[str, str]:
         """The last collective finished, and the one inside of now ("" for none)."""
@@ -150,6 +163,8 @@ class ControlThread:
                 self._came.notify_all()
         elif isinstance(message, Abort):
             self._over(Failure.named(message.kind, message.reason))
+        elif isinstance(message, ChangeDue):
+            self._hooks.change(message.reason)
         elif isinstance(message, Ask):
             self._up.send(Progress(self._generation, *self._hooks.progress()))
         elif isinstance(message, SetTimeline):

@@ -34,8 +34,16 @@ JOB_WIDE = (
     "dynamic_process_sets",
     "on_failure",
     "grace_s",
+    "min_np",
+    "max_np",
+    "elastic_timeout_s",
+    "reset_limit",
+    "hang_timeout_s",
 )
 """Settings that the controller reads, so that one worker cannot change them."""
+
+ANY = 0
+"""The size of an elastic job."""
 
 _LEVELS = {"trace": 5, "fatal": logging.CRITICAL}
 
@@ -55,12 +63,14 @@ def environment_of(comm: object) -> Environment:
 
 def part_of(environment: Environment, comm: object) -> Part:
     """The part of this process; ``comm`` is what a user gave to ``init``: a list names the ranks that take part."""
-    place, expected = environment.place, environment.size
+    place, expected = environment.place, ANY if environment.is_elastic else environment.size
     if isinstance(environment, Communicator):
         return Part(place, expected, environment.members)
     if comm is None:
         return Part(place, expected)
     ranks = _ranks(comm)
+    if environment.is_elastic:
+        raise UsageError(f"init(comm={ranks}): in an elastic job ranks change; make a process set of these instead")
     alien = [r for r in ranks if not 0 <= r < expected]
     if alien or not ranks or len(set(ranks)) < len(ranks):
         raise UsageError(f"init(comm={ranks}): expected different ranks among 0 to {expected - 1}, and at least one")
@@ -85,14 +95,18 @@ def settings_of(environment: Environment, overrides: Mapping[str, Any]) -> Setti
 
 
 def static_sets(process_sets: Sequence[ProcessSetLike] | str | None, size: int) -> list[ProcessSet]:
-    """What a user gave to ``init`` as ``process_sets``: sets or lists of ranks; ``"dynamic"`` asks for none."""
+    """What a user gave to ``init`` as ``process_sets``: sets or lists of ranks; ``"dynamic"`` asks for none.
+
+    They must fit a job of ``size``, unless that is ``ANY``: then they are registered when they do.
+    """
     if process_sets is None or process_sets == "dynamic":
         return []
     if isinstance(process_sets, str):
         raise UsageError(f'init(process_sets={process_sets!r}): give a list of process sets, or "dynamic"')
     sets = [s if isinstance(s, ProcessSet) else ProcessSet(s) for s in process_sets]
     for i, process_set in enumerate(sets):
-        process_set.check(size)
+        if size != ANY:
+            process_set.check(size)
         if any(s.ranks == process_set.ranks for s in sets[:i]) or len(process_set.ranks) == size:
             raise UsageError(
                 f"init(process_sets=...): ranks {process_set.ranks} are a process set already: list them once"

@@ -70,10 +70,13 @@ class Link:
         """The address that was dialled."""
         return self._seat.controller
 
-    def join(self, hello: Hello) -> Welcome:
-        """Ask to be let in and wait for the others; raises ``StartError`` if the job is not formed in time."""
+    def join(self, hello: Hello, patience_s: float = 0.0) -> Welcome:
+        """Ask to be let in and wait for the others; raises ``StartError`` if the job is not formed in time.
+
+        That is ``timeout_s``, or ``patience_s`` if it is longer.
+        """
         self.up.send(hello)
-        waited_s = max(self._timeout_s, 0.0) + CONTROLLER_GRACE_S
+        waited_s = max(self._timeout_s, patience_s, 0.0) + CONTROLLER_GRACE_S
         answer: Any = None
         try:
             answer = self.control.recv(waited_s)

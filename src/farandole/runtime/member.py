@@ -76,19 +76,24 @@ class Session:
         self.engine, self.reason = engine, reason
         self.devices = CANDIDATES[base(engine)].devices
         """Kinds of device whose tensors the engine takes."""
+        self.provisional = topology.generation == 0
+        """True in an elastic job until this worker takes part: then it is alone, and ``topology`` is a forecast."""
+        self.change_due = ""
+        """Why the generation should end when the state allows it; "" if it need not."""
+        own = Topology.of(0, (topology.host,), 0) if self.provisional else topology
         self._counters: dict[str, itertools.count[int]] = defaultdict(itertools.count)
         self._ended: Failure | None = None
         self._struck = False
         self._told = threading.Event()
         self._recorder = Recorder(topology.rank, topology.host, clock_offset_s)
         self._planned, self._presence = Planned(), Presence()
-        self._sets = Registry(topology.rank, topology.size)
+        self._sets = Registry(own.rank, own.size)
         for number, process_set in enumerate(sets, 1):
             self._sets.add(number, process_set)
         self._link = link
         self._control: ControlThread | None = None
         address = known_address(settings.network_interface, link.controller if link else "")
-        self._crews = Crews(topology, engine, self._share, self._limit_s(settings.stall_shutdown_s), address)
+        self._crews = Crews(own, engine, self._share, self._limit_s(settings.stall_shutdown_s), address)
         self._lane = self._open_lane(sets)
         if link is not None:
             warning_s = self._limit_s(settings.stall_warning_s)
@@ -243,6 +248,10 @@ class Session:
         """Rank 0 wants it so, says the controller."""
         self._recorder.record(path, mark_cycles)
 
+    def change(self, reason: str) -> None:
+        """A change of the membership is due, says the controller."""
+        self.change_due = reason
+
     def progress(self) -> tuple[str, str]:
         """The last collective finished here, and the one inside of now."""
         return _title(self._lane.last), self._planned.now() or _title(self._lane.inside)
@@ -276,7 +285,7 @@ class Session:
 
     def _introduce(self) -> None:
         # Made now and not when first needed: what stops an engine should stop init(), not the first step.
-        self._crews.executor(0, range(self.topology.size))
+        self._crews.executor(0, self._sets[0].ranks)
         text = f"engine {self.engine}: {self.reason}"
         if events.subscribers:
             events.emit(events.Note(time.monotonic(), self.topology.rank, text))

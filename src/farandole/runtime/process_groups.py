@@ -71,6 +71,12 @@ class ProcessGroups:
         return ""
 
 
+def fitting(static_sets: Sequence[Sequence[int]], size: int) -> list[Sequence[int]]:
+    """Those of the sets given to ``init`` that an elastic job has at this size."""
+    groups = ProcessGroups(size)
+    return [ranks for ranks in static_sets if not groups.add(ranks)[1]]
+
+
 def wrong_ranks(ranks: Sequence[int], size: int) -> str:
     """Why ``ranks`` are no process set of a job of ``size`` ranks, or ""."""
     if not ranks:

@@ -23,7 +23,7 @@ from farandole.runtime.member import Session
 from farandole.runtime.process_sets import ProcessSet, ProcessSetLike, global_process_set
 from farandole.runtime.start import start
 
-__all__ = ["ProcessSet", "Session", "current", "global_process_set", "init", "is_initialized", "shutdown"]
+__all__ = ["ProcessSet", "Session", "current", "global_process_set", "init", "is_initialized", "rejoin", "shutdown"]
 
 
 def init(comm: object = None, process_sets: Sequence[ProcessSetLike] | str | None = None, **settings: Any) -> None:
@@ -35,8 +35,15 @@ def init(comm: object = None, process_sets: Sequence[ProcessSetLike] | str | Non
     """
     with _here.lock:
         if _here.session is None:
-            _here.session = start(comm, process_sets, settings)
-            _here.watch()
+            _here.asked = (comm, process_sets, settings)
+            _here.join()
+
+
+def rejoin() -> None:
+    """Leave, and join again as ``init`` was last told to: the next generation of an elastic job."""
+    with _here.lock:
+        _here.leave()
+        _here.join()
 
 
 def shutdown() -> None:
@@ -74,10 +81,17 @@ class _Here:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.session: Session | None = None
+        self.asked: tuple[object, Sequence[ProcessSetLike] | str | None, dict[str, Any]] = (None, None, {})
+        """What ``init`` was last told."""
         self._inherited: Session | None = None
         self._watching = False
 
-    def watch(self) -> None:
+    def join(self) -> None:
+        """Make a session of what was asked. A process that has had one before is ready to go on with the others."""
+        self.session = start(*self.asked, ready=self._watching)
+        self._watch()
+
+    def _watch(self) -> None:
         """From the first session on: leave the job at the interpreter's exit, and forget it in forked children."""
         if not self._watching:
             self._watching = True

@@ -1,38 +1,44 @@
 """Forms a session: from what started this process to a rank among the others.
 
-session = start(comm=None, process_sets=None, overrides={})
+session = start(comm=None, process_sets=None, overrides={}, ready=True)
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from importlib import metadata
+from itertools import pairwise
 from typing import Any
 
+from farandole import events
 from farandole.cluster.mpi_library import heed
 from farandole.control.messages import Hello
 from farandole.engines.candidates import usable
 from farandole.engines.choose import choose
-from farandole.runtime.joining import configure_logging, environment_of, part_of, settings_of, static_sets
+from farandole.runtime.joining import ANY, configure_logging, environment_of, part_of, settings_of, static_sets
 from farandole.runtime.link import Link, Seat
 from farandole.runtime.meeting import meet
 from farandole.runtime.member import Session
+from farandole.runtime.process_groups import fitting
 from farandole.runtime.process_sets import ProcessSet, ProcessSetLike
 from farandole.runtime.stacks import stack_dump
 from farandole.settings import Settings
 from farandole.topology import Topology
 
 
-def start(comm: object, process_sets: Sequence[ProcessSetLike] | str | None, overrides: Mapping[str, Any]) -> Session:
-    """See ``session.init``."""
+def start(
+    comm: object, process_sets: Sequence[ProcessSetLike] | str | None, overrides: Mapping[str, Any], ready: bool
+) -> Session:
+    """See ``session.init``. ``ready`` is false for the first time that a process asks to take part."""
     environment = environment_of(comm)
     settings = settings_of(environment, overrides)
     part = part_of(environment, comm)
     sets = static_sets(process_sets, part.expected)
     configure_logging(settings.log_level)
-    if part.expected > 1 or (environment.launched and environment.size > 1):
-        session = _among_others(meet(environment, part, settings), settings, sets)
+    if part.expected > 1 or environment.is_elastic or (environment.launched and environment.size > 1):
+        session = _among_others(meet(environment, part, settings), settings, sets, ready)
         heed(lambda: session.broken)
         return session
     host = environment.host
@@ -40,18 +46,35 @@ def start(comm: object, process_sets: Sequence[ProcessSetLike] | str | None, ove
     return Session(settings, Topology.of(0, (host,), 1), engine, reason, sets)
 
 
-def _among_others(seat: Seat, settings: Settings, sets: Sequence[ProcessSet]) -> Session:
+def _among_others(seat: Seat, settings: Settings, sets: Sequence[ProcessSet], ready: bool) -> Session:
+    moments = [time.monotonic()]
     link = Link(seat, settings.start_timeout_s, settings.host_timeout_s)
     try:
-        welcome = link.join(_hello(link, seat, sets))
+        moments.append(time.monotonic())
+        welcome = link.join(_hello(link, seat, sets, ready), settings.elastic_timeout_s if seat.expected == ANY else 0)
+        moments.append(time.monotonic())
         topology = Topology.of(welcome.rank, tuple(welcome.hosts), welcome.generation)
-        return Session(settings, topology, welcome.engine, welcome.reason, sets, link, welcome.clock_offset_s)
+        if not welcome.generation:
+            link.close()
+            return Session(settings, topology, welcome.engine, welcome.reason, [])
+        if seat.expected == ANY:
+            there = fitting([s.ranks for s in sets], topology.size)
+            sets = [s for s in sets if s.ranks in there]
+        session = Session(settings, topology, welcome.engine, welcome.reason, sets, link, welcome.clock_offset_s)
     except BaseException:
         link.close()
         raise
+    _tell_phases(welcome.generation, [*moments, time.monotonic()])
+    return session
 
 
-def _hello(link: Link, seat: Seat, sets: Sequence[ProcessSet]) -> Hello:
+def _tell_phases(generation: int, moments: Sequence[float]) -> None:
+    if events.subscribers:
+        for phase, (begin_s, end_s) in zip(("dial", "form", "connect"), pairwise(moments), strict=True):
+            events.emit(events.Phase("generation", f"generation {generation}", "init", phase, begin_s, end_s))
+
+
+def _hello(link: Link, seat: Seat, sets: Sequence[ProcessSet], ready: bool) -> Hello:
     fd, number = stack_dump()
     return Hello(
         worker=link.worker,
@@ -64,6 +87,7 @@ def _hello(link: Link, seat: Seat, sets: Sequence[ProcessSet]) -> Hello:
         stack_fd=fd,
         stack_signal=number,
         process_sets=[s.ranks for s in sets],
+        ready=ready,
     )
 
 
