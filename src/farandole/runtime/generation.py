@@ -9,6 +9,7 @@ The controller holds the current one and turns what it says into messages.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import NamedTuple, final
@@ -93,7 +94,7 @@ class Generation:
             if following:
                 self._following.add(rank)
             self._away[rank] = reason or f"{self.name(rank)} has called shutdown()"
-            self._present -= RankSet.of([rank])
+            self._present -= RankSet.only(rank)
             self.negotiation.leave(rank, self._away[rank])
             self.timeline.gone(rank)
 
@@ -102,12 +103,19 @@ class Generation:
         self._farewells[rank] = until_s, description
 
     @property
-    def farewell_s(self) -> float | None:
-        """When ``unsaid`` may find something."""
-        return min((until_s for until_s, _ in self._farewells.values()), default=None)
+    def deadline_s(self) -> float | None:
+        """When something of it is due; ``None`` if only a message can bring news."""
+        if self.over is None and self.negotiation.undecided:
+            return -math.inf
+        moments = [until_s for until_s, _ in self._farewells.values()]
+        if self.over is None:
+            moments += [moment for moment in (self.negotiation.expiry_s, self.stall.deadline_s) if moment is not None]
+        return min(moments, default=None)
 
     def unsaid(self, now: float) -> str:
         """Why ranks that ended have left all the same, if the news has not come in time; "" if none has."""
+        if not self._farewells:
+            return ""
         reasons = []
         for rank, (until_s, description) in list(self._farewells.items()):
             if until_s <= now:
@@ -145,7 +153,7 @@ class Generation:
 
     def begin_timeline(self, number: int) -> RankSet:
         """Rank 0 asks something of the others' timelines, under this number; those that will answer."""
-        ranks = self.present() - RankSet.of([0])
+        ranks = self.present() - RankSet.only(0)
         self.timeline.begin(number, ranks)
         return ranks
 

@@ -29,7 +29,7 @@ from farandole.runtime.agreement import Plan, malformed, settle, title
 from farandole.runtime.cache import Key, Line, SignatureCache
 from farandole.runtime.process_groups import GLOBAL, ProcessGroups
 from farandole.runtime.proposal import Proposal
-from farandole.runtime.rank_set import RankSet
+from farandole.runtime.rank_set import NOBODY, RankSet
 from farandole.runtime.stall import Waiting
 from farandole.runtime.wording import by_saying, list_some
 
@@ -85,7 +85,7 @@ class Negotiation:
         self._queue: list[Proposal] = []
         self._join: Proposal | None = None
         self._left: dict[int, str] = {}
-        self._gone = RankSet()
+        self._gone = NOBODY
         self._last: dict[int, Order] = {}
         self._ordered_s = 0.0
         self._orders = self._collectives = 0
@@ -97,20 +97,21 @@ class Negotiation:
         key = (entry.process_set, entry.name)
         if entry.cached >= 0:
             line = self._cache.find(entry.cached, key)
-            known = ranks & line.statements.ranks if line is not None else RankSet()
-            if line is not None and known:
+            if line is None:
+                return ranks
+            if known := ranks & line.statements.ranks:
                 self._enter(known, key, line.plan.signature, line, now)
             return ranks - known
         if reason := malformed(entry.signature):
             self._refuse(ranks, key, _NONSENSE, lambda rank: f"rank {rank} submitted what no rank can mean: {reason}")
         elif entry.signature is not None:
             self._enter(ranks, key, entry.signature, None, now)
-        return RankSet()
+        return NOBODY
 
     def leave(self, rank: int, reason: str) -> None:
         """``rank`` takes part in nothing from now on; whoever needs it gets an ``AbortError`` with ``reason``."""
         self._left[rank] = reason
-        self._gone |= RankSet.of([rank])
+        self._gone |= RankSet.only(rank)
         for proposal in self._open():
             self._fail_if_left(proposal)
         for proposal in self._queue:  # submitted by it, perhaps, but it will not be there to do it
@@ -141,9 +142,10 @@ class Negotiation:
             ranks -= idle
         joining = signature.kind == Kind.JOIN
         proposal = self._join if joining else self._proposals.get(key)
-        ranks = self._admitted(ranks, key, signature, proposal)
-        if not ranks:
-            return
+        if proposal is None or not ranks <= proposal.missing or signature.kind in _UNCACHED:
+            ranks = self._admitted(ranks, key, signature, proposal)
+            if not ranks:
+                return
         if proposal is None:
             proposal = self._propose(key, joining, line, now)
         proposal.enter(ranks, signature, line, now)
@@ -164,18 +166,18 @@ class Negotiation:
                 ranks -= again
             members = proposal.members
         else:
-            members = self.groups.get(key[0]) or RankSet()
+            members = self.groups.get(key[0]) or NOBODY
         if aliens := ranks - members:
             self._refuse(aliens, key, signature, lambda rank: self._not_a_member(rank, key[0]))
             ranks -= aliens
         if ranks and signature.kind in _UNCACHED and key[0] != GLOBAL:
             reason = f"{Kind(signature.kind).label} is a matter of all ranks: process set 0"
             self._refuse(ranks, key, signature, lambda _: reason)
-            return RankSet()
+            return NOBODY
         return ranks
 
     def _propose(self, key: Key, joining: bool, line: Line | None, now: float) -> Proposal:
-        members = self.groups.get(key[0]) or RankSet()
+        members = self.groups.get(key[0]) or NOBODY
         missing = members if self._join is None else members - self._join.ready
         proposal = Proposal(key[0], key[1], members, missing, now, now, line)
         if joining:
@@ -230,8 +232,8 @@ class Negotiation:
         """Tell each of these that it may not."""
         for rank in ranks:
             self.rejected["submissions that cannot be meant"] += 1
-            refused = Proposal(*key, members=RankSet(), missing=RankSet(), since_s=0.0, latest_s=0.0)
-            refused.enter(RankSet.of([rank]), signature, None, 0.0)
+            refused = Proposal(*key, members=NOBODY, missing=NOBODY, since_s=0.0, latest_s=0.0)
+            refused.enter(RankSet.only(rank), signature, None, 0.0)
             refused.error, refused.error_kind = f"{refused.title}: {reason(rank)}", "UsageError"
             self._queue.append(refused)
 

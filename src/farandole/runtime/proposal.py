@@ -16,7 +16,7 @@ from typing import final
 from farandole.control.messages import Signature
 from farandole.runtime.agreement import title
 from farandole.runtime.cache import Key, Line
-from farandole.runtime.rank_set import RankSet
+from farandole.runtime.rank_set import NOBODY, RankSet
 from farandole.runtime.statements import Statements
 
 
@@ -37,10 +37,10 @@ class Proposal:
     since_s: float
     latest_s: float
     line: Line | None = None
-    numbered: RankSet = field(default_factory=RankSet)
+    numbered: RankSet = NOBODY
     said: Statements = field(default_factory=Statements)
-    refused: RankSet = field(default_factory=RankSet)
-    latest: RankSet = field(default_factory=RankSet)
+    refused: RankSet = NOBODY
+    latest: RankSet = NOBODY
     error: str = ""
     error_kind: str = ""
     number: int = -1

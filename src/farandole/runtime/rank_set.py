@@ -32,6 +32,11 @@ class RankSet:
         return cls(bits)
 
     @classmethod
+    def only(cls, rank: int) -> RankSet:
+        """The set of one rank, which may not be negative."""
+        return cls(1 << rank)
+
+    @classmethod
     def span(cls, first: int, stop: int) -> RankSet:
         """The ranks from ``first`` to the one before ``stop``."""
         return cls((1 << max(stop, first)) - (1 << first))
@@ -49,8 +54,10 @@ class RankSet:
 
     def spans(self) -> list[int]:
         """Pairs of the first rank of a run and the one after its last, in one list."""
-        digits = bin(self._bits)[:1:-1]
         spans: list[int] = []
+        if not self._bits:
+            return spans
+        digits = bin(self._bits)[:1:-1]
         first = digits.find("1")
         while first >= 0:
             stop = digits.find("0", first)
@@ -102,6 +109,9 @@ class RankSet:
         spans = self.spans()
         runs = (str(a) if a + 1 == b else f"{a}-{b - 1}" for a, b in zip(spans[::2], spans[1::2], strict=True))
         return f"RankSet({', '.join(runs)})"
+
+
+NOBODY = RankSet()
 
 
 def alike(sets: Sequence[RankSet]) -> list[tuple[RankSet, list[int]]]:

@@ -15,7 +15,7 @@ from typing import final
 import msgspec
 
 from farandole.control.messages import Signature
-from farandole.runtime.rank_set import RankSet
+from farandole.runtime.rank_set import NOBODY, RankSet
 
 
 @final
@@ -25,7 +25,7 @@ class Statements:
     __slots__ = ("_said", "ranks")
 
     def __init__(self) -> None:
-        self.ranks = RankSet()
+        self.ranks = NOBODY
         """Everybody who said something."""
         self._said: dict[bytes, tuple[Signature, RankSet]] = {}
 
@@ -34,13 +34,13 @@ class Statements:
         """What each rank said."""
         statements = cls()
         for rank, signature in by_rank.items():
-            statements.add(RankSet.of([rank]), signature)
+            statements.add(RankSet.only(rank), signature)
         return statements
 
     def add(self, ranks: RankSet, signature: Signature) -> None:
         """These ranks say this; none of them has said anything before."""
         key = msgspec.msgpack.encode(signature)
-        known, before = self._said.get(key, (signature, RankSet()))
+        known, before = self._said.get(key, (signature, NOBODY))
         self._said[key] = known, before | ranks
         self.ranks |= ranks
 
