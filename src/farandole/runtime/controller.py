@@ -16,9 +16,9 @@ lets collectives be fused. Whoever runs the loop reports the ends of workers, an
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, final
 
 from farandole.control.message import Message
@@ -26,6 +26,7 @@ from farandole.control.messages import (
     Abort,
     Ask,
     Blocked,
+    ChangeDue,
     Entry,
     Exchange,
     FetchTask,
@@ -36,7 +37,6 @@ from farandole.control.messages import (
     Parts,
     Progress,
     Ready,
-    Refuse,
     Resend,
     Result,
     SetTimeline,
@@ -45,14 +45,14 @@ from farandole.control.messages import (
     TimelineSet,
     Welcome,
 )
-from farandole.engines.choose import choose
 from farandole.runtime.downlink import CONTROL, ORDERS, Downlink, Send
-from farandole.runtime.formation import Formation, Formed, Refused
+from farandole.runtime.formation import Due, Formation, Formed, Over
 from farandole.runtime.generation import Generation
 from farandole.runtime.negotiation import Delivery
 from farandole.runtime.process_groups import GLOBAL
 from farandole.runtime.rank_set import RankSet, alike
 from farandole.runtime.stall import Inquiry, Report, Verdict
+from farandole.runtime.static_formation import StaticFormation
 from farandole.settings import Settings
 
 logger = logging.getLogger("farandole.controller")
@@ -66,9 +66,11 @@ RELAYED = 10
 
 @final
 class Controller:
-    """One per job; one thread. Peers are workers and, in jobs that are too large for that, relays."""
+    """One per job; one thread. Peers are workers and, in large jobs, relays. An elastic one brings its ``formation``."""
 
-    def __init__(self, send: Send, settings: Settings, expected: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, send: Send, settings: Settings, expected: int, clock: Callable[[], float], formation: Formation | None = None
+    ) -> None:
         self.request_stack: Callable[[Hello], object] = lambda _: None
         """Have the Python stacks of a worker, by its ``Hello``, brought to ``stack_arrived``."""
         self.report: Callable[[str], object] = logger.warning
@@ -81,12 +83,7 @@ class Controller:
         """Told of every worker that has called ``init``."""
         self._settings, self._expected, self._clock = settings, expected, clock
         self._downlink = Downlink(send)
-        self._formation = Formation(
-            expected,
-            settings.start_timeout_s,
-            settings.on_failure == "continue",
-            partial(choose, settings.engine, across=settings.across),
-        )
+        self._formation = formation or StaticFormation.of(settings, expected)
         self._generation: Generation | None = None
         self._rejected: Counter[str] = Counter()
         self._received = 0
@@ -154,8 +151,13 @@ class Controller:
 
     def deadline(self) -> float | None:
         """When ``tick`` is due, by the clock; ``None`` if only a message can bring news."""
-        moments = [self._formation.deadline_s, self._generation.deadline_s if self._generation is not None else None]
-        return min([moment for moment in moments if moment is not None], default=None)
+        generation = self._generation
+        moments = [self._formation.deadline_s, generation.farewell_s if generation is not None else None]
+        if generation is not None and generation.over is None:
+            if generation.negotiation.undecided:
+                return -math.inf
+            moments += [generation.negotiation.expiry_s, generation.stall.deadline_s]
+        return min((moment for moment in moments if moment is not None), default=None)
 
     def tick(self, now: float) -> None:
         """Do what is due."""
@@ -198,7 +200,7 @@ class Controller:
         if found is None:
             return
         generation, rank = found
-        self._submit(generation, [(RankSet.only(rank), entry) for entry in message.entries])
+        self._submit(generation, [(RankSet.of([rank]), entry) for entry in message.entries])
 
     def _on_ready(self, identity: bytes, message: Ready) -> None:
         generation = self._generation_of(identity, message.generation)
@@ -330,7 +332,7 @@ class Controller:
             self._rejected["messages of another generation"] += 1
         elif generation.over is not None and not ended:
             self._rejected["messages after the end of their generation"] += 1
-            self._tell(RankSet.only(rank), CONTROL, generation.over)
+            self._tell(RankSet.of([rank]), CONTROL, generation.over)
         elif generation.has_left(rank):
             self._rejected["messages of ranks that have left"] += 1
         else:
@@ -344,9 +346,12 @@ class Controller:
         while (decision := self._formation.decide(now)) is not None:
             if isinstance(decision, Formed):
                 self._begin(decision)
-            elif isinstance(decision, Refused):
-                refused = [member.uid + CONTROL for member in decision.members]
-                self._downlink.post(refused, Refuse(decision.reason))
+            elif isinstance(decision, Over):
+                self.abort(decision.reason)
+            elif not isinstance(decision, Due):
+                self._downlink.post([member.uid + CONTROL for member in decision.members], decision.answer)
+            elif self._generation is not None:
+                self._tell(self._generation.present(), CONTROL, ChangeDue(self._generation.number, decision.reason))
 
     def _begin(self, formed: Formed) -> None:
         self._generation = Generation(formed, self._settings, self._expected)
@@ -366,7 +371,7 @@ class Controller:
         """Tell rank 0 once all have done what it asked of their timelines."""
         number = generation.timeline.finished()
         if number is not None:
-            self._tell(RankSet.only(0), CONTROL, TimelineSet(generation.number, number))
+            self._tell(RankSet.of([0]), CONTROL, TimelineSet(generation.number, number))
 
     # -- what is due --------------------------------------------------------------------------------------------------
 
@@ -387,7 +392,8 @@ class Controller:
             self.report(step.text)
         elif isinstance(step, Verdict):
             self.report(step.reason)
-            self.abort(step.reason, "StallError")
+            if not self._formation.stalled([generation.members[rank].hello.place for rank in step.missing]):
+                self.abort(step.reason, "StallError")
 
     def _tell(self, ranks: RankSet, suffix: bytes, message: Message) -> None:
         self._downlink.tell(GLOBAL, ranks, suffix, message)

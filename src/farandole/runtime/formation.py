@@ -1,23 +1,22 @@
-"""Who belongs to the next generation, and when it is complete; without any I/O.
+"""Who belongs to the next generation, and when it is complete: the words of that, and the abstract class.
 
-    formation = Formation(expected=2, start_timeout_s=30.0, excuse_failures=False, choose=choose_engine)
     formation.hello(b"7f3a", hello, now)
     formation.decide(now)              # None: one is missing. Then Formed(...), or Refused(...) with the reason
 
-A generation forms when every place that has not ended has said hello. Survivors of the one before keep their order.
+A job of a fixed size forms by ``static_formation``, an elastic one as its membership decides (``farandole.elastic``).
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, final
 
-from farandole.control.messages import Hello
-from farandole.errors import FarandoleError
-from farandole.runtime.process_groups import ProcessGroups
-from farandole.runtime.wording import by_saying, name_numbers
+from farandole.control.message import Message
+from farandole.control.messages import Hello, Refuse, Welcome
+from farandole.runtime.process_groups import fitting
+from farandole.runtime.wording import by_saying
 
 Choose: TypeAlias = Callable[[Sequence[str], Sequence[Sequence[str]]], tuple[str, str]]
 """Hosts by rank and engines usable by rank to the engine and why; raises ``FarandoleError`` where none fits."""
@@ -54,8 +53,8 @@ class Formed:
 
     @property
     def static_sets(self) -> list[list[int]]:
-        """The process sets given to ``init``, the same on every rank."""
-        return self.members[0].hello.process_sets
+        """The process sets given to ``init``, the same on every rank, as far as a job of this size has them."""
+        return fitting(self.members[0].hello.process_sets, len(self.members))
 
 
 @final
@@ -66,159 +65,73 @@ class Refused:
     members: tuple[Member, ...]
     reason: str
 
+    @property
+    def answer(self) -> Message:
+        """What they are told."""
+        return Refuse(self.reason)
+
 
 @final
 @dataclass(frozen=True, slots=True)
-class _End:
-    """How the worker of a place ended; ``excused`` if the job goes on without it."""
+class Deferred:
+    """This one may load its model, alone, and then come again. ``hosts`` are those of the ranks if it came now."""
 
-    description: str
-    excused: bool
+    members: tuple[Member]
+    hosts: tuple[str, ...]
+    reason: str
+
+    @property
+    def answer(self) -> Message:
+        """What it is told."""
+        return Welcome(0, len(self.hosts) - 1, list(self.hosts), "solo", self.reason)
 
 
 @final
-class Formation:
-    """Collects hellos. With ``excuse_failures`` a job may start without those that failed before calling ``init``."""
+@dataclass(frozen=True, slots=True)
+class Due:
+    """The members are to end their generation when their state allows it, so that others can come or go."""
 
-    def __init__(self, expected: int, start_timeout_s: float, excuse_failures: bool, choose: Choose) -> None:
-        self._expected = expected
-        self._start_timeout_s = start_timeout_s
-        self._excuse_failures = excuse_failures
-        self._choose = choose
-        self._waiting: dict[int, Member] = {}  # by place
-        self._strangers: list[Refused] = []
-        self._ends: dict[tuple[int, int], _End] = {}  # by size of the job, and place in it
-        self._started: dict[int, str] = {}
-        self._sizes: Counter[int] = Counter()  # of the job, as those who wait have it
-        self._latest: tuple[Member, ...] = ()
-        self._roster = Roster((), expected)
-        self._first_hello_s: float | None = None
-        self._generation = 0
+    reason: str
 
-    # -- taking in ----------------------------------------------------------------------------------------------------
 
+@final
+@dataclass(frozen=True, slots=True)
+class Over:
+    """The generation is to end now."""
+
+    reason: str
+
+
+Decision: TypeAlias = Formed | Refused | Deferred | Due | Over
+
+
+class Formation(ABC):
+    """Hears who is there and who is not; says who forms a generation with whom."""
+
+    @abstractmethod
     def started(self, place: int, description: str) -> None:
         """The worker of ``place`` runs; texts that miss it can say where."""
-        self._started[place] = description
 
+    @abstractmethod
     def hello(self, uid: bytes, hello: Hello, now: float) -> None:
         """A worker has called ``init``."""
-        member = Member(uid, hello)
-        other = self._waiting.get(hello.place)
-        if not 0 <= hello.place < min(hello.expected, self._expected):
-            place = f"expects ranks 0 to {self._expected - 1}, and this process says it is rank {hello.place}"
-            self._strangers.append(Refused((member,), f"the job {place} of {hello.expected}"))
-        elif other is not None and other.hello.pid != hello.pid:
-            taken = f"{other.name} is process {other.hello.pid} already"
-            self._strangers.append(Refused((member,), f"{taken}: is the job started twice with one controller?"))
-        else:
-            self._dismiss(hello.place)
-            self._waiting[hello.place] = member
-            self._sizes[hello.expected] += 1
-            if self._first_hello_s is None:
-                self._first_hello_s = now
 
+    @abstractmethod
     def gone(self, place: int, pid: int, description: str, failed: bool) -> None:
-        """The worker of ``place`` has ended. It is excused if it had its part in a generation, or may fail."""
-        excused = failed and self._excuse_failures
-        size = self._expected
-        rank = self._roster.find(place, pid)
-        worker = self._latest[rank] if rank is not None else self._waiting_worker(place, pid)
-        if worker is not None:
-            place, size = worker.hello.place, worker.hello.expected
-            excused = excused or rank is not None
-            self._dismiss(place)
-        self._ends[size, place] = _End(description, excused)
-        if not self._waiting:
-            self._first_hello_s = None
+        """The worker of ``place`` has ended."""
 
-    def _waiting_worker(self, place: int, pid: int) -> Member | None:
-        members = self._waiting.values()
-        return next((each for each in members if is_worker(each.hello, place, pid, self._expected)), None)
-
-    def _dismiss(self, place: int) -> None:
-        member = self._waiting.pop(place, None)
-        if member is not None:
-            self._sizes -= Counter({member.hello.expected: 1})
-
-    # -- deciding -----------------------------------------------------------------------------------------------------
+    def stalled(self, places: Collection[int]) -> bool:
+        """Others have waited too long for these workers: true if they will be ended, and the others go on."""
+        return False
 
     @property
+    @abstractmethod
     def deadline_s(self) -> float | None:
-        """When ``decide`` will refuse for lack of time; ``None`` while nobody waits."""
-        return None if self._first_hello_s is None else self._first_hello_s + self._start_timeout_s
+        """When ``decide`` may have something to say that no message brings."""
 
-    def decide(self, now: float) -> Formed | Refused | None:
-        """The next generation, a refusal, or ``None`` as long as neither is due. Call it until it returns ``None``."""
-        if self._strangers:
-            return self._strangers.pop(0)
-        if not self._waiting or self._is_early(now):
-            return None
-        sizes = {place: member.hello.expected for place, member in self._waiting.items()}
-        size = max(sizes.values())
-        if size > min(*sizes.values(), self._expected):
-            said = by_saying({place: str(own) for place, own in sizes.items()}, self._host_by_place())
-            return self._refuse(
-                f"the ranks differ in the size of the job, which was started for {self._expected}: {said}"
-            )
-        ends = {place: end for (job, place), end in sorted(self._ends.items()) if job == size}
-        lost = [end.description for end in ends.values() if not end.excused]
-        if lost:
-            return self._refuse(f"the job cannot start: {'; '.join(lost)}, before it had called init()")
-        missing = [place for place in range(size) if place not in self._waiting and place not in ends]
-        if not missing:
-            return self._form()
-        if self.deadline_s is not None and now >= self.deadline_s:
-            return self._refuse(self._too_late(missing))
-        return None
-
-    def _is_early(self, now: float) -> bool:
-        """True if nothing can be wrong yet and somebody is missing: what is known after each hello, without a look."""
-        few = len(self._waiting) < min(self._sizes) and not self._ends
-        in_time = self.deadline_s is not None and now < self.deadline_s
-        return few and in_time and len(self._sizes) == 1 and max(self._sizes) <= self._expected
-
-    def _form(self) -> Formed | Refused:
-        seniority = {member.hello.place: rank for rank, member in enumerate(self._latest)}
-        order = sorted(self._waiting, key=lambda place: (seniority.get(place, self._expected), place))
-        members = tuple(self._waiting[place] for place in order)
-        error = _disagreement(members)
-        if error:
-            return self._refuse(error)
-        try:
-            engine, reason = self._choose(
-                [member.hello.host for member in members], [member.hello.engines for member in members]
-            )
-        except FarandoleError as failure:
-            return self._refuse(str(failure))
-        self._generation += 1
-        self._latest, self._roster = members, Roster([member.hello for member in members], self._expected)
-        self._clear()
-        return Formed(self._generation, members, engine, reason)
-
-    def _refuse(self, reason: str) -> Refused:
-        members = tuple(self._waiting.values())
-        self._clear()
-        return Refused(members, reason)
-
-    def _clear(self) -> None:
-        self._waiting, self._sizes = {}, Counter()
-        self._first_hello_s = None
-
-    def _too_late(self, missing: list[int]) -> str:
-        places = [self._started.get(place, f"rank {place}") for place in missing]
-        who = ", ".join(places) if len(places) <= 4 or self._started else name_numbers(missing)
-        have = "has" if len(missing) == 1 else "have"
-        return (
-            f"{who} {have} not called init() within {self._start_timeout_s:g} s of the first rank that did: "
-            "look at its output, or give it more time with --start-timeout (FARANDOLE_START_TIMEOUT_S)"
-        )
-
-    def _host_by_place(self) -> list[str]:
-        hosts = ["?"] * self._expected
-        for place, member in self._waiting.items():
-            hosts[place] = member.hello.host
-        return hosts
+    @abstractmethod
+    def decide(self, now: float) -> Decision | None:
+        """The next decision that is due. Call it until it returns ``None``."""
 
 
 @final
@@ -239,16 +152,7 @@ class Roster:
         return self._by_place.get(place, self._by_pid.get(pid))
 
 
-def is_worker(hello: Hello, place: int, pid: int, expected: int) -> bool:
-    """True if ``hello`` came from the worker that was started for ``place`` as process ``pid``.
-
-    The place decides: the process may be a child of the one that was started (a shell around it). Only where fewer
-    than were started have agreed to be the job (``init(comm=...)``) do they count their places anew.
-    """
-    return hello.place == place if hello.expected == expected else hello.pid == pid
-
-
-def _disagreement(members: Sequence[Member]) -> str:
+def disagreement(members: Sequence[Member]) -> str:
     """What keeps these from being one job, with what each said; "" for nothing."""
     hosts = [member.hello.host for member in members]
     versions = {rank: member.hello.version for rank, member in enumerate(members)}
@@ -257,9 +161,4 @@ def _disagreement(members: Sequence[Member]) -> str:
     sets = {rank: str(member.hello.process_sets) for rank, member in enumerate(members)}
     if len(set(sets.values())) > 1:
         return f"the ranks differ in init(process_sets=...): {by_saying(sets, hosts)}"
-    groups = ProcessGroups(len(members))
-    for ranks in members[0].hello.process_sets:
-        _, error = groups.add(ranks)
-        if error:
-            return f"init(process_sets=...) cannot be: {error}"
     return ""

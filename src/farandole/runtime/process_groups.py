@@ -71,7 +71,7 @@ class ProcessGroups:
         return ""
 
 
-def fitting(static_sets: Sequence[Sequence[int]], size: int) -> list[Sequence[int]]:
+def fitting(static_sets: Sequence[list[int]], size: int) -> list[list[int]]:
     """Those of the sets given to ``init`` that an elastic job has at this size."""
     groups = ProcessGroups(size)
     return [ranks for ranks in static_sets if not groups.add(ranks)[1]]

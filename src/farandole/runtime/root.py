@@ -26,15 +26,16 @@ from farandole.settings import Settings
 if TYPE_CHECKING:
     from farandole.control.channel import Router
     from farandole.control.message import Message
+    from farandole.runtime.formation import Formation
 
 
 @final
 class Root:
-    """One thread. The ``router`` is the caller's to close."""
+    """One thread. The ``router`` is the caller's to close. ``formation`` is that of an elastic job."""
 
-    def __init__(self, router: Router, settings: Settings, expected: int) -> None:
+    def __init__(self, router: Router, settings: Settings, expected: int, formation: Formation | None = None) -> None:
         self.router = router
-        self.controller = Controller(router.send, settings, expected, time.monotonic)
+        self.controller = Controller(router.send, settings, expected, time.monotonic, formation)
         self.controller.request_stack = self._request_stack
         self.hosts = Hosts(settings.host_timeout_s)
         self._tree = Tree(settings.tree_radix)

@@ -58,9 +58,10 @@ class Report(NamedTuple):
 
 @final
 class Verdict(NamedTuple):
-    """End the generation with a ``StallError``."""
+    """These ranks do not come any more: unless others can go on without them, it ends with a ``StallError``."""
 
     reason: str
+    missing: tuple[int, ...] = ()
 
 
 Step: TypeAlias = Inquiry | Report | Verdict | None
@@ -117,7 +118,7 @@ class StallInspector:
         """What is due; ``last`` tells the last collective that a rank was ordered to do."""
         every = list(waiting)
         if late := [one for one in every if now - one.since_s - one.age_s >= self._shutdown_s]:
-            return Verdict(self._verdict(now, late))
+            return Verdict(self._verdict(now, late), tuple(sorted({rank for one in late for rank in one.missing})))
         overdue = [one for one in every if now - one.since_s >= self._warning_s]
         step = self._consider(now, overdue) if self._asked is None else self._conclude(now, overdue, self._asked, last)
         if self._asked is None:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from farandole.control.messages import Hello
 from farandole.errors import UnsupportedError
-from farandole.runtime.formation import Formation, Formed, Refused
+from farandole.runtime.formation import Decision, Formed, Refused
+from farandole.runtime.static_formation import StaticFormation
 
 
 def hello(place: int, expected: int = 3, **more: Any) -> Hello:
@@ -28,22 +29,22 @@ def choose(hosts: Sequence[str], usable: Sequence[Sequence[str]]) -> tuple[str, 
     return "shm", f"{len(hosts)} ranks"
 
 
-def formation(expected: int = 3, excuse_failures: bool = False) -> Formation:
-    return Formation(expected, 30.0, excuse_failures, choose)
+def formation(expected: int = 3, excuse_failures: bool = False) -> StaticFormation:
+    return StaticFormation(expected, 30.0, excuse_failures, choose)
 
 
-def arrive(forming: Formation, *hellos: Hello, now: float = 0.0) -> Formed | Refused | None:
+def arrive(forming: StaticFormation, *hellos: Hello, now: float = 0.0) -> Decision | None:
     for one in hellos:
         forming.hello(f"{one.place}".encode(), one, now)
     return forming.decide(now)
 
 
-def formed(decision: Formed | Refused | None) -> Formed:
+def formed(decision: Decision | None) -> Formed:
     assert isinstance(decision, Formed)
     return decision
 
 
-def refused(decision: Formed | Refused | None) -> Refused:
+def refused(decision: Decision | None) -> Refused:
     assert isinstance(decision, Refused)
     return decision
 
