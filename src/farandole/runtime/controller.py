@@ -16,7 +16,6 @@ lets collectives be fused. Whoever runs the loop reports the ends of workers, an
 from __future__ import annotations
 
 import logging
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
@@ -151,13 +150,8 @@ class Controller:
 
     def deadline(self) -> float | None:
         """When ``tick`` is due, by the clock; ``None`` if only a message can bring news."""
-        generation = self._generation
-        moments = [self._formation.deadline_s, generation.farewell_s if generation is not None else None]
-        if generation is not None and generation.over is None:
-            if generation.negotiation.undecided:
-                return -math.inf
-            moments += [generation.negotiation.expiry_s, generation.stall.deadline_s]
-        return min((moment for moment in moments if moment is not None), default=None)
+        moments = [self._formation.deadline_s, self._generation.deadline_s if self._generation is not None else None]
+        return min([moment for moment in moments if moment is not None], default=None)
 
     def tick(self, now: float) -> None:
         """Do what is due."""
@@ -200,7 +194,7 @@ class Controller:
         if found is None:
             return
         generation, rank = found
-        self._submit(generation, [(RankSet.of([rank]), entry) for entry in message.entries])
+        self._submit(generation, [(RankSet.only(rank), entry) for entry in message.entries])
 
     def _on_ready(self, identity: bytes, message: Ready) -> None:
         generation = self._generation_of(identity, message.generation)
@@ -332,7 +326,7 @@ class Controller:
             self._rejected["messages of another generation"] += 1
         elif generation.over is not None and not ended:
             self._rejected["messages after the end of their generation"] += 1
-            self._tell(RankSet.of([rank]), CONTROL, generation.over)
+            self._tell(RankSet.only(rank), CONTROL, generation.over)
         elif generation.has_left(rank):
             self._rejected["messages of ranks that have left"] += 1
         else:
@@ -371,7 +365,7 @@ class Controller:
         """Tell rank 0 once all have done what it asked of their timelines."""
         number = generation.timeline.finished()
         if number is not None:
-            self._tell(RankSet.of([0]), CONTROL, TimelineSet(generation.number, number))
+            self._tell(RankSet.only(0), CONTROL, TimelineSet(generation.number, number))
 
     # -- what is due --------------------------------------------------------------------------------------------------
 
