@@ -1,0 +1,101 @@
+"""What happens to the workers and hosts of an elastic job, as ``Membership`` is told it.
+
+    membership.on(now, Came(place=3, ready=True, holds=True))
+
+A *place* is one worker process; it is numbered in the order of starting and never used again. A *slot* is where a
+place runs: a host and an index there. Each event is said once, in the order in which it was learnt.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias, final
+
+import msgspec
+
+
+class Event(msgspec.Struct, frozen=True, tag=True):
+    """Base of all events. The tag is the class name, which is what a journal shows."""
+
+
+@final
+class Found(Event, frozen=True):
+    """These hosts there are now, with their slots, in the order in which to fill them; others may be used no more."""
+
+    hosts: dict[str, int]
+
+
+@final
+class Started(Event, frozen=True):
+    """The process of a place runs."""
+
+    place: int
+
+
+@final
+class Came(Event, frozen=True):
+    """A worker called ``init()`` (``Hello``). It is ``ready`` to be a member, or still has its model to build.
+
+    ``holds`` says that it has the job's state: it was in a generation whose members had agreed.
+    """
+
+    place: int
+    ready: bool
+    holds: bool = False
+
+
+@final
+class Left(Event, frozen=True):
+    """A member called ``shutdown()`` and raised no alarm: it is about to come again, or to end."""
+
+    place: int
+
+
+@final
+class Ended(Event, frozen=True):
+    """The process of a place has ended, or could not be started: ``code`` as ``waitpid`` gives it."""
+
+    place: int
+    code: int
+    description: str
+
+
+@final
+class Hung(Event, frozen=True):
+    """A member makes no progress, and others wait for it; its process lives."""
+
+    place: int
+    reason: str
+
+
+@final
+class Unfit(Event, frozen=True):
+    """A worker cannot be a member: another version, engines that do not match."""
+
+    place: int
+    reason: str
+
+
+@final
+class HostLost(Event, frozen=True):
+    """A host is silent, or its agent has ended. Nothing that ran there counts any more, should it be heard again."""
+
+    host: str
+    reason: str
+
+
+@final
+class Over(Event, frozen=True):
+    """The generation has ended for all, though each of its processes may live: an engine failed, a call stalled."""
+
+    generation: int
+    reason: str
+
+
+@final
+class Paced(Event, frozen=True):
+    """The longest of the recent steps took so long. Who takes much longer than that is not merely slow."""
+
+    step_s: float
+
+
+Any: TypeAlias = Found | Started | Came | Left | Ended | Hung | Unfit | HostLost | Over | Paced

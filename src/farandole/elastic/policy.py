@@ -1,0 +1,54 @@
+"""The limits that an elastic job's membership is decided by.
+
+>>> Policy(min_np=2).patience_s(step_s=0.1), Policy(min_np=2).patience_s(step_s=4.0)
+(5.0, 20.0)
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+import msgspec
+
+from farandole.settings import Settings
+
+STEPS_OF_PATIENCE = 5
+"""A worker is hung, and not slow, when others wait for it longer than so many of the longest recent steps."""
+
+
+@final
+class Policy(msgspec.Struct, frozen=True):
+    """What people asked for, by the names of ``Settings``, and what nobody needs to ask for.
+
+    ``window_s``: changes that are wished for within it become one. ``slot_failures``: after so many in a row nothing
+    is started in a slot for the longest cool-down. ``host_failures``: a host with so many such slots (or, if it has
+    fewer, with nothing but such slots) is left alone as a whole for as long.
+    """
+
+    min_np: int = 1
+    max_np: int = 0
+    start_timeout_s: float = 30.0
+    elastic_timeout_s: float = 600.0
+    hang_timeout_s: float = 5.0
+    cooldown_range_s: tuple[float, float] = (0.0, 60.0)
+    reset_limit: int = 0
+    window_s: float = 1.0
+    slot_failures: int = 3
+    host_failures: int = 2
+
+    @classmethod
+    def of(cls, settings: Settings) -> Policy:
+        """That of a job with these settings."""
+        return cls(
+            min_np=max(1, settings.min_np),
+            max_np=settings.max_np,
+            start_timeout_s=settings.start_timeout_s,
+            elastic_timeout_s=settings.elastic_timeout_s,
+            hang_timeout_s=settings.hang_timeout_s,
+            cooldown_range_s=settings.blacklist_cooldown_range,
+            reset_limit=settings.reset_limit,
+        )
+
+    def patience_s(self, step_s: float) -> float | None:
+        """How long the others wait for a worker, with steps of ``step_s``; ``None``: for ever."""
+        return max(self.hang_timeout_s, STEPS_OF_PATIENCE * step_s) if self.hang_timeout_s else None

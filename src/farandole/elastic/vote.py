@@ -1,0 +1,112 @@
+"""How a step becomes everybody's, and how ranks that saw different ends of a vote come to one state again; pure.
+
+    >>> count([Part(step=7, samples=(4,)), Part(step=7, samples=(3,), change_due=True)])
+    Outcome(step=8, samples=(7,), change_due=True)
+    >>> agree([Claim(step=7, digest="c0"), Claim(step=8, digest="5e"), Claim(step=NEW, digest="11")])
+    Agreement(step=8, root=1, sources=[1], receivers=[0, 2], diverged=[], is_unanimous=True)
+
+A rank applies a step only when it has seen that all ranks have their part of it. So when a generation ends, its ranks
+are at most one step apart, and those that are further have the same bits; the highest step is the job's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, final
+
+from farandole.errors import CollectiveError, StartError
+
+NEW = -1
+"""The step of a rank that has never had the job's state."""
+
+
+@final
+class Part(NamedTuple):
+    """What a rank brings to the vote of a step: that it is at ``step`` and has reduced its gradients.
+
+    ``samples`` are those it computed, by data set; ``change_due``: it has heard that workers are to come or go.
+    """
+
+    step: int
+    samples: tuple[int, ...] = ()
+    change_due: bool = False
+
+
+@final
+class Outcome(NamedTuple):
+    """What every rank knows after a vote: the step they are at once they have applied it, and what it has consumed."""
+
+    step: int
+    samples: tuple[int, ...]
+    change_due: bool
+
+
+def count(parts: Sequence[Part]) -> Outcome:
+    """Count the parts of all ranks; raises ``CollectiveError`` if they are not those of one step.
+
+    Whoever returns from here may apply the step. A rank whose step has failed brings no part, and nobody gets here.
+    """
+    first = parts[0]
+    if any(part.step != first.step or len(part.samples) != len(first.samples) for part in parts):
+        said = ", ".join(
+            f"rank {rank} is at step {part.step} with {len(part.samples)} samplers" for rank, part in enumerate(parts)
+        )
+        raise CollectiveError(f"the ranks do not vote for the same step: {said}")
+    samples = tuple(sum(own) for own in zip(*(part.samples for part in parts), strict=True))
+    return Outcome(first.step + 1, samples, any(part.change_due for part in parts))
+
+
+@final
+class Claim(NamedTuple):
+    """What a rank says of its state when a generation begins.
+
+    ``step`` counts the steps that it has seen voted and has wholly applied (``NEW``: it has no state of the job, or
+    was in the middle of applying one). ``digest`` is of its tensors, ``private`` of what ranks may differ in.
+    ``joined`` says that it came to a job that had begun: it cannot be the one to begin it.
+    """
+
+    step: int
+    digest: str
+    private: int = 0
+    joined: bool = False
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """What follows from the claims of all ranks, the same on every rank.
+
+    The job goes on from ``step`` (``NEW``: it begins) with the state of ``root``, its oldest rank with the newest
+    state. ``sources`` have that state, ``receivers`` get it. ``diverged`` are those of them that were at the same step
+    with other tensors: nothing makes such states but a fault in memory or in the script, and people should hear of it.
+    ``is_unanimous``: the sources do not differ in what is private either.
+    """
+
+    step: int
+    root: int
+    sources: list[int]
+    receivers: list[int]
+    diverged: list[int]
+    is_unanimous: bool
+
+
+def agree(claims: Sequence[Claim]) -> Agreement:
+    """Whose state is the job's. Raises ``StartError`` if nobody is left who has it."""
+    step = max(claim.step for claim in claims)
+    eligible = [rank for rank, claim in enumerate(claims) if claim.step == step and (step > NEW or not claim.joined)]
+    if not eligible:
+        raise StartError(
+            "the state of the job is lost: every worker that had it has ended, and those that are here have just come. "
+            "Start the job again; what goes on then is its last checkpoint"
+        )
+    root = eligible[0]
+    sources = [rank for rank in eligible if claims[rank].digest == claims[root].digest]
+    return Agreement(
+        step,
+        root,
+        sources,
+        receivers=[rank for rank in range(len(claims)) if rank not in sources],
+        diverged=[rank for rank in eligible if rank not in sources] if step > NEW else [],
+        is_unanimous=len({claims[rank].private for rank in sources}) == 1,
+    )

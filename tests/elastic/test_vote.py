@@ -1,0 +1,71 @@
+"""The rules of the vote and of the agreement after it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farandole.elastic.vote import NEW, Claim, Outcome, Part, agree, count
+from farandole.errors import CollectiveError, StartError
+
+CLAIMS = st.lists(
+    st.builds(Claim, st.integers(NEW, 3), st.sampled_from("ab"), st.integers(0, 1), st.booleans()),
+    min_size=1,
+    max_size=6,
+)
+
+
+def test_a_vote_counts_the_samples_of_all_and_hears_the_one_who_has_heard() -> None:
+    parts = [Part(4, (3, 1)), Part(4, (2, 0), change_due=True), Part(4, (2, 1))]
+    assert count(parts) == Outcome(5, (7, 2), True)
+
+
+@pytest.mark.parametrize("other", [Part(5, (1,)), Part(4, ()), Part(3, (1,))])
+def test_only_parts_of_one_step_are_a_vote(other: Part) -> None:
+    with pytest.raises(CollectiveError, match="rank 1 is at step"):
+        count([Part(4, (1,)), other])
+
+
+def test_the_highest_step_wins_and_its_oldest_rank_is_the_root() -> None:
+    agreement = agree([Claim(6, "a"), Claim(7, "b"), Claim(NEW, "c", joined=True), Claim(7, "b")])
+    assert (agreement.step, agreement.root, agreement.sources, agreement.receivers) == (7, 1, [1, 3], [0, 2])
+
+
+def test_a_job_begins_with_its_oldest_worker_that_did_not_join_later() -> None:
+    agreement = agree([Claim(NEW, "x", joined=True), Claim(NEW, "y"), Claim(NEW, "y"), Claim(NEW, "z")])
+    assert (agreement.step, agreement.root, agreement.sources, agreement.receivers) == (NEW, 1, [1, 2], [0, 3])
+    assert not agreement.diverged
+
+
+def test_those_that_joined_do_not_begin_the_job_anew() -> None:
+    with pytest.raises(StartError, match="the state of the job is lost"):
+        agree([Claim(NEW, "x", joined=True), Claim(NEW, "x", joined=True)])
+
+
+def test_a_rank_that_diverged_is_named_and_brought_back() -> None:
+    agreement = agree([Claim(7, "a"), Claim(7, "b"), Claim(7, "a")])
+    assert agreement.diverged == [1]
+    assert agreement.receivers == [1]
+
+
+def test_sources_that_differ_in_what_is_private_hand_over_none_of_it() -> None:
+    assert agree([Claim(7, "a", 1), Claim(7, "a", 1)]).is_unanimous
+    assert not agree([Claim(7, "a", 1), Claim(7, "a", 2)]).is_unanimous
+    assert agree([Claim(7, "a", 1), Claim(6, "b", 2)]).is_unanimous
+
+
+@given(CLAIMS)
+def test_afterwards_all_have_the_state_of_the_root_which_is_the_newest(claims: list[Claim]) -> None:
+    try:
+        agreement = agree(claims)
+    except StartError:
+        assert all(claim.step == NEW and claim.joined for claim in claims)
+        return
+    assert sorted(agreement.sources + agreement.receivers) == list(range(len(claims)))
+    assert agreement.root == agreement.sources[0]
+    assert agreement.step == max(claim.step for claim in claims)
+    assert {(claims[rank].step, claims[rank].digest) for rank in agreement.sources} == {
+        (agreement.step, claims[agreement.root].digest)
+    }
+    assert set(agreement.diverged) <= set(agreement.receivers)
