@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 from farandole.control.message import Message
 from farandole.control.messages import (
@@ -56,6 +56,8 @@ from farandole.settings import Settings
 
 logger = logging.getLogger("farandole.controller")
 
+Clock: TypeAlias = Callable[[], float]
+
 FAREWELL_S = 0.1
 """How long the ``Leave`` of a worker that ended well may come after the news of its end: they travel different ways."""
 
@@ -65,10 +67,10 @@ RELAYED = 10
 
 @final
 class Controller:
-    """One per job; one thread. Peers are workers and, in large jobs, relays. An elastic one brings its ``formation``."""
+    """One per job; one thread. Peers are workers and, in large jobs, relays. An elastic one brings a ``formation``."""
 
     def __init__(
-        self, send: Send, settings: Settings, expected: int, clock: Callable[[], float], formation: Formation | None = None
+        self, send: Send, settings: Settings, expected: int, clock: Clock, formation: Formation | None = None
     ) -> None:
         self.request_stack: Callable[[Hello], object] = lambda _: None
         """Have the Python stacks of a worker, by its ``Hello``, brought to ``stack_arrived``."""
