@@ -13,7 +13,10 @@
     │   └── EngineError                    the bytes could not be moved
     ├── StartError (RuntimeError)          the job could not be formed in time
     ├── ControlError (RuntimeError)        the control plane refused or lost a peer
+    ├── CheckpointError (RuntimeError)     a checkpoint could not be written, or the one asked for is not whole
     └── RemoteError (RuntimeError)         the user's function raised on a worker
+
+    HostsUpdatedInterrupt (BaseException)  no error: workers are to come or go, and the state is safe
 
 Texts say what was asked, what was found and what to type. Errors about another rank name the rank and its host.
 """
@@ -92,6 +95,11 @@ class ControlError(FarandoleError, RuntimeError):
 
 
 @final
+class CheckpointError(FarandoleError, RuntimeError):
+    """A checkpoint could not be written, or the one that was asked for is not whole; the text names folder and cause."""
+
+
+@final
 class RemoteError(FarandoleError, RuntimeError):
     """The function given to ``run`` raised on a worker; the text holds rank, host and the remote traceback."""
 
@@ -101,6 +109,19 @@ class RemoteError(FarandoleError, RuntimeError):
 
     def __reduce__(self) -> tuple[type[RemoteError], tuple[int, str, str, str]]:
         return RemoteError, (self.rank, self.host, self.summary, self.traceback)
+
+
+@final
+class HostsUpdatedInterrupt(BaseException):
+    """Raised by ``State.commit`` where workers are to come or go; ``elastic.run`` catches it and goes on with them.
+
+    No ``Exception``, so that no ``except Exception`` of a training script can swallow it. ``skip_sync`` is always
+    false: the state is agreed on after every change.
+    """
+
+    def __init__(self, skip_sync: bool = False) -> None:
+        self.skip_sync = skip_sync
+        super().__init__("workers are to come or go")
 
 
 HorovodInternalError = CollectiveError

@@ -17,6 +17,7 @@ except ModuleNotFoundError as error:
         "farandole.torch needs PyTorch, which is not installed here: pip install 'farandole[torch]'", name="torch"
     ) from error
 
+from farandole.torch.checkpoints import Checkpoints
 from farandole.torch.compression import Compression
 from farandole.torch.functions import (
     allgather_object,
@@ -93,6 +94,7 @@ from farandole.torch.sync_batch_norm import SyncBatchNorm
 __all__ = [
     "Adasum",
     "Average",
+    "Checkpoints",
     "Compression",
     "DistributedOptimizer",
     "HorovodInternalError",

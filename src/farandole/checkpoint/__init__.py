@@ -1,0 +1,18 @@
+"""Durable checkpoints: atomic, checksummed, asynchronous, of one rank or sharded over all.
+
+    from farandole.torch import Checkpoints
+
+    with Checkpoints("runs/a", keep=3) as checkpoints:
+        found = checkpoints.restore()                       # the newest that is whole, or None
+        ...
+        checkpoints.save(step, {"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+
+Training goes on while a checkpoint is written. Nothing that is torn, truncated, changed or foreign is ever restored:
+the last good one is, and what was wrong with the others is said.
+"""
+
+from farandole.checkpoint.checkpoints import Checkpoints
+from farandole.checkpoint.codec import Codec
+from farandole.checkpoint.restoring import Restored
+
+__all__ = ["Checkpoints", "Codec", "Restored"]

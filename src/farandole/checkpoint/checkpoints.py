@@ -1,0 +1,231 @@
+"""The checkpoints of a job: written while training goes on, by one rank or by all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Literal, TypeAlias, final
+
+import farandole
+from farandole.checkpoint import folder, restoring
+from farandole.checkpoint.codec import Codec, share_out, take_apart
+from farandole.checkpoint.folder import Manifest, Shard, Unfit
+from farandole.checkpoint.restoring import TENSORS, TREE, Choice, Restored
+from farandole.errors import CheckpointError, UsageError
+from farandole.events import logger
+from farandole.runtime import session
+from farandole.runtime.objects import allgather_object, broadcast_object
+
+OnError: TypeAlias = Literal["raise", "warn"]
+
+REMEDIES = {
+    errno.ENOSPC: "free some space, or keep fewer checkpoints: keep=",
+    errno.EDQUOT: "your quota is used up: remove something, or keep fewer checkpoints: keep=",
+    errno.EROFS: "it cannot be written to: give another folder",
+    errno.EACCES: "you may not write there: give another folder",
+}
+
+
+@final
+class Checkpoints:
+    """The checkpoints in ``root``, a folder that is made if need be.
+
+    >>> with Checkpoints("runs/a", codec, keep=3) as checkpoints:
+    ...     found = checkpoints.restore()
+    ...     for step in range(found.step + 1 if found else 0, steps):
+    ...         train()
+    ...         checkpoints.save(step, {"model": model.state_dict()})
+
+    Every rank makes one and calls the same methods. Rank 0 writes all, to a folder that need not be seen elsewhere;
+    with ``sharded`` each rank writes its share of the tensors, to a folder that all see (state that is the same on all
+    ranks, as in data-parallel training). What was saved by any number of ranks is restored by any other number.
+    ``keep`` is how many stay (0: all). ``on_error="warn"`` logs what goes wrong in writing (no space, no right) and
+    lets the training go on; ``"raise"`` raises ``CheckpointError`` at the next call. Works without ``init()`` as well.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        codec: Codec,
+        *,
+        keep: int = 3,
+        sharded: bool = False,
+        on_error: OnError = "raise",
+    ) -> None:
+        if keep < 0:
+            raise UsageError(f"keep={keep}: give how many checkpoints stay, or 0 for all")
+        if on_error not in ("raise", "warn"):
+            raise UsageError(f"on_error={on_error!r}: use 'raise' or 'warn'")
+        self.root = Path(root)
+        self._codec, self._keep, self._sharded, self._on_error = codec, keep, sharded, on_error
+        self._writer: threading.Thread | None = None
+        self._error: CheckpointError | None = None
+
+    def save(self, step: int, state: Any) -> None:
+        """Write ``state`` in the background: nested dicts, lists and tuples of tensors and plain values.
+
+        >>> checkpoints.save(1200, {"model": model.state_dict(), "epoch": 3})
+
+        Returns when it has been copied; it may change then. Waits for the checkpoint before this one. Raises
+        ``UsageError`` for objects that are none of these, ``CheckpointError`` for what went wrong with the last one.
+        """
+        self.wait()
+        place = _Place.here(self._sharded)
+        if place.rank >= place.writers:
+            return
+        tree, tensors = take_apart(state, self._codec)
+        owned = share_out([self._codec.nbytes(tensor) for tensor in tensors], place.writers)[place.rank]
+        content: dict[str, Any] = {TENSORS: {number: self._codec.copy(tensors[number]) for number in owned}}
+        if place.rank == 0:
+            content[TREE] = tree
+        self._writer = threading.Thread(
+            target=self._write, args=(step, content, place), name="farandole-checkpoint", daemon=True
+        )
+        self._writer.start()
+
+    def wait(self) -> None:
+        """Return when what was saved is on the disk, or raise ``CheckpointError``: why it is not."""
+        if self._writer is not None:
+            self._writer.join()
+            self._writer = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def restore(self, step: int | None = None) -> Restored | None:
+        """The newest checkpoint that is whole, or that of ``step``; ``None`` if there is none. All ranks get the same.
+
+        >>> found = checkpoints.restore()
+        >>> if found is not None:
+        ...     model.load_state_dict(found.state["model"])
+
+        Says which newer ones are torn, truncated, changed or foreign, in ``refused`` and in the log. Raises
+        ``CheckpointError`` if ``step`` is asked for and not whole.
+        """
+        self.wait()
+        place = _Place.here(self._sharded)
+        choice = place.agree(self._choose(step) if place.rank == 0 else None)
+        if place.rank == 0:
+            for text in choice.refused:
+                logger.warning("checkpoint: %s", text)
+        if choice.step is None:
+            if step is not None:
+                raise CheckpointError("; ".join(choice.refused))
+            return None
+        return Restored(choice.step, self._read(choice.step, place), choice.refused)
+
+    def close(self) -> None:
+        """``wait``; the last thing to do."""
+        self.wait()
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
+        if kind is None:
+            self.close()
+        else:  # the error on its way says more than one of ours
+            with contextlib.suppress(CheckpointError):
+                self.close()
+
+    # -- writing ------------------------------------------------------------------------------------------------------
+
+    def _write(self, step: int, content: dict[str, Any], place: _Place) -> None:
+        try:
+            self._write_all(step, content, place)
+        except Exception as error:  # nothing may be lost in this thread
+            failure = CheckpointError(f"the checkpoint of step {step} in {self.root} was not written: {error}")
+            failure.__cause__ = error
+            if self._on_error == "raise":
+                self._error = failure
+            else:
+                logger.warning("%s; training goes on", failure)
+
+    def _write_all(self, step: int, content: dict[str, Any], place: _Place) -> None:
+        writing = folder.writing(self.root, step, place.generation)
+        try:
+            said: Shard | str = self._write_shard(writing, content, place)
+        except OSError as error:
+            said = f"{place.name} says of {error.filename or writing}: {error.strerror}{_remedy(error)}"
+        except Exception as error:  # of the framework
+            said = f"{place.name} cannot write {writing}: {type(error).__name__}: {error}"
+        shards = place.gather(said, f"checkpoint.{step}")
+        wrong = [each for each in shards if isinstance(each, str)]
+        if place.rank == 0 and not wrong:
+            whole = [each for each in shards if isinstance(each, Shard)]
+            folder.finish(writing, Manifest(step, whole, farandole.__version__))
+            folder.retain(self.root, self._keep)
+        elif wrong:
+            folder.discard(writing)
+            raise CheckpointError("; ".join(wrong))
+
+    def _write_shard(self, writing: Path, content: dict[str, Any], place: _Place) -> Shard:
+        if place.rank == 0:
+            for left in folder.unfinished(self.root):
+                if left != writing:
+                    folder.discard(left)
+        writing.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+        def dump(file: BinaryIO) -> None:
+            self._codec.dump(content, file)
+
+        return folder.write_shard(writing, f"shard-{place.rank}-of-{place.writers}", dump)
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def _choose(self, step: int | None) -> Choice:
+        return restoring.choose(self.root, folder.steps(self.root) if step is None else [step])
+
+    def _read(self, step: int, place: _Place) -> Any:
+        """Each rank reads by itself if all see the folder; else rank 0 does, and tells the others."""
+        sees = (folder.place_of(self.root, step) / folder.MANIFEST).exists()
+        alone = not all(place.everybody(sees))
+        state, wrong = None, ""
+        if place.rank == 0 or not alone:
+            try:
+                state = restoring.read(self.root, step, self._codec)
+            except Unfit as reason:
+                wrong = f"{place.name} cannot use {folder.place_of(self.root, step)}: {reason}"
+        if wrongs := [each for each in place.everybody(wrong) if each]:
+            raise CheckpointError("; ".join(wrongs))
+        return place.agree(state) if alone else state
+
+
+@final
+class _Place:
+    """This rank among those of the job, as it is now; alone, where there is none."""
+
+    def __init__(self, rank: int, size: int, generation: int, name: str, sharded: bool) -> None:
+        self.rank, self.generation, self.name = rank, generation, name
+        self.writers = size if sharded else 1
+        self._size = size
+
+    @classmethod
+    def here(cls, sharded: bool) -> _Place:
+        """Of this process."""
+        if not session.is_initialized():
+            return cls(0, 1, 0, "this process", sharded)
+        topology = session.current().topology
+        name = f"rank {topology.rank} on {topology.host}"
+        return cls(topology.rank, topology.size, topology.generation, name, sharded)
+
+    def gather(self, value: Any, name: str) -> list[Any]:
+        """What every writer has."""
+        return allgather_object(value, f"{name}.{self.generation}") if self.writers > 1 else [value]
+
+    def everybody(self, value: Any) -> list[Any]:
+        """What every rank has."""
+        return allgather_object(value, "checkpoint.everybody") if self._size > 1 else [value]
+
+    def agree(self, value: Any) -> Any:
+        """What rank 0 has."""
+        return broadcast_object(value, 0, "checkpoint.agree") if self._size > 1 else value
+
+
+def _remedy(error: OSError) -> str:
+    text = REMEDIES.get(error.errno or 0)
+    return f" ({text})" if text else ""

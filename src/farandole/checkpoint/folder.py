@@ -1,0 +1,192 @@
+"""A folder of checkpoints, and what makes one whole.
+
+    runs/a/step-000000001200/manifest.json      written last; its digest is its own first line
+    runs/a/step-000000001200/shard-0-of-2       what rank 0 wrote, and so on
+    runs/a/.writing-000000001250-3/             one that is not whole yet, or never will be
+
+A checkpoint gets its name when everything in it is on the disk, by one ``rename``: who sees the name sees all of it,
+whenever the power failed. Its manifest has size and digest of every file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO, final
+
+import msgspec
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+_NAME, _WRITING = "step-", ".writing-"
+_DIGITS = 12
+_BLOCK = 2**20
+
+
+@final
+class Shard(msgspec.Struct, frozen=True):
+    """One file of a checkpoint."""
+
+    name: str
+    nbytes: int
+    digest: str
+
+
+@final
+class Manifest(msgspec.Struct, frozen=True):
+    """What a checkpoint consists of. ``farandole`` is the version that wrote it."""
+
+    step: int
+    shards: list[Shard]
+    farandole: str
+    format: int = FORMAT
+
+
+class Unfit(Exception):  # noqa: N818 (no error of the user's: a reason)
+    """Why something is no checkpoint that could be restored."""
+
+
+@final
+class Digesting:
+    """A file that is written from start to end, and knows the digest and number of its bytes."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._hash = file, hashlib.blake2b(digest_size=16)
+        self.nbytes = 0
+        self.error: OSError | None = None
+        """Why it could not be written: frameworks raise something of their own for that."""
+
+    def write(self, data: bytes | memoryview) -> int:
+        """All of it."""
+        try:
+            self._file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+        self._hash.update(data)
+        size = memoryview(data).nbytes
+        self.nbytes += size
+        return size
+
+    def flush(self) -> None:
+        """As files do."""
+        self._file.flush()
+
+    @property
+    def digest(self) -> str:
+        """Of what was written so far."""
+        return self._hash.hexdigest()
+
+
+def writing(root: Path, step: int, generation: int) -> Path:
+    """Where a checkpoint is while it is written."""
+    return root / f"{_WRITING}{step:0{_DIGITS}}-{generation}"
+
+
+def write_shard(folder: Path, name: str, dump: Callable[[BinaryIO], None]) -> Shard:
+    """Write a file durably, for its owner alone."""
+    fd = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        digesting = Digesting(file)
+        try:
+            dump(digesting)  # type: ignore[arg-type] # it has what writers of streams use
+        except Exception as error:
+            raise digesting.error or error from error
+        file.flush()
+        os.fsync(file.fileno())
+    return Shard(name, digesting.nbytes, digesting.digest)
+
+
+def finish(folder: Path, manifest: Manifest) -> Path:
+    """Give a checkpoint, all of whose shards are on the disk, its manifest and its name."""
+    body = msgspec.json.encode(manifest)
+    head = hashlib.blake2b(body, digest_size=16).hexdigest().encode()
+    write_shard(folder, MANIFEST, lambda file: _write(file, head + b"\n" + body))
+    _sync(folder)
+    place = place_of(folder.parent, manifest.step)
+    with contextlib.suppress(FileNotFoundError):
+        discard(place)  # the same step again: what is newer counts
+    os.rename(folder, place)
+    _sync(folder.parent)
+    return place
+
+
+def steps(root: Path) -> list[int]:
+    """The steps of what looks like a checkpoint, newest first."""
+    names = (entry.name for entry in root.iterdir()) if root.is_dir() else ()
+    numbers = (name.removeprefix(_NAME) for name in names if name.startswith(_NAME))
+    return sorted((int(number) for number in numbers if number.isdecimal()), reverse=True)
+
+
+def place_of(root: Path, step: int) -> Path:
+    """The folder of a checkpoint."""
+    return root / f"{_NAME}{step:0{_DIGITS}}"
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Raises ``Unfit`` where it is missing, damaged, or of a format that is not known."""
+    try:
+        head, _, body = (folder / MANIFEST).read_bytes().partition(b"\n")
+    except OSError as error:
+        raise Unfit(f"its manifest cannot be read ({error.strerror})") from error
+    if hashlib.blake2b(body, digest_size=16).hexdigest().encode() != head:
+        raise Unfit("its manifest is damaged, or not one of Farandole's")
+    try:
+        manifest = msgspec.json.decode(body, type=Manifest)
+    except msgspec.ValidationError as error:
+        raise Unfit(f"its manifest is not of a form that is known here ({error})") from error
+    if manifest.format != FORMAT:
+        raise Unfit(f"it has format {manifest.format}, and this Farandole reads format {FORMAT}")
+    return manifest
+
+
+def verify(folder: Path, shard: Shard) -> None:
+    """Raises ``Unfit`` unless the file holds the bytes that were written."""
+    path = folder / shard.name
+    try:
+        with path.open("rb") as file:
+            nbytes = os.fstat(file.fileno()).st_size
+            if nbytes != shard.nbytes:
+                raise Unfit(f"{shard.name} has {nbytes} bytes instead of {shard.nbytes}")
+            digest = hashlib.blake2b(digest_size=16)
+            for block in iter(lambda: file.read(_BLOCK), b""):
+                digest.update(block)
+    except OSError as error:
+        raise Unfit(f"{shard.name} cannot be read ({error.strerror})") from error
+    if digest.hexdigest() != shard.digest:
+        raise Unfit(f"{shard.name} does not have the bytes that were written")
+
+
+def discard(folder: Path) -> None:
+    """Remove a checkpoint, whole or not. Half removed it has lost its name already."""
+    if folder.name.startswith(_NAME):
+        folder = folder.rename(folder.with_name(f"{_WRITING}{folder.name.removeprefix(_NAME)}-removed"))
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def unfinished(root: Path) -> Iterator[Path]:
+    """What interrupted writers have left."""
+    return root.glob(f"{_WRITING}*") if root.is_dir() else iter(())
+
+
+def retain(root: Path, keep: int) -> None:
+    """Remove all but the newest ``keep`` checkpoints; 0 keeps all."""
+    for step in steps(root)[keep:] if keep else ():
+        discard(place_of(root, step))
+
+
+def _write(file: BinaryIO, data: bytes) -> None:
+    file.write(data)
+
+
+def _sync(folder: Path) -> None:
+    """Names last only once their folder is on the disk."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

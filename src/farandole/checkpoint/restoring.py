@@ -1,0 +1,75 @@
+"""Which checkpoint is the newest that is whole, and what it holds.
+
+found = newest(Path("runs/a"), codec)
+found.step, found.state, found.refused
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, final
+
+from farandole.checkpoint import folder
+from farandole.checkpoint.codec import Codec, put_together
+from farandole.checkpoint.folder import Manifest, Unfit
+
+TREE, TENSORS = "tree", "tensors"
+
+
+@final
+@dataclass(frozen=True)
+class Restored:
+    """A checkpoint that was whole. ``refused`` says of every newer one why it was not taken."""
+
+    step: int
+    state: Any
+    refused: list[str] = field(default_factory=list)
+
+
+@final
+@dataclass(frozen=True)
+class Choice:
+    """The newest step whose files have the bytes that were written (``None``: there is none), and what was refused."""
+
+    step: int | None
+    refused: list[str]
+
+
+def choose(root: Path, steps: Sequence[int]) -> Choice:
+    """Look through ``steps``, in their order, for one that is whole."""
+    refused: list[str] = []
+    for step in steps:
+        place = folder.place_of(root, step)
+        try:
+            _verified(place)
+        except Unfit as reason:
+            refused.append(f"{place} is not used: {reason}")
+        else:
+            return Choice(step, refused)
+    return Choice(None, refused)
+
+
+def read(root: Path, step: int, codec: Codec) -> Any:
+    """What was saved; raises ``Unfit`` if it is not whole, or not of this framework."""
+    place = folder.place_of(root, step)
+    manifest = folder.read_manifest(place)
+    tree: Any = None
+    tensors: dict[int, Any] = {}
+    for shard in manifest.shards:
+        try:
+            with (place / shard.name).open("rb") as file:
+                content = codec.load(file)
+            tensors.update(content[TENSORS])
+            tree = content.get(TREE, tree)
+        except Exception as error:  # whatever a framework raises for a file that is not its own
+            raise Unfit(f"{shard.name} cannot be read by {type(codec).__name__}: {error}") from error
+    return put_together(tree, tensors)
+
+
+def _verified(place: Path) -> Manifest:
+    manifest = folder.read_manifest(place)
+    for shard in manifest.shards:
+        folder.verify(place, shard)
+    return manifest

@@ -1,0 +1,56 @@
+"""Checkpoints of what PyTorch training has: ``farandole.checkpoint`` with torch's tensors.
+
+with hvd.Checkpoints("runs/a") as checkpoints:
+    checkpoints.save(step, {"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, BinaryIO, final
+
+import torch
+
+from farandole.checkpoint.checkpoints import Checkpoints as _Checkpoints
+from farandole.checkpoint.checkpoints import OnError
+from farandole.checkpoint.codec import Codec
+
+
+@final
+class TorchCodec(Codec):
+    """Files as ``torch.save`` writes them, read with ``weights_only``: no code in them runs."""
+
+    def is_tensor(self, leaf: object) -> bool:
+        """See ``Codec``."""
+        return isinstance(leaf, torch.Tensor)
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """See ``Codec``. A view is kept without the rest of its storage."""
+        return tensor.detach().to("cpu", copy=True, memory_format=torch.preserve_format)
+
+    def nbytes(self, tensor: torch.Tensor) -> int:
+        """See ``Codec``."""
+        return tensor.nbytes
+
+    def dump(self, content: dict[str, Any], file: BinaryIO) -> None:
+        """See ``Codec``."""
+        torch.save(content, file)
+
+    def load(self, file: BinaryIO) -> dict[str, Any]:
+        """See ``Codec``."""
+        content: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+        return content
+
+
+def Checkpoints(  # noqa: N802 (it stands for a class)
+    root: str | os.PathLike[str], *, keep: int = 3, sharded: bool = False, on_error: OnError = "raise"
+) -> _Checkpoints:
+    """Durable checkpoints in the folder ``root``; the arguments are those of ``farandole.checkpoint.Checkpoints``.
+
+    >>> with hvd.Checkpoints("runs/a", keep=3) as checkpoints:
+    ...     found = checkpoints.restore()
+    ...     if found is not None:
+    ...         model.load_state_dict(found.state["model"])
+    ...     checkpoints.save(step, {"model": model.state_dict()})
+    """
+    return _Checkpoints(root, TorchCodec(), keep=keep, sharded=sharded, on_error=on_error)

@@ -1,0 +1,249 @@
+"""Checkpoints of one process: whole or refused, whatever happened to them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farandole.checkpoint import Checkpoints, folder
+from farandole.checkpoint.codec import put_together, share_out, take_apart
+from farandole.errors import CheckpointError, UsageError
+from farandole.torch import Checkpoints as TorchCheckpoints
+from farandole.torch.checkpoints import TorchCodec
+
+CODEC = TorchCodec()
+
+
+def state(number: int) -> dict[str, Any]:
+    """What training could have: nested, several dtypes, shared and empty storage."""
+    whole = torch.arange(12, dtype=torch.float32) + number
+    return {
+        "model": {"weight": whole.view(3, 4), "row": whole.view(3, 4)[1], "none": torch.empty(0)},
+        "optimizer": {"state": {0: {"step": torch.tensor(number), "half": torch.ones(2, dtype=torch.bfloat16)}}},
+        "groups": [{"lr": 0.1, "betas": (0.9, 0.999), "name": None, "on": True}],
+        "epoch": number,
+    }
+
+
+def same(found: Any, expected: Any) -> bool:
+    """Equal, tensors bit by bit."""
+    if isinstance(expected, torch.Tensor):
+        return found.dtype == expected.dtype and torch.equal(found, expected)
+    if isinstance(expected, dict):
+        return found.keys() == expected.keys() and all(same(found[key], expected[key]) for key in expected)
+    if isinstance(expected, list | tuple):
+        return type(found) is type(expected) and all(map(same, found, expected))
+    return bool(found == expected)
+
+
+def written(root: Path, *steps: int, **options: Any) -> None:
+    """Save these."""
+    with TorchCheckpoints(root, **options) as checkpoints:
+        for step in steps:
+            checkpoints.save(step, state(step))
+
+
+def test_what_is_saved_is_restored(tmp_path: Path) -> None:
+    root = tmp_path / "deep" / "er"
+    with TorchCheckpoints(root) as checkpoints:
+        assert checkpoints.restore() is None
+        saved = state(1)
+        checkpoints.save(1, saved)
+        saved["model"]["weight"].zero_()  # what comes after save() is not in it
+        found = checkpoints.restore()
+    assert found is not None
+    assert (found.step, found.refused) == (1, [])
+    assert same(found.state, state(1))
+    files = [path for path in root.rglob("*") if path.is_file()]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+    assert max(path.stat().st_size for path in files) < 10_000, "a view must not drag its storage along"
+
+
+def test_the_newest_stay_and_a_step_may_be_saved_again(tmp_path: Path) -> None:
+    written(tmp_path, 1, 2, 3, 4, keep=2)
+    assert folder.steps(tmp_path) == [4, 3]
+    with TorchCheckpoints(tmp_path, keep=2) as checkpoints:
+        checkpoints.save(4, state(40))
+        found = checkpoints.restore()
+        older = checkpoints.restore(step=3)
+    assert found is not None
+    assert same(found.state, state(40))
+    assert older is not None
+    assert same(older.state, state(3))
+    assert list(folder.unfinished(tmp_path)) == []
+    written(tmp_path, 5, 6, keep=0)
+    assert folder.steps(tmp_path) == [6, 5, 4, 3]
+
+
+def test_writing_does_not_keep_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    dump = TorchCodec.dump
+
+    def waits(self: TorchCodec, content: dict[str, Any], file: Any) -> None:
+        os.read(reader, 1)
+        dump(self, content, file)
+
+    monkeypatch.setattr(TorchCodec, "dump", waits)
+    with TorchCheckpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, state(1))  # returns, although nothing can be written yet
+        assert folder.steps(tmp_path) == []
+        os.write(writer, b"g")
+    assert folder.steps(tmp_path) == [1]
+    os.close(reader)
+    os.close(writer)
+
+
+@given(data=st.data())
+def test_no_damage_is_restored(data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        root = Path(place)
+        written(root, 1, 2)
+        files = sorted(path for path in folder.place_of(root, 2).iterdir())
+        target = data.draw(st.sampled_from(files))
+        content = bytearray(target.read_bytes())
+        kind = data.draw(st.sampled_from(["flip", "truncate", "extend", "remove", "foreign"]))
+        at = data.draw(st.integers(0, len(content) - 1))
+        if kind == "flip":
+            content[at] ^= 1 << data.draw(st.integers(0, 7))
+        changed = {"truncate": bytes(content[:at]), "extend": bytes(content) + b"x", "foreign": b"PK\3\4 other"}
+        if kind == "remove":
+            target.unlink()
+        else:
+            target.write_bytes(changed.get(kind, bytes(content)))
+        with TorchCheckpoints(root) as checkpoints:
+            found = checkpoints.restore()
+            with pytest.raises(CheckpointError, match="step-000000000002 is not used"):
+                checkpoints.restore(step=2)
+        assert found is not None
+        assert found.step == 1
+        assert same(found.state, state(1))
+        assert len(found.refused) == 1
+
+
+def test_what_was_refused_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    written(tmp_path, 1)
+    (tmp_path / "step-000000000007").mkdir()
+    (tmp_path / "step-other").mkdir()
+    with TorchCheckpoints(tmp_path) as checkpoints, pytest.raises(CheckpointError, match="step-000000000009"):
+        checkpoints.restore(step=9)
+    with TorchCheckpoints(tmp_path) as checkpoints:
+        found = checkpoints.restore()
+    assert found is not None
+    assert found.step == 1
+    assert "step-000000000007 is not used: its manifest cannot be read" in caplog.text
+
+
+def test_a_manifest_of_another_format_is_refused(tmp_path: Path) -> None:
+    written(tmp_path, 1)
+    place = folder.place_of(tmp_path, 1)
+    manifest = folder.read_manifest(place)
+    again = folder.Manifest(2, manifest.shards, "9.9", format=99)
+    folder.finish(place.rename(tmp_path / ".writing-2"), again)
+    with TorchCheckpoints(tmp_path) as checkpoints, pytest.raises(CheckpointError, match="format 99"):
+        checkpoints.restore(step=2)
+
+
+def test_objects_are_refused_when_they_are_saved(tmp_path: Path) -> None:
+    with TorchCheckpoints(tmp_path) as checkpoints:
+        with pytest.raises(UsageError, match=r"state\['a'\]\[1\] is a PosixPath.*state_dict"):
+            checkpoints.save(1, {"a": [1, Path()]})
+        with pytest.raises(UsageError, match="keys"):
+            checkpoints.save(1, {(1, 2): 3})
+    with pytest.raises(UsageError, match="keep=-1"):
+        TorchCheckpoints(tmp_path, keep=-1)
+    with pytest.raises(UsageError, match="on_error='ignore'"):
+        Checkpoints(tmp_path, CODEC, on_error="ignore")  # type: ignore[arg-type]
+
+
+@contextlib.contextmanager
+def file_system(options: str, place: Path) -> Iterator[Path]:
+    """A small file system of its own."""
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", place], check=False, capture_output=True)
+    if done.returncode:
+        pytest.skip(f"mounting a file system is not allowed here: {done.stderr.decode().strip()}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", place], check=True)
+
+
+@pytest.mark.parametrize(("options", "text"), [("size=64k", "free some space"), ("ro", "another folder")])
+def test_a_full_or_read_only_disk_is_named(
+    options: str, text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    big = {"weights": torch.ones(2**16)}
+    with file_system(options, tmp_path) as root:
+        checkpoints = TorchCheckpoints(root)
+        checkpoints.save(1, big)
+        with pytest.raises(CheckpointError, match=rf"step 1 in {root} was not written.*{text}"):
+            checkpoints.wait()
+        checkpoints.close()  # said once
+        if options != "ro":
+            assert list(root.iterdir()) == [], "what could not be finished must not take the space"
+        with TorchCheckpoints(root, on_error="warn") as patient:
+            patient.save(2, big)
+        assert "training goes on" in caplog.text
+
+
+KILLED = """
+    import sys
+    import torch
+    from farandole.torch import Checkpoints
+    checkpoints = Checkpoints(sys.argv[1])
+    for step in range(10_000):
+        checkpoints.save(step, {"weights": torch.full((200_000,), float(step))})
+        print(step, flush=True)
+"""
+
+
+def test_a_writer_that_is_killed_leaves_only_whole_ones(tmp_path: Path) -> None:
+    for survived in (1, 4, 6):
+        command = [sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if int(line) == survived:
+                    process.send_signal(signal.SIGKILL)
+                    break
+        with TorchCheckpoints(tmp_path) as checkpoints:
+            found = checkpoints.restore()
+            assert found is not None
+            assert found.refused == []
+            assert torch.equal(found.state["weights"], torch.full((200_000,), float(found.step)))
+            assert found.step >= survived - 1
+            checkpoints.save(found.step, state(0))
+        assert list(folder.unfinished(tmp_path)) == [], "the next writer tidies up"
+
+
+trees = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text() | st.just(torch.ones(2)),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.integers(), inner) | st.tuples(inner, inner),
+)
+
+
+@given(trees)
+def test_trees_come_apart_and_together(tree: Any) -> None:
+    apart, tensors = take_apart(tree, CODEC)
+    assert same(put_together(apart, dict(enumerate(tensors))), tree)
+
+
+@given(st.lists(st.integers(0, 1000)), st.integers(1, 5))
+def test_shares_are_even(sizes: list[int], shares: int) -> None:
+    owned = share_out(sizes, shares)
+    assert sorted(number for each in owned for number in each) == list(range(len(sizes)))
+    loads = [sum(sizes[number] for number in each) for each in owned]
+    assert max(loads) - min(loads) <= max(sizes, default=0)
