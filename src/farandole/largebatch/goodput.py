@@ -1,0 +1,158 @@
+"""How long a step takes on how many workers: the model of Pollux, fitted to steps that were measured.
+
+    model = fit([Timing(2, 1, 32, 1, 0.110, 0.100), Timing(4, 1, 32, 1, 0.116, 0.100)])
+    model.step_s(8), model.reach                    # 0.128 s on 8 workers; it speaks of up to 16
+
+Qiao et al. 2021 (Pollux, OSDI), section 3.2: T_iter = s T_grad + (T_grad^g + T_sync^g)^(1/g) with g from 1 (one after
+the other) to 10 (hidden behind each other), s passes that do not communicate, and T_sync = a + b max(K - 2, 0), apart
+for workers that share a host and for others. T_grad needs no model here, as it is measured in every step.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import final
+
+from farandole.errors import UsageError
+
+FARTHEST = 4
+"""Times the most workers that were measured: so far the model is believed."""
+_EXPONENTS = tuple(1.0 + i / 4 for i in range(37))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Steps that were measured: ``seconds`` each, of which ``compute_s`` before communication had to be waited for.
+
+    ``batch`` is that of one worker in one pass, and ``passes`` how many of them made a step.
+    """
+
+    workers: int
+    hosts: int
+    batch: float
+    passes: int
+    seconds: float
+    compute_s: float
+
+    def __post_init__(self) -> None:
+        if min(self.workers, self.hosts, self.passes) < 1 or not 0 < self.compute_s <= self.seconds or self.batch <= 0:
+            raise UsageError(f"{self}: there is no such step")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SyncTime:
+    """T_sync = a + b max(K - 2, 0), fitted to the ``measured`` numbers of workers, which share a host, or do not."""
+
+    a: float
+    b: float
+    measured: tuple[int, ...]
+
+    def seconds(self, workers: int) -> float:
+        """With so many workers."""
+        return self.a + self.b * max(workers - 2, 0)
+
+    @property
+    def reach(self) -> int:
+        """The most workers for which the fit is believed: beyond those measured only if they show a slope."""
+        return max(self.measured) * (FARTHEST if len(self.measured) > 1 else 1)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StepModel:
+    """What ``fit`` found. ``workers_per_host`` says from which number on workers no longer share a host."""
+
+    pass_s: float
+    """T_grad: one pass of ``batch`` samples on one worker."""
+    batch: float
+    passes: int
+    overlap: float
+    inside: SyncTime | None
+    between: SyncTime | None
+    workers_per_host: int
+
+    def step_s(self, workers: int) -> float:
+        """Seconds for one step on so many workers, each with the batch that was measured."""
+        shares_host = self.inside is not None and workers <= self.workers_per_host
+        return self.seconds(workers, self.inside if shares_host or self.between is None else self.between)
+
+    def seconds(self, workers: int, sync: SyncTime | None) -> float:
+        """The same for a given way of communicating."""
+        exchange = 0.0 if sync is None or workers == 1 else sync.seconds(workers)
+        last = math.pow(math.pow(self.pass_s, self.overlap) + math.pow(exchange, self.overlap), 1 / self.overlap)
+        return (self.passes - 1) * self.pass_s + last
+
+    def samples_per_s(self, workers: int) -> float:
+        """Throughput of all of them together."""
+        return self.global_batch(workers) / self.step_s(workers)
+
+    def global_batch(self, workers: int) -> float:
+        """Samples in a step of all of them together."""
+        return workers * self.batch * self.passes
+
+    @property
+    def reach(self) -> int:
+        """The most workers of which it can speak."""
+        if self.between is not None:
+            return self.between.reach
+        return 1 if self.inside is None else min(self.inside.reach, self.workers_per_host)
+
+
+def fit(timings: Iterable[Timing], workers_per_host: int = 0) -> StepModel:
+    """A model of the steps like the last one of ``timings``; those with other batches or passes are left out.
+
+    ``workers_per_host``: how many there is room for on one host; by default, as many as there were, or, if all were on
+    one host, any number.
+    """
+    every = list(timings)
+    if not every:
+        raise UsageError("no step was measured")
+    last = every[-1]
+    alike = [t for t in every if t.passes == last.passes and math.isclose(t.batch, last.batch, rel_tol=0.05)]
+    pass_s = statistics.median(t.compute_s / t.passes for t in alike)
+    spread = [t.workers // t.hosts for t in alike if t.hosts > 1]
+    room = workers_per_host or (max(spread) if spread else max(t.workers for t in alike) * FARTHEST)
+    inside = [t for t in alike if t.hosts == 1 and t.workers > 1]
+    between = [t for t in alike if t.hosts > 1]
+    models = [
+        StepModel(pass_s, last.batch, last.passes, g, _fit_sync(inside, pass_s, g), _fit_sync(between, pass_s, g), room)
+        for g in _EXPONENTS
+    ]
+    return min(models, key=lambda model: round(_error(model, alike), 12))  # of equal ones the first: nothing hidden
+
+
+def _fit_sync(timings: Sequence[Timing], pass_s: float, overlap: float) -> SyncTime | None:
+    """Least squares of what T_sync must have been, with a and b not below 0."""
+    if not timings:
+        return None
+    points = [(max(t.workers - 2, 0), _exchange(t, pass_s, overlap)) for t in timings]
+    mean_x, mean_y = statistics.fmean(x for x, _ in points), statistics.fmean(y for _, y in points)
+    spread = sum((x - mean_x) ** 2 for x, _ in points)
+    b = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread else 0.0
+    a = mean_y - max(0.0, b) * mean_x
+    if a < 0:
+        a, b = 0.0, sum(x * y for x, y in points) / sum(x * x for x, _ in points)
+    return SyncTime(a, max(0.0, b), tuple(sorted({t.workers for t in timings})))
+
+
+def _exchange(timing: Timing, pass_s: float, overlap: float) -> float:
+    """The T_sync that explains what one measurement waited after its last pass."""
+    total = pass_s + timing.seconds - timing.compute_s
+    return math.pow(math.pow(total, overlap) - math.pow(pass_s, overlap), 1 / overlap)
+
+
+def _error(model: StepModel, timings: Sequence[Timing]) -> float:
+    """Mean squared error of the logarithm of the time, as in Pollux."""
+    return statistics.fmean(
+        math.log(
+            model.seconds(t.workers, model.inside if t.hosts == 1 else model.between)
+            / (t.passes * model.pass_s + t.seconds - t.compute_s)
+        )
+        ** 2
+        for t in timings
+    )

@@ -1,0 +1,230 @@
+"""The gradient noise scale: how many samples a step can use before more of them are of no use.
+
+    estimator = NoiseEstimator(horizon_samples=100_000)
+    estimator.add(across_ranks([4, 7, 1, 12], norms2, mean_norm2), samples=24)      # once for each measured step
+    estimator.estimate().b_simple
+
+McCandlish et al. 2018 (arXiv 1812.06162). S is the trace of the covariance of one sample's gradient, |G|^2 the squared
+norm of the true one, and B_simple = S / |G|^2 the batch at which both are worth the same. The squared norm of a mean of
+b samples is |G|^2 + S/b on average: two such norms of different b give both, without bias (appendix A.1). Each is
+averaged on its own, and only averages are divided: a mean of ratios would be far off.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from statistics import NormalDist
+from typing import Any, TypeAlias, final
+
+from farandole.errors import UsageError
+
+FEWEST = 8
+"""Measurements, of equal weight, that an interval needs."""
+CONFIDENCE = 0.95
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class NormPair:
+    """Squared norms of gradients averaged over few samples and over many; each is |G|^2 + S * (its inverse batch)."""
+
+    small: float
+    small_inverse_batch: float
+    large: float
+    large_inverse_batch: float
+
+    @property
+    def trace(self) -> float:
+        """An estimate of S without bias; it may be negative."""
+        return (self.small - self.large) / (self.small_inverse_batch - self.large_inverse_batch)
+
+    @property
+    def norm2(self) -> float:
+        """An estimate of |G|^2 without bias; it may be negative."""
+        return self.large - self.trace * self.large_inverse_batch
+
+
+def across_ranks(
+    batches: Sequence[int], norms2: Sequence[float], mean_norm2: float, weights: Sequence[float] | None = None
+) -> NormPair:
+    """What the ranks of one step give.
+
+    >>> pair = across_ranks([2, 2], [5.0, 3.0], 3.0)
+    >>> pair.trace, pair.norm2
+    (4.0, 2.0)
+
+    ``norms2``: of each rank's mean gradient over its batch; ``mean_norm2``: of their mean with ``weights`` (default:
+    in proportion to the batches, as one process with all samples would). With A = sum(w_i |g_i|^2) and Q = |mean|^2
+    that is S = (A - Q) / sum((w_i - w_i^2) / b_i), which for weights b_i / B is B (A - Q) / (N - 1).
+    """
+    if len(batches) < 2 or len(norms2) != len(batches):
+        raise UsageError(f"{len(batches)} batches and {len(norms2)} norms: a pair needs those of at least two ranks")
+    if weights is None:
+        weights = [batch / sum(batches) for batch in batches]
+    small = sum(w * norm for w, norm in zip(weights, norms2, strict=True))
+    small_inverse = sum(w / batch for w, batch in zip(weights, batches, strict=True))
+    large_inverse = sum(w * w / batch for w, batch in zip(weights, batches, strict=True))
+    return NormPair(small, small_inverse, mean_norm2, large_inverse)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What is known now. ``low`` and ``high`` bound B_simple with 95 % confidence; ``high`` may be infinite."""
+
+    trace: float
+    norm2: float
+    low: float
+    high: float
+    samples: int
+    """Seen when this was known."""
+
+    @property
+    def b_simple(self) -> float:
+        """S / |G|^2, as it comes: not clamped, negative or infinite where |G|^2 is not above 0."""
+        return self.trace / self.norm2 if self.norm2 else math.copysign(math.inf, self.trace)
+
+    def __str__(self) -> str:
+        return f"B_simple {self.b_simple:.4g} (95 %: {self.low:.4g} to {self.high:.4g}) after {self.samples} samples"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class NoEstimate:
+    """Nothing is known, and why; false where an ``Estimate`` is true."""
+
+    reason: str
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __str__(self) -> str:
+        return f"no estimate: {self.reason}"
+
+
+Estimated: TypeAlias = Estimate | NoEstimate
+
+
+@final
+class NoiseEstimator:
+    """Averages of S and |G|^2 over about the last ``horizon_samples`` samples, whatever the batches were.
+
+    A measurement weighs as much as it has samples, and less by a factor e for each ``horizon_samples`` seen since. So a
+    change of the batch or of the number of ranks needs no new beginning. ``dataset_size``: samples of a step differ
+    from each other, and come from that many; |G|^2 is then that of the whole data set, which the norms alone
+    underestimate by S / ``dataset_size``.
+    """
+
+    def __init__(self, horizon_samples: float, dataset_size: int | None = None) -> None:
+        if not horizon_samples > 0:
+            raise UsageError(f"horizon_samples={horizon_samples}: it must be above 0")
+        if dataset_size is not None and not dataset_size > 0:
+            raise UsageError(f"dataset_size={dataset_size}: it must be above 0")
+        self.horizon_samples, self.dataset_size = float(horizon_samples), dataset_size
+        self.samples = 0
+        self._sums = _Sums()
+
+    def seen(self, samples: int) -> None:
+        """Steps with so many samples together were made, and not measured."""
+        self.samples += samples
+        self._sums.fade(math.exp(-samples / self.horizon_samples))
+
+    def add(self, pair: NormPair, samples: int) -> None:
+        """One step was measured. What is not finite is left out: its step was skipped, too."""
+        self.seen(samples)
+        trace = pair.trace
+        norm2 = pair.norm2 + (trace / self.dataset_size if self.dataset_size else 0.0)
+        if math.isfinite(trace) and math.isfinite(norm2):
+            self._sums.add(float(samples), trace, norm2)
+
+    def estimate(self) -> Estimated:
+        """What is known now, or why nothing is."""
+        sums = self._sums
+        effective = sums.effective
+        if effective < FEWEST:
+            within = f"within the last {self.horizon_samples:.0f} samples"
+            return NoEstimate(f"{effective:.1f} measured steps count {within}, and it takes {FEWEST}")
+        trace, norm2 = sums.trace / sums.weight, sums.norm2 / sums.weight
+        low, high = fieller(trace, norm2, sums.covariance(), student(effective - 1.0))
+        return Estimate(trace, norm2, low, high, self.samples)
+
+    def state(self) -> dict[str, Any]:
+        """Plain numbers, for a checkpoint, and for ranks that come later."""
+        return {"samples": self.samples, "horizon_samples": self.horizon_samples, "sums": asdict(self._sums)}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from what ``state`` has given."""
+        self.samples, self.horizon_samples = state["samples"], state["horizon_samples"]
+        self._sums = _Sums(**state["sums"])
+
+
+@final
+@dataclass(slots=True)
+class _Sums:
+    """Weighted sums over measurements."""
+
+    weight: float = 0.0
+    weight2: float = 0.0
+    trace: float = 0.0
+    norm2: float = 0.0
+    trace_trace: float = 0.0
+    norm2_norm2: float = 0.0
+    trace_norm2: float = 0.0
+
+    @property
+    def effective(self) -> float:
+        """How many measurements of equal weight would be worth as much."""
+        return self.weight**2 / self.weight2 if self.weight2 else 0.0
+
+    def fade(self, factor: float) -> None:
+        for each in fields(self):
+            power = 2 if each.name == "weight2" else 1
+            setattr(self, each.name, getattr(self, each.name) * factor**power)
+
+    def add(self, weight: float, trace: float, norm2: float) -> None:
+        self.weight += weight
+        self.weight2 += weight**2
+        self.trace += weight * trace
+        self.norm2 += weight * norm2
+        self.trace_trace += weight * trace**2
+        self.norm2_norm2 += weight * norm2**2
+        self.trace_norm2 += weight * trace * norm2
+
+    def covariance(self) -> tuple[float, float, float]:
+        """Variances and covariance of the two averages."""
+        trace, norm2, share = self.trace / self.weight, self.norm2 / self.weight, 1.0 / (self.effective - 1.0)
+        return (
+            max(0.0, self.trace_trace / self.weight - trace**2) * share,
+            max(0.0, self.norm2_norm2 / self.weight - norm2**2) * share,
+            (self.trace_norm2 / self.weight - trace * norm2) * share,
+        )
+
+
+def fieller(
+    numerator: float, denominator: float, covariance: tuple[float, float, float], quantile: float
+) -> tuple[float, float]:
+    """Bounds of a ratio of two averages that are not independent, from 0 up (Fieller 1954).
+
+    ``covariance``: variance of the numerator, of the denominator, and covariance of both. The bounds are the ratios r
+    for which numerator - r * denominator is not significantly different from 0; where the denominator itself is not
+    significantly above 0, there is no upper one.
+    """
+    var_n, var_d, cov = covariance
+    square = quantile**2
+    a = denominator**2 - square * var_d
+    b = numerator * denominator - square * cov
+    c = numerator**2 - square * var_n
+    root = math.sqrt(max(0.0, b**2 - a * c))
+    if a > 0 and denominator > 0:
+        return max(0.0, (b - root) / a), max(0.0, (b + root) / a)
+    if numerator <= 0 or c <= 0:
+        return 0.0, math.inf
+    return c / (b + root) if b + root > 0 else 0.0, math.inf
+
+
+def student(freedom: float) -> float:
+    """About the quantile of Student's distribution for ``CONFIDENCE`` (Cornish and Fisher; 1 % off at 5 degrees)."""
+    z = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
+    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
