@@ -32,6 +32,15 @@ class Kill(Action, frozen=True):
 
 
 @final
+class Rest(Action, frozen=True):
+    """Nothing to do: no worker is started in this slot (-1: on this host) for so long."""
+
+    host: str
+    slot: int
+    rest_s: float
+
+
+@final
 class Greet(Action, frozen=True):
     """Let a newcomer build its model: a provisional ``Welcome`` to a session of its own.
 
@@ -81,7 +90,7 @@ class Finish(Action, frozen=True):
     status: int
 
 
-AnyAction: TypeAlias = Start | Kill | Greet | Announce | Abort | Form | Refuse | Dismiss | Finish
+AnyAction: TypeAlias = Start | Kill | Rest | Greet | Announce | Abort | Form | Refuse | Dismiss | Finish
 
 
 @final

@@ -3,8 +3,8 @@
     >>> slots = Slots(Policy(cooldown_range_s=(2.0, 60.0)))
     >>> slots.found({"a": 1})
     >>> slots.take(slots.free(now=0.0), place=0)
-    >>> slots.give_back(Slot("a", 0), failed=True, now=10.0)
-    'slot 0 of a rests for 2 s'
+    >>> slots.fail(Slot("a", 0), now=10.0).reason
+    'a worker in slot 0 of a has failed: it gets another one in 2 s at the earliest'
     >>> slots.free(now=11.0), slots.free(now=12.0)
     (None, Slot(host='a', index=0))
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
+from farandole.elastic.decisions import Decision, Rest
 from farandole.elastic.policy import Policy
 
 FIRST_REST_S = 1.0
@@ -73,37 +74,40 @@ class Slots:
         """A worker is started there."""
         self._taken[slot] = place
 
-    def give_back(self, slot: Slot, failed: bool, now: float, lasted_s: float = 0.0) -> str:
-        """Its worker has ended, having been a member for ``lasted_s``; says what that means if it means something.
+    def give_back(self, slot: Slot) -> None:
+        """Its worker has ended, and nobody is to blame."""
+        self._taken.pop(slot, None)
+
+    def fail(self, slot: Slot, now: float, lasted_s: float = 0.0) -> Decision | None:
+        """Its worker has failed, having been a member for ``lasted_s``; says for how long the slot rests.
 
         Who lasted longer than the longest cool-down shows that the slot is sound: its failures are counted anew.
         """
         self._taken.pop(slot, None)
-        if not failed:
-            return ""
         record = self._slots.setdefault(slot, _Record())
         longest_s = self._policy.cooldown_range_s[1]
         record.failures = 1 if lasted_s > longest_s else record.failures + 1
-        excluded = record.failures >= self._policy.slot_failures
-        rest_s = longest_s if excluded else self._rest_s(record.failures)
-        record.rests_until_s = now + rest_s
-        if not excluded:
-            return f"{slot} rests for {rest_s:g} s" if rest_s else ""
-        in_a_row = f"{slot} has failed {record.failures} times in a row and rests for {rest_s:g} s"
+        if not self._is_excluded(slot):
+            record.rests_until_s = now + self._rest_s(record.failures)
+            return _rest(slot.host, slot.index, self._rest_s(record.failures), f"a worker in {slot} has failed")
+        record.rests_until_s = now + longest_s
+        often = f"{slot} has failed {record.failures} times in a row"
         if not self._is_suspect(slot.host):
-            return in_a_row
-        self._hosts.setdefault(slot.host, _Record()).rests_until_s = now + rest_s
-        return f"{in_a_row}, and so does all of {slot.host}, where that is not the only one"
+            return _rest(slot.host, slot.index, longest_s, often)
+        self._hosts.setdefault(slot.host, _Record()).rests_until_s = now + longest_s
+        return _rest(
+            slot.host, -1, longest_s, f"{slot} has failed {record.failures} times in a row, like others of {slot.host}"
+        )
 
-    def lose(self, host: str, now: float) -> str:
-        """A host is lost with all that ran there; says how long nothing is started there."""
+    def lose(self, host: str, now: float) -> Decision | None:
+        """A host is lost with all that ran there; says for how long nothing is started there."""
         for slot in [slot for slot in self._taken if slot.host == host]:
             del self._taken[slot]
         record = self._hosts.setdefault(host, _Record())
         record.failures += 1
         rest_s = self._rest_s(record.failures)
         record.rests_until_s = max(record.rests_until_s, now + rest_s)
-        return f"{host} rests for {rest_s:g} s" if rest_s else ""
+        return _rest(host, -1, rest_s, f"host {host} was lost")
 
     def proved(self, slot: Slot) -> None:
         """A worker of this slot became a member: its host works."""
@@ -149,3 +153,9 @@ class Slots:
         if failures == 1:
             return min(shortest_s, longest_s)
         return float(min(longest_s, max(FIRST_REST_S, 2 * shortest_s) * 2.0 ** (failures - 2)))
+
+
+def _rest(host: str, slot: int, rest_s: float, why: str) -> Decision | None:
+    if not rest_s:
+        return None
+    return Decision(Rest(host, slot, rest_s), f"{why}: it gets another one in {rest_s:g} s at the earliest")
