@@ -46,7 +46,62 @@ class Note(msgspec.Struct, frozen=True):
     text: str
 
 
-Event: TypeAlias = Phase | Note
+@final
+class Milestone(msgspec.Struct, frozen=True):
+    """A worker of an elastic job comes to ``phase``; sent before it begins, so that tests can end the worker there.
+
+    In a step: ``reduce``, ``vote``, ``voted``, ``applied``. In the script: ``commit``. Between generations: ``reform``,
+    ``agree``, ``transfer``, ``synced``. ``step`` counts the voted steps of the job.
+    """
+
+    phase: str
+    generation: int
+    rank: int
+    step: int
+    time_s: float
+
+    @property
+    def text(self) -> str:
+        """How a timeline shows it."""
+        return f"{self.phase} of step {self.step}"
+
+
+@final
+class Recovery(msgspec.Struct, frozen=True):
+    """A worker trains again: what happened, and how long each part took, up to the first step that was voted.
+
+    ``form_s`` is until the new generation was formed and connected, ``agree_s`` until its ranks knew who has the newest
+    state, ``transfer_s`` until all had it (``transfer_bytes`` travelled), ``first_step_s`` until the next step.
+    """
+
+    time_s: float
+    because: str
+    generation: int
+    rank: int
+    size: int
+    step: int
+    form_s: float
+    agree_s: float
+    transfer_s: float
+    first_step_s: float
+    transfer_bytes: int
+
+    @property
+    def text(self) -> str:
+        """One line for a log or a timeline."""
+        return (
+            f"generation {self.generation} of {self.size} goes on at step {self.step} after {self.total_s:.3f} s "
+            f"(form {self.form_s:.3f}, agree {self.agree_s:.3f}, transfer {self.transfer_s:.3f} for "
+            f"{self.transfer_bytes} bytes, first step {self.first_step_s:.3f}): {self.because}"
+        )
+
+    @property
+    def total_s(self) -> float:
+        """From the error that ended the old generation on this rank to the first step of the new one."""
+        return self.form_s + self.agree_s + self.transfer_s + self.first_step_s
+
+
+Event: TypeAlias = Phase | Note | Milestone | Recovery
 Subscriber: TypeAlias = Callable[[Event], object]
 
 subscribers: list[Subscriber] = []

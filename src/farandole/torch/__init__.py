@@ -17,6 +17,7 @@ except ModuleNotFoundError as error:
         "farandole.torch needs PyTorch, which is not installed here: pip install 'farandole[torch]'", name="torch"
     ) from error
 
+from farandole.torch import elastic
 from farandole.torch.checkpoints import Checkpoints
 from farandole.torch.compression import Compression
 from farandole.torch.functions import (
@@ -90,6 +91,7 @@ from farandole.torch.mpi_ops import (
 )
 from farandole.torch.optimizer import DistributedOptimizer
 from farandole.torch.sync_batch_norm import SyncBatchNorm
+from farandole.torch.virtual_workers import VirtualWorkers
 
 __all__ = [
     "Adasum",
@@ -104,6 +106,7 @@ __all__ = [
     "Product",
     "Sum",
     "SyncBatchNorm",
+    "VirtualWorkers",
     "add_process_set",
     "allgather",
     "allgather_async",
@@ -127,6 +130,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",

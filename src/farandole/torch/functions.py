@@ -6,9 +6,8 @@ hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeAlias, final
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
 
 import torch
 
@@ -16,6 +15,7 @@ from farandole.errors import UnsupportedError, UsageError
 from farandole.runtime.objects import allgather_object, broadcast_object
 from farandole.runtime.process_sets import ProcessSet, global_process_set
 from farandole.torch.adapter import verbs
+from farandole.torch.trees import Place, replace
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
 
@@ -58,17 +58,17 @@ def broadcast_optimizer_state(
     is_root = process_set.included() and process_set.ranks[process_set.rank() or 0] == root_rank
     tensors: list[torch.Tensor] = []
 
-    def take(tensor: torch.Tensor) -> _Place:
+    def take(tensor: torch.Tensor) -> Place:
         tensors.append(tensor)
-        return _Place(tuple(tensor.shape), tensor.dtype)
+        return Place.of(tensor)
 
-    def make(place: _Place) -> torch.Tensor:
-        tensors.append(torch.empty(place.shape, dtype=place.dtype))
+    def make(place: Place) -> torch.Tensor:
+        tensors.append(place.empty())
         return tensors[-1]
 
-    mine = _replace(optimizer.state_dict(), torch.Tensor, take) if is_root else None
+    mine = replace(optimizer.state_dict(), torch.Tensor, take) if is_root else None
     theirs = broadcast_object(mine, root_rank, "optimizer_state", process_set)
-    state = None if is_root else _replace(theirs, _Place, make)
+    state = None if is_root else replace(theirs, Place, make)
     broadcast_parameters([(f"optimizer_state.{i}", t) for i, t in enumerate(tensors)], root_rank, process_set)
     if state is not None:
         optimizer.load_state_dict(state)
@@ -84,23 +84,3 @@ def _named(params: Parameters) -> list[tuple[str, torch.Tensor]]:
                 "give a state_dict(), named_parameters(), parameters(), or a list of tensors or (name, tensor) pairs"
             )
     return named
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Stands for a tensor in a state dict that travels without its tensors."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-
-def _replace(tree: Any, kind: type[Any], change: Callable[[Any], Any]) -> Any:
-    """A copy of nested dicts, lists and tuples, in which ``change`` has been applied to every ``kind``, in order."""
-    if isinstance(tree, kind):
-        return change(tree)
-    if isinstance(tree, dict):
-        return {key: _replace(value, kind, change) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return type(tree)(_replace(value, kind, change) for value in tree)
-    return tree

@@ -41,6 +41,14 @@ from farandole.torch.reductions import sparse_allreduce_async
 Codes: TypeAlias = list[int]
 """Per parameter: 0 no gradient, 1 a dense one, 1 + d a sparse one with d sparse dimensions."""
 
+Weigh: TypeAlias = Callable[[], float]
+
+
+def unweighted() -> float:
+    """Every rank counts alike."""
+    return 1.0
+
+
 SAME, CHANGED = "same", "changed"
 WISHES_OVERLAP = "+overlap"
 
@@ -65,15 +73,17 @@ class GradientExchange:
         self.params = list(params)
         self.buckets: list[GradientBucket] = []
         self.overlaps = False
-        self._lane, self._names, self._terms = lane, names, terms
+        self.lane, self._names, self._terms = lane, names, terms
         self._codes: Codes | None = None
         self._bucketed: list[bool] = []
         self._bucket_bytes = lane.session.settings.bucket_bytes
         self._digest = f"{len(self.params)} parameters, plan {self._fingerprint()}"
         self._pass: OverlappedPass | None = None
+        self._weight = 1.0
 
-    def begin_pass(self, step: str) -> OverlappedPass | None:
+    def begin_pass(self, step: str, weigh: Weigh) -> OverlappedPass | None:
         """A backward pass begins whose gradients will be reduced; returns who wants to know when each is complete."""
+        self._weight = weigh()
         failed, self._pass = self._pass, None
         if failed is not None:
             failed.finish()  # as the others do, who will now learn that this rank is not where they are
@@ -83,18 +93,21 @@ class GradientExchange:
                 "start again from a checkpoint, or set FARANDOLE_OVERLAP=step to be able to skip a batch"
             )
         if self.overlaps:
-            self._pass = OverlappedPass(self._lane, self.buckets, self._point(step), self._terms.how)
+            self._pass = OverlappedPass(self.lane, self.buckets, self._point(step), self._terms.how, self._weight)
         return self._pass
 
-    def run(self, step: str) -> None:
-        """Replace every gradient by the reduced one. ``step`` says where in the program this is."""
-        overlapped = self._pass or self.begin_pass(step)
+    def run(self, step: str, weigh: Weigh = unweighted) -> None:
+        """Replace every gradient by the reduced one. ``step`` says where in the program this is.
+
+        ``weigh`` gives the factor of this rank's gradients, and is asked once.
+        """
+        overlapped = self._pass or self.begin_pass(step, weigh)
         if overlapped is not None:
             self._pass = None
             overlapped.finish()
         survey = self._survey()
         state = SAME if survey == self._codes else CHANGED
-        states = self._lane.meet(self._point(step), state + (WISHES_OVERLAP if self._wishes_overlap() else ""))
+        states = self.lane.meet(self._point(step), state + (WISHES_OVERLAP if self._wishes_overlap() else ""))
         codes = self._conclude(states, survey)
         if overlapped is not None:
             for bucket in self.buckets:
@@ -105,9 +118,11 @@ class GradientExchange:
             self._adopt(codes)
             bucketed = self._bucketed
             for i, bucket in enumerate(self.buckets):
-                with self._lane.phase(f"bucket {i}", "copy", bucket.nbytes):
+                with self.lane.phase(f"bucket {i}", "copy", bucket.nbytes):
                     bucket.fill()
-                self._lane.allreduce(f"bucket {i}", bucket.array, self._terms.how)
+                    if self._weight != 1.0:
+                        bucket.weigh(self._weight)
+                self.lane.allreduce(f"bucket {i}", bucket.array, self._terms.how)
                 bucket.publish(codes)
         self._reduce_others(codes, bucketed)
 
@@ -117,18 +132,18 @@ class GradientExchange:
 
     def refuse(self, step: str) -> None:
         """Make the others, who are reducing, raise: this rank cannot."""
-        self._lane.meet(self._point(step), REFUSED)
+        self.lane.meet(self._point(step), REFUSED)
 
     def serve(self) -> None:
         """Contribute nothing to the others' runs until all members serve; for a rank that has joined."""
-        while set(states := self._lane.meet("", JOINED)) != {JOINED}:
+        while set(states := self.lane.meet("", JOINED)) != {JOINED}:
             overlaps = self.overlaps
             if BEGIN not in states:
                 self._adopt(self._conclude(states, [0] * len(self.params)))
             if overlaps == (BEGIN in states):
                 for i, bucket in enumerate(self.buckets):
                     bucket.clear()
-                    self._lane.allreduce(f"bucket {i}", bucket.array, self._terms.how)
+                    self.lane.allreduce(f"bucket {i}", bucket.array, self._terms.how)
 
     def _point(self, step: str) -> str:
         return f"{step}, {self._digest}"
@@ -147,7 +162,7 @@ class GradientExchange:
         elif not any(state.startswith(CHANGED) for state in active):
             return self._codes
         codes = torch.tensor(mine, dtype=torch.uint8)
-        self._lane.allreduce("codes", adapter.array(codes), Reduction(ReduceOp.MAX))
+        self.lane.allreduce("codes", adapter.array(codes), Reduction(ReduceOp.MAX))
         found: Codes = codes.tolist()
         return found
 
@@ -169,7 +184,7 @@ class GradientExchange:
         params, compression = self.params, self._terms.compression
         plain = compression is Compression.none
         layout = lay_out(pieces, self._bucket_bytes, min(LONE_BYTES, self._bucket_bytes) if plain else math.inf)
-        memory = self._lane.allocate(layout.nbytes)
+        memory = self.lane.allocate(layout.nbytes)
         content = as_bytes(memory)
         if not plain:
             return [CompressedBucket(b, params, content, memory, compression) for b in layout.buckets]
@@ -187,23 +202,26 @@ class GradientExchange:
         pending: list[tuple[torch.Tensor, Callable[[], torch.Tensor]]] = []
         for param, name, code, done in zip(self.params, self._names, codes, bucketed, strict=True):
             if code == 1 and not done:
-                grad = torch.zeros_like(param) if param.grad is None else param.grad
+                grad = torch.zeros_like(param) if param.grad is None else self._weighed(param.grad)
                 dense = verbs.allreduce([grad], name, terms.how, terms.process_set).then(lambda found: found[0])
                 pending.append((param, dense.begin().wait))
             elif code > 1 and not done:
-                grad = _as_sparse(param, code - 1)
+                grad = self._weighed(_as_sparse(param, code - 1))
                 pending.append((param, sparse_allreduce_async(grad, name, terms.how.op, terms.process_set)))
         for param, finish in pending:
             param.grad = finish()
+
+    def _weighed(self, grad: torch.Tensor) -> torch.Tensor:
+        return grad if self._weight == 1.0 else grad * self._weight
 
     def _wishes_overlap(self) -> bool:
         """Whether this rank would rather reduce during backward passes; asked until the first run has settled it."""
         if self._codes is not None:
             return False
-        settings, place = self._lane.session.settings, self._lane.session.topology
+        settings, place = self.lane.session.settings, self.lane.session.topology
         cores = os.cpu_count() or 1
-        choice, why = choose_overlap(settings.overlap, cores, place.local_size, self._lane.crosses_hosts)
-        self._lane.note(f"gradients are reduced {'during' if choice == 'backward' else 'after'} backward passes: {why}")
+        choice, why = choose_overlap(settings.overlap, cores, place.local_size, self.lane.crosses_hosts)
+        self.lane.note(f"gradients are reduced {'during' if choice == 'backward' else 'after'} backward passes: {why}")
         return choice == "backward"
 
     def _fingerprint(self) -> str:

@@ -50,6 +50,10 @@ class GradientBucket(ABC):
         """Take the gradients; zeros where there is none."""
 
     @abstractmethod
+    def weigh(self, weight: float) -> None:
+        """Multiply what ``fill`` has taken."""
+
+    @abstractmethod
     def publish(self, codes: Sequence[int]) -> None:
         """Make the reduced values the gradients; those of parameters that no member used stay as they are."""
 
@@ -91,6 +95,10 @@ class LoneGradient(GradientBucket):
             grad = torch.empty_like(self._param).copy_(grad)
         self._travel(grad)
 
+    def weigh(self, weight: float) -> None:
+        """See ``GradientBucket``."""
+        self.array.owner.mul_(weight)
+
     def publish(self, codes: Sequence[int]) -> None:
         """See ``GradientBucket``."""
         grad = self.array.owner
@@ -119,6 +127,10 @@ class EngineBucket(GradientBucket):
     def clear(self) -> None:
         """See ``GradientBucket``."""
         self.flat.zero_()
+
+    def weigh(self, weight: float) -> None:
+        """See ``GradientBucket``."""
+        self.flat.mul_(weight)
 
 
 @final

@@ -45,6 +45,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
         else:
             if self._should_synchronize:
                 self._reducer.settle()
+            self._reducer.vote()
             loss = super().step(**others)
         self._reducer.stepped()
         return loss

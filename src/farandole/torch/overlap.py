@@ -21,8 +21,10 @@ class OverlappedPass:
     What is never complete (a parameter was not used) is reduced by ``finish``.
     """
 
-    def __init__(self, lane: PlannedLane, buckets: Sequence[GradientBucket], point: str, how: Reduction) -> None:
-        self._lane, self._buckets, self._how = lane, buckets, how
+    def __init__(
+        self, lane: PlannedLane, buckets: Sequence[GradientBucket], point: str, how: Reduction, weight: float
+    ) -> None:
+        self._lane, self._buckets, self._how, self._weight = lane, buckets, how, weight
         self._begun = 0
         self._missing = [len(bucket.params) for bucket in buckets]
         self._bucket_of = {id(param): i for i, bucket in enumerate(buckets) for param in bucket.params}
@@ -50,6 +52,8 @@ class OverlappedPass:
         def reduce() -> None:
             with torch.no_grad(), self._lane.phase(f"bucket {i}", "copy", bucket.nbytes):
                 bucket.fill()
+                if self._weight != 1.0:
+                    bucket.weigh(self._weight)
             self._lane.allreduce(f"bucket {i}", bucket.array, self._how)
 
         self._background.run(reduce)

@@ -17,8 +17,10 @@ from typing import Any, Protocol, TypeAlias, final
 import torch
 
 from farandole.collective import ReduceOp
+from farandole.elastic.ballot import Ballot, alone
 from farandole.errors import UsageError
 from farandole.runtime.planned import PlannedLane
+from farandole.runtime.process_sets import global_process_set
 from farandole.runtime.reduction import Reduction
 from farandole.runtime.session import Session, current
 from farandole.torch.adapter import verbs
@@ -55,6 +57,8 @@ class GradientReducer:
         self.number = next(_numbers)
         self.label = f"optimizer.{self.number}"
         self.passes_per_step = passes_per_step
+        self.ballot: Ballot | None = None
+        """Where steps are voted, in elastic jobs."""
         self._params, self._names, self._terms = params, names, terms
         self._held = _Held()
         self._exchange: GradientExchange | None = None
@@ -67,13 +71,38 @@ class GradientReducer:
         if self._is_needed(current("DistributedOptimizer()")):
             self._watch()
 
+    @property
+    def is_global(self) -> bool:
+        """True if all ranks reduce together."""
+        return self._terms.process_set is global_process_set
+
     def settle(self) -> None:
         """Reduce what has not been reduced since the last step; a rank without a backward pass contributes zeros."""
         if not self._reduced or self._passes:
             self._reduce()
 
+    def vote(self) -> None:
+        """Where steps are voted: return when all ranks have reduced their gradients, and know that."""
+        if self.ballot is not None:
+            session = current("the vote of a step")
+            meet = self._lane(session).meet if self._is_needed(session) else alone
+            self.ballot.cast(meet)
+
+    def rejoin(self, label: str) -> None:
+        """A generation of an elastic job begins: nothing of the last one counts. ``label`` is the same on all ranks."""
+        self.label = label
+        self._steps = self._runs = 0
+        self._graph_task, self._overlapped = -1, None
+        self.restart()
+        for param in self._params():
+            param.grad = None
+        if self._is_needed(current("the next generation")):
+            self._watch()
+
     def stepped(self) -> None:
         """The reduced gradients have been applied."""
+        if self.ballot is not None:
+            self.ballot.applied()
         self._steps += 1
         self._passes = self._runs = 0
         self._reduced = False
@@ -92,12 +121,16 @@ class GradientReducer:
 
         Line searches then decide alike on every rank.
         """
+        votes = [self.vote]
 
         def evaluate() -> Any:
             self.zeroed()
             loss = closure()
             self.settle()
-            return self._average(loss)
+            mean = self._average(loss)
+            if votes:  # the optimizer changes parameters from the first evaluation on
+                votes.pop()()
+            return mean
 
         return evaluate
 
@@ -155,7 +188,7 @@ class GradientReducer:
         if self._is_needed(session):
             exchange = self._bind(session)
             self._refuse_repetition()
-            self._overlapped = exchange.begin_pass(self._where())
+            self._overlapped = exchange.begin_pass(self._where(), self._weigh)
 
     def _pass_ended(self) -> None:
         self._overlapped = None
@@ -167,12 +200,14 @@ class GradientReducer:
 
     def _reduce(self) -> None:
         self._passes = 0
+        if self.ballot is not None:
+            self.ballot.reach("reduce")
         session = current("the reduction of gradients")
         if self._is_needed(session):
             exchange = self._bind(session)
             self._refuse_repetition()
             with torch.no_grad():
-                exchange.run(self._where())
+                exchange.run(self._where(), self._weigh)
             self._runs += 1
         self._reduced = True
 
@@ -182,14 +217,26 @@ class GradientReducer:
 
     def _bind(self, session: Session) -> GradientExchange:
         """The exchange for this session and these parameters."""
-        params, lane, exchange = self._watch(), self._held.lane, self._exchange
-        if lane is None or lane.session is not session:
-            lane, exchange = PlannedLane(session, self._terms.process_set, self.label), None
-            self._held.lane = lane
+        params, lane, exchange = self._watch(), self._lane(session), self._exchange
+        if exchange is not None and exchange.lane is not lane:
+            exchange = None
         if exchange is None or len(params) != len(exchange.params) or not all(map(is_, params, exchange.params)):
             names = [f"{self.label}.{self._names.get(p, i)}" for i, p in enumerate(params)]
             exchange = self._exchange = GradientExchange(lane, params, names, self._terms)
         return exchange
+
+    def _lane(self, session: Session) -> PlannedLane:
+        """The lane of this session; the first time, made by all ranks."""
+        lane = self._held.lane
+        if lane is None or lane.session is not session:
+            lane = self._held.lane = PlannedLane(session, self._terms.process_set, self.label)
+        return lane
+
+    def _weigh(self) -> float:
+        """How much this rank counts: where it is known how many samples each has, as much as those."""
+        if self.ballot is None or self._terms.how.op is not ReduceOp.AVERAGE:
+            return 1.0
+        return self.ballot.weigh()
 
     def _where(self) -> str:
         return f"step {self._steps}.{self._runs}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farandole.errors import HorovodInternalError
+from farandole.errors import HorovodInternalError, HostsUpdatedInterrupt
 
 __all__ = [
     "HorovodInternalError",
@@ -10,14 +10,6 @@ __all__ = [
     "HostsUpdatedInterrupt",
     "get_version_mismatch_message",
 ]
-
-
-class HostsUpdatedInterrupt(RuntimeError):  # noqa: N818 (its name in Horovod)
-    """The hosts of an elastic job have changed; nothing in this release raises it."""
-
-    def __init__(self, skip_sync: bool) -> None:
-        super().__init__(skip_sync)
-        self.skip_sync = skip_sync
 
 
 class HorovodVersionMismatchError(ImportError):

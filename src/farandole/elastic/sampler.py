@@ -1,0 +1,231 @@
+"""Which rank computes which samples, so that each of an epoch is committed exactly once, whoever comes and goes.
+
+    cursor = SampleCursor(length=10, rank=0, size=3)
+    [batch.counts(3) for batch in cursor.batches(batch_size=2)]     # [[2, 2, 2], [2, 1, 1]]
+    cursor.hand_out(next(cursor.batches(batch_size=2)))
+    cursor.advance(6)                                               # the samples of all ranks: the step is committed
+
+An epoch is a fixed order of all samples, and a cursor in it: what lies before the cursor is committed, what follows is
+not. A step takes the next samples, whatever the number of ranks, and the cursor moves when the step is voted. So a
+fault, or another number of ranks, changes who computes a sample, and never whether it counts. Pure.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, final
+
+from farandole.errors import MismatchError, UsageError
+
+Order: TypeAlias = Callable[[int, int, int], Sequence[int]]
+"""From the number of samples, the seed and the epoch to all indices in the order of that epoch."""
+
+
+def shuffled(length: int, seed: int, epoch: int) -> Sequence[int]:
+    """The indices below ``length`` in random order; the same everywhere for one seed and epoch."""
+    indices = list(range(length))
+    random.Random(f"{seed} {epoch}").shuffle(indices)  # noqa: S311 (no secret)
+    return indices
+
+
+def sequential(length: int, _seed: int, _epoch: int) -> Sequence[int]:
+    """The indices below ``length`` as they are."""
+    return range(length)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class GlobalBatch:
+    """What one step of all ranks takes: the places ``start`` to ``stop`` of the epoch's order.
+
+    Ranks take neighbouring slices whose lengths differ by one at most.
+    """
+
+    start: int
+    stop: int
+
+    @property
+    def samples(self) -> int:
+        """How many samples all ranks have together."""
+        return self.stop - self.start
+
+    def counts(self, size: int) -> list[int]:
+        """How many of the samples each of ``size`` ranks has."""
+        even, odd = divmod(self.samples, size)
+        return [even + (rank < odd) for rank in range(size)]
+
+    def places(self, rank: int, size: int) -> range:
+        """The slice of one rank; empty where there are fewer samples than ranks."""
+        even, odd = divmod(self.samples, size)
+        start = self.start + rank * even + min(rank, odd)
+        return range(start, start + even + (rank < odd))
+
+    def computed(self, rank: int, size: int) -> range:
+        """The same, but never empty: a rank without a sample computes on the last one, which then weighs nothing."""
+        return self.places(rank, size) or range(self.stop - 1, self.stop)
+
+
+def per_rank(cursor: int, length: int, size: int, batch_size: int) -> Iterator[GlobalBatch]:
+    """The steps from ``cursor`` on, with ``batch_size`` samples for each rank.
+
+    >>> [batch.counts(2) for batch in per_rank(0, 9, 2, batch_size=2)]
+    [[2, 2], [3, 2]]
+
+    What is left after the last full batch is one more step, or, where some rank would have none, part of the last one.
+    """
+    full = batch_size * size
+    while cursor < length:
+        left = length - cursor
+        taken = left if left < full + size else full
+        yield GlobalBatch(cursor, cursor + taken)
+        cursor += taken
+
+
+def fixed(cursor: int, length: int, global_batch_size: int) -> Iterator[GlobalBatch]:
+    """The steps from ``cursor`` on, with ``global_batch_size`` samples for all ranks together, however many they are.
+
+    >>> [batch.samples for batch in fixed(4, 11, global_batch_size=4)]
+    [4, 3]
+    """
+    for start in range(cursor, length, global_batch_size):
+        yield GlobalBatch(start, min(start + global_batch_size, length))
+
+
+@final
+class SampleCursor:
+    """The progress of one rank, number ``rank`` of ``size``, through the epochs of a data set of ``length`` samples."""
+
+    def __init__(self, length: int, order: Order = shuffled, seed: int = 0, rank: int = 0, size: int = 1) -> None:
+        self.length, self.seed = length, seed
+        self.rank, self.size = rank, size
+        self.epoch = 0
+        self.position = 0
+        """How many samples of this epoch are committed."""
+        self.in_flight: list[GlobalBatch] = []
+        """Handed out, and not committed."""
+        self._unreduced: list[GlobalBatch] = []
+        self._rearranged = 0
+        self._order = order
+        self._ordered: tuple[tuple[int, int], Sequence[int]] | None = None
+
+    @property
+    def indices(self) -> Sequence[int]:
+        """All indices in the order of this epoch."""
+        key = (self.seed, self.epoch)
+        if self._ordered is None or self._ordered[0] != key:
+            self._ordered = key, self._order(self.length, *key)
+        return self._ordered[1]
+
+    @property
+    def remaining(self) -> Sequence[int]:
+        """The indices of this epoch that are not committed."""
+        return self.indices[self.position :]
+
+    @property
+    def arrangement(self) -> int:
+        """Changes when batches that were planned before must not be handed out any more."""
+        return self._rearranged
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin ``epoch``; where that is the one under way, it goes on."""
+        if epoch != self.epoch:
+            self.epoch, self.position = epoch, 0
+            self._drop()
+
+    def rearrange(self, rank: int, size: int) -> None:
+        """There are other ranks than before: what was handed out, and not committed, will be again."""
+        self.rank, self.size = rank, size
+        self._drop()
+
+    def batches(self, batch_size: int = 0, global_batch_size: int = 0) -> Iterator[GlobalBatch]:
+        """The steps that are left of this epoch, at this size, after what is handed out already."""
+        begin = self.in_flight[-1].stop if self.in_flight else self.position
+        if global_batch_size:
+            return fixed(begin, self.length, global_batch_size)
+        return per_rank(begin, self.length, self.size, batch_size)
+
+    def strided(self) -> Sequence[int]:
+        """The indices for this rank where somebody else cuts them into batches, the same number for every rank.
+
+        Equal numbers of every rank's indices are always the beginning of what remains. Where they do not divide, the
+        last ranks get one more index that is another rank's.
+        """
+        mine = list(self.indices[self.position + self.rank :: self.size])
+        if self.rank >= (self.length - self.position) % self.size > 0:
+            mine.append(self.indices[-1])
+        return mine
+
+    # -- what happens to a batch ---------------------------------------------------------------------------------------
+
+    def hand_out(self, batch: GlobalBatch) -> None:
+        """The training loop has this batch now."""
+        self.in_flight.append(batch)
+        self._unreduced.append(batch)
+
+    def own_indices(self, batches: Sequence[GlobalBatch] | None = None) -> list[int]:
+        """The samples of this rank in ``batches``, or in all that is in flight."""
+        given = self.in_flight if batches is None else batches
+        return [self.indices[place] for batch in given for place in batch.places(self.rank, self.size)]
+
+    def weigh(self) -> float:
+        """What to multiply this rank's mean gradient by, so that the mean over the ranks is the mean over the samples.
+
+        It is 1 where all ranks have equally many; for what was handed out since this was asked last.
+        """
+        batches, self._unreduced = self._unreduced, []
+        total = sum(batch.samples for batch in batches)
+        mine = sum(len(batch.places(self.rank, self.size)) for batch in batches)
+        return mine * self.size / total if total else 1.0
+
+    def samples(self) -> int:
+        """How many samples of this rank are in flight; summed over the ranks, what ``advance`` expects."""
+        return sum(len(batch.places(self.rank, self.size)) for batch in self.in_flight)
+
+    def advance(self, samples: int) -> None:
+        """The step is committed: all ranks together have computed ``samples``, what is in flight."""
+        expected = sum(batch.samples for batch in self.in_flight)
+        if samples != expected:
+            raise MismatchError(
+                f"the ranks have together computed {samples} samples in this step, and {expected} were handed out from "
+                f"place {self.position} of epoch {self.epoch}: every rank must take the same number of batches from "
+                "its loader for each step"
+            )
+        self.position += samples
+        self.in_flight.clear()
+        self._unreduced.clear()
+
+    def record(self, samples: int) -> None:
+        """The same, where somebody else cuts batches: ``samples`` of every rank are committed."""
+        self.position = min(self.length, self.position + samples * self.size)
+
+    # -- what is kept --------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """What ``load_state_dict`` takes, at any number of ranks."""
+        return {
+            "epoch": self.epoch,
+            "processed_num": self.position,
+            "seed": self.seed,
+            "length": self.length,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where ``state`` was taken; what was handed out here is dropped.
+
+        Raises ``UsageError`` for the state of another data set.
+        """
+        if state.get("length", self.length) != self.length:
+            raise UsageError(
+                f"the state is that of a data set of {state['length']} samples, and this one has {self.length}: "
+                "the order of its samples is another one, begin the epoch anew"
+            )
+        self.epoch, self.position = int(state["epoch"]), int(state["processed_num"])
+        self.seed = int(state.get("seed", self.seed))
+        self._drop()
+
+    def _drop(self) -> None:
+        self.in_flight.clear()
+        self._unreduced.clear()
+        self._rearranged += 1

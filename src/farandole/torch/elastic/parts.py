@@ -1,0 +1,206 @@
+"""How models, optimizers, samplers and random generators are kept and handed over; the names are Horovod's."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Sequence
+from typing import Any, ClassVar, TypeAlias, final
+
+import torch
+
+from farandole.collective import Array, DType
+from farandole.elastic.parts import Leaves, Part, SamplerPart, StatefulPart, StateHandler
+from farandole.torch.adapter import adapter
+from farandole.torch.elastic.sampler import ElasticSampler
+from farandole.torch.trees import Place, replace
+
+Registry: TypeAlias = list[tuple[type[Any], type[StateHandler]]]
+
+SamplerStateHandler = SamplerPart
+
+
+@final
+class ModelStateHandler(Part):
+    """A model: its parameters are the same on all ranks, its buffers may be statistics of each rank's own batches."""
+
+    is_fixed: ClassVar[bool] = True
+
+    def tree(self) -> Any:
+        """See ``Part``."""
+        return self.value.state_dict(keep_vars=True)
+
+    def load(self, tree: Any) -> None:
+        """See ``Part``."""
+        self.value.load_state_dict(tree)
+
+    def own_tensors(self) -> set[int]:
+        """See ``Part``."""
+        return {id(buffer) for buffer in self.value.buffers()}
+
+    def save(self) -> None:
+        """See ``StateHandler``."""
+        if not self.votes:
+            super().save()
+
+
+@final
+class OptimizerStateHandler(Part):
+    """An optimizer: its state, and the settings of its groups, which schedulers change between steps."""
+
+    def tree(self) -> Any:
+        """See ``Part``."""
+        return self.value.state_dict()
+
+    def load(self, tree: Any) -> None:
+        """See ``Part``; the groups stay the objects they are, as schedulers may hold them."""
+        groups = self.value.param_groups
+        self.value.load_state_dict(tree)
+        for kept, loaded in zip(groups, self.value.param_groups, strict=True):
+            kept.update(loaded)
+        self.value.param_groups = groups
+
+    def save(self) -> None:
+        """See ``StateHandler``."""
+        if self.votes:
+            self._saved = [dict(group) for group in self.value.param_groups]
+        else:
+            super().save()
+
+    def restore(self) -> None:
+        """See ``StateHandler``."""
+        if self.votes:
+            for group, saved in zip(self.value.param_groups, self._saved, strict=True):
+                group.update(saved)
+        else:
+            super().restore()
+
+
+@final
+class GeneratorStateHandler(Part):
+    """A ``torch.Generator`` of the script's own, the same on all ranks."""
+
+    def tree(self) -> Any:
+        """See ``Part``."""
+        return bytes(self.value.get_state().tolist())
+
+    def load(self, tree: Any) -> None:
+        """See ``Part``."""
+        self.value.set_state(torch.frombuffer(bytearray(tree), dtype=torch.uint8))
+
+
+@final
+class RandomPart(Part):
+    """The global random generators: torch's, Python's, and NumPy's where it is loaded.
+
+    A step that is computed again draws the same numbers again. Ranks may be seeded differently: then a worker that
+    comes keeps its own seed.
+    """
+
+    is_private: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+    def tree(self) -> Any:
+        """See ``Part``."""
+        state, *others = self._states()
+        return bytes(state.tolist()), *others
+
+    def load(self, tree: Any) -> None:
+        """See ``Part``."""
+        state, *others = tree
+        self._set(torch.frombuffer(bytearray(state), dtype=torch.uint8), *others)
+
+    def save(self) -> None:
+        """See ``StateHandler``; done after every step, so it copies no more than it must."""
+        self._saved = self._states()
+
+    def restore(self) -> None:
+        """See ``StateHandler``."""
+        self._set(*self._saved)
+
+    def _states(self) -> tuple[torch.Tensor, Any, Any]:
+        numpy = sys.modules.get("numpy.random")
+        return torch.get_rng_state(), random.getstate(), numpy.get_state() if numpy else None
+
+    def _set(self, state: torch.Tensor, python: Any, theirs: Any) -> None:
+        torch.set_rng_state(state)
+        random.setstate(python)
+        numpy = sys.modules.get("numpy.random")
+        if numpy and theirs is not None:
+            numpy.set_state(theirs)
+
+
+_registry: Registry = [
+    (ElasticSampler, SamplerStateHandler),
+    (torch.nn.Module, ModelStateHandler),
+    (torch.optim.Optimizer, OptimizerStateHandler),
+    (torch.Generator, GeneratorStateHandler),
+]
+
+
+def get_handler_registry() -> Registry:
+    """Classes of values, and who keeps them: the first that fits is taken.
+
+    >>> hvd.elastic.state.set_handler_registry([(MyClass, MyHandler), *hvd.elastic.state.get_handler_registry()])
+    """
+    return _registry
+
+
+def set_handler_registry(registry: Registry) -> None:
+    """Replace the table; for states made from now on. See ``get_handler_registry``."""
+    _registry[:] = list(registry)
+
+
+def handler_for(value: Any) -> StateHandler | None:
+    """Who keeps ``value``; ``None`` if it is to be pickled."""
+    for kind, handler in _registry:
+        if isinstance(value, kind):
+            return handler(value)
+    return StatefulPart(value) if StatefulPart.fits(value) else None
+
+
+@final
+class TensorLeaves(Leaves[torch.Tensor]):
+    """Tensors on any device; those in contiguous host memory are read and written in place."""
+
+    def take(self, tree: Any) -> tuple[Any, list[torch.Tensor]]:
+        """See ``Leaves``."""
+        tensors: list[torch.Tensor] = []
+
+        def note(tensor: torch.Tensor) -> Place:
+            tensors.append(tensor)
+            return Place.of(tensor)
+
+        return replace(tree, torch.Tensor, note), tensors
+
+    def put(self, skeleton: Any, tensors: Sequence[torch.Tensor]) -> tuple[Any, list[torch.Tensor]]:
+        """See ``Leaves``."""
+        at_hand, used = iter(tensors), []
+
+        def fill(place: Place) -> torch.Tensor:
+            tensor = next(at_hand, None)
+            used.append(tensor if tensor is not None and Place.of(tensor) == place else place.empty())
+            return used[-1]
+
+        return replace(skeleton, Place, fill), used
+
+    def memory(self, tensors: Sequence[torch.Tensor]) -> tuple[list[Array], list[torch.Tensor]]:
+        """See ``Leaves``."""
+        held = [tensor if _is_plain(tensor) else tensor.detach().cpu().contiguous() for tensor in tensors]
+        arrays = [Array(t.data_ptr(), t.numel() * t.element_size(), DType.UINT8, t) for t in held]
+        return arrays, held
+
+    def written(self, tensors: Sequence[torch.Tensor], held: Sequence[torch.Tensor]) -> None:
+        """See ``Leaves``."""
+        with torch.no_grad():
+            for tensor, source in zip(tensors, held, strict=True):
+                if tensor is source:
+                    adapter.written(tensor)
+                else:
+                    tensor.copy_(source)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
