@@ -29,11 +29,13 @@ def test_ending_well(job: StartJob) -> None:
 
 def test_strangers_at_the_door_are_logged_once_and_the_job_goes_on(job: StartJob) -> None:
     running = job("-np", "1", bash="mkfifo p; echo at $FARANDOLE_CONTROLLER; read < p; exit 0")
-    running.prints("at tcp://127.0.0.1:")
+    running.prints("at ipc://@")
     running.until(lambda: running.stdout.endswith("\n"))
-    port = int(running.stdout.rpartition(":")[2])
+    name = running.stdout.rpartition("@")[2].strip()
     for _ in range(5):
-        with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S) as stranger:
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.settimeout(DEADLINE_S)
+            stranger.connect(f"\0{name}")
             stranger.sendall(os.urandom(300))
             with contextlib.suppress(OSError):  # it may be turned away before it has come to its end
                 stranger.shutdown(socket.SHUT_WR)

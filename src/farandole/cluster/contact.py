@@ -42,9 +42,11 @@ class Contact(msgspec.Struct, frozen=True):
 def is_loopback(address: str) -> bool:
     """True for an address that only processes of its own host reach.
 
-    >>> is_loopback("tcp://127.0.0.1:7000"), is_loopback("tcp://[::1]:7000"), is_loopback("tcp://node1:7000")
+    >>> is_loopback("tcp://127.0.0.1:7000"), is_loopback("ipc://@farandole-1f"), is_loopback("tcp://node1:7000")
     (True, True, False)
     """
+    if address.startswith("ipc://"):
+        return True
     host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
     try:
         return ipaddress.ip_address(host).is_loopback

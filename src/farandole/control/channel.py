@@ -240,7 +240,7 @@ class Dealer:
                 raise ControlError(f"a {type(message).__name__} was sent after close(), to {self.address}")
             self._socket.send(frame, NOBLOCK)
             # Sending may take in the signal of a message that has just come; then nothing else wakes the receiver.
-            if _readable(self._socket):
+            if self._receiving.locked() and _readable(self._socket):
                 os.eventfd_write(self._bell, 1)
 
     def recv(self, timeout_s: float | None = None) -> messages.Any | None:

@@ -11,6 +11,7 @@ import contextlib
 import ipaddress
 import socket
 
+from farandole.cluster.contact import is_loopback
 from farandole.control.addresses import interfaces, reachable_by
 from farandole.engines.engine import Exchange, Group
 from farandole.errors import EngineError
@@ -22,12 +23,13 @@ _ANY_PORT = 9
 def known_address(interface: str, controller: str) -> str:
     """What a process knows without asking anybody: the address of an interface, or its side of a connection.
 
-    ``interface`` names the one that was asked for, or is ""; ``controller`` is ``tcp://host:port``, or "".
+    ``interface`` names the one that was asked for, or is ""; ``controller`` is where that is, or "".
     """
     if interface:
         return reachable_by(list(interfaces()), interface, "")[0]
-    host = controller.removeprefix("tcp://").rpartition(":")[0].strip("[]")
-    return source_towards(host) if host else ""
+    if not controller or is_loopback(controller):
+        return ""
+    return source_towards(controller.removeprefix("tcp://").rpartition(":")[0].strip("[]"))
 
 
 def reachable_address(group: Group, exchange: Exchange) -> str:

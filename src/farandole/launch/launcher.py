@@ -17,7 +17,7 @@ from typing import final
 import msgspec
 
 from farandole.control import process
-from farandole.control.addresses import EVERYWHERE, own_endpoints
+from farandole.control.addresses import EVERYWHERE, own_endpoints, own_host_only
 from farandole.control.agent_messages import StartWorkers, WorkerSpec
 from farandole.launch.agents import Agents
 from farandole.launch.charge import Charge
@@ -67,7 +67,7 @@ class Launcher:
                 interrupts = held.enter_context(process.signals_as_bytes(INTERRUPTS))
             agents = held.enter_context(self._agents())
             # Loaded only now: the agents load their modules meanwhile.
-            from farandole.control.channel import LOCAL, Router
+            from farandole.control.channel import Router
             from farandole.control.keys import JobKeys, new_secret
             from farandole.runtime.joining import configure_logging
             from farandole.runtime.root import Root
@@ -75,7 +75,8 @@ class Launcher:
             if self._owns_process:
                 configure_logging(self._settings.log_level)
             secret = new_secret()
-            router = held.enter_context(Router(JobKeys.from_secret(secret), EVERYWHERE if self._is_spread else LOCAL))
+            address = EVERYWHERE if self._is_spread else own_host_only()
+            router = held.enter_context(Router(JobKeys.from_secret(secret), address))
             root = Root(router, self._settings, self._job.size)
             root.controller.task, root.controller.on_result = self._task, self._on_result
             loop = held.enter_context(Loop(self._job, agents, root, interrupts))

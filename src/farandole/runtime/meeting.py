@@ -16,8 +16,7 @@ import msgspec
 
 from farandole.cluster.contact import Contact, Meeting, is_loopback
 from farandole.cluster.environment import CONTROLLER, Environment
-from farandole.control.addresses import EVERYWHERE, is_own
-from farandole.control.channel import LOCAL
+from farandole.control.addresses import EVERYWHERE, is_own, own_host_only
 from farandole.control.dial import first_answering
 from farandole.control.keys import JobKeys, new_secret
 from farandole.errors import ControlError, SettingsError, StartError
@@ -88,7 +87,7 @@ def _start(job: str, environment: Environment, part: Part, meeting: Meeting, set
 def _where_to_listen(environment: Environment) -> str:
     told = environment.controller
     if not told:
-        return EVERYWHERE if environment.spans_hosts else LOCAL
+        return EVERYWHERE if environment.spans_hosts else own_host_only()
     host, _, port = told.removeprefix("tcp://").rpartition(":")
     if is_loopback(told):
         return told
