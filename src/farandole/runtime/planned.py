@@ -12,7 +12,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Literal, TypeAlias, final
 
@@ -51,6 +51,16 @@ class PlannedLane:
         """True if its bytes travel over a network."""
         return len(set(self._group.hosts)) > 1
 
+    @property
+    def size(self) -> int:
+        """How many members there are."""
+        return self._group.size
+
+    @property
+    def rank(self) -> int:
+        """Which of them this is."""
+        return self._group.rank
+
     def allocate(self, nbytes: int) -> Memory:
         """Zeroed memory in which collectives are fastest. Collective."""
         with self._inside("allocating"):
@@ -82,6 +92,18 @@ class PlannedLane:
         """Reduce in place; ``what`` names it in reports and in the timeline."""
         with self._inside(what), self.phase(what, "reduce", array.nbytes):
             self._engine.allreduce(array, how.op, how.prescale, how.postscale)
+
+    def alltoall(
+        self, what: str, send: Array, send_counts: Sequence[int], recv: Array, recv_counts: Sequence[int]
+    ) -> None:
+        """Consecutive slices of ``send`` go to the members; ``recv`` holds what came, in member order."""
+        with self._inside(what), self.phase(what, "exchange", recv.nbytes):
+            self._engine.alltoall(send, send_counts, recv, recv_counts)
+
+    def allgather(self, what: str, send: Array, recv: Array, counts: Sequence[int]) -> None:
+        """Everybody's ``send``, one after the other, in ``recv``."""
+        with self._inside(what), self.phase(what, "gather", recv.nbytes):
+            self._engine.allgather(send, recv, counts)
 
     @contextmanager
     def phase(self, what: str, phase: str, nbytes: int = 0) -> Iterator[None]:

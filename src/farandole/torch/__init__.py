@@ -91,6 +91,7 @@ from farandole.torch.mpi_ops import (
 )
 from farandole.torch.optimizer import DistributedOptimizer
 from farandole.torch.sync_batch_norm import SyncBatchNorm
+from farandole.torch.virtual_workers import VirtualWorkers
 
 __all__ = [
     "Adasum",
@@ -105,6 +106,7 @@ __all__ = [
     "Product",
     "Sum",
     "SyncBatchNorm",
+    "VirtualWorkers",
     "add_process_set",
     "allgather",
     "allgather_async",

@@ -24,6 +24,7 @@ from farandole.torch.adasum import AdasumOptimizer
 from farandole.torch.compression import Compression, CompressorLike
 from farandole.torch.gradients import Terms
 from farandole.torch.reducer import GradientReducer
+from farandole.torch.virtual_workers import Shard, ShardReducer, VirtualWorkers, require_plain
 
 Named: TypeAlias = Iterable[tuple[str, torch.Tensor]]
 Groups: TypeAlias = int | list[list[torch.Tensor]]
@@ -33,7 +34,8 @@ class ReducingOptimizer(torch.optim.Optimizer):
     """What ``DistributedOptimizer`` puts before the user's class: gradients are reduced before ``step`` uses them."""
 
     backward_passes_per_step: int
-    _reducer: GradientReducer
+    gradient_lag: int = 0
+    _reducer: GradientReducer | ShardReducer
     _parameter_names: dict[torch.Tensor, str]
     _handles: dict[torch.Tensor, int]
     _should_synchronize: bool
@@ -43,8 +45,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
         if closure is not None:
             loss = super().step(self._reducer.wrap(closure), **others)
         else:
-            if self._should_synchronize:
-                self._reducer.settle()
+            self.prepare()
             self._reducer.vote()
             loss = super().step(**others)
         self._reducer.stepped()
@@ -52,16 +53,35 @@ class ReducingOptimizer(torch.optim.Optimizer):
 
     step.hooked = True  # type: ignore[attr-defined] # the user's class runs the step hooks; once is enough
 
-    def _begin(self, names: dict[torch.Tensor, str], terms: Terms, passes: int) -> None:
+    def _begin(self, names: dict[torch.Tensor, str], terms: Terms, passes: int, virtual: VirtualWorkers | None) -> None:
         self.backward_passes_per_step, self._should_synchronize = passes, True
         self._parameter_names, self._handles = names, {}
         reference = weakref.ref(self)  # the optimizer owns its reducer, not the other way round
 
-        def params() -> list[torch.Tensor]:
+        def groups() -> list[dict[str, Any]]:
             found = reference()
-            return [] if found is None else _parameters(found)
+            return [] if found is None else found.param_groups
 
-        self._reducer = GradientReducer(params, names, terms, passes)
+        def params() -> list[torch.Tensor]:
+            return [p for group in groups() for p in group["params"]]
+
+        if virtual is None:
+            self._reducer = GradientReducer(params, names, terms, passes)
+        else:
+            self._reducer = ShardReducer(groups, terms, virtual)
+
+    def shards(self, rows: int) -> Iterator[Shard]:
+        """This worker's shards of a global batch of ``rows`` rows; needs ``virtual_workers``.
+
+        >>> for shard in optimizer.shards(len(x)):
+        ...     loss_of(model(x[shard.rows]), y[shard.rows]).backward()
+        >>> optimizer.step()
+
+        A loss is the mean over its shard's rows. Inside the loop the global random generators are the shard's.
+        """
+        if not isinstance(self._reducer, ShardReducer):
+            raise UsageError("shards() needs virtual workers: DistributedOptimizer(..., virtual_workers=8)")
+        return self._reducer.shards(rows)
 
     def synchronize(self) -> None:
         """Reduce now if no backward pass has; afterwards gradients may be looked at and changed."""
@@ -86,6 +106,18 @@ class ReducingOptimizer(torch.optim.Optimizer):
         self.backward_passes_per_step = self._reducer.passes_per_step = _positive(passes)
         self._reducer.restart()
 
+    def prepare(self) -> None:
+        """What ``step`` begins with: ``synchronize``, except inside ``skip_synchronize``."""
+        if self._should_synchronize:
+            self._reducer.settle()
+
+    def set_gradient_lag(self, lag: int) -> None:
+        """Step with the gradients of ``lag`` steps ago from now on; see ``farandole.torch.optim.GradientLag``."""
+        if not isinstance(self._reducer, GradientReducer):
+            raise UsageError("GradientLag with virtual workers: their gradients belong to one step, use either")
+        self._reducer.delay(lag)
+        self.gradient_lag = lag
+
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
         """As in the user's class; an accumulation that had begun is forgotten."""
         super().load_state_dict(*args, **kwargs)
@@ -108,6 +140,7 @@ def DistributedOptimizer(  # noqa: N802 (it stands for a class)
     groups: Groups | None = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
+    virtual_workers: VirtualWorkers | int | None = None,
 ) -> ReducingOptimizer | AdasumOptimizer:
     """Make ``optimizer`` step with the gradients of all ranks. Use the returned object from then on.
 
@@ -123,8 +156,8 @@ def DistributedOptimizer(  # noqa: N802 (it stands for a class)
     step on its own gradients and combines the changes of the parameters. ``gradient_predivide_factor`` *f*: divide by
     *f* before the sum and by *size / f* after it. ``groups``: parameters that travel together, as lists or as a number
     of lists to make (``num_groups`` is its older name). ``sparse_as_dense``: reduce sparse gradients as dense ones;
-    they are sparse again afterwards. ``process_set``: the ranks that share gradients. Raises ``ValueError`` for
-    arguments that cannot be.
+    they are sparse again afterwards. ``process_set``: the ranks that share gradients. ``virtual_workers``: the same
+    bits for any number of workers, see ``VirtualWorkers``. Raises ``ValueError`` for arguments that cannot be.
     """
     if isinstance(optimizer, ReducingOptimizer | AdasumOptimizer):
         raise UsageError("the optimizer is distributed already: wrap the original, once")
@@ -134,12 +167,18 @@ def DistributedOptimizer(  # noqa: N802 (it stands for a class)
     passes = _positive(backward_passes_per_step)
     names = _names(optimizer, named_parameters)
     terms = Terms(how, compression, _groups(optimizer, groups, num_groups), sparse_as_dense, process_set)
+    virtual = VirtualWorkers(virtual_workers) if isinstance(virtual_workers, int) else virtual_workers
+    if virtual is not None:
+        require_plain(terms, virtual, passes)
     front = AdasumOptimizer if how.op is ReduceOp.ADASUM else ReducingOptimizer
     cls: Any = type(type(optimizer).__name__, (front, type(optimizer)), {})
     distributed: ReducingOptimizer | AdasumOptimizer = cls.__new__(cls)
     distributed.__dict__.update(optimizer.__dict__)
     distributed.__dict__.pop("step", None)  # a scheduler has put its own there, which would bypass ours
-    distributed._begin(names, terms, passes)
+    if isinstance(distributed, AdasumOptimizer):
+        distributed._begin(names, terms, passes)
+    else:
+        distributed._begin(names, terms, passes, virtual)
     return distributed
 
 

@@ -1,0 +1,66 @@
+"""One order of adding up a batch's shards, whoever computed which: the same bits for any number of workers. Pure.
+
+>>> combine(Shards(0, 5), {Shards(i, i + 1): str(i) for i in range(5)}, "({}+{})".format)
+'(((0+1)+(2+3))+4)'
+
+A range of shards is the sum of two: its first 2^k, the largest power of two that leaves something, and the rest. A
+worker has a block of consecutive shards and adds up whole ranges of the tree; what other workers' shards belong to is
+added where all parts have come together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, TypeVar
+
+Value = TypeVar("Value")
+
+
+class Shards(NamedTuple):
+    """Shards ``begin`` to ``end - 1`` of a batch."""
+
+    begin: int
+    end: int
+
+
+def halves(shards: Shards) -> tuple[Shards, Shards]:
+    """The two ranges whose sum a range of more than one shard is.
+
+    >>> halves(Shards(0, 5))
+    (Shards(begin=0, end=4), Shards(begin=4, end=5))
+    """
+    middle = shards.begin + (1 << ((shards.end - shards.begin - 1).bit_length() - 1))
+    return Shards(shards.begin, middle), Shards(middle, shards.end)
+
+
+def block(rank: int, size: int, count: int) -> Shards:
+    """The shards of ``count`` that the worker ``rank`` of ``size`` computes; the first ones have one more.
+
+    >>> [block(rank, 3, 8) for rank in range(3)]
+    [Shards(begin=0, end=3), Shards(begin=3, end=6), Shards(begin=6, end=8)]
+    """
+    each, more = divmod(count, size)
+    begin = rank * each + min(rank, more)
+    return Shards(begin, begin + each + (rank < more))
+
+
+def cover(whole: Shards, part: Shards) -> list[Shards]:
+    """The largest ranges of the tree over ``whole`` that lie in ``part``, in order.
+
+    >>> cover(Shards(0, 8), Shards(3, 6))
+    [Shards(begin=3, end=4), Shards(begin=4, end=6)]
+    """
+    if part.begin <= whole.begin and whole.end <= part.end:
+        return [whole]
+    if part.end <= whole.begin or whole.end <= part.begin:
+        return []
+    left, right = halves(whole)
+    return cover(left, part) + cover(right, part)
+
+
+def combine(whole: Shards, sums: Mapping[Shards, Value], add: Callable[[Value, Value], Value]) -> Value:
+    """The sum over ``whole`` of what covers it; ``add(left, right)`` may change ``left``."""
+    if whole in sums:
+        return sums[whole]
+    left, right = halves(whole)
+    return add(combine(left, sums, add), combine(right, sums, add))

@@ -1,0 +1,154 @@
+"""Checks of virtual workers: what every rank has after training is what one worker alone computes, bit by bit."""
+
+from __future__ import annotations
+
+import copy
+import random
+from typing import Any
+
+import pytest
+import torch
+
+import farandole.torch as hvd
+from farandole.runtime.shard_tree import Shards
+from farandole.torch.shard_sums import add_tensors
+
+ROWS, STEPS = 21, 3
+
+
+def distributed(model: torch.nn.Module, rate: float = 0.1, **options: Any) -> Any:
+    """An optimizer for all ranks."""
+    plain = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9, weight_decay=0.01)
+    return hvd.DistributedOptimizer(plain, **options)
+
+
+def network() -> Any:
+    """Batch norm, dropout, several dtypes, a parameter that is never used, one that only some shards use."""
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(5, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 2)
+    )
+    model.register_parameter("unused", torch.nn.Parameter(torch.ones(3)))
+    model.register_parameter("wide", torch.nn.Parameter(torch.ones(2, dtype=torch.float64)))
+    return model
+
+
+def loss_of(model: Any, x: torch.Tensor, number: int) -> Any:
+    """Randomness of three kinds, besides the data."""
+    noise = 1.0 + 0.1 * random.random() + 0.1 * torch.rand(())
+    loss = model(x).pow(2).mean() * noise
+    return loss + model.wide.pow(2).sum() if number % 3 == 1 else loss
+
+
+def trained(count: int, alone: bool) -> dict[str, torch.Tensor]:
+    """The model's state after some steps, by this job's workers or by this rank alone (a set of one)."""
+    model = network()
+    own = hvd.add_process_set([0]) if alone and hvd.size() > 1 else hvd.global_process_set
+    if alone and hvd.rank():
+        hvd.remove_process_set(own)
+        return {}
+    optimizer = distributed(model, 0.3, virtual_workers=hvd.VirtualWorkers(count, model, seed=5), process_set=own)
+    for step in range(STEPS):
+        x = torch.randn(ROWS, 5, generator=torch.Generator().manual_seed(step))
+        for shard in optimizer.shards(ROWS):
+            loss_of(model, x[shard.rows], shard.number).backward()
+        optimizer.step()
+    assert model.unused.grad is None
+    if own is not hvd.global_process_set:
+        hvd.remove_process_set(own)
+    return copy.deepcopy(model.state_dict())
+
+
+def check_that_any_number_of_workers_computes_the_same_bits() -> None:
+    torch.set_num_threads(1)
+    for count in (4, 5, 7):
+        together = trained(count, alone=False)
+        one = hvd.broadcast_object(trained(count, alone=True))
+        for name, value in one.items():
+            assert torch.equal(together[name], value), (count, name)
+        assert not torch.equal(together["1.running_mean"], torch.zeros(8)), "the statistics have moved"
+        assert together["1.num_batches_tracked"].item() == STEPS
+
+
+def check_that_shards_leave_the_random_streams_of_the_script_alone() -> None:
+    model = network()
+    optimizer = distributed(model, virtual_workers=4)
+    torch.manual_seed(1)
+    random.seed(1)
+    before = torch.random.get_rng_state(), random.getstate()
+    drawn = []
+    for shard in optimizer.shards(8):
+        drawn.append(torch.rand(()).item())
+        loss_of(model, torch.ones(2, 5), shard.number).backward()
+    optimizer.step()
+    assert torch.equal(torch.random.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
+    everybody = [value for each in hvd.allgather_object(drawn) for value in each]
+    assert len(set(everybody)) == 4, "every shard has a stream of its own"
+
+
+def check_a_batch_with_fewer_rows_than_shards() -> None:
+    model = torch.nn.Linear(2, 1)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    expected = copy.deepcopy(model)
+    optimizer = distributed(model, virtual_workers=6)
+    x = torch.arange(6.0).reshape(3, 2)
+    for shard in optimizer.shards(3):
+        model(x[shard.rows]).pow(2).mean().backward()
+    optimizer.step()
+    expected(x).pow(2).mean().backward()
+    torch.testing.assert_close(model.weight.grad, expected.weight.grad)
+
+
+def check_what_virtual_workers_refuse() -> None:
+    model = torch.nn.Linear(2, 1)
+    refused: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"virtual_workers": 0}, "at least 1"),
+        ({"virtual_workers": 4, "compression": hvd.Compression.fp16}, "compression"),
+        ({"virtual_workers": 4, "op": hvd.Max}, "op is Average or Sum"),
+        ({"virtual_workers": 4, "backward_passes_per_step": 2}, "backward_passes_per_step"),
+    )
+    for options, text in refused:
+        with pytest.raises(ValueError, match=text):
+            distributed(model, **options)
+    optimizer = distributed(model, virtual_workers=4)
+    with pytest.raises(ValueError, match="needs virtual workers"):
+        distributed(model).shards(3)
+    with pytest.raises(ValueError, match=r"step\(\) after 0 of this worker's"):
+        optimizer.step()
+    with pytest.raises(ValueError, match=r"step\(closure\)"):
+        optimizer.step(lambda: 0.0)
+    if hvd.size() > 1:
+        few = distributed(model, virtual_workers=1)
+        with pytest.raises(ValueError, match=f"{hvd.size()} workers share 1 virtual workers"):
+            list(few.shards(3))
+    sparse = torch.nn.Embedding(4, 2, sparse=True)
+    optimizer = distributed(sparse, virtual_workers=4)
+    shards = optimizer.shards(8)
+    next(shards)
+    sparse(torch.tensor([1])).sum().backward()
+    with pytest.raises(ValueError, match="sparse=False"):
+        next(shards)
+
+
+def check_one_rank_that_forgets_its_shards_is_everybodys_error() -> None:
+    if hvd.size() == 1:
+        return
+    model = torch.nn.Linear(2, 1)
+    optimizer = distributed(model, virtual_workers=4)
+    last = hvd.rank() == hvd.size() - 1
+    for _ in range(2):
+        if not last:
+            for _shard in optimizer.shards(8):
+                model(torch.ones(2, 2)).mean().backward()
+        with pytest.raises(ValueError if last else hvd.HorovodInternalError, match="shards" if last else "raised"):
+            optimizer.step()
+    for _shard in optimizer.shards(8):
+        model(torch.ones(2, 2)).mean().backward()
+    optimizer.step()
+
+
+def check_that_sums_over_shards_keep_their_order() -> None:
+    values = {Shards(i, i + 1): [torch.tensor([x])] for i, x in enumerate((1e8, 1.0, -1e8, 1.0))}
+    [total] = add_tensors(Shards(0, 4), values)
+    assert total.item() == 0.0, "(1e8 + 1) + (-1e8 + 1) in float32"
