@@ -22,6 +22,7 @@ from farandole.errors import UsageError
 
 FEWEST = 8
 """Measurements, of equal weight, that an interval needs."""
+HORIZON_STEPS = 500
 CONFIDENCE = 0.95
 
 
@@ -112,51 +113,62 @@ class NoiseEstimator:
     """Averages of S and |G|^2 over about the last ``horizon_samples`` samples, whatever the batches were.
 
     A measurement weighs as much as it has samples, and less by a factor e for each ``horizon_samples`` seen since. So a
-    change of the batch or of the number of ranks needs no new beginning. ``dataset_size``: samples of a step differ
-    from each other, and come from that many; |G|^2 is then that of the whole data set, which the norms alone
-    underestimate by S / ``dataset_size``.
+    change of the batch or of the number of ranks needs no new beginning. By default they are those of 500 steps like
+    the first that is measured. ``dataset_size``: samples of a step differ from each other, and come from that many;
+    |G|^2 is then that of the whole data set, which the norms alone underestimate by S / ``dataset_size``.
     """
 
-    def __init__(self, horizon_samples: float, dataset_size: int | None = None) -> None:
-        if not horizon_samples > 0:
+    def __init__(self, horizon_samples: float | None = None, dataset_size: int | None = None) -> None:
+        if horizon_samples is not None and not horizon_samples > 0:
             raise UsageError(f"horizon_samples={horizon_samples}: it must be above 0")
         if dataset_size is not None and not dataset_size > 0:
             raise UsageError(f"dataset_size={dataset_size}: it must be above 0")
-        self.horizon_samples, self.dataset_size = float(horizon_samples), dataset_size
+        self.dataset_size = dataset_size
         self.samples = 0
+        self._measured = 0
+        self._horizon = horizon_samples
         self._sums = _Sums()
 
     def seen(self, samples: int) -> None:
         """Steps with so many samples together were made, and not measured."""
         self.samples += samples
-        self._sums.fade(math.exp(-samples / self.horizon_samples))
+        if self._horizon is not None:
+            self._sums.fade(math.exp(-samples / self._horizon))
 
     def add(self, pair: NormPair, samples: int) -> None:
         """One step was measured. What is not finite is left out: its step was skipped, too."""
+        if self._horizon is None:
+            self._horizon = float(HORIZON_STEPS * samples)
         self.seen(samples)
         trace = pair.trace
         norm2 = pair.norm2 + (trace / self.dataset_size if self.dataset_size else 0.0)
         if math.isfinite(trace) and math.isfinite(norm2):
             self._sums.add(float(samples), trace, norm2)
+            self._measured = self.samples
 
     def estimate(self) -> Estimated:
         """What is known now, or why nothing is."""
         sums = self._sums
         effective = sums.effective
+        if self._horizon is None:
+            return NoEstimate("no step was measured yet")
         if effective < FEWEST:
-            within = f"within the last {self.horizon_samples:.0f} samples"
+            within = f"within the last {self._horizon:.0f} samples"
             return NoEstimate(f"{effective:.1f} measured steps count {within}, and it takes {FEWEST}")
+        if self.samples - self._measured > self._horizon:
+            return NoEstimate(f"nothing was measured for {self.samples - self._measured} samples")
         trace, norm2 = sums.trace / sums.weight, sums.norm2 / sums.weight
         low, high = fieller(trace, norm2, sums.covariance(), student(effective - 1.0))
         return Estimate(trace, norm2, low, high, self.samples)
 
     def state(self) -> dict[str, Any]:
         """Plain numbers, for a checkpoint, and for ranks that come later."""
-        return {"samples": self.samples, "horizon_samples": self.horizon_samples, "sums": asdict(self._sums)}
+        sums = asdict(self._sums)
+        return {"samples": self.samples, "measured": self._measured, "horizon": self._horizon, "sums": sums}
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from what ``state`` has given."""
-        self.samples, self.horizon_samples = state["samples"], state["horizon_samples"]
+        self.samples, self._measured, self._horizon = state["samples"], state["measured"], state["horizon"]
         self._sums = _Sums(**state["sums"])
 
 

@@ -37,6 +37,7 @@ from farandole.torch.memory import (
 )
 from farandole.torch.overlap import BEGIN, OverlappedPass
 from farandole.torch.reductions import sparse_allreduce_async
+from farandole.torch.riders import Rider
 
 Codes: TypeAlias = list[int]
 """Per parameter: 0 no gradient, 1 a dense one, 1 + d a sparse one with d sparse dimensions."""
@@ -51,6 +52,7 @@ def unweighted() -> float:
 
 SAME, CHANGED = "same", "changed"
 WISHES_OVERLAP = "+overlap"
+RIDES = "+sums"
 
 
 @final
@@ -96,10 +98,11 @@ class GradientExchange:
             self._pass = OverlappedPass(self.lane, self.buckets, self._point(step), self._terms.how, self._weight)
         return self._pass
 
-    def run(self, step: str, weigh: Weigh = unweighted) -> None:
+    def run(self, step: str, weigh: Weigh = unweighted, rider: Rider | None = None) -> list[float] | None:
         """Replace every gradient by the reduced one. ``step`` says where in the program this is.
 
-        ``weigh`` gives the factor of this rank's gradients, and is asked once.
+        ``weigh`` gives the factor of this rank's gradients, and is asked once. Returns the sums of what the members'
+        riders had to say; ``None`` unless all of them had something.
         """
         overlapped = self._pass or self.begin_pass(step, weigh)
         if overlapped is not None:
@@ -107,7 +110,9 @@ class GradientExchange:
             overlapped.finish()
         survey = self._survey()
         state = SAME if survey == self._codes else CHANGED
-        states = self.lane.meet(self._point(step), state + (WISHES_OVERLAP if self._wishes_overlap() else ""))
+        riding = None if rider is None or self._codes is None else rider.departs(self._weight)
+        wishes = WISHES_OVERLAP if self._wishes_overlap() else RIDES if riding else ""
+        states = self.lane.meet(self._point(step), state + wishes)
         codes = self._conclude(states, survey)
         if overlapped is not None:
             for bucket in self.buckets:
@@ -125,6 +130,7 @@ class GradientExchange:
                 self.lane.allreduce(f"bucket {i}", bucket.array, self._terms.how)
                 bucket.publish(codes)
         self._reduce_others(codes, bucketed)
+        return self._sum(riding) if riding and all(state.endswith(RIDES) for state in states) else None
 
     def holds_any(self) -> bool:
         """True if some gradient is what a run has left."""
@@ -193,6 +199,12 @@ class GradientExchange:
     def _piece(self, param: torch.Tensor) -> Piece:
         array = adapter.array(travelling(param, self._terms.compression))
         return Piece(array.count, array.dtype, array.device, self._terms.groups.get(id(param), -1))
+
+    def _sum(self, riding: Sequence[float]) -> list[float]:
+        numbers = torch.tensor(riding, dtype=torch.float64)
+        self.lane.allreduce("riders", adapter.array(numbers), Reduction(ReduceOp.SUM))
+        sums: list[float] = numbers.tolist()
+        return sums
 
     def _reduce_others(self, codes: Codes, bucketed: Sequence[bool]) -> None:
         """Reduce what was in no bucket, through the negotiated lane: what is sparse, and what just ceased to be so."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from operator import is_
 from typing import Any, Protocol, TypeAlias, final
 
@@ -25,7 +26,9 @@ from farandole.runtime.reduction import Reduction
 from farandole.runtime.session import Session, current
 from farandole.torch.adapter import verbs
 from farandole.torch.gradients import GradientExchange, Terms
+from farandole.torch.lag import LaggedExchange
 from farandole.torch.overlap import OverlappedPass
+from farandole.torch.riders import Passing, Rider
 
 
 class _Removable(Protocol):
@@ -61,11 +64,14 @@ class GradientReducer:
         """Where steps are voted, in elastic jobs."""
         self._params, self._names, self._terms = params, names, terms
         self._held = _Held()
-        self._exchange: GradientExchange | None = None
+        self._lag = 0
+        self._exchange: GradientExchange | LaggedExchange | None = None
         self._graph_task = -1
         self._passes = self._steps = self._runs = 0
         self._reduced = False
         self._overlapped: OverlappedPass | None = None
+        self._rider: Rider | None = None
+        self._reads: Rider | None = None  # in this pass
         weakref.finalize(self, self._held.release).atexit = False
         _living.add(self)
         if self._is_needed(current("DistributedOptimizer()")):
@@ -112,9 +118,30 @@ class GradientReducer:
         self._reduced = False
 
     def restart(self) -> None:
-        """Forget how far an accumulation has come."""
+        """Forget how far an accumulation has come, and what is on its way."""
         self._passes = 0
         self._reduced = False
+        if isinstance(self._exchange, LaggedExchange):
+            self._exchange.forget()
+
+    def delay(self, lag: int) -> None:
+        """From now on runs hand out the gradients of ``lag`` runs ago."""
+        self.restart()
+        self._lag, self._exchange = lag, None
+        if self._is_needed(current("GradientLag()")):
+            self._watch()
+
+    @property
+    def op(self) -> ReduceOp:
+        """How gradients are reduced."""
+        return self._terms.how.op
+
+    def carry(self, rider: Rider) -> None:
+        """Let ``rider`` see what is reduced from now on, also where there is nobody to reduce with."""
+        if self._rider is not None:
+            raise UsageError("there is one already that reads the gradients of this optimizer: use that")
+        self._rider = rider
+        self._watch()
 
     def wrap(self, closure: Closure) -> Closure:
         """A closure for ``Optimizer.step`` that leaves reduced gradients, and returns the loss averaged over the ranks.
@@ -142,10 +169,12 @@ class GradientReducer:
 
     def forsake(self, served: Callable[[], object]) -> None:
         """End ``serve``, for which ``served`` waits: other ranks are without this optimizer."""
-        lane, self._held.lane = self._held.lane, None
-        if lane is not None:
+        lanes, self._held.lanes = self._held.lanes, {}
+        for lane in lanes.values():
             lane.abort("other ranks do not have this optimizer any more")
+        if lanes:
             served()
+        for lane in lanes.values():
             lane.close()
 
     # -- during a backward pass ---------------------------------------------------------------------------------------
@@ -178,10 +207,16 @@ class GradientReducer:
             self._pass_begins()
             torch.autograd.Variable._execution_engine.queue_callback(self._pass_ended)
         if self._overlapped is not None:
+            if self._reads is not None:
+                self._reads.read([param])
             self._overlapped.arrived(param)
 
     def _pass_begins(self) -> None:
-        self._overlapped = None
+        self._overlapped = self._reads = None
+        if self._rider is not None and not self._reduced:
+            alone = not self._is_needed(current("backward()"))
+            passing = Passing(self._steps, self._passes + 1, self.passes_per_step, alone)
+            self._reads = self._rider if self._rider.begins(passing) else None
         if self._exchange is None or not self._exchange.overlaps or self._passes + 1 < self.passes_per_step:
             return
         session = current("the reduction of gradients")
@@ -191,7 +226,11 @@ class GradientReducer:
             self._overlapped = exchange.begin_pass(self._where(), self._weigh)
 
     def _pass_ended(self) -> None:
-        self._overlapped = None
+        if self._reads is not None and self._overlapped is None:
+            self._reads.read(self._params())
+        if self._rider is not None:
+            self._rider.ended()
+        self._overlapped = self._reads = None
         self._passes += 1
         if self._passes >= self.passes_per_step:
             self._reduce()
@@ -203,33 +242,55 @@ class GradientReducer:
         if self.ballot is not None:
             self.ballot.reach("reduce")
         session = current("the reduction of gradients")
+        sums = None
         if self._is_needed(session):
             exchange = self._bind(session)
             self._refuse_repetition()
             with torch.no_grad():
-                exchange.run(self._where(), self._weigh)
+                sums = exchange.run(self._where(), self._weigh, self._rider)
             self._runs += 1
         self._reduced = True
+        if self._rider is not None:
+            self._rider.returns(sums, self._params())
 
     def _is_needed(self, session: Session) -> bool:
         process_set = self._terms.process_set
-        return session.topology.size > 1 and bool(process_set.included()) and len(process_set.ranks) > 1
+        if not process_set.included():
+            return False
+        return self._lag > 0 or (session.topology.size > 1 and len(process_set.ranks) > 1)
 
-    def _bind(self, session: Session) -> GradientExchange:
+    def _bind(self, session: Session) -> GradientExchange | LaggedExchange:
         """The exchange for this session and these parameters."""
-        params, lane, exchange = self._watch(), self._lane(session), self._exchange
-        if exchange is not None and exchange.lane is not lane:
+        params, exchange = self._watch(), self._exchange
+        if exchange is not None and exchange.lane.session is not session:
             exchange = None
         if exchange is None or len(params) != len(exchange.params) or not all(map(is_, params, exchange.params)):
-            names = [f"{self.label}.{self._names.get(p, i)}" for i, p in enumerate(params)]
-            exchange = self._exchange = GradientExchange(lane, params, names, self._terms)
+            exchange = self._exchange = self._make_exchange(session, params)
         return exchange
 
-    def _lane(self, session: Session) -> PlannedLane:
+    def _make_exchange(self, session: Session, params: list[torch.Tensor]) -> GradientExchange | LaggedExchange:
+        names = [f"{self.label}.{self._names.get(p, i)}" for i, p in enumerate(params)]
+        if not self._lag:
+            return GradientExchange(self._lane(session), params, names, self._terms)
+        lane = self._lane(session, ".lag")  # steps are voted while gradients are on their way
+
+        def make(shadows: list[torch.Tensor]) -> GradientExchange:
+            groups = {
+                id(s): self._terms.groups[id(p)]
+                for p, s in zip(params, shadows, strict=True)
+                if id(p) in self._terms.groups
+            }
+            return GradientExchange(lane, shadows, names, replace(self._terms, groups=groups))
+
+        lagged = LaggedExchange(params, self._lag, make)
+        self._held.wait = lagged.forget
+        return lagged
+
+    def _lane(self, session: Session, purpose: str = "") -> PlannedLane:
         """The lane of this session; the first time, made by all ranks."""
-        lane = self._held.lane
+        lane = self._held.lanes.get(purpose)
         if lane is None or lane.session is not session:
-            lane = self._held.lane = PlannedLane(session, self._terms.process_set, self.label)
+            lane = self._held.lanes[purpose] = PlannedLane(session, self._terms.process_set, self.label + purpose)
         return lane
 
     def _weigh(self) -> float:
@@ -243,13 +304,14 @@ class GradientReducer:
 
     def _refuse_repetition(self) -> None:
         """Averaging what is averaged already changes nothing; any other reduction must see each gradient once."""
-        exchange = self._exchange
-        if exchange is None or not self._reduced or self._terms.how.op is ReduceOp.AVERAGE or not exchange.holds_any():
+        exchange, idempotent = self._exchange, self._terms.how.op is ReduceOp.AVERAGE and not self._lag
+        if exchange is None or not self._reduced or idempotent or not exchange.holds_any():
             return
         exchange.refuse(self._where())
         raise UsageError(
             f"gradients that op={self._terms.how.op.label} had reduced were computed again before step(): pass "
-            "backward_passes_per_step=N to reduce the sum of N passes, or op=Average, or call zero_grad() in between"
+            "backward_passes_per_step=N to reduce the sum of N passes, or op=Average without GradientLag, or call "
+            "zero_grad() in between"
         )
 
     def _average(self, loss: Any) -> Any:
@@ -267,11 +329,13 @@ class _Held:
 
     def __init__(self) -> None:
         self.hooks: dict[int, tuple[torch.Tensor, _Removable]] = {}  # by id: hashing a tensor is slow
-        self.lane: PlannedLane | None = None
+        self.lanes: dict[str, PlannedLane] = {}  # by purpose
+        self.wait: Callable[[], object] = lambda: None  # until no thread uses them
 
     def release(self) -> None:
         """Once."""
         for _, hook in self.hooks.values():
             hook.remove()
-        if self.lane is not None:
-            self.lane.close()
+        self.wait()
+        for lane in self.lanes.values():
+            lane.close()
