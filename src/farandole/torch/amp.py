@@ -1,0 +1,93 @@
+"""Dynamic loss scales that all ranks agree on.
+
+scaler = farandole.torch.amp.GradScaler()
+scaler.scale(loss).backward()
+scaler.unscale_(optimizer)              # where gradients are clipped
+scaler.step(optimizer)                  # on all ranks, or on none
+scaler.update()
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict, deque
+from typing import Any, final
+
+import torch
+from torch.amp.grad_scaler import OptState
+
+from farandole.collective import ReduceOp
+from farandole.errors import MismatchError
+from farandole.runtime.process_sets import ProcessSet, global_process_set
+from farandole.runtime.reduction import Reduction
+from farandole.torch.adapter import verbs
+from farandole.torch.optimizer import ReducingOptimizer
+
+_numbers = itertools.count()
+
+
+@final
+class GradScaler(torch.amp.GradScaler):
+    """``torch.amp.GradScaler``, by one small collective per step the same on every rank.
+
+    >>> scaler = GradScaler("cpu")
+
+    A gradient that is not finite on one rank skips the step on all, and the scale is the same everywhere (Jia et al.
+    2018, arXiv 1807.11205, section 4.1). PyTorch's own does that too where every gradient has been reduced, as a sum or
+    average carries infinities to all ranks; this one also where gradients are local (``op=Adasum``, ``Min``, ``Max``,
+    ``skip_synchronize``), where a rank had no backward pass, and with ``GradientLag``, whose gradients are divided by
+    what they had been multiplied with. Arguments are those of PyTorch's, and ``process_set``: the ranks that step
+    together. All of them call ``unscale_`` and ``step`` equally often. Raises ``MismatchError`` if their scales differ.
+    """
+
+    def __init__(self, *args: Any, process_set: ProcessSet = global_process_set, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._process_set = process_set
+        self._name = f"grad_scaler.{next(_numbers)}"
+        self._on_their_way: dict[int, deque[torch.Tensor]] = defaultdict(deque)
+        """Inverse scales of the gradients that a lagging optimizer has not handed out, by its ``id``."""
+
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        """As PyTorch's."""
+        self._begin()
+        super().unscale_(optimizer)
+
+    def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
+        """As PyTorch's."""
+        self._begin()
+        lag = getattr(optimizer, "gradient_lag", 0)
+        if self._enabled and lag and self._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY:
+            self.unscale_(optimizer)  # optimizers that unscale by themselves know today's scale only
+        return super().step(optimizer, *args, **kwargs)
+
+    def _begin(self) -> None:
+        if self._enabled and self._scale is None:  # this rank has had no loss to scale
+            self._lazy_init_scale_growth_tracker(torch.device(self._device))
+
+    def _unscale_grads_(
+        self, optimizer: torch.optim.Optimizer, inv_scale: torch.Tensor, found_inf: torch.Tensor, allow_fp16: bool
+    ) -> dict[torch.device, torch.Tensor]:
+        if isinstance(optimizer, ReducingOptimizer):
+            optimizer.prepare()
+            if optimizer.gradient_lag:
+                inverses = self._on_their_way[id(optimizer)]
+                inverses.append(inv_scale)
+                inv_scale = inverses.popleft() if len(inverses) > optimizer.gradient_lag else inv_scale
+        found = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
+        return self._agreed(found or {found_inf.device: found_inf})
+
+    def _agreed(self, found: dict[torch.device, torch.Tensor]) -> dict[torch.device, torch.Tensor]:
+        """The same with what any rank has found."""
+        if self._process_set.included():
+            scale = self.get_scale()
+            mine = torch.tensor([max(map(float, found.values())), scale, -scale])
+            [most] = verbs.allreduce([mine], self._name, Reduction(ReduceOp.MAX), self._process_set).run()
+            anything, highest, lowest = float(most[0]), float(most[1]), -float(most[2])
+            if highest != lowest:
+                raise MismatchError(
+                    f"loss scales differ between ranks, from {lowest:g} to {highest:g}: begin alike, and after loading "
+                    "a checkpoint scaler.load_state_dict(hvd.broadcast_object(scaler.state_dict(), root_rank=0))"
+                )
+            for each in found.values():
+                each.fill_(anything)
+        return found

@@ -1,0 +1,121 @@
+"""What the optimizers here have in common: exempt groups, float32 masters, dynamic loss scales.
+
+Subclasses say in ``_update`` how weights change; everything that reaches them is float32 or wider.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from typing import Any, TypeAlias
+
+import torch
+
+from farandole.errors import UnsupportedError
+from farandole.torch.optim.groups import Group, at_least, split
+
+HALF = (torch.float16, torch.bfloat16)
+Params: TypeAlias = Iterable[torch.Tensor] | Iterable[Group] | Iterable[tuple[str, torch.Tensor]]
+State: TypeAlias = dict[str, Any]
+
+
+class LargeBatchOptimizer(torch.optim.Optimizer, ABC):
+    """Weights in half precision have a float32 copy in ``state[p]["master"]``, which is what is optimized.
+
+    A gradient that ``GradScaler`` has found not to be finite skips the step; gradients are unscaled in float32.
+    """
+
+    _step_supports_amp_scaling = True  # GradScaler then sets grad_scale and found_inf, and leaves gradients alone
+
+    def __init__(self, params: Params, defaults: dict[str, Any]) -> None:
+        at_least("lr", defaults["lr"])
+        at_least("weight_decay", defaults["weight_decay"])
+        self._versions: dict[int, int] = {}  # of half-precision weights when their masters were the same
+        super().__init__(params, defaults)
+
+    @abstractmethod
+    def _update(
+        self, group: Group, weights: list[torch.Tensor], grads: list[torch.Tensor], states: list[State]
+    ) -> None:
+        """Change ``weights``, which have ``grads``."""
+
+    def add_param_group(self, param_group: Group) -> None:
+        """As in PyTorch; parameters with fewer than two dimensions become a group of their own, which is ``exempt``."""
+        for group in split(param_group):
+            super().add_param_group(group)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step; returns what ``closure`` does. Raises ``UnsupportedError`` for sparse gradients."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        found_inf, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
+        if found_inf is not None and float(found_inf):
+            return loss
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            if params:
+                grads = [self._gradient(p, scale) for p in params]
+                weights = [self._weight(p) for p in params]
+                self._update(group, weights, grads, [self.state[p] for p in params])
+                self._write_back(params, weights)
+        return loss
+
+    def load_state_dict(self, state_dict: State) -> None:
+        """As in PyTorch, but what belongs to weights in half precision stays float32."""
+        super().load_state_dict(state_dict)
+        numbers = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
+        params = chain.from_iterable(group["params"] for group in self.param_groups)
+        for number, param in zip(numbers, params, strict=True):
+            if param.dtype in HALF:
+                for name, value in state_dict["state"].get(number, {}).items():
+                    if isinstance(value, torch.Tensor) and value.is_floating_point():
+                        self.state[param][name] = value.detach().to(param.device, torch.float32, copy=True)
+
+    def _gradient(self, param: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+        grad = param.grad
+        assert grad is not None
+        if grad.is_sparse:
+            raise UnsupportedError(
+                f"{type(self).__name__} takes no sparse gradients, found one of shape {tuple(grad.shape)}: make the "
+                "layer with sparse=False, or give its parameters to an optimizer of their own (SGD, SparseAdam)"
+            )
+        if param.dtype in HALF:
+            grad = grad.float()
+        return grad if scale is None else grad / scale.to(grad.device)
+
+    def _weight(self, param: torch.Tensor) -> torch.Tensor:
+        if param.dtype not in HALF:
+            return param
+        state = self.state[param]
+        if "master" not in state:
+            state["master"] = param.float()
+        master: torch.Tensor = state["master"]
+        # Who else writes weights (broadcast_parameters, a checkpoint) means them; the same values keep their master.
+        if self._versions.get(id(param)) != param._version and not torch.equal(master.to(param.dtype), param):
+            master.copy_(param)
+        return master
+
+    def _write_back(self, params: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]) -> None:
+        for param, weight in zip(params, weights, strict=True):
+            if weight is not param:
+                param.copy_(weight)
+                self._versions[id(param)] = param._version
+
+
+def buffers(states: Sequence[State], name: str, weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """One tensor of the state of each weight, zero at first."""
+    for state, weight in zip(states, weights, strict=True):
+        if name not in state:
+            state[name] = torch.zeros_like(weight)
+    return [state[name] for state in states]
+
+
+def norms(tensors: Sequence[torch.Tensor]) -> list[float]:
+    """Their lengths, in float32 at least; waits for their device once."""
+    found = [torch.linalg.vector_norm(t, dtype=torch.float32 if t.dtype in HALF else None) for t in tensors]
+    lengths: list[float] = torch.stack([n.to(found[0].device, torch.float64) for n in found]).tolist()
+    return lengths

@@ -1,0 +1,54 @@
+"""Which parameters are exempt from weight decay and layer-wise rates: biases, and what normalization layers learn.
+
+    optimizer = LARS([{"params": model.parameters()}], lr=3.2)
+    [group["exempt"] for group in optimizer.param_groups]      # [False, True]
+
+A group becomes two, of the parameters with two dimensions and more and of the others, unless it says itself what it is:
+``{"params": [...], "exempt": False}``. Decay and layer-wise rates are for weights that a normalization makes invariant
+to their scale, or that have fan-in; see Goyal et al. 2017, arXiv 1706.02677, section 5.3, and You et al. 2017.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import torch
+
+from farandole.errors import UsageError
+
+Group: TypeAlias = dict[str, Any]
+
+
+def split(group: Group) -> list[Group]:
+    """One or two groups that say ``exempt``; exempt ones have no weight decay."""
+    params = group["params"]
+    if "exempt" in group or isinstance(params, set):  # sets have no order: PyTorch refuses them
+        return [_marked(group, params, bool(group.get("exempt")))]
+    every = [params] if isinstance(params, torch.Tensor) else list(params)
+    small = [p for p in every if _tensor(p).dim() < 2]
+    large = [p for p in every if _tensor(p).dim() >= 2]
+    if not small or not large:
+        return [_marked(group, every, not large and bool(small))]
+    return [_marked(group, large, False), _marked(group, small, True)]
+
+
+def _marked(group: Group, params: Any, exempt: bool) -> Group:
+    return {**group, "params": params, "exempt": exempt, **({"weight_decay": 0.0} if exempt else {})}
+
+
+def _tensor(param: Any) -> torch.Tensor:
+    """That of a parameter or of a pair of its name and it."""
+    tensor: torch.Tensor = param[1] if isinstance(param, tuple) else param
+    return tensor
+
+
+def at_least(name: str, value: float, least: float = 0.0) -> None:
+    """Refuse a setting below what is possible, and what is no number."""
+    if not float(value) >= least:
+        raise UsageError(f"{name}={value}: expected a number from {least:g}")
+
+
+def between(name: str, value: float) -> None:
+    """Refuse a share that is not in [0, 1)."""
+    if not 0.0 <= value < 1.0:
+        raise UsageError(f"{name}={value}: expected a number from 0, below 1")

@@ -1,0 +1,82 @@
+"""RMSprop that becomes SGD."""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+
+from farandole.largebatch.rmsprop_warmup import rmsprop_share, sgd_share
+from farandole.torch.optim.base import LargeBatchOptimizer, Params, State, buffers
+from farandole.torch.optim.groups import Group, at_least, between
+
+
+class RMSpropWarmupSGD(LargeBatchOptimizer):
+    """Begins as RMSprop and ends as SGD with momentum (Akiba, Suzuki, Fukuda 2017, arXiv 1711.04325, section 2.1).
+
+    >>> optimizer = RMSpropWarmupSGD(model.parameters(), lr=12.8, steps_per_epoch=len(batches))
+
+    m ← μ₂m + (1−μ₂)g², Δ ← μ₁Δ − (α_SGD + α_RMSprop/(√m+ε))·g, w ← w + γΔ. α_SGD grows with the epoch, see
+    ``farandole.largebatch.rmsprop_warmup``; α_RMSprop = (1−α_SGD)·η/γ. γ is ``lr``, η ``rmsprop_lr``, μ₁ ``momentum``,
+    μ₂ ``alpha``; weight decay, which the equations leave out, is added to the gradient.
+
+    Each group counts its ``epoch``, by 1 / ``steps_per_epoch`` at every step; where the number of workers changes, set
+    the latter in ``param_groups`` anew. The paper has no moving averages in batch normalization: all-reduce the
+    statistics of the last mini-batch before validation. What ``LARS`` says of ``exempt`` parameters (here: no decay),
+    half precision and errors holds here too.
+    """
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float,
+        steps_per_epoch: float,
+        momentum: float = 0.9,
+        alpha: float = 0.99,
+        eps: float = 1e-8,
+        rmsprop_lr: float = 3e-4,
+        center: float = 10.0,
+        period: float = 5.0,
+        weight_decay: float = 0.0,
+    ) -> None:
+        between("momentum", momentum)
+        between("alpha", alpha)
+        at_least("eps", eps)
+        at_least("rmsprop_lr", rmsprop_lr)
+        at_least("steps_per_epoch", steps_per_epoch, 1.0)
+        at_least("center", center)
+        at_least("period", period, 1e-9)
+        defaults = {
+            "lr": lr,
+            "steps_per_epoch": steps_per_epoch,
+            "epoch": 0.0,
+            "momentum": momentum,
+            "alpha": alpha,
+            "eps": eps,
+            "rmsprop_lr": rmsprop_lr,
+            "center": center,
+            "period": period,
+            "weight_decay": weight_decay,
+        }
+        super().__init__(params, defaults)
+
+    @final
+    def _update(
+        self, group: Group, weights: list[torch.Tensor], grads: list[torch.Tensor], states: list[State]
+    ) -> None:
+        lr, alpha = float(group["lr"]), group["alpha"]
+        share = sgd_share(group["epoch"], group["center"], group["period"])
+        group["epoch"] += 1.0 / group["steps_per_epoch"]
+        if group["weight_decay"]:
+            grads = list(torch._foreach_add(grads, weights, alpha=group["weight_decay"]))
+        squares, changes = buffers(states, "square_avg", weights), buffers(states, "momentum_buffer", weights)
+        torch._foreach_mul_(squares, alpha)
+        torch._foreach_addcmul_(squares, grads, grads, value=1.0 - alpha)
+        factors = torch._foreach_sqrt(squares)
+        torch._foreach_add_(factors, group["eps"])
+        torch._foreach_reciprocal_(factors)
+        torch._foreach_mul_(factors, rmsprop_share(share, group["rmsprop_lr"], lr))
+        torch._foreach_add_(factors, share)
+        torch._foreach_mul_(changes, group["momentum"])
+        torch._foreach_addcmul_(changes, factors, grads, value=-1.0)
+        torch._foreach_add_(weights, changes, alpha=lr)
