@@ -212,6 +212,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             group="elastic jobs",
         ),
     ] = 5.0
+    elastic_journal: Annotated[
+        str,
+        Knob(
+            "write all decisions about the membership, with their reasons, to this file",
+            ("--elastic-journal",),
+            group="elastic jobs",
+        ),
+    ] = ""
     dynamic_process_sets: Annotated[
         bool,
         Knob("allow add_process_set() after init()", ("--dynamic-process-sets",), "HOROVOD_DYNAMIC_PROCESS_SETS"),

@@ -9,7 +9,7 @@ import pytest
 import farandole
 from farandole.cli import main
 from farandole.launch.options import Parser, add_knobs, knob_arguments, read_file
-from farandole.settings import KNOBS, Settings
+from farandole.settings import KNOBS, PAIRS, Settings
 from tests.launch.conftest import StartJob
 
 
@@ -26,6 +26,8 @@ def test_every_knob_has_an_option_that_sets_it(name: str) -> None:
         assert getattr(_parse(knob.off_flags[0]), name) is False
     elif isinstance(default, bool):
         assert getattr(_parse(knob.flags[0].replace("--", "--no-")), name) is False
+    elif name in PAIRS:
+        assert getattr(_parse(knob.flags[0], "2", "3.5"), name) == (2.0, 3.5)
     elif isinstance(default, (int, float)):
         assert getattr(_parse(knob.flags[0], "3"), name) == 3 * knob.flag_scale
     else:

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from farandole import cli
-from farandole.errors import UnsupportedError
 from farandole.launch import command, horovodrun
+from farandole.launch.elastic_job import ElasticJob
+from farandole.launch.plan import Job
 
 # The flags of horovodrun 0.28.1, each as one may type it.
 FLAGS = """
@@ -41,6 +42,7 @@ def parse(words: str) -> argparse.Namespace:
 def test_every_flag_of_horovodrun_is_taken(flag: str) -> None:
     args = parse(f"-np 2 {flag} python train.py --batch-size 32")
     job = horovodrun.asked(args)
+    assert isinstance(job, Job)
     assert job.command == ["python", "train.py", "--batch-size", "32"]
     assert job.size == 2
     assert job.python_path == (command.HOROVOD_SITE,)
@@ -51,7 +53,9 @@ def test_every_flag_of_horovodrun_is_taken(flag: str) -> None:
 
 def test_flags_arrive_as_settings() -> None:
     words = "-np 2 --fusion-threshold-mb 32 --log-level INFO --start-timeout 77 --no-stall-check python x.py"
-    settings = horovodrun.asked(parse(words)).settings
+    job = horovodrun.asked(parse(words))
+    assert isinstance(job, Job)
+    settings = job.settings
     assert (settings.fusion_threshold_bytes, settings.log_level) == (32 * 2**20, "info")
     assert (settings.start_timeout_s, settings.stall_check) == (77.0, False)
 
@@ -63,10 +67,11 @@ def test_flags_with_one_reason_share_a_line() -> None:
     assert chosen.startswith("--hierarchical-allreduce, --gloo: accepted without effect, the way of")
 
 
-@pytest.mark.parametrize("flag", ["--min-np 1", "--max-num-proc 4", "--host-discovery-script find.sh"])
-def test_elastic_jobs_are_refused(flag: str) -> None:
-    with pytest.raises(UnsupportedError, match="asks for an elastic job, which comes in a later release"):
-        horovodrun.asked(parse(f"-np 2 {flag} python x.py"))
+@pytest.mark.parametrize("flag", ["--min-np 1", "--max-num-proc 4", "--host-discovery-script true"])
+def test_some_flags_make_a_job_elastic(flag: str) -> None:
+    job = horovodrun.asked(parse(f"-np 2 {flag} python x.py"))
+    assert isinstance(job, ElasticJob)
+    assert job.job.python_path == (command.HOROVOD_SITE,)
 
 
 def test_unknown_flags_are_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:

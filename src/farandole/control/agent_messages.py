@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import final
+from typing import TypeAlias, final
 
 import msgspec
 
@@ -153,3 +153,9 @@ class Stack(Message, frozen=True):
 @final
 class Goodbye(Message, frozen=True):
     """The agent has ended all workers and is about to exit."""
+
+
+Any: TypeAlias = (
+    AgentHello | Branch | Severed | Alive | StartWorkers | Started | Watch | Exited | Output | Written | KillWorker
+    | StopWorkers | DumpStack | Stack | Goodbye
+)  # fmt: skip

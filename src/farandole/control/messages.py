@@ -10,23 +10,7 @@ from typing import TypeAlias, cast, final
 
 import msgspec
 
-from farandole.control.agent_messages import (
-    AgentHello,
-    Alive,
-    Branch,
-    DumpStack,
-    Exited,
-    Goodbye,
-    KillWorker,
-    Output,
-    Severed,
-    Stack,
-    Started,
-    StartWorkers,
-    StopWorkers,
-    Watch,
-    Written,
-)
+from farandole.control import agent_messages
 from farandole.control.message import Message
 from farandole.errors import ControlError
 
@@ -130,7 +114,8 @@ class Leave(Message, frozen=True):
 class Blocked(Message, frozen=True):
     """I have been in a planned collective for ``seconds``: the ``sequence``-th of ``lane``; ``what`` describes it.
 
-    Sent from ``stall_warning_s`` on, and again at least twice in every such time while it lasts.
+    Sent from ``stall_warning_s`` on, and again at least twice in every such time while it lasts. ``step_s`` is the
+    longest of my recent steps: the time between two planned collectives.
     """
 
     generation: int
@@ -139,6 +124,7 @@ class Blocked(Message, frozen=True):
     sequence: int
     what: str
     seconds: float
+    step_s: float = 0.0
 
 
 @final
@@ -207,9 +193,10 @@ class Welcome(Message, frozen=True):
 
 @final
 class Refuse(Message, frozen=True):
-    """``init()`` cannot succeed; ``reason`` says why and what to do."""
+    """``init()`` cannot succeed; ``reason`` says why and what to do. If that is ``orderly``, the process should end."""
 
     reason: str
+    orderly: bool = False
 
 
 @final
@@ -375,9 +362,7 @@ class Multicast(Message, frozen=True):
 Any: TypeAlias = (
     Hello | Exchange | Submit | Leave | Blocked | Progress | SetTimeline | TimelineSet | Result | FetchTask
     | Welcome | Refuse | Exchanged | Orders | Resend | Abort | ChangeDue | Ask | Task
-    | Ready | Parts | Letters | Begin | Multicast
-    | AgentHello | Branch | Severed | Alive | StartWorkers | Started | Watch | Exited | StopWorkers | DumpStack | Stack
-    | KillWorker | Goodbye | Output | Written
+    | Ready | Parts | Letters | Begin | Multicast | agent_messages.Any
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

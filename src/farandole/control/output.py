@@ -155,7 +155,7 @@ class Source:
 
 @final
 class Pump(threading.Thread):
-    """The thread that moves output: ``add`` all sources, ``start``, ``finish``, wait for ``ended``, ``close``."""
+    """The thread that moves output: ``add`` sources, ``start``, ``finish``, wait for ``ended``, ``close``."""
 
     def __init__(self) -> None:
         super().__init__(name="farandole-output", daemon=True)
@@ -172,8 +172,8 @@ class Pump(threading.Thread):
         os.set_blocking(fd, False)
         with contextlib.suppress(OSError):  # a smaller pipe is slower, no more
             fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-        source = self._sources[fd] = Source(fd, sink, tag)
-        self._epoll.register(fd, select.EPOLLIN)
+        source = Source(fd, sink, tag)
+        self._request(lambda: self._register(source))
         return source
 
     def say(self, sink: Sink, text: bytes, then: Callable[[], object] = lambda: None) -> None:
@@ -236,6 +236,10 @@ class Pump(threading.Thread):
     def _request(self, action: Callable[[], object]) -> None:
         self._requests.append(action)
         os.eventfd_write(self._bell, 1)
+
+    def _register(self, source: Source) -> None:
+        self._sources[source.fd] = source
+        self._epoll.register(source.fd, select.EPOLLIN)
 
     def _begin_finish(self) -> None:
         self._finishing = True

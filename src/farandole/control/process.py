@@ -64,9 +64,7 @@ def no_descendants_left() -> Iterator[None]:
         yield
     finally:
         while left := set(descendants(but=others)):
-            for pid in left:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            kill(left)
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(-1, 0)
 
@@ -132,7 +130,12 @@ def die_with_parent(number: int) -> None:
 
 def signal_descendants(number: int) -> None:
     """Send a signal to every descendant of this process."""
-    for pid in descendants():
+    kill(descendants(), number)
+
+
+def kill(pids: Iterable[int], number: int = signal.SIGKILL) -> None:
+    """Send a signal to those of these processes that are still there."""
+    for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
 

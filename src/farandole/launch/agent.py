@@ -19,9 +19,19 @@ from typing import TYPE_CHECKING, final
 
 import msgspec
 
+from farandole.cluster.contact import is_loopback
 from farandole.cluster.environment import CONTROLLER
 from farandole.control import process
-from farandole.control.agent_messages import Exited, Goodbye, Started, StartWorkers, StopWorkers, WorkerSpec, Written
+from farandole.control.agent_messages import (
+    Exited,
+    Goodbye,
+    KillWorker,
+    Started,
+    StartWorkers,
+    StopWorkers,
+    WorkerSpec,
+    Written,
+)
 from farandole.control.channel import LONGEST_WAIT_S
 from farandole.control.dial import first_answering
 from farandole.control.keys import JobKeys
@@ -61,7 +71,8 @@ class Agent:
         self._streams: Streams | None = None
         self._writing: set[int] = set()
         self._workers: dict[int, int] = {}
-        self._unstarted: list[Exited] = []
+        self._news: list[Started | Exited] = []
+        """Of workers, since the controller was told last."""
         self._relay: Relay | None = None
         self._link: AgentLink | None = None
         self._link_fds: set[int] = set()
@@ -90,12 +101,15 @@ class Agent:
     def _begin(self, start: StartWorkers, screens: Screens) -> None:
         self._start, self._screens = start, screens
         self._streams = Streams(start, screens)
-        for spec in start.workers:
-            self._start_worker(spec, start, self._streams)
+        self._start_workers(start, self._streams)
         screens.start()
         self._writing = set(screens.ended)
         for fd in self._writing:
             self._poll.register(fd, select.POLLIN)
+
+    def _start_workers(self, start: StartWorkers, streams: Streams) -> None:
+        for spec in start.workers:
+            self._start_worker(spec, start, streams)
 
     def _start_worker(self, spec: WorkerSpec, start: StartWorkers, streams: Streams) -> None:
         contact = {CONTROLLER: self._address if self._relay is None else self._relay.address}
@@ -111,9 +125,10 @@ class Agent:
                 )
         except OSError as error:
             code, words = process.refusal(spec.command, error)
-            self._unstarted.append(Exited(spec.place, -1, code, "", words))
+            self._news.append(Exited(spec.place, -1, code, "", words))
         else:
             self._workers[pid] = spec.place
+            self._news.append(Started(spec.place, pid))
 
     def _connect(self) -> None:
         """Join the control plane."""
@@ -122,14 +137,13 @@ class Agent:
             from farandole.runtime.relay import Relay  # small jobs need none
 
             self._relay = Relay(keys, charge.host, charge.silence_s, charge.interface)
-        self._link = AgentLink(self._address, keys, charge.host, charge.silence_s, self._relay)
+        self._link = AgentLink(self._address, keys, charge.host, charge.silence_s, self._relay, charge.name)
         self._report_start()
 
     def _report_start(self) -> None:
-        for pid, place in self._workers.items():
-            self._post(Started(place, pid))
-        for ended in self._unstarted:
-            self._post(ended)
+        for message in self._news:
+            self._post(message)
+        self._news.clear()
 
     def _serve(self) -> None:
         while not self._is_over():
@@ -197,17 +211,23 @@ class Agent:
             self._orphaned()
 
     def _obey(self, message: object) -> None:
-        if isinstance(message, StartWorkers) and self._screens is None and self._link is not None:
-            for name in SSH_SESSION:
-                os.environ.pop(name, None)
-            self._begin(message, Screens.remote(self._link.send))
+        if isinstance(message, StartWorkers) and self._link is not None and not self._dismissed:
+            if self._screens is None or self._streams is None:
+                for name in SSH_SESSION:
+                    os.environ.pop(name, None)
+                self._begin(message, Screens.remote(self._link.send))
+            else:
+                self._start_workers(message, self._streams)
             self._report_start()
             self._reap()
         elif isinstance(message, Written) and self._screens is not None:
             self._screens.written(message)
+        elif isinstance(message, KillWorker):
+            self._kill(message.place)
         elif isinstance(message, StopWorkers):
             self._dismissed = True
             self._stop(message.grace_s)
+            self._reap()
             if not message.grace_s:  # now means now, also if nobody takes the output
                 self._give_up_at = time.monotonic() + GIVE_UP_S
 
@@ -220,6 +240,9 @@ class Agent:
             if pid in self._workers:
                 place = self._workers.pop(pid)
                 self._post(Exited(place, pid, code, self._last_words(place, code)))
+        if self._charge.stays and not self._dismissed:
+            process.kill(process.descendants(but=self._workers))  # what workers that have ended left running
+            return
         if self._start is None or self._screens is None or self._workers or self._finishing:
             return
         if not process.has_children():
@@ -232,9 +255,16 @@ class Agent:
 
     def _last_words(self, place: int, code: int) -> str:
         """The end of its standard error, if it may be the cause of what follows."""
-        if not code or self._kill_at is not None or self._streams is None:
+        if self._streams is None:
             return ""
-        return self._streams.tail(place, SETTLE_S)
+        tail = self._streams.tail(place, SETTLE_S) if code and self._kill_at is None else ""
+        self._streams.forget(place)
+        return tail
+
+    def _kill(self, place: int) -> None:
+        """End a worker, and what it has started with it."""
+        for pid in [pid for pid, own in self._workers.items() if own == place]:
+            process.kill([pid, *process.descendants(pid)])
 
     def _stop(self, grace_s: float) -> None:
         """TERM for all workers and what they started; KILL when the grace is over, and again until none is left."""
@@ -272,7 +302,7 @@ def main() -> None:
 
 def _address(charge: Charge) -> str:
     """Where the controller answers; on its own host, it does."""
-    if charge.start is not None:
+    if is_loopback(charge.addresses[0]):
         return charge.addresses[0]
     return first_answering(charge.addresses, JobKeys.from_secret(charge.secret), charge.dial_s, lifeline=0)
 

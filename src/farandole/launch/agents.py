@@ -146,6 +146,11 @@ class AgentProcess:
         if self.code is None:
             os.kill(self._pid, number)
 
+    def give_up(self) -> None:
+        """Its hosts are lost: end it; what it says counts no more, and others may serve them."""
+        self.kill()
+        self.hosts = ()
+
     def dismiss(self) -> None:
         """Close its input, which is the end for its agents."""
         self._unheard = os.open(f"/proc/self/fd/{self._input}", os.O_RDONLY | os.O_NONBLOCK)
@@ -176,6 +181,7 @@ class Agents:
     def __init__(
         self, groups: Sequence[Group], settings: Settings, *, captured: bool, death_signal: int | None = None
     ) -> None:
+        self._settings = settings
         self._processes: list[AgentProcess] = []
         try:
             for group in groups:
@@ -190,6 +196,17 @@ class Agents:
     def of(self, host: str) -> AgentProcess:
         """The child that started, or is, the agent of ``host``."""
         return next(each for each in self._processes if host in each.hosts)
+
+    def add(self, group: Group) -> AgentProcess:
+        """One more, while the job runs."""
+        self._processes.append(AgentProcess(group, self._settings, captured=True))
+        return self._processes[-1]
+
+    def drop(self, agent: AgentProcess) -> None:
+        """Free what belongs to this one, which has ended; nobody may look at its descriptors any more."""
+        self._processes.remove(agent)
+        agent.dismiss()
+        agent.wait(time.monotonic())
 
     def close(self) -> None:
         """Dismiss all, and wait for their ends; what one has not read is printed."""

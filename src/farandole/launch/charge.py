@@ -22,6 +22,9 @@ class Charge(msgspec.Struct, frozen=True):
     the first address that answers within ``dial_s``, and is told by the controller whom to start. ``silence_s`` is how
     long either may be silent (0: as long as it likes). With ``relay`` the workers are reached through the agent, which
     is to be reached by ``interface`` ("": by any).
+
+    In an elastic job it ``stays`` when it has no workers, until it is told to end, and calls itself ``name``: its host
+    may have come back while the controller still holds the connection of its last agent.
     """
 
     addresses: list[str]
@@ -32,3 +35,5 @@ class Charge(msgspec.Struct, frozen=True):
     silence_s: float = 0.0
     relay: bool = False
     interface: str = ""
+    stays: bool = False
+    name: str = ""

@@ -15,8 +15,11 @@ import socket
 import sys
 import typing
 
+import msgspec
+
 import farandole
 from farandole.launch import plan
+from farandole.launch.elastic_job import ElasticJob, elastic_job
 from farandole.launch.launcher import Launcher
 from farandole.launch.options import add_knobs, knob_arguments, read_file
 from farandole.launch.ssh import Ssh
@@ -28,6 +31,7 @@ examples:
   farandole run -np 4 python train.py --epochs 10
   farandole run -np 4 --output-filename logs python train.py
   farandole run -np 2 --horovod python script_written_for_horovod.py
+  farandole run --min-np 2 --max-np 8 --hostfile hosts.txt python train.py
 
 Each line that a worker prints appears with its rank, [2]<stdout>: or
 [2]<stderr>:. The first worker that fails ends the job, and its exit code is
@@ -98,28 +102,39 @@ def main(args: argparse.Namespace) -> int:
     return run_job(job(args, command, settings, (HOROVOD_SITE,) if args.horovod else ()))
 
 
-def job(args: argparse.Namespace, command: list[str], settings: Settings, python_path: tuple[str, ...]) -> plan.Job:
+def job(
+    args: argparse.Namespace, command: list[str], settings: Settings, python_path: tuple[str, ...]
+) -> plan.Job | ElasticJob:
     """The job that the options of ``add_job_options`` describe; raises ``UsageError`` for one that cannot be."""
-    ssh = Ssh(args.ssh_port, args.ssh_identity_file, tuple(args.ssh_option))
-    named = read_hosts(args.hosts or "", args.hostfile or "")
-    hosts, starter = where(args.np, named, Means(args.launcher, ssh), os.environ, socket.gethostname())
-    return plan.Job(
+    means = Means(args.launcher, Ssh(args.ssh_port, args.ssh_identity_file, tuple(args.ssh_option)))
+    here = socket.gethostname()
+    asked = plan.Job(
         command,
-        hosts,
+        (),
         settings,
-        starter,
         output_dir=args.output_filename,
         timestamps=args.timestamps,
         verbose=args.verbose,
         python_path=python_path,
     )
+    if settings.is_elastic:
+        return elastic_job(asked, args.np, args.hosts or "", args.hostfile or "", means, os.environ, here)
+    named = read_hosts(args.hosts or "", args.hostfile or "")
+    hosts, starter = where(args.np, named, means, os.environ, here)
+    return msgspec.structs.replace(asked, hosts=hosts, starter=starter)
 
 
-def run_job(job: plan.Job) -> int:
+def run_job(job: plan.Job | ElasticJob) -> int:
     """Run a job to its end in this process, say how it ended if that was not well, and return its exit status."""
-    if HOROVOD_SITE in job.python_path:
+    asked = job.job if isinstance(job, ElasticJob) else job
+    if HOROVOD_SITE in asked.python_path:
         _say_which_horovod()
-    status, words = Launcher(job, owns_process=True).run()
+    if isinstance(job, ElasticJob):
+        from farandole.launch.elastic_launcher import ElasticLauncher  # other jobs need not wait for it to load
+
+        status, words = ElasticLauncher(job).run()
+    else:
+        status, words = Launcher(job, owns_process=True).run()
     if words:
         print(f"farandole: {words}", file=sys.stderr)
     return status

@@ -10,12 +10,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any, NamedTuple, final
 
 import farandole
-from farandole.errors import UnsupportedError
 from farandole.launch import command
+from farandole.launch.elastic_job import ElasticJob
 from farandole.launch.options import add_knobs, knob_arguments, read_file
 from farandole.launch.plan import Job
 from farandole.settings import Settings
@@ -35,12 +35,9 @@ class Foreign(NamedTuple):
 
 _NO_CYCLE = "messages are sent when there is something to say, there are no cycles"
 _CHOSEN = "the way of moving bytes is chosen, see --engine"
-_NOT_ELASTIC = "it belongs to elastic jobs"
 
 FOREIGN = (
     Foreign("nothing is checked over ssh that could be remembered", 0, ("--disable-cache",)),
-    Foreign(_NOT_ELASTIC, 1, ("--slots-per-host", "--elastic-timeout", "--reset-limit")),
-    Foreign(_NOT_ELASTIC, 2, ("--blacklist-cooldown-range",)),
     Foreign(_NO_CYCLE, 1, ("--cycle-time-ms",)),
     Foreign(_NO_CYCLE, 0, ("--timeline-mark-cycles",)),
     Foreign(_CHOSEN, 0, (
@@ -62,11 +59,6 @@ FOREIGN = (
     Foreign("no thread of ours is pinned", 1, ("--thread-affinity",)),
     Foreign("waits end at --start-timeout and --stall-check-shutdown-time-seconds", 1, ("--gloo-timeout-seconds",)),
 )  # fmt: skip
-
-ELASTIC = (
-    ("--host-discovery-script",), ("--min-np", "--min-num-proc"), ("--max-np", "--max-num-proc"),
-)  # fmt: skip
-"""What makes a job elastic."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -95,9 +87,8 @@ def main(args: argparse.Namespace) -> int:
     return command.run_job(job)
 
 
-def asked(args: argparse.Namespace) -> Job:
+def asked(args: argparse.Namespace) -> Job | ElasticJob:
     """The job that ``args`` ask for; raises ``UsageError`` for one that cannot be."""
-    refuse_elastic([flag for flags in ELASTIC for flag in flags if _given(args, flag)])
     words = args.command[1:] if args.command[0] == "--" else args.command
     file = read_file(args.config_file) if args.config_file else None
     settings = Settings.resolve(knob_arguments(args), file, os.environ)
@@ -114,15 +105,6 @@ def without_meaning(flags: Collection[str]) -> list[str]:
     return lines
 
 
-def refuse_elastic(flags: Sequence[str]) -> None:
-    """Raise ``UnsupportedError`` if anything asks for an elastic job."""
-    if flags:
-        raise UnsupportedError(
-            f"{', '.join(flags)} asks for an elastic job, which comes in a later release; this one runs a fixed number "
-            "of workers: say -np N"
-        )
-
-
 def _add_foreign(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("accepted without effect")
     for foreign in FOREIGN:
@@ -130,12 +112,6 @@ def _add_foreign(parser: argparse.ArgumentParser) -> None:
         for flags in spellings:
             group.add_argument(*flags, action=_Note, nargs=foreign.values, metavar="X" if foreign.values else None,
                                default=argparse.SUPPRESS, help=argparse.SUPPRESS)  # fmt: skip
-    for flags in ELASTIC:
-        group.add_argument(*flags, metavar="X", help=argparse.SUPPRESS)
-
-
-def _given(args: argparse.Namespace, flag: str) -> bool:
-    return getattr(args, flag.removeprefix("--").replace("-", "_"), None) is not None
 
 
 @final

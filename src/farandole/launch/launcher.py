@@ -21,11 +21,11 @@ from farandole.control.addresses import EVERYWHERE, own_endpoints, own_host_only
 from farandole.control.agent_messages import StartWorkers, WorkerSpec
 from farandole.launch.agents import Agents
 from farandole.launch.charge import Charge
-from farandole.launch.inherit import for_other_hosts
 from farandole.launch.local import Local
-from farandole.launch.loop import Loop, Outcome
-from farandole.launch.plan import Job, workers
+from farandole.launch.loop import Outcome
+from farandole.launch.plan import Job, start_workers, workers
 from farandole.launch.policy import INTERRUPTS
+from farandole.launch.static_loop import StaticLoop
 
 DIAL_SHARE = 0.5
 """How much of the start time-out an agent may look for the controller: then it can still say that it found none."""
@@ -79,7 +79,8 @@ class Launcher:
             router = held.enter_context(Router(JobKeys.from_secret(secret), address))
             root = Root(router, self._settings, self._job.size)
             root.controller.task, root.controller.on_result = self._task, self._on_result
-            loop = held.enter_context(Loop(self._job, agents, root, interrupts))
+            loop = StaticLoop(self._job, agents, root, interrupts)
+            held.enter_context(loop)
             specs = workers(self._job, secret, os.environ)
             if self._is_spread:
                 self._charge(agents, own_endpoints(router.address, self._settings.network_interface), secret)
@@ -110,14 +111,5 @@ class Launcher:
 
     def _start(self, specs: Sequence[WorkerSpec], host: str, agents: Agents) -> StartWorkers:
         """What the agent of ``host`` is to start."""
-        job = self._job
-        return StartWorkers(
-            [spec for spec in specs if job.hosts[spec.place] == host],
-            environment={} if agents.of(host).inherits else for_other_hosts(os.environ),
-            output_dir=os.path.abspath(job.output_dir) if job.output_dir else "",
-            timestamps=job.timestamps,
-            colour=os.isatty(1) and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb",
-            cwd=os.getcwd(),
-            size=job.size,
-            grace_s=self._settings.grace_s,
-        )
+        own = [spec for spec in specs if self._job.hosts[spec.place] == host]
+        return start_workers(self._job, own, self._job.size, inherits=agents.of(host).inherits)

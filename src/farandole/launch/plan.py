@@ -17,9 +17,10 @@ import msgspec
 
 from farandole.cluster import hostlist
 from farandole.cluster.environment import variables_for
-from farandole.control.agent_messages import WorkerSpec
+from farandole.control.agent_messages import StartWorkers, WorkerSpec
 from farandole.errors import UsageError
 from farandole.launch.agents import AgentStarter
+from farandole.launch.inherit import for_other_hosts
 from farandole.settings import Settings
 from farandole.topology import Topology
 
@@ -62,13 +63,16 @@ class Job(msgspec.Struct, frozen=True):
         return len(self.hosts)
 
 
-def parse_hosts(text: str) -> tuple[Host, ...]:
-    """``"a:4,b,node[01-04]:2,[fd77::1]:2"`` as ``-H`` takes it; a host without a number has one slot, as in Horovod."""
+def parse_hosts(text: str, slots_each: int = 1) -> tuple[Host, ...]:
+    """``"a:4,b,node[01-04]:2,[fd77::1]:2"`` as ``-H`` takes it; a host without a number has one slot, as in Horovod.
+
+    That may be another number, ``slots_each``.
+    """
     hosts: list[Host] = []
     for item in hostlist.split(text):
         name, colon, slots = item.strip().rpartition(":")
         if not colon or "]" in slots:
-            name, slots = item.strip(), "1"
+            name, slots = item.strip(), str(slots_each)
         if ":" in name and not _BRACKETED.fullmatch(name):
             raise UsageError(f"-H {text!r}: an IPv6 address is written in brackets: [{item.strip()}]:4")
         if not name or not slots.isdecimal() or int(slots) < 1:
@@ -79,18 +83,27 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
 
 def parse_hostfile(text: str) -> tuple[Host, ...]:
     """Lines of ``NAME slots=N``; empty lines and what follows ``#`` do not count."""
+    hosts = parse_host_lines(text)
+    if not hosts:
+        raise UsageError("the host file names no host; write one a line: NAME slots=N")
+    return hosts
+
+
+def parse_host_lines(text: str, slots_each: int = 1) -> tuple[Host, ...]:
+    """The same, where there may be none, and a line may also be ``NAME:N``."""
     hosts: list[Host] = []
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()
         if not words:
             continue
         name, *rest = words
-        slots = rest[0].removeprefix("slots=") if len(rest) == 1 else "1" if not rest else ""
+        if not rest:
+            hosts += parse_hosts(name, slots_each)
+            continue
+        slots = rest[0].removeprefix("slots=") if len(rest) == 1 else ""
         if not slots.isdecimal() or int(slots) < 1:
             raise UsageError(f"line {number} of the host file, {line.strip()!r}, is not of the form: NAME slots=N")
         hosts += [Host(each, int(slots)) for each in _names(name)]
-    if not hosts:
-        raise UsageError("the host file names no host; write one a line: NAME slots=N")
     return tuple(hosts)
 
 
@@ -125,6 +138,29 @@ def place(np: int | None, hosts: Sequence[Host]) -> tuple[str, ...]:
 
 def workers(job: Job, secret: str, inherited: Mapping[str, str]) -> list[WorkerSpec]:
     """What every worker is started with, beyond what it inherits and the controller's address, which agents add."""
+    shared = variables_for_all(job, inherited)
+    return [
+        WorkerSpec(rank, job.command, {**shared, **variables_for(Topology.of(rank, job.hosts, 0), "", secret)})
+        for rank in range(job.size)
+    ]
+
+
+def start_workers(job: Job, specs: Sequence[WorkerSpec], size: int, *, inherits: bool) -> StartWorkers:
+    """What an agent is told, which ``inherits`` the launcher's variables or not; ``size`` is that of the job."""
+    return StartWorkers(
+        list(specs),
+        environment={} if inherits else for_other_hosts(os.environ),
+        output_dir=os.path.abspath(job.output_dir) if job.output_dir else "",
+        timestamps=job.timestamps,
+        colour=os.isatty(1) and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb",
+        cwd=os.getcwd(),
+        size=size,
+        grace_s=job.settings.grace_s,
+    )
+
+
+def variables_for_all(job: Job, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Those that all workers get besides what they inherit."""
     shared = job.settings.to_environment(Settings.resolve(environment=inherited))
     if "PYTHONUNBUFFERED" not in inherited:
         shared["PYTHONUNBUFFERED"] = "1"  # lines appear when they are printed, and none is lost with a killed worker
@@ -132,10 +168,7 @@ def workers(job: Job, secret: str, inherited: Mapping[str, str]) -> list[WorkerS
     if job.python_path:
         rest = shared.get("PYTHONPATH", inherited.get("PYTHONPATH"))
         shared["PYTHONPATH"] = os.pathsep.join([*job.python_path, *filter(None, [rest])])
-    return [
-        WorkerSpec(rank, job.command, {**shared, **variables_for(Topology.of(rank, job.hosts, 0), "", secret)})
-        for rank in range(job.size)
-    ]
+    return shared
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -41,17 +41,18 @@ class Decision(NamedTuple):
 
 @final
 class End(msgspec.Struct, frozen=True):
-    """How one worker ended. ``error`` says why it could not be started at all."""
+    """How one worker ended. ``error`` says why it could not be started at all, ``title`` how texts call workers."""
 
     place: int
     host: str
     code: int
     tail: str = ""
     error: str = ""
+    title: str = "rank"
 
     def __str__(self) -> str:
         """Who ended and how, for people."""
-        who = f"rank {self.place} on {self.host}"
+        who = f"{self.title} {self.place} on {self.host}"
         return f"{who} could not be started: {self.error}" if self.error else f"{who} {describe(self.code)}"
 
     @property

@@ -62,7 +62,7 @@ class Screens:
         return all(wire.idle for wire in self._wires)
 
     def add(self, stream: int, fd: int, tag: Tag, sink: Sink | None = None) -> Source:
-        """Move what comes from ``fd`` to a stream, or to a ``sink`` of its own; only before ``start``."""
+        """Move what comes from ``fd`` to a stream, or to a ``sink`` of its own."""
         return self._pumps[stream].add(fd, sink or self._sinks[stream], tag)
 
     def start(self) -> None:

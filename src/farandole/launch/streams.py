@@ -23,10 +23,7 @@ COLOURS = (36, 33, 35, 32, 34, 31)
 
 @final
 class Streams:
-    """Opens the two streams of each worker and remembers the last lines of its standard error.
-
-    ``open`` for all workers, then ``screens.start()``.
-    """
+    """Opens the two streams of each worker and remembers the last lines of its standard error."""
 
     def __init__(self, start: StartWorkers, screens: Screens) -> None:
         self._start = start
@@ -53,6 +50,10 @@ class Streams:
         source = self._sources[place]
         self._screens.settle(STDERR, source, timeout_s)
         return source.tail
+
+    def forget(self, place: int) -> None:
+        """Its worker has ended, and nobody will ask."""
+        self._sources.pop(place, None)
 
     def _file(self, place: int, name: str) -> Sink:
         padded = str(place).zfill(len(str(self._start.size - 1)))

@@ -36,11 +36,14 @@ if TYPE_CHECKING:
 class AgentLink:
     """Connects without waiting. ``silence_s=0`` is for the host of the controller: there, nobody's silence counts.
 
-    The ``relay`` of the host, in a job that needs a tree, is served and closed together with it.
+    The ``relay`` of the host, in a job that needs a tree, is served and closed together with it. ``name`` is given
+    where a host may have one agent after another, see ``Root.name``.
     """
 
-    def __init__(self, address: str, keys: JobKeys, host: str, silence_s: float, relay: Relay | None = None) -> None:
-        self._dealer = Dealer(address, AGENT + host.encode(), keys, timeout_s=None, silence_s=silence_s)
+    def __init__(
+        self, address: str, keys: JobKeys, host: str, silence_s: float, relay: Relay | None = None, name: str = ""
+    ) -> None:
+        self._dealer = Dealer(address, AGENT + (name or host).encode(), keys, timeout_s=None, silence_s=silence_s)
         self._pause_s = silence_s / HEARTBEATS
         self._next_s = time.monotonic() + self._pause_s
         self._relay, self._severed = relay, False

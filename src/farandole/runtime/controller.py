@@ -118,7 +118,7 @@ class Controller:
     def worker_exited(self, place: int, pid: int, code: int, description: str) -> None:
         """A worker has ended: ``code`` as ``waitpid`` gives it, ``description`` for people."""
         now = self._clock()
-        self._formation.gone(place, pid, description, failed=code != 0)
+        self._formation.gone(place, pid, code, description)
         generation = self._generation
         rank = None if generation is None else generation.rank_at(place, pid)
         if generation is not None and rank is not None:
@@ -147,6 +147,7 @@ class Controller:
         generation = self._generation
         if generation is not None and generation.over is None:
             generation.over = Abort(generation.number, reason, kind)
+            self._formation.over(generation.number, reason)
             for suffix in (CONTROL, ORDERS):
                 self._tell(generation.present(), suffix, generation.over)
 
@@ -270,6 +271,7 @@ class Controller:
         if message.reason:
             self.abort(message.reason)
         else:
+            self._formation.left(generation.members[rank].hello.place)
             self._stop_waiting(generation)
 
     def _on_blocked(self, identity: bytes, message: Blocked) -> None:
@@ -388,7 +390,7 @@ class Controller:
             self.report(step.text)
         elif isinstance(step, Verdict):
             self.report(step.reason)
-            if not self._formation.stalled([generation.members[rank].hello.place for rank in step.missing]):
+            if not self._formation.stalled(generation.places(step.missing), step.reason):
                 self.abort(step.reason, "StallError")
 
     def _tell(self, ranks: RankSet, suffix: bytes, message: Message) -> None:

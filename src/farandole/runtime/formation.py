@@ -60,30 +60,32 @@ class Formed:
 @final
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """These may not start, and why."""
+    """These may not start, and why; ``orderly`` if nothing is wrong with them."""
 
     members: tuple[Member, ...]
     reason: str
+    orderly: bool = False
 
     @property
     def answer(self) -> Message:
         """What they are told."""
-        return Refuse(self.reason)
+        return Refuse(self.reason, self.orderly)
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Deferred:
-    """This one may load its model, alone, and then come again. ``hosts`` are those of the ranks if it came now."""
+    """This one may load its model, alone, and then come again; its rank might be ``rank`` of those on ``hosts``."""
 
     members: tuple[Member]
+    rank: int
     hosts: tuple[str, ...]
     reason: str
 
     @property
     def answer(self) -> Message:
         """What it is told."""
-        return Welcome(0, len(self.hosts) - 1, list(self.hosts), "solo", self.reason)
+        return Welcome(0, self.rank, list(self.hosts), "solo", self.reason)
 
 
 @final
@@ -117,12 +119,24 @@ class Formation(ABC):
         """A worker has called ``init``."""
 
     @abstractmethod
-    def gone(self, place: int, pid: int, description: str, failed: bool) -> None:
-        """The worker of ``place`` has ended."""
+    def gone(self, place: int, pid: int, code: int, description: str) -> None:
+        """The worker of ``place`` has ended, with this ``code`` as ``waitpid`` gives it."""
 
-    def stalled(self, places: Collection[int]) -> bool:
+    @abstractmethod
+    def left(self, place: int) -> None:
+        """A member has called ``shutdown``, and nothing is wrong with that."""
+
+    @abstractmethod
+    def over(self, generation: int, reason: str) -> None:
+        """This generation has ended for all."""
+
+    @abstractmethod
+    def paced(self, step_s: float) -> None:
+        """The longest of the recent steps took so long."""
+
+    @abstractmethod
+    def stalled(self, places: Collection[int], reason: str) -> bool:
         """Others have waited too long for these workers: true if they will be ended, and the others go on."""
-        return False
 
     @property
     @abstractmethod

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple, final
 
 from farandole.control.messages import Abort, Exchanged
@@ -73,6 +73,10 @@ class Generation:
     def rank_at(self, place: int, pid: int) -> int | None:
         """The rank of the worker that was started for ``place`` as process ``pid``."""
         return self._roster.find(place, pid)
+
+    def places(self, ranks: Iterable[int]) -> list[int]:
+        """Where these ranks were started."""
+        return [self.members[rank].hello.place for rank in ranks]
 
     def present(self) -> RankSet:
         """The ranks that have neither left nor ended."""

@@ -8,8 +8,8 @@
     >>> [lost.host for lost in hosts.lost(now=4.0)]
     ['b']
 
-Each host has an agent that speaks at least four times within ``silence_s``. A host that is lost stays lost: what it
-says later counts for nothing.
+Each host has an agent that speaks at least four times within ``silence_s``. A host that is lost stays lost, until it
+is readmitted: what it says counts for nothing.
 """
 
 from __future__ import annotations
@@ -43,6 +43,11 @@ class Hosts:
     def expect(self, host: str, until_s: float) -> None:
         """An agent was sent for; by this time it must have answered."""
         self._due_s[host] = until_s
+
+    def readmit(self, host: str) -> None:
+        """Another agent is sent for, whatever became of the last one."""
+        self._gone.discard(host)
+        self._up.discard(host)
 
     def heard(self, host: str, now: float) -> None:
         """Its agent said something."""

@@ -24,6 +24,7 @@ from farandole.control.channel import Dealer
 from farandole.control.keys import JobKeys
 from farandole.control.messages import Hello, Refuse, Welcome
 from farandole.errors import ControlError, StartError
+from farandole.events import logger
 
 CONTROLLER_GRACE_S = 5.0
 """How much longer than its controller a worker waits: the controller knows who is missing, and says so first."""
@@ -73,7 +74,8 @@ class Link:
     def join(self, hello: Hello, patience_s: float = 0.0) -> Welcome:
         """Ask to be let in and wait for the others; raises ``StartError`` if the job is not formed in time.
 
-        That is ``timeout_s``, or ``patience_s`` if it is longer.
+        That is ``timeout_s``, or ``patience_s`` if it is longer. Where an elastic job needs this process no more, it
+        ends, with exit status 0.
         """
         self.up.send(hello)
         waited_s = max(self._timeout_s, patience_s, 0.0) + CONTROLLER_GRACE_S
@@ -85,6 +87,9 @@ class Link:
         if isinstance(answer, Welcome):
             return answer
         if isinstance(answer, Refuse):
+            if answer.orderly:
+                logger.info("%s: this process ends", answer.reason)
+                raise SystemExit(0)
             raise StartError(answer.reason)
         raise StartError(
             f"rank {hello.place} on {hello.host} called init() and waited {waited_s:g} s for the other ranks "

@@ -76,8 +76,6 @@ class Session:
         self.engine, self.reason = engine, reason
         self.devices = CANDIDATES[base(engine)].devices
         """Kinds of device whose tensors the engine takes."""
-        self.provisional = topology.generation == 0
-        """True in an elastic job until this worker takes part: then it is alone, and ``topology`` is a forecast."""
         self.change_due = ""
         """Why the generation should end when the state allows it; "" if it need not."""
         own = Topology.of(0, (topology.host,), 0) if self.provisional else topology
@@ -104,6 +102,11 @@ class Session:
             self.abort(f"it could not start: {error}")
             self.close()
             raise
+
+    @property
+    def provisional(self) -> bool:
+        """True in an elastic job until this worker takes part: it is alone, and ``topology`` is a forecast."""
+        return self.generation == 0
 
     @property
     def broken(self) -> bool:

@@ -40,6 +40,7 @@ class Root:
         self.hosts = Hosts(settings.host_timeout_s)
         self._tree = Tree(settings.tree_radix)
         self._relays: dict[str, tuple[str, ...]] = {}
+        self._names: dict[str, str] = {}
         self.on_agent: Callable[[str, Any], object] = lambda _host, _message: None
         """Told what agents say, after ``AgentHello`` has been checked; of ``Alive`` nothing is said."""
         self.on_lost: Callable[[str, str], object] = lambda _host, _reason: None
@@ -51,7 +52,7 @@ class Root:
         later: list[tuple[str, Any]] = []  # the end of a worker, after what the worker said and may be here as well
         while (got := self.router.recv()) is not None:
             identity, message = got
-            host = identity.removeprefix(AGENT).decode(errors="replace") if identity.startswith(AGENT) else None
+            host = self._host_of(identity)
             if host is not None and (isinstance(message, Exited) or any(host == other for other, _ in later)):
                 later.append((host, message))
             elif host is not None:
@@ -70,7 +71,23 @@ class Root:
 
     def tell(self, host: str, message: Message) -> bool:
         """Send something to the agent of ``host``; False if it is not connected."""
-        return self.router.send(AGENT + host.encode(), message)
+        return self.router.send(AGENT + self._names.get(host, host).encode(), message)
+
+    def name(self, host: str, until_s: float) -> str:
+        """How the next agent of ``host`` is to call itself, which answers by then; what others say counts no more."""
+        times = int(self._names.get(host, "/0").rpartition("/")[2])
+        self._names[host] = f"{host}/{times + 1}"
+        self.hosts.readmit(host)
+        self.hosts.expect(host, until_s)
+        return self._names[host]
+
+    def _host_of(self, identity: bytes) -> str | None:
+        """Whose agent this is; ``None`` for anybody else, also for an agent that is not the host's last."""
+        if not identity.startswith(AGENT):
+            return None
+        name = identity.removeprefix(AGENT).decode(errors="replace")
+        host = name.partition("/")[0]
+        return host if name == self._names.get(host, host) else None
 
     def _on_agent(self, host: str, message: Any) -> None:
         if isinstance(message, AgentHello) and message.version != farandole.__version__:

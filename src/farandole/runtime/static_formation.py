@@ -10,7 +10,7 @@ A generation forms when every place that has not ended has said hello. Survivors
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import final
@@ -81,9 +81,9 @@ class StaticFormation(Formation):
             if self._first_hello_s is None:
                 self._first_hello_s = now
 
-    def gone(self, place: int, pid: int, description: str, failed: bool) -> None:
+    def gone(self, place: int, pid: int, code: int, description: str) -> None:
         """The worker of ``place`` has ended. It is excused if it had its part in a generation, or may fail."""
-        excused = failed and self._excuse_failures
+        excused = code != 0 and self._excuse_failures
         size = self._expected
         rank = self._roster.find(place, pid)
         worker = self._latest[rank] if rank is not None else self._waiting_worker(place, pid)
@@ -94,6 +94,19 @@ class StaticFormation(Formation):
         self._ends[size, place] = _End(description, excused)
         if not self._waiting:
             self._first_hello_s = None
+
+    def left(self, place: int) -> None:
+        """Nothing depends on that."""
+
+    def over(self, generation: int, reason: str) -> None:
+        """Nothing depends on that."""
+
+    def paced(self, step_s: float) -> None:
+        """Nothing depends on that."""
+
+    def stalled(self, places: Collection[int], reason: str) -> bool:
+        """The others cannot go on without them."""
+        return False
 
     def _waiting_worker(self, place: int, pid: int) -> Member | None:
         members = self._waiting.values()

@@ -9,15 +9,13 @@ from typing import Any
 
 import farandole
 from farandole.errors import UnsupportedError
-from farandole.launch.horovodrun import refuse_elastic, without_meaning
+from farandole.launch.horovodrun import without_meaning
 from farandole.launch.ssh import Ssh
 
 _SITE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _ELASTIC = ("min_num_proc", "max_num_proc", "host_discovery_script", "min_np", "max_np")
+_OF_ELASTIC = ("slots", "reset_limit", "cooldown_range")
 _FLAGS = {
-    "slots": "--slots-per-host",
-    "reset_limit": "--reset-limit",
-    "cooldown_range": "--blacklist-cooldown-range",
     "disable_cache": "--disable-cache",
     "use_gloo": "--gloo",
     "use_mpi": "--mpi",
@@ -53,13 +51,19 @@ def run(
     refused with ``UnsupportedError``; arguments that mean nothing here are accepted, and a line on stderr says so.
     """
     given = [name for name, value in others.items() if value not in (None, False)]
-    unknown = [name for name in others if name not in _FLAGS and name not in _ELASTIC]
+    unknown = [name for name in others if name not in (*_FLAGS, *_ELASTIC, *_OF_ELASTIC)]
     if unknown:
         raise TypeError(f"horovod.run() got unexpected arguments: {', '.join(unknown)}")
-    refuse_elastic([name for name in given if name in _ELASTIC])
+    if asked := [name for name in given if name in _ELASTIC]:
+        raise UnsupportedError(
+            f"{', '.join(asked)} asks for an elastic job, and a function runs on a fixed number of workers: say "
+            "num_proc=N, or run a script: farandole run --min-np 2 python train.py"
+        )
     if executable not in (None, sys.executable):
         raise UnsupportedError(f"executable={executable!r}: workers run the same Python as you, {sys.executable}")
-    for line in without_meaning([_FLAGS[name] for name in given]):
+    of_elastic = [name for name in given if name in _OF_ELASTIC]
+    idle = [f"{', '.join(of_elastic)}: accepted without effect, it belongs to elastic jobs"] * bool(of_elastic)
+    for line in [*without_meaning([_FLAGS[name] for name in given if name in _FLAGS]), *idle]:
         print(f"farandole: horovod.run: {line}", file=sys.stderr)
     return farandole.run(
         func, args, kwargs, np or num_proc, hosts=hosts or "", hostfile=hostfile or "",

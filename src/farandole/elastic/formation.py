@@ -1,0 +1,162 @@
+"""The generations of an elastic job, as its membership decides; without any I/O.
+
+    formation = ElasticFormation(Membership(Policy.of(settings)), engine, time.monotonic)
+    formation.tell(Found({"a": 2, "b": 2}))
+    controller = Controller(send, settings, ANY, time.monotonic, formation)
+    while formation.orders:                     # after each of the controller's turns
+        obey(formation.orders.popleft())        # Start, Kill, Finish
+
+The controller says what it hears of workers and obeys what concerns them; the rest is for the launcher.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection
+from typing import Any, final
+
+from farandole import events
+from farandole.control.messages import Hello
+from farandole.elastic import decisions, happenings
+from farandole.elastic.journal import Recorded
+from farandole.elastic.membership import Membership
+from farandole.errors import FarandoleError
+from farandole.runtime.formation import (
+    Choose,
+    Decision,
+    Deferred,
+    Due,
+    Formation,
+    Formed,
+    Member,
+    Over,
+    Refused,
+    disagreement,
+)
+
+
+@final
+class ElasticFormation(Formation):
+    """Stands between the controller, which knows sockets and ranks, and the membership, which knows places."""
+
+    def __init__(self, membership: Membership | Recorded, choose: Choose, clock: Callable[[], float]) -> None:
+        self.orders: deque[decisions.Decision] = deque()
+        """What the launcher is to do."""
+        self.on_decision: Callable[[decisions.Decision], object] = lambda _: None
+        """Told of everything that was decided, whoever does it."""
+        self._membership, self._choose, self._clock = membership, choose, clock
+        self._known: dict[int, Member] = {}  # as they said hello last
+        self._seniors: set[int] = set()  # those that have been members
+        self._formed: tuple[Member, ...] = ()
+        self._due: deque[Decision] = deque()
+        self._is_news = False
+        self._handlers: dict[type, Callable[[Any, str], None]] = {
+            decisions.Form: self._form,
+            decisions.Greet: self._greet,
+            decisions.Refuse: self._refuse,
+            decisions.Dismiss: self._dismiss,
+            decisions.Announce: lambda _, reason: self._due.append(Due(reason)),
+            decisions.Abort: lambda _, reason: self._due.append(Over(reason)),
+        }
+
+    def tell(self, event: happenings.Any) -> None:
+        """Something has happened that the controller does not know."""
+        self._membership.on(self._clock(), event)
+        self._is_news = True
+
+    # -- what the controller says -------------------------------------------------------------------------------------
+
+    def started(self, place: int, description: str) -> None:
+        """See ``Formation``."""
+        self.tell(happenings.Started(place))
+
+    def hello(self, uid: bytes, hello: Hello, now: float) -> None:
+        """See ``Formation``."""
+        member = Member(uid, hello)
+        reference = self._formed or tuple(self._known.values())
+        misfit = disagreement((reference[0], member)) if reference else ""
+        self._known[hello.place] = member
+        self._membership.on(now, happenings.Came(hello.place, hello.ready, hello.place in self._seniors))
+        if misfit:
+            self.tell(happenings.Unfit(hello.place, misfit))
+        self._is_news = True
+
+    def gone(self, place: int, pid: int, code: int, description: str) -> None:
+        """See ``Formation``."""
+        self._known.pop(place, None)
+        self._seniors.discard(place)
+        self.tell(happenings.Ended(place, code, description))
+
+    def left(self, place: int) -> None:
+        """See ``Formation``."""
+        self.tell(happenings.Left(place))
+
+    def over(self, generation: int, reason: str) -> None:
+        """See ``Formation``."""
+        self.tell(happenings.Over(generation, reason))
+
+    def paced(self, step_s: float) -> None:
+        """See ``Formation``."""
+        self.tell(happenings.Paced(step_s))
+
+    def stalled(self, places: Collection[int], reason: str) -> bool:
+        """See ``Formation``."""
+        for place in places:
+            self.tell(happenings.Hung(place, reason))
+        return bool(places)
+
+    # -- what follows -------------------------------------------------------------------------------------------------
+
+    @property
+    def deadline_s(self) -> float | None:
+        """See ``Formation``."""
+        return 0.0 if self._is_news or self._due else self._membership.deadline_s
+
+    def decide(self, now: float) -> Decision | None:
+        """See ``Formation``."""
+        if not self._due:
+            self._is_news = False
+            for decision in self._membership.decide(now):
+                self._take(decision)
+        return self._due.popleft() if self._due else None
+
+    def _take(self, decision: decisions.Decision) -> None:
+        events.logger.debug("decided: %s (%s)", decision.action, decision.reason)
+        self.on_decision(decision)
+        handler = self._handlers.get(type(decision.action))
+        if handler is None:
+            self.orders.append(decision)
+        else:
+            handler(decision.action, decision.reason)
+
+    def _form(self, action: decisions.Form, _: str) -> None:
+        members = tuple(self._known[place] for place in action.places)
+        hosts = [member.hello.host for member in members]
+        try:
+            engine, reason = self._choose(hosts, [_that_form_again(member.hello.engines) for member in members])
+        except FarandoleError as failure:
+            for place in action.places:
+                self.tell(happenings.Unfit(place, str(failure)))
+            return
+        self._formed = members
+        self._seniors.update(action.places)
+        self._due.append(Formed(action.generation, members, engine, reason))
+
+    def _greet(self, action: decisions.Greet, reason: str) -> None:
+        hosts = tuple(self._known[place].hello.host for place in action.places)
+        rank = action.places.index(action.place)
+        self._due.append(Deferred((self._known[action.place],), rank, hosts, reason))
+
+    def _refuse(self, action: decisions.Refuse, reason: str) -> None:
+        self._due.append(Refused(self._members(action.places), reason))
+
+    def _dismiss(self, action: decisions.Dismiss, reason: str) -> None:
+        self._due.append(Refused(self._members(action.places), reason, orderly=True))
+
+    def _members(self, places: Collection[int]) -> tuple[Member, ...]:
+        return tuple(self._known[place] for place in places if place in self._known)
+
+
+def _that_form_again(engines: list[str]) -> list[str]:
+    """Without MPI: the processes of an MPI end together, and no other can join them."""
+    return [engine for engine in engines if engine != "mpi"]
