@@ -1,0 +1,280 @@
+"""Faults at chosen moments of an elastic job, and proof that it lost no step, no sample and no bit.
+
+    # in the training script, before the training function is called
+    Ledger(folder, state)
+    inject(folder, [Fault(rank=1, step=7, phase="vote")])
+
+    # afterwards
+    history = read(folder)
+    assert not history.problems(length=len(dataset), epochs=2)
+
+Every worker writes what it does to a file of its own, as it happens, so that what a killed one has done is known too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Literal, TypeAlias, TypeVar, final
+
+import msgspec
+
+from farandole import events
+from farandole.elastic.exchange import Inventory
+from farandole.elastic.state import ObjectState
+from farandole.elastic.transfer import Flat
+
+Action: TypeAlias = Literal["kill", "stop", "hang", "loop", "segv", "exit", "raise"]
+
+
+@final
+class Fault(msgspec.Struct, frozen=True):
+    """What happens to the worker that is ``rank`` when it comes to ``phase`` (of ``events.Milestone``) of ``step``.
+
+    It happens once in a job, and in ``generation`` only, if one is given. ``hang`` sleeps with the interpreter's lock
+    held, ``loop`` computes for ever; the others are signals, or what their names say.
+    """
+
+    rank: int
+    step: int
+    phase: str
+    action: Action = "kill"
+    generation: int = -1
+
+    @property
+    def mark(self) -> str:
+        """The file that says that it has happened."""
+        return f"fault-{self.rank}-{self.step}-{self.phase}-{self.action}-{self.generation}"
+
+
+def inject(folder: Path | str, faults: Sequence[Fault]) -> Callable[[], None]:
+    """Make these happen in this worker when they are due; the returned function ends that."""
+
+    def watch(event: events.Event) -> None:
+        if not isinstance(event, events.Milestone):
+            return
+        for fault in faults:
+            is_due = (fault.rank, fault.step, fault.phase) == (event.rank, event.step, event.phase)
+            if is_due and fault.generation in (-1, event.generation) and _is_first(Path(folder) / fault.mark):
+                _strike(fault.action)
+
+    return events.subscribe(watch)
+
+
+@final
+class InjectedError(BaseException):
+    """What the action ``raise`` raises; no ``Exception``, as subscribers' exceptions are only logged."""
+
+
+def _is_first(mark: Path) -> bool:
+    try:
+        mark.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _strike(action: Action) -> None:
+    if action in ("kill", "stop", "segv"):
+        number = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "segv": signal.SIGSEGV}[action]
+        os.kill(os.getpid(), number)
+    elif action == "exit":
+        os._exit(0)
+    elif action == "raise":
+        raise InjectedError("a fault, as the test asked for")
+    elif action == "hang":
+        ctypes.PyDLL(None).sleep(10**6)
+    while action == "loop":
+        pass
+
+
+# -- what a worker writes ----------------------------------------------------------------------------------------------
+
+
+@final
+class Begun(msgspec.Struct, frozen=True, tag=True):
+    """This worker has the state of a new generation; ``digest`` is of the tensors that all ranks share."""
+
+    generation: int
+    rank: int
+    size: int
+    step: int
+    digest: str
+    time_s: float
+
+
+@final
+class Brought(msgspec.Struct, frozen=True, tag=True):
+    """This worker votes for ``step``, for which it has computed ``indices`` of the ``epoch`` of a sampler."""
+
+    generation: int
+    rank: int
+    step: int
+    sampler: str
+    epoch: int
+    indices: list[int]
+
+
+@final
+class Voted(msgspec.Struct, frozen=True, tag=True):
+    """This worker knows that all have voted for ``step``."""
+
+    generation: int
+    rank: int
+    step: int
+    time_s: float
+
+
+@final
+class Recovered(msgspec.Struct, frozen=True, tag=True):
+    """This worker trains again: ``events.Recovery``."""
+
+    generation: int
+    rank: int
+    size: int
+    step: int
+    form_s: float
+    agree_s: float
+    transfer_s: float
+    first_step_s: float
+    transfer_bytes: int
+    because: str
+
+
+Record: TypeAlias = Begun | Brought | Voted | Recovered
+R = TypeVar("R", Begun, Recovered)
+
+
+@final
+class Ledger:
+    """Writes down what this worker does with ``state``, until ``close``."""
+
+    def __init__(self, folder: Path | str, state: ObjectState) -> None:
+        self._state = state
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self._fd = os.open(Path(folder) / f"worker-{os.getpid()}.jsonl", flags, 0o644)
+        self._cancel = events.subscribe(self._note)
+
+    def close(self) -> None:
+        """Write no more."""
+        self._cancel()
+        os.close(self._fd)
+
+    def digest(self) -> str:
+        """Of the tensors that all ranks share."""
+        leaves = self._state._leaves
+        arrays, _held = leaves.memory(Inventory(self._state._parts, leaves).common())
+        return f"{Flat(arrays).checksum():08x}"
+
+    def _note(self, event: events.Event) -> None:
+        if isinstance(event, events.Recovery):
+            same = {name: getattr(event, name) for name in Recovered.__struct_fields__}
+            self._write(Recovered(**same))
+        elif isinstance(event, events.Milestone):
+            for record in self._records(event):
+                self._write(record)
+
+    def _records(self, event: events.Milestone) -> Iterator[Record]:
+        generation, rank, step = event.generation, event.rank, event.step
+        if event.phase == "synced":
+            size = self._size()
+            yield Begun(generation, rank, size, step, self.digest(), time.monotonic())
+        elif event.phase == "vote":
+            for name, cursor in self._state._ballot.cursors.items():
+                yield Brought(generation, rank, step, name, cursor.epoch, cursor.own_indices())
+        elif event.phase == "voted":
+            yield Voted(generation, rank, step - 1, time.monotonic())
+
+    def _size(self) -> int:
+        sizes = [cursor.size for cursor in self._state._ballot.cursors.values()]
+        return sizes[0] if sizes else 0
+
+    def _write(self, record: Record) -> None:
+        os.write(self._fd, msgspec.json.encode(record) + b"\n")
+
+
+# -- what it comes to --------------------------------------------------------------------------------------------------
+
+
+@final
+class History:
+    """What all workers of a job have done, and what of it counts."""
+
+    def __init__(self, workers: dict[str, list[Record]]) -> None:
+        self.workers = workers
+        self.records = [record for records in workers.values() for record in records]
+        self.begun = _by_generation([r for r in self.records if isinstance(r, Begun)])
+        self.recovered = _by_generation([r for r in self.records if isinstance(r, Recovered)])
+        voted = {(r.generation, r.step) for r in self.records if isinstance(r, Voted)}
+        starts = {generation: records[0].step for generation, records in self.begun.items()}
+        self.steps = {
+            step: generation
+            for generation, step in sorted(voted)
+            if not any(later > generation and start <= step for later, start in starts.items())
+        }
+        """The steps that count, and the generation that made each: what a later one did not know of is void."""
+
+    def samples(self, sampler: str = "sampler") -> dict[int, Counter[int]]:
+        """How often each index was committed, by epoch."""
+        found: dict[int, Counter[int]] = {}
+        for record in self.records:
+            if isinstance(record, Brought) and record.sampler == sampler:
+                counter = found.setdefault(record.epoch, Counter())
+                if self.steps.get(record.step) == record.generation:
+                    counter.update(record.indices)
+        return found
+
+    def batches(self, sampler: str = "sampler") -> list[list[int]]:
+        """The global batch of every step that counts, sorted, in the order of steps."""
+        found: dict[int, list[int]] = {step: [] for step in sorted(self.steps)}
+        for record in self.records:
+            if not isinstance(record, Brought) or record.sampler != sampler:
+                continue
+            if self.steps.get(record.step) == record.generation:
+                found[record.step] += record.indices
+        return [sorted(indices) for indices in found.values()]
+
+    def problems(self, length: int, epochs: int, sampler: str = "sampler") -> list[str]:
+        """What is wrong: samples that were lost or came twice, missing steps, ranks that differ; [] if nothing is.
+
+        For a job that has trained ``epochs`` whole epochs of ``length`` samples.
+        """
+        found = []
+        samples = self.samples(sampler)
+        for epoch in range(epochs):
+            counts = samples.get(epoch, Counter())
+            lost = [index for index in range(length) if not counts[index]]
+            again = [index for index, count in counts.items() if count > 1]
+            if lost or again:
+                found.append(f"epoch {epoch}: {len(lost)} samples lost {lost[:9]}, {len(again)} repeated {again[:9]}")
+        missing = sorted(set(range(max(self.steps, default=-1) + 1)) - set(self.steps))
+        if missing:
+            found.append(f"steps {missing[:9]} were never voted")
+        for generation, records in self.begun.items():
+            if len({(record.step, record.digest) for record in records}) > 1:
+                said = {record.rank: (record.step, record.digest) for record in records}
+                found.append(f"generation {generation} began with different states: {said}")
+        return found
+
+
+def read(folder: Path | str) -> History:
+    """What the ledgers in ``folder`` say; a line that its writer's end has cut off does not count."""
+    decode = msgspec.json.Decoder(Record).decode
+    workers = {}
+    for path in sorted(Path(folder).glob("worker-*.jsonl")):
+        workers[path.stem] = [
+            decode(line) for line in path.read_bytes().splitlines(keepends=True) if line[-1:] == b"\n"
+        ]
+    return History(workers)
+
+
+def _by_generation(records: Sequence[R]) -> dict[int, list[R]]:
+    found: dict[int, list[R]] = {}
+    for record in records:
+        found.setdefault(record.generation, []).append(record)
+    return dict(sorted(found.items()))
