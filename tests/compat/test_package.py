@@ -30,6 +30,11 @@ NAMES = {
     "horovod.torch.functions": "broadcast_object broadcast_parameters broadcast_optimizer_state allgather_object",
     "horovod.torch.optimizer": "DistributedOptimizer",
     "horovod.torch.sync_batch_norm": "SyncBatchNorm",
+    "horovod.torch.elastic": "run TorchState ElasticSampler",
+    "horovod.torch.elastic.sampler": "ElasticSampler",
+    "horovod.torch.elastic.state": "TorchState StateHandler ModelStateHandler OptimizerStateHandler SamplerStateHandler"
+    " get_handler_registry set_handler_registry",
+    "horovod.common.elastic": "State ObjectState run_fn",
     "horovod.common.basics": "HorovodBasics",
     "horovod.common.exceptions": "HorovodInternalError HostsUpdatedInterrupt HorovodVersionMismatchError",
     "horovod.common.process_sets": "ProcessSet global_process_set add_process_set remove_process_set",
@@ -61,6 +66,8 @@ def test_both_names_are_one_library(horovod_site: str) -> None:
     horovod: Any = importlib.import_module("horovod.torch")
     assert horovod.allreduce is farandole.torch.allreduce
     assert horovod.mpi_ops is importlib.import_module("horovod.torch.mpi_ops")
+    assert horovod.elastic is importlib.import_module("horovod.torch.elastic") is farandole.torch.elastic
+    assert horovod.elastic.state is importlib.import_module("horovod.torch.elastic.state")
     exceptions: Any = importlib.import_module("horovod.common.exceptions")
     assert exceptions.HorovodInternalError is farandole.HorovodInternalError is horovod.HorovodInternalError
     assert importlib.import_module("horovod").__version__ == "0.28.1"
@@ -72,7 +79,6 @@ def test_both_names_are_one_library(horovod_site: str) -> None:
         ("horovod.tensorflow", "; TensorFlow comes in a later release"),
         ("horovod.tensorflow.keras", "; TensorFlow comes in a later release"),
         ("horovod.keras", "; Keras comes in a later release"),
-        ("horovod.torch.elastic", "; elastic training comes in a later release"),
         ("horovod.mxnet", ""),
         ("horovod.spark", ""),
         ("horovod.ray", ""),
@@ -81,13 +87,6 @@ def test_both_names_are_one_library(horovod_site: str) -> None:
 def test_what_is_missing_says_so(module: str, comes: str, horovod_site: str) -> None:
     with pytest.raises(ImportError, match=rf"is not in Farandole .* has horovod.torch{comes}. .*without --horovod"):
         importlib.import_module(module)
-
-
-def test_elastic_as_an_attribute_says_so_too(horovod_site: str) -> None:
-    pytest.importorskip("torch")
-    hvd: Any = importlib.import_module("horovod.torch")
-    with pytest.raises(AttributeError, match="elastic training comes in a later release"):
-        hvd.elastic.run(print)
 
 
 def test_util(horovod_site: str) -> None:

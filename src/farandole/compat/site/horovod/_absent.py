@@ -7,7 +7,6 @@ import farandole
 _COMES = {
     "horovod.tensorflow": "TensorFlow",
     "horovod.keras": "Keras",
-    "horovod.torch.elastic": "elastic training",
 }
 
 
