@@ -19,6 +19,8 @@ import torch
 
 import farandole.torch as hvd
 
+sys.path.append(str(Path(__file__).parents[2]))  # checks share what lies in tests/
+
 
 def load(path: Path) -> ModuleType:
     """A file as a module."""

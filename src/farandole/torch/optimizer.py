@@ -22,6 +22,7 @@ from farandole.runtime.process_sets import ProcessSet, global_process_set
 from farandole.runtime.reduction import reduction
 from farandole.torch.adasum import AdasumOptimizer
 from farandole.torch.compression import Compression, CompressorLike
+from farandole.torch.front import put_before
 from farandole.torch.gradients import Terms
 from farandole.torch.reducer import GradientReducer
 from farandole.torch.virtual_workers import Shard, ShardReducer, VirtualWorkers, require_plain
@@ -171,10 +172,7 @@ def DistributedOptimizer(  # noqa: N802 (it stands for a class)
     if virtual is not None:
         require_plain(terms, virtual, passes)
     front = AdasumOptimizer if how.op is ReduceOp.ADASUM else ReducingOptimizer
-    cls: Any = type(type(optimizer).__name__, (front, type(optimizer)), {})
-    distributed: ReducingOptimizer | AdasumOptimizer = cls.__new__(cls)
-    distributed.__dict__.update(optimizer.__dict__)
-    distributed.__dict__.pop("step", None)  # a scheduler has put its own there, which would bypass ours
+    distributed: ReducingOptimizer | AdasumOptimizer = put_before(front, optimizer)
     if isinstance(distributed, AdasumOptimizer):
         distributed._begin(names, terms, passes)
     else:
