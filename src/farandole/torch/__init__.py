@@ -89,7 +89,9 @@ from farandole.torch.mpi_ops import (
     stop_timeline,
     synchronize,
 )
+from farandole.torch.noise import NoiseScale
 from farandole.torch.optimizer import DistributedOptimizer
+from farandole.torch.schedule import SamplesLR
 from farandole.torch.sync_batch_norm import SyncBatchNorm
 from farandole.torch.virtual_workers import VirtualWorkers
 
@@ -102,8 +104,10 @@ __all__ = [
     "HorovodInternalError",
     "Max",
     "Min",
+    "NoiseScale",
     "ProcessSet",
     "Product",
+    "SamplesLR",
     "Sum",
     "SyncBatchNorm",
     "VirtualWorkers",

@@ -21,12 +21,15 @@ class LARS(LargeBatchOptimizer):
 
     v ← m·v + γ·λ·(g + βw), w ← w − v, with λ = η‖w‖ / (‖g‖ + β‖w‖) for every layer, 1 where a norm is 0. γ is ``lr``, m
     ``momentum``, β ``weight_decay``, η ``trust_coefficient``. The rate is inside the velocity: a schedule changes what
-    comes, not what has come. Norms are those of each tensor, in float32 at least.
+    comes, not what has come, unless it corrects that, as ``SamplesLR`` does. Norms are those of each tensor, in float32
+    at least.
 
     Parameters with fewer than two dimensions are ``exempt``: λ = 1, β = 0, in a group of their own. A group that says
     ``"exempt": False`` (or ``True``) is taken as it is. Weights in half precision have float32 masters. Raises
     ``ValueError`` for settings that cannot be, ``UnsupportedError`` for sparse gradients.
     """
+
+    momentum_holds_rate = True
 
     def __init__(
         self,

@@ -1,0 +1,98 @@
+"""``SamplesLR``: a schedule of ``farandole.largebatch`` as one of PyTorch's.
+
+found = recipe(optimizer="lars", base_lr=0.2, base_batch=512, global_batch=8192, epochs=90)
+optimizer = hvd.DistributedOptimizer(LARS(model.parameters(), **found.settings))
+schedule = hvd.SamplesLR(optimizer, found.schedule, epoch_samples=len(dataset))
+...
+optimizer.step()
+schedule.step()                                 # after every step, with as many samples as the schedule says
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, final
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from farandole.errors import UsageError
+from farandole.largebatch.scaling import rule_named
+from farandole.largebatch.schedule import Position, Schedule, momentum_correction
+from farandole.torch.noise import NoiseScale
+
+
+@final
+class SamplesLR(LRScheduler):
+    """Sets the learning rate by the samples seen, so ranks agree and a resize makes no jump.
+
+    ``optimizer`` is made with the base rate, which the schedule multiplies; parameter groups with other rates keep
+    their ratio. ``epoch_samples``: how many samples all ranks together see in an epoch. ``noise``: what AdaScale's
+    rules measure with. Buffers that hold the rate (``momentum_holds_rate`` of the optimizer's class, as in LARS) are
+    corrected when it changes. Raises ``UsageError`` for an optimizer with another rate, or where ``noise`` is missing.
+    """
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, schedule: Schedule, epoch_samples: int, noise: NoiseScale | None = None
+    ) -> None:
+        rates = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
+        if not any(math.isclose(rate, schedule.base_lr, rel_tol=1e-6) for rate in rates):
+            base = f"{schedule.base_lr:g}"
+            raise UsageError(
+                f"the schedule multiplies base_lr={base}: make the optimizer with lr={base}, not {rates[0]:g}"
+            )
+        if rule_named(schedule.rule).measured and noise is None:
+            raise UsageError(f"rule={schedule.rule!r} needs a measured gain: pass noise=NoiseScale(optimizer)")
+        self.schedule, self.position = schedule, schedule.begin(epoch_samples)
+        self._noise, self._begun = noise, False
+        super().__init__(optimizer)
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of the next step."""
+        return self.schedule.rate(self.position)
+
+    @property
+    def batch(self) -> int:
+        """How many samples the next step should have, all ranks together."""
+        return self.schedule.batch(self.position)
+
+    def get_lr(self) -> list[float | torch.Tensor]:
+        """See ``LRScheduler``."""
+        factor = self.rate / self.schedule.base_lr
+        return [base * factor for base in self.base_lrs]
+
+    def step(self, samples: int | None = None) -> None:
+        """The optimizer has made a step with so many samples, all ranks together; by default with ``batch``.
+
+        The number must be the same on all ranks.
+        """
+        if self._begun:
+            seen = self.batch if samples is None else samples
+            gain = 1.0 if self._noise is None else self._noise.gain(self.schedule.base_batch, seen)
+            self._move(self.schedule.advance(self.position, seen, gain))
+        self._begun = True
+        super().step()
+
+    def resize(self, global_batch: int) -> None:
+        """From the next step on all ranks together have ``global_batch`` samples: the rate turns, and does not jump."""
+        self.position = self.schedule.resize(self.position, global_batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers."""
+        return {"position": self.position.state(), "last_epoch": self.last_epoch}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from there; if the schedule is for another global batch, that is a resize."""
+        self.position = Position.of(state_dict["position"])
+        self.resize(self.schedule.global_batch)
+        self.last_epoch = state_dict["last_epoch"] - 1
+        super().step()
+
+    def _move(self, position: Position) -> None:
+        before, self.position = self.rate, position
+        if getattr(self.optimizer, "momentum_holds_rate", False):
+            correction = momentum_correction(before, self.rate)
+            for state in self.optimizer.state.values():
+                if correction != 1.0 and state.get("momentum_buffer") is not None:
+                    state["momentum_buffer"].mul_(correction)
