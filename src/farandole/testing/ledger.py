@@ -1,11 +1,8 @@
-"""Faults at chosen moments of an elastic job, and proof that it lost no step, no sample and no bit.
+"""What the workers of an elastic job have done, and proof that it lost no step, no sample and no bit.
 
-    # in the training script, before the training function is called
-    Ledger(folder, state)
-    inject(folder, [Fault(rank=1, step=7, phase="vote")])
+    Ledger(folder, state)                           # in the training script, before the training function is called
 
-    # afterwards
-    history = read(folder)
+    history = read(folder)                          # afterwards
     assert not history.problems(length=len(dataset), epochs=2)
 
 Every worker writes what it does to a file of its own, as it happens, so that what a killed one has done is known too.
@@ -13,14 +10,12 @@ Every worker writes what it does to a file of its own, as it happens, so that wh
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal, TypeAlias, TypeVar, final
+from typing import TypeAlias, TypeVar, final
 
 import msgspec
 
@@ -28,72 +23,6 @@ from farandole import events
 from farandole.elastic.exchange import Inventory
 from farandole.elastic.state import ObjectState
 from farandole.elastic.transfer import Flat
-
-Action: TypeAlias = Literal["kill", "stop", "hang", "loop", "segv", "exit", "raise"]
-
-
-@final
-class Fault(msgspec.Struct, frozen=True):
-    """What happens to the worker that is ``rank`` when it comes to ``phase`` (of ``events.Milestone``) of ``step``.
-
-    It happens once in a job, and in ``generation`` only, if one is given. ``hang`` sleeps with the interpreter's lock
-    held, ``loop`` computes for ever; the others are signals, or what their names say.
-    """
-
-    rank: int
-    step: int
-    phase: str
-    action: Action = "kill"
-    generation: int = -1
-
-    @property
-    def mark(self) -> str:
-        """The file that says that it has happened."""
-        return f"fault-{self.rank}-{self.step}-{self.phase}-{self.action}-{self.generation}"
-
-
-def inject(folder: Path | str, faults: Sequence[Fault]) -> Callable[[], None]:
-    """Make these happen in this worker when they are due; the returned function ends that."""
-
-    def watch(event: events.Event) -> None:
-        if not isinstance(event, events.Milestone):
-            return
-        for fault in faults:
-            is_due = (fault.rank, fault.step, fault.phase) == (event.rank, event.step, event.phase)
-            if is_due and fault.generation in (-1, event.generation) and _is_first(Path(folder) / fault.mark):
-                _strike(fault.action)
-
-    return events.subscribe(watch)
-
-
-@final
-class InjectedError(BaseException):
-    """What the action ``raise`` raises; no ``Exception``, as subscribers' exceptions are only logged."""
-
-
-def _is_first(mark: Path) -> bool:
-    try:
-        mark.touch(exist_ok=False)
-    except FileExistsError:
-        return False
-    return True
-
-
-def _strike(action: Action) -> None:
-    if action in ("kill", "stop", "segv"):
-        number = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "segv": signal.SIGSEGV}[action]
-        os.kill(os.getpid(), number)
-    elif action == "exit":
-        os._exit(0)
-    elif action == "raise":
-        raise InjectedError("a fault, as the test asked for")
-    elif action == "hang":
-        ctypes.PyDLL(None).sleep(10**6)
-    while action == "loop":
-        pass
-
-
-# -- what a worker writes ----------------------------------------------------------------------------------------------
 
 
 @final

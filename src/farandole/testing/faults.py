@@ -1,0 +1,83 @@
+"""Faults at chosen moments of an elastic job.
+
+    # in the training script, before the training function is called
+    inject(folder, [Fault(rank=1, step=7, phase="vote"), Fault(rank=0, step=9, phase="commit", action="hang")])
+
+A fault is keyed by rank, step and phase, not by a clock: it happens at the same place on every machine.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal, TypeAlias, final
+
+import msgspec
+
+from farandole import events
+
+Action: TypeAlias = Literal["kill", "stop", "hang", "loop", "segv", "exit", "raise"]
+
+
+@final
+class Fault(msgspec.Struct, frozen=True):
+    """What happens to the worker that is ``rank`` when it comes to ``phase`` (of ``events.Milestone``) of ``step``.
+
+    It happens once in a job, and in ``generation`` only, if one is given. ``hang`` sleeps with the interpreter's lock
+    held, ``loop`` computes for ever; the others are signals, or what their names say.
+    """
+
+    rank: int
+    step: int
+    phase: str
+    action: Action = "kill"
+    generation: int = -1
+
+    @property
+    def mark(self) -> str:
+        """The file that says that it has happened."""
+        return f"fault-{self.rank}-{self.step}-{self.phase}-{self.action}-{self.generation}"
+
+
+def inject(folder: Path | str, faults: Sequence[Fault]) -> Callable[[], None]:
+    """Make these happen in this worker when they are due; the returned function ends that."""
+
+    def watch(event: events.Event) -> None:
+        if not isinstance(event, events.Milestone):
+            return
+        for fault in faults:
+            is_due = (fault.rank, fault.step, fault.phase) == (event.rank, event.step, event.phase)
+            if is_due and fault.generation in (-1, event.generation) and _is_first(Path(folder) / fault.mark):
+                _strike(fault.action)
+
+    return events.subscribe(watch)
+
+
+@final
+class InjectedError(BaseException):
+    """What the action ``raise`` raises; no ``Exception``, as subscribers' exceptions are only logged."""
+
+
+def _is_first(mark: Path) -> bool:
+    try:
+        mark.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _strike(action: Action) -> None:
+    if action in ("kill", "stop", "segv"):
+        number = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "segv": signal.SIGSEGV}[action]
+        os.kill(os.getpid(), number)
+    elif action == "exit":
+        os._exit(0)
+    elif action == "raise":
+        raise InjectedError("a fault, as the test asked for")
+    elif action == "hang":
+        ctypes.PyDLL(None).sleep(10**6)
+    while action == "loop":
+        pass
