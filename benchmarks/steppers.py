@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -13,6 +13,10 @@ from torch.nn.functional import cross_entropy
 from benchmarks.models import Task
 
 Step: TypeAlias = Callable[[], None]
+Steppers: TypeAlias = dict[str, Callable[[Task], Step]]
+
+SHARDS = 2
+"""Micro-batches of each rank in a step of those that accumulate."""
 
 
 def connect_gloo(store: Path, rank: int, size: int) -> None:
@@ -39,7 +43,40 @@ def farandole(task: Task) -> Step:
     return _stepper(task, task.network, optimizer)
 
 
-STEPPERS: dict[str, Callable[[Task], Step]] = {"none": alone, "ddp": ddp, "farandole": farandole}
+def accumulating(task: Task) -> Step:
+    """As many micro-batches per step as a rank has shards, added up as they come."""
+    import farandole.torch as hvd
+
+    optimizer = hvd.DistributedOptimizer(task.optimizer(), backward_passes_per_step=SHARDS)
+    hvd.broadcast_parameters(task.network.state_dict(), root_rank=0)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        for _ in range(SHARDS):
+            (cross_entropy(task.network(task.inputs), task.labels) / SHARDS).backward()
+        optimizer.step()
+
+    return step
+
+
+def virtual(task: Task) -> Step:
+    """The same micro-batches as shards of virtual workers."""
+    import farandole.torch as hvd
+
+    count = SHARDS * hvd.size()
+    optimizer: Any = hvd.DistributedOptimizer(task.optimizer(), virtual_workers=count)
+    hvd.broadcast_parameters(task.network.state_dict(), root_rank=0)
+
+    def step() -> None:
+        for _ in optimizer.shards(count * len(task.labels)):
+            cross_entropy(task.network(task.inputs), task.labels).backward()
+        optimizer.step()
+
+    return step
+
+
+STEPPERS: Steppers = {"none": alone, "ddp": ddp, "farandole": farandole}
+ACCUMULATING: Steppers = {"accumulating": accumulating, "virtual workers": virtual}
 
 
 def _stepper(task: Task, network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Step:

@@ -7,6 +7,7 @@ import statistics
 from benchmarks.job import launch
 from benchmarks.measure import Row, Sample, Table, Verdict
 from benchmarks.models import make
+from benchmarks.steppers import SHARDS
 
 
 def run(quick: bool) -> list[Table]:
@@ -23,7 +24,15 @@ def run(quick: bool) -> list[Table]:
             Verdict(ours / samples["none"].median, "x none"),
         )
         steps.rows.append(Row(task.title, samples, verdicts))
-    return [steps, _timeline(measured["timeline"])]
+    return [steps, _virtual(measured["virtual workers"]), _timeline(measured["timeline"])]
+
+
+def _virtual(taken: dict[str, list[float]]) -> Table:
+    """The same micro-batches, added up in one order for any number of workers."""
+    samples = {contender: Sample.of(values) for contender, values in taken.items()}
+    ratio = samples["virtual workers"].median / samples["accumulating"].median
+    row = Row(make("large").title, samples, (Verdict(ratio, "x accumulating", most=1.15),))
+    return Table(f"Virtual workers, 2 ranks, {SHARDS} micro-batches each", "ms", rows=[row])
 
 
 def _timeline(taken: dict[str, list[float]]) -> Table:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 import farandole.torch as hvd
 from benchmarks.models import Task, make
-from benchmarks.steppers import STEPPERS, Step, connect_gloo, farandole
+from benchmarks.steppers import ACCUMULATING, STEPPERS, Step, Steppers, connect_gloo, farandole
 
 
 def timed(step: Step, times: int) -> float:
@@ -26,9 +26,9 @@ def timed(step: Step, times: int) -> float:
     return (time.perf_counter() - begin) / times * 1e3
 
 
-def compare(task: Task, rounds: int, seconds: float) -> dict[str, list[float]]:
+def compare(task: Task, steppers: Steppers, rounds: int, seconds: float) -> dict[str, list[float]]:
     """Rounds of each contender in turn."""
-    steps = {name: make_step(copy.deepcopy(task)) for name, make_step in STEPPERS.items()}
+    steps = {name: make_step(copy.deepcopy(task)) for name, make_step in steppers.items()}
     slowest = torch.tensor(max(timed(step, 3) for step in steps.values()))
     slowest = hvd.allreduce(slowest, name="slowest", op=hvd.Max)
     times = max(3, int(seconds / (float(slowest) / 1e3)))
@@ -73,10 +73,11 @@ def main() -> None:
     hvd.init()
     torch.set_num_threads(1)
     connect_gloo(result.with_name("store"), hvd.rank(), hvd.size())
-    measured = {name: compare(make(name), rounds, seconds) for name in only or ("large", "tiny", "cnn")}
+    measured = {name: compare(make(name), STEPPERS, rounds, seconds) for name in only or ("large", "tiny", "cnn")}
     if only:
         measured["communication"] = {name: communication(make(name), 10, result) for name in only}
     else:
+        measured["virtual workers"] = compare(make("large"), ACCUMULATING, rounds, seconds)
         measured["timeline"] = with_timeline(make("cnn"), rounds, seconds, result)
     if hvd.rank() == 0:
         result.write_text(json.dumps(measured))
