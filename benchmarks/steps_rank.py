@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -53,18 +54,20 @@ def with_timeline(task: Task, rounds: int, seconds: float, path: Path) -> dict[s
     return taken
 
 
-def communication(task: Task, times: int, path: Path) -> list[float]:
-    """Milliseconds per step that rank 0 spends in reductions of gradients, as its timeline has it."""
+def communication(task: Task, times: int, path: Path) -> dict[str, float]:
+    """Milliseconds per step that rank 0 spends in reductions of gradients, and that its training waits for them."""
     step = farandole(task)
     timed(step, 3)
     hvd.start_timeline(str(path.with_name("reductions.json")))
     timed(step, times - 1)
     hvd.stop_timeline()
     if hvd.rank():
-        return []
+        return {}
     events = json.loads(path.with_name("reductions.json").read_text().rstrip(",\n") + "]")
-    spent = sum(e["dur"] for e in events if (e["pid"], e["name"], e.get("cat")) == (0, "reduce", "planned"))
-    return [spent / times / 1e3]
+    return {
+        phase: sum(e["dur"] for e in events if (e["pid"], e["name"], e.get("cat")) == (0, phase, row)) / times / 1e3
+        for phase, row in (("reduce", "planned"), ("wait", "training"))
+    }
 
 
 def main() -> None:
@@ -73,7 +76,9 @@ def main() -> None:
     hvd.init()
     torch.set_num_threads(1)
     connect_gloo(result.with_name("store"), hvd.rank(), hvd.size())
-    measured = {name: compare(make(name), STEPPERS, rounds, seconds) for name in only or ("large", "tiny", "cnn")}
+    measured: dict[str, Any] = {
+        name: compare(make(name), STEPPERS, rounds, seconds) for name in only or ("large", "tiny", "cnn")
+    }
     if only:
         measured["communication"] = {name: communication(make(name), 10, result) for name in only}
     else:

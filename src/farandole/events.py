@@ -23,9 +23,10 @@ logger = logging.getLogger("farandole")
 
 @final
 class Phase(msgspec.Struct, frozen=True):
-    """A finished phase of a collective on this rank (``submit``, ``negotiate``, ``queue``, ``reduce``, ``copy``).
+    """A finished phase of a collective on this rank.
 
-    ``begin_s`` and ``end_s`` are ``time.monotonic()`` seconds of this host.
+    It is ``submit``, ``negotiate``, ``queue``, ``reduce``, ``copy`` or ``wait``; ``begin_s`` and
+    ``end_s`` are ``time.monotonic()`` seconds of this host.
     """
 
     lane: str

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from farandole.runtime.planned import Background, choose_overlap
 
 
-@given(st.integers(1, 64), st.integers(1, 64), st.booleans())
-def test_overlap_is_chosen_where_the_network_can_work_meanwhile(cores: int, ranks: int, crosses: bool) -> None:
-    choice, why = choose_overlap("auto", cores, ranks, crosses)
-    assert (choice == "backward") == (crosses and cores >= 2 * ranks)
+@given(st.integers(0, 2**30), st.booleans())
+def test_overlap_is_chosen_where_there_is_enough_for_the_network_to_do(nbytes: int, crosses: bool) -> None:
+    choice, why = choose_overlap("auto", nbytes, crosses)
+    assert (choice == "backward") == (crosses and nbytes >= 2**20)
     assert why
     for asked in ("step", "backward"):
-        assert choose_overlap(asked, cores, ranks, crosses) == (asked, "it was asked for")
+        assert choose_overlap(asked, nbytes, crosses) == (asked, "it was asked for")
 
 
 def test_the_background_works_in_order_and_ends() -> None:

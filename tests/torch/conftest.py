@@ -27,7 +27,7 @@ JOBS: dict[str, tuple[str, ...]] = {
     "2-gloo": ("-np", "2", "--engine", "gloo"),
     "4-on-2-hosts": ("-H", "node1:2,node2:2"),
     "4-on-2-uneven-hosts-and-a-tree": ("-H", "node1:3,node2:1", "--tree-radix", "2"),
-    "2-on-2-hosts": ("-H", "node1:1,node2:1"),
+    "2-on-2-hosts-overlapped": ("-H", "node1:1,node2:1", *OVERLAPPED),
 }
 """Options of ``farandole run``, by a name that begins with the number of ranks."""
 

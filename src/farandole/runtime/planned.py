@@ -106,13 +106,13 @@ class PlannedLane:
             self._engine.allgather(send, recv, counts)
 
     @contextmanager
-    def phase(self, what: str, phase: str, nbytes: int = 0) -> Iterator[None]:
+    def phase(self, what: str, phase: str, nbytes: int = 0, row: str = "planned") -> Iterator[None]:
         """What is done inside shows in the timeline."""
         begin_s = time.monotonic() if events.subscribers else 0.0
         yield
         if begin_s:
             name, end_s = f"{self.label}.{what}", time.monotonic()
-            events.emit(events.Phase("planned", name, "allreduce", phase, begin_s, end_s, nbytes))
+            events.emit(events.Phase(row, name, "allreduce", phase, begin_s, end_s, nbytes))
 
     def _inside(self, what: str) -> AbstractContextManager[None]:
         """Should it take too long, reports will name ``what``, and the members that have not come to it."""
@@ -135,12 +135,15 @@ class PlannedLane:
 
 Overlap: TypeAlias = Literal["step", "backward"]
 
+OVERLAP_BYTES = 2**20
+"""Fewer bytes cross between hosts in less time than it takes to give them to another thread."""
 
-def choose_overlap(asked: str, cores: int, local_ranks: int, crosses_hosts: bool) -> tuple[Overlap, str]:
+
+def choose_overlap(asked: str, nbytes: int, crosses_hosts: bool) -> tuple[Overlap, str]:
     """When to reduce gradients, and why: when the backward pass has ended (``step``), or while it runs (``backward``).
 
-    >>> choose_overlap("auto", cores=2, local_ranks=2, crosses_hosts=True)
-    ('step', 'the 2 cores are busy with 2 ranks')
+    >>> choose_overlap("auto", nbytes=40 * 2**20, crosses_hosts=True)
+    ('backward', 'the network works while the cores compute')
     """
     if asked == "backward":
         return "backward", "it was asked for"
@@ -148,9 +151,9 @@ def choose_overlap(asked: str, cores: int, local_ranks: int, crosses_hosts: bool
         return "step", "it was asked for"
     if not crosses_hosts:
         return "step", "within a host, reducing takes the cores that the backward pass needs"
-    if cores < 2 * local_ranks:
-        return "step", f"the {cores} cores are busy with {local_ranks} ranks"
-    return "backward", f"the network can work while {local_ranks} of {cores} cores compute"
+    if nbytes < OVERLAP_BYTES:
+        return "step", f"{nbytes} bytes cross sooner than another thread takes them over"
+    return "backward", "the network works while the cores compute"
 
 
 @final

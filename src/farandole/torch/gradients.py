@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, final
@@ -51,7 +50,6 @@ def unweighted() -> float:
 
 
 SAME, CHANGED = "same", "changed"
-WISHES_OVERLAP = "+overlap"
 RIDES = "+sums"
 
 
@@ -74,14 +72,19 @@ class GradientExchange:
     def __init__(self, lane: PlannedLane, params: Sequence[torch.Tensor], names: Sequence[str], terms: Terms) -> None:
         self.params = list(params)
         self.buckets: list[GradientBucket] = []
-        self.overlaps = False
         self.lane, self._names, self._terms = lane, names, terms
         self._codes: Codes | None = None
         self._bucketed: list[bool] = []
         self._bucket_bytes = lane.session.settings.bucket_bytes
+        self._during_backward = self._choose_overlap()
         self._digest = f"{len(self.params)} parameters, plan {self._fingerprint()}"
         self._pass: OverlappedPass | None = None
         self._weight = 1.0
+
+    @property
+    def overlaps(self) -> bool:
+        """True if gradients are reduced while backward passes run, for which the first run must have made buckets."""
+        return self._during_backward and self._codes is not None
 
     def begin_pass(self, step: str, weigh: Weigh) -> OverlappedPass | None:
         """A backward pass begins whose gradients will be reduced; returns who wants to know when each is complete."""
@@ -111,8 +114,7 @@ class GradientExchange:
         survey = self._survey()
         state = SAME if survey == self._codes else CHANGED
         riding = None if rider is None or self._codes is None else rider.departs(self._weight)
-        wishes = WISHES_OVERLAP if self._wishes_overlap() else RIDES if riding else ""
-        states = self.lane.meet(self._point(step), state + wishes)
+        states = self.lane.meet(self._point(step), state + (RIDES if riding else ""))
         codes = self._conclude(states, survey)
         if overlapped is not None:
             for bucket in self.buckets:
@@ -162,10 +164,7 @@ class GradientExchange:
 
     def _conclude(self, states: Sequence[str], mine: Codes) -> Codes:
         """What the members have together, from what they said and, if that changed, from asking in detail."""
-        active = [state for state in states if state != JOINED]
-        if self._codes is None:
-            self.overlaps = all(state.endswith(WISHES_OVERLAP) for state in active)
-        elif not any(state.startswith(CHANGED) for state in active):
+        if self._codes is not None and not any(state.startswith(CHANGED) for state in states):
             return self._codes
         codes = torch.tensor(mine, dtype=torch.uint8)
         self.lane.allreduce("codes", adapter.array(codes), Reduction(ReduceOp.MAX))
@@ -226,13 +225,10 @@ class GradientExchange:
     def _weighed(self, grad: torch.Tensor) -> torch.Tensor:
         return grad if self._weight == 1.0 else grad * self._weight
 
-    def _wishes_overlap(self) -> bool:
-        """Whether this rank would rather reduce during backward passes; asked until the first run has settled it."""
-        if self._codes is not None:
-            return False
-        settings, place = self.lane.session.settings, self.lane.session.topology
-        cores = os.cpu_count() or 1
-        choice, why = choose_overlap(settings.overlap, cores, place.local_size, self.lane.crosses_hosts)
+    def _choose_overlap(self) -> bool:
+        """Whether to reduce during backward passes: the same on every member, as the fingerprint says."""
+        nbytes = sum(p.numel() * p.element_size() for p in self.params)
+        choice, why = choose_overlap(self.lane.session.settings.overlap, nbytes, self.lane.crosses_hosts)
         self.lane.note(f"gradients are reduced {'during' if choice == 'backward' else 'after'} backward passes: {why}")
         return choice == "backward"
 
@@ -240,7 +236,8 @@ class GradientExchange:
         """The same on two members if their buckets are laid out and reduced alike."""
         terms = self._terms
         everything = [(str(p.dtype), tuple(p.shape), p.stride(), terms.groups.get(id(p), -1)) for p in self.params]
-        also = (terms.how, getattr(terms.compression, "__name__", ""), terms.sparse_as_dense, self._bucket_bytes)
+        compression = getattr(terms.compression, "__name__", "")
+        also = (terms.how, compression, terms.sparse_as_dense, self._bucket_bytes, self._during_backward)
         return hashlib.blake2b(repr((everything, also)).encode(), digest_size=4).hexdigest()
 
 

@@ -246,7 +246,7 @@ class GradientReducer:
         if self._is_needed(session):
             exchange = self._bind(session)
             self._refuse_repetition()
-            with torch.no_grad():
+            with torch.no_grad(), exchange.lane.phase(self._where(), "wait", row="training"):
                 sums = exchange.run(self._where(), self._weigh, self._rider)
             self._runs += 1
         self._reduced = True
