@@ -12,7 +12,7 @@ from farandole.control.channel import Router
 from farandole.control.keys import JobKeys, new_secret
 from farandole.control.messages import Abort
 from farandole.errors import AbortError
-from farandole.runtime.control_thread import Planned
+from farandole.runtime.control_thread import Pace, Planned
 from farandole.runtime.link import Link, Seat
 from farandole.runtime.member import Session
 from farandole.settings import Settings
@@ -42,7 +42,7 @@ def test_an_end_that_is_there_before_the_session_is_heard() -> None:
 
 
 def test_threads_are_inside_of_their_own_lanes() -> None:
-    planned = Planned()
+    planned = Planned(Pace())
     planned.enter(0, "optimizer.0", 7, "optimizer.0: bucket 1")
     other = threading.Thread(target=planned.enter, args=(0, "optimizer.1", 7, "optimizer.1: meet"))
     other.start()

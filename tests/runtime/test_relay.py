@@ -21,7 +21,7 @@ from farandole.control.messages import Hello, Order
 from farandole.errors import AbortError
 from farandole.runtime.ask import Ask
 from farandole.runtime.call import Call, Outcome
-from farandole.runtime.control_thread import ControlThread, Planned
+from farandole.runtime.control_thread import ControlThread, Pace, Planned
 from farandole.runtime.failure import Failure
 from farandole.runtime.link import Link, Seat
 from farandole.runtime.negotiated import NegotiatedLane
@@ -112,7 +112,7 @@ class Worker:
         )
 
         self.control = ControlThread(
-            self.link.control, self.link.up, self.welcome.generation, self, Planned(), stall_warning_s=DEADLINE_S
+            self.link.control, self.link.up, self.welcome.generation, self, Planned(Pace()), stall_warning_s=DEADLINE_S
         )
 
     def generation_ended(self, failure: Failure) -> None:

@@ -8,7 +8,17 @@ from hypothesis import strategies as st
 
 from farandole.control.messages import Blocked, Progress
 from farandole.runtime.process_groups import ProcessGroups
-from farandole.runtime.stall import PATIENCE_S, Blockages, Inquiry, Report, StallInspector, Step, Verdict, Waiting
+from farandole.runtime.stall import (
+    PATIENCE_S,
+    Blockages,
+    Inquiry,
+    Limits,
+    Report,
+    StallInspector,
+    Step,
+    Verdict,
+    Waiting,
+)
 from farandole.runtime.wording import own_threads_left_out
 
 LAST = ["", "allreduce 'x'", "", ""].__getitem__
@@ -16,7 +26,7 @@ NOTHING = ([""] * 20).__getitem__
 
 
 def inspector(warning_s: float = 60.0, shutdown_s: float = 600.0) -> StallInspector:
-    return StallInspector(warning_s, shutdown_s, ["a", "a", "b"])
+    return StallInspector(Limits(warning_s, shutdown_s), ["a", "a", "b"])
 
 
 def wait(since_s: float = 0.0, name: str = "loss", missing: tuple[int, ...] = (1,)) -> Waiting:
@@ -119,7 +129,7 @@ def test_the_intervals_begin_anew_with_every_stall() -> None:
 
 
 def test_many_waits_and_ranks_are_cut() -> None:
-    stall = StallInspector(60.0, 0.0, ["a"] * 20)
+    stall = StallInspector(Limits(60.0, 0.0), ["a"] * 20)
     waiting = [Waiting((n,), f"allreduce 'n{n}'", 0.0, (0,), tuple(range(1, 20))) for n in range(9)]
     assert stall.look(60.0, waiting, NOTHING) == Inquiry(tuple(range(1, 9)))
     lines = text(stall.look(61.0, waiting, NOTHING)).splitlines()
@@ -164,7 +174,7 @@ def test_ranks_inside_a_planned_collective_wait_for_those_that_are_not() -> None
     assert blockages.add(0, blocked(), 100.0)
     assert blockages.add(2, blocked(seconds=65.0), 100.0)
     (waiting,) = blockages.waiting(100.0)
-    assert waiting == (("planned", 0, "p", 7), "step 7", 35.0, (0, 2), (1,), 31.0)
+    assert waiting == (("planned", 0, "p", 7), "step 7", 35.0, (0, 2), (1,), 31.0, 0.0)
     assert list(blockages.waiting(132.0)) == []
 
 

@@ -76,6 +76,8 @@ class ElasticFormation(Formation):
         reference = self._formed or tuple(self._known.values())
         misfit = disagreement((reference[0], member)) if reference else ""
         self._known[hello.place] = member
+        if hello.step_s > 0:
+            self.paced(hello.step_s)
         self._membership.on(now, happenings.Came(hello.place, hello.ready, hello.place in self._seniors))
         if misfit:
             self.tell(happenings.Unfit(hello.place, misfit))

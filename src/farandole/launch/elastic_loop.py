@@ -65,6 +65,7 @@ class ElasticLoop(Loop):
         self._failures: list[End] = []
         self._signals: list[int] = []
         self._orders: StopWorkers | None = None
+        self._said = ""  # last: one cause often has several consequences
         self._result = Outcome(0, "")
         self._open_screens()
 
@@ -105,8 +106,10 @@ class ElasticLoop(Loop):
     def _note(self, decision: decisions.Decision) -> None:
         action = decision.action
         is_first = isinstance(action, decisions.Form) and action.generation == 1
-        if self._job.verbose or (isinstance(action, SAID) and not is_first):
+        is_wanted = self._job.verbose or (isinstance(action, SAID) and not is_first)
+        if is_wanted and decision.reason != self._said:
             self._say(decision.reason)
+            self._said = decision.reason
 
     def _obey(self, decision: decisions.Decision) -> None:
         action = decision.action

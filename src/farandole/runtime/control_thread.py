@@ -33,6 +33,9 @@ from farandole.runtime.failure import Failure
 TICKS_PER_WARNING = 4
 LONGEST_TICK_S = 3600.0
 
+LATELY_S = 60.0
+"""How long the longest step counts, unless a longer one comes."""
+
 
 class Hooks(Protocol):
     """What the thread calls; from its own stack, so the calls return quickly."""
@@ -51,17 +54,38 @@ class Hooks(Protocol):
 
 
 @final
+class Pace:
+    """How far apart this process's collectives are: who waits for it need not worry for so long."""
+
+    __slots__ = ("_last_s", "_since_s", "step_s")
+
+    def __init__(self) -> None:
+        self.step_s = 0.0
+        """The longest time between two of them, lately."""
+        self._last_s = self._since_s = time.monotonic()
+
+    def beat(self) -> float:
+        """A collective begins, now."""
+        now = time.monotonic()
+        step_s, self._last_s = now - self._last_s, now
+        if step_s > self.step_s or now - self._since_s > LATELY_S:
+            self.step_s, self._since_s = step_s, now
+        return now
+
+
+@final
 class Planned:
     """What each thread of this process is inside of in a planned lane. Written without a lock, once per collective."""
 
-    __slots__ = ("_inside",)
+    __slots__ = ("_inside", "_pace")
 
-    def __init__(self) -> None:
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
         self._inside: dict[int, tuple[float, int, str, int, str]] = {}
 
     def enter(self, process_set: int, lane: str, sequence: int, what: str) -> None:
         """The calling thread begins a planned collective, the ``sequence``-th of ``lane``."""
-        self._inside[threading.get_ident()] = time.monotonic(), process_set, lane, sequence, what
+        self._inside[threading.get_ident()] = self._pace.beat(), process_set, lane, sequence, what
 
     def leave(self) -> None:
         """Its collective has ended, however it did."""
@@ -75,7 +99,7 @@ class Planned:
         """What to report."""
         now = time.monotonic()
         return [
-            Blocked(generation, process_set, lane, sequence, what, now - since)
+            Blocked(generation, process_set, lane, sequence, what, now - since, self._pace.step_s)
             for since, process_set, lane, sequence, what in list(self._inside.values())
             if now - since >= seconds
         ]

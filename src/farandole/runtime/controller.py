@@ -283,6 +283,8 @@ class Controller:
         if not generation.blockages.add(rank, message, now):
             self._rejected["Blocked in an impossible place"] += 1
             return
+        if message.step_s:
+            self._formation.paced(message.step_s)
         reason = generation.gone_among(generation.negotiation.groups.get(message.process_set) or ())
         if reason:
             self.abort(reason)
@@ -389,8 +391,8 @@ class Controller:
         elif isinstance(step, Report):
             self.report(step.text)
         elif isinstance(step, Verdict):
-            self.report(step.reason)
             if not self._formation.stalled(generation.places(step.missing), step.reason):
+                self.report(step.reason)
                 self.abort(step.reason, "StallError")
 
     def _tell(self, ranks: RankSet, suffix: bytes, message: Message) -> None:

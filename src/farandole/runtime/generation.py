@@ -12,14 +12,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from typing import NamedTuple, final
+from typing import final
 
 from farandole.control.messages import Abort, Exchanged
 from farandole.runtime.formation import Formed, Roster
 from farandole.runtime.negotiation import Negotiation
 from farandole.runtime.rank_set import RankSet
 from farandole.runtime.roll_call import RollCall
-from farandole.runtime.stall import Blockages, StallInspector, Waiting
+from farandole.runtime.stall import Blockages, Limits, StallInspector, Waiting
 from farandole.runtime.wording import list_some, name_rank
 from farandole.settings import Settings
 
@@ -27,13 +27,6 @@ RENEWALS_PER_WARNING = 2
 """Ranks repeat that they are blocked at least this often within the warning time."""
 
 _ExchangeKey = tuple[str, tuple[int, ...]]
-
-
-class _Limits(NamedTuple):
-    """The stall inspector's limits; 0 is none."""
-
-    warning_s: float
-    shutdown_s: float
 
 
 @final
@@ -53,8 +46,8 @@ class Generation:
             settings.cache_capacity,
             settings.dynamic_process_sets,
         )
-        limits = _limits(settings)
-        self.stall = StallInspector(limits.warning_s, limits.shutdown_s, formed.hosts)
+        limits = Limits.of(settings)
+        self.stall = StallInspector(limits, formed.hosts)
         self.timeline = RollCall()
         self.blockages = Blockages(self.negotiation.groups, 1.0 + limits.warning_s / RENEWALS_PER_WARNING)
         self._expected = expected
@@ -174,9 +167,3 @@ class Generation:
             "stall_reports": self.stall.reports,
             **self.negotiation.statistics(),
         }
-
-
-def _limits(settings: Settings) -> _Limits:
-    if not settings.stall_check:
-        return _Limits(0.0, 0.0)
-    return _Limits(max(0.0, settings.stall_warning_s), max(0.0, settings.stall_shutdown_s))

@@ -32,13 +32,14 @@ from farandole.runtime.agreement import title
 from farandole.runtime.alone import LoneLane
 from farandole.runtime.ask import Ask
 from farandole.runtime.call import Call, Handle, Outcome
-from farandole.runtime.control_thread import ControlThread, Planned
+from farandole.runtime.control_thread import ControlThread, Pace, Planned
 from farandole.runtime.crews import Crews
 from farandole.runtime.failure import Failure
 from farandole.runtime.link import Link
 from farandole.runtime.negotiated import Lane, NegotiatedLane
 from farandole.runtime.presence import Presence
 from farandole.runtime.process_sets import ProcessSet, ProcessSetLike, Registry
+from farandole.runtime.stall import Limits
 from farandole.runtime.timeline import Recorder, create
 from farandole.settings import Settings
 from farandole.topology import Topology
@@ -84,7 +85,8 @@ class Session:
         self._struck = False
         self._told = threading.Event()
         self._recorder = Recorder(topology.rank, topology.host, clock_offset_s)
-        self._planned, self._presence = Planned(), Presence()
+        self.pace, self._presence = Pace(), Presence()
+        self._planned = Planned(self.pace)
         self._sets = Registry(own.rank, own.size)
         for number, process_set in enumerate(sets, 1):
             self._sets.add(number, process_set)
@@ -94,7 +96,7 @@ class Session:
         self._crews = Crews(own, engine, self._share, self._limit_s(settings.stall_shutdown_s), address)
         self._lane = self._open_lane(sets)
         if link is not None:
-            warning_s = self._limit_s(settings.stall_warning_s)
+            warning_s = Limits.of(settings).warning_s or FOREVER_S
             self._control = ControlThread(link.control, link.up, self.generation, self, self._planned, warning_s)
         try:
             self._introduce()
@@ -125,6 +127,7 @@ class Session:
         self._sets.members(first.process_set, first.name)
         for call in calls:
             self._require_device(call)
+        self.pace.beat()
         with self._presence:
             return self._lane.submit(Ask(first.process_set, first.name, first.kind, calls), background)
 

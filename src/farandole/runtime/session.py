@@ -83,12 +83,13 @@ class _Here:
         self.session: Session | None = None
         self.asked: tuple[object, Sequence[ProcessSetLike] | str | None, dict[str, Any]] = (None, None, {})
         """What ``init`` was last told."""
+        self._step_s: float | None = None  # the longest step of the last session; of none, before the first
         self._inherited: Session | None = None
         self._watching = False
 
     def join(self) -> None:
         """Make a session of what was asked. A process that has had one before is ready to go on with the others."""
-        self.session = start(*self.asked, ready=self._watching)
+        self.session = start(*self.asked, self._step_s)
         self._watch()
 
     def _watch(self) -> None:
@@ -103,6 +104,7 @@ class _Here:
         with self.lock:
             session, self.session = self.session, None
             if session is not None:
+                self._step_s = session.pace.step_s
                 if because:
                     session.abort(because)
                 session.close()

@@ -1,6 +1,6 @@
 """When a wait is long enough to be said, whom to ask, and what the report says; without any I/O.
 
-    inspector = StallInspector(warning_s=60.0, shutdown_s=600.0, hosts=["a", "a"])
+    inspector = StallInspector(Limits(warning_s=60.0, shutdown_s=600.0), hosts=["a", "a"])
     inspector.expect(now)                      # something waits from now on: look at deadline_s
     inspector.look(now, waiting, last)         # Inquiry((1,)): ask these ranks where they are
     inspector.answered(1, progress); inspector.stack(1, text)
@@ -19,6 +19,10 @@ from typing import NamedTuple, TypeAlias, final
 from farandole.control.messages import Blocked, Progress
 from farandole.runtime.process_groups import ProcessGroups
 from farandole.runtime.wording import name_rank, name_ranks, own_threads_left_out, shorten
+from farandole.settings import Settings
+
+STEPS_OF_PATIENCE = 5
+"""In an elastic job a rank hangs, and is not slow, when others wait for it longer than so many recent steps."""
 
 PATIENCE_S = 1.0
 """How long a report waits for the ranks it is about to say where they are."""
@@ -28,10 +32,37 @@ MOST_STACKS = 8
 
 
 @final
+class Limits(NamedTuple):
+    """How long a collective may wait until that is said, and until it counts as stalled; 0 is for ever.
+
+    ``remedy`` says where people set the latter, ``end`` what it means.
+    """
+
+    warning_s: float
+    shutdown_s: float
+    remedy: str = "FARANDOLE_STALL_SHUTDOWN_S"
+    end: str = "every rank raises StallError"
+    steps: int = 0
+    """A wait may also take so many of the longest recent steps."""
+
+    @classmethod
+    def of(cls, settings: Settings) -> Limits:
+        """Those of a job. In an elastic one a rank that hangs is killed, and the others go on."""
+        if not settings.stall_check:
+            return cls(0.0, 0.0)
+        if not settings.is_elastic or not settings.hang_timeout_s:
+            return cls(settings.stall_warning_s, settings.stall_shutdown_s)
+        warning_s = min(settings.stall_warning_s or math.inf, settings.hang_timeout_s / 2)
+        end = "those that do not come are killed"
+        return cls(warning_s, settings.hang_timeout_s, "--hang-timeout", end, STEPS_OF_PATIENCE)
+
+
+@final
 class Waiting(NamedTuple):
     """A collective that some ranks are ready for since ``since_s``, and others are not.
 
     ``key`` stays the same while it waits. The news may be ``age_s`` old, so an end may have gone unnoticed that long.
+    With steps of ``step_s`` it may take some of these.
     """
 
     key: tuple[object, ...]
@@ -40,6 +71,7 @@ class Waiting(NamedTuple):
     ready: tuple[int, ...]
     missing: tuple[int, ...]
     age_s: float = 0.0
+    step_s: float = 0.0
 
 
 @final
@@ -84,13 +116,14 @@ class _Asked:
 
 @final
 class StallInspector:
-    """One generation's. A limit of 0 or less is none. ``deadline_s`` says when to ``look`` next, ``None`` for never."""
+    """One generation's. ``deadline_s`` says when to ``look`` next, ``None`` for never."""
 
-    def __init__(self, warning_s: float, shutdown_s: float, hosts: Sequence[str]) -> None:
+    def __init__(self, limits: Limits, hosts: Sequence[str]) -> None:
         self.deadline_s: float | None = None
         self.reports = 0
-        self._warning_s = warning_s if warning_s > 0 else math.inf
-        self._shutdown_s = shutdown_s if shutdown_s > 0 else math.inf
+        self._limits = limits
+        self._warning_s = limits.warning_s if limits.warning_s > 0 else math.inf
+        self._shutdown_s = limits.shutdown_s if limits.shutdown_s > 0 else math.inf
         self._hosts = hosts
         self._asked: _Asked | None = None
         self._told: dict[tuple[object, ...], frozenset[int]] = {}
@@ -117,7 +150,7 @@ class StallInspector:
     def look(self, now: float, waiting: Iterable[Waiting], last: Last) -> Step:
         """What is due; ``last`` tells the last collective that a rank was ordered to do."""
         every = list(waiting)
-        if late := [one for one in every if now - one.since_s - one.age_s >= self._shutdown_s]:
+        if late := [one for one in every if now >= self._expiry_s(one)]:
             return Verdict(self._verdict(now, late), tuple(sorted({rank for one in late for rank in one.missing})))
         overdue = [one for one in every if now - one.since_s >= self._warning_s]
         step = self._consider(now, overdue) if self._asked is None else self._conclude(now, overdue, self._asked, last)
@@ -164,10 +197,13 @@ class StallInspector:
 
     def _plan_next(self, now: float, waiting: Sequence[Waiting]) -> None:
         moments = [one.since_s + self._warning_s for one in waiting]
-        moments += [one.since_s + one.age_s + self._shutdown_s for one in waiting]
+        moments += [self._expiry_s(one) for one in waiting]
         moments = [moment for moment in moments if moment > now]
         repeats = [self._repeat_s] if self._told else []
         self._look_again(min(moments + repeats, default=math.inf))
+
+    def _expiry_s(self, one: Waiting) -> float:
+        return one.since_s + one.age_s + max(self._shutdown_s, self._limits.steps * one.step_s)
 
     def _look_again(self, moment: float) -> None:
         self.deadline_s = moment if moment < math.inf else None
@@ -175,7 +211,7 @@ class StallInspector:
     # -- words --------------------------------------------------------------------------------------------------------
 
     def _verdict(self, now: float, late: Sequence[Waiting]) -> str:
-        return "; ".join(f"{self._wait(now, one)}: longer than stall_shutdown_s" for one in late[:MOST_WAITS])
+        return "; ".join(f"{self._wait(now, one)}: longer than {self._limits.remedy}" for one in late[:MOST_WAITS])
 
     def _wait(self, now: float, one: Waiting) -> str:
         missing = f"{name_ranks(one.missing, self._hosts)} did not come" if one.missing else "all ranks are inside"
@@ -194,8 +230,7 @@ class StallInspector:
         if left := len({rank for one in overdue for rank in one.missing} - set(asked.ranks)):
             lines.append(f"  and {left} more ranks")
         if self._shutdown_s < math.inf:
-            limit_s = self._shutdown_s
-            lines.append(f"  every rank raises StallError after {limit_s:g} s (FARANDOLE_STALL_SHUTDOWN_S)")
+            lines.append(f"  {self._limits.end} after {self._shutdown_s:g} s ({self._limits.remedy})")
         return "\n".join(lines)
 
     def _where(self, rank: int, asked: _Asked, last: Last) -> str:
@@ -220,6 +255,7 @@ class _Said(NamedTuple):
     what: str
     since_s: float
     heard_s: float
+    step_s: float
 
 
 @final
@@ -233,10 +269,11 @@ class Blockages:
     def add(self, rank: int, blocked: Blocked, now: float) -> bool:
         """Note what ``rank`` says; False if it cannot say that. Ranks say it again while it lasts."""
         members = self._groups.get(blocked.process_set)
-        if members is None or rank not in members or not 0 <= blocked.seconds < math.inf:
+        numbers = (blocked.seconds, blocked.step_s)
+        if members is None or rank not in members or not all(0 <= number < math.inf for number in numbers):
             return False
         self._said[rank, blocked.process_set, blocked.lane] = _Said(
-            blocked.sequence, blocked.what, now - blocked.seconds, now
+            blocked.sequence, blocked.what, now - blocked.seconds, now, blocked.step_s
         )
         return True
 
@@ -254,6 +291,7 @@ class Blockages:
                 tuple(sorted(ranks)),
                 tuple(rank for rank in self._groups.get(key[0]) or () if rank not in ranks),
                 self._renewal_s,
+                max(said.step_s for said in ranks.values()),
             )
 
 

@@ -1,6 +1,6 @@
 """Forms a session: from what started this process to a rank among the others.
 
-session = start(comm=None, process_sets=None, overrides={}, ready=True)
+session = start(comm=None, process_sets=None, overrides={}, step_s=None)
 """
 
 from __future__ import annotations
@@ -29,16 +29,19 @@ from farandole.topology import Topology
 
 
 def start(
-    comm: object, process_sets: Sequence[ProcessSetLike] | str | None, overrides: Mapping[str, Any], ready: bool
+    comm: object,
+    process_sets: Sequence[ProcessSetLike] | str | None,
+    overrides: Mapping[str, Any],
+    step_s: float | None,
 ) -> Session:
-    """See ``session.init``. ``ready`` is false for the first time that a process asks to take part."""
+    """See ``session.init``. ``step_s`` is the longest recent step of this process, ``None`` if this is its first."""
     environment = environment_of(comm)
     settings = settings_of(environment, overrides)
     part = part_of(environment, comm)
     sets = static_sets(process_sets, part.expected)
     configure_logging(settings.log_level)
     if part.expected > 1 or environment.is_elastic or (environment.launched and environment.size > 1):
-        session = _among_others(meet(environment, part, settings), settings, sets, ready)
+        session = _among_others(meet(environment, part, settings), settings, sets, step_s)
         heed(lambda: session.broken)
         return session
     host = environment.host
@@ -46,12 +49,12 @@ def start(
     return Session(settings, Topology.of(0, (host,), 1), engine, reason, sets)
 
 
-def _among_others(seat: Seat, settings: Settings, sets: Sequence[ProcessSet], ready: bool) -> Session:
+def _among_others(seat: Seat, settings: Settings, sets: Sequence[ProcessSet], step_s: float | None) -> Session:
     moments = [time.monotonic()]
     link = Link(seat, settings.start_timeout_s, settings.host_timeout_s)
     try:
         moments.append(time.monotonic())
-        welcome = link.join(_hello(link, seat, sets, ready), settings.elastic_timeout_s if seat.expected == ANY else 0)
+        welcome = link.join(_hello(link, seat, sets, step_s), settings.elastic_timeout_s if seat.expected == ANY else 0)
         moments.append(time.monotonic())
         topology = Topology.of(welcome.rank, tuple(welcome.hosts), welcome.generation)
         if not welcome.generation:
@@ -74,7 +77,7 @@ def _tell_phases(generation: int, moments: Sequence[float]) -> None:
             events.emit(events.Phase("generation", f"generation {generation}", "init", phase, begin_s, end_s))
 
 
-def _hello(link: Link, seat: Seat, sets: Sequence[ProcessSet], ready: bool) -> Hello:
+def _hello(link: Link, seat: Seat, sets: Sequence[ProcessSet], step_s: float | None) -> Hello:
     fd, number = stack_dump()
     return Hello(
         worker=link.worker,
@@ -87,7 +90,8 @@ def _hello(link: Link, seat: Seat, sets: Sequence[ProcessSet], ready: bool) -> H
         stack_fd=fd,
         stack_signal=number,
         process_sets=[s.ranks for s in sets],
-        ready=ready,
+        ready=step_s is not None,
+        step_s=step_s or 0.0,
     )
 
 
