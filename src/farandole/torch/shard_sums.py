@@ -1,6 +1,6 @@
 """Sums over the shards of all workers, in the order of the shard tree.
 
-    sums = ShardSums(lane, Shards(0, 8), tensors_like)
+    sums = ShardSums(lane, Shards(0, 8), tensors_like, scales)
     every = sums.of({Shards(0, 4): tensors})        # on the worker that has shards 0 to 3
 
 Each worker adds up its part of all elements: everybody's partial sums of that part come to it (all-to-all), it adds
@@ -9,9 +9,9 @@ them in the tree's order, and the results go to all (all-gather). That moves as 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias, final
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeAlias, final
 
 import torch
 
@@ -24,8 +24,8 @@ from farandole.torch.memory import as_bytes
 
 Partial: TypeAlias = Mapping[Shards, Sequence[torch.Tensor]]
 
-CHUNK_BYTES = 16 * 2**20
-"""Tensors are exchanged together up to this size: the larger, the more memory is needed beside them."""
+CHUNK_BYTES = 2**20
+"""What is exchanged at a time: so little that it stays in the cache between one worker's copy and the other's sum."""
 
 
 def add_tensors(whole: Shards, partial: Partial) -> list[torch.Tensor]:
@@ -38,48 +38,42 @@ def add_tensors(whole: Shards, partial: Partial) -> list[torch.Tensor]:
     return combine(whole, {shards: list(tensors) for shards, tensors in partial.items()}, add)
 
 
-@final
-@dataclass(frozen=True)
-class _Chunk:
-    """Tensors ``first`` to ``last - 1``, of one dtype, one after the other; each worker adds up ``share`` elements."""
+class _Piece(NamedTuple):
+    """Elements ``begin`` to ``end - 1`` of a tensor, and their place in a chunk."""
 
-    first: int
-    last: int
-    share: int
-    result: torch.Tensor
+    tensor: int
+    begin: int
+    end: int
+    place: int
+
+
+@final
+class _Chunk:
+    """What is exchanged at a time: pieces of tensors of one dtype and scale, and where the results go."""
+
+    def __init__(self, pieces: list[_Piece], result: torch.Tensor, scale: float) -> None:
+        self.pieces, self.result, self.scale = pieces, result, scale
 
 
 @final
 class ShardSums:
-    """For lists of tensors like ``like``, the same on every member. Making one is collective."""
+    """For lists of tensors like ``like``, the same on every member, each multiplied by its scale. Made collectively."""
 
-    def __init__(self, lane: PlannedLane, whole: Shards, like: Sequence[torch.Tensor]) -> None:
+    def __init__(self, lane: PlannedLane, whole: Shards, like: Sequence[torch.Tensor], scales: Sequence[float]) -> None:
         self._lane, self._whole = lane, whole
-        self._shapes = [tensor.shape for tensor in like]
-        size = lane.size
-        self._parts = [cover(whole, block(rank, size, whole.end)) for rank in range(size)]
-        ranges = _ranges(like)
-        shares = [-(-sum(each.numel() for each in like[a:b]) // size) for a, b in ranges]
-        nbytes = [_aligned(share * like[a].element_size()) for share, (a, _) in zip(shares, ranges, strict=True)]
-        largest = max(nbytes, default=0)
-        self._send = as_bytes(lane.allocate(size * largest))
-        self._received = as_bytes(lane.allocate(sum(map(len, self._parts)) * largest))
-        results = as_bytes(lane.allocate(size * sum(nbytes)))
-        self._chunks, offset = [], 0
-        for (first, last), share, each in zip(ranges, shares, nbytes, strict=True):
-            result = results[offset : offset + size * each].view(like[first].dtype)[: size * share]
-            self._chunks.append(_Chunk(first, last, share, result))
-            offset += size * each
+        self._parts = [cover(whole, block(rank, lane.size, whole.end)) for rank in range(lane.size)]
+        self._send = as_bytes(lane.allocate(lane.size * CHUNK_BYTES))
+        self._received = as_bytes(lane.allocate(sum(map(len, self._parts)) * CHUNK_BYTES))
+        self._results: list[torch.Tensor] = []
+        self._chunks: list[_Chunk] = []
+        for (_, scale), group in itertools.groupby(range(len(like)), lambda i: (like[i].dtype, scales[i])):
+            self._lay_out(list(group), like, scale)
 
     def of(self, partial: Partial) -> list[torch.Tensor]:
         """The sums, in memory that the next call overwrites."""
         for number, chunk in enumerate(self._chunks):
             self._add(f"chunk {number}", chunk, partial)
-        return [
-            part.view(self._shapes[chunk.first + i])
-            for chunk in self._chunks
-            for i, part in enumerate(self._cut(chunk, chunk.result))
-        ]
+        return self._results
 
     def largest(self, numbers: Sequence[int]) -> list[int]:
         """The largest that any member has, of each."""
@@ -88,49 +82,55 @@ class ShardSums:
         largest: list[int] = found.tolist()
         return largest
 
+    def _lay_out(self, which: list[int], like: Sequence[torch.Tensor], scale: float) -> None:
+        """Memory for the sums of some tensors, one after the other, and the chunks it is filled by."""
+        size, first = self._lane.size, like[which[0]]
+        counts = [like[i].numel() for i in which]
+        ends = list(itertools.accumulate(counts))
+        length = size * (CHUNK_BYTES // first.element_size())
+        padded = -(-ends[-1] // size) * size
+        flat = as_bytes(self._lane.allocate(padded * first.element_size())).view(first.dtype)[:padded]
+        for i, count, end in zip(which, counts, ends, strict=True):
+            self._results.append(flat[end - count : end].view(like[i].shape))
+        places = list(zip(which, counts, ends, strict=True))
+        for begin in range(0, ends[-1], length):
+            pieces = list(_pieces(places, begin, begin + length))
+            self._chunks.append(_Chunk(pieces, flat[begin : begin + length], scale))
+
     def _add(self, what: str, chunk: _Chunk, partial: Partial) -> None:
         received = self._exchange(what, chunk, partial)
-        own = chunk.result[self._lane.rank * chunk.share :][: chunk.share]
-        own.copy_(combine(self._whole, received, torch.Tensor.add_))
-        self._lane.allgather(what, adapter.array(own), adapter.array(chunk.result), [chunk.share] * self._lane.size)
+        share = len(chunk.result) // self._lane.size
+        own = chunk.result[self._lane.rank * share :][:share]
+        torch.mul(combine(self._whole, received, torch.Tensor.add_), chunk.scale, out=own)
+        self._lane.allgather(what, adapter.array(own), adapter.array(chunk.result), [share] * self._lane.size)
 
     def _exchange(self, what: str, chunk: _Chunk, partial: Partial) -> dict[Shards, torch.Tensor]:
         """Everybody's partial sums of this member's share of the chunk's elements."""
-        size, dtype, share = self._lane.size, chunk.result.dtype, chunk.share
-        send, received = self._send.view(dtype)[: size * share], self._received.view(dtype)
+        size, length = self._lane.size, len(chunk.result)
+        share, dtype = length // size, chunk.result.dtype
+        send, received = self._send.view(dtype)[:length], self._received.view(dtype)
         found: dict[Shards, torch.Tensor] = {}
         for turn in range(max(map(len, self._parts))):
             mine = self._parts[self._lane.rank][turn : turn + 1]
             for shards in mine:
-                tensors = partial[shards][chunk.first : chunk.last]
-                with self._lane.phase(what, "copy", send.nbytes):
-                    torch._foreach_copy_(self._cut(chunk, send), [each.reshape(-1) for each in tensors])
+                self._fill(send, chunk, partial[shards])
             coming = [shards for parts in self._parts for shards in parts[turn : turn + 1]]
-            begin = len(found) * share
-            place = received[begin : begin + len(coming) * share]
+            place = received[len(found) * share :][: len(coming) * share]
             counts = [share * len(parts[turn : turn + 1]) for parts in self._parts]
-            own = send if mine else send[:0]
-            self._lane.alltoall(what, adapter.array(own), [share * len(mine)] * size, adapter.array(place), counts)
+            given = adapter.array(send if mine else send[:0])
+            self._lane.alltoall(what, given, [share * len(mine)] * size, adapter.array(place), counts)
             found.update(zip(coming, place.split(share), strict=True))
         return found
 
-    def _cut(self, chunk: _Chunk, flat: torch.Tensor) -> list[torch.Tensor]:
-        """The places of the chunk's tensors in ``flat``."""
-        sizes = [shape.numel() for shape in self._shapes[chunk.first : chunk.last]]
-        return list(flat[: sum(sizes)].split(sizes))
+    def _fill(self, send: torch.Tensor, chunk: _Chunk, tensors: Sequence[torch.Tensor]) -> None:
+        sources = [tensors[p.tensor].reshape(-1)[p.begin : p.end] for p in chunk.pieces]
+        targets = [send[p.place : p.place + p.end - p.begin] for p in chunk.pieces]
+        torch._foreach_copy_(targets, sources)
 
 
-def _ranges(like: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
-    """Consecutive tensors of one dtype, up to ``CHUNK_BYTES`` (or one tensor, where that is larger)."""
-    found: list[tuple[int, int]] = []
-    first = nbytes = 0
-    for i, tensor in enumerate(like):
-        if i > first and (tensor.dtype != like[first].dtype or nbytes + tensor.nbytes > CHUNK_BYTES):
-            found.append((first, i))
-            first, nbytes = i, 0
-        nbytes += tensor.nbytes
-    return [*found, (first, len(like))] if like else []
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // 64) * 64
+def _pieces(places: Sequence[tuple[int, int, int]], begin: int, end: int) -> Iterator[_Piece]:
+    """What of the tensors lies in ``begin`` to ``end - 1`` of their common memory."""
+    for tensor, count, last in places:
+        first = last - count
+        if first < end and begin < last and count:
+            yield _Piece(tensor, max(begin - first, 0), min(end, last) - first, max(first - begin, 0))

@@ -149,7 +149,10 @@ class ShardReducer:
         session, process_set = current("the reduction of gradients"), self._terms.process_set
         if len(process_set.ranks) == 1:
             self._require_complete()
-            self._publish(add_tensors(self._whole, dict(self._stack)), [*map(int, self._used), *self._counted])
+            totals = add_tensors(self._whole, dict(self._stack))
+            for total, scale in zip(totals, self._scales(), strict=True):
+                total.mul_(scale)
+            self._publish(totals, [*map(int, self._used), *self._counted])
             return
         if not self._lanes or self._lanes[0].session is not session:
             self._lanes[:], self._sums = [PlannedLane(session, process_set, self._label)], None
@@ -160,7 +163,7 @@ class ShardReducer:
             self._require_complete()
         lane.meet(point, "ready")
         if self._sums is None or plan != self._plan:
-            self._plan, self._sums = plan, ShardSums(lane, self._whole, self._leaves())
+            self._plan, self._sums = plan, ShardSums(lane, self._whole, self._leaves(), self._scales())
         self._publish(self._sums.of(dict(self._stack)), self._sums.largest([*map(int, self._used), *self._counted]))
 
     def stepped(self) -> None:
@@ -227,14 +230,12 @@ class ShardReducer:
 
     def _publish(self, sums: list[torch.Tensor], largest: Sequence[int]) -> None:
         """Make them the gradients, and the buffers' new values; ``largest`` says what was used, and the counters."""
-        params, count = self._params(), self._virtual.count
+        params = self._params()
         gradients, means = sums[: len(params)], sums[len(params) :]
-        if self._terms.how.op is ReduceOp.AVERAGE:
-            torch._foreach_mul_(gradients, 1.0 / count)
         for param, gradient, is_used in zip(params, gradients, largest, strict=False):
-            param.grad = gradient.view_as(param) if is_used else None
+            param.grad = gradient if is_used else None
         for each, total in zip(self._statistics, means, strict=True):
-            each.tensor.copy_(total.view_as(each.tensor) * (1.0 / count))
+            each.tensor.copy_(total)
         for each, counted in zip(self._counters, largest[len(params) :], strict=True):
             each.tensor.fill_(counted)
         self._reduced = True
@@ -264,6 +265,12 @@ class ShardReducer:
 
     def _leaves(self) -> list[torch.Tensor]:
         return [*self._params(), *(each.tensor for each in self._statistics)]
+
+    def _scales(self) -> list[float]:
+        """Of the sum over the shards, for each of them."""
+        mean = 1.0 / self._virtual.count
+        of_gradients = mean if self._terms.how.op is ReduceOp.AVERAGE else 1.0
+        return [of_gradients] * len(self._params()) + [mean] * len(self._statistics)
 
     def _fingerprint(self) -> str:
         shapes = [(str(each.dtype), tuple(each.shape)) for each in self._leaves()]

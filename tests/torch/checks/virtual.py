@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import random
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 import farandole.torch as hvd
 from farandole.runtime.shard_tree import Shards
-from farandole.torch.shard_sums import add_tensors
+from farandole.torch import shard_sums
 
 ROWS, STEPS = 21, 3
 
@@ -61,8 +62,9 @@ def trained(count: int, alone: bool) -> dict[str, torch.Tensor]:
 
 def check_that_any_number_of_workers_computes_the_same_bits() -> None:
     torch.set_num_threads(1)
-    for count in (4, 5, 7):
-        together = trained(count, alone=False)
+    for count, chunk_bytes in ((4, 2**20), (5, 64), (7, 256)):
+        with mock.patch.object(shard_sums, "CHUNK_BYTES", chunk_bytes):  # tensors lie across chunks, and many in one
+            together = trained(count, alone=False)
         one = hvd.broadcast_object(trained(count, alone=True))
         for name, value in one.items():
             assert torch.equal(together[name], value), (count, name)
@@ -150,5 +152,5 @@ def check_one_rank_that_forgets_its_shards_is_everybodys_error() -> None:
 
 def check_that_sums_over_shards_keep_their_order() -> None:
     values = {Shards(i, i + 1): [torch.tensor([x])] for i, x in enumerate((1e8, 1.0, -1e8, 1.0))}
-    [total] = add_tensors(Shards(0, 4), values)
+    [total] = shard_sums.add_tensors(Shards(0, 4), values)
     assert total.item() == 0.0, "(1e8 + 1) + (-1e8 + 1) in float32"
