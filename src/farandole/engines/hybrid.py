@@ -79,8 +79,9 @@ class HybridEngine(Engine):
             self._inside.reducescatter(shared.pieces[k], shared.own[k], shared.counts[k], *steps.inside)
 
         def across(engine: Engine, k: int) -> None:
-            engine.allreduce(shared.own[k], steps.op)
-            steps.finish(shared.own[k])
+            if shared.own[k].count:  # small arrays cross on the first lane alone
+                engine.allreduce(shared.own[k], steps.op)
+                steps.finish(shared.own[k])
 
         def after(k: int) -> None:
             self._inside.allgather(shared.own[k], shared.pieces[k], shared.counts[k])
@@ -98,7 +99,8 @@ class HybridEngine(Engine):
                 self._inside.broadcast(shared.pieces[k], layout.neighbours.index(root))
 
         def across(engine: Engine, k: int) -> None:
-            engine.broadcast(shared.own[k], source)
+            if shared.own[k].count:
+                engine.broadcast(shared.own[k], source)
 
         def after(k: int) -> None:
             if layout.host != source:
