@@ -37,7 +37,8 @@ logger = logging.getLogger("farandole.control")
 LOCAL = "tcp://127.0.0.1:0"
 LINGER_MS = 1000
 KNOCK = b""
-NOBLOCK, SNDMORE, EVENTS, POLLIN = int(zmq.NOBLOCK), int(zmq.SNDMORE), int(zmq.EVENTS), int(zmq.POLLIN)
+NOBLOCK, SNDMORE, RCVMORE = int(zmq.NOBLOCK), int(zmq.SNDMORE), int(zmq.RCVMORE)
+EVENTS, POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 """As plain integers: ZeroMQ's own enumerations cost microseconds in the path of every message."""
 
 LONGEST_WAIT_S = 86400.0
@@ -114,10 +115,10 @@ class Router:
     def recv(self) -> tuple[bytes, messages.Any] | None:
         """The next message and who sent it, or ``None`` if there is none now. Never blocks."""
         while _readable(self._socket):
-            parts = self._socket.recv_multipart(NOBLOCK)
-            identity, frame = parts[0], parts[-1]
-            if len(parts) != 2:
-                self.refuse("frames that are no message", f"{len(parts)} parts from {identity!r}")
+            identity, frame = self._socket.recv(NOBLOCK), self._socket.recv(NOBLOCK)
+            if self._socket.getsockopt(RCVMORE):
+                more = self._socket.recv_multipart(NOBLOCK)
+                self.refuse("frames that are no message", f"{2 + len(more)} parts from {identity!r}")
             elif identity.startswith(b"\0"):
                 self.refuse("unknown identities", "a peer that gave itself no name")
             elif frame == KNOCK:

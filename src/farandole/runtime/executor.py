@@ -40,7 +40,7 @@ class Executor:
     def perform(self, order: Order, mine: Mine) -> list[list[Outcome]]:
         """One list of outcomes per name. Collective."""
         kind = Kind(order.kind)
-        self.phases.of(order.names, kind.label)
+        self.phases.of(order.names, kind)
         if kind is Kind.ALLREDUCE:
             return self._allreduce(order, mine)
         outcomes = []

@@ -117,7 +117,8 @@ class NegotiatedLane:
         self.inside: Order | None = None
         self._orders, self._send, self._generation = orders, send, generation
         self._perform, self._torn, self._presence, self._capacity = perform, torn, presence, cache_capacity
-        lock = threading.RLock()  # guards everything below; a signal handler may end the lane while its thread has it
+        # Guards everything below; a signal handler may end the lane while its thread has it.
+        self._lock = lock = threading.RLock()
         self._changed = threading.Condition(lock)
         self._wanted = threading.Condition(lock)  # the background thread's alone: it need not wake for everybody's news
         self._inflight: dict[Key, Pending] = {}
@@ -132,7 +133,7 @@ class NegotiatedLane:
     def submit(self, ask: Ask, background: bool) -> Pending:
         """See ``Lane``; raises ``DuplicateNameError``, or the failure that ended the lane."""
         pending = Pending(self, ask, background, time.monotonic() if events.subscribers else 0.0)
-        with self._changed:
+        with self._lock:
             if self._ended is not None:
                 raise self._ended.fresh()
             if self._refused:
@@ -155,7 +156,7 @@ class NegotiatedLane:
 
     def refuse(self, ask: Ask) -> None:
         """See ``Lane``."""
-        with self._changed:
+        with self._lock:
             ask.key = self._current(ask.name)
             if self._ended is not None or ask.key in self._inflight:
                 return
@@ -164,7 +165,7 @@ class NegotiatedLane:
 
     def drive(self, enough: Callable[[], bool]) -> None:
         """Return when ``enough()``: lead, or sleep while somebody else does."""
-        with self._presence, self._changed:
+        with self._presence, self._lock:
             while not enough():
                 if self._ended is not None:
                     self._fail_all(self._ended)  # a signal handler ended the lane while this thread was submitting
@@ -179,7 +180,7 @@ class NegotiatedLane:
 
     def end(self, failure: Failure) -> None:
         """See ``Lane``. Any thread may call it; what a leader has in its engine must be aborted there."""
-        with self._changed:
+        with self._lock:
             if self._ended is None:
                 self._ended = failure
             self._fail_all(self._ended)
@@ -191,7 +192,7 @@ class NegotiatedLane:
         """See ``Lane``; ``end`` comes first."""
         if self._background is not None:
             self._background.join()
-        with self._changed:  # a user's thread may still be on its way out of an engine
+        with self._lock:  # a user's thread may still be on its way out of an engine
             self._asleep += 1
             self._changed.wait_for(lambda: not self._leading, LEAVE_S)
             self._asleep -= 1
@@ -212,12 +213,12 @@ class NegotiatedLane:
     def _lead(self, enough: Callable[[], bool]) -> None:
         """Receive and execute until ``enough()``. Called with the lock, which is free meanwhile."""
         self._leading = True
-        self._changed.release()
+        self._lock.release()
         try:
             while not enough() and self._ended is None:
                 self._receive()
         finally:
-            self._changed.acquire()
+            self._lock.acquire()
             self._leading = False
             if self._asleep:
                 self._changed.notify_all()
@@ -272,7 +273,7 @@ class NegotiatedLane:
     def _complete(
         self, order: Order, mine: Sequence[Pending | None], outcomes: Sequence[list[Outcome]], failure: Failure | None
     ) -> None:
-        with self._changed:
+        with self._lock:
             for i, pending in enumerate(mine):
                 if pending is None or pending.finished:
                     continue
@@ -305,14 +306,14 @@ class NegotiatedLane:
             del self._known[next(iter(self._known))]
 
     def _resend(self, key: Key) -> None:
-        with self._changed:
+        with self._lock:
             self._known.pop(key, None)
             pending = self._inflight.get(key)
         if pending is not None:
             self._announce(pending.ask.entry())
 
     def _wake_background(self) -> None:
-        with self._changed:
+        with self._lock:
             if self._background is None and self._ended is None:
                 self._background = threading.Thread(target=self._attend, name="farandole-negotiated", daemon=True)
                 self._background.start()
@@ -321,7 +322,7 @@ class NegotiatedLane:
 
     def _attend(self) -> None:
         """The background thread: lead while something is outstanding that nobody waits for."""
-        with self._changed:
+        with self._lock:
             while self._ended is None:
                 if self._leading or not self._unattended:
                     self._wanted.wait()

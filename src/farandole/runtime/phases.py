@@ -1,6 +1,6 @@
 """Telling subscribers what the negotiated lane spends its time on.
 
-phases.of(["allreduce.loss"], "allreduce")
+phases.of(["allreduce.loss"], Kind.ALLREDUCE)
 begin = phases.begin()
 engine.allreduce(array, op)
 phases.end("reduce", begin, array.nbytes)
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import final
 
 from farandole import events
+from farandole.collective import Kind
 
 LANE = "negotiated"
 
@@ -25,9 +26,9 @@ class Phases:
 
     def __init__(self) -> None:
         self._names: Sequence[str] = ()
-        self._kind = ""
+        self._kind = Kind.BARRIER
 
-    def of(self, names: Sequence[str], kind: str) -> None:
+    def of(self, names: Sequence[str], kind: Kind) -> None:
         """What is executed from now on; several names are one fused collective."""
         self._names, self._kind = names, kind
 
@@ -41,5 +42,5 @@ class Phases:
             return 0.0
         now = time.monotonic()
         more = f" and {len(self._names) - 1} more" if len(self._names) > 1 else ""
-        events.emit(events.Phase(LANE, self._names[0] + more, self._kind, phase, begin_s, now, nbytes))
+        events.emit(events.Phase(LANE, self._names[0] + more, self._kind.label, phase, begin_s, now, nbytes))
         return now
