@@ -390,10 +390,9 @@ class Controller:
                 self.request_stack(generation.members[rank].hello)
         elif isinstance(step, Report):
             self.report(step.text)
-        elif isinstance(step, Verdict):
-            if not self._formation.stalled(generation.places(step.missing), step.reason):
-                self.report(step.reason)
-                self.abort(step.reason, "StallError")
+        elif isinstance(step, Verdict) and not self._formation.stalled(generation.places(step.missing), step.reason):
+            self.report(step.reason)
+            self.abort(step.reason, "StallError")
 
     def _tell(self, ranks: RankSet, suffix: bytes, message: Message) -> None:
         self._downlink.tell(GLOBAL, ranks, suffix, message)

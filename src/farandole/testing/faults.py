@@ -77,7 +77,7 @@ def _strike(action: Action) -> None:
         os._exit(0)
     elif action == "raise":
         raise InjectedError("a fault, as the test asked for")
-    elif action == "hang":
-        ctypes.PyDLL(None).sleep(10**6)
+    while action == "hang":
+        ctypes.PyDLL(None).sleep(10**6)  # until a signal comes, such as the one that asks for our stack
     while action == "loop":
         pass

@@ -1,0 +1,82 @@
+"""A worker of an elastic job that trains until a file named ``end`` is there: ``python elastic_worker.py [FAULT]...``
+
+A fault is RANK:STEP:ACTION, as of ``farandole.testing.faults``, and happens in ``commit``; or one of the actions below.
+Every time it begins to train it prints who it is: ``place 3 trains: generation 2, rank 1 of 2, step 30, process 77``.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from farandole.collective import ReduceOp
+from farandole.elastic.run import run
+from farandole.elastic.state import ObjectState
+from farandole.runtime.session import current, init, shutdown
+from farandole.testing.faults import Fault, inject
+from farandole.testing.jobs import NumpyCalls
+
+FOLDER = Path.cwd()
+STEP_S = 0.002
+SLOW_S = 2.0
+"""What a step takes that is slow, and not so slow that its rank hangs."""
+
+
+def main() -> None:
+    """Train."""
+    asked = [words.split(":") for words in sys.argv[1:]]
+    own = {(int(rank), int(step)): action for rank, step, action in asked if action in ACTIONS}
+    inject(FOLDER, [Fault(int(r), int(step), "commit", action) for r, step, action in asked if action not in ACTIONS])
+    init()
+    print(f"place {os.environ['FARANDOLE_PLACE']} is up: process {os.getpid()}", flush=True)
+    train(Steps(step=0), own)
+    print(f"place {os.environ['FARANDOLE_PLACE']} has finished", flush=True)
+    shutdown()
+
+
+class Steps(ObjectState):
+    """How many steps there have been."""
+
+    step: int
+
+
+@run
+def train(state: Steps, own: dict[tuple[int, int], str]) -> None:
+    """Count steps."""
+    who, do = current().topology, NumpyCalls()
+    print(
+        f"place {os.environ['FARANDOLE_PLACE']} trains: generation {who.generation}, rank {who.rank} of {who.size}, "
+        f"step {state.step}, process {os.getpid()}",
+        flush=True,
+    )
+    ends = np.zeros(1, np.int64)
+    while not ends[0]:
+        time.sleep(STEP_S)
+        ends[0] = (FOLDER / "end").exists()
+        do.allreduce("ends", ends, ReduceOp.MAX)
+        state.step += 1
+        if action := own.pop((who.rank, state.step), None):
+            ACTIONS[action]()
+        state.commit()
+
+
+def finish() -> None:
+    """End early, and well."""
+    shutdown()
+    sys.exit(0)
+
+
+def leave_child() -> None:
+    """Die, and leave a process running in a session of its own."""
+    subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    os.kill(os.getpid(), 9)
+
+
+ACTIONS = {"finish": finish, "slow": lambda: time.sleep(SLOW_S), "orphan": leave_child}
+
+main()

@@ -1,0 +1,224 @@
+"""Jobs whose workers come and go, on one host. Faults come at chosen steps; nothing waits for a clock."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.launch.conftest import RunningJob, StartJob
+
+WORKER = Path(__file__).parent.parent / "elastic_worker.py"
+TRAINS = re.compile(r"place (\d+) trains: generation (\d+), rank (\d+) of (\d+), step (\d+), process (\d+)")
+
+
+class Trains(NamedTuple):
+    """What a worker prints when it begins to train."""
+
+    place: int
+    generation: int
+    rank: int
+    size: int
+    step: int
+    process: int
+
+
+def trains(running: RunningJob) -> list[Trains]:
+    """What all workers have printed."""
+    return [Trains(*map(int, match.groups())) for match in TRAINS.finditer(running.stdout)]
+
+
+def generation(running: RunningJob, is_it: Callable[[int, int], bool]) -> list[Trains]:
+    """Wait until all ranks of a generation have begun to train that ``is_it``, by its number and size."""
+    found: list[Trains] = []
+
+    def is_there() -> bool:
+        own = [each for each in trains(running) if is_it(each.generation, each.size)]
+        last = max((each.generation for each in own), default=0)
+        found[:] = sorted((each for each in own if each.generation == last), key=lambda each: each.rank)
+        return bool(found) and len(found) == found[0].size
+
+    running.until(is_there, "for a generation")
+    return found
+
+
+Train = Callable[..., RunningJob]
+
+
+@pytest.fixture
+def train(job: StartJob) -> Train:
+    """Starts a job of ``elastic_worker.py`` with these options, and faults."""
+
+    def start(*options: str, faults: tuple[str, ...] = (), **more: str) -> RunningJob:
+        environment = {"OMP_NUM_THREADS": "1", **more}
+        return job(*options, command=[sys.executable, str(WORKER), *faults], environment=environment)
+
+    return start
+
+
+def end(running: RunningJob) -> int:
+    """Tell the workers to finish, and wait for that."""
+    (running.folder / "end").touch()
+    return running.end()
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2], ids=["oldest", "middle", "youngest"])
+def test_a_killed_worker_is_replaced_while_the_others_keep_their_processes(train: Train, rank: int) -> None:
+    running = train("-np", "3", "--min-np", "2", faults=(f"{rank}:30:kill",))
+    first = generation(running, lambda number, _: number == 1)
+    second = generation(running, lambda number, _: number == 2)
+    third = generation(running, lambda number, size: number > 2 and size == 3)
+    survivors = [each.process for each in first if each.rank != rank]
+    assert [each.process for each in second] == survivors  # the oldest first
+    assert [each.process for each in third][:2] == survivors
+    assert third[2].place == 3
+    assert {each.step for each in second} <= {29, 30}
+    assert third[2].step == third[0].step >= second[0].step  # it has the others' state
+    assert end(running) == 0
+    assert f"farandole: worker {rank} on " in running.stderr
+
+
+def test_several_die_at_once_and_one_is_enough_to_go_on(train: Train) -> None:
+    running = train("-np", "3", "--min-np", "1", faults=("0:20:kill", "2:20:kill"))
+    first = generation(running, lambda number, _: number == 1)
+    last = generation(running, lambda number, size: number > 1 and size == 3)
+    assert last[0].process == first[1].process
+    assert last[0].step >= 19
+    assert end(running) == 0
+
+
+@pytest.mark.parametrize("action", ["raise", "segv"])
+def test_other_ways_to_fail_are_survived_as_well(train: Train, action: str) -> None:
+    running = train("-np", "2", "--min-np", "1", faults=(f"1:20:{action}",))
+    generation(running, lambda number, size: number > 1 and size == 2)
+    assert end(running) == 0
+
+
+def test_below_the_minimum_the_survivors_wait_alive(train: Train) -> None:
+    running = train("-np", "2", "--min-np", "2", faults=("0:20:kill",))
+    first = generation(running, lambda number, _: number == 1)
+    second = generation(running, lambda number, _: number == 2)
+    assert (second[0].process, second[0].size) == (first[1].process, 2)
+    assert second[0].step == second[1].step >= 19
+    assert end(running) == 0
+
+
+def test_below_the_minimum_for_too_long_is_the_end(train: Train) -> None:
+    running = train("-np", "2", "--min-np", "2", "--elastic-timeout", "0.1", "--blacklist-cooldown-range", "60", "60",
+                    faults=("1:20:kill",))  # fmt: skip
+    assert running.end() == 137
+    assert "--elastic-timeout" in running.stderr
+    assert "worker 1 on" in running.stderr
+
+
+def test_the_reset_limit_ends_the_job(train: Train) -> None:
+    running = train("-np", "2", "--min-np", "1", "--reset-limit", "1", faults=("1:20:kill",))
+    assert running.end() != 0  # one fault is survived; that its slot is filled again is once too often
+    assert "(--reset-limit)" in running.stderr
+
+
+def test_who_ends_well_has_finished_and_the_others_go_on(train: Train) -> None:
+    running = train("-np", "3", "--min-np", "1", faults=("1:20:finish",))
+    second = generation(running, lambda number, _: number == 2)
+    assert [each.place for each in second] == [0, 2]
+    assert end(running) == 0
+    assert {each.place for each in trains(running)} == {0, 1, 2}  # nobody was started for it
+
+
+def test_a_file_of_hosts_is_watched(train: Train, tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("localhost\n")
+    running = train("--min-np", "1", "--hostfile", "hosts")
+    first = generation(running, lambda _, size: size == 1)
+    hosts.write_text("localhost slots=3\n")
+    grown = generation(running, lambda _, size: size == 3)
+    hosts.write_text("localhost:2  # less\n")
+    shrunk = generation(running, lambda number, size: number > grown[0].generation and size == 2)
+    assert [each.process for each in shrunk] == [each.process for each in grown[:2]]
+    assert shrunk[0].process == first[0].process
+    assert shrunk[0].step >= grown[0].step >= first[0].step
+    running.until(lambda: "2]<stdout>:place 2 has" in running.stdout or len(running.left()) == 4, "for its end")
+    assert end(running) == 0
+
+
+def test_a_script_tells_of_hosts_and_may_fail(train: Train, tmp_path: Path) -> None:
+    script = tmp_path / "discover"
+    script.write_text("#!/bin/bash\n[ -e hosts ] || { echo not yet >&2; exit 3; }\ncat hosts\n")
+    script.chmod(0o755)
+    running = train("--min-np", "1", "--host-discovery-script", "./discover", "--slots-per-host", "2")
+    said = "./discover exited with code 3, and said: not yet; no host is known"
+    running.until(lambda: said in running.stderr, "for the first look")
+    (tmp_path / "hosts").write_text("localhost\n")
+    generation(running, lambda _, size: size == 2)
+    (tmp_path / "hosts").unlink()
+    running.until(lambda: "the hosts stay what they were" in running.stderr, "for the last look")
+    assert end(running) == 0
+    assert running.stderr.count(said) == 1
+
+
+@pytest.mark.parametrize("action", ["stop", "hang", "loop"])
+def test_a_worker_that_hangs_is_killed(train: Train, action: str) -> None:
+    running = train("-np", "2", "--min-np", "1", "--hang-timeout", "1", faults=(f"1:20:{action}",))
+    second = generation(running, lambda number, _: number == 2)
+    assert second[0].place == 0
+    assert end(running) == 0
+    assert "rank 1 on" in running.stderr
+    assert "longer than --hang-timeout" in running.stderr
+
+
+def test_a_worker_that_is_slow_is_reported_and_left_alone(train: Train) -> None:
+    running = train("-np", "2", "--min-np", "1", "--stall-check-warning-time-seconds", "0.5", faults=("1:20:slow",))
+    running.until(lambda: "stalled:" in running.stderr, "for the report")
+    assert end(running) == 0
+    assert {each.generation for each in trains(running)} == {1}
+
+
+def test_what_a_dead_worker_leaves_running_is_killed(train: Train) -> None:
+    running = train("-np", "2", "--min-np", "1", faults=("1:20:orphan",))
+    generation(running, lambda number, size: number > 1 and size == 2)
+    assert not [pid for pid in running.left() if Path(f"/proc/{pid}/comm").read_text() == "sleep\n"]
+    assert end(running) == 0
+
+
+def test_losing_everybody_who_has_the_state_is_the_end(train: Train) -> None:
+    running = train("-np", "2", "--min-np", "1")
+    generation(running, lambda _, size: size == 2)
+    os.kill(running.agent(), signal.SIGKILL)
+    assert running.end() != 0
+    assert "no worker is left that has the state of the job" in running.stderr
+
+
+def test_a_script_that_cannot_start_ends_the_job(job: StartJob) -> None:
+    running = job("-np", "2", "--min-np", "1", "--blacklist-cooldown-range", "0", "0.1", bash="echo why >&2; exit 3")
+    assert running.end() == 3
+    assert "    why" in running.stderr
+
+
+def test_killing_the_launcher_leaves_nothing(train: Train) -> None:
+    running = train("-np", "2", "--min-np", "1")
+    generation(running, lambda _, size: size == 2)
+    os.kill(running.process.pid, signal.SIGKILL)
+    running.until(lambda: not running.left(), "for the workers to be gone")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_job(train: Train, number: int) -> None:
+    running = train("-np", "2", "--min-np", "1")
+    generation(running, lambda _, size: size == 2)
+    running.process.send_signal(number)
+    assert running.end() == 128 + number
+
+
+def test_every_decision_is_written_down(train: Train, tmp_path: Path) -> None:
+    running = train("-np", "2", "--min-np", "1", "--elastic-journal", "journal", faults=("1:20:kill",))
+    generation(running, lambda number, size: number > 1 and size == 2)
+    assert end(running) == 0
+    kinds = re.findall(r'"action":\{"type":"(\w+)"', (tmp_path / "journal").read_text())
+    assert kinds.count("Start") == 3
+    assert {"Form", "Abort", "Greet", "Announce", "Finish"} <= set(kinds)
