@@ -3,8 +3,8 @@
     model = resnet(classes=8, width=16)
     model(torch.randn(4, 12, 30, 30)).shape                 # (4, 8): logits, one independent yes or no each
 
-The blocks are those of He et al. 2016 (arXiv 1512.03385) with batch normalisation; the last one of every block starts
-with a scale of zero, so that each block begins as the identity (Goyal et al. 2017, arXiv 1706.02677, section 5.1).
+Stem and blocks are those of He et al. 2016 (arXiv 1512.03385) with batch normalisation; that at the end of every block
+starts with a scale of zero, so that blocks begin as their shortcuts (Goyal et al. 2017, arXiv 1706.02677, section 5.1).
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ class Block(nn.Module):
         return torch.relu(self.norm2(self.conv2(hidden)) + self.shortcut(images))
 
 
-def resnet(*, classes: int, bands: int = 12, width: int = 16, blocks: int = 3) -> nn.Sequential:
-    """A stem and ``blocks`` blocks, every one but the first with half the pixels and twice the channels."""
+def resnet(*, classes: int, bands: int = 12, width: int = 16, blocks: int = 2) -> nn.Sequential:
+    """A stem that quarters the image, and ``blocks`` blocks; all but the first halve it and double the channels."""
     widths = [width * 2**i for i in range(blocks)]
     stem = [nn.Conv2d(bands, width, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
     body = [
         Block(a, b, stride=1 if i == 0 else 2)
         for i, (a, b) in enumerate(zip([width, *widths[:-1]], widths, strict=True))
     ]
-    return nn.Sequential(*stem, *body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], classes))
+    pool = nn.MaxPool2d(3, stride=2, padding=1)
+    return nn.Sequential(*stem, pool, *body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], classes))

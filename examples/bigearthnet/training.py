@@ -1,0 +1,153 @@
+"""One training of the small ResNet: on the ranks that there are, for as many workers as are asked for.
+
+    plan = Plan("sgd", workers=32, worker_batch=8, base_lr=0.4, base_batch=16, epochs=16)
+    model = seeded_model(plan, data)
+    outcome = train(model, plan, data, after_epoch=lambda epoch, loss, f1: print(epoch, loss, f1))
+
+``train.py`` is the script around it, and ``batch_table.py`` the experiment.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.utils.data import DataLoader, Subset
+
+import farandole.torch as hvd
+from examples.bigearthnet.data import Data, Items
+from examples.bigearthnet.metrics import MicroF1
+from examples.bigearthnet.model import resnet
+from examples.bigearthnet.sampling import Shares
+from farandole.largebatch import Cosine, Recipe, recipe
+from farandole.torch import optim
+
+TEST_BATCH = 256
+
+AfterEpoch = Callable[[int, float, float], None]
+"""Is told, on every rank: how many epochs have passed, the mean training loss of the last one, F1 on the test data."""
+
+
+@final
+@dataclass(frozen=True)
+class Plan:
+    """What to train. ``base_lr`` was found good with steps of ``base_batch`` samples; the recipe makes more of it."""
+
+    optimizer: str
+    workers: int
+    worker_batch: int
+    base_lr: float
+    base_batch: int
+    epochs: int
+    warmup_epochs: float | None = None
+    """Instead of the recipe's."""
+    settings: Mapping[str, float] = field(default_factory=dict)
+    """Arguments of the optimizer, instead of the recipe's."""
+    width: int = 8
+    seed: int = 0
+    loaders: int = 0
+    """Processes per rank that read images."""
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of one step, all workers together."""
+        return self.workers * self.worker_batch
+
+    def recipe(self) -> Recipe:
+        """Settings and schedule, with the reasons for them. All optimizers decay alike, to be comparable."""
+        return recipe(
+            self.optimizer,
+            self.base_lr,
+            base_batch=self.base_batch,
+            global_batch=self.global_batch,
+            epochs=self.epochs,
+            warmup_epochs=self.warmup_epochs,
+            decay=Cosine(),
+        )
+
+
+@final
+@dataclass(frozen=True)
+class Outcome:
+    """What came of it: after every epoch the mean training loss and F1 on the test data, and how it was trained."""
+
+    losses: list[float]
+    scores: list[float]
+    steps: int
+    peak_lr: float
+    kind: str
+    """``real`` if every worker was a process of its own; ``accumulated`` if processes played several, in turns."""
+    processes: int
+    seconds: float
+
+    @property
+    def f1(self) -> float:
+        """At the end."""
+        return self.scores[-1]
+
+
+def seeded_model(plan: Plan, data: Data) -> torch.nn.Module:
+    """The network before training; another one for every seed."""
+    torch.manual_seed(plan.seed)
+    return resnet(classes=data.classes, width=plan.width)
+
+
+def train(model: torch.nn.Module, plan: Plan, data: Data, after_epoch: AfterEpoch | None = None) -> Outcome:
+    """Train as ``plan`` says. All ranks call it together, after ``hvd.init()``, and get the same losses and scores."""
+    begin = time.perf_counter()
+    found = plan.recipe()
+    shares = Shares(len(data.train), workers=plan.workers, worker_batch=plan.worker_batch, seed=plan.seed)
+    loader = DataLoader(data.train, batch_sampler=shares, num_workers=plan.loaders)
+    optimizer: Any = hvd.DistributedOptimizer(
+        make_optimizer(model, plan.optimizer, {**found.settings, **plan.settings}),
+        named_parameters=model.named_parameters(),
+        virtual_workers=hvd.VirtualWorkers(plan.workers, model, seed=plan.seed),
+    )
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    schedule = hvd.SamplesLR(optimizer, found.schedule, epoch_samples=shares.steps * plan.global_batch)
+    losses, scores = [], []
+    for epoch in range(plan.epochs):
+        shares.set_epoch(epoch)
+        batches, total = iter(loader), torch.zeros(())
+        for _ in range(shares.steps):
+            for _, (images, labels) in zip(optimizer.shards(plan.global_batch), batches, strict=False):
+                loss = binary_cross_entropy_with_logits(model(images), labels)
+                loss.backward()
+                total += loss.detach()
+            optimizer.step()
+            schedule.step()
+        losses.append(float(hvd.allreduce(total / len(shares), name="loss")))
+        scores.append(micro_f1(model, data.test))
+        if after_epoch is not None:
+            after_epoch(epoch + 1, losses[-1], scores[-1])
+    kind = "real" if plan.workers == hvd.size() else "accumulated"
+    seconds = time.perf_counter() - begin
+    return Outcome(losses, scores, plan.epochs * shares.steps, found.peak_lr, kind, hvd.size(), seconds)
+
+
+def make_optimizer(model: torch.nn.Module, name: str, settings: Mapping[str, Any]) -> torch.optim.Optimizer:
+    """The optimizer of a recipe. None decays biases and batch norm, and none gives them a rate by layer."""
+    if name == "sgd":
+        flat = [p for p in model.parameters() if p.dim() < 2]
+        weights = [p for p in model.parameters() if p.dim() >= 2]
+        groups: list[dict[str, Any]] = [{"params": weights}, {"params": flat, "weight_decay": 0.0}]
+        return torch.optim.SGD(groups, **settings)
+    layerwise: dict[str, type[torch.optim.Optimizer]] = {"lars": optim.LARS, "lamb": optim.LAMB}
+    return layerwise[name](model.parameters(), **settings)
+
+
+@torch.no_grad()
+def micro_f1(model: torch.nn.Module, test: Items) -> float:
+    """F1 on the test data, of which every rank looks at its part."""
+    model.eval()
+    mine = Subset(test, range(hvd.rank(), len(test), hvd.size()))
+    score = MicroF1()
+    for images, labels in DataLoader(mine, batch_size=TEST_BATCH):
+        score.add(model(images), labels)
+    model.train()
+    return score.result()
