@@ -111,7 +111,7 @@ class ObjectState(State):
         self._saved_at = 0
         for name, value in values.items():
             self._register(name, value)
-        self._follow_samplers()
+        self._connect()
         self.save()
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -120,7 +120,7 @@ class ObjectState(State):
         handler = held.get("_parts", {}).get(name) or held.get("_handlers", {}).get(name)
         if handler is not None and handler.value is not value:
             handler.set_value(value)
-            self._follow_samplers()
+            self._connect()
         object.__setattr__(self, name, value)
 
     def save(self) -> None:
@@ -190,7 +190,8 @@ class ObjectState(State):
         for name, value in objects.items():
             object.__setattr__(self, name, value)
 
-    def _follow_samplers(self) -> None:
+    def _connect(self) -> None:
+        """Have the registered values work together; they are others than before."""
         samplers = {name: part for name, part in self._parts.items() if isinstance(part, SamplerPart)}
         self._ballot.cursors = {name: part.value.cursor for name, part in samplers.items()}
 

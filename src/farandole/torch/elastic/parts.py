@@ -43,6 +43,11 @@ class ModelStateHandler(Part):
         if not self.votes:
             super().save()
 
+    def restore(self) -> None:
+        """See ``StateHandler``."""
+        if not self.votes:
+            super().restore()
+
 
 @final
 class OptimizerStateHandler(Part):
@@ -77,6 +82,23 @@ class OptimizerStateHandler(Part):
 
 
 @final
+class ScalerStateHandler(Part):
+    """A ``GradScaler``; a step that was not voted leaves it in the middle of one."""
+
+    def tree(self) -> Any:
+        """See ``Part``."""
+        return self.value.state_dict()
+
+    def load(self, tree: Any) -> None:
+        """See ``Part``."""
+        self.value.load_state_dict(tree)
+
+    def begin_anew(self) -> None:
+        """Forget which gradients are unscaled already: there are none."""
+        self.value._per_optimizer_states.clear()
+
+
+@final
 class GeneratorStateHandler(Part):
     """A ``torch.Generator`` of the script's own, the same on all ranks."""
 
@@ -101,6 +123,7 @@ class RandomPart(Part):
 
     def __init__(self) -> None:
         super().__init__(None)
+        self.save()
 
     def tree(self) -> Any:
         """See ``Part``."""
@@ -136,6 +159,7 @@ _registry: Registry = [
     (ElasticSampler, SamplerStateHandler),
     (torch.nn.Module, ModelStateHandler),
     (torch.optim.Optimizer, OptimizerStateHandler),
+    (torch.amp.GradScaler, ScalerStateHandler),
     (torch.Generator, GeneratorStateHandler),
 ]
 

@@ -14,6 +14,7 @@ from farandole.torch.elastic.parts import (
     OptimizerStateHandler,
     RandomPart,
     SamplerStateHandler,
+    ScalerStateHandler,
     TensorLeaves,
     get_handler_registry,
     handler_for,
@@ -26,6 +27,7 @@ __all__ = [
     "ModelStateHandler",
     "OptimizerStateHandler",
     "SamplerStateHandler",
+    "ScalerStateHandler",
     "StateHandler",
     "TorchState",
     "get_handler_registry",
@@ -51,19 +53,11 @@ class TorchState(ObjectState):
     def __init__(self, model: Any = None, optimizer: Any = None, **others: Any) -> None:
         self._random = RandomPart()
         super().__init__(**others, model=model, optimizer=optimizer)
-        self._parts["random generators"] = self._random
-        self._count_votes()
-        self.save()
 
     def restore(self) -> None:
         """See ``ObjectState``; random generators are as after the last step, or the last ``save``."""
         super().restore()
         self._random.restore()
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
-        if isinstance(value, torch.optim.Optimizer):
-            self._count_votes()
 
     def _handler(self, value: Any) -> StateHandler | None:
         return handler_for(value)
@@ -71,8 +65,10 @@ class TorchState(ObjectState):
     def _optimizers(self) -> dict[str, Any]:
         return {name: part.value for name, part in self._parts.items() if isinstance(part, OptimizerStateHandler)}
 
-    def _count_votes(self) -> None:
-        """Have the optimizers vote, if all can."""
+    def _connect(self) -> None:
+        """See ``ObjectState``: optimizers vote, if all can."""
+        super()._connect()
+        self._parts["random generators"] = self._random
         optimizers = self._optimizers().values()
         self._votes = bool(optimizers) and all(map(_can_vote, optimizers))
         for part in self._parts.values():
@@ -87,6 +83,9 @@ class TorchState(ObjectState):
         for name, optimizer in self._optimizers().items():
             if isinstance(optimizer, ReducingOptimizer):
                 optimizer._reducer.rejoin(f"optimizer.{name}")
+        for part in self._parts.values():
+            if isinstance(part, ScalerStateHandler):
+                part.begin_anew()
 
 
 def _can_vote(optimizer: Any) -> bool:
