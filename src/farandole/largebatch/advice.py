@@ -18,15 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, final
 
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.table import Table
-
 from farandole.errors import UsageError
 from farandole.largebatch.goodput import StepModel, Timing, fit
 from farandole.largebatch.noise import Estimate, Estimated
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from rich.console import Console, ConsoleOptions, RenderResult
 
 GROWTH = 4
 """By how much a batch may grow on one piece of advice: the noise scale belongs to where the training is now."""
@@ -89,12 +87,16 @@ class Advice:
         return self.prospects[self.workers - 1]
 
     def __str__(self) -> str:
+        from rich.console import Console
+
         console = Console(width=80, color_system=None)
         with console.capture() as capture:
             console.print(self)
         return capture.get()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.table import Table  # every worker imports this module, and next to none prints
+
         estimate = self.estimate
         yield (
             f"critical batch now: {significant(self.critical_batch)} samples "

@@ -10,15 +10,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import final
-
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.table import Table
+from typing import TYPE_CHECKING, final
 
 from farandole.errors import UsageError
 from farandole.largebatch.decays import Cosine, Decay, Piecewise, Polynomial
 from farandole.largebatch.scaling import BASE_RATES, RULES, rule_named
 from farandole.largebatch.schedule import Schedule
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
 
 GOYAL = "Goyal et al. 2017, arXiv 1706.02677"
 LARS = "You et al. 2017, arXiv 1708.03888"
@@ -65,6 +65,8 @@ class Recipe:
         return "\n".join(f"{c.name} = {c.value}: {c.why} [{c.source}]" for c in self.choices)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.table import Table  # every worker imports this module, and next to none prints
+
         table = Table(title=f"{self.optimizer}, batch {self.schedule.base_batch} to {self.schedule.global_batch}")
         for name in ("what", "value", "why", "source"):
             table.add_column(name, overflow="fold")

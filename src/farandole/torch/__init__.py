@@ -8,14 +8,20 @@ hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 """
 
+# ruff: noqa: E402 (the garbage collector rests meanwhile)
 from __future__ import annotations
 
+import gc as _gc
+
+_collects = _gc.isenabled()
 try:
     import torch as _torch  # noqa: F401
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         "farandole.torch needs PyTorch, which is not installed here: pip install 'farandole[torch]'", name="torch"
     ) from error
+else:
+    _gc.disable()  # until the end of this file: it would go through all that torch has made, for 0.1 s, to find nothing
 
 from farandole.torch import elastic
 from farandole.torch.checkpoints import Checkpoints
@@ -94,6 +100,9 @@ from farandole.torch.optimizer import DistributedOptimizer
 from farandole.torch.schedule import SamplesLR
 from farandole.torch.sync_batch_norm import SyncBatchNorm
 from farandole.torch.virtual_workers import VirtualWorkers
+
+if _collects:
+    _gc.enable()
 
 __all__ = [
     "Adasum",
