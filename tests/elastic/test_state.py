@@ -1,0 +1,213 @@
+"""States that are saved, restored and agreed on, and the loop that calls a training function again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from farandole import events
+from farandole.elastic.ballot import Ballot, alone
+from farandole.elastic.parts import StateHandler
+from farandole.elastic.run import ATTEMPTS, run
+from farandole.elastic.sampler import GlobalBatch, SampleCursor
+from farandole.elastic.state import ObjectState
+from farandole.errors import CollectiveError, EngineError, HostsUpdatedInterrupt, MismatchError, StartError
+from farandole.runtime.session import current, init, shutdown
+from farandole.testing.jobs import run_job
+from farandole.testing.rank import Member
+
+
+class Counter:
+    """Has a state of its own, as a scheduler has."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.count = state["count"]
+
+
+@pytest.fixture
+def job() -> Any:
+    """A job of this process alone."""
+    init()
+    yield
+    shutdown()
+
+
+def test_restore_goes_back_to_the_last_commit(job: None) -> None:
+    counter = Counter()
+    state: Any = ObjectState(epoch=0, seen=[], counter=counter)
+    state.epoch, counter.count = 1, 1
+    state.seen.append("a")
+    state.commit()
+    state.epoch, counter.count = 2, 2
+    state.seen.append("b")
+    state.restore()
+    assert (state.epoch, state.seen, counter.count) == (1, ["a"], 1)
+    state.seen.append("c")
+    state.restore()
+    assert state.seen == ["a"]
+
+
+def test_before_the_first_commit_restore_goes_back_to_the_beginning(job: None) -> None:
+    state: Any = ObjectState(epoch=0)
+    state.epoch = 7
+    state.restore()
+    assert state.epoch == 0
+
+
+def test_where_steps_are_voted_what_is_newer_than_the_last_commit_stays(job: None) -> None:
+    state: Any = ObjectState(batch=0)
+    state._votes = True
+    state.batch = 1
+    state.commit()
+    state.batch = 2
+    state.restore()
+    assert state.batch == 1  # no step was voted since
+    state.batch = 2
+    state._ballot.cast(alone)
+    state.restore()
+    assert state.batch == 2  # the last voted step is that of batch 2
+
+
+def test_a_value_that_is_replaced_is_kept_from_then_on(job: None) -> None:
+    state: Any = ObjectState(counter=Counter())
+    state.counter = other = Counter()
+    other.count = 5
+    state.save()
+    other.count = 6
+    state.restore()
+    assert other.count == 5
+
+
+def test_a_vote_moves_the_step_and_the_samples(job: None) -> None:
+    ballot, cursor = Ballot(), SampleCursor(10, size=2)
+    ballot.cursors["sampler"] = cursor
+    cursor.hand_out(GlobalBatch(0, 5))
+
+    def meet(point: str, said: str) -> list[str]:
+        assert (point, said) == ("vote 0", "0,0,3")
+        return [said, "0,1,2"]
+
+    phases: list[str] = []
+    cancel = events.subscribe(lambda event: phases.append(getattr(event, "phase", "")))
+    ballot.cast(meet)
+    ballot.applied()
+    cancel()
+    assert (ballot.step, cursor.position, ballot.change_due) == (1, 5, True)
+    assert phases == ["vote", "voted", "applied"]
+
+
+def agrees(member: Member) -> list[Any]:
+    """Whose values all have: at first, when one rank is a step ahead, and after a value of one rank's own."""
+    init()
+    state: Any = ObjectState(name=f"rank {member.rank}", counter=Counter())
+    state.counter.count = member.rank
+    state.sync()
+    said = [state.name, state.counter.count]
+    if member.rank == 1:
+        state.name, state.counter.count = "ahead", 9
+        state._ballot.step += 1
+    state.sync()
+    said += [state.name, state.counter.count, state._ballot.step]
+    state.name = f"own {member.rank}"
+    state.sync()
+    said.append(state.name)
+    state._joined, state._is_whole = True, False
+    try:
+        state.sync()
+    except StartError as error:
+        said.append("lost" in str(error))
+    shutdown()
+    return said
+
+
+def test_all_ranks_follow_the_oldest_of_those_with_the_newest_state() -> None:
+    assert run_job(agrees, 3) == [["rank 0", 0, "ahead", 9, 1, "own 0", True]] * 3
+
+
+class Elsewhere(StateHandler):
+    """Keeps a value in a way of its own."""
+
+    def save(self) -> None:
+        self.saved = dict(self.value)
+
+    def restore(self) -> None:
+        self.value.update(self.saved)
+
+    def sync(self) -> None:
+        self.value["synced"] = self.value.get("synced", 0) + 1
+
+
+class OwnState(ObjectState):
+    """Keeps dicts by ``Elsewhere``."""
+
+    def _handler(self, value: Any) -> StateHandler | None:
+        return Elsewhere(value) if isinstance(value, dict) else super()._handler(value)
+
+
+def loops(member: Member) -> list[Any]:
+    """A function that fails, is interrupted, and then is done; and those that nothing helps."""
+    init()
+    state: Any = OwnState(calls=0, elsewhere={"a": 1})
+    resets: list[int] = []
+    state.register_reset_callbacks([lambda: resets.append(current().generation)])
+    calls = []
+
+    @run
+    def train(state: Any, word: str) -> str:
+        calls.append(current().generation)
+        state.calls += 1
+        if len(calls) == 1:
+            state.commit()
+            state.calls = 100
+            state.elsewhere["a"] = 2
+            raise CollectiveError("the script says that something is wrong")
+        if len(calls) == 2:
+            assert state.elsewhere["a"] == 1
+            if member.rank == 1:
+                state.on_hosts_updated()
+            try:
+                state.commit()
+            except Exception:
+                return "eaten"
+        return f"{word} {state.calls}"
+
+    said: list[Any] = [train(state, "done"), len(calls), len(resets), state.elsewhere["synced"]]
+
+    @run
+    def differ(state: Any) -> None:
+        raise MismatchError("another program")
+
+    try:
+        differ(state)
+    except MismatchError:
+        said.append("differ")
+    tries = []
+
+    @run
+    def fail(state: Any) -> None:
+        tries.append(1)
+        raise EngineError("no memory")
+
+    try:
+        fail(state)
+    except EngineError:
+        said.append(len(tries))
+    shutdown()
+    return said
+
+
+def test_the_function_is_called_again_until_it_returns() -> None:
+    expected = ["done 3", 3, 2, 3, "differ", ATTEMPTS + 1]
+    assert run_job(loops, 2, environment={"FARANDOLE_MIN_NP": "1"}) == [expected] * 2
+
+
+def test_the_interrupt_is_no_exception_that_scripts_catch() -> None:
+    assert not issubclass(HostsUpdatedInterrupt, Exception)
+    assert not HostsUpdatedInterrupt().skip_sync
