@@ -86,8 +86,12 @@ class SamplesLR(LRScheduler):
         """Go on from there; if the schedule is for another global batch, that is a resize."""
         self.position = Position.of(state_dict["position"])
         self.resize(self.schedule.global_batch)
-        self.last_epoch = state_dict["last_epoch"] - 1
-        super().step()
+        self.last_epoch, self._last_lr = state_dict["last_epoch"], self.get_lr()
+        for group, rate in zip(self.optimizer.param_groups, self._last_lr, strict=True):
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
 
     def _move(self, position: Position) -> None:
         before, self.position = self.rate, position
