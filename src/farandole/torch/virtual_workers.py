@@ -303,7 +303,9 @@ def _stream(seed: int, step: int, number: int) -> Iterator[None]:
     numpy = sys.modules.get("numpy")
     python_state, numpy_state = random.getstate(), numpy.random.get_state() if numpy else None
     with torch.random.fork_rng():
-        torch.manual_seed(own)
+        torch.default_generator.manual_seed(own)
+        if torch.cuda.is_initialized():  # otherwise torch.manual_seed would note a stack trace, every time
+            torch.cuda.manual_seed_all(own)
         random.seed(own)
         if numpy:
             numpy.random.seed(own % 2**32)
