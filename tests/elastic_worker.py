@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from farandole.collective import ReduceOp
@@ -22,6 +23,7 @@ from farandole.testing.faults import Fault, inject
 from farandole.testing.jobs import NumpyCalls
 
 FOLDER = Path.cwd()
+FIELDS = ("rank", "step", "phase", "action")
 STEP_S = 0.002
 SLOW_S = 2.0
 """What a step takes that is slow, and not so slow that its rank hangs."""
@@ -31,7 +33,8 @@ def main() -> None:
     """Train."""
     asked = [words.split(":") for words in sys.argv[1:]]
     own = {(int(rank), int(step)): action for rank, step, action in asked if action in ACTIONS}
-    inject(FOLDER, [Fault(int(r), int(step), "commit", action) for r, step, action in asked if action not in ACTIONS])
+    others = [(rank, step, "commit", action) for rank, step, action in asked if action not in ACTIONS]
+    inject(FOLDER, [msgspec.convert(dict(zip(FIELDS, words, strict=True)), Fault, strict=False) for words in others])
     init()
     print(f"place {os.environ['FARANDOLE_PLACE']} is up: process {os.getpid()}", flush=True)
     train(Steps(step=0), own)

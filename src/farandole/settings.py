@@ -243,6 +243,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """True if workers may come and go while the job runs."""
         return bool(self.min_np or self.max_np or self.host_discovery_script)
 
+    def as_static(self) -> Settings:
+        """The same for a job whose size is fixed, whatever it was asked for: nobody can start workers for it."""
+        return msgspec.structs.replace(self, min_np=0, max_np=0, host_discovery_script="")
+
     @classmethod
     def resolve(
         cls,

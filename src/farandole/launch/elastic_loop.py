@@ -65,7 +65,7 @@ class ElasticLoop(Loop):
         self._failures: list[End] = []
         self._signals: list[int] = []
         self._orders: StopWorkers | None = None
-        self._said = ""  # last: one cause often has several consequences
+        self._said = ""
         self._result = Outcome(0, "")
         self._open_screens()
 
@@ -106,10 +106,14 @@ class ElasticLoop(Loop):
     def _note(self, decision: decisions.Decision) -> None:
         action = decision.action
         is_first = isinstance(action, decisions.Form) and action.generation == 1
-        is_wanted = self._job.verbose or (isinstance(action, SAID) and not is_first)
-        if is_wanted and decision.reason != self._said:
-            self._say(decision.reason)
-            self._said = decision.reason
+        if self._job.verbose or (isinstance(action, SAID) and not is_first):
+            self._say_once(decision.reason)
+
+    def _say_once(self, text: str) -> None:
+        """Say it, unless that is what was said last: one cause often has several consequences."""
+        if text != self._said:
+            self._say(text)
+            self._said = text
 
     def _obey(self, decision: decisions.Decision) -> None:
         action = decision.action
@@ -197,7 +201,7 @@ class ElasticLoop(Loop):
         self._waiting.pop(host, None)
         self._hosts = {place: name for place, name in self._hosts.items() if name != host}
         if self._orders is None:
-            self._say(reason)
+            self._say_once(reason)
             self._formation.tell(HostLost(host, reason))
 
     def _close(self, host: str) -> None:

@@ -91,7 +91,7 @@ def settings_of(environment: Environment, overrides: Mapping[str, Any]) -> Setti
                 f"and the launcher has started it with {getattr(told, changed[0])!r}: "
                 f"set FARANDOLE_{changed[0].upper()} for farandole run"
             )
-    return settings
+    return settings if environment.is_elastic else settings.as_static()
 
 
 def static_sets(process_sets: Sequence[ProcessSetLike] | str | None, size: int) -> list[ProcessSet]:

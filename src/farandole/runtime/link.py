@@ -57,6 +57,8 @@ class Link:
         try:
             keys = JobKeys.from_secret(seat.key)
             self.up, self.control, self.orders = (self._dial(keys, suffix) for suffix in (b"u", b"c", b"o"))
+            for dealer in self._dealers:  # their handshakes are under way together
+                dealer.flush(max(0.1, timeout_s - (time.monotonic() - self._begin_s)))
         except ControlError as error:
             self.close()
             raise StartError(
@@ -104,8 +106,7 @@ class Link:
         self._context.term()
 
     def _dial(self, keys: JobKeys, suffix: bytes) -> Dealer:
-        left_s = max(0.1, self._timeout_s - (time.monotonic() - self._begin_s))
         identity = self.worker.encode() + suffix
-        dealer = Dealer(self._seat.controller, identity, keys, left_s, self._context, self._silence_s)
+        dealer = Dealer(self._seat.controller, identity, keys, None, self._context, self._silence_s)
         self._dealers.append(dealer)
         return dealer

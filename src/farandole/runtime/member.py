@@ -77,8 +77,7 @@ class Session:
         self.engine, self.reason = engine, reason
         self.devices = CANDIDATES[base(engine)].devices
         """Kinds of device whose tensors the engine takes."""
-        self.change_due = ""
-        """Why the generation should end when the state allows it; "" if it need not."""
+        self.change_due = ""  # or why the generation should end when the state allows it
         own = Topology.of(0, (topology.host,), 0) if self.provisional else topology
         self._counters: dict[str, itertools.count[int]] = defaultdict(itertools.count)
         self._ended: Failure | None = None
@@ -298,7 +297,7 @@ class Session:
         if self.topology.rank == 0:
             events.logger.info("%s", text)
             if self.settings.timeline not in ("", DYNAMIC):
-                self.set_timeline(self.settings.timeline)
+                self.set_timeline(_of_generation(self.settings.timeline, self.generation))
 
     def _perform(self, order: Order, mine: Sequence[Sequence[Call] | None]) -> list[list[Outcome]]:
         if not order.signatures[0].dtypes:  # agreed on, and nothing to move
@@ -364,6 +363,12 @@ class Session:
     def _limit_s(self, seconds: float) -> float:
         """A limit of the stall inspector as seconds; switched off, or 0 as Horovod says it, means none."""
         return seconds if self.settings.stall_check and seconds > 0 else FOREVER_S
+
+
+def _of_generation(path: str, number: int) -> str:
+    """Each generation has a timeline of its own: ``trace.json``, ``trace.2.json``."""
+    root, extension = os.path.splitext(path)
+    return path if number <= 1 else f"{root}.{number}{extension}"
 
 
 def _title(order: Order | None) -> str:

@@ -42,7 +42,7 @@ class Standalone:
     """The loop around a ``Root``: it knows all workers, and hears of their ends by descriptors and from agents."""
 
     def __init__(self, charge: Charge, router: Router, claimed: socket.socket | None) -> None:
-        settings = Settings.resolve()
+        settings = Settings.resolve().as_static()
         self._claimed = claimed
         self._router, self._charge, self._start_timeout_s = router, charge, settings.start_timeout_s
         self._root = Root(router, settings, charge.expected)

@@ -1,0 +1,133 @@
+"""Elastic jobs over several hosts: hosts that lose power or network and come back, and those that are new."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from farandole.testing.cluster import HEAD, Cluster, Slurm
+from tests.cluster.conftest import ClusterJob, StartOnCluster, kill_on
+
+WORKER = Path(__file__).parent.parent / "elastic_worker.py"
+TRAINS = re.compile(r"place (\d+) trains: generation (\d+), rank (\d+) of (\d+), step (\d+), process (\d+)")
+SHORT = ("--host-timeout", "2", "--blacklist-cooldown-range", "0.5", "2")
+MakeCluster = Callable[..., Cluster]
+MakeSlurm = Callable[..., Slurm]
+
+
+def generation(running: ClusterJob, size: int, after: int = 0) -> list[tuple[int, ...]]:
+    """Wait until all ranks of a generation of this size train, later than ``after``: place, generation, rank, ..."""
+    found: list[tuple[int, ...]] = []
+
+    def is_there() -> bool:
+        own = [tuple(map(int, match.groups())) for match in TRAINS.finditer(running.stdout)]
+        own = [each for each in own if each[1] > after and each[3] == size]
+        last = max((each[1] for each in own), default=0)
+        found[:] = sorted((each for each in own if each[1] == last), key=lambda each: each[2])
+        return len(found) == size
+
+    running.until(is_there, f"for a generation of {size}")
+    return found
+
+
+def end(running: ClusterJob, folder: Path) -> int:
+    """Tell the workers to finish, and wait for that."""
+    (folder / "end").touch()
+    return running.end()
+
+
+def begin(start: StartOnCluster, cluster: Cluster, *options: str, **more: object) -> ClusterJob:
+    """Start a job of ``elastic_worker.py`` on the head."""
+    return start(cluster, *SHORT, *options, command=[sys.executable, str(WORKER)], **more)
+
+
+def test_a_host_without_power_is_done_without_and_used_again(
+    make_cluster: MakeCluster, start: StartOnCluster, tmp_path: Path
+) -> None:
+    cluster = make_cluster(2)
+    running = begin(start, cluster, "-H", "node1:2,node2:2", "--min-np", "2")
+    first = generation(running, 4)
+    cluster.kill("node2")
+    fewer = generation(running, 2)
+    assert [each[0] for each in fewer] == [0, 1]
+    assert fewer[0][5] == first[0][5]
+    assert fewer[0][4] >= first[0][4]
+    cluster.boot("node2")
+    again = generation(running, 4, after=fewer[0][1])
+    assert [each[5] for each in again][:2] == [each[5] for each in first][:2]
+    assert end(running, tmp_path) == 0
+
+
+def test_a_host_that_is_cut_off_ends_its_workers_and_is_used_again(
+    make_cluster: MakeCluster, start: StartOnCluster, tmp_path: Path
+) -> None:
+    cluster = make_cluster(2)
+    running = begin(start, cluster, "-H", "node1:1,node2:1", "--min-np", "1")
+    generation(running, 2)
+    cluster.cut("node1")  # where rank 0 is
+    fewer = generation(running, 1)
+    assert fewer[0][0] == 1
+    running.until(lambda: not cluster.processes("node1"), "for the other side to end by itself")
+    cluster.heal("node1")
+    again = generation(running, 2, after=fewer[0][1])
+    assert again[0][5] == fewer[0][5]
+    assert end(running, tmp_path) == 0
+
+
+def test_killed_agents_and_workers_are_replaced_on_all_hosts(
+    cluster: Cluster, start: StartOnCluster, tmp_path: Path
+) -> None:
+    running = begin(start, cluster, "-H", "node1:2,node2:2", "--min-np", "2")
+    generation(running, 4)
+    kill_on(cluster, "node2", "farandole.launch.agent")
+    fewer = generation(running, 2)
+    again = generation(running, 4, after=fewer[0][1])
+    kill_on(cluster, "node1", "elastic_worker")
+    last = generation(running, 4, after=again[2][1])
+    assert {each[5] for each in last} > {each[5] for each in again[2:]}
+    assert end(running, tmp_path) == 0
+
+
+def test_a_new_host_joins_and_one_that_is_taken_away_leaves(
+    cluster: Cluster, start: StartOnCluster, tmp_path: Path
+) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("node1 slots=1\n")
+    running = begin(start, cluster, "--hostfile", "hosts", "--min-np", "1")
+    first = generation(running, 1)
+    hosts.write_text("node1:1\nnode2:2\n")
+    more = generation(running, 3)
+    assert more[0][5] == first[0][5]
+    hosts.write_text("node2:2\n")
+    moved = generation(running, 2, after=more[0][1])
+    assert [each[5] for each in moved] == [each[5] for each in more[1:]]
+    running.until(lambda: not any("elastic_worker" in words for words in cluster.processes("node1").values()), "to go")
+    assert end(running, tmp_path) == 0
+
+
+def test_inside_an_allocation_slurm_starts_the_agents_again(
+    make_slurm: MakeSlurm, start: StartOnCluster, tmp_path: Path
+) -> None:
+    slurm = make_slurm(2)
+    before = ("salloc", "-N2", "-n4", "--ntasks-per-node=2", "--quiet")
+    running = begin(start, slurm.cluster, "--min-np", "2", before=before, host=HEAD)
+    generation(running, 4)
+    kill_on(slurm.cluster, "node2", "farandole.launch.agent")
+    fewer = generation(running, 2)
+    generation(running, 4, after=fewer[0][1])
+    (tmp_path / "end").touch()
+    running.until(lambda: running.process.poll() is not None, "for the end")
+    assert running.process.returncode == 0
+    running.until(lambda: not any("python" in words for words in running.left().values()), "for the last to go")
+
+
+@pytest.mark.parametrize("signal", ["-KILL", "-TERM"])
+def test_nothing_is_left_on_any_host(cluster: Cluster, start: StartOnCluster, signal: str) -> None:
+    running = begin(start, cluster, "-H", "node1:1,node2:1", "--min-np", "1")
+    generation(running, 2)
+    kill_on(cluster, HEAD, "farandole run", signal)
+    running.leaves_nothing()
