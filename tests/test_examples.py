@@ -10,7 +10,8 @@ import pytest
 
 from tests.conftest import Launch
 
-DIGITS = Path(__file__).resolve().parent.parent / "examples" / "digits.py"
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+DIGITS = EXAMPLES / "digits.py"
 
 
 def test_the_demo_reaches_the_same_accuracy_on_one_two_and_four_workers(launch: Launch, tmp_path: Path) -> None:
@@ -31,3 +32,12 @@ def test_the_demo_reaches_the_same_accuracy_on_one_two_and_four_workers(launch: 
             (tmp_path / made).unlink()
     assert accuracies == pytest.approx([accuracies[0]] * 3, abs=0.01)
     assert min(accuracies) >= 0.97
+
+
+def test_elastic_training_ends_the_same_when_a_worker_kills_itself(launch: Launch) -> None:
+    options = ["--min-np", "1", "--max-np", "2"]
+    said = launch(2, EXAMPLES / "elastic_digits.py", options=options, arguments=["--kill-after", "40"]).ok().stdout
+    assert "rank 0 of 1 goes on at epoch 1, step 40" in said
+    found = re.search(r"230 steps, 14370 samples, test accuracy ([\d.]+)", said)
+    assert found
+    assert float(found[1]) > 0.9

@@ -37,6 +37,15 @@ def test_warm_up_with_accumulation_checkpoints_and_resume(launch: Any, tmp_path:
     assert "models are equal: True" in second.stdout
 
 
+def test_elastic_training_goes_on_without_the_worker_that_was_killed(launch: Any) -> None:
+    options = ["--horovod", "--min-np", "2", "--max-np", "3"]
+    job = launch(3, SCRIPTS / "elastic.py", options=options, arguments=["--die-at", "5"]).ok()
+    epochs = re.findall(r"epoch (\d): (\d+) samples, accuracy ([\d.]+)", job.stdout)
+    assert [(epoch, samples) for epoch, samples, _ in epochs] == [("0", "240"), ("1", "240"), ("2", "240")]
+    assert float(epochs[-1][2]) > 0.8
+    assert {line for line in job.lines() if "lr" in line} >= {"rank 0 of 2: lr 0.10", "rank 1 of 2: lr 0.10"}
+
+
 def test_the_benchmark_counts_all_workers(launch: Any) -> None:
     job = launch(3, SCRIPTS / "synthetic_benchmark.py", options=["--horovod"], arguments=["--fp16-allreduce"]).ok()
     one, total = (float(found) for found in re.findall(r"CPU(?:\(s\))?: ([\d.]+) \+-", job.stdout))
