@@ -12,6 +12,8 @@ hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 from __future__ import annotations
 
 import gc as _gc
+import importlib as _importlib
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 _collects = _gc.isenabled()
 try:
@@ -23,8 +25,6 @@ except ModuleNotFoundError as error:
 else:
     _gc.disable()  # until the end of this file: it would go through all that torch has made, for 0.1 s, to find nothing
 
-from farandole.torch import elastic
-from farandole.torch.checkpoints import Checkpoints
 from farandole.torch.compression import Compression
 from farandole.torch.functions import (
     allgather_object,
@@ -95,11 +95,33 @@ from farandole.torch.mpi_ops import (
     stop_timeline,
     synchronize,
 )
-from farandole.torch.noise import NoiseScale
 from farandole.torch.optimizer import DistributedOptimizer
-from farandole.torch.schedule import SamplesLR
 from farandole.torch.sync_batch_norm import SyncBatchNorm
 from farandole.torch.virtual_workers import VirtualWorkers
+
+if _TYPE_CHECKING:
+    from farandole.torch import elastic
+    from farandole.torch.checkpoints import Checkpoints
+    from farandole.torch.noise import NoiseScale
+    from farandole.torch.schedule import SamplesLR
+
+_LATER = {
+    "Checkpoints": "farandole.torch.checkpoints",
+    "NoiseScale": "farandole.torch.noise",
+    "SamplesLR": "farandole.torch.schedule",
+    "elastic": "farandole.torch.elastic",
+}
+"""Names that not every script uses, imported at their first use."""
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = _importlib.import_module(_LATER[name])
+    found: object = getattr(module, name, module)
+    globals()[name] = found
+    return found
+
 
 if _collects:
     _gc.enable()
