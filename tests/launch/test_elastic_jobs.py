@@ -222,3 +222,38 @@ def test_every_decision_is_written_down(train: Train, tmp_path: Path) -> None:
     kinds = re.findall(r'"action":\{"type":"(\w+)"', (tmp_path / "journal").read_text())
     assert kinds.count("Start") == 3
     assert {"Form", "Abort", "Greet", "Announce", "Finish"} <= set(kinds)
+
+
+REFORMS = """
+import os, threading
+import numpy as np
+from farandole.runtime.session import current, init, rejoin, shutdown
+from farandole.testing.jobs import NumpyCalls
+
+def parent(pid):
+    return int(open(f"/proc/{pid}/stat").read().rpartition(") ")[2].split()[1])
+
+launcher = parent(os.getppid())
+
+def held():
+    return len(os.listdir("/proc/self/fd")), threading.active_count(), len(os.listdir(f"/proc/{launcher}/fd"))
+
+init()
+do, x = NumpyCalls(), np.ones(1000, np.float32)
+for number in range(100):
+    do.allreduce("x", x)
+    if number == 20:
+        before = held()
+    rejoin()
+do.allreduce("x", x)
+after = held()
+do.allreduce("end", x)  # until now nobody has begun to leave
+print("generation", current().generation, "more:", [b - a for a, b in zip(before, after)], flush=True)
+shutdown()
+"""
+
+
+def test_generations_leave_no_descriptors_and_no_threads(job: StartJob) -> None:
+    running = job("-np", "2", "--min-np", "1", python=REFORMS)
+    assert running.end() == 0
+    assert running.stdout.count("generation 101 more: [0, 0, 0]") == 2

@@ -116,10 +116,12 @@ class ElasticFormation(Formation):
 
     def decide(self, now: float) -> Decision | None:
         """See ``Formation``."""
-        if not self._due:
+        is_over = False
+        while not self._due and not is_over:
             self._is_news = False
             for decision in self._membership.decide(now):
                 self._take(decision)
+            is_over = not self._is_news
         return self._due.popleft() if self._due else None
 
     def _take(self, decision: decisions.Decision) -> None:
@@ -137,12 +139,22 @@ class ElasticFormation(Formation):
         try:
             engine, reason = self._choose(hosts, [_that_form_again(member.hello.engines) for member in members])
         except FarandoleError as failure:
-            for place in action.places:
-                self.tell(happenings.Unfit(place, str(failure)))
+            self._undo(action, str(failure))
             return
         self._formed = members
         self._seniors.update(action.places)
         self._due.append(Formed(action.generation, members, engine, reason))
+
+    def _undo(self, action: decisions.Form, reason: str) -> None:
+        """It cannot be: without those that are new, if there are others, who still wait."""
+        unfit = [place for place in action.places if place not in self._seniors]
+        unfit = unfit if len(unfit) < len(action.places) else action.places
+        self.tell(happenings.Over(action.generation, reason))
+        for place in action.places:
+            if place in unfit:
+                self.tell(happenings.Unfit(place, reason))
+            else:
+                self.tell(happenings.Came(place, ready=True, holds=True))
 
     def _greet(self, action: decisions.Greet, reason: str) -> None:
         hosts = tuple(self._known[place].hello.host for place in action.places)

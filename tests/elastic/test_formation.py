@@ -1,0 +1,152 @@
+"""How decisions about places become generations, answers and orders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from farandole.control.messages import Hello, Refuse, Welcome
+from farandole.elastic.decisions import Finish, Kill, Start
+from farandole.elastic.formation import ElasticFormation
+from farandole.elastic.happenings import Found
+from farandole.elastic.membership import Membership
+from farandole.elastic.policy import Policy
+from farandole.errors import UnsupportedError
+from farandole.runtime.formation import Decision, Deferred, Due, Formed, Over, Refused
+
+
+def choose(hosts: Sequence[str], engines: Sequence[Sequence[str]]) -> tuple[str, str]:
+    """The first that all have."""
+    for engine in engines[0]:
+        if all(engine in own for own in engines):
+            return engine, f"{len(hosts)} ranks"
+    raise UnsupportedError("no engine is usable on all ranks")
+
+
+class Bench:
+    """A formation, and the time."""
+
+    def __init__(self, hosts: dict[str, int]) -> None:
+        self.now = 0.0
+        self.formation = ElasticFormation(Membership(Policy()), choose, lambda: self.now)
+        self.formation.tell(Found(hosts))
+        assert self.decisions() == []
+
+    def decisions(self) -> list[Decision]:
+        """All that are due."""
+        found = []
+        while (decision := self.formation.decide(self.now)) is not None:
+            found.append(decision)
+        return found
+
+    def orders(self, kind: type[Start | Kill]) -> list[int]:
+        """The places of those orders of a kind that have not been taken yet."""
+        return [each.action.place for each in self.formation.orders if isinstance(each.action, kind)]
+
+    def hello(
+        self, place: int, ready: bool = True, version: str = "1", engines: Sequence[str] = ("mpi", "shm")
+    ) -> None:
+        """A worker calls ``init``; its socket is named after its place."""
+        hello = Hello(
+            "w", place, 0, f"h{place}", place, version, list(engines), 2, 40, [[0, 1], [0, 5]], ready, step_s=0.5
+        )
+        self.formation.hello(b"%d" % place, hello, self.now)
+
+    def begin(self, *places: int) -> Formed:
+        """These say hello, and are the first generation."""
+        for place in places:
+            self.formation.started(place, "")
+            self.hello(place, ready=False)
+        (formed,) = self.decisions()
+        assert isinstance(formed, Formed)
+        return formed
+
+
+def test_the_first_generation_needs_nobody_to_be_ready() -> None:
+    bench = Bench({"a": 3})
+    assert bench.orders(Start) == [0, 1, 2]
+    formed = bench.begin(2, 0, 1)
+    assert [member.hello.place for member in formed.members] == [0, 1, 2]
+    assert (formed.engine, formed.static_sets) == ("shm", [[0, 1]])  # never MPI; no set that does not fit
+
+
+def test_a_newcomer_waits_alone_then_all_form_anew_by_seniority() -> None:
+    bench = Bench({"a": 1})
+    bench.begin(0)
+    bench.formation.tell(Found({"a": 2}))
+    bench.decisions()
+    assert bench.orders(Start) == [0, 1]
+    bench.hello(1, ready=False)
+    (deferred,) = bench.decisions()
+    assert isinstance(deferred, Deferred)
+    assert deferred.answer == Welcome(0, 1, ["h0", "h1"], "solo", deferred.reason)
+    bench.hello(1)
+    (due,) = bench.decisions()
+    assert isinstance(due, Due)
+    bench.formation.left(0)
+    bench.hello(0)
+    (formed,) = bench.decisions()
+    assert isinstance(formed, Formed)
+    assert (formed.generation, formed.hosts) == (2, ["h0", "h1"])
+
+
+def test_a_death_ends_the_generation_and_its_slot_is_filled_again() -> None:
+    bench = Bench({"a": 2})
+    bench.begin(0, 1)
+    bench.formation.gone(1, 1, -9, "worker 1 was killed")
+    assert bench.decisions() == [Over("worker 1 was killed")]
+    assert bench.orders(Start) == [0, 1, 2]
+    bench.hello(0)
+    (formed,) = bench.decisions()
+    assert isinstance(formed, Formed)
+    assert formed.hosts == ["h0"]
+
+
+def test_who_hangs_is_killed_and_a_wait_without_culprit_is_not_for_us() -> None:
+    bench = Bench({"a": 2})
+    bench.begin(0, 1)
+    assert not bench.formation.stalled([], "all are inside")
+    assert bench.formation.stalled([1], "it hangs")
+    assert bench.decisions() == [Over("it hangs")]
+    assert bench.orders(Kill) == [1]
+
+
+CASES = pytest.mark.parametrize(
+    ("version", "engines"), [("2", ("shm",)), ("1", ("gloo",))], ids=["another version", "no engine in common"]
+)
+
+
+@CASES
+def test_a_newcomer_that_does_not_fit_is_refused_and_the_others_go_on(version: str, engines: tuple[str, ...]) -> None:
+    bench = Bench({"a": 2})
+    bench.begin(0, 1)
+    bench.formation.gone(1, 1, -9, "worker 1 was killed")
+    bench.decisions()
+    bench.hello(2, version=version, engines=engines)
+    bench.hello(0)
+    decisions = bench.decisions()
+    (formed,) = [each for each in decisions if isinstance(each, Formed)]
+    assert formed.hosts == ["h0"]
+    refused = [member.uid for each in decisions if isinstance(each, Refused) for member in each.members]
+    assert refused == [b"2"]
+
+
+@CASES
+def test_who_does_not_fit_is_refused_with_the_reason(version: str, engines: tuple[str, ...]) -> None:
+    bench = Bench({"a": 2})
+    bench.formation.started(0, "")
+    bench.hello(0, ready=False)
+    bench.hello(1, ready=False, version=version, engines=engines)
+    refused = [each for each in bench.decisions() if isinstance(each, Refused)]
+    assert b"1" in {member.uid for each in refused for member in each.members}
+    assert all(isinstance(each.answer, Refuse) and not each.answer.orderly for each in refused)
+
+
+def test_the_end_is_for_the_launcher() -> None:
+    bench = Bench({"a": 1})
+    bench.begin(0)
+    bench.formation.gone(0, 0, 0, "worker 0 exited with code 0")
+    assert bench.decisions() == []
+    assert isinstance(bench.formation.orders[-1].action, Finish)
+    assert bench.formation.deadline_s is None

@@ -1,0 +1,127 @@
+"""Where hosts are learnt from: what is new, what is wrong, and that nothing waits or is left."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+from pathlib import Path
+
+import pytest
+
+from farandole.errors import UsageError
+from farandole.launch.discovery import EVERY_S, SCRIPT_S, Discovery, Fixed, Script, Watched
+from farandole.launch.plan import Host, parse_host_lines
+from tests.launch.conftest import DEADLINE_S
+
+
+def heard(discovery: Discovery) -> list[str]:
+    """What it says to people."""
+    said: list[str] = []
+    discovery.say = said.append
+    return said
+
+
+def when_ready(script: Script, now: float) -> tuple[Host, ...] | None:
+    """Start the script and look as often as it has something to say, until it has ended."""
+    assert script.look(now) is None
+    poll = select.poll()
+    while script.fds:
+        for fd in script.fds:
+            poll.register(fd, select.POLLIN)
+        assert poll.poll(DEADLINE_S * 1000)
+        for fd in script.fds:
+            poll.unregister(fd)
+        if (hosts := script.look(now)) is not None:
+            return hosts
+    return None
+
+
+def executable(folder: Path, text: str) -> str:
+    """A script of this text."""
+    path = folder / "discover"
+    path.write_text(f"#!{sys.executable}\n{text}")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_lines_may_be_of_both_forms() -> None:
+    text = "a\nb:3  # three\n\nc slots=2\nnode[1-2]:4\n"
+    assert parse_host_lines(text, slots_each=2) == (
+        Host("a", 2), Host("b", 3), Host("c", 2), Host("node1", 4), Host("node2", 4),
+    )  # fmt: skip
+    assert parse_host_lines("# nothing\n") == ()
+
+
+def test_fixed_hosts_are_said_once() -> None:
+    fixed = Fixed([Host("a", 2)])
+    assert fixed.deadline_s is not None
+    assert fixed.look(0.0) == (Host("a", 2),)
+    assert fixed.look(1.0) is None
+
+
+def test_a_file_is_looked_at_now_and_then_and_what_is_wrong_is_said_once(tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    watched = Watched(str(path), slots_each=1)
+    said = heard(watched)
+    assert watched.look(0.0) is None
+    assert "cannot be read: No such file or directory; no host is known" in said[0]
+    path.write_text("a\n")
+    assert watched.look(EVERY_S / 2) is None
+    assert watched.look(EVERY_S) == (Host("a", 1),)
+    assert watched.look(2 * EVERY_S) is None
+    path.write_text("a slots=none\n")
+    assert watched.look(3 * EVERY_S) is watched.look(4 * EVERY_S) is None
+    assert len(said) == 2
+    assert "the hosts stay what they were" in said[1]
+    path.write_text("a\n")
+    assert watched.look(5 * EVERY_S) is None  # as before
+
+
+def test_a_script_is_run_again_and_again(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("a\nb:2\n")
+    script = Script(executable(tmp_path, f"print(open({str(hosts)!r}).read())"), slots_each=4)
+    assert when_ready(script, 0.0) == (Host("a", 4), Host("b", 2))
+    assert when_ready(script, EVERY_S) is None
+    hosts.write_text("a\n")
+    assert when_ready(script, 2 * EVERY_S) == (Host("a", 4),)
+    script.close()
+
+
+def test_what_a_script_says_when_it_fails_is_passed_on(tmp_path: Path) -> None:
+    script = Script(executable(tmp_path, "import sys; sys.exit('x' * 100_000 + ' no quota')"), slots_each=1)
+    said = heard(script)
+    for turn in range(2):
+        assert when_ready(script, turn * EVERY_S) is None
+    (text,) = said
+    assert text.endswith(" no quota; no host is known")
+    assert len(text) < 1000
+    script.close()
+
+
+def test_a_script_that_does_not_end_is_killed(tmp_path: Path) -> None:
+    script = Script(executable(tmp_path, "import time; print('up', flush=True); time.sleep(1000)"), slots_each=1)
+    said = heard(script)
+    assert script.look(0.0) is None
+    assert script.look(SCRIPT_S) is None
+    assert f"took longer than {SCRIPT_S:g} s and was killed" in said[0]
+    assert script.look(SCRIPT_S + EVERY_S) is None  # the next one runs
+    script.close()
+
+
+def test_nothing_of_a_script_is_left(tmp_path: Path) -> None:
+    before = os.listdir("/proc/self/fd")
+    script = Script(executable(tmp_path, "import time; time.sleep(1000)"), slots_each=1)
+    script.look(0.0)
+    script.close()
+    script.close()
+    assert os.listdir("/proc/self/fd") == before
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+@pytest.mark.parametrize("command", ["", "./there-is-none", "/etc/passwd"])
+def test_what_is_no_script_is_refused(command: str) -> None:
+    with pytest.raises(UsageError, match="there is no such program that can be executed"):
+        Script(command, slots_each=1)

@@ -1,0 +1,92 @@
+"""What the options of an elastic job ask for: how many workers, from which hosts, and who starts agents there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from farandole.errors import UsageError
+from farandole.launch.agents import AgentStarter
+from farandole.launch.discovery import Discovery, Fixed, Script, Watched
+from farandole.launch.elastic_job import ElasticJob, elastic_job, limits
+from farandole.launch.local import Local
+from farandole.launch.plan import Host, Job
+from farandole.launch.srun import Srun
+from farandole.launch.ssh import Ssh
+from farandole.launch.where import LauncherName, Means
+from farandole.settings import Settings
+
+SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_TASKS_PER_NODE": "4,2", "SLURMD_NODENAME": "n1"}
+
+
+@pytest.mark.parametrize(
+    ("np", "told", "meant"),
+    [
+        (None, {"min_np": 2}, (2, 0)),
+        (4, {"min_np": 2}, (2, 4)),
+        (4, {"min_np": 2, "max_np": 8}, (2, 8)),
+        (4, {"max_np": 8}, (1, 8)),
+        (2, {"host_discovery_script": "x"}, (2, 2)),
+        (None, {"host_discovery_script": "x"}, (1, 0)),
+    ],
+)
+def test_how_many_are_meant(np: int | None, told: dict[str, int], meant: tuple[int, int]) -> None:
+    settings = limits(Settings.resolve(told, environment={}), np)
+    assert (settings.min_np, settings.max_np) == meant
+    assert settings.is_elastic
+
+
+@pytest.mark.parametrize(
+    ("np", "told"), [(1, {"min_np": 2}), (9, {"min_np": 2, "max_np": 8}), (None, {"min_np": 3, "max_np": 2})]
+)
+def test_numbers_that_cannot_be_are_refused(np: int | None, told: dict[str, int]) -> None:
+    with pytest.raises(UsageError, match=r"--m(ax|in)-np"):
+        limits(Settings.resolve(told, environment={}), np)
+
+
+def asked(
+    hosts: str = "", hostfile: str = "", launcher: LauncherName = "auto", script: str = "", slurm: bool = False
+) -> ElasticJob:
+    """The job that these options ask for, on a host called ``box``."""
+    settings = Settings(min_np=1, max_np=3, host_discovery_script=script, slots_per_host=0)
+    job = Job(["true"], (), settings)
+    return elastic_job(job, None, hosts, hostfile, Means(launcher), SLURM if slurm else {}, "box")
+
+
+@pytest.mark.parametrize(
+    ("options", "discovery", "starter"),
+    [
+        ({}, Fixed, Local),
+        ({"hosts": "a,b:2"}, Fixed, Ssh),
+        ({"hostfile": "hosts"}, Watched, Ssh),
+        ({"script": "true"}, Script, Ssh),
+        ({"script": "true", "launcher": "local"}, Script, Local),
+        ({"slurm": True}, Fixed, Srun),
+        ({"slurm": True, "launcher": "ssh"}, Fixed, Ssh),
+        ({"slurm": True, "launcher": "local"}, Fixed, Local),
+        ({"slurm": True, "hosts": "a,b"}, Fixed, Ssh),
+        ({"slurm": True, "script": "true", "launcher": "srun"}, Script, Srun),
+    ],
+)
+def test_where_hosts_come_from(
+    options: dict[str, str], discovery: type[Discovery], starter: type[AgentStarter]
+) -> None:
+    found = asked(**options)  # type: ignore[arg-type]
+    assert (type(found.discovery), type(found.starter)) == (discovery, starter)
+    assert found.reaches_out == (starter is not Local)
+
+
+def test_without_hosts_there_are_as_many_slots_here_as_workers_at_most() -> None:
+    assert asked().discovery.look(0.0) == (Host("box", 3),)
+
+
+def test_in_an_allocation_the_hosts_are_slurms() -> None:
+    found = asked(slurm=True)
+    assert found.discovery.look(0.0) == (Host("n1", 4), Host("n2", 2))
+    assert found.here == "n1"
+
+
+def test_srun_needs_an_allocation(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="type salloc first"):
+        asked(hostfile=str(tmp_path), launcher="srun")
