@@ -119,7 +119,7 @@ def test_a_noise_scale_without_upper_bound_still_gives_an_answer() -> None:
     [
         (NoEstimate("one rank alone"), TIMED, 4, "one rank alone"),
         (KNOWN, [], 4, "no step was timed"),
-        (KNOWN, TIMED[:1], 8, r"timed on 2 workers, which says nothing beyond 2: for 8.* other numbers of workers"),
+        (KNOWN, TIMED[:1], 8, r"timed on 2 workers, which says nothing beyond 2: for 8.* other numbers of them"),
         (KNOWN, TIMED, 17, "nothing beyond 16"),
         (Estimate(1.0, 1.0, 0.0, 9.0, 10), TIMED, 4, "lower bound of the noise scale is 0"),
         (Estimate(1.0, 1.0, 0.1, 9.0, 10), TIMED, 4, "known too roughly"),

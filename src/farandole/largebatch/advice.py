@@ -112,7 +112,7 @@ class Advice:
             cells = (mark, str(p.workers), significant(p.batch), significant(p.samples), *times)
             table.add_row(*cells, f"{alone / p.seconds:.2f}", style="bold" if p.workers == self.workers else "")
         yield table
-        yield f"Recommended: {self.workers} workers. " + " ".join(self.reasons)
+        yield f"Recommended: {self.workers} worker{'s' * (self.workers > 1)}. " + " ".join(self.reasons)
 
     def plot(self, path: str | Path | None = None) -> Figure:
         """Draw time and samples over the number of workers, and write the picture to ``path`` if it is given."""
@@ -204,10 +204,9 @@ def _missing_timings(model: StepModel | None, max_workers: int | None) -> list[s
         return []
     syncs = [sync for sync in (model.inside, model.between) if sync]
     measured = sorted({n for sync in syncs for n in sync.measured}) or [1]
-    where = "hosts" if max_workers > model.workers_per_host else "workers"
     timed = ", ".join(map(str, measured))
     lacking = f"steps were timed on {timed} workers, which says nothing beyond {model.reach}"
-    return [f"{lacking}: for {max_workers}, time some on other numbers of {where}, or ask for {model.reach} at most"]
+    return [f"{lacking}: for {max_workers}, time some on other numbers of them, or ask for {model.reach} at most"]
 
 
 def _prospect(model: StepModel, estimate: Estimate, workers: int, samples: float, base_batch: float) -> Prospect:

@@ -36,8 +36,8 @@ from farandole.torch.reducer import GradientReducer
 from farandole.torch.riders import Passing, Rider
 from farandole.torch.stopwatch import Stopwatch
 
-SHARE = 0.005
-"""Of a step: what measuring may cost on average, where it is left to itself how often that is."""
+SHARE = 0.0025
+"""Of a step: what reading norms may cost on average, where it is left to itself how often that is."""
 FIRST_EVERY, MOST_EVERY = 16, 1024
 
 
@@ -116,6 +116,10 @@ class NoiseScale(Rider):
     def timings(self) -> list[Timing]:
         """How long steps took; the last one is of the number of workers and the batch of now."""
         return self._stopwatch.timings()
+
+    def cost_s(self) -> float:
+        """Seconds that measuring takes on this rank, in a step that is measured."""
+        return self._stopwatch.read()[3]
 
     def advise(
         self,
