@@ -14,13 +14,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import allreduce, cluster_jobs, footprint, hosts, negotiated, picture, report, steps
+from benchmarks import allreduce, cluster_jobs, footprint, hosts, negotiated, noise, picture, report, steps
 from benchmarks.measure import Table
 
 SECTIONS: dict[str, Callable[[bool], list[Table]]] = {
     "allreduce": allreduce.run,
     "negotiated": negotiated.run,
     "steps": steps.run,
+    "noise": noise.run,
     "footprint": footprint.run,
     "hosts": hosts.run,
     "jobs": cluster_jobs.run,
