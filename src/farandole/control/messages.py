@@ -11,6 +11,7 @@ from typing import TypeAlias, cast, final
 import msgspec
 
 from farandole.control import agent_messages
+from farandole.control.clock import Stamp
 from farandole.control.message import Message
 from farandole.errors import ControlError
 
@@ -183,14 +184,14 @@ class FetchTask(Message, frozen=True):
 
 @final
 class Welcome(Message, frozen=True):
-    """The generation is formed: your rank, everybody's host, the engine and why."""
+    """The generation is formed: your rank, everybody's host, the engine and why, and when this was said."""
 
     generation: int
     rank: int
     hosts: list[str]
     engine: str
     reason: str
-    clock_offset_s: float = 0.0
+    sent: Stamp | None = None
 
 
 @final

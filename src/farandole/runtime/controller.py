@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, final
 
+from farandole.control.clock import Stamp
 from farandole.control.message import Message
 from farandole.control.messages import (
     Abort,
@@ -356,7 +357,7 @@ class Controller:
     def _begin(self, formed: Formed) -> None:
         self._generation = Generation(formed, self._settings, self._expected)
         self._downlink.begin(
-            Welcome(formed.generation, -1, formed.hosts, formed.engine, formed.reason),
+            Welcome(formed.generation, -1, formed.hosts, formed.engine, formed.reason, Stamp.now()),
             formed.static_sets,
             [(rank, member.uid) for rank, member in enumerate(formed.members)],
         )

@@ -56,6 +56,7 @@ def _among_others(seat: Seat, settings: Settings, sets: Sequence[ProcessSet], st
         moments.append(time.monotonic())
         welcome = link.join(_hello(link, seat, sets, step_s), settings.elastic_timeout_s if seat.expected == ANY else 0)
         moments.append(time.monotonic())
+        offset_s = welcome.sent.offset_s(moments[-1]) if welcome.sent is not None else 0.0
         topology = Topology.of(welcome.rank, tuple(welcome.hosts), welcome.generation)
         if not welcome.generation:
             link.close()
@@ -63,7 +64,7 @@ def _among_others(seat: Seat, settings: Settings, sets: Sequence[ProcessSet], st
         if seat.expected == ANY:
             there = fitting([s.ranks for s in sets], topology.size)
             sets = [s for s in sets if s.ranks in there]
-        session = Session(settings, topology, welcome.engine, welcome.reason, sets, link, welcome.clock_offset_s)
+        session = Session(settings, topology, welcome.engine, welcome.reason, sets, link, offset_s)
     except BaseException:
         link.close()
         raise
