@@ -35,12 +35,13 @@ class Started(Event, frozen=True):
 class Came(Event, frozen=True):
     """A worker called ``init()`` (``Hello``). It is ``ready`` to be a member, or still has its model to build.
 
-    ``holds`` says that it has the job's state: it was in a generation whose members had agreed.
+    ``holds`` says, of one that has been a member, that the job can go on from its state: it is whole, or it is that
+    with which the worker began the job. It is not while a state is being received.
     """
 
     place: int
     ready: bool
-    holds: bool = False
+    holds: bool = True
 
 
 @final

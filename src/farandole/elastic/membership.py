@@ -93,10 +93,11 @@ class Membership:
         """Nothing is left to be done, or nothing can be."""
         status, failure = self._job.status()
         seniors = [worker for worker in self._job.in_order() if worker.senior]
-        if self.generation and not seniors:
-            if failure:
-                return Decision(Finish(status), f"{failure}, and no worker is left that has the state of the job")
-            return Decision(Finish(status), "every worker has finished")
+        if self.generation and not any(worker.holds or worker.phase is not Phase.READY for worker in seniors):
+            if not failure and not seniors:
+                return Decision(Finish(0), "every worker has finished")
+            why = f"{failure or self._job.over}, and no worker is left that has the state of the job"
+            return Decision(Finish(status or LOST), why)
         if not self.generation and not self._job.workers:
             if self._job.finished:
                 return Decision(Finish(status), failure or "every worker has finished, and none called init()")
@@ -108,18 +109,23 @@ class Membership:
         """The job waits for workers, and has waited long enough."""
         ready = len(self._job.in_phase(Phase.READY))
         is_early = bool(self._job.in_order()) and not ready
-        if self._job.is_running or is_early or len(self._job.chosen()) >= self._policy.min_np:
+        if self._job.is_running or is_early or len(self._job.chosen()) >= self._needed:
             self._short_since_s = None
             return None
         if self._short_since_s is None:
             self._short_since_s = now
-        found = f"{ready} ready, and the job needs {self._policy.min_np} (--min-np)"
+        found = f"{ready} ready, and the job needs {self._needed} (--min-np)"
         if self._job.finished and not self._job.awaited(now) and not self._job.in_phase(Phase.LEFT):
             return Decision(Finish(LOST), f"{found}; none is started any more once one has finished")
         if now >= self._short_since_s + self._policy.elastic_timeout_s:
             waited = f"for {self._policy.elastic_timeout_s:g} s (--elastic-timeout)"
             return Decision(Finish(self._job.status()[0] or LOST), f"{found}; no others have come {waited}")
         return None
+
+    @property
+    def _needed(self) -> int:
+        """How many a generation takes at least; who has finished counts."""
+        return max(1, self._policy.min_np - len(self._job.finished))
 
     def _overdue_s(self, worker: Worker) -> float | None:
         """When a worker is to be killed that does not do what it should."""
@@ -164,7 +170,7 @@ class Membership:
     def _form(self, now: float) -> Decision | None:
         """The next generation, once everybody is there who can be."""
         chosen = self._job.chosen()
-        if self._job.is_running or self._job.awaited(now) or len(chosen) < self._policy.min_np:
+        if self._job.is_running or self._job.awaited(now) or len(chosen) < self._needed:
             return None
         if self._policy.reset_limit and self.generation > self._policy.reset_limit:
             limit = f"the workers have re-formed {self._policy.reset_limit} times (--reset-limit)"

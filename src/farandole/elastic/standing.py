@@ -6,7 +6,7 @@ It takes events in and answers those that need an answer at once; what else foll
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 from farandole.control.process import exit_status
 from farandole.elastic import happenings
@@ -45,24 +45,12 @@ class Standing:
         self._next_place = 0
         self._seniority: list[int] = []  # those that have been members, the oldest first
         self._step_s = 0.0
-        self._handlers: dict[type, Callable[[float, Any], None]] = {
-            happenings.Found: self._on_found,
-            happenings.Started: self._on_started,
-            happenings.Came: self._on_came,
-            happenings.Left: self._on_left,
-            happenings.Ended: self._on_ended,
-            happenings.Hung: self._on_hung,
-            happenings.Unfit: self._on_unfit,
-            happenings.HostLost: self._on_host_lost,
-            happenings.Over: self._on_over,
-            happenings.Paced: self._on_paced,
-        }
 
     # -- what happens -------------------------------------------------------------------------------------------------
 
     def on(self, now: float, event: happenings.Any) -> None:
         """Take an event in."""
-        self._handlers[type(event)](now, event)
+        self._HANDLERS[type(event)](self, now, event)
 
     def _on_found(self, _: float, event: happenings.Found) -> None:
         self.slots.found(event.hosts)
@@ -158,6 +146,19 @@ class Standing:
     def _answer(self, action: AnyAction, reason: str) -> None:
         self.answers.append(Decision(action, reason))
 
+    _HANDLERS: ClassVar[dict[type, Callable[[Standing, float, Any], None]]] = {
+        happenings.Found: _on_found,
+        happenings.Started: _on_started,
+        happenings.Came: _on_came,
+        happenings.Left: _on_left,
+        happenings.Ended: _on_ended,
+        happenings.Hung: _on_hung,
+        happenings.Unfit: _on_unfit,
+        happenings.HostLost: _on_host_lost,
+        happenings.Over: _on_over,
+        happenings.Paced: _on_paced,
+    }
+
     # -- what is done -------------------------------------------------------------------------------------------------
 
     def hire(self, slot: Slot, now: float) -> Worker:
@@ -230,7 +231,7 @@ class Standing:
         ready = self.in_phase(Phase.READY)
         staying = [worker for worker in ready if self.may_stay(worker)]
         if self.generation:
-            holders = [worker for worker in ready if worker.holds] or [worker for worker in ready if worker.senior]
+            holders = [worker for worker in ready if worker.senior and worker.holds]
             if not holders:
                 return []
             if not any(worker in staying for worker in holders):

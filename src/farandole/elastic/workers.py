@@ -27,7 +27,7 @@ class Phase(Enum):
 @final
 @dataclass(slots=True)
 class Worker:
-    """One process. ``senior``: it has been a member; ``holds``: it had the job's state when it last came.
+    """One process. ``senior``: it has been a member; ``holds``: its state was whole when it last came.
 
     ``to_blame`` says whether its slot is, when it ends. ``since_s`` is when it entered its phase.
     """

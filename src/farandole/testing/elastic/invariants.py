@@ -1,0 +1,77 @@
+"""What must hold in every state of an elastic job, by the numbers of the promises in docs/design/elasticity.md."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from farandole.elastic.decisions import Decision
+from farandole.elastic.vote import Agreement, Claim
+from farandole.testing.elastic.worker import Content, Life, Simulated
+
+if TYPE_CHECKING:
+    from farandole.testing.elastic.world import World
+
+
+def check(world: World) -> None:
+    """What holds between any two steps."""
+    whole = [worker for worker in world.workers.values() if worker.life == Life.UP and worker.whole]
+    for worker in whole:
+        _check_samples(world, worker)
+    steps = [worker.step for worker in whole]
+    if steps and max(steps) - min(steps) > 1 and not world.is_hurried:
+        world.faults.append(f"P3: workers are more than one step apart: {steps}")
+    seen: dict[tuple[int, int], Content] = {}
+    for worker in whole:
+        if seen.setdefault((worker.generation, worker.step), worker.content) != worker.content:
+            world.faults.append(f"P5: two workers differ after the same step: {worker}")
+
+
+def _check_samples(world: World, worker: Simulated) -> None:
+    """Every sample below the cursor is committed once, and none above it."""
+    content, place = worker.content, 0
+    for step in content.steps:
+        if step.start != place:
+            world.faults.append(f"P4: samples are lost or taken twice: {worker}")
+        place = step.stop
+    if content.cursor != place or len(content.steps) != worker.step:
+        world.faults.append(f"P4: the cursor is not where the samples are, or a step counts twice: {worker}")
+
+
+def check_agreed(world: World, agreement: Agreement, claims: Sequence[Claim]) -> None:
+    """A generation goes on from the newest state that any of its members has."""
+    if agreement.step < max(claim.step for claim in claims):
+        world.faults.append(f"P3: a step is undone that a member still has: {claims}, {agreement}")
+    if agreement.step < world.best - 1:
+        world.faults.append(f"P3: more than one step is lost: there was step {world.best}, and now {agreement}")
+    if agreement.diverged and not world.is_hurried:
+        world.faults.append(f"P5: workers diverged: {agreement}")
+
+
+def check_finished(world: World, worker: Simulated) -> None:
+    """A worker has trained on everything: that was every sample, and in fixed batches, always the same ones."""
+    setup, steps = world.setup, worker.content.steps
+    if sum(step.stop - step.start for step in steps) != setup.samples:
+        world.faults.append(f"P4: a worker has finished, and did not train on all samples: {worker}")
+    starts = [step.start for step in steps]
+    if setup.fixed_batch and starts != list(range(0, setup.samples, setup.batch)):
+        world.faults.append(f"P6: the batches are not those of an undisturbed run: {worker}")
+
+
+def check_spared(world: World, decision: Decision, places: Sequence[int]) -> None:
+    """Nobody who is well, and has its part in the job, is ended; but when the list of hosts says so."""
+    for place in places:
+        worker = world.workers.get(place)
+        is_well = worker is not None and worker.life == Life.UP and worker.generation > 0
+        if is_well and not world.planned and not world.is_hurried:
+            world.faults.append(f"P1: a worker that is well is ended: {decision}, {worker}")
+
+
+def check_end(world: World, decision: Decision) -> None:
+    """The job ends only when it cannot go on; who is not on the list of hosts any more has been sent home."""
+    sent_home = [place for place, words in world.down.items() if any(word[0] == "dismiss" for word in words)]
+    up = [worker for worker in world.workers.values() if worker.life == Life.UP and worker.whole]
+    able = [worker for worker in up if worker.place not in sent_home]
+    limits = world.setup.policy
+    if able and limits.min_np == 1 and not limits.reset_limit and not world.is_hurried:
+        world.faults.append(f"the job ends, and could go on: {decision}, {able}")

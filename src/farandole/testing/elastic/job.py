@@ -1,0 +1,23 @@
+"""One atomic step of a job of the model, whichever of its parts makes it."""
+
+from __future__ import annotations
+
+from farandole.testing.elastic import invariants, mishaps, protocol
+from farandole.testing.elastic.world import Action, World
+
+
+def do(world: World, action: Action) -> None:
+    """What follows from it at other parts is under way then. What it breaks is in ``World.faults``."""
+    kind, who = action
+    if kind == "obey":
+        protocol.obey(world, int(who))
+    elif kind == "move":
+        protocol.move(world, int(who))
+    elif kind in ("hear", "report", "report host", "inspect"):
+        world.take(kind, who)
+    elif kind == "tick":
+        world.pass_time()
+    else:
+        mishaps.happen(world, kind, who)
+    world.forget()
+    invariants.check(world)

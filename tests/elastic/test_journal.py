@@ -1,0 +1,72 @@
+"""What was decided can be decided again from the journal alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from farandole.elastic import happenings
+from farandole.elastic.journal import Recorded, read, replay
+from farandole.elastic.policy import Policy
+from farandole.elastic.replay import main
+from farandole.errors import UsageError
+
+STORY: list[tuple[float, happenings.Any]] = [
+    (0.0, happenings.Found({"a": 1, "b": 1})),
+    (1.0, happenings.Came(0, ready=False)),
+    (1.5, happenings.Came(1, ready=False)),
+    (9.0, happenings.Ended(1, -9, "worker 1 on b was killed by SIGKILL")),
+    (9.1, happenings.Came(0, ready=True)),
+    (9.2, happenings.HostLost("b", "host b is silent")),
+]
+
+
+def journal() -> list[str]:
+    lines: list[str] = []
+    membership = Recorded(Policy(min_np=1), lines.append)
+    for now, event in STORY:
+        membership.on(now, event)
+        membership.decide(now)
+    while membership.deadline_s is not None and membership.deadline_s < 60.0:
+        membership.decide(membership.deadline_s)
+    return lines
+
+
+def test_a_journal_is_replayed_to_the_same_decisions() -> None:
+    lines = journal()
+    policy, turns = read(lines)
+    assert policy == Policy(min_np=1)
+    assert [heard.event for turn in turns for heard in turn.heard] == [event for _, event in STORY]
+    assert replay(lines) == turns
+    assert any(decision.reason for turn in turns for decision in turn.decisions)
+
+
+def test_a_last_line_that_was_torn_is_left() -> None:
+    lines = journal()
+    assert replay([*lines, lines[-1][:20]]) == replay(lines)
+
+
+def test_another_decision_is_told_with_both() -> None:
+    lines = journal()
+    changed = [line.replace('"host":"b","slot":0', '"host":"c","slot":0') for line in lines]
+    with pytest.raises(UsageError, match=r"turn 1 of the journal.*comes out otherwise"):
+        replay(changed)
+
+
+@pytest.mark.parametrize("text", ["", "nonsense\n", '{"type":"Turn","at_s":0.0,"heard":[],"decisions":[]}\n'])
+def test_another_file_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="no journal"):
+        read(text.splitlines(keepends=True))
+
+
+def test_the_command_tells_the_story(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "journal"
+    file.write_text("".join(journal()))
+    assert main([str(file)]) == 0
+    told = capsys.readouterr().out
+    assert "killed by SIGKILL" in told
+    assert "generation 2: worker 0 on a" in told
+    assert main([str(tmp_path / "none")]) == 1
+    assert "none" in capsys.readouterr().err
+    assert main([]) == 2

@@ -1,0 +1,261 @@
+"""The rules of membership, one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from farandole.elastic import decisions, happenings
+from farandole.elastic.decisions import AnyAction
+from farandole.elastic.membership import Membership
+from farandole.elastic.policy import Policy
+from farandole.elastic.slots import Slot, Slots
+
+
+class Job:
+    """A membership and what it has decided. ``train`` starts its first workers and forms the first generation."""
+
+    def __init__(self, policy: Policy, hosts: dict[str, int]) -> None:
+        self.membership = Membership(policy)
+        self.actions: list[AnyAction] = []
+        self.reasons: list[str] = []
+        self.tell(0.0, happenings.Found(hosts))
+
+    def tell(self, now: float, *happened: happenings.Any) -> list[AnyAction]:
+        for event in happened:
+            self.membership.on(now, event)
+        decided = self.membership.decide(now)
+        self.actions += [decision.action for decision in decided]
+        self.reasons += [decision.reason for decision in decided]
+        return [decision.action for decision in decided]
+
+    def train(self) -> Job:
+        for place in self.of(decisions.Start):
+            self.tell(1.0, happenings.Came(place, ready=False))
+        return self
+
+    def of(self, kind: type[AnyAction]) -> list[int]:
+        return [action.place for action in self.actions if isinstance(action, kind) and hasattr(action, "place")]
+
+    def pass_to(self, now: float) -> list[AnyAction]:
+        """Let every deadline up to ``now`` come."""
+        begin = len(self.actions)
+        while (due := self.membership.deadline_s) is not None and due <= now:
+            self.tell(due)
+            assert self.membership.deadline_s is None or self.membership.deadline_s > due
+        return self.actions[begin:]
+
+
+def killed(place: int) -> happenings.Ended:
+    return happenings.Ended(place, -9, f"worker {place} was killed by SIGKILL")
+
+
+def came(*places: int, ready: bool = True) -> list[happenings.Came]:
+    return [happenings.Came(place, ready=ready) for place in places]
+
+
+def test_the_first_generation_is_of_all_that_were_started() -> None:
+    job = Job(Policy(min_np=2), {"a": 2, "b": 1})
+    assert job.tell(1.0, *came(0, 1, ready=False)) == []
+    assert job.tell(2.0, *came(2, ready=False)) == [decisions.Form(1, [0, 1, 2])]
+
+
+def test_after_the_start_time_out_it_is_of_those_that_came() -> None:
+    job = Job(Policy(min_np=2), {"a": 3})
+    job.tell(1.0, *came(0, 1, ready=False))
+    assert job.pass_to(30.0) == [decisions.Kill(2), decisions.Form(1, [0, 1])]
+    assert "has not called init()" in job.reasons[-2]
+
+
+def test_survivors_keep_their_order_and_who_comes_later_follows() -> None:
+    job = Job(Policy(), {"a": 3}).train()
+    assert job.tell(5.0, killed(0)) == [decisions.Abort(), decisions.Start(3, "a", 0)]
+    assert job.tell(5.1, *came(2)) == []
+    assert job.tell(5.2, *came(1)) == [decisions.Form(2, [1, 2])]
+    assert job.tell(6.0, *came(3, ready=False)) == [decisions.Greet(3, [1, 2, 3])]
+    assert job.tell(7.0, *came(3)) == [decisions.Announce()]
+    assert job.tell(7.1, *came(2, 1)) == [decisions.Form(3, [1, 2, 3])]
+
+
+def test_ten_at_once_are_announced_once() -> None:
+    job = Job(Policy(window_s=1.0), {"a": 1}).train()
+    job.tell(2.0, happenings.Found({"a": 1, "b": 10}))
+    newcomers = range(1, 11)
+    job.tell(3.0, *came(*newcomers, ready=False))
+    decided = [job.tell(4.0 + place / 100, *came(place)) for place in newcomers]
+    assert decided == [[]] * 9 + [[decisions.Announce()]]
+    assert job.tell(5.0, *came(0)) == [decisions.Form(2, [0, *newcomers])]
+
+
+def test_who_is_not_ready_within_the_window_is_not_waited_for() -> None:
+    job = Job(Policy(window_s=1.0), {"a": 1}).train()
+    job.tell(2.0, happenings.Found({"a": 3}))
+    job.tell(3.0, *came(1, 2, ready=False))
+    assert job.tell(4.0, *came(1)) == []
+    assert job.pass_to(5.0) == [decisions.Announce()]
+
+
+def test_a_join_and_a_leave_in_one_window_are_one_change() -> None:
+    job = Job(Policy(window_s=1.0), {"a": 1, "b": 1}).train()
+    assert job.tell(2.0, happenings.Found({"a": 1, "c": 1})) == [decisions.Start(2, "c", 0)]
+    job.tell(2.2, *came(2, ready=False))
+    assert job.tell(2.5, *came(2)) == [decisions.Announce()]
+    assert job.tell(2.6, *came(0, 1)) == [decisions.Dismiss([1]), decisions.Form(2, [0, 2])]
+
+
+def test_the_only_one_that_has_the_state_hands_it_over_before_it_goes() -> None:
+    job = Job(Policy(), {"a": 1}).train()
+    assert job.tell(2.0, happenings.Found({"b": 1})) == [decisions.Start(1, "b", 0)]
+    job.tell(3.0, *came(1, ready=False))
+    assert job.tell(4.0, *came(1)) == [decisions.Announce()]
+    assert job.tell(4.1, *came(0)) == [decisions.Form(2, [0, 1]), decisions.Announce()]
+    assert job.tell(4.5, *came(0, 1)) == [decisions.Dismiss([0]), decisions.Form(3, [1])]
+    assert job.tell(4.6, happenings.Ended(0, 0, "worker 0 exited with code 0")) == []
+
+
+def test_below_min_np_survivors_wait_and_go_on_when_others_come() -> None:
+    job = Job(Policy(min_np=2), {"a": 2}).train()
+    assert job.tell(5.0, killed(1), *came(0)) == [decisions.Abort(), decisions.Start(2, "a", 1)]
+    job.tell(8.0, *came(2, ready=False))
+    assert job.tell(9.0, *came(2)) == [decisions.Form(2, [0, 2])]
+
+
+def test_below_min_np_for_too_long_the_job_ends_and_says_why() -> None:
+    job = Job(Policy(min_np=2, elastic_timeout_s=100.0), {"a": 2}).train()
+    job.tell(5.0, killed(1), *came(0), happenings.Found({"a": 1}))
+    assert job.pass_to(200.0)[-1] == decisions.Finish(137)
+    assert "the job needs 2 (--min-np)" in job.reasons[-1]
+
+
+def test_a_slot_rests_longer_each_time_and_never_for_good() -> None:
+    job = Job(Policy(cooldown_range_s=(0.0, 60.0)), {"a": 1, "b": 1}).train()
+    now, place, waits = 10.0, 1, []
+    for _ in range(5):
+        job.tell(now, killed(place), *came(0))
+        [start] = [each for each in job.actions if isinstance(each, decisions.Start) and each.place == place + 1] or [
+            each for each in job.pass_to(now + 100.0) if isinstance(each, decisions.Start)
+        ]
+        begin = now
+        place, now = start.place, now + 200.0
+        rests = [each.rest_s for each in job.actions if isinstance(each, decisions.Rest)]
+        waits.append(rests[-1] if rests else 0.0)
+        job.tell(begin + 100.0, *came(place, ready=False))
+    assert waits == [0.0, 1.0, 60.0, 60.0, 60.0]
+
+
+def test_a_host_rests_when_several_of_its_slots_have_failed_again_and_again() -> None:
+    slots = Slots(Policy(cooldown_range_s=(0.0, 60.0), slot_failures=3, host_failures=2))
+    slots.found({"b": 3})
+    last = [[slots.fail(Slot("b", index), now=1.0) for _ in range(3)][-1] for index in (0, 1)]
+    assert [decision and decision.action for decision in last] == [
+        decisions.Rest("b", 0, 60.0),
+        decisions.Rest("b", -1, 60.0),
+    ]
+    assert slots.free(now=60.9) is None
+    assert slots.free(now=61.0) == Slot("b", 0)
+
+
+def test_a_lost_host_costs_its_workers_and_is_taken_again() -> None:
+    job = Job(Policy(), {"a": 1, "b": 2}).train()
+    lost = happenings.HostLost("b", "host b is silent")
+    assert job.tell(5.0, lost) == [decisions.Abort(), decisions.Start(3, "b", 0), decisions.Start(4, "b", 1)]
+    assert job.tell(5.1, *came(0)) == [decisions.Form(2, [0])]
+    assert job.tell(5.2, *came(1)) == [decisions.Refuse([1])]
+    assert decisions.Rest("b", -1, 1.0) in job.tell(6.0, lost)
+
+
+def test_a_hung_member_is_killed_and_not_waited_for() -> None:
+    job = Job(Policy(), {"a": 2}).train()
+    decided = job.tell(9.0, happenings.Hung(1, "rank 1 makes no progress"))
+    assert decided == [decisions.Kill(1), decisions.Abort()]
+    assert job.tell(9.1, *came(0)) == [decisions.Form(2, [0])]
+    assert job.tell(9.2, killed(1)) == [decisions.Start(2, "a", 1)]
+
+
+def test_who_does_not_notice_that_the_generation_is_over_hangs() -> None:
+    job = Job(Policy(hang_timeout_s=5.0), {"a": 3}).train()
+    job.tell(9.0, happenings.Paced(2.0), killed(2), *came(0))
+    assert job.pass_to(18.9) == []
+    assert job.pass_to(19.0) == [decisions.Kill(1), decisions.Form(2, [0])]
+
+
+def test_who_has_left_to_finish_is_not_killed() -> None:
+    job = Job(Policy(hang_timeout_s=5.0), {"a": 2}).train()
+    job.tell(9.0, happenings.Left(1), happenings.Left(0), *came(0))
+    assert job.pass_to(20.0) == [decisions.Form(2, [0])]
+
+
+def test_the_others_go_on_when_one_has_finished_and_nobody_is_started() -> None:
+    job = Job(Policy(min_np=2), {"a": 3}).train()
+    assert job.tell(9.0, happenings.Left(2), happenings.Ended(2, 0, "worker 2 exited with code 0")) == []
+    assert job.tell(9.1, *came(0, 1)) == [decisions.Form(2, [0, 1])]
+    ended = [happenings.Ended(place, 0, "it exited with code 0") for place in (0, 1)]
+    assert job.tell(9.2, *ended) == [decisions.Finish(0)]
+
+
+def test_when_nobody_is_left_the_status_is_that_of_the_first_failure() -> None:
+    job = Job(Policy(), {"a": 2}).train()
+    job.tell(9.0, happenings.Ended(1, 3, "worker 1 on a exited with code 3"))
+    decided = job.tell(9.1, killed(0))
+    assert decided == [decisions.Finish(3)]
+    assert "no worker is left that has the state of the job" in job.reasons[-1]
+
+
+def test_a_script_that_always_fails_ends_the_job() -> None:
+    job = Job(Policy(), {"a": 1})
+    for place in range(3):
+        job.pass_to(10.0)
+        job.tell(1.0 + place, happenings.Ended(place, 2, "worker exited with code 2"))
+        job.pass_to(10.0)
+    assert job.membership.status == 2
+    assert "no worker could be started" in job.reasons[-1]
+
+
+def test_after_the_reset_limit_the_job_ends() -> None:
+    job = Job(Policy(reset_limit=1), {"a": 3}).train()
+    assert decisions.Form(2, [0, 1]) in job.tell(2.0, killed(2), *came(0, 1))
+    assert job.tell(3.0, killed(1), *came(0))[-1] == decisions.Finish(137)
+    assert "--reset-limit" in job.reasons[-1]
+
+
+@pytest.mark.parametrize("last", [*came(1, ready=False), happenings.Started(1)])
+def test_a_joiner_that_is_never_ready_is_killed_and_nobody_notices(last: happenings.Any) -> None:
+    job = Job(Policy(elastic_timeout_s=100.0), {"a": 1}).train()
+    job.tell(2.0, happenings.Found({"a": 1, "b": 1}), last)
+    assert decisions.Kill(1) in job.pass_to(110.0)
+    assert not any(isinstance(action, decisions.Announce | decisions.Abort) for action in job.actions)
+
+
+def test_max_np_is_not_exceeded() -> None:
+    job = Job(Policy(max_np=2), {"a": 1, "b": 4})
+    assert job.of(decisions.Start) == [0, 1]
+    job.train()
+    assert job.tell(5.0, killed(0), *came(1)) == [
+        decisions.Abort(),
+        decisions.Form(2, [1]),
+        decisions.Start(2, "a", 0),
+    ]
+
+
+def test_one_that_does_not_fit_is_refused_and_the_others_train() -> None:
+    job = Job(Policy(), {"a": 1, "b": 1})
+    job.tell(1.0, *came(0, ready=False))
+    decided = job.tell(2.0, *came(1, ready=False), happenings.Unfit(1, "another version"))
+    assert decided == [decisions.Refuse([1]), decisions.Form(1, [0])]
+
+
+def test_strangers_are_refused() -> None:
+    job = Job(Policy(), {"a": 1}).train()
+    assert job.tell(3.0, *came(17)) == [decisions.Refuse([17])]
+
+
+def numbered(actions: Sequence[AnyAction]) -> list[str]:
+    return [type(action).__name__ for action in actions]
+
+
+def test_after_the_end_nothing_is_decided() -> None:
+    job = Job(Policy(), {"a": 1}).train()
+    assert numbered(job.tell(2.0, happenings.Ended(0, 0, "it exited with code 0"))) == ["Finish"]
+    assert job.tell(3.0, happenings.Found({"a": 5}), *came(9)) == []
+    assert job.membership.deadline_s is None
