@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import allreduce, cluster_jobs, footprint, hosts, negotiated, noise, picture, report, steps
+from benchmarks import allreduce, cluster_jobs, footprint, hosts, large_batch, negotiated, noise, picture, report, steps
 from benchmarks.measure import Table
 
 SECTIONS: dict[str, Callable[[bool], list[Table]]] = {
@@ -23,6 +23,7 @@ SECTIONS: dict[str, Callable[[bool], list[Table]]] = {
     "steps": steps.run,
     "noise": noise.run,
     "footprint": footprint.run,
+    "optimizers": large_batch.run,
     "hosts": hosts.run,
     "jobs": cluster_jobs.run,
 }
