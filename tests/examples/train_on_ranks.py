@@ -21,7 +21,7 @@ from examples.bigearthnet.training import Plan, make_optimizer, seeded_model, tr
 
 
 def plan(workers: int) -> Plan:
-    """Eight steps of two epochs."""
+    """Two epochs of a few steps."""
     return Plan("sgd", workers, 6, base_lr=0.05, base_batch=6, epochs=2, warmup_epochs=1)
 
 
