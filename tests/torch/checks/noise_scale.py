@@ -15,6 +15,7 @@ from farandole.torch.optim import LARS
 BATCHES = (4, 7, 1, 12)
 STEPS = 10
 Make = Callable[[Any], torch.optim.Optimizer]
+Spoil = Callable[[list[torch.Tensor]], object]
 
 
 def sgd(params: Any) -> torch.optim.Optimizer:
@@ -71,6 +72,18 @@ def adams_scale(optimizer: torch.optim.Optimizer) -> torch.Tensor | None:
     return torch.cat([v.sqrt().flatten() + g["eps"] for v, (_, g) in zip(moments, states, strict=True)])
 
 
+def applied(optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None, spoil: Spoil) -> None:
+    """Unscale, do what the check does to gradients, step."""
+    if scaler is not None:
+        scaler.unscale_(optimizer)
+    spoil([p for group in optimizer.param_groups for p in group["params"]])
+    if scaler is None:
+        optimizer.step()
+    else:
+        scaler.step(optimizer)
+        scaler.update()
+
+
 def measures(
     make: Make = sgd,
     passes: int = 1,
@@ -78,7 +91,7 @@ def measures(
     weighted: bool = False,
     loss_scale: float = 1.0,
     tolerance: float = 1e-9,
-    spoil: Callable[[list[torch.Tensor]], object] = len,
+    spoil: Spoil = len,
     **options: Any,
 ) -> tuple[hvd.NoiseScale, torch.optim.Optimizer]:
     """Train and measure every step; compare with what gradients say that are computed apart."""
@@ -103,14 +116,7 @@ def measures(
             noise.saw(batch_of(hvd.rank()), weight=factor)
             loss = model(inputs(step, number, hvd.rank())).square().mean(0).sum() * factor / (1 if summed else passes)
             (loss if scaler is None else scaler.scale(loss)).backward()
-        if scaler is not None:
-            scaler.unscale_(optimizer)
-        spoil(list(model.parameters()))
-        if scaler is None:
-            optimizer.step()
-        else:
-            scaler.step(optimizer)
-            scaler.update()
+        applied(optimizer, scaler, spoil)
     same(noise.estimate(), apart, tolerance)
     if adam.estimate():
         same(noise.adam_estimate(), adam, tolerance)
