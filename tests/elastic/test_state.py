@@ -211,3 +211,29 @@ def test_the_function_is_called_again_until_it_returns() -> None:
 def test_the_interrupt_is_no_exception_that_scripts_catch() -> None:
     assert not issubclass(HostsUpdatedInterrupt, Exception)
     assert not HostsUpdatedInterrupt().skip_sync
+
+
+LOST_AT_THE_BEGINNING = """
+    import os, signal
+    from farandole.elastic.run import run
+    from farandole.elastic.state import ObjectState
+    from farandole.runtime.crews import Crews
+    from farandole.runtime.session import current, init
+
+    if os.environ["FARANDOLE_PLACE"] == "1":
+        Crews.executor = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # it has been let in, and connects
+
+    @run
+    def train(state):
+        for state.n in range(state.n, 5):
+            state.commit()
+        return state.n
+
+    init()
+    print("done", train(ObjectState(n=0)))
+"""
+
+
+def test_a_worker_that_is_lost_while_the_first_generation_forms_takes_nobody_along(launch: Any) -> None:
+    said = launch(3, LOST_AT_THE_BEGINNING, options=["--min-np", "2"]).ok()
+    assert said.lines() == ["done 4"] * 2, said

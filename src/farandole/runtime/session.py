@@ -18,7 +18,8 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, final
 
-from farandole.errors import NotInitializedError
+from farandole.cluster.detect import detect
+from farandole.errors import AbortError, NotInitializedError
 from farandole.runtime.member import Session
 from farandole.runtime.process_sets import ProcessSet, ProcessSetLike, global_process_set
 from farandole.runtime.start import start
@@ -88,8 +89,17 @@ class _Here:
         self._watching = False
 
     def join(self) -> None:
-        """Make a session of what was asked. A process that has had one before is ready to go on with the others."""
-        self.session = start(*self.asked, self._step_s)
+        """Make a session of what was asked. A process that has had one before is ready to go on with the others.
+
+        In an elastic job, a worker that is lost while a generation forms only means that another one does.
+        """
+        while self.session is None:
+            try:
+                self.session = start(*self.asked, self._step_s)
+            except AbortError:
+                if not detect().is_elastic:
+                    raise
+                self._step_s = self._step_s or 0.0
         self._watch()
 
     def _watch(self) -> None:
