@@ -1,0 +1,173 @@
+"""Checks of what elastic training does in every kind of job: weights, samplers, states, generations."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+import farandole.torch as hvd
+from farandole.errors import UsageError
+
+
+class Numbers(torch.utils.data.Dataset[Any]):
+    """Its sample i is i."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([float(index)])
+
+
+def _linear() -> torch.nn.Linear:
+    """One whose gradient is the mean of its inputs."""
+    layer = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.constant_(layer.weight, 2.0)
+    return layer
+
+
+def check_gradients_are_the_mean_over_the_samples_however_uneven_the_ranks() -> None:
+    for length, batch_size in ((7, 2), (1, 3), (2 * hvd.size() + 1, 1), (12 * hvd.size(), 5)):
+        model, numbers = _linear(), Numbers(length)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0))
+        sampler = hvd.elastic.ElasticSampler(numbers, seed=1)
+        loader = hvd.elastic.DataLoader(numbers, batch_size, sampler=sampler)
+        state = hvd.elastic.TorchState(model, optimizer, sampler=sampler)
+        state.sync()
+        seen = 0
+        for x in loader:
+            optimizer.zero_grad()
+            model(x).mean().backward()
+            [batch] = sampler.cursor.in_flight
+            expected = sum(sampler.cursor.indices[batch.start : batch.stop]) / batch.samples
+            assert model.weight.grad is not None
+            assert math.isclose(model.weight.grad.item(), expected, rel_tol=1e-5), (model.weight.grad, expected)
+            seen += len(sampler.cursor.own_indices())
+            optimizer.step()
+        assert hvd.allreduce(torch.tensor(seen), op=hvd.Sum).item() == sampler.processed_num == length
+
+
+def check_a_sampler_of_plain_loaders_is_as_in_horovod() -> None:
+    numbers = Numbers(10)
+    sampler = hvd.elastic.ElasticSampler(numbers, shuffle=False)
+    assert next(iter(sampler)) == hvd.rank()
+    assert len(sampler) == len(list(sampler)) == sampler.num_samples == -(-10 // hvd.size())
+    assert (sampler.rank, sampler.num_replicas, sampler.epoch) == (hvd.rank(), hvd.size(), 0)
+    sampler.record_batch(0, 2)
+    assert sampler.processed_num == min(10, 2 * hvd.size())
+    assert list(sampler.remaining_indices) == list(range(sampler.processed_num, 10))
+    other = hvd.elastic.ElasticSampler(numbers, shuffle=False)
+    other.load_state_dict(sampler.state_dict())
+    assert list(other) == list(sampler)
+    sampler.set_epoch(1)
+    assert sampler.processed_num == 0
+    assert sampler.total_size >= 10
+
+
+def check_a_loader_refuses_what_the_sampler_decides_and_old_iterators() -> None:
+    numbers = Numbers(12)
+    sampler = hvd.elastic.ElasticSampler(numbers)
+    wrong: list[dict[str, Any]] = [{"shuffle": True}, {"drop_last": True}, {"batch_size": 0}]
+    for arguments in wrong:
+        with pytest.raises(UsageError):
+            hvd.elastic.DataLoader(numbers, sampler=sampler, **arguments)
+    loader = hvd.elastic.DataLoader(numbers, global_batch_size=4, sampler=sampler)
+    assert len(loader) == 3
+    iterator = iter(loader)
+    next(iterator)
+    sampler.set_epoch(1)
+    with pytest.raises(UsageError, match="begin a new one"):
+        next(iterator)
+    x = next(iter(loader))
+    assert len(x) == len(sampler.cursor.in_flight[0].computed(hvd.rank(), hvd.size()))
+
+
+def check_a_state_is_that_of_the_newest_rank_with_all_that_adam_has() -> None:
+    torch.manual_seed(hvd.rank())
+    model: Any = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+    optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters()))
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    state: Any = hvd.elastic.TorchState(model, optimizer, schedule=schedule, log=[])
+    state.sync()
+    _same(model)
+    model(torch.randn(4, 3)).sum().backward()
+    optimizer.step()
+    schedule.step()
+    state.log.append("a step")
+    last = hvd.size() - 1
+    if hvd.rank() == last:
+        for values in optimizer.state.values():
+            values["exp_avg"].fill_(7.0)
+        with torch.no_grad():
+            model[0].weight.fill_(3.0)
+        schedule.step()
+        state.log.append("one more")
+        state._ballot.step += 1
+    else:
+        optimizer.state.clear()  # as in a worker that has just come
+    state.sync()
+    _same(model)
+    assert (model[0].weight == 3.0).all()
+    assert all((values["exp_avg"] == 7.0).all() for values in optimizer.state.values())
+    assert len(optimizer.state) == 6
+    assert state.log == ["a step", "one more"]
+    assert optimizer.param_groups[0]["lr"] == schedule.get_last_lr()[0] == 1e-3 / 4
+    assert state._ballot.step == 2
+
+
+def _same(model: torch.nn.Module) -> None:
+    flat = torch.cat([p.detach().flatten() for p in model.parameters()])
+    every = hvd.allgather(flat[None])
+    assert (every == every[0]).all()
+
+
+def check_what_does_not_vote_is_copied() -> None:
+    for make in (
+        lambda params: torch.optim.SGD(params, lr=0.5),
+        lambda params: hvd.DistributedOptimizer(torch.optim.LBFGS(params, lr=0.5)),
+        lambda params: hvd.DistributedOptimizer(torch.optim.SGD(params, lr=0.5), op=hvd.Adasum),
+    ):
+        model = _linear()
+        state: Any = hvd.elastic.TorchState(model, make(model.parameters()), batch=0)
+        state.sync()
+        state.batch = 1
+        state.commit()
+        with torch.no_grad():
+            model.weight.zero_()
+        state.batch = 2
+        drawn = torch.rand(3)
+        state.restore()
+        assert (model.weight.item(), state.batch) == (2.0, 1)
+        assert torch.equal(torch.rand(3), drawn)
+
+
+def check_training_goes_on_after_the_next_generation_has_begun() -> None:
+    torch.manual_seed(0)
+    model, numbers = _linear(), Numbers(16)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9))
+    sampler = hvd.elastic.ElasticSampler(numbers)
+    loader = hvd.elastic.DataLoader(numbers, global_batch_size=4, sampler=sampler)
+    state: Any = hvd.elastic.TorchState(model, optimizer, sampler=sampler, calls=0)
+
+    @hvd.elastic.run
+    def train(state: Any) -> int:
+        state.calls += 1
+        for x in loader:
+            optimizer.zero_grad()
+            model(x).mean().backward()
+            optimizer.step()
+            if sampler.processed_num == 8 and state.calls == 1:
+                state.commit()
+                raise hvd.elastic.HostsUpdatedInterrupt
+        return int(state.calls)
+
+    assert train(state) == 2
+    assert sampler.processed_num == 16
+    assert state._ballot.step == 4
+    _same(model)
