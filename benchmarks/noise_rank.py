@@ -42,10 +42,10 @@ def compare(task: Task, rounds: int, seconds: float) -> dict[str, Any]:
     timed(off, 3)
     slowest = hvd.allreduce(torch.tensor(timed(on, SETTLING)), name="slowest", op=hvd.Max)
     taken: dict[str, Any] = {"off": [], "on": []}
-    for _ in range(max(rounds, int(rounds * seconds / (noise.every * float(slowest) / 1e3)))):
+    for i in range(max(rounds, int(rounds * seconds / (noise.every * float(slowest) / 1e3)))):
         every = noise.every  # so many steps hold one that is measured
-        taken["off"].append(timed(off, every))
-        taken["on"].append(timed(on, every))
+        for state, step in (("off", off), ("on", on)) if i % 2 else (("on", on), ("off", off)):
+            taken[state].append(timed(step, every))
     return {**taken, "every": noise.every, "cost_ms": 1e3 * noise.cost_s()}
 
 
