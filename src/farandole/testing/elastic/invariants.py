@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def check(world: World) -> None:
     """What holds between any two steps."""
-    whole = [worker for worker in world.workers.values() if worker.life == Life.UP and worker.whole]
+    whole = _holders(world)
     for worker in whole:
         _check_samples(world, worker)
     steps = [worker.step for worker in whole]
@@ -25,6 +25,17 @@ def check(world: World) -> None:
     for worker in whole:
         if seen.setdefault((worker.generation, worker.step), worker.content) != worker.content:
             world.faults.append(f"P5: two workers differ after the same step: {worker}")
+
+
+def _holders(world: World) -> list[Simulated]:
+    """Who is well and has the state, but for those that have been sent home, as their host is not to be used."""
+    return [
+        worker
+        for worker in world.workers.values()
+        if worker.life == Life.UP
+        and worker.whole
+        and not any(w[0] == "dismiss" for w in world.down.get(worker.place, ()))
+    ]
 
 
 def _check_samples(world: World, worker: Simulated) -> None:
@@ -68,10 +79,8 @@ def check_spared(world: World, decision: Decision, places: Sequence[int]) -> Non
 
 
 def check_end(world: World, decision: Decision) -> None:
-    """The job ends only when it cannot go on; who is not on the list of hosts any more has been sent home."""
-    sent_home = [place for place, words in world.down.items() if any(word[0] == "dismiss" for word in words)]
-    up = [worker for worker in world.workers.values() if worker.life == Life.UP and worker.whole]
-    able = [worker for worker in up if worker.place not in sent_home]
+    """The job ends only when it cannot go on."""
+    able = _holders(world)
     limits = world.setup.policy
     if able and limits.min_np == 1 and not limits.reset_limit and not world.is_hurried:
         world.faults.append(f"the job ends, and could go on: {decision}, {able}")

@@ -37,9 +37,8 @@ from farandole.testing.elastic.worker import IN_GENERATION, At, Content, Life, P
 class Controller(Protocol):
     """What decides. Those that ``turn`` may be others than before: a search keeps all of them."""
 
-    @property
-    def deadline_s(self) -> float | None:
-        """See ``Membership``."""
+    deadline_s: float | None
+    """See ``Membership``."""
 
     def turn(self, now: float, event: happenings.Any | None) -> tuple[Controller, list[Decision]]:
         """Take an event in, and decide."""
@@ -333,6 +332,7 @@ class World:
         assert deadline_s >= self.now, "the controller waits for a moment that has passed"
         self.now = deadline_s
         self.turn(None)
+        assert self.controller.deadline_s != self.now, "the controller was woken for nothing"
 
     def forget(self) -> None:
         """What nobody will ask for any more: two worlds that differ in nothing else are one."""
