@@ -80,7 +80,7 @@ def test_a_newcomer_waits_alone_then_all_form_anew_by_seniority() -> None:
     bench.hello(1, ready=False)
     (deferred,) = bench.decisions()
     assert isinstance(deferred, Deferred)
-    assert deferred.answer == Welcome(0, 1, ["h0", "h1"], "solo", deferred.reason)
+    assert deferred.answer == Welcome(0, 1, ["h0", "h1"], "shm", deferred.reason)
     bench.hello(1)
     (due,) = bench.decisions()
     assert isinstance(due, Due)

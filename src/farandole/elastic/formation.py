@@ -134,16 +134,19 @@ class ElasticFormation(Formation):
             handler(decision.action, decision.reason)
 
     def _form(self, action: decisions.Form, _: str) -> None:
-        members = tuple(self._known[place] for place in action.places)
-        hosts = [member.hello.host for member in members]
         try:
-            engine, reason = self._choose(hosts, [_that_form_again(member.hello.engines) for member in members])
+            engine, reason = self._choice(action.places)
         except FarandoleError as failure:
             self._undo(action, str(failure))
             return
-        self._formed = members
+        self._formed = self._members(action.places)
         self._seniors.update(action.places)
-        self._due.append(Formed(action.generation, members, engine, reason))
+        self._due.append(Formed(action.generation, self._formed, engine, reason))
+
+    def _choice(self, places: Collection[int]) -> tuple[str, str]:
+        """The engine of a generation of these, and why."""
+        hellos = [self._known[place].hello for place in places]
+        return self._choose([hello.host for hello in hellos], [_that_form_again(hello.engines) for hello in hellos])
 
     def _undo(self, action: decisions.Form, reason: str) -> None:
         """It cannot be: without those that are new, if there are others, who still wait."""
@@ -157,9 +160,13 @@ class ElasticFormation(Formation):
                 self.tell(happenings.Came(place, ready=True, holds=True))
 
     def _greet(self, action: decisions.Greet, reason: str) -> None:
-        hosts = tuple(self._known[place].hello.host for place in action.places)
         rank = action.places.index(action.place)
-        self._due.append(Deferred((self._known[action.place],), rank, hosts, reason))
+        hosts = tuple(self._known[place].hello.host for place in action.places)
+        try:
+            engine = self._choice(action.places)[0]
+        except FarandoleError:
+            engine = "solo"  # there is time to say so when it is ready
+        self._due.append(Deferred((self._known[action.place],), rank, hosts, engine, reason))
 
     def _refuse(self, action: decisions.Refuse, reason: str) -> None:
         self._due.append(Refused(self._members(action.places), reason))

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from importlib.util import find_spec
 
 from farandole.engines.candidates import CANDIDATES, Find
 from farandole.engines.engine import Engine, Group, Rendezvous
 from farandole.errors import UnsupportedError
+
+MODULES = {
+    "shm": ("farandole.engines.shm",),
+    "hybrid": ("farandole.engines.hybrid",),
+    "gloo": ("farandole.engines.torchdist", "torch.distributed"),
+    "nccl": ("farandole.engines.nccl", "torch.distributed"),
+}
+"""What an engine needs; those that are not here do not take long."""
 
 
 def make(name: str, group: Group, rendezvous: Rendezvous, find: Find = find_spec) -> Engine:
@@ -42,6 +51,13 @@ def make(name: str, group: Group, rendezvous: Rendezvous, find: Find = find_spec
     from farandole.engines.solo import SoloEngine
 
     return SoloEngine(group)
+
+
+def load(name: str) -> None:
+    """Import what ``make`` imports for this engine, so that nobody waits for that when it is made."""
+    for part in name.split("+"):
+        for module in MODULES.get(part, ()):
+            importlib.import_module(module)
 
 
 def _make_hybrid(group: Group, rendezvous: Rendezvous, across: str, find: Find) -> Engine:

@@ -75,17 +75,18 @@ class Refused:
 @final
 @dataclass(frozen=True, slots=True)
 class Deferred:
-    """This one may load its model, alone, and then come again; its rank might be ``rank`` of those on ``hosts``."""
+    """This one may load its model, alone, and then come again; it might be ``rank`` of those on ``hosts`` then."""
 
     members: tuple[Member]
     rank: int
     hosts: tuple[str, ...]
+    engine: str
     reason: str
 
     @property
     def answer(self) -> Message:
         """What it is told."""
-        return Welcome(0, self.rank, list(self.hosts), "solo", self.reason)
+        return Welcome(0, self.rank, list(self.hosts), self.engine, self.reason)
 
 
 @final

@@ -17,6 +17,7 @@ from farandole.cluster.mpi_library import heed
 from farandole.control.messages import Hello
 from farandole.engines.candidates import usable
 from farandole.engines.choose import choose
+from farandole.engines.factory import load
 from farandole.runtime.joining import ANY, configure_logging, environment_of, part_of, settings_of, static_sets
 from farandole.runtime.link import Link, Seat
 from farandole.runtime.meeting import meet
@@ -60,7 +61,9 @@ def _among_others(seat: Seat, settings: Settings, sets: Sequence[ProcessSet], st
         topology = Topology.of(welcome.rank, tuple(welcome.hosts), welcome.generation)
         if not welcome.generation:
             link.close()
-            return Session(settings, topology, welcome.engine, welcome.reason, [])
+            load(welcome.engine)  # now, while the others train
+            return Session(settings, topology, "solo", welcome.reason, [])
+        _tell_phases(welcome.generation, ("dial", "form"), moments)
         if seat.expected == ANY:
             there = fitting([s.ranks for s in sets], topology.size)
             sets = [s for s in sets if s.ranks in there]
@@ -68,13 +71,13 @@ def _among_others(seat: Seat, settings: Settings, sets: Sequence[ProcessSet], st
     except BaseException:
         link.close()
         raise
-    _tell_phases(welcome.generation, [*moments, time.monotonic()])
+    _tell_phases(welcome.generation, ("connect",), [moments[-1], time.monotonic()])
     return session
 
 
-def _tell_phases(generation: int, moments: Sequence[float]) -> None:
+def _tell_phases(generation: int, phases: Sequence[str], moments: Sequence[float]) -> None:
     if events.subscribers:
-        for phase, (begin_s, end_s) in zip(("dial", "form", "connect"), pairwise(moments), strict=True):
+        for phase, (begin_s, end_s) in zip(phases, pairwise(moments), strict=True):
             events.emit(events.Phase("generation", f"generation {generation}", "init", phase, begin_s, end_s))
 
 
