@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from farandole.largebatch.rmsprop_warmup import rmsprop_share, sgd_share
 from farandole.largebatch.trust import clipped_rate, lamb_rate, lars_rate
 from farandole.torch.optim import LAMB, LARC, LARS, GradientLag, RMSpropWarmupSGD
+from tests.conftest import Launch
 from tests.torch.equations import COMMON, STEPS, Layer, advance, make, rate_at
 
 ALEXNET = (
@@ -265,3 +266,24 @@ def test_what_cannot_be_is_refused() -> None:
     for optimizer in sparse:
         with pytest.raises(ValueError, match="takes no sparse gradients"):
             optimizer.step()
+
+
+def test_a_script_may_end_with_gradients_on_their_way(launch: Launch) -> None:
+    done = launch(
+        2,
+        """
+        import torch
+
+        import farandole.torch as hvd
+        from farandole.torch.optim import GradientLag
+
+        hvd.init()
+        layer = torch.nn.Linear(300, 300)
+        optimizer = GradientLag(hvd.DistributedOptimizer(torch.optim.SGD(layer.parameters(), lr=0.1)), lag=2)
+        for _ in range(3):
+            optimizer.zero_grad()
+            layer(torch.rand(4, 300)).sum().backward()
+            optimizer.step()
+        """,
+    ).ok()
+    assert not done.stderr

@@ -6,10 +6,12 @@ exchange.run("step 7")          # takes the gradients of step 7 away, and puts t
 
 from __future__ import annotations
 
+import atexit
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import TypeAlias, final
 
 import torch
@@ -19,6 +21,22 @@ from farandole.runtime.planned import PlannedLane
 from farandole.torch.gradients import GradientExchange, Weigh, unweighted
 
 Gradients: TypeAlias = list[torch.Tensor | None]
+
+LAST_WAIT_S = 10.0
+"""How long a script that has ended waits for gradients on their way: all ranks have sent them off, if none failed."""
+
+_on_their_way: weakref.WeakSet[_Run] = weakref.WeakSet()
+
+
+@cache
+def _end_before_the_interpreter() -> None:
+    """A thread that comes back from a collective when the interpreter is gone would abort the process."""
+
+    def finish() -> None:
+        for run in list(_on_their_way):
+            run.wait(LAST_WAIT_S)
+
+    atexit.register(finish)  # after init() has registered that this process leaves the job, so it comes first
 
 
 @final
@@ -115,11 +133,13 @@ class _Run:
         self._thread = threading.Thread(
             target=self._work, args=(reduce, previous), name="farandole-gradient-lag", daemon=True
         )
+        _end_before_the_interpreter()
+        _on_their_way.add(self)
         self._thread.start()
 
-    def wait(self) -> None:
+    def wait(self, limit_s: float | None = None) -> None:
         """Until it is over, well or not."""
-        self._thread.join()
+        self._thread.join(limit_s)
 
     def finish(self) -> Gradients:
         """What it has reduced; raises what went wrong."""
