@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,11 @@ import msgspec
 import torch
 
 import farandole.torch as hvd
+from farandole.elastic.ballot import Ballot, Meet
+from farandole.errors import AbortError
+from farandole.runtime.session import current
 from farandole.testing.faults import Fault, inject
-from farandole.testing.ledger import Ledger
+from farandole.testing.ledger import Ledger, Voted, read
 from farandole.torch.elastic.sampler import ElasticSampler
 
 LENGTH, GLOBAL_BATCH = 50, 8
@@ -25,9 +29,10 @@ GROWTH = 5
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """``epochs`` are trained, and as many more as it takes until a later generation has had ``until_size`` ranks.
+    """``epochs`` are trained, and as many more as it takes until a later generation has trained ``until_size`` ranks.
 
-    ``commit_every`` steps workers may come and go; ``loaders`` are processes that prepare batches.
+    ``commit_every`` steps workers may come and go; ``loaders`` are processes that prepare batches. Rank 1 does not see
+    the end of the vote of step ``torn``, which the others do.
     """
 
     faults: list[Fault] = []
@@ -35,6 +40,7 @@ class Plan(msgspec.Struct, frozen=True):
     until_size: int = 0
     commit_every: int = 1
     loaders: int = 0
+    torn: int = -1
 
 
 class Expected(msgspec.Struct, frozen=True):
@@ -103,6 +109,27 @@ def undisturbed(epochs: int) -> Expected:
     return Expected(parameters, scheduler.get_last_lr()[0], scaler.get_scale(), draws)
 
 
+def tear(ballot: Ballot, step: int, folder: str) -> None:
+    """Have rank 1 miss the end of a vote."""
+    cast = ballot.cast
+
+    def cast_and_miss(meet: Meet) -> None:
+        def miss(point: str, said: str) -> Sequence[str]:
+            answers = meet(point, said)
+            if (ballot.step, hvd.rank(), current().generation) == (step, 1, 1):
+                until_s = time.monotonic() + 60
+                while step not in {r.step for r in read(folder).records if isinstance(r, Voted)}:
+                    assert time.monotonic() < until_s, "rank 0 has not seen the end of the vote either"
+                    time.sleep(0.01)
+                current().abort("it has missed the end of a vote")
+                raise AbortError("the answers came too late")
+            return answers
+
+        cast(miss)
+
+    ballot.cast = cast_and_miss  # type: ignore[method-assign]
+
+
 def main(folder: str, plan: Plan) -> None:
     """One worker."""
     hvd.init()
@@ -111,8 +138,9 @@ def main(folder: str, plan: Plan) -> None:
     sampler = hvd.elastic.ElasticSampler(samples, seed=3)
     loader = hvd.elastic.DataLoader(samples, global_batch_size=GLOBAL_BATCH, sampler=sampler, num_workers=plan.loaders)
     state: Any = hvd.elastic.TorchState(
-        model, optimizer, sampler=sampler, scheduler=scheduler, scaler=scaler, draws=[], grown=False
+        model, optimizer, sampler=sampler, scheduler=scheduler, scaler=scaler, draws=[], grown=-1
     )
+    tear(state._ballot, plan.torn, folder)
     resets: list[int] = []
     state.register_reset_callbacks([lambda: resets.append(hvd.size())])
     ledger = Ledger(folder, state)
@@ -126,8 +154,9 @@ def main(folder: str, plan: Plan) -> None:
     @hvd.elastic.run
     def train(state: Any) -> None:
         nonlocal eaten
-        state.grown = state.grown or (hvd.statistics()["generation"] > 1 and hvd.size() == plan.until_size)
-        while trained() < plan.epochs or (plan.until_size and not state.grown):
+        if state.grown < 0 and hvd.statistics()["generation"] > 1 and hvd.size() == plan.until_size:
+            state.grown = sampler.epoch + 1
+        while trained() < max(plan.epochs, state.grown + 1) or (plan.until_size and state.grown < 0):
             if sampler.processed_num == LENGTH:
                 sampler.set_epoch(sampler.epoch + 1)
             for x, y in loader:

@@ -70,6 +70,17 @@ def test_a_worker_comes_and_cannot_be_told_from_the_others(launch: Any, tmp_path
     assert newcomers, "nobody has received a state"
 
 
+def test_who_missed_the_end_of_a_vote_gets_the_step_of_the_others(launch: Any, tmp_path: Path) -> None:
+    history, results = train(launch, tmp_path, 3, Plan(torn=4))
+    check(history, results)
+    [one, *others] = sorted(history.recovered[2], key=lambda record: record.rank)
+    assert len(others) == 2
+    assert one.transfer_bytes > 0
+    assert {record.step for record in history.begun[2]} == {5}
+    assert history.steps[4] == 1
+    assert len(results) == 3
+
+
 CLASSICAL = """
     import os, signal, sys, torch
     import farandole.torch as hvd

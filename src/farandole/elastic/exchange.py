@@ -12,7 +12,7 @@ from __future__ import annotations
 import pickle
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, final
 
@@ -73,21 +73,19 @@ class Inventory(Generic[T]):
         """The tensors that ranks may differ in."""
         return self._some(own=True)
 
-    def private_digest(self) -> int:
-        """Of what is private to a rank."""
-        return zlib.crc32(b"".join(self.skeletons[name] for name, part in self._parts.items() if part.is_private))
+    def private_digests(self) -> dict[str, int]:
+        """Of each part that may differ between ranks."""
+        return {name: zlib.crc32(self.skeletons[name]) for name, part in self._parts.items() if part.is_private}
 
-    def adopt(self, theirs: Mapping[str, bytes], receives: bool, is_unanimous: bool) -> None:
-        """Become like ``theirs``; where this rank ``receives`` tensors, they have yet to be filled."""
+    def adopt(self, theirs: Mapping[str, bytes], kept: Collection[str]) -> None:
+        """Become like ``theirs``, but for the parts ``kept``; tensors have yet to be filled, if this rank gets any."""
         if list(theirs) != list(self.skeletons):
             raise UsageError(
                 f"the state of the job holds {', '.join(theirs)}; the one of this worker {', '.join(self.skeletons)}: "
                 "every worker must run the same script"
             )
         for name, skeleton in theirs.items():
-            if self._parts[name].is_private and not (receives and is_unanimous):
-                continue
-            if skeleton != self.skeletons[name]:
+            if name not in kept and skeleton != self.skeletons[name]:
                 if self._parts[name].is_fixed:
                     raise UsageError(
                         f"{name} of this worker has other tensors than that of the job: every worker must run the same "
@@ -127,13 +125,15 @@ def synchronize(
     inventory = Inventory(parts, leaves)
     arrays, _ = leaves.memory(inventory.common())
     digest = f"{Flat(arrays).checksum():08x}"
-    claim = Claim(standing.step, digest, inventory.private_digest(), standing.joined)
-    agreement = agree(allgather_object(claim, "elastic.claims"))
+    own = inventory.private_digests()
+    said = allgather_object((Claim(standing.step, digest, joined=standing.joined), own), "elastic.claims")
+    agreement = agree([claim for claim, _ in said])
     _warn_of_divergence(agreement, place)
     mine = (inventory.skeletons, bytes(cloudpickle.dumps(objects)))
     theirs, their_objects = broadcast_object(mine, agreement.root, "elastic.state")
     receives = place in agreement.receivers
-    inventory.adopt(theirs, receives, agreement.is_unanimous)
+    kept = [name for name in own if not receives or len({said[rank][1].get(name) for rank in agreement.sources}) > 1]
+    inventory.adopt(theirs, kept)
     agreed_s, nbytes = time.monotonic(), 0
     if agreement.receivers:
         reach("transfer")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeAlias, final
 
 import torch
@@ -113,7 +113,7 @@ class GeneratorStateHandler(Part):
 
 @final
 class RandomPart(Part):
-    """The global random generators: torch's, Python's, and NumPy's where it is loaded.
+    """A global random generator, as a function that gets its state and one that sets it.
 
     A step that is computed again draws the same numbers again. Ranks may be seeded differently: then a worker that
     comes keeps its own seed.
@@ -121,38 +121,46 @@ class RandomPart(Part):
 
     is_private: ClassVar[bool] = True
 
-    def __init__(self) -> None:
+    def __init__(self, getter: Callable[[], Any], setter: Callable[[Any], object]) -> None:
         super().__init__(None)
-        self.save()
+        self._get, self._set = getter, setter
 
     def tree(self) -> Any:
         """See ``Part``."""
-        state, *others = self._states()
-        return bytes(state.tolist()), *others
+        state = self._get()
+        return bytes(state.tolist()) if isinstance(state, torch.Tensor) else state
 
     def load(self, tree: Any) -> None:
         """See ``Part``."""
-        state, *others = tree
-        self._set(torch.frombuffer(bytearray(state), dtype=torch.uint8), *others)
+        self._set(torch.frombuffer(bytearray(tree), dtype=torch.uint8) if isinstance(tree, bytes) else tree)
 
     def save(self) -> None:
         """See ``StateHandler``; done after every step, so it copies no more than it must."""
-        self._saved = self._states()
+        self._saved = self._get()
 
     def restore(self) -> None:
         """See ``StateHandler``."""
-        self._set(*self._saved)
+        self._set(self._saved)
 
-    def _states(self) -> tuple[torch.Tensor, Any, Any]:
-        numpy = sys.modules.get("numpy.random")
-        return torch.get_rng_state(), random.getstate(), numpy.get_state() if numpy else None
 
-    def _set(self, state: torch.Tensor, python: Any, theirs: Any) -> None:
-        torch.set_rng_state(state)
-        random.setstate(python)
-        numpy = sys.modules.get("numpy.random")
-        if numpy and theirs is not None:
-            numpy.set_state(theirs)
+def random_parts() -> dict[str, RandomPart]:
+    """Those of torch, Python, and NumPy where it is loaded."""
+    return {
+        "torch.random": RandomPart(torch.get_rng_state, torch.set_rng_state),
+        "random": RandomPart(random.getstate, random.setstate),
+        "numpy.random": RandomPart(_numpy_state, _set_numpy_state),
+    }
+
+
+def _numpy_state() -> Any:
+    numpy = sys.modules.get("numpy.random")
+    return numpy.get_state() if numpy else None
+
+
+def _set_numpy_state(state: Any) -> None:
+    numpy = sys.modules.get("numpy.random")
+    if numpy and state is not None:
+        numpy.set_state(state)
 
 
 _registry: Registry = [

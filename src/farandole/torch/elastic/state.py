@@ -12,12 +12,12 @@ from farandole.torch.elastic.parts import (
     GeneratorStateHandler,
     ModelStateHandler,
     OptimizerStateHandler,
-    RandomPart,
     SamplerStateHandler,
     ScalerStateHandler,
     TensorLeaves,
     get_handler_registry,
     handler_for,
+    random_parts,
     set_handler_registry,
 )
 from farandole.torch.optimizer import ReducingOptimizer
@@ -51,13 +51,14 @@ class TorchState(ObjectState):
     _leaves: ClassVar[Leaves[Any]] = TensorLeaves()
 
     def __init__(self, model: Any = None, optimizer: Any = None, **others: Any) -> None:
-        self._random = RandomPart()
+        self._random = random_parts()
         super().__init__(**others, model=model, optimizer=optimizer)
 
     def restore(self) -> None:
         """See ``ObjectState``; random generators are as after the last step, or the last ``save``."""
         super().restore()
-        self._random.restore()
+        for part in self._random.values():
+            part.restore()
 
     def _handler(self, value: Any) -> StateHandler | None:
         return handler_for(value)
@@ -68,15 +69,19 @@ class TorchState(ObjectState):
     def _connect(self) -> None:
         """See ``ObjectState``: optimizers vote, if all can."""
         super()._connect()
-        self._parts["random generators"] = self._random
+        self._parts |= self._random
         optimizers = self._optimizers().values()
         self._votes = bool(optimizers) and all(map(_can_vote, optimizers))
         for part in self._parts.values():
             part.votes = self._votes
         if self._votes:
-            self._ballot.on_voted = self._random.save
+            self._ballot.on_voted = self._save_random
             for optimizer in optimizers:
                 optimizer._reducer.ballot = self._ballot
+
+    def _save_random(self) -> None:
+        for part in self._random.values():
+            part.save()
 
     def _arrange(self, step: int) -> None:
         super()._arrange(step)
