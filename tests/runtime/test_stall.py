@@ -20,6 +20,7 @@ from farandole.runtime.stall import (
     Waiting,
 )
 from farandole.runtime.wording import own_threads_left_out
+from farandole.settings import Settings
 
 LAST = ["", "allreduce 'x'", "", ""].__getitem__
 NOTHING = ([""] * 20).__getitem__
@@ -275,3 +276,22 @@ def test_a_stack_tells_of_the_users_threads_only() -> None:
     main = 'Current thread 0x03 (most recent call first):\n  File "/home/me/train.py", line 6 in <module>\n'
     assert own_threads_left_out("\n".join([listening, users, main])) == "\n".join([users, main])
     assert own_threads_left_out(listening) == listening, "better ours than none"
+
+
+def test_in_an_elastic_job_who_hangs_is_found_sooner_and_said_before() -> None:
+    settings = Settings(min_np=1, hang_timeout_s=5.0)
+    assert Limits.of(settings)[:3] == (2.5, 5.0, "--hang-timeout")
+    assert Limits.of(settings.as_static()) == Limits(60.0, 600.0)
+    assert Limits.of(Settings(min_np=1, hang_timeout_s=0.0)) == Limits(60.0, 600.0)
+    assert Limits.of(Settings(min_np=1, stall_check=False)) == Limits(0.0, 0.0)
+
+
+@pytest.mark.parametrize(("step_s", "hangs_after_s"), [(0.1, 5.0), (4.0, 20.0)])
+def test_who_takes_a_few_of_the_longest_steps_does_not_hang(step_s: float, hangs_after_s: float) -> None:
+    stall = StallInspector(Limits.of(Settings(min_np=1, hang_timeout_s=5.0)), ["a", "b"])
+    stall.expect(0.0)
+    wait = Waiting(("planned",), "step 7", 0.0, (0,), (1,), step_s=step_s)
+    assert not isinstance(stall.look(hangs_after_s - 0.1, [wait], LAST), Verdict)
+    verdict = stall.look(hangs_after_s, [wait], LAST)
+    assert isinstance(verdict, Verdict)
+    assert verdict.missing == (1,)
