@@ -4,6 +4,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 NP ?= 2
+SECONDS ?= 900
+SEED ?= 1
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.farandole-installed
@@ -14,7 +16,7 @@ SOURCES := src benchmarks examples tests docs
 NATIVE := $(wildcard CMakeLists.txt native/*.cpp native/*.hpp)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench clean
+.PHONY: help setup demo test lint format bench faults soak clean
 
 help: ## say what there is
 	@echo "make TARGET, where TARGET is one of"
@@ -57,6 +59,13 @@ format: $(CORE) ## put the sources and the generated parts of the documentation 
 
 bench: $(CORE) ## measure against Gloo, DDP and MPI, side by side (BENCH=--quick for less than a minute)
 	@$(BIN)/python -m benchmarks $(BENCH)
+
+faults: $(CORE) ## play all faults that an elastic job survives, and write docs/reference/faults.md (8 minutes)
+	@$(BIN)/python -m farandole.testing.survival faults --write docs/reference/faults.md
+
+soak: $(CORE) ## train under random faults, and re-form 1000 times (SECONDS=900 SEED=1)
+	@$(BIN)/python -m farandole.testing.survival soak --seconds $(SECONDS) --seed $(SEED)
+	@$(BIN)/python -m farandole.testing.survival reforms
 
 clean: ## remove what the other targets made
 	rm -rf $(VENV) out build dist

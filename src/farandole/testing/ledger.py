@@ -11,6 +11,7 @@ Every worker writes what it does to a file of its own, as it happens, so that wh
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -86,7 +87,7 @@ class Ledger:
     def __init__(self, folder: Path | str, state: ObjectState) -> None:
         self._state = state
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        self._fd = os.open(Path(folder) / f"worker-{os.getpid()}.jsonl", flags, 0o644)
+        self._fd = os.open(Path(folder) / f"worker-{socket.gethostname()}-{os.getpid()}.jsonl", flags, 0o644)
         self._cancel = events.subscribe(self._note)
 
     def close(self) -> None:

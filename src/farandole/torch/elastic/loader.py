@@ -28,6 +28,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     sequence of global batches does not depend on who is there. No sample is repeated or left out: in the last step of
     an epoch ranks may have unequally many, and one that has none computes on a sample that weighs nothing.
 
+    ``whole``: every rank gets the global batches as they are; for virtual workers, whose ``optimizer.shards(len(x))``
+    takes the rows of this rank from them.
+
     Worker processes and prefetching are torch's. What they have prepared, and no step has used, does not count; after a
     change of the workers begin a new iteration, which ``elastic.run`` does as it calls the training function again.
     Other arguments are those of torch's loader. Raises ``ValueError`` for what the sampler decides about.
@@ -40,6 +43,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         *,
         sampler: ElasticSampler,
         global_batch_size: int = 0,
+        whole: bool = False,
         **others: Any,
     ) -> None:
         wrong = [name for name in TWICE if others.get(name)]
@@ -49,7 +53,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             raise UsageError(f"sampler is a {type(sampler).__name__}: pass an ElasticSampler of this data set")
         if min(batch_size, global_batch_size + 1) < 1:
             raise UsageError(f"batch_size={batch_size}, global_batch_size={global_batch_size}: give one of them")
-        self._batches = _Batches(sampler, batch_size, global_batch_size)
+        if whole and not global_batch_size:
+            raise UsageError("elastic.DataLoader(whole=True): with virtual workers a step has a global_batch_size")
+        self._batches = _Batches(sampler, batch_size, global_batch_size, whole)
         others["generator"] = torch.Generator()  # else every iteration would take a number from the global one
         super().__init__(dataset, batch_sampler=self._batches, **others)
 
@@ -69,8 +75,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 class _Batches(Sampler[list[int]]):
     """The batches of this rank, from where the sampler's epoch is."""
 
-    def __init__(self, sampler: ElasticSampler, batch_size: int, global_batch_size: int) -> None:
-        self.elastic = sampler
+    def __init__(self, sampler: ElasticSampler, batch_size: int, global_batch_size: int, whole: bool) -> None:
+        self.elastic, self._whole = sampler, whole
         self._sizes = (batch_size, global_batch_size)
 
     def plan(self) -> list[GlobalBatch]:
@@ -80,7 +86,8 @@ class _Batches(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         cursor = self.elastic.cursor
         for batch in self.plan():
-            yield [cursor.indices[place] for place in batch.computed(cursor.rank, cursor.size)]
+            rows = range(batch.start, batch.stop) if self._whole else batch.computed(cursor.rank, cursor.size)
+            yield [cursor.indices[place] for place in rows]
 
     def __len__(self) -> int:
         return len(self.plan())

@@ -1,0 +1,211 @@
+"""The rows and phases of the table of faults."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeAlias, final
+
+from farandole.testing.survival.job import Job
+from farandole.testing.survival.strikes import NEWCOMER, Strike
+
+Do: TypeAlias = Callable[[Job, int], object]
+
+
+@final
+class Case(NamedTuple):
+    """``strikes`` in the workers, or what is ``done`` from outside; what a worker called for is ``done`` then.
+
+    ``harmless``: nobody may be lost, and no generation end. ``after`` is done when the others train again. ``lost``:
+    the hosts that were lost with all that ran there. ``quick``: among those that run with every change of the code.
+    """
+
+    fault: str
+    phase: str
+    strikes: Sequence[Strike] = ()
+    done: Do | None = None
+    after: Do | None = None
+    harmless: bool = False
+    planned: bool = False
+    lost: str = ""
+    quick: bool = False
+
+
+def kill(phase: str, *ranks: int, quick: bool = False, name: str = "") -> Case:
+    """Ranks are killed in a phase."""
+    whose = name or f"SIGKILL of rank {', '.join(map(str, ranks))}"
+    return Case(whose, phase, [Strike(phase, rank) for rank in ranks], quick=quick)
+
+
+def again(phase: str, rank: int, quick: bool = False) -> Case:
+    """While the others re-form, another one is killed."""
+    strikes = [Strike("reduce", 3), Strike(phase, rank, later=True)]
+    return Case(f"SIGKILL of rank 3, then of rank {rank}", f"reduce, then {phase}", strikes, quick=quick)
+
+
+def other(action: str, phase: str, rank: int, name: str, quick: bool = False) -> Case:
+    """Another way to fail."""
+    return Case(f"{name} of rank {rank}", phase, [Strike(phase, rank, action)], quick=quick)  # type: ignore[arg-type]
+
+
+def newcomer(name: str, phase: str, action: str, quick: bool = False) -> Case:
+    """The worker that comes in place of a killed one fails."""
+    strikes = [Strike("reduce", 3), Strike(phase, NEWCOMER, action, later=True)]  # type: ignore[arg-type]
+    return Case(name, phase, strikes, quick=quick)
+
+
+def _more(job: Job, number: int) -> None:
+    """Five join at once, and go again."""
+    (host, slots), *_ = job.hosts.items()
+    last = job.generation()[0].generation
+    job.offer({**job.hosts, host: slots + number})
+    grown = job.until_whole(sum(job.hosts.values()) + number, after=last)
+    job.offer(job.hosts)
+    job.until_whole(after=grown[0].generation)
+
+
+def _swap(job: Job, _number: int) -> None:
+    """One joins where another one leaves."""
+    last = job.generation()[0].generation
+    names = list(job.hosts)
+    job.offer({names[0]: job.hosts[names[0]] + 1, names[1]: job.hosts[names[1]] - 1})
+    swapped = job.until_whole(after=last)
+    job.offer(job.hosts)
+    job.until_whole(after=swapped[0].generation)
+
+
+def _wrong_key(job: Job, _number: int) -> None:
+    """A process that has all of a worker's variables but its key says it was one."""
+    pid = job.generation()[0].pid
+    words = dict(line.split("=", 1) for line in Path(f"/proc/{pid}/environ").read_text().split("\0") if "=" in line)
+    words = {name: "0" * len(text) if "KEY" in name else text for name, text in words.items()}
+    words["FARANDOLE_START_TIMEOUT_S"] = "3"
+    words["FARANDOLE_PLACE"] = "99"
+    refused = subprocess.run(
+        [sys.executable, "-c", "from farandole.runtime.session import init; init()"],
+        env=words, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert refused.returncode != 0, "it was let in"
+
+
+def _noise(job: Job, _number: int) -> None:
+    """Random bytes, many of them, for every port that the job listens at."""
+    for port in _ports(job):
+        for size in (1, 100, 100_000):
+            with socket.create_connection(("127.0.0.1", port), 5) as peer:
+                with contextlib.suppress(OSError):  # it has hung up, which is as good
+                    peer.sendall(os.urandom(size))
+
+
+def _ports(job: Job) -> list[int]:
+    """Where the processes of a job on this machine listen."""
+    sockets = set()
+    for pid in {job.process.pid, *(each.pid for each in job.generation())}:
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            sockets.add(os.readlink(f"/proc/{pid}/fd/{fd}"))
+    found = []
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+            found.append(int(fields[1].rpartition(":")[2], 16))
+    return found
+
+
+ONE_HOST = (
+    kill("reduce", 3, quick=True),
+    kill("idle", 3),
+    kill("loading", 1),
+    kill("forward", 0, quick=True),
+    kill("backward", 2),
+    kill("reduce", 0),
+    kill("vote", 1, quick=True),
+    kill("voted", 0, quick=True, name="SIGKILL of rank 0: a torn vote"),
+    kill("voted", 0, 1, 2, name="SIGKILL of rank 0, 1, 2: a torn vote"),
+    kill("applied", 2),
+    kill("commit", 3, quick=True),
+    kill("epoch end", 1, quick=True),
+    kill("backward", 1, 2),
+    kill("reduce", 0, 1, 2, name="SIGKILL of all but rank 3 (below --min-np)", quick=True),
+    again("reform", 1),
+    again("connect", 0, quick=True),
+    again("agree", 0, quick=True),
+    again("transfer", 0),
+    again("synced", 1),
+    newcomer("a newcomer is killed while it gets the state", "receive", "kill", quick=True),
+    newcomer("a newcomer's script raises before it is ready", "building", "raise"),
+    other("raise", "forward", 1, "a Python exception", quick=True),
+    other("segv", "backward", 0, "SIGSEGV"),
+    other("loader", "loading", 2, "a killed data-loading process", quick=True),
+    other("stop", "backward", 1, "SIGSTOP"),
+    other("hang", "forward", 0, "a hang with the GIL held", quick=True),
+    other("loop", "vote", 3, "an endless loop"),
+    Case("a step of 1 s of rank 1", "forward", [Strike("forward", 1, "slow")], harmless=True, quick=True),
+    Case("NaN on rank 2 (with a GradScaler)", "backward", [Strike("backward", 2, "nan")], harmless=True, quick=True),
+    Case("a process with a wrong key", "any", done=_wrong_key, harmless=True),
+    Case("random bytes at every port", "any", done=_noise, harmless=True, quick=True),
+    Case("five join at once, and leave", "any", done=lambda job, _: _more(job, 5), planned=True),
+)
+"""On one host with four slots."""
+
+
+def _cluster(what: str, *words: object) -> Do:
+    def do(job: Job, _number: int) -> None:
+        assert job.cluster is not None
+        getattr(job.cluster, what)(*words)
+
+    return do
+
+
+def host(what: str, undo: str, phase: str, name: str, quick: bool = False) -> Case:
+    """Something happens to node2 when rank 2, which runs there, comes to a phase; and is undone."""
+    strikes = [Strike(phase, 0, "call")]
+    return Case(name, phase, strikes, _cluster(what, "node2"), _cluster(undo, "node2"), lost="node2", quick=quick)
+
+
+def _agent(job: Job, _number: int) -> None:
+    assert job.cluster is not None
+    pids = [pid for pid, words in job.cluster.processes("node2").items() if "farandole.launch.agent" in words]
+    job.cluster.run("node2", ["kill", "-KILL", *map(str, pids)])
+
+
+def _slow_network(what: str, value: object, none: object, name: str) -> Case:
+    return Case(name, "any", done=_cluster(what, "node2", value), after=_cluster(what, "node2", none), harmless=True)
+
+
+def _loss(flag: str) -> Do:
+    rule = "INPUT -i eth0 -m statistic --mode random --probability 0.1 -j DROP"
+
+    def do(job: Job, _number: int) -> None:
+        assert job.cluster is not None
+        job.cluster.run("node2", ["iptables", flag, *rule.split()])
+
+    return do
+
+
+TWO_HOSTS = (
+    kill("reduce", 3, quick=True),
+    kill("voted", 0, name="SIGKILL of rank 0: a torn vote"),
+    kill("vote", 2, 3, name="SIGKILL of both ranks of a host"),
+    again("connect", 1),
+    again("agree", 2),
+    other("stop", "backward", 1, "SIGSTOP"),
+    Case("SIGKILL of a host's agent", "reduce", [Strike("reduce", 0, "call")], _agent, lost="node2"),
+    host("kill", "boot", "backward", "a host loses power", quick=True),
+    host("kill", "boot", "vote", "a host loses power"),
+    host("cut", "heal", "reduce", "a host loses its cable", quick=True),
+    host("cut", "heal", "voted", "a host loses its cable"),
+    host("freeze", "thaw", "forward", "a host freezes"),
+    _slow_network("lag", 500, 0, "500 ms of lag to a host"),
+    _slow_network("rate", "1mbit", None, "1 Mbit/s to a host"),
+    Case("one packet in ten to a host is lost", "any", done=_loss("-A"), after=_loss("-D"), harmless=True),
+    Case("one joins where another one leaves", "any", done=_swap, planned=True, quick=True),
+)
+"""On two hosts with two slots each."""
+
+LAST = (Case("exit 0 of rank 1 early", "backward", [Strike("backward", 1, "exit")], quick=True),)
+"""After this no worker comes any more."""

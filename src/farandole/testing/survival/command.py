@@ -1,0 +1,79 @@
+"""``python -m farandole.testing.survival {faults,soak,reforms}``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from farandole.testing.cluster import Cluster, UnavailableError
+from farandole.testing.survival.cases import LAST, ONE_HOST, TWO_HOSTS
+from farandole.testing.survival.page import page, row
+from farandole.testing.survival.soak import reforms, soak
+from farandole.testing.survival.table import Result, run
+
+T = TypeVar("T")
+
+
+def main() -> None:
+    """Do what the command line says; exit status 1 if a promise was not kept."""
+    parser = argparse.ArgumentParser(prog="python -m farandole.testing.survival", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    faults = commands.add_parser("faults", help="all rows and phases of the table of faults")
+    faults.add_argument("--write", type=Path, help="write the table to this file")
+    soaking = commands.add_parser("soak", help="random faults, on two hosts")
+    soaking.add_argument("--seconds", type=float, default=900.0)
+    soaking.add_argument("--seed", type=int, default=int(time.time()))
+    many = commands.add_parser("reforms", help="re-form again and again")
+    many.add_argument("--number", type=int, default=1000)
+    asked = parser.parse_args()
+    if asked.command == "faults":
+        sys.exit(_faults(asked.write))
+    if asked.command == "reforms":
+        report = _in_folder(lambda folder: reforms(folder, asked.number))
+        print(report.text())
+        sys.exit(bool(report.wrong))
+    sys.exit(_soak(asked.seconds, asked.seed))
+
+
+def _faults(target: Path | None) -> int:
+    print("one host, four workers", flush=True)
+    one = _in_folder(lambda folder: run(folder, {"localhost": 4}, ONE_HOST, LAST, tell=_show))
+    two: list[Result] = []
+    try:
+        with Cluster(2) as cluster:
+            print("two hosts with two workers each", flush=True)
+            hosts = {"node1": 2, "node2": 2}
+            two = _in_folder(lambda folder: run(folder, hosts, TWO_HOSTS, cluster=cluster, tell=_show))
+    except UnavailableError as reason:
+        print(f"no faults on two hosts: {reason}")
+    if target is not None:
+        target.write_text(page(one, two))
+    wrong = [result for result in (*one, *two) if result.wrong]
+    for result in wrong:
+        print(f"WRONG: {result.case.fault} in {result.case.phase}: {'; '.join(result.wrong)}")
+    return len(wrong) > 0
+
+
+def _show(result: Result) -> None:
+    print(row(result), flush=True)
+
+
+def _soak(seconds: float, seed: int) -> int:
+    """Half of the time with virtual workers, half without."""
+    wrong = 0
+    for mode, virtual in (("virtual workers", 4), ("normal mode", 0)):
+        print(f"{mode}, seed {seed}", flush=True)
+        report = _in_folder(lambda folder, virtual=virtual: soak(folder, seconds / 2, seed, virtual))  # type: ignore[misc]
+        print(report.text(), flush=True)
+        wrong += len(report.wrong)
+    return wrong > 0
+
+
+def _in_folder(do: Callable[[Path], T]) -> T:
+    with tempfile.TemporaryDirectory(prefix="farandole-survival-") as folder:
+        return do(Path(folder))

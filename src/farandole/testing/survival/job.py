@@ -1,0 +1,162 @@
+"""A job of trainees that somebody watches, and what it came to.
+
+with Job(folder, {"localhost": 4}) as job:
+    job.until_whole()
+    ...
+    assert job.finish() == 0
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias, final
+
+import msgspec
+
+from farandole.testing.cluster import HEAD, Cluster
+from farandole.testing.survival.trainee import Began, Plan, Point
+
+DEADLINE_S = 120.0
+OPTIONS = ("--min-np", "2", "--blacklist-cooldown-range", "0", "0.3", "--stall-check-warning-time-seconds", "0.5")
+
+Hosts: TypeAlias = Mapping[str, int]
+
+
+class LostError(Exception):
+    """The job did not do what it should, in time."""
+
+
+@final
+class Job:
+    """``farandole run`` of the trainee on ``hosts``, here or, given a ``cluster``, from its head."""
+
+    def __init__(
+        self, folder: Path, hosts: Hosts, plan: Plan, cluster: Cluster | None = None, options: tuple[str, ...] = OPTIONS
+    ) -> None:
+        self.folder, self.cluster = folder, cluster
+        self.hosts = dict(hosts)
+        self.offer(hosts)
+        command = [sys.executable, "-m", "farandole", "run", "--hostfile", str(folder / "hosts"), *options]
+        command += ["--elastic-journal", str(folder / "journal")]
+        command += [sys.executable, "-m", "farandole.testing.survival.trainee", str(folder)]
+        command += [msgspec.json.encode(plan).decode()]
+        environment = {"OMP_NUM_THREADS": "1"}
+        with (folder / "out.txt").open("wb") as out, (folder / "err.txt").open("wb") as err:
+            start: Callable[..., Any] = subprocess.Popen
+            if cluster is not None:
+                start = lambda *words, **how: cluster.popen(HEAD, *words, **how)  # noqa: E731
+            else:
+                environment = {**os.environ, **environment}
+            self.process = start(command, env=environment, cwd=folder, stdout=out, stderr=err)
+        self._began = _Tail(folder, "began", Began)
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(20)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait(DEADLINE_S)
+
+    def offer(self, hosts: Hosts) -> None:
+        """From now on workers may run here."""
+        new = self.folder / "hosts.new"
+        new.write_text("".join(f"{host} slots={number}\n" for host, number in hosts.items()))
+        new.rename(self.folder / "hosts")
+
+    # -- what is known of it -------------------------------------------------------------------------------------------
+
+    def began(self) -> list[Began]:
+        """Who has begun to train, in which generation."""
+        return self._began.read()
+
+    def generation(self) -> list[Began]:
+        """The latest one that all of its ranks have begun, by rank; [] where a later one is on its way."""
+        found = self.began()
+        last = max((each.generation for each in found), default=0)
+        own = sorted((each for each in found if each.generation == last), key=lambda each: each.rank)
+        return own if own and len(own) == own[0].size else []
+
+    @property
+    def errors(self) -> str:
+        """What the launcher and the workers have said."""
+        return (self.folder / "err.txt").read_text()
+
+    # -- what is waited for --------------------------------------------------------------------------------------------
+
+    def until(self, condition: Callable[[], object], what: str, deadline_s: float = DEADLINE_S) -> None:
+        """Raise ``LostError`` if it takes too long, or the job ends before."""
+        deadline = time.monotonic() + deadline_s
+        while not condition():
+            is_over = self.process.poll() is not None
+            if (is_over and not condition()) or time.monotonic() > deadline:
+                ending = f"it ended with {self.process.returncode}" if is_over else f"not in {deadline_s:g} s"
+                raise LostError(f"{what}: {ending}\n{self.errors[-3000:]}")
+            time.sleep(0.01)  # files are all that reaches other hosts
+
+    def until_whole(self, size: int = 0, after: int = 0) -> list[Began]:
+        """Wait for a generation of so many ranks (else: all slots), later than ``after``; it is returned."""
+        size = size or sum(self.hosts.values())
+        found: list[Began] = []
+
+        def is_whole() -> bool:
+            found[:] = self.generation()
+            return len(found) == size and found[0].generation > after
+
+        self.until(is_whole, f"a generation of {size} after {after}")
+        return list(found)
+
+    def until_steps(self, number: int) -> None:
+        """Wait until so many more points of the curve are there."""
+        size = self.curve_bytes()
+        self.until(lambda: self.curve_bytes() > size + 40 * number, "more steps")
+
+    def curve_bytes(self) -> int:
+        """How much the workers have written about their steps."""
+        return sum(path.stat().st_size for path in self.folder.glob("curve-*"))
+
+    def finish(self) -> int:
+        """Let it end with this epoch; returns its exit status."""
+        (self.folder / "end").touch()
+        self.until(lambda: self.process.poll() is not None, "the end")
+        code = int(self.process.returncode)
+        return code if code >= 0 else 128 - code
+
+    def curve(self) -> dict[int, set[Point]]:
+        """By step, what the workers have found; one point if they agree."""
+        found: dict[int, set[Point]] = {}
+        for point in _Tail(self.folder, "curve", Point).read():
+            found.setdefault(point.step, set()).add(point)
+        return found
+
+
+@final
+class _Tail:
+    """What workers append to files of their own, in the order in which it was found."""
+
+    def __init__(self, folder: Path, what: str, kind: Any) -> None:
+        self._folder, self._what = folder, what
+        self._decode = msgspec.json.Decoder(kind).decode
+        self._offsets: dict[Path, int] = {}
+        self._found: list[Any] = []
+
+    def read(self) -> list[Any]:
+        for path in self._folder.glob(f"{self._what}-*.jsonl"):
+            offset = self._offsets.get(path, 0)
+            with path.open("rb") as file:
+                file.seek(offset)
+                whole = file.read().rpartition(b"\n")[0]
+            if whole:
+                self._offsets[path] = offset + len(whole) + 1
+                self._found += [self._decode(line) for line in whole.splitlines()]
+        return self._found

@@ -1,0 +1,223 @@
+"""Random faults for minutes, and many changes of the workers: nothing may be lost, and nothing may grow.
+
+    report = soak(folder, seconds=120, seed=1, virtual=4)
+    assert not report.wrong
+
+What happens, and when, follows from the seed. Afterwards one process trains alone for as many steps: the loss curve is
+the same, to the bit with virtual workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import final
+
+import msgspec
+
+from farandole.testing.cluster import Cluster, ClusterError
+from farandole.testing.ledger import History, Recovered, read
+from farandole.testing.survival.job import Job, LostError
+from farandole.testing.survival.trainee import LENGTH, Began, Plan, Point
+
+EVERY_S = 5.0
+HOSTS = {"node1": 2, "node2": 2}
+ALONE_S = 900.0
+
+
+@final
+@dataclass
+class Report:
+    """What came of it; ``wrong`` is empty if all promises were kept."""
+
+    wrong: list[str] = field(default_factory=list)
+    faults: Counter[str] = field(default_factory=Counter)
+    generations: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    recoveries: list[float] = field(default_factory=list)
+
+    def text(self) -> str:
+        """For people."""
+        lines = [
+            f"{self.seconds:.0f} s: {self.steps} steps in {self.generations} generations",
+            "faults: " + (", ".join(f"{number} {what}" for what, number in self.faults.most_common()) or "none"),
+        ]
+        if self.recoveries:
+            mean, median, most = (of(self.recoveries) for of in (statistics.fmean, statistics.median, max))
+            lines.append(f"to the next step: mean {mean:.3f} s, median {median:.3f} s, most {most:.3f} s")
+        return "\n".join([*lines, *(f"WRONG: {wrong}" for wrong in self.wrong)])
+
+
+@final
+class _Chaos:
+    """What happens to a job on two hosts, at random."""
+
+    def __init__(self, job: Job, cluster: Cluster, seed: int) -> None:
+        self._job, self._cluster = job, cluster
+        self._random = random.Random(seed)  # noqa: S311 (no secret)
+        self.faults: Counter[str] = Counter()
+        self._undo: list[tuple[float, Callable[[], object]]] = []
+        self._kinds: dict[str, tuple[int, Callable[[], object]]] = {
+            "SIGKILL": (6, lambda: self._signal(signal.SIGKILL, 1)),
+            "SIGKILL of two": (2, lambda: self._signal(signal.SIGKILL, 2)),
+            "SIGSEGV": (1, lambda: self._signal(signal.SIGSEGV, 1)),
+            "SIGSTOP": (1, lambda: self._signal(signal.SIGSTOP, 1)),
+            "leave": (2, lambda: self._resize(-1)),
+            "join": (2, lambda: self._resize(1)),
+            "cable": (1, lambda: self._host(cluster.cut, cluster.heal)),
+            "power": (1, lambda: self._host(cluster.kill, cluster.boot)),
+            "freeze": (1, lambda: self._host(cluster.freeze, cluster.thaw)),
+        }
+
+    def go_on(self, seconds: float) -> None:
+        """A fault about every ``EVERY_S``, until the time is over; then everything is undone."""
+        end_s, next_s = time.monotonic() + seconds, time.monotonic()
+        while (now := time.monotonic()) < end_s:
+            if now >= next_s:
+                next_s = now + self._random.expovariate(1 / EVERY_S)
+                names = list(self._kinds)
+                [name] = self._random.choices(names, [self._kinds[each][0] for each in names])
+                if self._job.generation() and not self._undo:
+                    self.faults[name] += 1
+                    with contextlib.suppress(ClusterError, ProcessLookupError):  # its victim has just gone
+                        self._kinds[name][1]()
+            self._undo_due(now)
+            if self._job.process.poll() is not None:
+                raise LostError(f"the job has ended with {self._job.process.returncode}\n{self._job.errors[-3000:]}")
+            time.sleep(0.05)
+        self._undo_due(float("inf"))
+        self._job.offer(HOSTS)
+
+    def _undo_due(self, now: float) -> None:
+        for each in [each for each in self._undo if each[0] <= now]:
+            self._undo.remove(each)
+            each[1]()
+
+    def _signal(self, number: int, count: int) -> None:
+        members = self._job.generation()
+        for victim in self._random.sample(members, min(count, len(members) - 1)):
+            host = victim.worker.rpartition("-")[0]
+            self._cluster.run(host, ["kill", f"-{number}", str(victim.pid)])
+
+    def _resize(self, change: int) -> None:
+        host = self._random.choice(list(HOSTS))
+        self._job.offer({**HOSTS, host: HOSTS[host] + change})
+
+    def _host(self, do: Callable[[str], object], undo: Callable[[str], object]) -> None:
+        do("node2")
+        self._undo.append((time.monotonic() + self._random.uniform(1, 10), lambda: undo("node2")))
+
+
+def soak(folder: Path, seconds: float, seed: int, virtual: int) -> Report:
+    """Train on two hosts, with faults from ``seed``; ``virtual`` workers, or 0 for the normal mode."""
+    begin_s = time.monotonic()
+    report = Report()
+    plan = Plan(virtual=virtual, step_s=0.01)
+    with Cluster(2) as cluster, Job(folder, HOSTS, plan, cluster) as job:
+        job.until_whole()
+        chaos = _Chaos(job, cluster, seed)
+        try:
+            chaos.go_on(seconds)
+            job.until_whole()
+            code = job.finish()
+            report.wrong += [f"it ended with {code}"] if code else []
+        except LostError as error:
+            report.wrong.append(str(error))
+        report.faults, report.seconds = chaos.faults, time.monotonic() - begin_s
+        _judge(report, job)
+        _compare(report, job.curve(), alone(folder / "alone", virtual, report.steps), bits=bool(virtual))
+    return report
+
+
+def reforms(folder: Path, number: int) -> Report:
+    """Have four workers of one host re-form so often, with nobody lost."""
+    begin_s = time.monotonic()
+    report = Report()
+    with Job(folder, {"localhost": 4}, Plan(step_s=0, reform_every=3)) as job:
+        try:
+            job.until(lambda: max((b.generation for b in job.began()), default=0) > number, "re-forming", number + 120)
+            code = job.finish()
+            report.wrong += [f"it ended with {code}"] if code else []
+        except LostError as error:
+            report.wrong.append(str(error))
+        report.seconds = time.monotonic() - begin_s
+        _judge(report, job)
+    return report
+
+
+def alone(folder: Path, virtual: int, steps: int) -> dict[int, Point]:
+    """The loss curve of one process that trains alone."""
+    folder.mkdir()
+    command = [sys.executable, "-m", "farandole.testing.survival.trainee", str(folder)]
+    command += [msgspec.json.encode(Plan(virtual=virtual, step_s=0, steps=steps)).decode()]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=ALONE_S, check=False)
+    if done.returncode:
+        raise LostError(f"the process that trains alone: {done.stderr}")
+    decode = msgspec.json.Decoder(Point).decode
+    points = [decode(line) for path in folder.glob("curve-*") for line in path.read_bytes().splitlines()]
+    return {point.step: point for point in points}
+
+
+def _judge(report: Report, job: Job) -> None:
+    history = read(job.folder)
+    report.generations, report.steps = max(history.begun, default=0), max(history.steps, default=-1) + 1
+    epochs = 1 + max(history.samples(), default=-1)
+    report.wrong += history.problems(LENGTH, epochs)
+    report.recoveries = [max(map(_total_s, records)) for records in history.recovered.values()]
+    report.wrong += growth(job.began())
+    _require_survivors(report, history)
+
+
+def _total_s(record: Recovered) -> float:
+    return record.form_s + record.agree_s + record.transfer_s + record.first_step_s
+
+
+def _require_survivors(report: Report, history: History) -> None:
+    """P1: nobody who was once a member comes back as another process of the same number."""
+    for worker, records in history.workers.items():
+        generations = [record.generation for record in records]
+        if generations != sorted(generations):
+            report.wrong.append(f"{worker} went back to an older generation")
+
+
+def growth(began: Sequence[Began]) -> list[str]:
+    """P7: who was there for long holds no more at the end than when it had seen a quarter of it."""
+    found = []
+    for worker in {each.worker for each in began}:
+        own = sorted((each for each in began if each.worker == worker), key=lambda each: each.generation)
+        if len(own) < 24:
+            continue
+        early, late = own[len(own) // 4 : len(own) // 2], own[-len(own) // 4 :]
+        for what in ("descriptors", "threads"):
+            before, after = (max(getattr(each, what) for each in some) for some in (early, late))
+            if after > before:
+                found.append(f"{worker} had {before} {what} at first and {after} in the end, in {len(own)} generations")
+        before_kb, after_kb = (statistics.median(each.resident_kb for each in some) for some in (early, late))
+        if after_kb > before_kb + max(4096, 4 * len(own)):
+            found.append(f"{worker} held {before_kb} KiB at first and {after_kb} in the end: {len(own)} generations")
+    return found
+
+
+def _compare(report: Report, curve: dict[int, set[Point]], truth: dict[int, Point], bits: bool) -> None:
+    if not curve or set(curve) - set(truth):
+        report.wrong.append(f"points at steps {sorted(set(curve) - set(truth))[:9]} of {len(curve)} are in no curve")
+    for step, points in sorted(curve.items()):
+        expected = truth.get(step)
+        if expected is None:
+            continue
+        off = [p for p in points if (p != expected if bits else abs(p.loss - expected.loss) > 1e-6 * expected.loss)]
+        if off or (bits and len(points) > 1):
+            report.wrong.append(f"step {step}: {sorted(points, key=str)}, and alone {expected}")
+            return

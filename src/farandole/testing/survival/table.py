@@ -1,0 +1,161 @@
+"""Runs the cases one after the other in one job, and says what each has cost.
+
+results = run(folder, {"localhost": 4}, ONE_HOST)
+assert not [result for result in results if result.wrong]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import final
+
+from farandole.testing.cluster import Cluster
+from farandole.testing.ledger import Begun, Brought, History, Record, Recovered, Voted, read
+from farandole.testing.survival.cases import Case
+from farandole.testing.survival.job import Hosts, Job, LostError
+from farandole.testing.survival.strikes import LETHAL, NEWCOMER, Struck, answer, strike, struck
+from farandole.testing.survival.trainee import LENGTH, Began, Plan
+
+RECOVERS_S = 60.0
+"""Long after this a fault counts as not survived."""
+
+
+@final
+@dataclass
+class Result:
+    """What a case came to; ``wrong`` is empty if all promises were kept. Times in seconds from the fault on."""
+
+    case: Case
+    wrong: list[str] = field(default_factory=list)
+    detect_s: float | None = None
+    form_s: float | None = None
+    first_step_s: float | None = None
+    total_s: float | None = None
+
+    before: list[Began] = field(default_factory=list)
+    struck: list[Struck] = field(default_factory=list)
+    left: int = 0
+    """The latest generation when it was over."""
+
+
+@final
+class _Run:
+    """One job and its cases."""
+
+    def __init__(self, folder: Path, job: Job) -> None:
+        self._folder, self._job = folder, job
+        self.results: list[Result] = []
+
+    def play(self, number: int, case: Case, comes_back: bool = True) -> None:
+        """Let a case happen, and wait until the job is as it was."""
+        job = self._job
+        result = Result(case)
+        self.results.append(result)
+        last = 0
+        try:
+            result.before = job.until_whole()
+            last = result.before[0].generation
+            job.until_steps(1)
+            strike(self._folder, number, case.strikes)
+            first = [each for each in case.strikes if not each.later]
+            job.until(lambda: len(struck(self._folder, number)) >= len(first), f"{case.fault} in {case.phase}")
+            if case.done is not None:
+                case.done(job, number)
+            answer(self._folder, number)
+            self._settle(case, number, last, comes_back)
+        except (LostError, AssertionError) as error:
+            result.wrong.append(str(error))
+        result.struck = struck(self._folder, number)
+        result.left = max((each.generation for each in job.began()), default=0)
+        if case.harmless and result.left != last:
+            result.wrong.append(f"generation {last} has ended")
+
+    def _settle(self, case: Case, number: int, last: int, comes_back: bool) -> None:
+        job = self._job
+        if case.harmless:
+            job.until_steps(2)
+        elif not case.planned:
+            job.until(lambda: _latest(job) > last, "the others go on", RECOVERS_S)
+        if case.after is not None:
+            case.after(job, number)
+        job.until(lambda: len(struck(self._folder, number)) == len(case.strikes), f"{case.fault} in {case.phase}")
+        if comes_back:
+            job.until_whole(after=0 if case.harmless or case.planned else last)
+
+
+def run(
+    folder: Path,
+    hosts: Hosts,
+    cases: Sequence[Case],
+    last: Sequence[Case] = (),
+    cluster: Cluster | None = None,
+    tell: Callable[[Result], object] = lambda _: None,
+) -> list[Result]:
+    """Play ``cases``, then ``last``, in one job; ``LostError`` if it does not even end. ``tell`` hears of each."""
+    with Job(folder, hosts, Plan(), cluster) as job:
+        playing = _Run(folder, job)
+        for number, case in enumerate((*cases, *last)):
+            playing.play(number, case, comes_back=case not in last)
+            _judge(playing.results[-1], read(folder))
+            tell(playing.results[-1])
+            if job.process.poll() is not None:
+                break
+        code = job.finish()
+    history = read(folder)
+    wrong = ([f"the job ended with {code}"] if code else []) + history.problems(LENGTH, _epochs(history))
+    playing.results[-1].wrong += wrong
+    return playing.results
+
+
+def _latest(job: Job) -> int:
+    generation = job.generation()
+    return generation[0].generation if generation else 0
+
+
+def _epochs(history: History) -> int:
+    return 1 + max((record.epoch for record in history.records if isinstance(record, Brought)), default=-1)
+
+
+def _judge(result: Result, history: History) -> None:
+    """P1 and P3, and how long it took."""
+    if not result.before or result.case.harmless:
+        return
+    last = result.before[0].generation
+    gone = {each.worker for each in result.struck if each.action in LETHAL}
+    gone |= {each.worker for each in result.before if each.worker.startswith(f"{result.case.lost}-")}
+    stay = {f"worker-{each.worker}" for each in result.before} - _ledgers(gone)
+    if not result.case.planned:
+        for worker in sorted(stay):
+            own = [r.generation for r in history.workers.get(worker, []) if isinstance(r, Begun)]
+            if max(own, default=0) < result.left:
+                result.wrong.append(f"{worker} was not in generation {result.left}")
+    later = {generation: begun for generation, begun in history.begun.items() if last < generation <= result.left}
+    tried = [r.step for r in history.records if isinstance(r, Brought) and r.generation == last]
+    if later and tried and min(later.values(), key=lambda b: b[0].generation)[0].step < max(tried):
+        result.wrong.append(f"step {max(tried)} was under way, and {min(later)} began before it")
+    first = next((g for g in sorted(history.recovered) if last < g <= result.left), 0)
+    if first:
+        _time(result, history.recovered[first], [r for r in history.records if _is_first_step(r, first)])
+
+
+def _ledgers(gone: set[str]) -> set[str]:
+    """The names of their ledgers."""
+    return {f"worker-{each}" for each in gone}
+
+
+def _is_first_step(record: Record, generation: int) -> bool:
+    return isinstance(record, Voted) and record.generation == generation
+
+
+def _time(result: Result, recovered: Sequence[Recovered], voted: Sequence[Record]) -> None:
+    """From the last strike, which may have hit the re-forming itself, to the first step that all voted for."""
+    primary = [each for each in result.struck if each.rank != NEWCOMER]
+    slowest = max(recovered, key=lambda r: r.form_s + r.agree_s + r.transfer_s + r.first_step_s)
+    back_s = min(record.time_s for record in voted if isinstance(record, Voted))
+    result.form_s = slowest.form_s + slowest.agree_s + slowest.transfer_s
+    result.first_step_s = slowest.first_step_s
+    if primary:
+        result.total_s = back_s - primary[0].time_s
+        result.detect_s = max(0.0, result.total_s - result.form_s - result.first_step_s)

@@ -1,0 +1,34 @@
+"""Real jobs, real faults at the phases of a step; what each has cost is read from the ledger. `make faults` plays all.
+
+The table is ``farandole.testing.survival.cases``: here are those rows that each change of the code must survive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from farandole.testing.cluster import Cluster
+from farandole.testing.survival.cases import LAST, ONE_HOST, TWO_HOSTS
+from farandole.testing.survival.table import Result, run
+
+MakeCluster = Callable[..., Cluster]
+
+
+def wrong(results: list[Result]) -> list[str]:
+    """What was, in words."""
+    return [f"{each.case.fault} in {each.case.phase}: {each.wrong}" for each in results if each.wrong]
+
+
+def test_on_one_host(tmp_path: Path) -> None:
+    quick = [case for case in ONE_HOST if case.quick]
+    results = run(tmp_path, {"localhost": 4}, quick, LAST)
+    assert not wrong(results)
+    assert len(results) == len(quick) + len(LAST)
+
+
+def test_on_two_hosts(make_cluster: MakeCluster, tmp_path: Path) -> None:
+    quick = [case for case in TWO_HOSTS if case.quick]
+    results = run(tmp_path, {"node1": 2, "node2": 2}, quick, cluster=make_cluster(2))
+    assert not wrong(results)
+    assert len(results) == len(quick)

@@ -1,0 +1,31 @@
+"""Two minutes of what `make soak` does for a quarter of an hour, and 60 of its 1000 changes of the workers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from farandole.testing.cluster import Cluster, UnavailableError
+from farandole.testing.survival.soak import reforms, soak
+
+SECONDS, REFORMS = 120, 60
+
+
+@pytest.mark.parametrize("virtual", [4, 0], ids=["virtual-workers", "normal-mode"])
+def test_random_faults_change_nothing(tmp_path: Path, virtual: int) -> None:
+    try:
+        Cluster(2).close()
+    except UnavailableError as reason:
+        pytest.skip(str(reason))
+    seed = 1 + virtual
+    report = soak(tmp_path, SECONDS / 2, seed, virtual)
+    print(f"seed {seed}\n{report.text()}")
+    assert not report.wrong, report.text()
+    assert report.faults
+
+
+def test_workers_re_form_again_and_again(tmp_path: Path) -> None:
+    report = reforms(tmp_path, REFORMS)
+    assert not report.wrong, report.text()
+    assert report.generations > REFORMS
