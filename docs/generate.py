@@ -5,10 +5,12 @@ Between ``<!-- generated: NAME -->`` and ``<!-- end -->`` in a page stands what 
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from farandole import errors
@@ -25,7 +27,8 @@ def settings() -> str:
     rows = ["| name | command line | environment | default | what |", "|---|---|---|---|---|"]
     for name, knob in KNOBS.items():
         default = getattr(Settings(), name)
-        shown = str(default).lower() if isinstance(default, bool) else str(default)
+        shown = " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
+        shown = shown.lower() if isinstance(default, bool) else shown
         variables = [PREFIX + name.upper(), *([knob.horovod] if knob.horovod else [])]
         flags = _code([*knob.flags, *knob.off_flags])
         rows.append(f"| `{name}` | {flags} | {_code(variables)} | {f'`{shown}`' if shown else 'none'} | {knob.help} |")
@@ -38,13 +41,14 @@ def error_tree() -> str:
     return "```text\n" + "\n".join(line.removeprefix("    ") for line in drawn.splitlines()) + "\n```"
 
 
-def torch_api() -> str:
-    """Every public function and class of ``farandole.torch`` with its arguments and the first line of its docstring."""
-    import farandole.torch as hvd
-
+def api(module_name: str) -> str:
+    """Every public function and class of a module with its arguments and the first line of its docstring."""
+    module = importlib.import_module(module_name)
     rows = ["| name | what |", "|---|---|"]
-    for name in hvd.__all__:
-        thing = getattr(hvd, name)
+    for name in module.__all__:
+        thing = getattr(module, name)
+        if inspect.ismodule(thing):
+            continue
         called = inspect.isfunction(thing) or (inspect.isclass(thing) and inspect.isfunction(thing.__init__))
         parameters = inspect.signature(thing).parameters.values() if called else ()
         arguments = f"({', '.join(map(_parameter, parameters))})" if called else ""
@@ -80,7 +84,10 @@ def _code(words: list[str]) -> str:
 GENERATORS: dict[str, Callable[[], str]] = {
     "settings": settings,
     "error_tree": error_tree,
-    "torch_api": torch_api,
+    "torch_api": partial(api, "farandole.torch"),
+    "elastic_api": partial(api, "farandole.torch.elastic"),
+    "optim_api": partial(api, "farandole.torch.optim"),
+    "amp_api": partial(api, "farandole.torch.amp"),
 }
 
 

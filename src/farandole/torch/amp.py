@@ -23,6 +23,8 @@ from farandole.runtime.reduction import Reduction
 from farandole.torch.adapter import verbs
 from farandole.torch.optimizer import ReducingOptimizer
 
+__all__ = ["GradScaler"]
+
 _numbers = itertools.count()
 
 
