@@ -205,7 +205,7 @@ def loops(member: Member) -> list[Any]:
 
 def test_the_function_is_called_again_until_it_returns() -> None:
     expected = ["done 3", 3, 2, 3, "differ", ATTEMPTS + 1]
-    assert run_job(loops, 2, environment={"FARANDOLE_MIN_NP": "1"}) == [expected] * 2
+    assert run_job(loops, 2) == [expected] * 2
 
 
 def test_the_interrupt_is_no_exception_that_scripts_catch() -> None:

@@ -73,19 +73,20 @@ class Inventory(Generic[T]):
         """The tensors that ranks may differ in."""
         return self._some(own=True)
 
-    def private_digests(self) -> dict[str, int]:
-        """Of each part that may differ between ranks."""
-        return {name: zlib.crc32(self.skeletons[name]) for name, part in self._parts.items() if part.is_private}
+    def private(self) -> tuple[tuple[str, int], ...]:
+        """The parts that may differ between ranks, and digests of them."""
+        return tuple((name, zlib.crc32(self.skeletons[name])) for name, part in self._parts.items() if part.is_private)
 
-    def adopt(self, theirs: Mapping[str, bytes], kept: Collection[str]) -> None:
-        """Become like ``theirs``, but for the parts ``kept``; tensors have yet to be filled, if this rank gets any."""
+    def adopt(self, theirs: Mapping[str, bytes], alike: Collection[str]) -> None:
+        """Become like ``theirs``, of what is private in what is ``alike``; tensors have yet to be filled."""
         if list(theirs) != list(self.skeletons):
             raise UsageError(
                 f"the state of the job holds {', '.join(theirs)}; the one of this worker {', '.join(self.skeletons)}: "
                 "every worker must run the same script"
             )
         for name, skeleton in theirs.items():
-            if name not in kept and skeleton != self.skeletons[name]:
+            is_own = self._parts[name].is_private and name not in alike
+            if not is_own and skeleton != self.skeletons[name]:
                 if self._parts[name].is_fixed:
                     raise UsageError(
                         f"{name} of this worker has other tensors than that of the job: every worker must run the same "
@@ -125,15 +126,13 @@ def synchronize(
     inventory = Inventory(parts, leaves)
     arrays, _ = leaves.memory(inventory.common())
     digest = f"{Flat(arrays).checksum():08x}"
-    own = inventory.private_digests()
-    said = allgather_object((Claim(standing.step, digest, joined=standing.joined), own), "elastic.claims")
-    agreement = agree([claim for claim, _ in said])
+    claim = Claim(standing.step, digest, inventory.private(), standing.joined)
+    agreement = agree(allgather_object(claim, "elastic.claims"))
     _warn_of_divergence(agreement, place)
     mine = (inventory.skeletons, bytes(cloudpickle.dumps(objects)))
     theirs, their_objects = broadcast_object(mine, agreement.root, "elastic.state")
     receives = place in agreement.receivers
-    kept = [name for name in own if not receives or len({said[rank][1].get(name) for rank in agreement.sources}) > 1]
-    inventory.adopt(theirs, kept)
+    inventory.adopt(theirs, agreement.alike if receives else ())
     agreed_s, nbytes = time.monotonic(), 0
     if agreement.receivers:
         reach("transfer")

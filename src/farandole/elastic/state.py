@@ -71,10 +71,7 @@ class State(ABC):
 
     def _is_change_due(self) -> bool:
         """Decided by all ranks together, as they may hear of it at different times."""
-        session = current()
-        if not session.settings.is_elastic:
-            return False
-        return any(allgather_object(bool(session.change_due), "elastic.change_due"))
+        return any(allgather_object(bool(current().change_due), "elastic.change_due"))
 
     @abstractmethod
     def save(self) -> None:

@@ -3,7 +3,7 @@
     >>> count([Part(step=7, samples=(4,)), Part(step=7, samples=(3,), change_due=True)])
     Outcome(step=8, samples=(7,), change_due=True)
     >>> agree([Claim(step=7, digest="c0"), Claim(step=8, digest="5e"), Claim(step=NEW, digest="11")])
-    Agreement(step=8, root=1, sources=[1], receivers=[0, 2], diverged=[], is_unanimous=True)
+    Agreement(step=8, root=1, sources=[1], receivers=[0, 2], diverged=[], alike=[])
 
 A rank applies a step only when it has seen that all ranks have their part of it. So when a generation ends, its ranks
 are at most one step apart, and those that are further have the same bits; the highest step is the job's.
@@ -62,13 +62,13 @@ class Claim(NamedTuple):
     """What a rank says of its state when a generation begins.
 
     ``step`` counts the steps that it has seen voted and has wholly applied (``NEW``: it has no state of the job, or
-    was in the middle of applying one). ``digest`` is of its tensors, ``private`` of what ranks may differ in.
+    was in the middle of applying one). ``digest`` is of its tensors, ``private`` of what ranks may differ in, by name.
     ``joined`` says that it came to a job that had begun: it cannot be the one to begin it.
     """
 
     step: int
     digest: str
-    private: int = 0
+    private: tuple[tuple[str, int], ...] = ()
     joined: bool = False
 
 
@@ -80,7 +80,7 @@ class Agreement:
     The job goes on from ``step`` (``NEW``: it begins) with the state of ``root``, its oldest rank with the newest
     state. ``sources`` have that state, ``receivers`` get it. ``diverged`` are those of them that were at the same step
     with other tensors: nothing makes such states but a fault in memory or in the script, and people should hear of it.
-    ``is_unanimous``: the sources do not differ in what is private either.
+    ``alike`` are the private things that the sources do not differ in; receivers get them too.
     """
 
     step: int
@@ -88,7 +88,7 @@ class Agreement:
     sources: list[int]
     receivers: list[int]
     diverged: list[int]
-    is_unanimous: bool
+    alike: list[str]
 
 
 def agree(claims: Sequence[Claim]) -> Agreement:
@@ -108,5 +108,5 @@ def agree(claims: Sequence[Claim]) -> Agreement:
         sources,
         receivers=[rank for rank in range(len(claims)) if rank not in sources],
         diverged=[rank for rank in eligible if rank not in sources] if step > NEW else [],
-        is_unanimous=len({claims[rank].private for rank in sources}) == 1,
+        alike=[each[0] for each in claims[root].private if all(each in claims[rank].private for rank in sources)],
     )

@@ -77,7 +77,7 @@ class Simulated(NamedTuple):
     @property
     def claim(self) -> Claim:
         """What it says when a generation begins."""
-        return Claim(self.step if self.whole else NEW, str(self.content), 0, self.joined)
+        return Claim(self.step if self.whole else NEW, str(self.content), joined=self.joined)
 
 
 Point: TypeAlias = tuple[int, str, int]
