@@ -95,7 +95,8 @@ class ScalerStateHandler(Part):
 
     def begin_anew(self) -> None:
         """Forget which gradients are unscaled already: there are none."""
-        self.value._per_optimizer_states.clear()
+        if self.value.is_enabled():  # else it is hollow
+            self.value._per_optimizer_states.clear()
 
 
 @final
