@@ -186,6 +186,13 @@ def test_who_has_left_to_finish_is_not_killed() -> None:
     assert job.pass_to(20.0) == [decisions.Form(2, [0])]
 
 
+def test_one_that_takes_its_time_to_finish_wakes_nobody() -> None:
+    job = Job(Policy(hang_timeout_s=5.0), {"a": 1}).train()
+    job.tell(9.0, happenings.Over(1, "an engine failed"), happenings.Left(0))
+    assert job.pass_to(100.0) == []
+    assert job.membership.deadline_s is None
+
+
 def test_the_others_go_on_when_one_has_finished_and_nobody_is_started() -> None:
     job = Job(Policy(min_np=2), {"a": 3}).train()
     assert job.tell(9.0, happenings.Left(2), happenings.Ended(2, 0, "worker 2 exited with code 0")) == []

@@ -17,6 +17,7 @@ The rules are told in docs/design/elasticity.md.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import final
 
@@ -35,6 +36,7 @@ class Membership:
         self.status: int | None = None
         self._policy = policy
         self._job = Standing(policy)
+        self._decided_s = -math.inf
         self._announced = False
         self._wish_since_s: float | None = None
         self._short_since_s: float | None = None
@@ -57,6 +59,7 @@ class Membership:
 
     def decide(self, now: float) -> list[Decision]:
         """Everything that is due. Without a new event it decides nothing before ``deadline_s``."""
+        self._decided_s = now
         decisions: list[Decision] = []
         while self.status is None and (decision := self._next(now)) is not None:
             decisions.append(decision)
@@ -69,7 +72,8 @@ class Membership:
         """When ``decide`` will have something to say that no event brings."""
         if self.status is not None:
             return None
-        return min((moment for moment in self._moments() if moment is not None), default=None)
+        moments = (moment for moment in self._moments() if moment is not None and moment > self._decided_s)
+        return min(moments, default=None)
 
     def _moments(self) -> Iterable[float | None]:
         for worker in self._job.workers.values():
