@@ -152,7 +152,7 @@ class OwnState(ObjectState):
 
 
 def loops(member: Member) -> list[Any]:
-    """A function that fails, is interrupted, and then is done; and those that nothing helps."""
+    """A function that fails, is interrupted, and then is done."""
     init()
     state: Any = OwnState(calls=0, elsewhere={"a": 1})
     resets: list[int] = []
@@ -179,6 +179,15 @@ def loops(member: Member) -> list[Any]:
         return f"{word} {state.calls}"
 
     said: list[Any] = [train(state, "done"), len(calls), len(resets), state.elsewhere["synced"]]
+    shutdown()
+    return said
+
+
+def gives_up(member: Member) -> list[Any]:
+    """Functions that nothing helps."""
+    init()
+    state = ObjectState(n=member.rank)
+    said: list[Any] = []
 
     @run
     def differ(state: Any) -> None:
@@ -204,8 +213,11 @@ def loops(member: Member) -> list[Any]:
 
 
 def test_the_function_is_called_again_until_it_returns() -> None:
-    expected = ["done 3", 3, 2, 3, "differ", ATTEMPTS + 1]
-    assert run_job(loops, 2) == [expected] * 2
+    assert run_job(loops, 2) == [["done 3", 3, 2, 3]] * 2
+
+
+def test_what_ranks_do_differently_or_cannot_do_at_all_is_not_tried_for_ever() -> None:
+    assert run_job(gives_up, 2) == [["differ", ATTEMPTS + 1]] * 2
 
 
 def test_the_interrupt_is_no_exception_that_scripts_catch() -> None:

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import msgspec
 import torch
@@ -130,64 +130,77 @@ def tear(ballot: Ballot, step: int, folder: str) -> None:
     ballot.cast = cast_and_miss  # type: ignore[method-assign]
 
 
+@final
+class Training:
+    """One worker's."""
+
+    def __init__(self, folder: str, plan: Plan) -> None:
+        self.plan, self.eaten = plan, 0
+        self.model, self.optimizer, self.scheduler, self.scaler = model_and_more(hvd.DistributedOptimizer)
+        self.sampler = hvd.elastic.ElasticSampler(Samples(), seed=3)
+        self.loader = hvd.elastic.DataLoader(
+            Samples(), global_batch_size=GLOBAL_BATCH, sampler=self.sampler, num_workers=plan.loaders
+        )
+        more = {"sampler": self.sampler, "scheduler": self.scheduler, "scaler": self.scaler, "draws": [], "grown": -1}
+        self.state: Any = hvd.elastic.TorchState(self.model, self.optimizer, **more)
+        self.resets: list[int] = []
+        self.state.register_reset_callbacks([lambda: self.resets.append(hvd.size())])
+        tear(self.state._ballot, plan.torn, folder)
+
+    def epochs(self) -> int:
+        """Whole ones; -1 in the middle of one."""
+        return {0: self.sampler.epoch, LENGTH: self.sampler.epoch + 1}.get(self.sampler.processed_num, -1)
+
+    def train(self, state: Any) -> None:
+        """As long as the plan says."""
+        if state.grown < 0 and hvd.statistics()["generation"] > 1 and hvd.size() == self.plan.until_size:
+            state.grown = self.sampler.epoch + 1
+        while self.epochs() < max(self.plan.epochs, state.grown + 1) or (self.plan.until_size and state.grown < 0):
+            if self.sampler.processed_num == LENGTH:
+                self.sampler.set_epoch(self.sampler.epoch + 1)
+            for x, y in self.loader:
+                self.step(x, y)
+
+    def step(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        """One, and what belongs to it."""
+        draw = torch.rand(1).item()
+        self.optimizer.zero_grad()
+        self.scaler.scale(torch.nn.functional.mse_loss(self.model(x), y)).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.scheduler.step()
+        self.state.draws.append(draw)
+        if len(self.state.draws) % self.plan.commit_every == 0:
+            try:
+                self.state.commit()
+            except Exception:
+                self.eaten += 1
+
+    def result(self) -> Result:
+        """What came of it."""
+        return Result(
+            rank=hvd.rank(),
+            steps=len(self.state.draws),
+            epochs=self.epochs(),
+            parameters=[p.flatten().tolist() for p in self.model.parameters()],
+            rate=self.scheduler.get_last_lr()[0],
+            scale=self.scaler.get_scale(),
+            draws=self.state.draws,
+            restarts=len(self.resets),
+            eaten=self.eaten,
+            expected=undisturbed(self.epochs()),
+        )
+
+
 def main(folder: str, plan: Plan) -> None:
     """One worker."""
     hvd.init()
-    model, optimizer, scheduler, scaler = model_and_more(hvd.DistributedOptimizer)
-    samples = Samples()
-    sampler = hvd.elastic.ElasticSampler(samples, seed=3)
-    loader = hvd.elastic.DataLoader(samples, global_batch_size=GLOBAL_BATCH, sampler=sampler, num_workers=plan.loaders)
-    state: Any = hvd.elastic.TorchState(
-        model, optimizer, sampler=sampler, scheduler=scheduler, scaler=scaler, draws=[], grown=-1
-    )
-    tear(state._ballot, plan.torn, folder)
-    resets: list[int] = []
-    state.register_reset_callbacks([lambda: resets.append(hvd.size())])
-    ledger = Ledger(folder, state)
+    training = Training(folder, plan)
+    ledger = Ledger(folder, training.state)
     inject(folder, plan.faults)
-    eaten = 0
-
-    def trained() -> int:
-        """Whole epochs; -1 in the middle of one."""
-        return {0: sampler.epoch, LENGTH: sampler.epoch + 1}.get(sampler.processed_num, -1)
-
-    @hvd.elastic.run
-    def train(state: Any) -> None:
-        nonlocal eaten
-        if state.grown < 0 and hvd.statistics()["generation"] > 1 and hvd.size() == plan.until_size:
-            state.grown = sampler.epoch + 1
-        while trained() < max(plan.epochs, state.grown + 1) or (plan.until_size and state.grown < 0):
-            if sampler.processed_num == LENGTH:
-                sampler.set_epoch(sampler.epoch + 1)
-            for x, y in loader:
-                draw = torch.rand(1).item()
-                optimizer.zero_grad()
-                scaler.scale(torch.nn.functional.mse_loss(model(x), y)).backward()
-                scaler.step(optimizer)
-                scaler.update()
-                scheduler.step()
-                state.draws.append(draw)
-                if len(state.draws) % plan.commit_every == 0:
-                    try:
-                        state.commit()
-                    except Exception:
-                        eaten += 1
-
-    train(state)
+    hvd.elastic.run(training.train)(training.state)
     ledger.close()
-    result = Result(
-        rank=hvd.rank(),
-        steps=len(state.draws),
-        epochs=trained(),
-        parameters=[p.flatten().tolist() for p in model.parameters()],
-        rate=scheduler.get_last_lr()[0],
-        scale=scaler.get_scale(),
-        draws=state.draws,
-        restarts=len(resets),
-        eaten=eaten,
-        expected=undisturbed(trained()),
-    )
-    Path(folder, f"result-{os.getpid()}.json").write_bytes(msgspec.json.encode(result))
+    Path(folder, f"result-{os.getpid()}.json").write_bytes(msgspec.json.encode(training.result()))
 
 
 if __name__ == "__main__":

@@ -49,6 +49,8 @@ class StateHandler(ABC):
 class Part(StateHandler):
     """A handler for a value whose whole content is a tree; the state hands over all its parts together.
 
+    The tree is what ``state_dict`` returns and ``load_state_dict`` takes, where a subclass does not say otherwise.
+
     ``votes`` says that its tensors change only in steps that are voted, so that no copy of them is needed.
     ``is_private`` says that ranks may differ in it: one that comes anew then keeps its own. ``is_fixed`` says that the
     program decides which tensors there are: where they differ, it is another program.
@@ -62,13 +64,13 @@ class Part(StateHandler):
         super().__init__(value)
         self._saved: Any = None
 
-    @abstractmethod
     def tree(self) -> Any:
         """The content: nested dicts, lists and tuples of tensors, which are not copied, and of what can be pickled."""
+        return self.value.state_dict()
 
-    @abstractmethod
     def load(self, tree: Any) -> None:
         """Take this content, which is nobody else's."""
+        self.value.load_state_dict(tree)
 
     def own_tensors(self) -> set[int]:
         """By ``id``, the tensors of the tree that may differ between ranks (statistics of their own batches)."""
@@ -89,15 +91,7 @@ class Part(StateHandler):
 
 @final
 class StatefulPart(Part):
-    """Whatever has ``state_dict`` and ``load_state_dict``: schedulers, scalers, samplers, a user's own classes."""
-
-    def tree(self) -> Any:
-        """See ``Part``."""
-        return self.value.state_dict()
-
-    def load(self, tree: Any) -> None:
-        """See ``Part``."""
-        self.value.load_state_dict(tree)
+    """Whatever has ``state_dict`` and ``load_state_dict``: schedulers, a user's own classes."""
 
     @staticmethod
     def fits(value: Any) -> bool:
@@ -108,14 +102,6 @@ class StatefulPart(Part):
 @final
 class SamplerPart(Part):
     """A sampler: what has a ``cursor``, which moves when steps are voted."""
-
-    def tree(self) -> Any:
-        """See ``Part``."""
-        return self.value.state_dict()
-
-    def load(self, tree: Any) -> None:
-        """See ``Part``."""
-        self.value.load_state_dict(tree)
 
     @staticmethod
     def fits(value: Any) -> bool:

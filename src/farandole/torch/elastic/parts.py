@@ -30,10 +30,6 @@ class ModelStateHandler(Part):
         """See ``Part``."""
         return self.value.state_dict(keep_vars=True)
 
-    def load(self, tree: Any) -> None:
-        """See ``Part``."""
-        self.value.load_state_dict(tree)
-
     def own_tensors(self) -> set[int]:
         """See ``Part``."""
         return {id(buffer) for buffer in self.value.buffers()}
@@ -52,10 +48,6 @@ class ModelStateHandler(Part):
 @final
 class OptimizerStateHandler(Part):
     """An optimizer: its state, and the settings of its groups, which schedulers change between steps."""
-
-    def tree(self) -> Any:
-        """See ``Part``."""
-        return self.value.state_dict()
 
     def load(self, tree: Any) -> None:
         """See ``Part``; the groups stay the objects they are, as schedulers may hold them."""
@@ -84,14 +76,6 @@ class OptimizerStateHandler(Part):
 @final
 class ScalerStateHandler(Part):
     """A ``GradScaler``; a step that was not voted leaves it in the middle of one."""
-
-    def tree(self) -> Any:
-        """See ``Part``."""
-        return self.value.state_dict()
-
-    def load(self, tree: Any) -> None:
-        """See ``Part``."""
-        self.value.load_state_dict(tree)
 
     def begin_anew(self) -> None:
         """Forget which gradients are unscaled already: there are none."""
