@@ -86,9 +86,9 @@ def damages(member: Member) -> tuple[str, int]:
     content = np.full(1000, 7, np.uint8)
     pack = module._pack
 
-    def damage(memory: Flat, part: range) -> ctypes.Array[ctypes.c_char]:
-        packed = pack(memory, part)
-        packed[10] = b"\xff"
+    def damage(memory: Flat, part: range, room: module._Room) -> Array:
+        packed = pack(memory, part, room)
+        ctypes.memset(packed.address + 10, 0xFF, 1)
         return packed
 
     if member.rank == 0:

@@ -91,24 +91,38 @@ def transfer(memory: Flat, sources: Sequence[int], receives: bool, label: str) -
     """
     session = current("the transfer of state")
     place = session.topology.rank
+    packing, arriving = _Room(), _Room()
     for number, parts in enumerate(stripes(memory.nbytes, len(sources))):
-        own = parts[sources.index(place)] if place in sources else range(0)
-        received = _exchange(f"{label}.{number}", _pack(memory, own) if place in sources else _buffer(0))
+        own = _pack(memory, parts[sources.index(place)], packing) if place in sources else _array(_buffer(0), 0)
+        address = _exchange(f"{label}.{number}", own, arriving)
         if receives:
             try:
-                _unpack(memory, zip(sources, parts, strict=True), ctypes.addressof(received))
+                _unpack(memory, zip(sources, parts, strict=True), address)
             except EngineError as error:
                 session.abort(str(error))
                 raise
     return memory.nbytes
 
 
-def _pack(memory: Flat, part: range) -> ctypes.Array[ctypes.c_char]:
+@final
+class _Room:
+    """Memory that every round uses again: what is fresh costs as much as a copy."""
+
+    def __init__(self) -> None:
+        self._buffer = _buffer(0)
+
+    def array(self, nbytes: int) -> Array:
+        """So much of it."""
+        if len(self._buffer) < nbytes:
+            self._buffer = _buffer(nbytes)
+        return _array(self._buffer, nbytes)
+
+
+def _pack(memory: Flat, part: range, room: _Room) -> Array:
     """A stripe, after its checksum."""
-    packed = _buffer(_CHECK.size + len(part))
-    address = ctypes.addressof(packed)
-    memory.read(part, address + _CHECK.size)
-    _CHECK.pack_into(packed, 0, zlib.crc32(_view(address + _CHECK.size, len(part))))
+    packed = room.array(_CHECK.size + len(part))
+    memory.read(part, packed.address + _CHECK.size)
+    _CHECK.pack_into(_view(packed.address, _CHECK.size), 0, zlib.crc32(_view(packed.address + _CHECK.size, len(part))))
     return packed
 
 
@@ -126,25 +140,19 @@ def _unpack(memory: Flat, parts: Iterable[tuple[int, range]], address: int) -> N
         address += _CHECK.size + len(part)
 
 
-def _exchange(name: str, mine: ctypes.Array[ctypes.c_char]) -> ctypes.Array[ctypes.c_char]:
-    """All-gather bytes through the negotiated lane."""
-    made: list[ctypes.Array[ctypes.c_char]] = []
-
-    def allocate(shape: tuple[int, ...]) -> Array:
-        made.append(_buffer(shape[0]))
-        return _array(made[0])
-
-    call = Call(Kind.ALLGATHER, f"allgather.{name}", _array(mine), (len(mine),), allocate=allocate)
+def _exchange(name: str, mine: Array, room: _Room) -> int:
+    """All-gather bytes through the negotiated lane; where they are then."""
+    call = Call(Kind.ALLGATHER, f"allgather.{name}", mine, (mine.count,), allocate=lambda shape: room.array(shape[0]))
     current().submit([call], background=False).wait()
-    return made[0]
+    return room.array(0).address
 
 
 def _buffer(nbytes: int) -> ctypes.Array[ctypes.c_char]:
     return (ctypes.c_char * nbytes)()
 
 
-def _array(buffer: ctypes.Array[ctypes.c_char]) -> Array:
-    return Array(ctypes.addressof(buffer), len(buffer), DType.UINT8, buffer)
+def _array(buffer: ctypes.Array[ctypes.c_char], count: int) -> Array:
+    return Array(ctypes.addressof(buffer), count, DType.UINT8, buffer)
 
 
 def _view(address: int, nbytes: int) -> memoryview:
