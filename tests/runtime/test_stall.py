@@ -295,3 +295,12 @@ def test_who_takes_a_few_of_the_longest_steps_does_not_hang(step_s: float, hangs
     verdict = stall.look(hangs_after_s, [wait], LAST)
     assert isinstance(verdict, Verdict)
     assert verdict.missing == (1,)
+
+
+def test_who_waits_itself_is_not_the_one_that_hangs() -> None:
+    stall = inspector()
+    past_it = Waiting(("chunk",), "chunk 0", 0.0, (0,), (1, 2))
+    inside = Waiting(("step",), "step 7", 0.0, (1,), (0, 2))
+    verdict = stall.look(600.0, [past_it, inside], LAST)
+    assert isinstance(verdict, Verdict)
+    assert verdict.missing == (2,)

@@ -151,7 +151,7 @@ class StallInspector:
         """What is due; ``last`` tells the last collective that a rank was ordered to do."""
         every = list(waiting)
         if late := [one for one in every if now >= self._expiry_s(one)]:
-            return Verdict(self._verdict(now, late), tuple(sorted({rank for one in late for rank in one.missing})))
+            return Verdict(self._verdict(now, late), _lost(late, every))
         overdue = [one for one in every if now - one.since_s >= self._warning_s]
         step = self._consider(now, overdue) if self._asked is None else self._conclude(now, overdue, self._asked, last)
         if self._asked is None:
@@ -293,6 +293,15 @@ class Blockages:
                 self._renewal_s,
                 max(said.step_s for said in ranks.values()),
             )
+
+
+def _lost(late: Sequence[Waiting], every: Sequence[Waiting]) -> tuple[int, ...]:
+    """Who keeps the others waiting, and does not wait itself: one rank that stops may part the others in two.
+
+    Some are past a meeting, and wait for it in what follows; some are still inside.
+    """
+    waiting = {rank for one in every for rank in one.ready}
+    return tuple(sorted({rank for one in late for rank in one.missing} - waiting))
 
 
 def _has_moved_on(one: Waiting, asked: _Asked) -> bool:
