@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import socket
 import subprocess
@@ -95,11 +96,11 @@ def _wrong_key(job: Job, _number: int) -> None:
 
 def _noise(job: Job, _number: int) -> None:
     """Random bytes, many of them, for every port that the job listens at."""
-    for port in _ports(job):
-        for size in (1, 100, 100_000):
-            with socket.create_connection(("127.0.0.1", port), 5) as peer:
-                with contextlib.suppress(OSError):  # it has hung up, which is as good
-                    peer.sendall(os.urandom(size))
+    ports = _ports(job)
+    assert ports, "the job listens nowhere"
+    for port, size in itertools.product(ports, (1, 100, 100_000)):
+        with socket.create_connection(("127.0.0.1", port), 5) as peer, contextlib.suppress(OSError):
+            peer.sendall(os.urandom(size))  # or it has hung up, which is as good
 
 
 def _ports(job: Job) -> list[int]:
@@ -108,31 +109,29 @@ def _ports(job: Job) -> list[int]:
     for pid in {job.process.pid, *(each.pid for each in job.generation())}:
         for fd in os.listdir(f"/proc/{pid}/fd"):
             sockets.add(os.readlink(f"/proc/{pid}/fd/{fd}"))
-    found = []
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        fields = line.split()
-        if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
-            found.append(int(fields[1].rpartition(":")[2], 16))
-    return found
+    tables = [Path(f"/proc/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
+    rows = [line.split() for table in tables for line in table]
+    own = [row for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets]
+    return [int(row[1].rpartition(":")[2], 16) for row in own]
 
 
 ONE_HOST = (
     kill("reduce", 3, quick=True),
     kill("idle", 3),
     kill("loading", 1),
-    kill("forward", 0, quick=True),
+    kill("forward", 0),
     kill("backward", 2),
     kill("reduce", 0),
     kill("vote", 1, quick=True),
     kill("voted", 0, quick=True, name="SIGKILL of rank 0: a torn vote"),
     kill("voted", 0, 1, 2, name="SIGKILL of rank 0, 1, 2: a torn vote"),
     kill("applied", 2),
-    kill("commit", 3, quick=True),
-    kill("epoch end", 1, quick=True),
+    kill("commit", 3),
+    kill("epoch end", 1),
     kill("backward", 1, 2),
     kill("reduce", 0, 1, 2, name="SIGKILL of all but rank 3 (below --min-np)", quick=True),
     again("reform", 1),
-    again("connect", 0, quick=True),
+    again("connect", 0),
     again("agree", 0, quick=True),
     again("transfer", 0),
     again("synced", 1),
@@ -140,7 +139,7 @@ ONE_HOST = (
     newcomer("a newcomer's script raises before it is ready", "building", "raise"),
     other("raise", "forward", 1, "a Python exception", quick=True),
     other("segv", "backward", 0, "SIGSEGV"),
-    other("loader", "loading", 2, "a killed data-loading process", quick=True),
+    other("loader", "loading", 2, "a killed data-loading process"),
     other("stop", "backward", 1, "SIGSTOP"),
     other("hang", "forward", 0, "a hang with the GIL held", quick=True),
     other("loop", "vote", 3, "an endless loop"),

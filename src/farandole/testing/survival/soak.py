@@ -68,6 +68,8 @@ class _Chaos:
         self._random = random.Random(seed)  # noqa: S311 (no secret)
         self.faults: Counter[str] = Counter()
         self._undo: list[tuple[float, Callable[[], object]]] = []
+        self._struck = 0
+        """The latest generation that has lost somebody: who is left of it may be all that has the state."""
         self._kinds: dict[str, tuple[int, Callable[[], object]]] = {
             "SIGKILL": (6, lambda: self._signal(signal.SIGKILL, 1)),
             "SIGKILL of two": (2, lambda: self._signal(signal.SIGKILL, 2)),
@@ -88,7 +90,9 @@ class _Chaos:
                 next_s = now + self._random.expovariate(1 / EVERY_S)
                 names = list(self._kinds)
                 [name] = self._random.choices(names, [self._kinds[each][0] for each in names])
-                if self._job.generation() and not self._undo:
+                members = self._job.generation()
+                if members and members[0].generation > self._struck and not self._undo:
+                    self._struck = 0 if name in ("join", "leave") else members[0].generation
                     self.faults[name] += 1
                     with contextlib.suppress(ClusterError, ProcessLookupError):  # its victim has just gone
                         self._kinds[name][1]()
