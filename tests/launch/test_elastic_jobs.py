@@ -164,7 +164,7 @@ def test_a_script_tells_of_hosts_and_may_fail(train: Train, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("action", ["stop", "hang", "loop"])
 def test_a_worker_that_hangs_is_killed(train: Train, action: str) -> None:
-    running = train("-np", "2", "--min-np", "1", "--hang-timeout", "1", faults=(f"1:20:{action}",))
+    running = train("-np", "2", "--min-np", "1", "--hang-timeout", "4", faults=(f"1:20:{action}",))
     second = generation(running, lambda number, _: number == 2)
     assert second[0].place == 0
     assert end(running) == 0

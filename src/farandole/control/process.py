@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
+import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
@@ -28,6 +31,15 @@ NOT_EXECUTABLE = 126
 NOT_FOUND = 127
 
 _libc = ctypes.CDLL(None, use_errno=True)
+
+_BOUND = f"""\
+import ctypes, os, sys
+number, parent, *command = sys.argv[1:]
+ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, int(number))
+if os.getppid() == int(parent):
+    os.execvp(command[0], command)
+"""
+"""What ``bound`` puts before a command; it ends at once if the parent died before the kernel knew."""
 
 
 @contextlib.contextmanager
@@ -108,6 +120,17 @@ def spawn(
     )
     child.returncode = 0  # so that subprocess leaves the reaping to the caller
     return child.pid
+
+
+def bound(command: Sequence[str], death_signal: int, environment: Mapping[str, str], cwd: str = "") -> list[str]:
+    """A command that gets ``death_signal`` when this process ends, for ``spawn`` where other threads run.
+
+    It costs the start of an interpreter. Raises ``OSError`` for what could not be started.
+    """
+    name = command[0]
+    if shutil.which(os.path.join(cwd, name) if "/" in name else name, path=environment.get("PATH")) is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+    return [sys.executable, "-I", "-S", "-c", _BOUND, str(death_signal), str(os.getpid()), *command]
 
 
 def descendants(pid: int | None = None, but: Collection[int] = ()) -> list[int]:

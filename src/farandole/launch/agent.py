@@ -113,14 +113,19 @@ class Agent:
 
     def _start_worker(self, spec: WorkerSpec, start: StartWorkers, streams: Streams) -> None:
         contact = {CONTROLLER: self._address if self._relay is None else self._relay.address}
+        environment = {**os.environ, **start.environment, **spec.environment, **contact}
+        command = spec.command
+        death_signal: int | None = signal.SIGKILL
         try:
+            if self._charge.stays:  # and starts workers while its threads run
+                command, death_signal = process.bound(command, signal.SIGKILL, environment, start.cwd), None
             with streams.open(spec.place) as (stdout, stderr):
                 pid = process.spawn(
-                    spec.command,
-                    death_signal=signal.SIGKILL,
+                    command,
+                    death_signal=death_signal,
                     stdout=stdout,
                     stderr=stderr,
-                    environment={**os.environ, **start.environment, **spec.environment, **contact},
+                    environment=environment,
                     cwd=start.cwd,
                 )
         except OSError as error:
