@@ -120,3 +120,25 @@ mine.wait()
 def test_ends_in_words_and_numbers(code: int, words: str, status: int) -> None:
     assert process.describe(code) == words
     assert process.exit_status(code) == status
+
+
+def test_a_bound_command_ends_with_the_process_that_started_it() -> None:
+    text = (
+        "import os, signal, sys; from farandole.control.process import bound, spawn;"
+        "print(spawn(bound(['sleep', '1000'], signal.SIGKILL, os.environ)), flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen([sys.executable, "-c", text], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        child = os.pidfd_open(int(parent.stdout.readline()))
+        try:
+            parent.kill()
+            assert select.select([child], [], [], 30.0)[0]
+        finally:
+            os.close(child)
+
+
+@pytest.mark.parametrize("command", ["./no-such-file", "no-such-program"])
+def test_a_command_that_is_not_there_is_not_bound(command: str) -> None:
+    with pytest.raises(FileNotFoundError) as caught:
+        process.bound([command], signal.SIGKILL, os.environ)
+    assert process.refusal([command], caught.value)[0] == process.NOT_FOUND
