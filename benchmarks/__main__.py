@@ -1,7 +1,7 @@
 """Measure Farandole against what else there is, side by side on this machine.
 
-make bench                                      # everything, about five minutes
-python -m benchmarks --quick                    # less than a minute, to see that it works
+make bench                                      # everything, about ten minutes
+python -m benchmarks --quick                    # a few minutes, to see that it works
 python -m benchmarks --only allreduce,steps     # some sections
 """
 
@@ -14,7 +14,19 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import allreduce, cluster_jobs, footprint, hosts, large_batch, negotiated, noise, picture, report, steps
+from benchmarks import (
+    allreduce,
+    cluster_jobs,
+    elastic,
+    footprint,
+    hosts,
+    large_batch,
+    negotiated,
+    noise,
+    picture,
+    report,
+    steps,
+)
 from benchmarks.measure import Table
 
 SECTIONS: dict[str, Callable[[bool], list[Table]]] = {
@@ -26,6 +38,7 @@ SECTIONS: dict[str, Callable[[bool], list[Table]]] = {
     "optimizers": large_batch.run,
     "hosts": hosts.run,
     "jobs": cluster_jobs.run,
+    "elastic": elastic.run,
 }
 
 

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,18 @@ from farandole.testing.cluster import HEAD, Cluster
 JOB_S = 180.0
 
 
-def launch(program: str, *arguments: object, cluster: Cluster | None = None, where: str = "") -> dict[str, Any]:
+def launch(
+    program: str,
+    *arguments: object,
+    cluster: Cluster | None = None,
+    where: str = "",
+    options: Sequence[str] = (),
+    stderr: int | None = None,
+) -> dict[str, Any]:
     """``farandole run -np 2 python -m benchmarks.PROGRAM RESULT ARGUMENTS``; returns what was written to RESULT.
 
-    On a ``cluster`` the command runs on its head, and ``where`` is what follows ``-H``.
+    On a ``cluster`` the command runs on its head, and ``where`` is what follows ``-H``. Without one, ``options`` are
+    more of ``farandole run``, and its ``stderr`` may go elsewhere.
     """
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         result = Path(folder) / "result.json"
@@ -31,8 +40,8 @@ def launch(program: str, *arguments: object, cluster: Cluster | None = None, whe
         if cluster is not None:
             cluster.run(HEAD, [*farandole("run", "-H", where), *worker], timeout_s=JOB_S, env=told)
         else:
-            command = [*farandole("run", "-np", "2"), *worker]
-            subprocess.run(command, check=True, timeout=JOB_S, env={**os.environ, **told})
+            command = [*farandole("run", "-np", "2", *options), *worker]
+            subprocess.run(command, check=True, timeout=JOB_S, env={**os.environ, **told}, stderr=stderr)
         measured: dict[str, Any] = json.loads(result.read_text())
     return measured
 

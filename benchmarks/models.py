@@ -32,6 +32,9 @@ def make(name: str) -> Task:
     if name == "large":
         network = _mlp(784, 2048, 2048, 2048, 10)
         return Task("MLP 784-2048-2048-2048-10, 40 MB, batch 64", network, torch.rand(64, 784), _labels(64), 0.75)
+    if name == "state":
+        network = _mlp(784, 2300, 2300, 2300, 10)
+        return Task("MLP of 50 MB and as much momentum", network, torch.rand(16, 784), _labels(16), 1.0)
     if name == "tiny":
         return Task("MLP 64-64-10, batch 32", _mlp(64, 64, 10), torch.rand(32, 64), _labels(32), 0.6)
     network = nn.Sequential(

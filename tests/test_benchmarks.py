@@ -9,7 +9,9 @@ import pytest
 
 from benchmarks import picture, report
 from benchmarks.allreduce import human
+from benchmarks.elastic_job import Course
 from benchmarks.measure import Row, Sample, Table, Verdict
+from farandole.testing.ledger import History, Record, Recovered, Voted
 
 
 def table(panel: str = "") -> Table:
@@ -51,3 +53,19 @@ def test_everything_is_saved_and_drawn(tmp_path: Path) -> None:
     assert not picture.draw([table()], tmp_path / "bench.png")
     assert picture.draw([table("2 ranks")], tmp_path / "bench.png")
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_strike_costs_what_the_ledgers_of_the_survivors_say() -> None:
+    def steps(generation: int, *times_s: float) -> list[Record]:
+        return [Voted(generation, 0, step, at_s) for step, at_s in enumerate(times_s)]
+
+    told = Recovered(
+        2, 0, 1, 4, form_s=0.2, agree_s=0.1, transfer_s=0.0, first_step_s=0.3, transfer_bytes=0, because=""
+    )
+    survivor = [*steps(1, 1.0, 1.1, 1.2), told, *steps(2, 2.0, 2.1, 2.2), *steps(3, 5.0, 5.1)]
+    history = History({"survivor": survivor, "victim": steps(1, 1.0, 1.1, 1.2), "new": steps(3, 5.0, 5.2)})
+    blow = Course(history, workers=2).blow("kill", 1.25)
+    assert blow.until_next_s == pytest.approx(0.75)
+    assert blow.parts == pytest.approx({"detect": 0.15, "form": 0.2, "agree": 0.1, "transfer": 0.0, "first step": 0.3})
+    assert blow.pause_s == pytest.approx(0.7)
+    assert blow.until_full_s == pytest.approx(3.75)
