@@ -25,6 +25,7 @@ from farandole.torch.compression import Compression, CompressorLike
 from farandole.torch.front import put_before
 from farandole.torch.gradients import Terms
 from farandole.torch.reducer import GradientReducer
+from farandole.torch.reducing import Reducer
 from farandole.torch.virtual_workers import Shard, ShardReducer, VirtualWorkers, require_plain
 
 Named: TypeAlias = Iterable[tuple[str, torch.Tensor]]
@@ -36,7 +37,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
 
     backward_passes_per_step: int
     gradient_lag: int = 0
-    _reducer: GradientReducer | ShardReducer
+    _reducer: Reducer
     _parameter_names: dict[torch.Tensor, str]
     _handles: dict[torch.Tensor, int]
     _should_synchronize: bool

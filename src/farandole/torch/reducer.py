@@ -13,29 +13,27 @@ import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from operator import is_
-from typing import Any, Protocol, TypeAlias, final
+from typing import Any, Protocol, final
 
 import torch
 
 from farandole.collective import ReduceOp
-from farandole.elastic.ballot import Ballot, alone
+from farandole.elastic.ballot import Meet, alone
 from farandole.errors import UsageError
 from farandole.runtime.planned import PlannedLane
-from farandole.runtime.process_sets import global_process_set
 from farandole.runtime.reduction import Reduction
 from farandole.runtime.session import Session, current
 from farandole.torch.adapter import verbs
 from farandole.torch.gradients import GradientExchange, Terms
 from farandole.torch.lag import LaggedExchange
 from farandole.torch.overlap import OverlappedPass
+from farandole.torch.reducing import Closure, Reducer
 from farandole.torch.riders import Passing, Rider
 
 
 class _Removable(Protocol):
     def remove(self) -> None: ...
 
-
-Closure: TypeAlias = Callable[[], Any]
 
 _numbers = itertools.count()
 _living: weakref.WeakSet[GradientReducer] = weakref.WeakSet()
@@ -47,7 +45,7 @@ def living_reducers() -> list[GradientReducer]:
 
 
 @final
-class GradientReducer:
+class GradientReducer(Reducer):
     """Watches the parameters of one optimizer. ``params`` lists them, ``names`` are theirs."""
 
     def __init__(
@@ -59,10 +57,9 @@ class GradientReducer:
     ) -> None:
         self.number = next(_numbers)
         self.label = f"optimizer.{self.number}"
+        super().__init__(terms)
         self.passes_per_step = passes_per_step
-        self.ballot: Ballot | None = None
-        """Where steps are voted, in elastic jobs."""
-        self._params, self._names, self._terms = params, names, terms
+        self._params, self._names = params, names
         self._held = _Held()
         self._lag = 0
         self._exchange: GradientExchange | LaggedExchange | None = None
@@ -77,25 +74,13 @@ class GradientReducer:
         if self._is_needed(current("DistributedOptimizer()")):
             self._watch()
 
-    @property
-    def is_global(self) -> bool:
-        """True if all ranks reduce together."""
-        return self._terms.process_set is global_process_set
-
     def settle(self) -> None:
         """Reduce what has not been reduced since the last step; a rank without a backward pass contributes zeros."""
         if not self._reduced or self._passes:
             self._reduce()
 
-    def vote(self) -> None:
-        """Where steps are voted: return when all ranks have reduced their gradients, and know that."""
-        if self.ballot is not None:
-            session = current("the vote of a step")
-            meet = self._lane(session).meet if self._is_needed(session) else alone
-            self.ballot.cast(meet)
-
     def rejoin(self, label: str) -> None:
-        """A generation of an elastic job begins: nothing of the last one counts. ``label`` is the same on all ranks."""
+        """See ``Reducer``."""
         self.label = label
         self._steps = self._runs = 0
         self._graph_task, self._overlapped = -1, None
@@ -285,6 +270,10 @@ class GradientReducer:
         lagged = LaggedExchange(params, self._lag, make)
         self._held.wait = lagged.forget
         return lagged
+
+    def _meet(self) -> Meet:
+        session = current("the vote of a step")
+        return self._lane(session).meet if self._is_needed(session) else alone
 
     def _lane(self, session: Session, purpose: str = "") -> PlannedLane:
         """The lane of this session; the first time, made by all ranks."""

@@ -27,14 +27,14 @@ from typing import Any, NamedTuple, final
 import torch
 
 from farandole.collective import ReduceOp
-from farandole.elastic.ballot import Ballot, alone
+from farandole.elastic.ballot import Meet, alone
 from farandole.errors import UsageError
 from farandole.runtime.planned import REFUSED, PlannedLane
-from farandole.runtime.process_sets import global_process_set
 from farandole.runtime.reduction import Reduction
 from farandole.runtime.session import current
 from farandole.runtime.shard_tree import Shards, block, cover, halves
 from farandole.torch.gradients import Terms
+from farandole.torch.reducing import Closure, Reducer
 from farandole.torch.shard_sums import ShardSums, add_tensors
 
 _numbers: defaultdict[tuple[int, ...], itertools.count[int]] = defaultdict(itertools.count)
@@ -77,13 +77,12 @@ class _Buffer:
 
 
 @final
-class ShardReducer:
+class ShardReducer(Reducer):
     """Does for an optimizer with virtual workers what ``GradientReducer`` does for others: gradients of all shards."""
 
-    passes_per_step = 1
-
     def __init__(self, groups: Callable[[], list[dict[str, Any]]], terms: Terms, virtual: VirtualWorkers) -> None:
-        self._groups, self._terms, self._virtual = groups, terms, virtual
+        super().__init__(terms)
+        self._groups, self._virtual = groups, virtual
         self._whole = Shards(0, virtual.count)
         self._lanes: list[PlannedLane] = []
         """The one that is used now, if any; closed when the optimizer is gone."""
@@ -99,8 +98,6 @@ class ShardReducer:
         self._counters: list[_Buffer] = []
         """Whole numbers: every shard leaves the same ones."""
         self._reduced = False
-        self.ballot: Ballot | None = None
-        """Where steps are voted, in elastic jobs."""
 
     def shards(self, rows: int) -> Iterator[Shard]:
         """This worker's shards of a global batch of ``rows`` rows; gradients belong to the shard that is given out."""
@@ -126,18 +123,8 @@ class ShardReducer:
 
     # -- what the optimizer calls -------------------------------------------------------------------------------------
 
-    @property
-    def is_global(self) -> bool:
-        """True if all ranks reduce together."""
-        return self._terms.process_set is global_process_set
-
-    def vote(self) -> None:
-        """Where steps are voted: return when all ranks have reduced their gradients, and know that."""
-        if self.ballot is not None:
-            self.ballot.cast(self._lanes[0].meet if self._lanes else alone)
-
     def rejoin(self, label: str) -> None:
-        """A generation of an elastic job begins: a step that was not applied never was. ``label``: as on all ranks."""
+        """See ``Reducer``. A step that was not applied never was."""
         self._label = label
         _close(self._lanes)
         self.abandon()
@@ -186,13 +173,16 @@ class ShardReducer:
         self._rewind()
         self._forget()
 
-    def wrap(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+    def wrap(self, closure: Closure) -> Closure:
         """Not with virtual workers."""
         raise UsageError("step(closure) evaluates the loss as it likes: virtual workers need shards(), and step()")
 
     def watch_again(self) -> None:
         """There are more parameters than before."""
         self.restart()
+
+    def _meet(self) -> Meet:
+        return self._lanes[0].meet if self._lanes else alone
 
     # -- shards -------------------------------------------------------------------------------------------------------
 
