@@ -12,7 +12,7 @@ from farandole.testing.survival.soak import reforms, soak
 SECONDS, REFORMS = 120, 60
 
 
-@pytest.mark.parametrize("virtual", [4, 0], ids=["virtual-workers", "normal-mode"])
+@pytest.mark.parametrize("virtual", [6, 0], ids=["virtual-workers", "normal-mode"])
 def test_random_faults_change_nothing(tmp_path: Path, virtual: int) -> None:
     try:
         Cluster(2).close()

@@ -66,7 +66,7 @@ def _show(result: Result) -> None:
 def _soak(seconds: float, seed: int) -> int:
     """Half of the time with virtual workers, half without."""
     wrong = 0
-    for mode, virtual in (("virtual workers", 4), ("normal mode", 0)):
+    for mode, virtual in (("virtual workers", 6), ("normal mode", 0)):
         print(f"{mode}, seed {seed}", flush=True)
         report = _in_folder(lambda folder, virtual=virtual: soak(folder, seconds / 2, seed, virtual))  # type: ignore[misc]
         print(report.text(), flush=True)
