@@ -1,8 +1,8 @@
 """Train with virtual workers and print a digest of the parameters: the same for any number of workers.
 
-    python examples/same_bits.py
-    farandole run -np 2 python examples/same_bits.py
-    farandole run -np 3 python examples/same_bits.py
+python examples/same_bits.py
+farandole run -np 2 python examples/same_bits.py
+farandole run -np 3 python examples/same_bits.py
 """
 
 import hashlib

@@ -96,7 +96,7 @@ class ControlError(FarandoleError, RuntimeError):
 
 @final
 class CheckpointError(FarandoleError, RuntimeError):
-    """A checkpoint could not be written, or the one that was asked for is not whole; the text names folder and cause."""
+    """A checkpoint could not be written, or the one that was asked for is not whole; the text says where and why."""
 
 
 @final

@@ -11,6 +11,7 @@ from farandole.collective import DType, Kind, ReduceOp
 from farandole.control.messages import Entry, Order, Signature
 from farandole.runtime.negotiation import CROSSED_AFTER_S, Delivery, Negotiation
 from farandole.runtime.rank_set import RankSet
+from farandole.runtime.stall import Waiting
 
 F32 = int(DType.FLOAT32)
 
@@ -341,7 +342,7 @@ def test_who_waits_for_whom_and_what_they_did_last() -> None:
     all_say(negotiation, BASE, "allreduce.loss", (0, 1, 2))
     negotiation.submit(RankSet.of([1]), Entry(0, "allreduce.acc", signature=BASE), now=7.0)
     (waiting,) = negotiation.waiting()
-    assert waiting == ((0, "allreduce.acc", 7.0), "allreduce 'acc'", 7.0, (1,), (0, 2), 0.0)
+    assert waiting == Waiting((0, "allreduce.acc", 7.0), "allreduce 'acc'", 7.0, ready=(1,), missing=(0, 2))
     assert negotiation.last(0) == "allreduce 'loss'"
     assert Negotiation(["a"]).last(0) == ""
 

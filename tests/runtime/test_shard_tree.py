@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import itertools
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,7 +35,7 @@ def test_blocks_are_consecutive_and_even(count: int, size: int) -> None:
     blocks = [block(rank, size, count) for rank in range(size)]
     assert blocks[0].begin == 0
     assert blocks[-1].end == count
-    assert all(a.end == b.begin for a, b in zip(blocks, blocks[1:], strict=False))
+    assert all(a.end == b.begin for a, b in itertools.pairwise(blocks))
     lengths = [each.end - each.begin for each in blocks]
     assert max(lengths) - min(lengths) <= 1
 
