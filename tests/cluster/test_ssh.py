@@ -97,8 +97,8 @@ def test_a_function_is_called_on_hosts_too(cluster: Cluster, start: StartOnClust
             r"host 10\.77\.0\.99: .*(No route to host|timed out).*: it is down, or not to be reached",
         ),
         (
-            ("-H", "node1,node2", "--network-interface", "lo", "--start-timeout", "4"),
-            r"host node\d: .*none of the controller's addresses answered within 2 s: tcp://127.*\(a firewall\?\)",
+            ("-H", "node1,node2", "--network-interface", "lo", "--start-timeout", "16"),
+            r"host node\d: .*none of the controller's addresses answered within 8 s: tcp://127.*\(a firewall\?\)",
         ),
         (("-H", "node1", "--network-interface", "ib0"), r"no interface ib0, but lo, eth0"),
     ],
