@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, final
 
 import msgspec
 
-from farandole.cluster.contact import is_loopback
 from farandole.cluster.environment import CONTROLLER
 from farandole.control import process
 from farandole.control.agent_messages import (
@@ -307,7 +306,7 @@ def main() -> None:
 
 def _address(charge: Charge) -> str:
     """Where the controller answers; on its own host, it does."""
-    if is_loopback(charge.addresses[0]):
+    if charge.addresses[0].startswith("ipc://"):
         return charge.addresses[0]
     return first_answering(charge.addresses, JobKeys.from_secret(charge.secret), charge.dial_s, lifeline=0)
 
