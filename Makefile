@@ -57,7 +57,7 @@ format: $(CORE) ## put the sources and the generated parts of the documentation 
 	@$(BIN)/ruff format $(SOURCES)
 	@$(BIN)/python docs/generate.py
 
-bench: $(CORE) ## measure against Gloo, DDP and MPI, side by side (BENCH=--quick for less than a minute)
+bench: $(CORE) ## measure against Gloo, DDP and MPI, side by side (BENCH=--quick for a few minutes)
 	@$(BIN)/python -m benchmarks $(BENCH)
 
 faults: $(CORE) ## play all faults that an elastic job survives, and write docs/reference/faults.md (8 minutes)

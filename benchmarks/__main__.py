@@ -1,6 +1,6 @@
 """Measure Farandole against what else there is, side by side on this machine.
 
-make bench                                      # everything, about ten minutes
+make bench                                      # everything, a quarter of an hour
 python -m benchmarks --quick                    # a few minutes, to see that it works
 python -m benchmarks --only allreduce,steps     # some sections
 """
@@ -45,7 +45,7 @@ SECTIONS: dict[str, Callable[[bool], list[Table]]] = {
 def main() -> None:
     """Run the chosen sections one after the other; print, draw and save."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer sizes and rounds: less than a minute")
+    parser.add_argument("--quick", action="store_true", help="fewer sizes and rounds: a few minutes")
     parser.add_argument(
         "--only", default=",".join(SECTIONS), help="sections, separated by commas (default: %(default)s)"
     )
