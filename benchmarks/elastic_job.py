@@ -23,8 +23,9 @@ from typing import IO, final
 
 from benchmarks.elastic_rank import SAMPLES, write_hosts
 from benchmarks.job import farandole
+from farandole.events import Recovery
 from farandole.testing.cluster import HEAD, Cluster
-from farandole.testing.ledger import History, Recovered, Voted, read
+from farandole.testing.ledger import History, Voted, read
 
 JOB_S = 240.0
 OPTIONS = ("--blacklist-cooldown-range", "0", "0.2", "--host-timeout", "3")
@@ -127,12 +128,12 @@ class Course:
     def __init__(self, history: History, workers: int) -> None:
         self._workers = workers
         self._steps: dict[int, dict[str, list[float]]] = {}
-        self._recovered: dict[tuple[int, str], Recovered] = {}
+        self._recovered: dict[tuple[int, str], Recovery] = {}
         for worker, records in history.workers.items():
             for record in records:
                 if isinstance(record, Voted):
                     self._steps.setdefault(record.generation, {}).setdefault(worker, []).append(record.time_s)
-                elif isinstance(record, Recovered):
+                elif isinstance(record, Recovery):
                     self._recovered[record.generation, worker] = record
 
     def blow(self, kind: str, at_s: float) -> Blow:

@@ -11,7 +11,8 @@ from benchmarks import picture, report
 from benchmarks.allreduce import human
 from benchmarks.elastic_job import Course
 from benchmarks.measure import Row, Sample, Table, Verdict
-from farandole.testing.ledger import History, Record, Recovered, Voted
+from farandole.events import Recovery
+from farandole.testing.ledger import History, Record, Voted
 
 
 def table(panel: str = "") -> Table:
@@ -59,8 +60,18 @@ def test_a_strike_costs_what_the_ledgers_of_the_survivors_say() -> None:
     def steps(generation: int, *times_s: float) -> list[Record]:
         return [Voted(generation, 0, step, at_s) for step, at_s in enumerate(times_s)]
 
-    told = Recovered(
-        2, 0, 1, 4, form_s=0.2, agree_s=0.1, transfer_s=0.0, first_step_s=0.3, transfer_bytes=0, because=""
+    told = Recovery(
+        time_s=2.0,
+        because="",
+        generation=2,
+        rank=0,
+        size=1,
+        step=4,
+        form_s=0.2,
+        agree_s=0.1,
+        transfer_s=0.0,
+        first_step_s=0.3,
+        transfer_bytes=0,
     )
     survivor = [*steps(1, 1.0, 1.1, 1.2), told, *steps(2, 2.0, 2.1, 2.2), *steps(3, 5.0, 5.1)]
     history = History({"survivor": survivor, "victim": steps(1, 1.0, 1.1, 1.2), "new": steps(3, 5.0, 5.2)})

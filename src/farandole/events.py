@@ -68,7 +68,7 @@ class Milestone(msgspec.Struct, frozen=True):
 
 
 @final
-class Recovery(msgspec.Struct, frozen=True):
+class Recovery(msgspec.Struct, frozen=True, tag=True):
     """A worker trains again: what happened, and how long each part took, up to the first step that was voted.
 
     ``form_s`` is until the new generation was formed and connected, ``agree_s`` until its ranks knew who has the newest

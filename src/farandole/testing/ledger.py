@@ -24,6 +24,7 @@ from farandole import events
 from farandole.elastic.exchange import Inventory
 from farandole.elastic.state import ObjectState
 from farandole.elastic.transfer import Flat
+from farandole.events import Recovery
 
 
 @final
@@ -60,24 +61,8 @@ class Voted(msgspec.Struct, frozen=True, tag=True):
     time_s: float
 
 
-@final
-class Recovered(msgspec.Struct, frozen=True, tag=True):
-    """This worker trains again: ``events.Recovery``."""
-
-    generation: int
-    rank: int
-    size: int
-    step: int
-    form_s: float
-    agree_s: float
-    transfer_s: float
-    first_step_s: float
-    transfer_bytes: int
-    because: str
-
-
-Record: TypeAlias = Begun | Brought | Voted | Recovered
-R = TypeVar("R", Begun, Recovered)
+Record: TypeAlias = Begun | Brought | Voted | Recovery
+R = TypeVar("R", Begun, Recovery)
 
 
 @final
@@ -102,9 +87,8 @@ class Ledger:
         return f"{Flat(arrays).checksum():08x}"
 
     def _note(self, event: events.Event) -> None:
-        if isinstance(event, events.Recovery):
-            same = {name: getattr(event, name) for name in Recovered.__struct_fields__}
-            self._write(Recovered(**same))
+        if isinstance(event, Recovery):
+            self._write(event)
         elif isinstance(event, events.Milestone):
             for record in self._records(event):
                 self._write(record)
@@ -139,7 +123,7 @@ class History:
         self.workers = workers
         self.records = [record for records in workers.values() for record in records]
         self.begun = _by_generation([r for r in self.records if isinstance(r, Begun)])
-        self.recovered = _by_generation([r for r in self.records if isinstance(r, Recovered)])
+        self.recovered = _by_generation([r for r in self.records if isinstance(r, Recovery)])
         voted = {(r.generation, r.step) for r in self.records if isinstance(r, Voted)}
         starts = {generation: records[0].step for generation, records in self.begun.items()}
         self.steps = {

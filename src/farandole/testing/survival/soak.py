@@ -25,8 +25,9 @@ from typing import final
 
 import msgspec
 
+from farandole.events import Recovery
 from farandole.testing.cluster import Cluster, ClusterError
-from farandole.testing.ledger import History, Recovered, read
+from farandole.testing.ledger import History, read
 from farandole.testing.survival.job import Job, LostError
 from farandole.testing.survival.trainee import LENGTH, Began, Plan, Point
 
@@ -183,7 +184,7 @@ def _judge(report: Report, job: Job) -> None:
     _require_survivors(report, history)
 
 
-def _total_s(record: Recovered) -> float:
+def _total_s(record: Recovery) -> float:
     return record.form_s + record.agree_s + record.transfer_s + record.first_step_s
 
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
 
+from farandole.events import Recovery
 from farandole.testing.cluster import Cluster
-from farandole.testing.ledger import Begun, Brought, History, Record, Recovered, Voted, read
+from farandole.testing.ledger import Begun, Brought, History, Record, Voted, read
 from farandole.testing.survival.cases import Case
 from farandole.testing.survival.job import Hosts, Job, LostError
 from farandole.testing.survival.strikes import LETHAL, NEWCOMER, Struck, answer, strike, struck
@@ -149,7 +150,7 @@ def _is_first_step(record: Record, generation: int) -> bool:
     return isinstance(record, Voted) and record.generation == generation
 
 
-def _time(result: Result, recovered: Sequence[Recovered], voted: Sequence[Record]) -> None:
+def _time(result: Result, recovered: Sequence[Recovery], voted: Sequence[Record]) -> None:
     """From the last strike, which may have hit the re-forming itself, to the first step that all voted for."""
     primary = [each for each in result.struck if each.rank != NEWCOMER]
     slowest = max(recovered, key=lambda r: r.form_s + r.agree_s + r.transfer_s + r.first_step_s)
