@@ -205,6 +205,10 @@ class Verbs(Generic[T]):
             )
             return self._request([call], lambda outcomes: (outputs.collect(outcomes)[0], outcomes[0].received_splits))
 
+    def telling(self, kind: Kind, name: str, process_set: ProcessSet) -> _Telling:
+        """For what a framework does before a verb: what is raised in this block, the other members raise there, too."""
+        return _Telling(kind, self._name(kind, name, process_set), number_of(process_set))
+
     def _request(self, calls: list[Call], finish: Callable[[list[Outcome]], R]) -> Request[R]:
         devices = {call.array.device for call in calls}
         if len(devices) > 1:

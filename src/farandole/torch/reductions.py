@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from farandole.collective import ReduceOp
-from farandole.errors import UnsupportedError
+from farandole.collective import Kind, ReduceOp
+from farandole.errors import UnsupportedError, UsageError
 from farandole.runtime.process_sets import ProcessSet, global_process_set
 from farandole.runtime.reduction import reduction
 from farandole.torch import autograd
@@ -192,15 +192,23 @@ def sparse_allreduce_async(
     Ranks may have different numbers of values. Indices and values are gathered, so an index may occur several times
     in the result: call ``coalesce`` on it where that matters.
     """
-    how = reduction(None, op).checked()
-    if how.op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
-        raise UnsupportedError(f"sparse tensors are combined by Sum or Average, found {how.op.label}: use to_dense()")
-    entries = tensor if tensor.is_coalesced() else tensor.coalesce()
-    indices = verbs.allgather([entries.indices().t()], f"{name}.indices", process_set).begin()
-    values = verbs.allgather([entries.values()], f"{name}.values", process_set).begin()
+    name = f"{name}.sparse"
+    with verbs.telling(Kind.ALLGATHER, name, process_set):
+        how = reduction(None, op).checked()
+        if how.op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
+            raise UnsupportedError(
+                f"sparse tensors are combined by Sum or Average, found {how.op.label}: use to_dense()"
+            )
+        if tensor.layout is not torch.sparse_coo:
+            raise UsageError(
+                f"sparse_allreduce_async of a tensor of layout {tensor.layout}: use to_sparse(), or allreduce"
+            )
+        entries = tensor if tensor.is_coalesced() else tensor.coalesce()
+        parts = [entries.indices().t(), entries.values()]
+    gathered = verbs.allgather(parts, name, process_set).begin()
 
     def finish() -> torch.Tensor:
-        [(every_index, _)], [(every_value, _)] = indices.wait(), values.wait()
+        (every_index, _), (every_value, _) = gathered.wait()
         if how.op is ReduceOp.AVERAGE:
             every_value = every_value / len(process_set.ranks)
         return torch.sparse_coo_tensor(every_index.t(), every_value, tensor.shape, check_invariants=False)

@@ -277,6 +277,10 @@ def check_that_disagreement_raises_everywhere_and_the_next_call_works() -> None:
         assert hvd.allreduce(torch.ones(1)).item() == 1.0
 
 
+def _sparse(dense: torch.Tensor, op: int = hvd.Sum) -> torch.Tensor:
+    return hvd.sparse_allreduce_async(dense.to_sparse(), "s", op=op)()
+
+
 def _wrong_and_right(ones: torch.Tensor) -> tuple[tuple[Act, Act, str], ...]:
     """What one rank may not do, what the others do meanwhile, and what all are told."""
     return (
@@ -302,6 +306,9 @@ def _wrong_and_right(ones: torch.Tensor) -> tuple[tuple[Act, Act, str], ...]:
             lambda: hvd.synchronize(hvd.allreduce_async(ones)),
             "cpu tensors",
         ),
+        (lambda: _sparse(ones, op=17), lambda: _sparse(ones), "no reduction"),
+        (lambda: _sparse(ones, op=hvd.Max), lambda: _sparse(ones), "Sum or Average"),
+        (lambda: hvd.sparse_allreduce_async(ones, "s", op=hvd.Sum), lambda: _sparse(ones), "to_sparse"),
         (lambda: hvd.broadcast(ones, hvd.size()), lambda: hvd.broadcast(ones, 0), "root_rank"),
         (lambda: hvd.reducescatter(ones[0]), lambda: hvd.reducescatter(ones), "scalar"),
         (lambda: hvd.alltoall(ones, splits=[-1]), lambda: hvd.alltoall(ones, splits=[1] * hvd.size()), "negative"),
