@@ -6,6 +6,7 @@ import math
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -104,6 +105,25 @@ def test_the_table_reads_in_eighty_columns_and_says_why() -> None:
 def test_the_picture_is_drawn(tmp_path: Path) -> None:
     asked().plot(tmp_path / "deep" / "advice.png")
     assert (tmp_path / "deep" / "advice.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_picture_shows_the_numbers_of_the_table() -> None:
+    advice = asked()
+    time, samples = advice.plot().axes
+    drawn = [[np.asarray(line.get_xydata()) for line in axes.get_lines()[:2]] for axes in (time, samples)]
+    (seconds, recommended), (needed, _) = drawn
+    assert time.get_ylabel() == "hours"
+    np.testing.assert_allclose(seconds, [(p.workers, p.seconds / 3600) for p in advice.prospects])
+    np.testing.assert_allclose(needed, [(p.workers, p.samples / 1e6) for p in advice.prospects])
+    assert set(recommended[:, 0]) == {advice.workers}
+
+
+def test_the_reasons_are_numbers() -> None:
+    advice = asked(max_workers=16)
+    why = " ".join(advice.reasons)
+    assert f"It takes {duration(advice.recommended.seconds)}" in why
+    assert f"{duration(advice.recommended.slowest_s)} if the noise is at its lower bound" in why
+    assert str(asked(max_workers=4)).count("Recommended: 4 workers.") == 1
 
 
 def test_a_noise_scale_without_upper_bound_still_gives_an_answer() -> None:

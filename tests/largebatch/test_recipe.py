@@ -60,9 +60,17 @@ def test_adams_betas_follow_the_batch_until_they_cannot() -> None:
     assert of("adam", ratio=4, rule="linear").settings["betas"] == (0.9, 0.999)
 
 
-def test_lamb_warms_up_as_published() -> None:
+def test_lamb_warms_up_longer_with_the_batch() -> None:
     for ratio, epochs in ((1, 0.3125), (16, 5.0), (64, 20.0)):
         assert of("lamb", ratio).schedule.begin(100).scale.end == pytest.approx(epochs)
+
+
+def test_what_is_not_of_a_paper_is_said_to_be_ours() -> None:
+    """LEGW says nothing of the warm-up at the base batch, and LAMB's papers tune its rate."""
+    sources = {choice.name: choice.source for choice in of("lamb", base_lr=None).choices}
+    assert sources["base_lr"] == "this library's default"
+    assert "1901.08256" in sources["warmup_epochs"]
+    assert "the base is this library's" in sources["warmup_epochs"]
 
 
 def test_short_trainings_have_short_warm_ups_and_stairs() -> None:

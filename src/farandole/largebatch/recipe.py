@@ -25,8 +25,9 @@ LARS = "You et al. 2017, arXiv 1708.03888"
 LAMB = "You et al. 2020, arXiv 1904.00962"
 MALLADI = "Malladi et al. 2022, arXiv 2205.10287"
 WARMUP_EPOCHS = 5.0
-LEGW_WARMUP_EPOCHS = 5.0 / 16.0
-"""At the base batch; 16 times as large, it is the usual five."""
+LEGW_WARMUP_EPOCHS = WARMUP_EPOCHS / 16.0
+"""At the base batch: a choice of this library. LEGW says how a warm-up grows with the batch; at 16 times the base batch
+it is then the usual five epochs."""
 REFERENCE_EPOCHS = 90.0
 """What the warm-ups and stairs in the papers are for; they shrink with a shorter training."""
 
@@ -145,7 +146,7 @@ def _base_rate(optimizer: str, given: float | None, base_batch: int, choices: li
     if optimizer not in BASE_RATES:
         raise UsageError(f"base_lr for {optimizer!r}: none is usual, give what was good with a batch of {base_batch}")
     usual = BASE_RATES[optimizer]
-    source = f"{LAMB}, appendix" if optimizer == "lamb" else "the optimizer's usual default"
+    source = "this library's default" if optimizer == "lamb" else "the optimizer's usual default"
     choices.append(Choice("base_lr", f"{usual:g}", "where tuning usually begins; tune it at the base batch", source))
     return usual
 
@@ -172,7 +173,7 @@ def _warmup(
     elif RULES[rule].longer_warmup:
         found = LEGW_WARMUP_EPOCHS * shorter
         why = f"times the ratio of the batches, which makes {found * max(1.0, global_batch / base_batch):.3g} epochs"
-        source = f"{LAMB}, appendix; {RULES[rule].source}"
+        source = f"{RULES[rule].source}; the base is this library's: {WARMUP_EPOCHS:g} epochs at 16 base batches"
     else:
         found = WARMUP_EPOCHS * shorter
         why = "weights change fastest in the first epochs, when large steps diverge; every step a little more"

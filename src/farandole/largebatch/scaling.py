@@ -25,8 +25,8 @@ BASE_RATES = {
     "rmsprop": 1e-3,
     "sgd": 1e-2,
 }
-"""What each optimizer is usually begun with at its base batch, to be tuned. The one of LAMB is for a batch of 512
-(arXiv 1904.00962, appendix, 4/(2^3 x 100)); LARS has none that fits more than one network."""
+"""What each optimizer is usually begun with at its base batch, to be tuned. LAMB's is a choice of this library, for
+steps of some 512 samples; LARS has none that fits more than one network."""
 
 
 @final
