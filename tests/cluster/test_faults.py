@@ -151,6 +151,22 @@ def test_a_lost_host_is_named_and_nothing_is_left(
         job.leaves_nothing("node2")
 
 
+@pytest.mark.parametrize("one_way", [False, True], ids=["both ways", "one way"])
+def test_hosts_that_do_not_hear_each_other_are_named_though_the_launcher_hears_both(
+    make_cluster: Callable[..., Cluster], tmp_path: Path, one_way: bool
+) -> None:
+    cluster = make_cluster(2)
+    job = Job(cluster, tmp_path, "collective")
+    job.arrive()
+    cluster.cut("node2", "node1", one_way=one_way)
+    assert job.end() != 0, job.said()
+    said = job.said()
+    parted = "hosts node[12] and node[12] do not hear each other"
+    assert re.search(rf"^farandole: {parted}", said, re.MULTILINE), said
+    assert len(re.findall(rf"raised node[12] AbortError {parted}", said)) == 3, said
+    job.leaves_nothing(*cluster.hosts)
+
+
 @pytest.mark.parametrize("moment", ["start", "collective", "end"])
 def test_a_host_that_gets_slow_is_not_lost(make_cluster: Callable[..., Cluster], tmp_path: Path, moment: str) -> None:
     cluster = make_cluster(2)

@@ -70,6 +70,68 @@ def _waits_for_a_silent_host(member: Member, connected: str) -> str:
         return f"{type(error).__name__}: {error}"
 
 
+def _is_parted(member: Member, moments: str) -> tuple[list[str], list[str]]:
+    import dataclasses
+    import subprocess
+
+    from farandole.collective import DType, ReduceOp
+    from farandole.engines import torchdist
+    from farandole.errors import CollectiveError
+
+    torchdist.CONNECT_S = 2.0
+    told: list[str] = []
+    engines: list[torchdist.GlooEngine] = []
+    errors = []
+
+    def on_silence(host: str) -> None:
+        told.append(host)
+        for engine in engines:
+            engine.abort(f"nothing comes from {host}")
+
+    group = dataclasses.replace(member.group("lane", deadline_s=60.0), silence_s=1.0, on_silence=on_silence)
+    engines.append(torchdist.GlooEngine(group, member.exchange_among("first")))
+    array = engines[0].allocate(32 * 2**20).array(DType.FLOAT32)
+    if member.rank == 1:  # to be slow for longer than a network may be silent is no fault
+        subprocess.Popen(["sh", "-c", f"sleep 0.2; kill -STOP {os.getpid()}; sleep 3; kill -CONT {os.getpid()}"])
+    for _ in range(10):
+        engines[0].allreduce(array, ReduceOp.SUM)
+    assert not told
+    member.exchange(b"")
+    if member.rank == 0:
+        Path(moments).write_text("now")
+    try:
+        while True:
+            engines[0].allreduce(array, ReduceOp.SUM)
+    except CollectiveError as error:
+        errors.append(f"{type(error).__name__}: {error}")
+    try:
+        torchdist.GlooEngine(group, member.exchange_among("second"))
+    except CollectiveError as error:
+        errors.append(f"{type(error).__name__}: {error}")
+    engines[0].close()
+    return told, errors
+
+
+def test_hosts_between_which_one_way_is_cut_tell_it_in_a_collective_and_when_they_connect(tmp_path: Path) -> None:
+    hosts, moments = LAUNCHES["ipv6"], tmp_path / "moments"
+    os.mkfifo(moments)
+    with _cluster(hosts) as cluster:
+
+        def cut() -> None:
+            moments.read_text()  # once rank 0 writes there
+            cluster.cut("node1", "node2", one_way=True)
+
+        cutter = threading.Thread(target=cut, daemon=True)
+        cutter.start()
+        found = run_ranks(_is_parted, 2, str(moments), timeout_s=120, start=on_hosts(cluster, hosts), hosts=hosts)
+        cutter.join(60)
+    here_to_there = "rank 0 on node1 does not reach node2; rank 1 on node2 does not reach node1"
+    lost = f"EngineError: not all of lane could connect to the others. {here_to_there}"
+    for (told, errors), other in zip(found, ("node2", "node1"), strict=True):
+        assert told == [other, other]
+        assert errors == [f"AbortError: nothing comes from {other}", lost]
+
+
 def test_a_host_that_loses_its_power_is_noticed_at_the_deadline(tmp_path: Path) -> None:
     """Nothing says goodbye: the connection stays established, and only silence comes over it."""
     hosts, connected = LAUNCHES["ipv6"], tmp_path / "connected"

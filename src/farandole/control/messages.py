@@ -114,6 +114,14 @@ class Leave(Message, frozen=True):
 
 
 @final
+class Unheard(Message, frozen=True):
+    """I wait in a collective, and nothing has come from ``host``, where other members are, for too long."""
+
+    generation: int
+    host: str
+
+
+@final
 class Blocked(Message, frozen=True):
     """I have been in a planned collective for ``seconds``: the ``sequence``-th of ``lane``; ``what`` describes it.
 
@@ -363,7 +371,7 @@ class Multicast(Message, frozen=True):
 
 
 Any: TypeAlias = (
-    Hello | Exchange | Submit | Leave | Blocked | Progress | SetTimeline | TimelineSet | Result | FetchTask
+    Hello | Exchange | Submit | Leave | Unheard | Blocked | Progress | SetTimeline | TimelineSet | Result | FetchTask
     | Welcome | Refuse | Exchanged | Orders | Resend | Abort | ChangeDue | Ask | Task
     | Ready | Parts | Letters | Begin | Multicast | agent_messages.Any
 )  # fmt: skip

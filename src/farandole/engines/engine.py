@@ -51,6 +51,8 @@ class Group:
 
     ``address`` is where other hosts reach this process, as far as its owner knows. ``broken`` is set when the
     generation ends otherwise than by ``shutdown()``: ``abort`` cannot reach an engine that is still being made.
+    ``on_silence`` may be called by any thread with the host of a member from which nothing has come for at least
+    ``silence_s`` (0: for ever) while something was waited for.
     """
 
     rank: int
@@ -61,6 +63,8 @@ class Group:
     deadline_s: float = 600.0
     address: str = ""
     broken: threading.Event = field(default_factory=threading.Event, compare=False, repr=False)
+    silence_s: float = 0.0
+    on_silence: Callable[[str], object] = field(default=lambda _: None, compare=False, repr=False)
 
     @property
     def size(self) -> int:

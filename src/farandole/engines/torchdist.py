@@ -11,18 +11,18 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 import socket
-import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, final
 
 from farandole.collective import Array
+from farandole.engines.connections import connections, to_other_hosts
 from farandole.engines.engine import Exchange, Group
 from farandole.engines.pairwise import PairwiseEngine
-from farandole.engines.reach import reachable_address
+from farandole.engines.reach import out_of_reach, reachable_address
+from farandole.engines.silence import Lookout, limit_s
 from farandole.engines.transport import Parcel, Transport, interruptible
 from farandole.errors import CollectiveError, EngineError
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     import torch
 
 CONNECT_S = 30.0
+_CONNECT_TRIES = 5
+"""How often Gloo tries a connection, each time for as long as it was told."""
 _SHORTEST_S = 0.001
 """The least time a wait is given, as Gloo takes 0 for ever."""
 _SETTLE_S = 1.0
@@ -61,7 +63,10 @@ class GlooTransport(Transport):
 
         store = ExchangeStore(exchange)
         self._process_group = connect(group, exchange, store, lambda: _make_gloo(group, exchange, store))
-        self._connections = _connections(list(store.values.values()))
+        hosts = {address: group.hosts[int(key.rpartition("/")[2])] for key, address in store.values.items()}
+        self._connections = connections(list(hosts))
+        leaving = to_other_hosts(self._connections, hosts, group.hosts[group.rank])
+        self._lookout = Lookout(leaving, group.silence_s, group.on_silence)
 
     def _move(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> None:
         deadline = time.monotonic() + self.group.deadline_s
@@ -71,10 +76,11 @@ class GlooTransport(Transport):
             for start, parcels in ((self._process_group.recv, receives), (self._process_group.send, sends)):
                 for peer, array in parcels:
                     running.append((peer, start([_tensor(array)], peer, 0)))
-            while running:
-                peer, work = running[0]
-                work.wait(timedelta(seconds=max(_SHORTEST_S, deadline - time.monotonic())))
-                running.pop(0)
+            with self._lookout.waiting():
+                while running:
+                    peer, work = running[0]
+                    work.wait(timedelta(seconds=max(_SHORTEST_S, deadline - time.monotonic())))
+                    running.pop(0)
         except BaseException as error:
             self._interrupt()
             for _, work in running:
@@ -101,6 +107,7 @@ class GlooTransport(Transport):
                 connection.shutdown(socket.SHUT_RDWR)
 
     def _release(self, clean: bool) -> None:
+        self._lookout.close()
         self._process_group = None
         for connection in self._connections:
             connection.close()
@@ -123,9 +130,14 @@ def connect(group: Group, exchange: Exchange, store: Any, make: Callable[[], Any
         store.meet()
     # Nobody goes on, and perhaps closes or aborts, while another still connects.
     lost = [f"{group.name(place)}: {said.decode()}" for place, said in enumerate(exchange(failure.encode())) if said]
-    if lost:
-        raise EngineError(f"not all of {group.label} could connect to the others. {'; '.join(lost)}")
-    return process_group
+    if not lost:
+        return process_group
+    cut = [] if store is None else out_of_reach(group, exchange, limit_s(group.silence_s))
+    for host in cut:
+        group.on_silence(host)
+    own = f"{group.name(group.rank)} does not reach {' and '.join(cut)}" if cut else ""
+    why = [said.decode() for said in exchange(own.encode()) if said]
+    raise EngineError(f"not all of {group.label} could connect to the others. {'; '.join(why or lost)}")
 
 
 def _make_gloo(group: Group, exchange: Exchange, store: Any) -> Any:
@@ -136,42 +148,8 @@ def _make_gloo(group: Group, exchange: Exchange, store: Any) -> Any:
     make = gloo.create_device
     options._devices = [make(hostname=reachable_address(group, exchange), lazy_init=False)]
     options._threads = 1  # one collective at a time
-    options._timeout = timedelta(seconds=CONNECT_S)
+    options._timeout = timedelta(seconds=CONNECT_S / _CONNECT_TRIES)
     return gloo(store, group.rank, group.size, options)
-
-
-def _connections(addresses: Sequence[bytes]) -> list[socket.socket]:
-    """Duplicates of this process's connections to the members, whose socket addresses appear in ``addresses``.
-
-    Gloo's listener is left alone: it ends the process when it is shut down.
-    """
-    found = []
-    for candidate in _sockets():
-        names = list(_names(candidate))
-        if len(names) == 2 and any(name in address for name in names for address in addresses):
-            found.append(candidate)
-        else:
-            candidate.close()
-    return found
-
-
-def _sockets() -> Iterator[socket.socket]:
-    for entry in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            if os.readlink(f"/proc/self/fd/{entry}").startswith("socket:"):
-                yield socket.socket(fileno=os.dup(int(entry)))
-
-
-def _names(connection: socket.socket) -> Iterator[bytes]:
-    """The own and, when connected, the peer's address, as the kernel lays a ``sockaddr`` out."""
-    for ask in (connection.getsockname, connection.getpeername):
-        with contextlib.suppress(OSError):
-            name = ask()
-            if connection.family == socket.AF_INET:
-                yield struct.pack("=H", socket.AF_INET) + struct.pack(">H", name[1]) + socket.inet_aton(name[0])
-            elif connection.family == socket.AF_INET6:
-                head = struct.pack("=H", socket.AF_INET6) + struct.pack(">HI", name[1], name[2])
-                yield head + socket.inet_pton(socket.AF_INET6, name[0].partition("%")[0])
 
 
 def _tensor(array: Array) -> torch.Tensor:

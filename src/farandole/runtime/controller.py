@@ -43,6 +43,7 @@ from farandole.control.messages import (
     Submit,
     Task,
     TimelineSet,
+    Unheard,
     Welcome,
 )
 from farandole.runtime.downlink import CONTROL, ORDERS, Downlink, Send
@@ -90,19 +91,22 @@ class Controller:
         self._rejected: Counter[str] = Counter()
         self._received = 0
         self._handlers: dict[type, Callable[[bytes, Any], None]] = {
-            Submit: self._on_submit,
             Ready: self._on_ready,
             Letters: self._on_letters,
             Hello: self._on_hello,
-            Exchange: self._on_exchange,
             Parts: self._on_parts,
             Leave: self._on_leave,
+            FetchTask: self._on_fetch,
+            Result: self._on_result,
+        }
+        self._handlers_of_ranks: dict[type, Callable[[Generation, int, Any], None]] = {
+            Submit: self._on_submit,
+            Exchange: self._on_exchange,
             Blocked: self._on_blocked,
+            Unheard: self._on_unheard,
             Progress: self._on_progress,
             SetTimeline: self._on_timeline,
             TimelineSet: self._on_timeline_set,
-            FetchTask: self._on_fetch,
-            Result: self._on_result,
         }
 
     # -- what the loop calls ------------------------------------------------------------------------------------------
@@ -186,18 +190,16 @@ class Controller:
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
-    def _take(self, identity: bytes, message: Message) -> None:
-        handler = self._handlers.get(type(message))
-        if handler is None:
-            self._rejected[f"{type(message).__name__} from a worker"] += 1
-        else:
+    def _take(self, identity: bytes, message: Any) -> None:
+        handler, of_rank = self._handlers.get(type(message)), self._handlers_of_ranks.get(type(message))
+        if handler is not None:
             handler(identity, message)
+        elif of_rank is None:
+            self._rejected[f"{type(message).__name__} from a worker"] += 1
+        elif (found := self._find(identity, message.generation)) is not None:
+            of_rank(*found, message)
 
-    def _on_submit(self, identity: bytes, message: Submit) -> None:
-        found = self._find(identity, message.generation)
-        if found is None:
-            return
-        generation, rank = found
+    def _on_submit(self, generation: Generation, rank: int, message: Submit) -> None:
         self._submit(generation, [(RankSet.only(rank), entry) for entry in message.entries])
 
     def _on_ready(self, identity: bytes, message: Ready) -> None:
@@ -242,11 +244,7 @@ class Controller:
         self._form(now)
         self.on_hello(hello)
 
-    def _on_exchange(self, identity: bytes, message: Exchange) -> None:
-        found = self._find(identity, message.generation)
-        if found is None:
-            return
-        generation, rank = found
+    def _on_exchange(self, generation: Generation, rank: int, message: Exchange) -> None:
         self._gather(generation, message.key, tuple(message.ranks), {rank: message.payload})
 
     def _on_parts(self, identity: bytes, message: Parts) -> None:
@@ -275,11 +273,7 @@ class Controller:
             self._formation.left(generation.members[rank].hello.place)
             self._stop_waiting(generation)
 
-    def _on_blocked(self, identity: bytes, message: Blocked) -> None:
-        found = self._find(identity, message.generation)
-        if found is None:
-            return
-        generation, rank = found
+    def _on_blocked(self, generation: Generation, rank: int, message: Blocked) -> None:
         now = self._clock()
         if not generation.blockages.add(rank, message, now):
             self._rejected["Blocked in an impossible place"] += 1
@@ -292,29 +286,31 @@ class Controller:
         else:
             generation.stall.hurry(now)
 
-    def _on_progress(self, identity: bytes, message: Progress) -> None:
-        found = self._find(identity, message.generation)
-        if found is not None:
-            generation, rank = found
-            generation.stall.answered(rank, message, self._clock())
-
-    def _on_timeline(self, identity: bytes, message: SetTimeline) -> None:
-        found = self._find(identity, message.generation)
-        if found is None:
+    def _on_unheard(self, generation: Generation, rank: int, message: Unheard) -> None:
+        if message.host not in generation.hosts:
+            self._rejected["Unheard of a host without ranks"] += 1
             return
-        generation, rank = found
+        self._do_without(generation, *generation.parted(rank, message.host))
+
+    def _do_without(self, generation: Generation, ranks: Sequence[int], reason: str, kind: str = "AbortError") -> None:
+        """It cannot go on with these ranks; perhaps others can without them."""
+        if not self._formation.stalled(generation.places(ranks), reason):
+            self.report(reason)
+            self.abort(reason, kind)
+
+    def _on_progress(self, generation: Generation, rank: int, message: Progress) -> None:
+        generation.stall.answered(rank, message, self._clock())
+
+    def _on_timeline(self, generation: Generation, rank: int, message: SetTimeline) -> None:
         if rank:
             self._rejected["SetTimeline from another rank than 0"] += 1
             return
         self._tell(generation.begin_timeline(message.number), CONTROL, message)
         self._answer_timeline(generation)
 
-    def _on_timeline_set(self, identity: bytes, message: TimelineSet) -> None:
-        found = self._find(identity, message.generation)
-        if found is not None:
-            generation, rank = found
-            generation.timeline.answered(rank, message.number)
-            self._answer_timeline(generation)
+    def _on_timeline_set(self, generation: Generation, rank: int, message: TimelineSet) -> None:
+        generation.timeline.answered(rank, message.number)
+        self._answer_timeline(generation)
 
     def _on_fetch(self, identity: bytes, _: FetchTask) -> None:
         self._downlink.post([identity], Task(self.task))
@@ -391,9 +387,8 @@ class Controller:
                 self.request_stack(generation.members[rank].hello)
         elif isinstance(step, Report):
             self.report(step.text)
-        elif isinstance(step, Verdict) and not self._formation.stalled(generation.places(step.missing), step.reason):
-            self.report(step.reason)
-            self.abort(step.reason, "StallError")
+        elif isinstance(step, Verdict):
+            self._do_without(generation, step.missing, step.reason, "StallError")
 
     def _tell(self, ranks: RankSet, suffix: bytes, message: Message) -> None:
         self._downlink.tell(GLOBAL, ranks, suffix, message)

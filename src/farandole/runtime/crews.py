@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import final
 
 from farandole.engines.engine import Engine, Group, Rendezvous, Share
@@ -21,11 +21,23 @@ from farandole.topology import Topology
 
 @final
 class Crews:
-    """Makes engines when they are first needed, in the same order on all members. Any thread may abort."""
+    """Makes engines when they are first needed, in the same order on all members. Any thread may abort.
 
-    def __init__(self, topology: Topology, engine: str, share: Share, deadline_s: float, address: str = "") -> None:
+    ``address``, ``silence_s`` and ``on_silence`` are what every ``Group`` is told.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        engine: str,
+        share: Share,
+        deadline_s: float,
+        address: str = "",
+        silence_s: float = 0.0,
+        on_silence: Callable[[str], object] = lambda _: None,
+    ) -> None:
         self._topology, self._engine, self._share, self._deadline_s = topology, engine, share, deadline_s
-        self._address = address
+        self._address, self._silence_s, self._on_silence = address, silence_s, on_silence
         self.broken = threading.Event()
         """Set when the generation ends otherwise than by ``shutdown()``."""
         self._lock = threading.RLock()  # a signal handler may abort while its thread is in here
@@ -54,7 +66,16 @@ class Crews:
         hosts = tuple(topology.hosts[r] for r in ranks)
         place = list(ranks).index(topology.rank)
         group = Group(
-            place, tuple(ranks), hosts, topology.generation, label, self._deadline_s, self._address, self.broken
+            place,
+            tuple(ranks),
+            hosts,
+            topology.generation,
+            label,
+            self._deadline_s,
+            self._address,
+            self.broken,
+            self._silence_s,
+            self._on_silence,
         )
         engine = make(name or self._engine, group, Rendezvous(self._share, key, ranks))
         with self._lock:

@@ -130,6 +130,20 @@ class Generation:
         """Why these ranks cannot meet, or "" if they can."""
         return list_some([reason for rank, reason in self._away.items() if rank in ranks], "; ")
 
+    def parted(self, rank: int, host: str) -> tuple[list[int], str]:
+        """``rank`` hears nothing from ``host``: the ranks of the younger host, without which others may go on, and why.
+
+        Both may hear the controller, so none is lost; but they cannot be in one generation.
+        """
+        here = self.hosts[rank]
+        younger = max(here, host, key=self.hosts.index)
+        reason = (
+            f"hosts {here} and {host} do not hear each other, though the controller hears both: the network between "
+            f"them is cut, says {self.name(rank)}, which has waited for twice as long as a host may be silent "
+            "(FARANDOLE_HOST_TIMEOUT_S)"
+        )
+        return [each for each, own in enumerate(self.hosts) if own == younger], reason
+
     def exchange(self, key: str, ranks: tuple[int, ...], parts: Mapping[int, bytes]) -> Exchanged | None:
         """Parts of an all-gather among ``ranks`` have come, by rank; all of them, once they are there."""
         members = set(ranks)

@@ -22,7 +22,7 @@ from typing import Any, final
 
 from farandole import events
 from farandole.collective import Kind, ReduceOp
-from farandole.control.messages import Leave, Order
+from farandole.control.messages import Leave, Order, Unheard
 from farandole.engines.candidates import CANDIDATES
 from farandole.engines.choose import base
 from farandole.engines.engine import Engine
@@ -91,8 +91,7 @@ class Session:
             self._sets.add(number, process_set)
         self._link = link
         self._control: ControlThread | None = None
-        address = known_address(settings.network_interface, link.controller if link else "")
-        self._crews = Crews(own, engine, self._share, self._limit_s(settings.stall_shutdown_s), address)
+        self._crews = self._make_crews(own)
         self._lane = self._open_lane(sets)
         if link is not None:
             warning_s = Limits.of(settings).warning_s or FOREVER_S
@@ -274,6 +273,13 @@ class Session:
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
+    def _make_crews(self, topology: Topology) -> Crews:
+        settings = self.settings
+        address = known_address(settings.network_interface, self._link.controller if self._link else "")
+        limit_s = self._limit_s(settings.stall_shutdown_s)
+        silence_s = settings.host_timeout_s
+        return Crews(topology, self.engine, self._share, limit_s, address, silence_s, self._on_silence)
+
     def _open_lane(self, sets: Sequence[ProcessSet]) -> Lane:
         if self._link is None or self.topology.size == 1:
             dynamic = self.settings.dynamic_process_sets
@@ -317,6 +323,12 @@ class Session:
             return [payload]
         # A rank comes to its first planned collective when it has done what precedes it, and that may take long.
         return self._control.exchange(key, ranks, payload, self._limit_s(self.settings.stall_shutdown_s))
+
+    def _on_silence(self, host: str) -> None:
+        """An engine has waited in vain for what comes from ``host``: it is for the controller to say what follows."""
+        if self._link is not None:
+            with contextlib.suppress(ControlError):
+                self._link.up.send(Unheard(self.generation, host))
 
     def _torn(self, failure: Failure) -> None:
         """A collective broke on this rank, in the middle: the others must not wait for it."""

@@ -165,12 +165,15 @@ class Cluster:
         """What has left by a host's cable since it booted, headers included."""
         return traffic(self._first(host))[1]
 
-    def cut(self, host: str, peer: str | None = None) -> None:
-        """Pull a host's cable, or let what two hosts send to each other vanish. Nobody is told: peers see silence."""
+    def cut(self, host: str, peer: str | None = None, *, one_way: bool = False) -> None:
+        """Pull a host's cable, or let what two hosts send to each other vanish. Nobody is told: peers see silence.
+
+        With ``one_way`` only what ``host`` sends to ``peer`` vanishes.
+        """
         if peer is None:
             self._network.unplug(self.address(host))
             return
-        for here, there in ((host, peer), (peer, host)):
+        for here, there in ((host, peer),) if one_way else ((host, peer), (peer, host)):
             self._network.part(self._first(here), self.address(there))
 
     def heal(self, host: str, peer: str | None = None) -> None:

@@ -1,0 +1,112 @@
+"""Hosts that are not heard of while something is waited for from them: the network is cut between them and this one.
+
+    lookout = Lookout({connection: "node2"}, silence_s=3.0, tell=group.on_silence)
+    with lookout.waiting():
+        ...                                     # a transfer; tell("node2") if it comes to nothing for that reason
+    lookout.close()
+
+Only the kernel knows whether the other side's kernel answers, and that is what counts: a process that is slow or
+stopped is answered for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import socket
+import struct
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import final
+
+REPEATS = 2
+"""TCP repeats what was lost at doubling intervals: after a silence of s, it may be as long again until it asks."""
+
+LOOKS = 4
+"""How often is looked within the time of a silence."""
+
+_SHORTEST_S = 1.0
+"""The kernel counts the time between its questions in seconds."""
+
+_MOST_PROBES = 127
+_HEARD = struct.Struct("=52x2I")
+"""Milliseconds since data and an acknowledgement were received: ``tcpi_last_data_recv`` and ``tcpi_last_ack_recv``."""
+
+
+def limit_s(silence_s: float) -> float:
+    """How long nothing may come where a host may be silent for ``silence_s``."""
+    return REPEATS * max(silence_s, _SHORTEST_S)
+
+
+@final
+class Lookout:
+    """Looks, in a thread of its own, after the connections of a transport to other hosts, while that waits.
+
+    After ``limit_s(silence_s)`` of silence ``tell`` is called with the name of the host, once. With 0 a host may be
+    silent for ever, and nobody looks.
+    """
+
+    def __init__(
+        self, connections: Mapping[socket.socket, str], silence_s: float, tell: Callable[[str], object]
+    ) -> None:
+        self._connections, self._tell = connections, tell
+        self._limit_s = limit_s(silence_s)
+        self._since_s = math.inf
+        self._closed = threading.Event()
+        if silence_s and connections:
+            for connection in connections:
+                _let_ask(connection, round(max(silence_s / LOOKS, _SHORTEST_S)))
+            arguments = weakref.WeakMethod(self._look), self._limit_s / LOOKS, self._closed
+            threading.Thread(target=_look_often, args=arguments, name="farandole-lookout", daemon=True).start()
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """What happens inside needs the others."""
+        self._since_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self._since_s = math.inf
+
+    def close(self) -> None:
+        """Look no more; the connections are the caller's."""
+        self._closed.set()
+
+    def _look(self) -> None:
+        if time.monotonic() - self._since_s < self._limit_s:
+            return
+        for connection, host in self._connections.items():
+            if silent_for_s(connection) >= self._limit_s:
+                self._closed.set()
+                self._tell(host)
+                return
+
+
+def silent_for_s(connection: socket.socket) -> float:
+    """How long ago the other side of a TCP connection sent or acknowledged anything; 0 if the connection is closed."""
+    try:
+        told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _HEARD.size)
+    except OSError:  # it was given up meanwhile
+        return 0.0
+    since_data_ms, since_acknowledgement_ms = _HEARD.unpack(told)
+    return float(min(since_data_ms, since_acknowledgement_ms)) / 1000
+
+
+def _let_ask(connection: socket.socket, every_s: int) -> None:
+    """Let the kernel ask the other side whether it is there when nothing else is on its way."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        (socket.TCP_KEEPIDLE, every_s),
+        (socket.TCP_KEEPINTVL, every_s),
+        (socket.TCP_KEEPCNT, _MOST_PROBES),  # it is not for the kernel to end what nobody waits for
+    ):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def _look_often(look: weakref.WeakMethod[Callable[[], None]], pause_s: float, closed: threading.Event) -> None:
+    """Until it is closed, or nobody has it any more."""
+    while not closed.wait(pause_s) and (method := look()) is not None:
+        method()
+        del method
