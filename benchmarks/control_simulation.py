@@ -129,7 +129,7 @@ class World:
             moment_s = begin_s + self._rng.random() * spread_s + (late_s if rank == self.size // 2 else 0.0)
             if moment_s < math.inf:
                 ready_s = max(ready_s, moment_s)
-                self._say(rank, Submit(1, [entry]), moment_s)
+                self._say(rank, Submit(1, entry), moment_s)
         self._run(lambda: len(self._ordered) == self.size or bool(self.reports))
         received_now, sent_now = self._root_counts()
         after = [(process.messages, process.busy_s) for process in self._processes.values()]

@@ -144,7 +144,7 @@ def measure(ranks: int = SIZES[-1], rounds: int = ROUNDS) -> Costs:
     It is processor time that is counted, of the thread that is busier: ours, or the one in which ZeroMQ decrypts and
     encrypts. Other load of the machine does not count.
     """
-    secret, message = new_secret(), Submit(1, [Entry(0, "allreduce.loss", 7)])
+    secret, message = new_secret(), Submit(1, Entry(0, "allreduce.loss", 7))
     with Router(JobKeys.from_secret(secret)) as router:
         program = f"from benchmarks.control_tree import talk; talk({router.address!r}, {secret!r}, {rounds})"
         child = subprocess.Popen([sys.executable, "-c", program])
@@ -170,7 +170,7 @@ def talk(address: str, secret: str, rounds: int) -> None:
     """The other side of ``measure``."""
     keys = JobKeys.from_secret(secret)
     dealers = [Dealer(address, b"%du" % peer, keys) for peer in range(PEERS)]
-    message = Submit(1, [Entry(0, "allreduce.loss", 7)])
+    message = Submit(1, Entry(0, "allreduce.loss", 7))
     for turn in range(rounds + 1):
         for dealer in dealers:
             if turn:
@@ -198,7 +198,7 @@ def _handling_s(ranks: int, rounds: int = 3) -> float:
             begin = time.thread_time()
         entry = Entry(0, "n", 0) if turn >= 2 else Entry(0, "n", signature=SIGNATURE)
         for rank in range(ranks):
-            controller.handle(b"%du" % rank, Submit(1, [entry]))
+            controller.handle(b"%du" % rank, Submit(1, entry))
         controller.tick(time.monotonic())
     return (time.thread_time() - begin) / (ranks * rounds)
 

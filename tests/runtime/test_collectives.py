@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import statistics
 import threading
 import time
@@ -16,6 +17,7 @@ import pytest
 from farandole.collective import Array, DType, Kind, ReduceOp
 from farandole.errors import DuplicateNameError, MismatchError, UnsupportedError, UsageError
 from farandole.runtime.call import Call
+from farandole.runtime.eager import EAGER_BYTES
 from farandole.runtime.process_sets import ProcessSet
 from farandole.runtime.session import current, global_process_set, init, shutdown
 from farandole.testing import reference
@@ -32,14 +34,28 @@ def _values(rank: int, dtype: DType, count: int = 11) -> Any:
 
 
 def reductions_of_every_dtype(rank: int, size: int) -> None:
-    for dtype in DType:
-        for op in REDUCTIONS:
-            if not reference.legal(dtype, op):
-                continue
-            everyone = [_values(r, dtype) for r in range(size)]
+    for dtype, op in itertools.product(DType, REDUCTIONS):
+        if not reference.legal(dtype, op):
+            continue
+        for count in (3, 70):  # travels with the announcement, and through the engine
+            everyone = [_values(r, dtype, count) for r in range(size)]
             x = everyone[rank].copy()
-            NumpyCalls(dtype=dtype).allreduce(f"{dtype.label}.{op.label}", x, op)
+            NumpyCalls(dtype=dtype).allreduce(f"{dtype.label}.{op.label}.{count}", x, op)
             assert reference.same(dtype, x, reference.reduce(dtype, op, everyone)), (dtype, op, x)
+
+
+def a_few_bytes_need_no_engine(rank: int, size: int) -> None:
+    do = NumpyCalls()
+    before = current().statistics()["engines"]
+    for turn in range(4):  # in full, and by number
+        single, scaled = np.full(EAGER_BYTES // 8, float(rank)), np.array([rank + 1.0, 1.0], np.float32)
+        do.allreduce("single", single, ReduceOp.MAX)
+        do.submit(*(do.reduction(f"pair.{i}", part) for i, part in enumerate(np.split(scaled, 2)))).wait()
+        np.testing.assert_array_equal(single, np.full_like(single, size - 1))
+        np.testing.assert_array_equal(scaled, [size * (size + 1) / 2, size], err_msg=f"turn {turn}")
+    assert size == 1 or current().statistics()["engines"] == before
+    do.allreduce("larger", np.ones(EAGER_BYTES // 8 + 1))
+    assert current().statistics()["engines"] != before
 
 
 def scales_apply_before_and_after(rank: int, size: int) -> None:
@@ -275,6 +291,7 @@ CASES: dict[str, Case] = {
     case.__name__: case
     for case in (
         reductions_of_every_dtype,
+        a_few_bytes_need_no_engine,
         scales_apply_before_and_after,
         a_group_may_mix_dtypes_and_sizes,
         scalars_and_empty_tensors,

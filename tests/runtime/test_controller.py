@@ -69,7 +69,7 @@ class Job:
         self.tick()
 
     def submit(self, uid: str, name: str = "n", process_set: int = 0, generation: int = 1) -> None:
-        self.say(uid, Submit(generation, [Entry(process_set, name, signature=SIGNATURE)]))
+        self.say(uid, Submit(generation, Entry(process_set, name, signature=SIGNATURE)))
 
     def tick(self) -> None:
         for _ in range(9):
@@ -143,8 +143,8 @@ def test_what_arrives_together_is_fused_and_sets_get_their_own_part_in_one_order
     job.form(process_sets=[[0, 1]])
     job.submit("x", "mine", 1)
     for uid in "xyz":
-        entries = [Entry(0, name, signature=SIGNATURE) for name in "ab"] + [Entry(1, "mine", signature=SIGNATURE)]
-        job.controller.handle(uid.encode() + b"u", Submit(1, entries[: 3 if uid == "y" else 2]))
+        for entry in [(0, "a"), (0, "b"), (1, "mine")][: 3 if uid == "y" else 2]:
+            job.controller.handle(uid.encode() + b"u", Submit(1, Entry(*entry, signature=SIGNATURE)))
     job.tick()
     told = {to: [order.names for order in message.orders] for to, message in job.only(Orders)}
     assert told == {"xo": [["mine"], ["a", "b"]], "yo": [["mine"], ["a", "b"]], "zo": [["a", "b"]]}
@@ -153,7 +153,7 @@ def test_what_arrives_together_is_fused_and_sets_get_their_own_part_in_one_order
 def test_a_forgotten_number_is_asked_for_again() -> None:
     job = Job()
     job.form()
-    job.say("x", Submit(1, [Entry(0, "n", 5)]))
+    job.say("x", Submit(1, Entry(0, "n", 5)))
     assert job.only(messages.Resend) == [("xo", messages.Resend(1, 0, ["n"]))]
 
 
@@ -364,7 +364,7 @@ peers: list[st.SearchStrategy[Message]] = [
         Hello, text, small, small, st.just("a"), st.integers(100, 103), st.just("1"),
         st.just(["shm", "solo"]), small, small, st.lists(st.lists(small, max_size=2), max_size=1),
     ),
-    st.builds(Submit, small, st.lists(entries, max_size=3)),
+    st.builds(Submit, small, entries, st.binary(max_size=5)),
     st.builds(Exchange, small, text, st.lists(small, max_size=3), st.binary(max_size=2)),
     st.builds(Leave, small, text),
     st.builds(Blocked, small, small, text, small, text, st.floats()),

@@ -334,6 +334,47 @@ def test_a_group_is_never_split() -> None:
     ]
 
 
+# -- small contributions ----------------------------------------------------------------------------------------------
+
+
+def give(negotiation: Negotiation, rank: int, contribution: bytes, name: str = "x", number: int = -1) -> None:
+    entry = Entry(0, name, number, None if number >= 0 else allreduce((1,)))
+    assert not negotiation.submit(RankSet.only(rank), entry, 0.0, contribution)
+
+
+def test_what_all_have_sent_along_goes_to_all_in_the_order_of_the_ranks() -> None:
+    negotiation = Negotiation(["a"] * 3, cache_capacity=8, fusion_threshold_bytes=1000)
+    number = -1
+    for _ in range(3):  # in full, in full, by number
+        for rank in (2, 0, 1):
+            give(negotiation, rank, b"%d..." % rank, number=number)
+        give(negotiation, 0, b"here", "y")
+        order = only(negotiation).order
+        assert order.contributions == [b"0...", b"1...", b"2..."]
+        number = order.cached[0]
+        for rank in (1, 2):
+            give(negotiation, rank, b"more", "y")
+        assert only(negotiation).order.contributions == [b"here", b"more", b"more"]
+
+
+@pytest.mark.parametrize("wrong", [b"", b"three"])
+def test_without_the_contribution_of_one_rank_all_go_to_the_engine(wrong: bytes) -> None:
+    negotiation = Negotiation(["a"] * 2)
+    give(negotiation, 0, b"four")
+    give(negotiation, 1, wrong)
+    order = only(negotiation).order
+    assert (order.contributions, order.error) == ([], "")
+
+
+def test_a_rank_that_has_joined_contributes_nothing_and_the_others_still_do() -> None:
+    negotiation = Negotiation(["a"] * 3)
+    say(negotiation, 1, Signature(Kind.JOIN, [], []), "join")
+    give(negotiation, 2, b"last")
+    give(negotiation, 0, b"zero")
+    order = only(negotiation).order
+    assert (order.contributions, order.joined) == ([b"zero", b"", b"last"], [1])
+
+
 # -- what the stall inspector asks ------------------------------------------------------------------------------------
 
 

@@ -109,6 +109,7 @@ class Worker:
             self.end,
             Presence(),
             8,
+            eager=False,
         )
 
         self.control = ControlThread(

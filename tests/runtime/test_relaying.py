@@ -99,7 +99,7 @@ def test_nothing_that_comes_from_below_can_break_it(happenings: list[tuple[Any, 
     if begun:
         relay.up.clear()
         for uid in (b"xu", b"yu"):
-            relay.relaying.from_below(uid, Submit(1, [messages.Entry(1, "new", 9)]))
+            relay.relaying.from_below(uid, Submit(1, messages.Entry(1, "new", 9)))
             relay.relaying.from_below(uid, Exchange(1, "new", [0, 1], b""))
         relay.now += HOLD_S
         relay.relaying.flush()

@@ -223,7 +223,7 @@ def test_a_rank_that_cannot_start_ends_the_start_of_all_and_leaves_nothing() -> 
 
 def _interrupted_with_an_order(member: Member) -> str:
     init()
-    x = np.ones(1)
+    x = np.ones(100)  # more than travels with the order: the others wait for this rank in the engine
 
     def interrupt(event: events.Event) -> None:
         if isinstance(event, events.Phase) and event.phase == "queue":

@@ -96,7 +96,7 @@ def test_it_serves_until_its_starter_lets_go_and_says_farewell(held: ExitStack) 
     assert [job.expect(f"{uid}c", Welcome).rank for uid in "xy"] == [0, 1]
     entry = Entry(0, "n", signature=Signature(Kind.ALLREDUCE, [DType.FLOAT32], [[3]]))
     for uid in "xy":
-        job.sockets[f"{uid}u"].send(Submit(1, [entry]))
+        job.sockets[f"{uid}u"].send(Submit(1, entry))
     assert job.expect("xo", Orders) == job.expect("yo", Orders)
     assert job.leave() == 0
     reason = job.expect("yc", Abort).reason
@@ -160,7 +160,7 @@ def test_a_stalled_worker_is_reported_with_the_stack_it_is_in_though_it_holds_th
     job.expect("xc", Welcome)
     job.expect("yc", Welcome)
     entry = Entry(0, "loss", signature=Signature(Kind.ALLREDUCE, [DType.FLOAT32], [[3]]))
-    job.sockets["xu"].send(Submit(1, [entry]))
+    job.sockets["xu"].send(Submit(1, entry))
     job.expect("yc", Ask)
     job.sockets["yu"].send(Progress(1, "allreduce.acc", ""))
     assert job.process.stderr is not None

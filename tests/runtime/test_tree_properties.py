@@ -134,7 +134,8 @@ class Branched(Simulation):
     # -- ranks --------------------------------------------------------------------------------------------------------
 
     def arrive(self, r: int) -> None:
-        self.say(r, Submit(1, self.out[r].pop(0)))
+        for entry in self.out[r].pop(0):
+            self.say(r, Submit(1, entry))
 
     def leave(self, r: int) -> None:
         while self.out[r]:

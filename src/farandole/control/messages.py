@@ -94,10 +94,11 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
 @final
 class Submit(Message, frozen=True):
-    """I am ready for these."""
+    """I am ready for this; ``contribution`` is what I give to it, if that is small enough to come along."""
 
     generation: int
-    entries: list[Entry]
+    entry: Entry
+    contribution: bytes = b""
 
 
 @final
@@ -230,7 +231,8 @@ class Order(msgspec.Struct, frozen=True, array_like=True):
     ranks that contribute nothing. ``sequence`` grows from order to order over all sets, so a rank may see gaps.
     ``value`` is the id of the set (ADD_SET, REMOVE_SET) or the rank that joined last (JOIN). An order with an
     ``error`` goes to the ranks that submitted it, never to joined ones; ``error_kind`` is the class of
-    ``farandole.errors`` to raise, and ``refused`` says that a rank could not do it.
+    ``farandole.errors`` to raise, and ``refused`` says that a rank could not do it. ``contributions`` are those
+    of the members, by their place in the set (``b""`` for joined ones), if all sent them: no more is to be moved then.
     """
 
     process_set: int
@@ -246,6 +248,7 @@ class Order(msgspec.Struct, frozen=True, array_like=True):
     error_kind: str = ""
     value: int = -1
     refused: bool = False
+    contributions: list[bytes] = []
 
 
 @final

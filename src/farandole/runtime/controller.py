@@ -200,19 +200,19 @@ class Controller:
             of_rank(*found, message)
 
     def _on_submit(self, generation: Generation, rank: int, message: Submit) -> None:
-        self._submit(generation, [(RankSet.only(rank), entry) for entry in message.entries])
+        self._submit(generation, [(RankSet.only(rank), message.entry, message.contribution)])
 
     def _on_ready(self, identity: bytes, message: Ready) -> None:
         generation = self._generation_of(identity, message.generation)
         if generation is not None:
             present = self._downlink.branches[identity] & generation.present()
             members, shares = self._downlink.members, message.shares
-            self._submit(generation, [(members(s.entry.process_set, s.ranks) & present, s.entry) for s in shares])
+            self._submit(generation, [(members(s.entry.process_set, s.ranks) & present, s.entry, b"") for s in shares])
 
-    def _submit(self, generation: Generation, said: Sequence[tuple[RankSet, Entry]]) -> None:
+    def _submit(self, generation: Generation, said: Sequence[tuple[RankSet, Entry, bytes]]) -> None:
         now = self._clock()
-        for ranks, entry in said:
-            if forgotten := generation.negotiation.submit(ranks, entry, now):
+        for ranks, entry, contribution in said:
+            if forgotten := generation.negotiation.submit(ranks, entry, now, contribution):
                 self._tell(forgotten, ORDERS, Resend(generation.number, entry.process_set, [entry.name]))
         if generation.stall.deadline_s is None:
             generation.stall.expect(now)

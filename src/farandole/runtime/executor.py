@@ -16,7 +16,7 @@ from typing import TypeAlias, final
 from farandole.collective import Array, DType, Kind, ReduceOp
 from farandole.control.messages import Order, Signature
 from farandole.engines.engine import Engine
-from farandole.runtime import adasum
+from farandole.runtime import adasum, eager
 from farandole.runtime.call import Call, Outcome
 from farandole.runtime.fusion import Fusion
 from farandole.runtime.packing import identity, scratch
@@ -67,6 +67,15 @@ class Executor:
         return self._alltoall(signature, j, call, order.splits[i])
 
     def _allreduce(self, order: Order, mine: Mine) -> list[list[Outcome]]:
+        if order.contributions:
+            begin = self.phases.begin()
+            eager.reduce(order, mine[0] or ())
+            self.phases.end("reduce", begin, sum(map(len, order.contributions)))
+        else:
+            self._reduce(order, mine)
+        return [[Outcome(c.array, c.shape) for c in calls or ()] for calls in mine]
+
+    def _reduce(self, order: Order, mine: Mine) -> None:
         for (dtype, op, prescale, postscale, on_host), items in groupby(_contributions(order, mine), _way):
             arrays = [array for array, _ in items]
             if op != ReduceOp.ADASUM:
@@ -77,7 +86,6 @@ class Executor:
                 begin = self.phases.begin()
                 adasum.allreduce(self.engine, arrays, dtype, prescale * postscale)
                 self.phases.end("reduce", begin, sum(a.nbytes for a in arrays))
-        return [[Outcome(c.array, c.shape) for c in calls or ()] for calls in mine]
 
     def _broadcast(self, signature: Signature, j: int, call: Call | None) -> Outcome:
         array = call.array if call else scratch(DType(signature.dtypes[j]), prod(signature.shapes[j]))

@@ -292,6 +292,7 @@ class Session:
             self._torn,
             self._presence,
             self.settings.cache_capacity,
+            eager=self.topology.size <= self.settings.tree_radix,  # relays combine, and these cannot be combined
         )
 
     def _introduce(self) -> None:

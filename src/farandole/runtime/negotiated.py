@@ -26,6 +26,7 @@ from farandole.control.messages import Entry, Order, Orders, Resend, Submit
 from farandole.errors import AbortError, ControlError, DuplicateNameError, MismatchError
 from farandole.runtime.ask import Ask, Key
 from farandole.runtime.call import Call, Handle, Outcome
+from farandole.runtime.eager import contribution
 from farandole.runtime.failure import Failure
 from farandole.runtime.phases import LANE
 from farandole.runtime.presence import Presence
@@ -101,7 +102,10 @@ class _Known:
 
 @final
 class NegotiatedLane:
-    """See the module. ``perform`` runs in the leading thread; ``torn`` is called there if it fails on this rank."""
+    """See the module. ``perform`` runs in the leading thread; ``torn`` is called there if it fails on this rank.
+
+    If the lane is ``eager``, small contributions travel with the announcements.
+    """
 
     def __init__(
         self,
@@ -112,11 +116,13 @@ class NegotiatedLane:
         torn: Torn,
         presence: Presence,
         cache_capacity: int,
+        eager: bool,
     ) -> None:
         self.last: Order | None = None
         self.inside: Order | None = None
         self._orders, self._send, self._generation = orders, send, generation
-        self._perform, self._torn, self._presence, self._capacity = perform, torn, presence, cache_capacity
+        self._perform, self._torn, self._presence = perform, torn, presence
+        self._capacity, self._eager = cache_capacity, eager
         # Guards everything below; a signal handler may end the lane while its thread has it.
         self._lock = lock = threading.RLock()
         self._changed = threading.Condition(lock)
@@ -147,7 +153,7 @@ class NegotiatedLane:
             known = self._known.get(ask.key)
             self._unattended += background
         by_number = known is not None and known.fingerprint == ask.fingerprint
-        self._announce(known.entry if by_number and known else ask.entry())
+        self._announce(known.entry if by_number and known else ask.entry(), self._given(ask))
         if pending.begin_s:
             pending.sent_s = time.monotonic()
         if background:
@@ -206,9 +212,12 @@ class NegotiatedLane:
         times = self._refused[name]
         return (name[0], f"{name[1]} (after {times} refused)") if times else name
 
-    def _announce(self, entry: Entry) -> None:
+    def _given(self, ask: Ask) -> bytes:
+        return contribution(ask.calls) if self._eager else b""
+
+    def _announce(self, entry: Entry, contribution: bytes = b"") -> None:
         with contextlib.suppress(ControlError):  # closed, after end() has failed this handle with a better reason
-            self._send(Submit(self._generation, [entry]))
+            self._send(Submit(self._generation, entry, contribution))
 
     def _lead(self, enough: Callable[[], bool]) -> None:
         """Receive and execute until ``enough()``. Called with the lock, which is free meanwhile."""
@@ -310,7 +319,7 @@ class NegotiatedLane:
             self._known.pop(key, None)
             pending = self._inflight.get(key)
         if pending is not None:
-            self._announce(pending.ask.entry())
+            self._announce(pending.ask.entry(), self._given(pending.ask))
 
     def _wake_background(self) -> None:
         with self._lock:

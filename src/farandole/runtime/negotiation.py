@@ -51,11 +51,12 @@ class Delivery(NamedTuple):
 @final
 @dataclass(slots=True)
 class _Batch:
-    """What will be one order."""
+    """What will be one order; ``contributions`` if it needs nothing but these."""
 
     proposals: list[Proposal]
     plans: list[Plan]
     nbytes: int
+    contributions: list[bytes]
 
 
 @final
@@ -92,20 +93,23 @@ class Negotiation:
 
     # -- taking in ----------------------------------------------------------------------------------------------------
 
-    def submit(self, ranks: RankSet, entry: Entry, now: float) -> RankSet:
-        """These ranks are ready for ``entry``; returns those that must submit it again in full."""
+    def submit(self, ranks: RankSet, entry: Entry, now: float, contribution: bytes = b"") -> RankSet:
+        """These ranks are ready for ``entry``; returns those that must submit it again in full.
+
+        A single rank may send its ``contribution`` along.
+        """
         key = (entry.process_set, entry.name)
         if entry.cached >= 0:
             line = self._cache.find(entry.cached, key)
             if line is None:
                 return ranks
             if known := ranks & line.statements.ranks:
-                self._enter(known, key, line.plan.signature, line, now)
+                self._enter(known, key, line.plan.signature, line, now, contribution)
             return ranks - known
         if reason := malformed(entry.signature):
             self._refuse(ranks, key, _NONSENSE, lambda rank: f"rank {rank} submitted what no rank can mean: {reason}")
         elif entry.signature is not None:
-            self._enter(ranks, key, entry.signature, None, now)
+            self._enter(ranks, key, entry.signature, None, now, contribution)
         return NOBODY
 
     def leave(self, rank: int, reason: str) -> None:
@@ -134,7 +138,9 @@ class Negotiation:
                 differ = f"the ranks differ in the process set: {by_saying(said, self._hosts)}"
                 self._fail(one, f"{one.title}: {differ}", "MismatchError")
 
-    def _enter(self, ranks: RankSet, key: Key, signature: Signature, line: Line | None, now: float) -> None:
+    def _enter(
+        self, ranks: RankSet, key: Key, signature: Signature, line: Line | None, now: float, contribution: bytes
+    ) -> None:
         if self._join is not None and (idle := ranks & self._join.ready):
             self._refuse(
                 idle, key, signature, lambda rank: f"rank {rank} has called join(), which has not returned yet"
@@ -148,7 +154,7 @@ class Negotiation:
                 return
         if proposal is None:
             proposal = self._propose(key, joining, line, now)
-        proposal.enter(ranks, signature, line, now)
+        proposal.enter(ranks, signature, line, now, contribution)
         if joining:
             self._do_without(ranks)
         if self._gone and self._fail_if_left(proposal):
@@ -253,20 +259,22 @@ class Negotiation:
         filling: dict[object, _Batch] = {}
         for proposal in self._queue:  # grows meanwhile where the end of a process set fails what waited in it
             plan = self._settle(proposal)
-            fusion = (plan.fusion, proposal.silent) if plan.fusion and self._fusion_threshold_bytes else None
+            contributions = proposal.contributions(plan.nbytes) if plan.fusion else []
+            fusible = plan.fusion and self._fusion_threshold_bytes and not contributions
+            fusion = (plan.fusion, proposal.silent) if fusible else None
             batch = filling.get(fusion)
             if batch is not None and batch.nbytes + plan.nbytes <= self._fusion_threshold_bytes:
                 batch.proposals.append(proposal)
                 batch.plans.append(plan)
                 batch.nbytes += plan.nbytes
                 continue
-            batches.append(_Batch([proposal], [plan], plan.nbytes))
+            batches.append(_Batch([proposal], [plan], plan.nbytes, contributions))
             if fusion is not None:
                 filling[fusion] = batches[-1]
         self._collectives += len(self._queue)
         self._queue = []
         self._ordered_s = now
-        return [self._order(batch.proposals, batch.plans) for batch in batches]
+        return [self._order(batch.proposals, batch.plans, batch.contributions) for batch in batches]
 
     def _settle(self, proposal: Proposal) -> Plan:
         """What is to be done, or the error to be raised."""
@@ -306,7 +314,7 @@ class Negotiation:
                 self._fail(orphan, f"{orphan.title}: the process set was removed", "UsageError")
         return plan
 
-    def _order(self, proposals: list[Proposal], plans: list[Plan]) -> Delivery:
+    def _order(self, proposals: list[Proposal], plans: list[Plan], contributions: list[bytes]) -> Delivery:
         first, plan = proposals[0], plans[0]
         self._orders += 1
         if plan.error:
@@ -326,6 +334,7 @@ class Negotiation:
             cached=[proposal.number for proposal in proposals],
             joined=list(first.silent),
             value=first.value,
+            contributions=contributions,
         )
         self._last[first.process_set] = order
         return Delivery(first.members, order)

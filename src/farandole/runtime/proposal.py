@@ -26,8 +26,8 @@ class Proposal:
     """Who is ready and what they said, who is ``missing``, since when, and when the latest came.
 
     ``line`` is the cache line that the first ranks named by number, ``numbered`` all that named that one, ``said`` what
-    the others said, and ``refused`` who of them cannot do it and does not wait; ``error``, ``number`` and ``value`` are
-    those of the order to come.
+    the others said, and ``refused`` who of them cannot do it and does not wait; ``given`` is what ranks sent
+    along; ``error``, ``number`` and ``value`` are those of the order to come.
     """
 
     process_set: int
@@ -40,6 +40,7 @@ class Proposal:
     numbered: RankSet = NOBODY
     said: Statements = field(default_factory=Statements)
     refused: RankSet = NOBODY
+    given: dict[int, bytes] = field(default_factory=dict)
     latest: RankSet = NOBODY
     error: str = ""
     error_kind: str = ""
@@ -76,18 +77,32 @@ class Proposal:
         """The members that have said nothing; once nobody is missing, these are the ones that joined."""
         return self.members - self.numbered - self.said.ranks
 
-    def enter(self, ranks: RankSet, signature: Signature, line: Line | None, now: float) -> None:
-        """These ranks are ready and mean ``signature``, or, if they gave a number, what its ``line`` has of them."""
+    def enter(
+        self, ranks: RankSet, signature: Signature, line: Line | None, now: float, contribution: bytes = b""
+    ) -> None:
+        """These ranks are ready and mean ``signature``, or, if they gave a number, what its ``line`` has of them.
+
+        A single rank may send its ``contribution`` along.
+        """
         if line is None:
             self.said.add(ranks, signature)
         elif line is self.line:
             self.numbered |= ranks
         else:
             self.said.update(line.statements, ranks)
+        if contribution:
+            self.given[ranks.last()] = contribution
         if signature.refusal:
             self.refused |= ranks
         self.missing -= ranks
         self.latest, self.latest_s = ranks, now
+
+    def contributions(self, nbytes: int) -> list[bytes]:
+        """``nbytes`` of each member by its place (``b""`` if it joined); ``[]`` unless all others sent them along."""
+        given = self.given
+        if not given or len(given) != len(self.ready) or any(len(part) != nbytes for part in given.values()):
+            return []
+        return [given.get(rank, b"") for rank in self.members]
 
     def statements(self) -> Statements:
         """What all said."""

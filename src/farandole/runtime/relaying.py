@@ -124,8 +124,7 @@ class Relaying:
             return False
         now = self._clock()
         if isinstance(message, Submit):
-            for entry in message.entries:
-                self._combining.submit(RankSet.of([rank]), entry, now)
+            self._combining.submit(RankSet.of([rank]), message.entry, now)
             return True
         if not self._gathering.accepts(message.ranks):
             return False

@@ -13,6 +13,7 @@ from farandole.runtime.session import current
 from farandole.runtime.verbs import Handles, Verbs
 
 DTYPES: dict[torch.dtype, DType] = {getattr(torch, dtype.label): dtype for dtype in DType}
+_STRIDED, _ROWS = torch.strided, torch.contiguous_format  # looked up once: each call of a collective needs them
 TORCH_DTYPES: dict[DType, torch.dtype] = {dtype: found for found, dtype in DTYPES.items()}
 
 
@@ -27,18 +28,8 @@ class TorchAdapter(Adapter[torch.Tensor]):
             raise UnsupportedError(
                 f"a tensor of {tensor.dtype} does not travel; these do: {', '.join(d.label for d in DType)}"
             )
-        device = tensor.device.type
-        if device != "cpu" and device not in current("a collective").devices:
-            engine = current().engine
-            raise UnsupportedError(
-                f"a tensor is on {tensor.device}, and the engine {engine!r} serves cpu tensors: pass tensor.cpu()"
-            )
-        if tensor.layout is not torch.strided:
-            raise UnsupportedError(
-                f"a tensor with layout {tensor.layout} does not travel as it is: pass tensor.to_dense(), "
-                "or use sparse_allreduce_async"
-            )
-        return Array(tensor.data_ptr(), tensor.numel(), dtype, tensor, str(tensor.device))
+        device = "cpu" if tensor.is_cpu else _served(tensor.device)
+        return Array(tensor.data_ptr(), tensor.numel(), dtype, tensor, device)
 
     def shape(self, tensor: torch.Tensor) -> tuple[int, ...]:
         """See ``Adapter``."""
@@ -46,17 +37,16 @@ class TorchAdapter(Adapter[torch.Tensor]):
 
     def dense(self, tensor: torch.Tensor) -> torch.Tensor:
         """See ``Adapter``; lazily conjugated or negated tensors are resolved."""
-        if tensor.layout is not torch.strided:
-            return tensor
+        _require_strided(tensor)
         if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
             return tensor
         return self.clone(tensor)
 
     def clone(self, tensor: torch.Tensor) -> torch.Tensor:
         """See ``Adapter``; the copy has no history."""
-        if tensor.layout is not torch.strided:
-            return tensor
-        return tensor.detach().clone(memory_format=torch.contiguous_format)
+        _require_strided(tensor)
+        source = tensor.detach() if tensor.requires_grad else tensor
+        return source.clone(memory_format=_ROWS)
 
     def empty(self, shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
         """See ``Adapter``."""
@@ -71,6 +61,23 @@ class TorchAdapter(Adapter[torch.Tensor]):
         """See ``Adapter``; backward passes that saved the old values then fail instead of being wrong."""
         if not tensor.is_inference():
             torch.autograd.graph.increment_version(tensor)
+
+
+def _require_strided(tensor: torch.Tensor) -> None:
+    if tensor.layout is not _STRIDED:
+        raise UnsupportedError(
+            f"a tensor with layout {tensor.layout} does not travel as it is: pass tensor.to_dense(), "
+            "or use sparse_allreduce_async"
+        )
+
+
+def _served(device: torch.device) -> str:
+    session = current("a collective")
+    if device.type not in session.devices:
+        raise UnsupportedError(
+            f"a tensor is on {device}, and the engine {session.engine!r} serves cpu tensors: pass tensor.cpu()"
+        )
+    return str(device)
 
 
 adapter = TorchAdapter()
