@@ -1,6 +1,7 @@
 """Real jobs, real faults at the phases of a step; what each has cost is read from the ledger. `make faults` plays all.
 
-The table is ``farandole.testing.survival.cases``: here are those rows that each change of the code must survive.
+The table is ``cases``, ``cases_hosts`` and ``cases_slurm`` of ``farandole.testing.survival``: here are those rows that
+each change of the code must survive.
 """
 
 from __future__ import annotations
@@ -8,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from farandole.testing.cluster import Cluster
-from farandole.testing.survival.cases import LAST, ONE_HOST, TWO_HOSTS
+from farandole.testing.cluster import Cluster, Slurm
+from farandole.testing.survival.cases import LAST, ONE_HOST
+from farandole.testing.survival.cases_hosts import TWO_HOSTS
+from farandole.testing.survival.cases_slurm import SALLOC, SLURM
 from farandole.testing.survival.table import Result, run
 
 MakeCluster = Callable[..., Cluster]
+MakeSlurm = Callable[..., Slurm]
 
 
 def wrong(results: list[Result]) -> list[str]:
@@ -30,5 +34,13 @@ def test_on_one_host(tmp_path: Path) -> None:
 def test_on_two_hosts(make_cluster: MakeCluster, tmp_path: Path) -> None:
     quick = [case for case in TWO_HOSTS if case.quick]
     results = run(tmp_path, {"node1": 2, "node2": 2}, quick, cluster=make_cluster(2))
+    assert not wrong(results)
+    assert len(results) == len(quick)
+
+
+def test_in_slurm(make_slurm: MakeSlurm, tmp_path: Path) -> None:
+    quick = [case for case in SLURM if case.quick]
+    hosts = {"node1": 2, "node2": 2}
+    results = run(tmp_path, hosts, quick, cluster=make_slurm(2).cluster, inside=SALLOC)
     assert not wrong(results)
     assert len(results) == len(quick)

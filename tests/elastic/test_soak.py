@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from farandole.testing.cluster import Cluster, UnavailableError
-from farandole.testing.survival.soak import reforms, soak
+from farandole.testing.survival.soak import reforms, soak, strangers
+from farandole.testing.survival.trainee import Began
 
 SECONDS, REFORMS = 120, 60
 
@@ -29,3 +30,15 @@ def test_workers_re_form_again_and_again(tmp_path: Path) -> None:
     report = reforms(tmp_path, REFORMS)
     assert not report.wrong, report.text()
     assert report.generations > REFORMS
+
+
+def test_who_ends_without_a_fault_is_found() -> None:
+    def began(worker: str, generation: int) -> Began:
+        return Began(worker, 0, 0, generation, 0, 2, 0, 0.0, 0, 0, 0)
+
+    workers = [began("node1-7", 1), began("node2-8", 1), began("node1-7", 2)]
+    [said] = strangers(workers, set(), {})
+    assert said == "node2-8 ended, and no fault has struck them; 0 had to leave node2"
+    assert not strangers(workers, {"node2-8"}, {})
+    assert not strangers(workers, set(), {"node2": 1})
+    assert strangers(workers, set(), {"node1": 1})

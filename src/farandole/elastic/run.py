@@ -15,6 +15,8 @@ next generation, agree on the newest state, and the function is called again.
 from __future__ import annotations
 
 import functools
+import signal
+import threading
 import time
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar, cast, final
@@ -22,7 +24,7 @@ from typing import Concatenate, ParamSpec, TypeVar, cast, final
 from farandole import events
 from farandole.elastic.state import State
 from farandole.errors import AbortError, CollectiveError, HostsUpdatedInterrupt, MismatchError
-from farandole.runtime.session import current, rejoin
+from farandole.runtime.session import current, is_initialized, rejoin
 
 S = TypeVar("S", bound=State)
 P = ParamSpec("P")
@@ -42,24 +44,62 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
     What ended the call decides what ``state`` is then: after a fault, what ``State.restore`` says; after a planned
     change, what it was. Raises what ``func`` raises, unless it says that a generation has ended; ``StartError`` if
     there are too few workers for too long; and ``MismatchError``, as the ranks then run different programs.
+
+    A worker that gets SIGTERM leaves at the next commit with exit status 143, and no step is lost: so schedulers give
+    notice. A script that handles SIGTERM itself keeps its handler.
     """
 
     @functools.wraps(func)
     def train(state: S, *args: P.args, **kwargs: P.kwargs) -> R:
         turn = _Turn(state)
-        while True:
-            try:
-                turn.begin()
-                return func(state, *args, **kwargs)
-            except MismatchError:
-                raise
-            except CollectiveError as error:
-                turn = turn.after_fault(error)
-                state.restore()
-            except HostsUpdatedInterrupt:
-                turn = turn.after_change()
+        with _Notice() as notice:
+            while True:
+                try:
+                    turn.begin()
+                    return func(state, *args, **kwargs)
+                except MismatchError:
+                    raise
+                except CollectiveError as error:
+                    notice.heed()
+                    turn = turn.after_fault(error)
+                    state.restore()
+                except HostsUpdatedInterrupt:
+                    notice.heed()
+                    turn = turn.after_change()
 
     return cast("Callable[Concatenate[S, P], R]", train)
+
+
+@final
+class _Notice:
+    """SIGTERM, while this worker trains in an elastic job: it ends where the state is whole, and the others have it."""
+
+    def __init__(self) -> None:
+        is_ours = threading.current_thread() is threading.main_thread()
+        is_free = is_ours and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        self._listens = is_free and current("elastic.run").settings.is_elastic
+        self._given = False
+
+    def __enter__(self) -> _Notice:
+        if self._listens:
+            signal.signal(signal.SIGTERM, lambda *_: self._give())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._listens:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def heed(self) -> None:
+        """End, if it was given."""
+        if self._given:
+            raise SystemExit(128 + signal.SIGTERM)
+
+    def _give(self) -> None:
+        self._given = True
+        if is_initialized():
+            current().change("a worker was told to end (SIGTERM)")
+        else:
+            self.heed()  # it waits for the next generation: the others have the state as well
 
 
 @final

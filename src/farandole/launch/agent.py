@@ -81,6 +81,7 @@ class Agent:
         self._finishing = self._dismissed = False
         self._heard = b""
         self._launcher_lives = True
+        self._parent = os.getppid()
         self._signals = -1
 
     def run(self) -> None:
@@ -188,7 +189,10 @@ class Agent:
 
     def _on_signals(self) -> None:
         if signal.SIGTERM in os.read(self._signals, 4096):
-            self._orphaned()
+            if self._charge.stays and self._workers and not self._dismissed and os.getppid() == self._parent:
+                self._depart()
+            else:
+                self._orphaned()
         self._reap()
 
     def _hear(self) -> None:
@@ -276,6 +280,11 @@ class Agent:
             return
         process.signal_descendants(signal.SIGTERM if grace_s > 0 else signal.SIGKILL)
         self._kill_at = time.monotonic() + (grace_s or KILL_AGAIN_S)
+
+    def _depart(self) -> None:
+        """A scheduler wants the host: workers leave when a step is whole. Who sent the signal ends what takes long."""
+        self._dismissed = True
+        process.signal_descendants(signal.SIGTERM)
 
     def _orphaned(self) -> None:
         """Nobody is left to work for."""

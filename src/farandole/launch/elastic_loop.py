@@ -184,6 +184,12 @@ class ElasticLoop(Loop):
     def _on_end(self, host: str) -> None:
         self._lose(host, self._agents.of(host).explain())
 
+    def _on_goodbye(self, host: str) -> None:
+        if self._orders is None:
+            self._lose(host, f"the agent on {host} was told to end (SIGTERM)")
+        else:
+            self._close(host)
+
     def _on_lost(self, host: str, reason: str) -> None:
         said = self._agents.of(host).said if host in self._coming else ""
         self._lose(host, f"{reason} ({said})" if said else reason)

@@ -182,7 +182,11 @@ class Loop(ABC):
             self._coming.discard(host)
             self._on_hello(host)
         elif isinstance(message, Goodbye):
-            self._close(host)
+            self._on_goodbye(host)
+
+    def _on_goodbye(self, host: str) -> None:
+        """Its agent has ended all workers, and ends."""
+        self._close(host)
 
     def _close(self, host: str) -> None:
         """Its agent has finished, or is not waited for any more."""

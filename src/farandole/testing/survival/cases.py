@@ -1,10 +1,11 @@
-"""The rows and phases of the table of faults."""
+"""The rows and phases of the table of faults: what they are made of, and those on one host."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -70,14 +71,11 @@ def _more(job: Job, number: int) -> None:
     job.until_whole(after=grown[0].generation)
 
 
-def _swap(job: Job, _number: int) -> None:
-    """One joins where another one leaves."""
-    last = job.generation()[0].generation
-    names = list(job.hosts)
-    job.offer({names[0]: job.hosts[names[0]] + 1, names[1]: job.hosts[names[1]] - 1})
-    swapped = job.until_whole(after=last)
-    job.offer(job.hosts)
-    job.until_whole(after=swapped[0].generation)
+def _notice(job: Job, _number: int) -> None:
+    """A worker is told to end."""
+    members = job.generation()
+    os.kill(members[1].pid, signal.SIGTERM)
+    job.until_whole(after=members[0].generation)
 
 
 def _wrong_key(job: Job, _number: int) -> None:
@@ -147,64 +145,10 @@ ONE_HOST = (
     Case("NaN on rank 2 (with a GradScaler)", "backward", [Strike("backward", 2, "nan")], harmless=True, quick=True),
     Case("a process with a wrong key", "any", done=_wrong_key, harmless=True),
     Case("random bytes at every port", "any", done=_noise, harmless=True, quick=True),
+    Case("SIGTERM of rank 1", "any", done=_notice, planned=True, quick=True),
     Case("five join at once, and leave", "any", done=lambda job, _: _more(job, 5), planned=True),
 )
 """On one host with four slots."""
-
-
-def _cluster(what: str, *words: object) -> Do:
-    def do(job: Job, _number: int) -> None:
-        assert job.cluster is not None
-        getattr(job.cluster, what)(*words)
-
-    return do
-
-
-def host(what: str, undo: str, phase: str, name: str, quick: bool = False) -> Case:
-    """Something happens to node2 when rank 2, which runs there, comes to a phase; and is undone."""
-    strikes = [Strike(phase, 0, "call")]
-    return Case(name, phase, strikes, _cluster(what, "node2"), _cluster(undo, "node2"), lost="node2", quick=quick)
-
-
-def _agent(job: Job, _number: int) -> None:
-    assert job.cluster is not None
-    pids = [pid for pid, words in job.cluster.processes("node2").items() if "farandole.launch.agent" in words]
-    job.cluster.run("node2", ["kill", "-KILL", *map(str, pids)])
-
-
-def _slow_network(what: str, value: object, none: object, name: str) -> Case:
-    return Case(name, "any", done=_cluster(what, "node2", value), after=_cluster(what, "node2", none), harmless=True)
-
-
-def _loss(flag: str) -> Do:
-    rule = "INPUT -i eth0 -m statistic --mode random --probability 0.1 -j DROP"
-
-    def do(job: Job, _number: int) -> None:
-        assert job.cluster is not None
-        job.cluster.run("node2", ["iptables", flag, *rule.split()])
-
-    return do
-
-
-TWO_HOSTS = (
-    kill("reduce", 3, quick=True),
-    kill("voted", 0, name="SIGKILL of rank 0: a torn vote"),
-    kill("vote", 2, 3, name="SIGKILL of both ranks of a host"),
-    again("connect", 1),
-    again("agree", 2),
-    other("stop", "backward", 1, "SIGSTOP"),
-    Case("SIGKILL of a host's agent", "reduce", [Strike("reduce", 0, "call")], _agent, lost="node2"),
-    host("kill", "boot", "backward", "a host loses power", quick=True),
-    host("kill", "boot", "vote", "a host loses power"),
-    host("cut", "heal", "reduce", "a host loses its cable", quick=True),
-    host("cut", "heal", "voted", "a host loses its cable"),
-    host("freeze", "thaw", "forward", "a host freezes"),
-    _slow_network("lag", 500, 0, "500 ms of lag to a host"),
-    _slow_network("rate", "1mbit", None, "1 Mbit/s to a host"),
-    Case("one packet in ten to a host is lost", "any", done=_loss("-A"), after=_loss("-D"), harmless=True),
-    Case("one joins where another one leaves", "any", done=_swap, planned=True, quick=True),
-)
-"""On two hosts with two slots each."""
 
 LAST = (Case("exit 0 of rank 1 early", "backward", [Strike("backward", 1, "exit")], quick=True),)
 """After this no worker comes any more."""

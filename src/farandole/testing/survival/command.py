@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from farandole.testing.cluster import Cluster, UnavailableError
-from farandole.testing.survival.cases import LAST, ONE_HOST, TWO_HOSTS
+from farandole.testing.cluster import Cluster, Slurm, UnavailableError
+from farandole.testing.survival import cases, cases_hosts, cases_slurm
 from farandole.testing.survival.page import page, row
-from farandole.testing.survival.soak import reforms, soak
+from farandole.testing.survival.soak import HOSTS, reforms, soak
 from farandole.testing.survival.table import Result, run
 
 T = TypeVar("T")
@@ -41,22 +41,34 @@ def main() -> None:
 
 
 def _faults(target: Path | None) -> int:
-    print("one host, four workers", flush=True)
-    one = _in_folder(lambda folder: run(folder, {"localhost": 4}, ONE_HOST, LAST, tell=_show))
-    two: list[Result] = []
-    try:
-        with Cluster(2) as cluster:
-            print("two hosts with two workers each", flush=True)
-            hosts = {"node1": 2, "node2": 2}
-            two = _in_folder(lambda folder: run(folder, hosts, TWO_HOSTS, cluster=cluster, tell=_show))
-    except UnavailableError as reason:
-        print(f"no faults on two hosts: {reason}")
+    jobs = {}
+    for title, play in (("On one host", _one_host), ("On two hosts", _two_hosts), ("In Slurm", _in_slurm)):
+        print(title, flush=True)
+        try:
+            jobs[title] = _in_folder(play)
+        except UnavailableError as reason:
+            print(f"not played: {reason}")
     if target is not None:
-        target.write_text(page(one, two))
-    wrong = [result for result in (*one, *two) if result.wrong]
+        target.write_text(page(jobs))
+    wrong = [result for results in jobs.values() for result in results if result.wrong]
     for result in wrong:
         print(f"WRONG: {result.case.fault} in {result.case.phase}: {'; '.join(result.wrong)}")
     return len(wrong) > 0
+
+
+def _one_host(folder: Path) -> list[Result]:
+    return run(folder, {"localhost": 4}, cases.ONE_HOST, cases.LAST, tell=_show)
+
+
+def _two_hosts(folder: Path) -> list[Result]:
+    with Cluster(2) as cluster:
+        return run(folder, HOSTS, cases_hosts.TWO_HOSTS, cluster=cluster, tell=_show)
+
+
+def _in_slurm(folder: Path) -> list[Result]:
+    with Slurm(2) as slurm:
+        own = cases_slurm
+        return run(folder, HOSTS, own.SLURM, own.LAST, cluster=slurm.cluster, inside=own.SALLOC, tell=_show)
 
 
 def _show(result: Result) -> None:

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, final
 
@@ -34,15 +34,24 @@ class LostError(Exception):
 
 @final
 class Job:
-    """``farandole run`` of the trainee on ``hosts``, here or, given a ``cluster``, from its head."""
+    """``farandole run`` of the trainee on ``hosts``, here or, given a ``cluster``, from its head.
+
+    ``inside`` of what this command gets from Slurm, ``hosts`` are those of the allocation.
+    """
 
     def __init__(
-        self, folder: Path, hosts: Hosts, plan: Plan, cluster: Cluster | None = None, options: tuple[str, ...] = OPTIONS
+        self,
+        folder: Path,
+        hosts: Hosts,
+        plan: Plan,
+        cluster: Cluster | None = None,
+        inside: Sequence[str] = (),
     ) -> None:
         self.folder, self.cluster = folder, cluster
         self.hosts = dict(hosts)
         self.offer(hosts)
-        command = [sys.executable, "-m", "farandole", "run", "--hostfile", str(folder / "hosts"), *options]
+        command = [*inside, sys.executable, "-m", "farandole", "run", *OPTIONS]
+        command += [] if inside else ["--hostfile", str(folder / "hosts")]
         command += ["--elastic-journal", str(folder / "journal")]
         command += [sys.executable, "-m", "farandole.testing.survival.trainee", str(folder)]
         command += [msgspec.json.encode(plan).decode()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from farandole.testing.survival.table import Result
 
@@ -13,11 +13,11 @@ TEXT = """\
 # What an elastic job survives
 
 Written by `make faults`, which plays these faults one after the other, each at the phase of the step that stands
-beside it, in two jobs of four workers: on one host, and on two hosts with two workers each (network namespaces). A
-lost worker is replaced before the next fault comes. Of every fault it is checked that
+beside it, in jobs of four workers: on one host, on two hosts with two workers each (network namespaces), and on
+two nodes of a Slurm cluster. A lost worker is replaced before the next fault comes. Of every fault it is checked that
 
 - the workers it does not hit keep their processes;
-- at most the step under way is computed again;
+- at most the step under way is computed again, and none where workers were told to go;
 - all ranks begin each generation with the same bits;
 - in the end, each sample of each epoch was committed exactly once, and the job exits with 0.
 
@@ -31,12 +31,12 @@ generation: then there is nothing to time.
 HEAD = "| fault | phase | detect | re-form | first step | together | |\n|---|---|---|---|---|---|---|\n"
 
 
-def page(one: Sequence[Result], two: Sequence[Result]) -> str:
-    """The whole page."""
+def page(jobs: Mapping[str, Sequence[Result]]) -> str:
+    """The whole page: a table for each job, under its title."""
     machine = f"Measured on a machine with {os.cpu_count()} cores ({platform.machine()}, Linux) that ran nothing else."
-    parts = [TEXT, machine, "\n\n## On one host\n\n", *_table(one)]
-    if two:
-        parts += ["\n## On two hosts\n\n", *_table(two)]
+    parts = [TEXT, machine, "\n"]
+    for title, results in jobs.items():
+        parts += [f"\n## {title}\n\n", *_table(results)]
     return "".join(parts)
 
 

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
@@ -27,7 +27,7 @@ import msgspec
 
 from farandole.events import Recovery
 from farandole.testing.cluster import Cluster, ClusterError
-from farandole.testing.ledger import History, read
+from farandole.testing.ledger import read
 from farandole.testing.survival.job import Job, LostError
 from farandole.testing.survival.trainee import LENGTH, Began, Plan, Point
 
@@ -68,6 +68,11 @@ class _Chaos:
         self._job, self._cluster = job, cluster
         self._random = random.Random(seed)  # noqa: S311 (no secret)
         self.faults: Counter[str] = Counter()
+        self.struck: set[str] = set()
+        """Workers that a fault has hit, by ``who()``."""
+        self.released: Counter[str] = Counter()
+        """How many slots were taken away, by host: so many workers had to leave, as well."""
+        self._offered = dict(HOSTS)
         self._undo: list[tuple[float, Callable[[], object]]] = []
         self._struck = 0
         """The latest generation that has lost somebody: who is left of it may be all that has the state."""
@@ -101,7 +106,7 @@ class _Chaos:
                 raise LostError(f"the job has ended with {self._job.process.returncode}\n{self._job.errors[-3000:]}")
             time.sleep(0.05)
         self._undo_due(float("inf"))
-        self._job.offer(HOSTS)
+        self._offer(HOSTS)
 
     def _undo_due(self, now: float) -> None:
         for each in [each for each in self._undo if each[0] <= now]:
@@ -111,16 +116,31 @@ class _Chaos:
     def _signal(self, number: int, count: int) -> None:
         members = self._job.generation()
         for victim in self._random.sample(members, min(count, len(members) - 1)):
-            host = victim.worker.rpartition("-")[0]
-            self._cluster.run(host, ["kill", f"-{number}", str(victim.pid)])
+            self.struck.add(victim.worker)
+            self._cluster.run(_host_of(victim.worker), ["kill", f"-{number}", str(victim.pid)])
 
     def _resize(self, change: int) -> None:
         host = self._random.choice(list(HOSTS))
-        self._job.offer({**HOSTS, host: HOSTS[host] + change})
+        self._offer({**HOSTS, host: HOSTS[host] + change})
+
+    def _offer(self, hosts: dict[str, int]) -> None:
+        for host, slots in self._offered.items():
+            self.released[host] += max(0, slots - hosts[host])
+        self._offered = dict(hosts)
+        self._job.offer(hosts)
 
     def _host(self, do: Callable[[str], object], undo: Callable[[str], object]) -> None:
         do("node2")
-        self._undo.append((time.monotonic() + self._random.uniform(1, 10), lambda: undo("node2")))
+        until_s = time.monotonic() + self._random.uniform(1, 10)
+        self._undo.append((until_s, lambda: self._restore(undo)))
+
+    def _restore(self, undo: Callable[[str], object]) -> None:
+        self.struck |= {each.worker for each in self._job.began() if _host_of(each.worker) == "node2"}
+        undo("node2")
+
+
+def _host_of(worker: str) -> str:
+    return worker.rpartition("-")[0]
 
 
 def soak(folder: Path, seconds: float, seed: int, virtual: int) -> Report:
@@ -140,6 +160,7 @@ def soak(folder: Path, seconds: float, seed: int, virtual: int) -> Report:
             report.wrong.append(str(error))
         report.faults, report.seconds = chaos.faults, time.monotonic() - begin_s
         _judge(report, job)
+        report.wrong += strangers(job.began(), chaos.struck, chaos.released)
         _compare(report, job.curve(), alone(folder / "alone", virtual, report.steps), bits=bool(virtual))
     return report
 
@@ -157,6 +178,7 @@ def reforms(folder: Path, number: int) -> Report:
             report.wrong.append(str(error))
         report.seconds = time.monotonic() - begin_s
         _judge(report, job)
+        report.wrong += strangers(job.began(), set(), Counter())
     return report
 
 
@@ -181,19 +203,23 @@ def _judge(report: Report, job: Job) -> None:
     report.wrong += history.problems(LENGTH, epochs)
     report.recoveries = [max(map(_total_s, records)) for records in history.recovered.values()]
     report.wrong += growth(job.began())
-    _require_survivors(report, history)
 
 
 def _total_s(record: Recovery) -> float:
     return record.form_s + record.agree_s + record.transfer_s + record.first_step_s
 
 
-def _require_survivors(report: Report, history: History) -> None:
-    """P1: nobody who was once a member comes back as another process of the same number."""
-    for worker, records in history.workers.items():
-        generations = [record.generation for record in records]
-        if generations != sorted(generations):
-            report.wrong.append(f"{worker} went back to an older generation")
+def strangers(began: Sequence[Began], struck: set[str], released: Mapping[str, int]) -> list[str]:
+    """P1: who was ever a member is one in the end, unless a fault has struck it or its slot was taken away."""
+    last = max((each.generation for each in began), default=0)
+    members = {each.worker for each in began if each.generation == last}
+    gone = {each.worker for each in began} - members - struck
+    by_host = {host: sorted(each for each in gone if _host_of(each) == host) for host in map(_host_of, gone)}
+    return [
+        f"{', '.join(workers)} ended, and no fault has struck them; {released.get(host, 0)} had to leave {host}"
+        for host, workers in by_host.items()
+        if len(workers) > released.get(host, 0)
+    ]
 
 
 def growth(began: Sequence[Began]) -> list[str]:

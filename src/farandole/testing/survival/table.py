@@ -58,9 +58,8 @@ class _Run:
         try:
             result.before = job.until_whole()
             last = result.before[0].generation
-            job.until_steps(1)
             strike(self._folder, number, case.strikes)
-            first = [each for each in case.strikes if not each.later]
+            first = [each for each in case.strikes if not each.later or each.action == "call"]
             job.until(lambda: len(struck(self._folder, number)) >= len(first), f"{case.fault} in {case.phase}")
             if case.done is not None:
                 case.done(job, number)
@@ -84,6 +83,7 @@ class _Run:
         job.until(lambda: len(struck(self._folder, number)) == len(case.strikes), f"{case.fault} in {case.phase}")
         if comes_back:
             job.until_whole(after=0 if case.harmless or case.planned else last)
+            job.until_steps(1)
 
 
 def run(
@@ -92,10 +92,11 @@ def run(
     cases: Sequence[Case],
     last: Sequence[Case] = (),
     cluster: Cluster | None = None,
+    inside: Sequence[str] = (),
     tell: Callable[[Result], object] = lambda _: None,
 ) -> list[Result]:
     """Play ``cases``, then ``last``, in one job; ``LostError`` if it does not even end. ``tell`` hears of each."""
-    with Job(folder, hosts, Plan(), cluster) as job:
+    with Job(folder, hosts, Plan(), cluster, inside) as job:
         playing = _Run(folder, job)
         for number, case in enumerate((*cases, *last)):
             playing.play(number, case, comes_back=case not in last)
@@ -127,15 +128,16 @@ def _judge(result: Result, history: History) -> None:
     gone = {each.worker for each in result.struck if each.action in LETHAL}
     gone |= {each.worker for each in result.before if each.worker.startswith(f"{result.case.lost}-")}
     stay = {f"worker-{each.worker}" for each in result.before} - _ledgers(gone)
-    if not result.case.planned:
+    if not result.case.planned or result.case.lost:
         for worker in sorted(stay):
             own = [r.generation for r in history.workers.get(worker, []) if isinstance(r, Begun)]
             if max(own, default=0) < result.left:
                 result.wrong.append(f"{worker} was not in generation {result.left}")
     later = {generation: begun for generation, begun in history.begun.items() if last < generation <= result.left}
     tried = [r.step for r in history.records if isinstance(r, Brought) and r.generation == last]
-    if later and tried and min(later.values(), key=lambda b: b[0].generation)[0].step < max(tried):
-        result.wrong.append(f"step {max(tried)} was under way, and {min(later)} began before it")
+    kept = max(tried, default=0) + result.case.planned  # nothing is lost where everybody knew
+    if later and tried and min(later.values(), key=lambda b: b[0].generation)[0].step < kept:
+        result.wrong.append(f"step {max(tried)} was under way, and generation {min(later)} began before step {kept}")
     first = next((g for g in sorted(history.recovered) if last < g <= result.left), 0)
     if first:
         _time(result, history.recovered[first], [r for r in history.records if _is_first_step(r, first)])
