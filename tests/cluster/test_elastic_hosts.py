@@ -13,6 +13,32 @@ from farandole.testing.cluster import HEAD, Cluster, Slurm
 from tests.cluster.conftest import ClusterJob, StartOnCluster, kill_on
 
 WORKER = Path(__file__).parent.parent / "elastic_worker.py"
+LARGE_STEPS = """
+import os
+import numpy as np
+from farandole.elastic.run import run
+from farandole.elastic.state import ObjectState
+from farandole.runtime.session import current, init, shutdown
+from farandole.testing.jobs import NumpyCalls
+
+@run
+def train(state):
+    who, do, ends = current().topology, NumpyCalls(), np.zeros(100_000, np.float32)
+    print(
+        f"place {os.environ['FARANDOLE_PLACE']} trains: generation {who.generation}, rank {who.rank} of {who.size}, "
+        f"step {state.step}, process {os.getpid()}",
+        flush=True,
+    )
+    while not ends[0]:
+        ends[:] = os.path.exists("end")
+        do.allreduce("step", ends)
+        state.step += 1
+        state.commit()
+
+init()
+train(ObjectState(step=0))
+shutdown()
+"""
 TRAINS = re.compile(r"place (\d+) trains: generation (\d+), rank (\d+) of (\d+), step (\d+), process (\d+)")
 SHORT = ("--host-timeout", "2", "--blacklist-cooldown-range", "0.5", "2")
 MakeCluster = Callable[..., Cluster]
@@ -49,7 +75,8 @@ def test_a_host_without_power_is_done_without_and_used_again(
     make_cluster: MakeCluster, start: StartOnCluster, tmp_path: Path
 ) -> None:
     cluster = make_cluster(2)
-    running = begin(start, cluster, "-H", "node1:2,node2:2", "--min-np", "2")
+    radix = ("--tree-radix", "2")  # fewer than there are workers: elastic jobs have no relays, and need none to work
+    running = begin(start, cluster, "-H", "node1:2,node2:2", "--min-np", "2", *radix)
     first = generation(running, 4)
     cluster.kill("node2")
     fewer = generation(running, 2)
@@ -75,6 +102,22 @@ def test_a_host_that_is_cut_off_ends_its_workers_and_is_used_again(
     cluster.heal("node1")
     again = generation(running, 2, after=fewer[0][1])
     assert again[0][5] == fewer[0][5]
+    assert end(running, tmp_path) == 0
+
+
+def test_hosts_that_do_not_hear_each_other_go_on_with_the_elder_one(
+    make_cluster: MakeCluster, start: StartOnCluster, tmp_path: Path
+) -> None:
+    cluster = make_cluster(2)
+    running = start(cluster, *SHORT, "-H", "node1:1,node2:1", "--min-np", "1", python=LARGE_STEPS)
+    first = generation(running, 2)
+    cluster.cut("node1", "node2")
+    fewer = generation(running, 1, after=first[0][1])
+    assert fewer[0][5] == first[0][5]
+    assert "do not hear each other" in running.stderr
+    cluster.heal("node1", "node2")
+    again = generation(running, 2, after=fewer[0][1])
+    assert again[0][5] == first[0][5]
     assert end(running, tmp_path) == 0
 
 

@@ -11,7 +11,7 @@ from typing import final
 
 import pytest
 
-from farandole.testing.cluster import HEAD, Cluster, Process, Slurm
+from farandole.testing.cluster import HEAD, Cluster, Process, Slurm, UnavailableError
 
 HOST_TIMEOUT_S = 2.0
 MARGIN_S = 28.0
@@ -151,14 +151,13 @@ def test_a_lost_host_is_named_and_nothing_is_left(
         job.leaves_nothing("node2")
 
 
-@pytest.mark.parametrize("one_way", [False, True], ids=["both ways", "one way"])
 def test_hosts_that_do_not_hear_each_other_are_named_though_the_launcher_hears_both(
-    make_cluster: Callable[..., Cluster], tmp_path: Path, one_way: bool
+    make_cluster: Callable[..., Cluster], tmp_path: Path
 ) -> None:
     cluster = make_cluster(2)
     job = Job(cluster, tmp_path, "collective")
     job.arrive()
-    cluster.cut("node2", "node1", one_way=one_way)
+    cluster.cut("node2", "node1")
     assert job.end() != 0, job.said()
     said = job.said()
     parted = "hosts node[12] and node[12] do not hear each other"
@@ -173,6 +172,11 @@ def test_a_host_that_gets_slow_is_not_lost(make_cluster: Callable[..., Cluster],
     job = Job(cluster, tmp_path, moment, host_timeout_s=5)
     job.arrive()
     cluster.rate("node2", "10mbit")
+    if moment == "collective":
+        try:
+            cluster.lag("node2", 500)
+        except UnavailableError as error:
+            pytest.skip(str(error))
     job.go_on()
     assert job.end() == 0, job.said()
     assert len(re.findall("done node[12]", job.said())) == 3

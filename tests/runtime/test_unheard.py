@@ -1,0 +1,67 @@
+"""What follows if hosts that both reach the controller do not hear each other."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+from farandole.control.messages import Abort, Hello, Unheard
+from farandole.elastic.decisions import Kill
+from farandole.elastic.formation import ElasticFormation
+from farandole.elastic.happenings import Found
+from farandole.elastic.membership import Membership
+from farandole.elastic.policy import Policy
+from farandole.engines.silence import Lookout, limit_s, silent_for_s
+from farandole.runtime.controller import Controller
+from farandole.runtime.joining import ANY
+from farandole.settings import Settings
+from tests.runtime.test_controller import Job
+
+
+def test_the_generation_ends_and_both_hosts_are_named() -> None:
+    job = Job(3)
+    for place, host in enumerate("abb"):
+        job.hello(place, host=host, engines=["gloo"])
+    job.take()
+    job.say("x", Unheard(1, "b"))
+    told = job.only(Abort)
+    assert len(told) == 6
+    assert {message.kind for _, message in told} == {"AbortError"}
+    (reason,) = {message.reason for _, message in told}
+    assert reason.startswith("hosts a and b do not hear each other, though the controller hears both")
+    assert job.reports == [reason]
+
+
+def test_nobody_is_unheard_of_a_host_without_ranks_or_in_another_generation() -> None:
+    job = Job(2)
+    job.form()
+    job.say("x", Unheard(1, "nowhere"))
+    job.say("x", Unheard(2, "a"))
+    assert job.take() == []
+    assert job.controller.statistics()["refused"] == 2
+
+
+def test_in_an_elastic_job_the_workers_of_the_younger_host_are_ended() -> None:
+    formation = ElasticFormation(Membership(Policy()), lambda _hosts, _engines: ("gloo", ""), lambda: 0.0)
+    formation.tell(Found({"a": 1, "b": 2}))
+    controller = Controller(lambda *_: None, Settings(min_np=1), ANY, lambda: 0.0, formation)
+    controller.tick(0.0)
+    formation.orders.clear()
+    for place, host in enumerate("abb"):
+        controller.worker_started(place, place, host)
+        controller.handle(b"%du" % place, Hello(str(place), place, ANY, host, place, "1", ["gloo"], 5, 40, []))
+    controller.handle(b"1u", Unheard(1, "a"))
+    controller.tick(0.0)
+    assert [each.action.place for each in formation.orders if isinstance(each.action, Kill)] == [1, 2]
+
+
+def test_a_lookout_tells_nothing_of_a_host_that_answers() -> None:
+    told = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as connection:
+        lookout = Lookout({connection: "b"}, 0.01, lambda _: told.set())
+        with lookout.waiting():
+            assert not told.wait(1.1 * limit_s(0.01))  # nothing is sent: the kernels ask each other
+        assert silent_for_s(connection) < limit_s(0.01)
+        lookout.close()
+    assert silent_for_s(connection) == 0.0
+    assert limit_s(3.0) == 6.0
