@@ -1,13 +1,16 @@
-// Combine the same slice of several ranks' arrays, in rank order, and store the result in several places.
+// Combine the same slice of several ranks' arrays, and store the result in several places.
 //
-// The order of operations on one element never depends on where the arrays lie or how they are cut, so every path of
-// the engine gives the same bits. float16 and bfloat16 are accumulated in float32 and rounded once.
+// The order of operations on one element is a tree over the ranks: the first 2^k of them, the largest power of two below
+// their number, and the rest. It never depends on where the arrays lie or how they are cut, so every path of the engine
+// gives the same bits, and a tree over parts of what the ranks have can go on where this one begins. float16 and
+// bfloat16 are accumulated in float32 and rounded once.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 
 #include "arithmetic.hpp"
 #include "dtype.hpp"
@@ -40,18 +43,19 @@ struct ReduceKernel {
 
     static FARANDOLE_INLINE void run(const Reduction& job) {
         alignas(64) W sum[block];
+        const std::unique_ptr<W[]> waiting(new W[waiting_sums(job.source_count) * block]);
         for (std::size_t start = 0; start < job.count; start += block) {
             const std::size_t n = std::min(block, job.count - start);
             T* target = reinterpret_cast<T*>(job.target) + start;
             if constexpr (std::is_same_v<T, W>) {
                 // Two arrays that are neither widened nor scaled need no accumulator.
                 if (job.source_count == 2 && job.scaling.prescale == 1.0) {
-                    accumulate(job, start, n, target);
+                    accumulate(job, start, n, target, waiting.get());
                     finish(job.scaling, target, n);
                     continue;
                 }
             }
-            accumulate(job, start, n, sum);
+            accumulate(job, start, n, sum, waiting.get());
             finish(job.scaling, sum, n);
             for (std::size_t i = 0; i < n; ++i) target[i] = narrow(sum[i], Type<T>{});
         }
@@ -61,29 +65,47 @@ struct ReduceKernel {
         return reinterpret_cast<const T*>(job.sources[rank]) + start;
     }
 
-    static FARANDOLE_INLINE void accumulate(const Reduction& job, std::size_t start, std::size_t n, W* sum) {
-        if (job.scaling.prescale != 1.0) return accumulate_scaled(job, start, n, sum);
-        const T* first = source(job, 0, start);
-        if (job.source_count == 1) {
-            for (std::size_t i = 0; i < n; ++i) sum[i] = widen(first[i]);
-            return;
-        }
-        const T* second = source(job, 1, start);
-        for (std::size_t i = 0; i < n; ++i) sum[i] = O::apply(widen(first[i]), widen(second[i]));
-        for (int rank = 2; rank < job.source_count; ++rank) {
-            const T* next = source(job, rank, start);
-            for (std::size_t i = 0; i < n; ++i) sum[i] = O::apply(sum[i], widen(next[i]));
+    // How many blocks `accumulate` needs besides `sum`.
+    static FARANDOLE_INLINE std::size_t waiting_sums(int source_count) {
+        std::size_t levels = 0;
+        for (int pairs = (source_count + 1) / 2; pairs > 1; pairs /= 2) ++levels;
+        return levels;
+    }
+
+    // Sums wait on a stack, `sum` below and the others in `waiting`; two of equally many pairs become one.
+    static FARANDOLE_INLINE void accumulate(const Reduction& job, std::size_t start, std::size_t n, W* sum,
+                                            W* waiting) {
+        const int pairs = (job.source_count + 1) / 2;
+        int depth = 0;
+        for (int k = 0; k < pairs; ++k) {
+            pair(job, 2 * k, start, n, depth == 0 ? sum : waiting + static_cast<std::size_t>(depth - 1) * block);
+            ++depth;
+            for (int full = k; depth > 1 && (full % 2 == 1 || k == pairs - 1); full /= 2) {
+                --depth;
+                W* left = depth == 1 ? sum : waiting + static_cast<std::size_t>(depth - 2) * block;
+                const W* right = waiting + static_cast<std::size_t>(depth - 1) * block;
+                for (std::size_t i = 0; i < n; ++i) left[i] = O::apply(left[i], right[i]);
+            }
         }
     }
 
-    static FARANDOLE_INLINE void accumulate_scaled(const Reduction& job, std::size_t start, std::size_t n, W* sum) {
+    // What `rank` and the next one have, if there is a next one.
+    static FARANDOLE_INLINE void pair(const Reduction& job, int rank, std::size_t start, std::size_t n, W* sum) {
         const double factor = job.scaling.prescale;
-        const T* first = source(job, 0, start);
-        for (std::size_t i = 0; i < n; ++i) sum[i] = times(widen(first[i]), factor);
-        for (int rank = 1; rank < job.source_count; ++rank) {
-            const T* next = source(job, rank, start);
-            for (std::size_t i = 0; i < n; ++i) sum[i] = O::apply(sum[i], times(widen(next[i]), factor));
+        if (factor == 1.0) return pair(job, rank, start, n, sum, [](W value) { return value; });
+        pair(job, rank, start, n, sum, [factor](W value) { return times(value, factor); });
+    }
+
+    template <class F>
+    static FARANDOLE_INLINE void pair(const Reduction& job, int rank, std::size_t start, std::size_t n, W* sum,
+                                      F scaled) {
+        const T* first = source(job, rank, start);
+        if (rank + 1 == job.source_count) {
+            for (std::size_t i = 0; i < n; ++i) sum[i] = scaled(widen(first[i]));
+            return;
         }
+        const T* second = source(job, rank + 1, start);
+        for (std::size_t i = 0; i < n; ++i) sum[i] = O::apply(scaled(widen(first[i])), scaled(widen(second[i])));
     }
 
     static FARANDOLE_INLINE void finish(const Scaling& scaling, W* sum, std::size_t n) {

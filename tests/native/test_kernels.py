@@ -9,6 +9,7 @@ import pytest
 
 from farandole import _native
 from farandole.collective import DType, ReduceOp
+from farandole.runtime.shard_tree import Shards, combine
 from farandole.testing import reference
 
 OPS = [op for op in ReduceOp if op is not ReduceOp.ADASUM]
@@ -30,6 +31,16 @@ def test_reduce(dtype: DType, op: ReduceOp) -> None:
         divisor = size if op is ReduceOp.AVERAGE else 1
         _native.reduce([_address(s) for s in said], _address(out), count, dtype, op, divisor=divisor)
         assert reference.same(dtype, out, reference.reduce(dtype, op, said))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 6, 7, 8, 11, 16, 33])
+def test_sums_are_a_tree_over_the_sources(size: int) -> None:
+    random = np.random.default_rng(size)
+    count = BLOCK // 4 + 5
+    said = {Shards(r, r + 1): random.normal(size=count).astype(np.float32) for r in range(size)}
+    out = np.zeros(count, np.float32)
+    _native.reduce([_address(s) for s in said.values()], _address(out), count, DType.FLOAT32, ReduceOp.SUM)
+    assert np.array_equal(out, combine(Shards(0, size), said, np.add))
 
 
 @pytest.mark.parametrize(("dtype", "op"), LEGAL)

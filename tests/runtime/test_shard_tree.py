@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.runtime import shard_tree
-from farandole.runtime.shard_tree import Shards, block, combine, cover
+from farandole.runtime.shard_tree import Shards, block, combine, cover, is_tree_of_blocks
 
 
 def text(whole: Shards) -> str:
@@ -47,6 +47,16 @@ def test_few_partial_sums_travel(count: int, data: st.DataObject) -> None:
     parts = cover(Shards(0, count), Shards(begin, end))
     assert [i for part in parts for i in range(part.begin, part.end)] == list(range(begin, end))
     assert len(parts) <= 2 * count.bit_length()
+
+
+@given(st.integers(1, 30), st.integers(0, 4))
+def test_where_the_tree_above_the_blocks_is_one_over_workers(size: int, doublings: int) -> None:
+    count = size << doublings
+    assert is_tree_of_blocks(size, count)
+    blocks = [block(rank, size, count) for rank in range(size)]
+    assert all(cover(Shards(0, count), each) == [each] for each in blocks)
+    above = {each: str(rank) for rank, each in enumerate(blocks)}
+    assert combine(Shards(0, count), above, "({}+{})".format) == text(Shards(0, size))
 
 
 def test_examples() -> None:

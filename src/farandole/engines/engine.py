@@ -121,7 +121,8 @@ class Engine(ABC):
       (``AbortError``), or after ``group.deadline_s`` (``StallError``).
     * Arguments of one call agree between members (the runtime sees to it). An engine that can notice disagreement for
       free raises ``MismatchError`` on every member, and the next call works.
-    * Results are the same bits on every member and in every run: the order of reduction is fixed by rank. float16 and
+    * Results are the same bits on every member and in every run: the order of reduction is fixed by rank (where
+      ``adds_as_tree``: the first 2^k members, the largest power of two below their number, and the rest). float16 and
       bfloat16 accumulate in float32; between hosts, partial results may travel in the type itself. AVERAGE is the sum
       divided by ``group.size`` (integers truncate toward zero). BOOL: SUM and MAX are *or*, MIN and PRODUCT are *and*,
       AVERAGE is *and*. Complex types know SUM, AVERAGE and PRODUCT. What does not exist raises ``UnsupportedError`` on
@@ -134,6 +135,8 @@ class Engine(ABC):
     """
 
     name: ClassVar[str]
+    adds_as_tree: ClassVar[bool] = False
+    """True if sums are trees over the members, so that those of float32 and float64 can be parts of a larger tree."""
     group: Group
 
     @abstractmethod

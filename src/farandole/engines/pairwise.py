@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from typing import ClassVar
 
 from farandole import _native
 from farandole.collective import Array, DType, ReduceOp
@@ -28,6 +29,8 @@ LINE_BYTES = 64
 
 class PairwiseEngine(Engine):
     """An engine on a ``Transport``. Derive, give it a ``name`` and hand a transport to the constructor."""
+
+    adds_as_tree: ClassVar[bool] = True
 
     def __init__(self, group: Group, transport: Transport) -> None:
         self.group = group

@@ -29,6 +29,7 @@ class ShmEngine(Engine):
     """
 
     name: ClassVar[str] = "shm"
+    adds_as_tree: ClassVar[bool] = True
 
     def __init__(self, group: Group, exchange: Exchange, spin_s: float = SPIN_S) -> None:
         if group.size > SHM_MEMBERS:

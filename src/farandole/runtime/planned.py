@@ -52,6 +52,11 @@ class PlannedLane:
         return len(set(self._group.hosts)) > 1
 
     @property
+    def adds_as_tree(self) -> bool:
+        """See ``Engine``."""
+        return self._engine.adds_as_tree
+
+    @property
     def size(self) -> int:
         """How many members there are."""
         return self._group.size

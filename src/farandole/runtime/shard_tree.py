@@ -44,6 +44,16 @@ def block(rank: int, size: int, count: int) -> Shards:
     return Shards(begin, begin + each + (rank < more))
 
 
+def is_tree_of_blocks(size: int, count: int) -> bool:
+    """Whether each of ``size`` blocks is a range of the tree, and what is above them the tree over ``size`` shards.
+
+    >>> is_tree_of_blocks(3, 12), is_tree_of_blocks(3, 8)
+    (True, False)
+    """
+    each, more = divmod(count, size)
+    return not more and each & (each - 1) == 0
+
+
 def cover(whole: Shards, part: Shards) -> list[Shards]:
     """The largest ranges of the tree over ``whole`` that lie in ``part``, in order.
 

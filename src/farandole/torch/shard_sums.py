@@ -3,8 +3,9 @@
     sums = ShardSums(lane, Shards(0, 8), tensors_like, scales)
     every = sums.of({Shards(0, 4): tensors})        # on the worker that has shards 0 to 3
 
-Each worker adds up its part of all elements: everybody's partial sums of that part come to it (all-to-all), it adds
-them in the tree's order, and the results go to all (all-gather). That moves as many bytes as an all-reduce does.
+Where every worker has one partial sum, and the engine adds workers as the tree does, this is an all-reduce. Otherwise
+each worker adds up its part of all elements: everybody's partial sums of that part come to it (all-to-all), it adds
+them in the tree's order, and the results go to all (all-gather). That moves no more bytes, but copies more often.
 """
 
 from __future__ import annotations
@@ -16,16 +17,20 @@ from typing import NamedTuple, TypeAlias, final
 import torch
 
 from farandole.collective import ReduceOp
+from farandole.runtime.buckets import Bucket, Piece, lay_out
 from farandole.runtime.planned import PlannedLane
 from farandole.runtime.reduction import Reduction
-from farandole.runtime.shard_tree import Shards, block, combine, cover
-from farandole.torch.adapter import adapter
-from farandole.torch.memory import as_bytes
+from farandole.runtime.shard_tree import Shards, block, combine, cover, is_tree_of_blocks
+from farandole.torch.adapter import TORCH_DTYPES, adapter
+from farandole.torch.memory import LONE_BYTES, as_bytes
 
 Partial: TypeAlias = Mapping[Shards, Sequence[torch.Tensor]]
 
 CHUNK_BYTES = 2**20
 """What is exchanged at a time: so little that it stays in the cache between one worker's copy and the other's sum."""
+
+UNWIDENED = (torch.float32, torch.float64)
+"""Engines round every sum of these; 16-bit ones they would round once, at the end."""
 
 
 def add_tensors(whole: Shards, partial: Partial) -> list[torch.Tensor]:
@@ -56,24 +61,43 @@ class _Chunk:
 
 
 @final
+class _Bucket:
+    """What is reduced at a time: tensors side by side in engine memory, ``views``, or a large one where it lies."""
+
+    def __init__(self, bucket: Bucket, content: torch.Tensor, like: Sequence[torch.Tensor], scale: float) -> None:
+        self.which = [slot.piece for slot in bucket.slots]
+        self.how = Reduction(ReduceOp.SUM, postscale=scale)
+        self.views: list[torch.Tensor] = []
+        if not bucket.lone:
+            self.flat = content[bucket.start :][: bucket.nbytes].view(TORCH_DTYPES[bucket.dtype])
+            self.views = [self.flat[s.offset :][: s.count].view(like[s.piece].shape) for s in bucket.slots]
+
+
+@final
 class ShardSums:
     """For lists of tensors like ``like``, the same on every member, each multiplied by its scale. Made collectively."""
 
     def __init__(self, lane: PlannedLane, whole: Shards, like: Sequence[torch.Tensor], scales: Sequence[float]) -> None:
         self._lane, self._whole = lane, whole
         self._parts = [cover(whole, block(rank, lane.size, whole.end)) for rank in range(lane.size)]
-        self._send = as_bytes(lane.allocate(lane.size * CHUNK_BYTES))
-        self._received = as_bytes(lane.allocate(sum(map(len, self._parts)) * CHUNK_BYTES))
-        self._results: list[torch.Tensor] = []
+        self._results = list(like)
+        self._buckets: list[_Bucket] = []
         self._chunks: list[_Chunk] = []
-        for (_, scale), group in itertools.groupby(range(len(like)), lambda i: (like[i].dtype, scales[i])):
-            self._lay_out(list(group), like, scale)
+        is_reduction = lane.adds_as_tree and is_tree_of_blocks(lane.size, whole.end)
+        reduced = [is_reduction and tensor.dtype in UNWIDENED for tensor in like]
+        for scale in dict.fromkeys(scales):
+            self._lay_out_buckets([r and s == scale for r, s in zip(reduced, scales, strict=True)], like, scale)
+        self._lay_out_chunks([i for i, r in enumerate(reduced) if not r], like, scales)
 
     def of(self, partial: Partial) -> list[torch.Tensor]:
-        """The sums, in memory that the next call overwrites."""
+        """The sums, in ``partial`` or in memory that the next call overwrites."""
+        results = list(self._results)
+        for number, bucket in enumerate(self._buckets):
+            [tensors] = partial.values()
+            self._reduce(f"bucket {number}", bucket, tensors, results)
         for number, chunk in enumerate(self._chunks):
             self._add(f"chunk {number}", chunk, partial)
-        return self._results
+        return results
 
     def largest(self, numbers: Sequence[int]) -> list[int]:
         """The largest that any member has, of each."""
@@ -81,6 +105,20 @@ class ShardSums:
         self._lane.allreduce("largest", adapter.array(found), Reduction(ReduceOp.MAX))
         largest: list[int] = found.tolist()
         return largest
+
+    def _lay_out_buckets(self, which: Sequence[bool], like: Sequence[torch.Tensor], scale: float) -> None:
+        arrays = [adapter.array(tensor) for tensor in like]
+        pieces = [Piece(a.count, a.dtype, a.device) if w else None for w, a in zip(which, arrays, strict=True)]
+        layout = lay_out(pieces, self._lane.session.settings.bucket_bytes, LONE_BYTES)
+        content = as_bytes(self._lane.allocate(layout.nbytes))
+        self._buckets += [_Bucket(bucket, content, like, scale) for bucket in layout.buckets]
+
+    def _lay_out_chunks(self, which: list[int], like: Sequence[torch.Tensor], scales: Sequence[float]) -> None:
+        if which:
+            self._send = as_bytes(self._lane.allocate(self._lane.size * CHUNK_BYTES))
+            self._received = as_bytes(self._lane.allocate(sum(map(len, self._parts)) * CHUNK_BYTES))
+        for (_, scale), group in itertools.groupby(which, lambda i: (like[i].dtype, scales[i])):
+            self._lay_out(list(group), like, scale)
 
     def _lay_out(self, which: list[int], like: Sequence[torch.Tensor], scale: float) -> None:
         """Memory for the sums of some tensors, one after the other, and the chunks it is filled by."""
@@ -91,11 +129,23 @@ class ShardSums:
         padded = -(-ends[-1] // size) * size
         flat = as_bytes(self._lane.allocate(padded * first.element_size())).view(first.dtype)[:padded]
         for i, count, end in zip(which, counts, ends, strict=True):
-            self._results.append(flat[end - count : end].view(like[i].shape))
+            self._results[i] = flat[end - count : end].view(like[i].shape)
         places = list(zip(which, counts, ends, strict=True))
         for begin in range(0, ends[-1], length):
             pieces = list(_pieces(places, begin, begin + length))
             self._chunks.append(_Chunk(pieces, flat[begin : begin + length], scale))
+
+    def _reduce(self, what: str, bucket: _Bucket, tensors: Sequence[torch.Tensor], results: list[torch.Tensor]) -> None:
+        sums = bucket.views
+        if sums:
+            torch._foreach_copy_(sums, [tensors[i] for i in bucket.which])
+            array = adapter.array(bucket.flat)
+        else:
+            sums = [adapter.dense(tensors[i]) for i in bucket.which]
+            array = adapter.array(sums[0])
+        self._lane.allreduce(what, array, bucket.how)
+        for i, total in zip(bucket.which, sums, strict=True):
+            results[i] = total
 
     def _add(self, what: str, chunk: _Chunk, partial: Partial) -> None:
         received = self._exchange(what, chunk, partial)

@@ -62,8 +62,11 @@ def trained(count: int, alone: bool) -> dict[str, torch.Tensor]:
 
 def check_that_any_number_of_workers_computes_the_same_bits() -> None:
     torch.set_num_threads(1)
-    for count, chunk_bytes in ((4, 2**20), (5, 64), (7, 256)):
-        with mock.patch.object(shard_sums, "CHUNK_BYTES", chunk_bytes):  # tensors lie across chunks, and many in one
+    for count, small in ((4, 64), (5, 64), (6, 128), (7, 2**20)):
+        with (
+            mock.patch.object(shard_sums, "CHUNK_BYTES", small),  # tensors lie across chunks, and many in one
+            mock.patch.object(shard_sums, "LONE_BYTES", small),  # some are reduced where they lie
+        ):
             together = trained(count, alone=False)
         one = hvd.broadcast_object(trained(count, alone=True))
         for name, value in one.items():
