@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from farandole.testing.cluster import HEAD, Cluster, Slurm
-from tests.cluster.conftest import ClusterJob, StartOnCluster, kill_on
+from tests.cluster.conftest import DEADLINE_S, ClusterJob, StartOnCluster, kill_on
 
 WORKER = Path(__file__).parent.parent / "elastic_worker.py"
 LARGE_STEPS = """
@@ -152,20 +154,38 @@ def test_a_new_host_joins_and_one_that_is_taken_away_leaves(
     assert end(running, tmp_path) == 0
 
 
-def test_inside_an_allocation_slurm_starts_the_agents_again(
-    make_slurm: MakeSlurm, start: StartOnCluster, tmp_path: Path
+def test_a_job_that_slurm_requeues_begins_anew_under_its_number_and_ends_with_it(
+    make_slurm: MakeSlurm, tmp_path: Path
 ) -> None:
-    slurm = make_slurm(2)
-    before = ("salloc", "-N2", "-n4", "--ntasks-per-node=2", "--quiet")
-    running = begin(start, slurm.cluster, "--min-np", "2", before=before, host=HEAD)
-    generation(running, 4)
-    kill_on(slurm.cluster, "node2", "farandole.launch.agent")
-    fewer = generation(running, 2)
-    generation(running, 4, after=fewer[0][1])
-    (tmp_path / "end").touch()
-    running.until(lambda: running.process.poll() is not None, "for the end")
-    assert running.process.returncode == 0
-    running.until(lambda: not any("python" in words for words in running.left().values()), "for the last to go")
+    slurm, out = make_slurm(2), tmp_path / "out.txt"
+    command = shlex.join([sys.executable, "-m", "farandole", "run", "--min-np", "2", sys.executable, str(WORKER)])
+    how = ["-N2", "-n4", "--ntasks-per-node=2", "--requeue", "--open-mode=append", f"--output={out}"]
+    number = slurm.run(["sbatch", "--parsable", *how, f"--wrap={command}"], cwd=tmp_path).stdout.strip()
+
+    def processes() -> list[tuple[int, ...]]:
+        """Those that have begun to train in a generation of four: number of the process, and its place."""
+        found = TRAINS.findall(out.read_text() if out.exists() else "")
+        return [(int(process), int(place)) for place, _, _, size, _, process in found if size == "4"]
+
+    wait_for(lambda: len(processes()) == 4, "the first four workers", out)
+    slurm.run(["scontrol", "requeue", number])
+    wait_for(lambda: len(processes()) == 8, "four others", out)
+    assert [place for _, place in processes()].count(0) == 2, "the second start has begun where the first one was"
+    assert slurm.run(["squeue", "-h", "-o", "%i"]).stdout.split() == [number]
+    slurm.run(["scancel", number])
+    cluster = slurm.cluster
+    wait_for(
+        lambda: not any("python" in w for h in cluster.hosts for w in cluster.processes(h).values()), "the end", out
+    )
+
+
+def wait_for(condition: Callable[[], bool], what: str, out: Path) -> None:
+    """Fail, with what the job has written, if it takes too long."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail(f"waited in vain for {what}\n{out.read_text() if out.exists() else ''}")
+        time.sleep(0.05)  # nothing announces what a file shows
 
 
 @pytest.mark.parametrize("signal", ["-KILL", "-TERM"])

@@ -43,7 +43,7 @@ def _notice(job: Job, number: int) -> None:
 
 SLURM = (
     Case("notice to a host (SIGTERM by scancel)", "any", done=_notice, planned=True, lost="node2", quick=True),
-    Case("scancel of a host's job step", "any", done=_scancel(), lost="node2"),
+    Case("scancel of a host's job step", "any", done=_scancel(), lost="node2", quick=True),
     Case("scontrol drains a node", "any", done=_node("drain"), after=_node("resume"), harmless=True),
 )
 """On two nodes with two tasks each."""
