@@ -260,6 +260,29 @@ def check_half_precision_weights_have_masters() -> None:
             assert torch.equal(mine, theirs)
 
 
+def check_autocast_and_half_precision_on_the_wire() -> None:
+    """The same weights on all ranks, near those of a training in float32."""
+    trained = []
+    for half in (False, True):
+        model = network(torch.float32)
+        options = {"compression": hvd.Compression.fp16} if half else {}
+        optimizer = distributed(optim.LARS(model.parameters(), lr=0.5, trust_coefficient=0.02), **options)
+        scaler = GradScaler("cpu", init_scale=2.0**8, enabled=half)
+        for step in range(5):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16, enabled=half):
+                loss = loss_of(model, step, hvd.rank())
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        trained.append([p.detach().clone() for p in model.parameters()])
+    for full, mixed, first in zip(*trained, hvd.broadcast_object(trained[1], root_rank=0), strict=True):
+        assert mixed.dtype == torch.float32
+        assert torch.equal(mixed, first)
+        assert not torch.equal(mixed, full)
+        torch.testing.assert_close(mixed, full, rtol=0.02, atol=0.02)
+
+
 def check_error_bounds_of_compression() -> None:
     for compression, unit, smallest in (
         (hvd.Compression.fp16, 2.0**-11, 2.0**-25),

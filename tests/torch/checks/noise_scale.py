@@ -92,6 +92,7 @@ def measures(
     loss_scale: float = 1.0,
     tolerance: float = 1e-9,
     spoil: Spoil = len,
+    before: NoiseEstimator | None = None,
     **options: Any,
 ) -> tuple[hvd.NoiseScale, torch.optim.Optimizer]:
     """Train and measure every step; compare with what gradients say that are computed apart."""
@@ -105,6 +106,9 @@ def measures(
     scaler = torch.amp.GradScaler("cpu", init_scale=loss_scale, growth_interval=5) if loss_scale != 1.0 else None
     noise = hvd.NoiseScale(optimizer, every=1, horizon_samples=1e12, scaler=scaler, summed_passes=summed)
     apart, adam = NoiseEstimator(horizon_samples=1e12), NoiseEstimator(horizon_samples=1e12)
+    if before is not None:
+        apart.load(before.state())
+        noise.load_state_dict({**noise.state_dict(), "plain": before.state()})
     for step in range(STEPS):
         each = [[gradient(model, step, n, rank) for n in range(passes)] for rank in range(hvd.size())]
         if step or hvd.size() == 1:  # what the first step of several ranks has is not yet known to all
@@ -248,6 +252,17 @@ def check_the_state_is_carried_over() -> None:
     passes = 2 if hvd.size() == 1 else 1
     assert timed.passes == passes
     assert timed.batch == pytest.approx(sum(batch_of(r) for r in range(hvd.size())) / hvd.size())
+
+
+def check_what_other_workers_have_measured_counts_on() -> None:
+    """As after a resize: eight ranks measured, and these go on."""
+    before = NoiseEstimator(horizon_samples=1e12)
+    for i in range(20):
+        before.add(across_ranks([5] * 8, [9.0 + i % 3] * 8, 2.0 + i % 2), 40)
+    noise, _ = measures(before=before)
+    found = noise.estimate()
+    assert isinstance(found, Estimate)
+    assert found.samples > 20 * 40
 
 
 def check_how_often_it_measures_is_the_same_on_all_ranks() -> None:
