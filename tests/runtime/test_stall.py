@@ -304,3 +304,15 @@ def test_who_waits_itself_is_not_the_one_that_hangs() -> None:
     verdict = stall.look(600.0, [past_it, inside], LAST)
     assert isinstance(verdict, Verdict)
     assert verdict.missing == (2,)
+
+
+def test_in_an_elastic_job_there_is_time_to_find_out_who_is_to_blame() -> None:
+    stall = StallInspector(Limits.of(Settings(min_np=1, hang_timeout_s=5.0)), ["a", "b"])
+    stall.expect(0.0)
+    wait = Waiting(("planned",), "step 7", 0.0, (0, 1), ())
+    assert not isinstance(stall.look(5.0, [wait], LAST), Verdict)
+    assert stall.deadline_s is not None
+    assert stall.deadline_s <= 10.0
+    assert stall.look(10.0, [wait], LAST) == Verdict(
+        "step 7 has waited 10.0 s: all ranks are inside; ready: rank 0 on a, rank 1 on b: longer than --hang-timeout"
+    )

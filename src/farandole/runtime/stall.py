@@ -24,6 +24,10 @@ from farandole.settings import Settings
 STEPS_OF_PATIENCE = 5
 """In an elastic job a rank hangs, and is not slow, when others wait for it longer than so many recent steps."""
 
+BLAMELESS = 2
+"""So many times as long an elastic job waits where all its ranks do: if their hosts do not hear each other, that is
+found out meanwhile (``engines.silence``), and then it is known who has to go."""
+
 PATIENCE_S = 1.0
 """How long a report waits for the ranks it is about to say where they are."""
 
@@ -151,7 +155,9 @@ class StallInspector:
         """What is due; ``last`` tells the last collective that a rank was ordered to do."""
         every = list(waiting)
         if late := [one for one in every if now >= self._expiry_s(one)]:
-            return Verdict(self._verdict(now, late), _lost(late, every))
+            lost, is_static = _lost(late, every), not self._limits.steps
+            if lost or is_static or any(now >= self._expiry_s(one, BLAMELESS) for one in late):
+                return Verdict(self._verdict(now, late), lost)
         overdue = [one for one in every if now - one.since_s >= self._warning_s]
         step = self._consider(now, overdue) if self._asked is None else self._conclude(now, overdue, self._asked, last)
         if self._asked is None:
@@ -197,13 +203,13 @@ class StallInspector:
 
     def _plan_next(self, now: float, waiting: Sequence[Waiting]) -> None:
         moments = [one.since_s + self._warning_s for one in waiting]
-        moments += [self._expiry_s(one) for one in waiting]
+        moments += [self._expiry_s(one, times) for one in waiting for times in (1, BLAMELESS)]
         moments = [moment for moment in moments if moment > now]
         repeats = [self._repeat_s] if self._told else []
         self._look_again(min(moments + repeats, default=math.inf))
 
-    def _expiry_s(self, one: Waiting) -> float:
-        return one.since_s + one.age_s + max(self._shutdown_s, self._limits.steps * one.step_s)
+    def _expiry_s(self, one: Waiting, times: int = 1) -> float:
+        return one.since_s + one.age_s + times * max(self._shutdown_s, self._limits.steps * one.step_s)
 
     def _look_again(self, moment: float) -> None:
         self.deadline_s = moment if moment < math.inf else None
