@@ -35,8 +35,13 @@ def formation(expected: int = 3, excuse_failures: bool = False) -> StaticFormati
 
 def arrive(forming: StaticFormation, *hellos: Hello, now: float = 0.0) -> Decision | None:
     for one in hellos:
-        forming.hello(f"{one.place}".encode(), one, now)
+        knock(forming, f"{one.place}".encode(), one, now)
     return forming.decide(now)
+
+
+def knock(forming: StaticFormation, uid: bytes, one: Hello, now: float) -> None:
+    if not forming.turn_away(uid, one):
+        forming.hello(uid, one, now)
 
 
 def formed(decision: Decision | None) -> Formed:
@@ -163,6 +168,16 @@ def test_a_second_process_in_one_place_is_refused_and_the_first_stays() -> None:
     assert len(formed(arrive(forming, hello(1, 2))).members) == 2
 
 
+def test_another_version_and_another_host_are_turned_away_from_a_job_that_has_begun() -> None:
+    forming = formation(2)
+    assert len(formed(arrive(forming, hello(0, 2), hello(1, 2))).members) == 2
+    old = refused(arrive(forming, hello(0, 2, pid=7, version="0.0.1")))
+    assert "rank 0 on a has 0.0.1: install the same version" in old.reason
+    moved = refused(arrive(forming, hello(0, 2, host="z")))
+    assert "rank 0 is on a, not on z: is the job started twice" in moved.reason
+    assert formed(arrive(forming, hello(0, 2), hello(1, 2))).generation == 2
+
+
 def test_a_process_that_tries_again_counts_once_with_its_new_sockets() -> None:
     forming = formation(2)
     forming.hello(b"old", hello(0, 2), 0.0)
@@ -201,7 +216,7 @@ def test_whatever_comes_every_hello_is_answered_once_and_generations_grow(
         if what == "hello":
             uid += 1
             open_uids.add(b"%d" % uid)
-            forming.hello(b"%d" % uid, hello(first, 3 if second else 2), now)
+            knock(forming, b"%d" % uid, hello(first, 3 if second else 2), now)
         elif what == "gone":
             forming.gone(first, 100 + first, int(bool(second)), "it has ended")
         else:

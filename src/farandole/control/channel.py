@@ -47,6 +47,9 @@ LONGEST_WAIT_S = 86400.0
 PINGS = 4
 """How often the controller is asked for a sign of life within the time after which it counts as gone."""
 
+QUITTERS = "connections that went away"
+"""Counted, and not worth a word."""
+
 CUT_BYTES = 2 * messages.LIMIT_BYTES
 """A peer that announces a frame above this is cut off before memory is spent on it; up to it, the frame is dropped."""
 
@@ -148,7 +151,10 @@ class Router:
         return {"received": self._received, "sent": self._sent, **self._refused}
 
     def close(self) -> None:
-        """Deliver what is queued (for at most a second) and free everything."""
+        """Say how much was refused in all, deliver what is queued (for at most a second) and free everything."""
+        for kind, number in self._refused.items():
+            if number > 1 and kind != QUITTERS:
+                logger.warning("control plane: refused %d %s in all", number, kind)
         self._epoll.close()
         self._monitor.close()
         self._socket.close()
@@ -186,7 +192,7 @@ class Router:
         for _ in range(strangers):
             self.refuse("connections without this job's key", "random bytes or another job")
         if quitters:
-            self._refused["connections that went away"] += quitters
+            self._refused[QUITTERS] += quitters
 
 
 @final

@@ -84,6 +84,8 @@ class Controller:
         """Told what such a function returned or raised: place, success, payload."""
         self.on_hello: Callable[[Hello], object] = lambda _: None
         """Told of every worker that has called ``init``."""
+        self.refuse: Callable[[str, str], object] = lambda _kind, _detail: None
+        """Told, by kind, who has the job's key and is none of its workers."""
         self._settings, self._expected, self._clock = settings, expected, clock
         self._downlink = Downlink(send)
         self._formation = formation or StaticFormation.of(settings, expected)
@@ -234,15 +236,17 @@ class Controller:
                 self._take(sender, inner)
 
     def _on_hello(self, identity: bytes, hello: Hello) -> None:
-        now = self._clock()
-        generation = self._generation
-        rank = None if generation is None else generation.rank_at(hello.place, hello.pid)
-        if generation is not None and rank is not None:
-            generation.leave(rank)
-            self._stop_waiting(generation)
-        self._formation.hello(identity[:-1], hello, now)
+        now, generation = self._clock(), self._generation
+        if reason := self._formation.turn_away(identity[:-1], hello):
+            self.refuse("processes that are none of the job's workers", reason)
+        else:
+            rank = None if generation is None else generation.rank_at(hello.place, hello.pid)
+            if generation is not None and rank is not None:
+                generation.leave(rank)
+                self._stop_waiting(generation)
+            self._formation.hello(identity[:-1], hello, now)
+            self.on_hello(hello)
         self._form(now)
-        self.on_hello(hello)
 
     def _on_exchange(self, generation: Generation, rank: int, message: Exchange) -> None:
         self._gather(generation, message.key, tuple(message.ranks), {rank: message.payload})

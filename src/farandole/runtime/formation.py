@@ -115,6 +115,10 @@ class Formation(ABC):
     def started(self, place: int, description: str) -> None:
         """The worker of ``place`` runs; texts that miss it can say where."""
 
+    def turn_away(self, uid: bytes, hello: Hello) -> str:
+        """Why this process can be none of the job's workers; a decision to come tells it. "" if it may be one."""
+        return ""
+
     @abstractmethod
     def hello(self, uid: bytes, hello: Hello, now: float) -> None:
         """A worker has called ``init``."""

@@ -37,6 +37,7 @@ class Root:
         self.router = router
         self.controller = Controller(router.send, settings, expected, time.monotonic, formation)
         self.controller.request_stack = self._request_stack
+        self.controller.refuse = router.refuse
         self.hosts = Hosts(settings.host_timeout_s)
         self._tree = Tree(settings.tree_radix)
         self._relays: dict[str, tuple[str, ...]] = {}
@@ -91,12 +92,10 @@ class Root:
 
     def _on_agent(self, host: str, message: Any) -> None:
         if isinstance(message, AgentHello) and message.version != farandole.__version__:
+            reason = f"host {host} has Farandole {message.version} and this one has {farandole.__version__}"
+            self.router.refuse("agents of another version", reason)
             self.hosts.ended(host)
-            self.on_lost(
-                host,
-                f"host {host} has Farandole {message.version} and this one has {farandole.__version__}: "
-                "install the same version on both",
-            )
+            self.on_lost(host, f"{reason}: install the same version on both")
             return
         if not isinstance(message, Hello):  # only agents are heard of here
             self.hosts.heard(host, time.monotonic())

@@ -46,6 +46,7 @@ class StaticFormation(Formation):
         self._strangers: list[Refused] = []
         self._ends: dict[tuple[int, int], _End] = {}  # by size of the job, and place in it
         self._started: dict[int, str] = {}
+        self._homes: dict[int, str] = {}
         self._sizes: Counter[int] = Counter()  # of the job, as those who wait have it
         self._latest: tuple[Member, ...] = ()
         self._roster = Roster((), expected)
@@ -64,22 +65,21 @@ class StaticFormation(Formation):
         """The worker of ``place`` runs; texts that miss it can say where."""
         self._started[place] = description
 
+    def turn_away(self, uid: bytes, hello: Hello) -> str:
+        """Who wants a place that there is not, or that another has, or brings another version into a running job."""
+        member = Member(uid, hello)
+        reason = self._objection(member)
+        if reason:
+            self._strangers.append(Refused((member,), reason))
+        return reason
+
     def hello(self, uid: bytes, hello: Hello, now: float) -> None:
         """A worker has called ``init``."""
-        member = Member(uid, hello)
-        other = self._waiting.get(hello.place)
-        if not 0 <= hello.place < min(hello.expected, self._expected):
-            place = f"expects ranks 0 to {self._expected - 1}, and this process says it is rank {hello.place}"
-            self._strangers.append(Refused((member,), f"the job {place} of {hello.expected}"))
-        elif other is not None and other.hello.pid != hello.pid:
-            taken = f"{other.name} is process {other.hello.pid} already"
-            self._strangers.append(Refused((member,), f"{taken}: is the job started twice with one controller?"))
-        else:
-            self._dismiss(hello.place)
-            self._waiting[hello.place] = member
-            self._sizes[hello.expected] += 1
-            if self._first_hello_s is None:
-                self._first_hello_s = now
+        self._dismiss(hello.place)
+        self._waiting[hello.place] = Member(uid, hello)
+        self._sizes[hello.expected] += 1
+        if self._first_hello_s is None:
+            self._first_hello_s = now
 
     def gone(self, place: int, pid: int, code: int, description: str) -> None:
         """The worker of ``place`` has ended. It is excused if it had its part in a generation, or may fail."""
@@ -107,6 +107,24 @@ class StaticFormation(Formation):
     def stalled(self, places: Collection[int], reason: str) -> bool:
         """The others cannot go on without them."""
         return False
+
+    def _objection(self, newcomer: Member) -> str:
+        hello, other = newcomer.hello, self._waiting.get(newcomer.hello.place)
+        if not 0 <= hello.place < min(hello.expected, self._expected):
+            place = f"expects ranks 0 to {self._expected - 1}, and this process says it is rank {hello.place}"
+            return f"the job {place} of {hello.expected}"
+        if self._latest and hello.version != (version := self._latest[0].hello.version):
+            return (
+                f"the job runs Farandole {version}, and {newcomer.name} has {hello.version}: install the same version"
+            )
+        if other is not None and other.hello.pid != hello.pid:
+            return f"{other.name} is process {other.hello.pid} already: is the job started twice with one controller?"
+        home = self._homes.get(hello.place) if hello.expected == self._expected else None
+        if home and home != hello.host:
+            return (
+                f"rank {hello.place} is on {home}, not on {hello.host}: is the job started twice with one controller?"
+            )
+        return ""
 
     def _waiting_worker(self, place: int, pid: int) -> Member | None:
         members = self._waiting.values()
@@ -168,6 +186,8 @@ class StaticFormation(Formation):
         except FarandoleError as failure:
             return self._refuse(str(failure))
         self._generation += 1
+        if len(members) == self._expected:
+            self._homes = {member.hello.place: member.hello.host for member in members}
         self._latest, self._roster = members, Roster([member.hello for member in members], self._expected)
         self._clear()
         return Formed(self._generation, members, engine, reason)
