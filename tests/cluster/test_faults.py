@@ -166,6 +166,17 @@ def test_hosts_that_do_not_hear_each_other_are_named_though_the_launcher_hears_b
     job.leaves_nothing(*cluster.hosts)
 
 
+def test_hosts_that_do_not_hear_each_other_can_end(make_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
+    cluster = make_cluster(2)
+    job = Job(cluster, tmp_path, "end")
+    job.arrive()
+    cluster.cut("node1", "node2")
+    job.go_on()
+    assert job.end() == 0, job.said()
+    assert len(re.findall("done node[12]", job.said())) == 3
+    job.leaves_nothing(*cluster.hosts)
+
+
 @pytest.mark.parametrize("moment", ["start", "collective", "end"])
 def test_a_host_that_gets_slow_is_not_lost(make_cluster: Callable[..., Cluster], tmp_path: Path, moment: str) -> None:
     cluster = make_cluster(2)
