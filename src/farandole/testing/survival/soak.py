@@ -97,10 +97,12 @@ class _Chaos:
                 next_s = now + self._random.expovariate(1 / EVERY_S)
                 names = list(self._kinds)
                 [name] = self._random.choices(names, [self._kinds[each][0] for each in names])
-                self._struck = 0 if name in ("join", "leave") else members[0].generation
                 self.faults[name] += 1
                 with contextlib.suppress(ClusterError, ProcessLookupError):  # its victim has just gone
                     self._kinds[name][1]()
+                # Another generation may have begun meanwhile, between the ends of two: then it is the one that was hit.
+                last = max(each.generation for each in self._job.began())
+                self._struck = 0 if name in ("join", "leave") else last
             self._undo_due(now)
             if self._job.process.poll() is not None:
                 raise LostError(f"the job has ended with {self._job.process.returncode}\n{self._job.errors[-3000:]}")
