@@ -45,12 +45,16 @@ class Bench:
         return [each.action.place for each in self.formation.orders if isinstance(each.action, kind)]
 
     def hello(
-        self, place: int, ready: bool = True, version: str = "1", engines: Sequence[str] = ("mpi", "shm")
+        self,
+        place: int,
+        ready: bool = True,
+        version: str = "1",
+        engines: Sequence[str] = ("mpi", "shm"),
+        state: str = "",
     ) -> None:
         """A worker calls ``init``; its socket is named after its place."""
-        hello = Hello(
-            "w", place, 0, f"h{place}", place, version, list(engines), 2, 40, [[0, 1], [0, 5]], ready, step_s=0.5
-        )
+        sets = [[0, 1], [0, 5]]
+        hello = Hello("w", place, 0, f"h{place}", place, version, list(engines), 2, 40, sets, ready, 0.5, state)
         self.formation.hello(b"%d" % place, hello, self.now)
 
     def begin(self, *places: int) -> Formed:
@@ -141,6 +145,39 @@ def test_who_does_not_fit_is_refused_with_the_reason(version: str, engines: tupl
     refused = [each for each in bench.decisions() if isinstance(each, Refused)]
     assert b"1" in {member.uid for each in refused for member in each.members}
     assert all(isinstance(each.answer, Refuse) and not each.answer.orderly for each in refused)
+
+
+def test_who_trains_something_else_is_refused_before_anybody_waits_for_it() -> None:
+    bench = Bench({"a": 2})
+    bench.begin(0, 1)
+    bench.formation.gone(1, 1, -9, "worker 1 was killed")
+    bench.hello(0, state="model (2 tensors)")
+    bench.decisions()
+    bench.hello(2, ready=False)
+    bench.decisions()
+    bench.hello(2, state="model (3 tensors)")
+    (refused,) = bench.decisions()
+    assert isinstance(refused, Refused)
+    assert refused.reason.startswith("the ranks differ in what they train: rank 0 on h0 said model (2 tensors)")
+
+
+def test_who_trains_something_else_is_refused_when_the_others_say_what_they_train() -> None:
+    bench = Bench({"a": 1})
+    bench.begin(0)
+    bench.formation.tell(Found({"a": 3}))
+    bench.decisions()
+    bench.hello(1, ready=False)
+    bench.hello(2, ready=False)
+    bench.hello(1, state="model (3 tensors)")
+    bench.hello(2, state="model (2 tensors)")
+    bench.decisions()
+    bench.formation.left(0)
+    bench.hello(0, state="model (2 tensors)")
+    decisions = bench.decisions()
+    (formed,) = [each for each in decisions if isinstance(each, Formed)]
+    assert formed.hosts == ["h0", "h2"]
+    refused = [member.uid for each in decisions if isinstance(each, Refused) for member in each.members]
+    assert refused == [b"1"]
 
 
 def test_the_end_is_for_the_launcher() -> None:

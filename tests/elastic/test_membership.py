@@ -55,6 +55,13 @@ def came(*places: int, ready: bool = True) -> list[happenings.Came]:
     return [happenings.Came(place, ready=ready) for place in places]
 
 
+def test_the_patience_for_too_few_begins_when_all_have_started() -> None:
+    job = Job(Policy(min_np=2, elastic_timeout_s=0.1, start_timeout_s=30.0), {"a": 2})
+    job.tell(1.0, *came(0, ready=False))
+    assert job.pass_to(20.0) == []
+    assert job.tell(20.0, *came(1, ready=False)) == [decisions.Form(1, [0, 1])]
+
+
 def test_the_first_generation_is_of_all_that_were_started() -> None:
     job = Job(Policy(min_np=2), {"a": 2, "b": 1})
     assert job.tell(1.0, *came(0, 1, ready=False)) == []

@@ -29,7 +29,7 @@ class Hello(Message, frozen=True):
     ``stack_fd`` is where ``faulthandler`` writes when ``stack_signal`` comes. ``process_sets`` are the global ranks of
     the static sets asked for in ``init``; they must agree between ranks. In an elastic job no other worker ever has
     this ``place``, and one that is not ``ready`` is alone in a generation 0, if others train, and comes again;
-    ``step_s`` is the longest of its recent steps.
+    ``step_s`` is the longest of its recent steps, and ``state`` says what its state consists of ("": not known yet).
     """
 
     worker: str
@@ -44,6 +44,7 @@ class Hello(Message, frozen=True):
     process_sets: list[list[int]]
     ready: bool = True
     step_s: float = 0.0
+    state: str = ""
 
 
 @final

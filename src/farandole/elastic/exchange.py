@@ -77,6 +77,15 @@ class Inventory(Generic[T]):
         """The parts that may differ between ranks, and digests of them."""
         return tuple((name, zlib.crc32(self.skeletons[name])) for name, part in self._parts.items() if part.is_private)
 
+    def built(self) -> list[str]:
+        """The names of the parts; those whose tensors the program has built are told apart by these."""
+        return [
+            f"{name} ({len(self._tensors[name])} tensors, {zlib.crc32(self.skeletons[name]):08x})"
+            if part.is_fixed
+            else name
+            for name, part in self._parts.items()
+        ]
+
     def adopt(self, theirs: Mapping[str, bytes], alike: Collection[str]) -> None:
         """Become like ``theirs``, of what is private in what is ``alike``; tensors have yet to be filled."""
         if list(theirs) != list(self.skeletons):

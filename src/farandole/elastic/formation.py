@@ -12,7 +12,7 @@ The controller says what it hears of workers and obeys what concerns them; the r
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, final
 
 from farandole import events
@@ -44,6 +44,8 @@ class ElasticFormation(Formation):
         """What the launcher is to do."""
         self.on_decision: Callable[[decisions.Decision], object] = lambda _: None
         """Told of everything that was decided, whoever does it."""
+        self.on_over: Callable[[str], object] = lambda _: None
+        """Told why a generation has ended, where that was not decided here."""
         self._membership, self._choose, self._clock = membership, choose, clock
         self._known: dict[int, Member] = {}  # as they said hello last
         self._seniors: set[int] = set()  # those that have been members
@@ -74,7 +76,8 @@ class ElasticFormation(Formation):
         """See ``Formation``."""
         member = Member(uid, hello)
         reference = self._formed or tuple(self._known.values())
-        misfit = disagreement((reference[0], member)) if reference else ""
+        is_new = hello.place not in self._seniors
+        misfit = disagreement((reference[0], member)) if reference and is_new else ""
         self._known[hello.place] = member
         if hello.step_s > 0:
             self.paced(hello.step_s)
@@ -95,6 +98,7 @@ class ElasticFormation(Formation):
 
     def over(self, generation: int, reason: str) -> None:
         """See ``Formation``."""
+        self.on_over(reason)
         self.tell(happenings.Over(generation, reason))
 
     def paced(self, step_s: float) -> None:
@@ -134,10 +138,14 @@ class ElasticFormation(Formation):
             handler(decision.action, decision.reason)
 
     def _form(self, action: decisions.Form, _: str) -> None:
+        if strangers := self._strangers(action.places):
+            self._undo(action, strangers)
+            return
         try:
             engine, reason = self._choice(action.places)
         except FarandoleError as failure:
-            self._undo(action, str(failure))
+            new = [place for place in action.places if place not in self._seniors]
+            self._undo(action, dict.fromkeys(new if len(new) < len(action.places) else action.places, str(failure)))
             return
         self._formed = self._members(action.places)
         self._seniors.update(action.places)
@@ -148,14 +156,18 @@ class ElasticFormation(Formation):
         hellos = [self._known[place].hello for place in places]
         return self._choose([hello.host for hello in hellos], [_that_form_again(hello.engines) for hello in hellos])
 
-    def _undo(self, action: decisions.Form, reason: str) -> None:
-        """It cannot be: without those that are new, if there are others, who still wait."""
-        unfit = [place for place in action.places if place not in self._seniors]
-        unfit = unfit if len(unfit) < len(action.places) else action.places
-        self.tell(happenings.Over(action.generation, reason))
+    def _strangers(self, places: Sequence[int]) -> dict[int, str]:
+        """Those that are new and do not fit to the oldest, who may have said only now what it trains; and why."""
+        oldest = self._known[places[0]]
+        new = {place: disagreement((oldest, self._known[place])) for place in places if place not in self._seniors}
+        return {place: misfit for place, misfit in new.items() if misfit}
+
+    def _undo(self, action: decisions.Form, unfit: Mapping[int, str]) -> None:
+        """It cannot be with those that are ``unfit``, for these reasons. The others still wait."""
+        self.tell(happenings.Over(action.generation, next(iter(unfit.values()))))
         for place in action.places:
             if place in unfit:
-                self.tell(happenings.Unfit(place, reason))
+                self.tell(happenings.Unfit(place, unfit[place]))
             else:
                 self.tell(happenings.Came(place, ready=True, holds=True))
 

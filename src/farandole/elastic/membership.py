@@ -112,7 +112,7 @@ class Membership:
     def _run_out(self, now: float) -> Decision | None:
         """The job waits for workers, and has waited long enough."""
         ready = len(self._job.in_phase(Phase.READY))
-        is_early = bool(self._job.in_order()) and not ready
+        is_early = bool(self._job.awaited(now)) if not self.generation else bool(self._job.in_order()) and not ready
         if self._job.is_running or is_early or len(self._job.chosen()) >= self._needed:
             self._short_since_s = None
             return None
@@ -147,7 +147,9 @@ class Membership:
             elif is_new and self.generation and self._job.finished:
                 self._job.doom(worker, now, "no worker joins any more once one has finished", to_blame=False)
             elif overdue_s is not None and now >= overdue_s:
-                self._job.doom(worker, now, f"{worker} was given up: {worker.phase.value} in time", worker.to_blame)
+                waited_s = overdue_s - worker.since_s
+                reason = f"{worker} was given up after {waited_s:g} s: {worker.phase.value}"
+                self._job.doom(worker, now, reason, worker.to_blame)
             elif worker.phase is Phase.MEMBER and ends_s is not None and now >= ends_s:
                 self._job.doom(worker, now, f"{worker} hangs: it has not noticed that its generation is over")
             else:

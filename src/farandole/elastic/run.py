@@ -119,12 +119,12 @@ class _Turn:
         """Be in a generation with the others, and at one state with them."""
         if self._because:
             self._ballot.reach("reform")
-            rejoin()
+            rejoin(self._state.content)
             self._formed_s = time.monotonic()
             self._state.on_reset()
         elif current("elastic.run").provisional:
             self._state._joined = True
-            rejoin()
+            rejoin(self._state.content)
         self._state.sync()
         if self._because:
             synced_s = time.monotonic()

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 from farandole.elastic.ballot import Ballot
-from farandole.elastic.exchange import Standing, Synced, synchronize
+from farandole.elastic.exchange import Inventory, Standing, Synced, synchronize
 from farandole.elastic.parts import Leaves, NoLeaves, Part, SamplerPart, StatefulPart, StateHandler
 from farandole.errors import HostsUpdatedInterrupt
 from farandole.runtime.objects import allgather_object
@@ -36,6 +36,11 @@ class State(ABC):
         self._synced: Synced | None = None
         self._joined = False
         """Not one of those that could begin the job: it came later, or what it had is no whole state."""
+
+    @property
+    def content(self) -> str:
+        """What it consists of: workers that train together say the same. "" for what cannot be told."""
+        return ""
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], object]]) -> None:
         """Call these, without arguments, on all workers that stay whenever others have come or gone.
@@ -119,6 +124,11 @@ class ObjectState(State):
             handler.set_value(value)
             self._connect()
         object.__setattr__(self, name, value)
+
+    @property
+    def content(self) -> str:
+        """The names of what is registered, and the tensors of what the program has built."""
+        return ", ".join(sorted([*Inventory(self._parts, self._leaves).built(), *self._handlers, *self._saved]))
 
     def save(self) -> None:
         """See ``State``."""

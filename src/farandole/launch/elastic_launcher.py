@@ -8,9 +8,11 @@ Every host has its agent from the time when it is first needed, this one include
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import time
 from functools import partial
-from typing import TextIO, final
+from typing import final
 
 import msgspec
 
@@ -24,6 +26,7 @@ from farandole.elastic.membership import Membership
 from farandole.elastic.policy import Policy
 from farandole.engines.choose import choose
 from farandole.errors import UsageError
+from farandole.events import logger
 from farandole.launch.agents import Agents
 from farandole.launch.charge import Charge
 from farandole.launch.elastic_job import ElasticJob
@@ -77,12 +80,37 @@ class ElasticLauncher:
         policy = Policy.of(settings)
         if not settings.elastic_journal:
             return ElasticFormation(Membership(policy), engine, time.monotonic)
-        file = held.enter_context(_opened(settings.elastic_journal))
-        return ElasticFormation(Recorded(policy, file.write), engine, time.monotonic)
+        journal = held.enter_context(_JournalFile(settings.elastic_journal))
+        return ElasticFormation(Recorded(policy, journal.write), engine, time.monotonic)
 
 
-def _opened(path: str) -> TextIO:
-    try:
-        return open(path, "w", buffering=1, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"--elastic-journal {path}: {error.strerror}") from error
+@final
+class _JournalFile:
+    """Whole lines, each in the file before the next one comes. A job does not end because its journal cannot go on."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        try:
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise UsageError(f"--elastic-journal {path}: {error.strerror}") from error
+        self._is_whole = True
+
+    def __enter__(self) -> _JournalFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+    def write(self, line: str) -> None:
+        """The next line, unless one is missing before it: what comes after a gap cannot be replayed."""
+        if not self._is_whole:
+            return
+        data = line.encode()
+        try:
+            self._is_whole = os.write(self._fd, data) == len(data)
+            reason = "" if self._is_whole else os.strerror(errno.ENOSPC)
+        except OSError as error:
+            self._is_whole, reason = False, str(error.strerror)
+        if reason:
+            logger.warning("--elastic-journal %s: %s: it ends here, and the job goes on", self._path, reason)

@@ -56,6 +56,7 @@ class ElasticLoop(Loop):
         self._discovery = elastic.discovery
         self._discovery.say = self._say
         self._formation.on_decision = self._note
+        self._formation.on_over = self._say_once
         self._shared = variables_for_all(elastic.job, os.environ)
         self._hosts: dict[int, str] = {}
         """Where the workers are that run, or are to be started, by place."""

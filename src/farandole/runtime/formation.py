@@ -180,4 +180,10 @@ def disagreement(members: Sequence[Member]) -> str:
     sets = {rank: str(member.hello.process_sets) for rank, member in enumerate(members)}
     if len(set(sets.values())) > 1:
         return f"the ranks differ in init(process_sets=...): {by_saying(sets, hosts)}"
+    states = {rank: member.hello.state for rank, member in enumerate(members) if member.hello.state}
+    if len(set(states.values())) > 1:
+        return (
+            f"the ranks differ in what they train: {by_saying(states, hosts)}: every worker must run the same script "
+            "with the same arguments"
+        )
     return ""

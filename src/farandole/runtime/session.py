@@ -40,11 +40,14 @@ def init(comm: object = None, process_sets: Sequence[ProcessSetLike] | str | Non
             _here.join()
 
 
-def rejoin() -> None:
-    """Leave, and join again as ``init`` was last told to: the next generation of an elastic job."""
+def rejoin(state: str = "") -> None:
+    """Leave, and join again as ``init`` was last told to: the next generation of an elastic job.
+
+    ``state`` says what this worker's state consists of. Raises ``StartError`` if that of the others is another.
+    """
     with _here.lock:
         _here.leave()
-        _here.join()
+        _here.join(state)
 
 
 def shutdown() -> None:
@@ -88,14 +91,14 @@ class _Here:
         self._inherited: Session | None = None
         self._watching = False
 
-    def join(self) -> None:
+    def join(self, state: str = "") -> None:
         """Make a session of what was asked. A process that has had one before is ready to go on with the others.
 
         In an elastic job, a worker that is lost while a generation forms only means that another one does.
         """
         while self.session is None:
             try:
-                self.session = start(*self.asked, self._step_s)
+                self.session = start(*self.asked, self._step_s, state)
             except AbortError:
                 if not detect().is_elastic:
                     raise

@@ -1,6 +1,6 @@
 """Forms a session: from what started this process to a rank among the others.
 
-session = start(comm=None, process_sets=None, overrides={}, step_s=None)
+session = start(comm=None, process_sets=None, overrides={}, step_s=None, state="")
 """
 
 from __future__ import annotations
@@ -34,15 +34,19 @@ def start(
     process_sets: Sequence[ProcessSetLike] | str | None,
     overrides: Mapping[str, Any],
     step_s: float | None,
+    state: str,
 ) -> Session:
-    """See ``session.init``. ``step_s`` is the longest recent step of this process, ``None`` if this is its first."""
+    """See ``session.init``. ``step_s`` is the longest recent step of this process, ``None`` if this is its first.
+
+    ``state`` says what it trains: in an elastic job, nobody else is let in whose state consists of something else.
+    """
     environment = environment_of(comm)
     settings = settings_of(environment, overrides)
     part = part_of(environment, comm)
     sets = static_sets(process_sets, part.expected)
     configure_logging(settings.log_level)
     if part.expected > 1 or environment.is_elastic or (environment.launched and environment.size > 1):
-        session = _among_others(meet(environment, part, settings), settings, sets, step_s)
+        session = _among_others(meet(environment, part, settings), settings, sets, (step_s, state))
         heed(lambda: session.broken)
         return session
     host = environment.host
@@ -50,12 +54,14 @@ def start(
     return Session(settings, Topology.of(0, (host,), 1), engine, reason, sets)
 
 
-def _among_others(seat: Seat, settings: Settings, sets: Sequence[ProcessSet], step_s: float | None) -> Session:
+def _among_others(
+    seat: Seat, settings: Settings, sets: Sequence[ProcessSet], past: tuple[float | None, str]
+) -> Session:
     moments = [time.monotonic()]
     link = Link(seat, settings.start_timeout_s, settings.host_timeout_s)
     try:
         moments.append(time.monotonic())
-        welcome = link.join(_hello(link, seat, sets, step_s), settings.elastic_timeout_s if seat.expected == ANY else 0)
+        welcome = link.join(_hello(link, seat, sets, *past), settings.elastic_timeout_s if seat.expected == ANY else 0)
         moments.append(time.monotonic())
         offset_s = welcome.sent.offset_s(moments[-1]) if welcome.sent is not None else 0.0
         topology = Topology.of(welcome.rank, tuple(welcome.hosts), welcome.generation)
@@ -81,7 +87,7 @@ def _tell_phases(generation: int, phases: Sequence[str], moments: Sequence[float
             events.emit(events.Phase("generation", f"generation {generation}", "init", phase, begin_s, end_s))
 
 
-def _hello(link: Link, seat: Seat, sets: Sequence[ProcessSet], step_s: float | None) -> Hello:
+def _hello(link: Link, seat: Seat, sets: Sequence[ProcessSet], step_s: float | None, state: str) -> Hello:
     fd, number = stack_dump()
     return Hello(
         worker=link.worker,
@@ -96,6 +102,7 @@ def _hello(link: Link, seat: Seat, sets: Sequence[ProcessSet], step_s: float | N
         process_sets=[s.ranks for s in sets],
         ready=step_s is not None,
         step_s=step_s or 0.0,
+        state=state,
     )
 
 
