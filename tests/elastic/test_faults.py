@@ -1,7 +1,7 @@
 """Real jobs, real faults at the phases of a step; what each has cost is read from the ledger. `make faults` plays all.
 
-The table is ``cases``, ``cases_hosts`` and ``cases_slurm`` of ``farandole.testing.survival``: here are those rows that
-each change of the code must survive.
+The table is in ``cases``, ``cases_inside``, ``cases_hosts`` and ``cases_slurm`` of ``farandole.testing.survival``: here
+are those rows that each change of the code must survive.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 from farandole.testing.cluster import Cluster, Slurm
 from farandole.testing.survival.cases import LAST, ONE_HOST
 from farandole.testing.survival.cases_hosts import TWO_HOSTS
+from farandole.testing.survival.cases_inside import INSIDE, PLAN
 from farandole.testing.survival.cases_slurm import SALLOC, SLURM
 from farandole.testing.survival.table import Result, run
 
@@ -25,8 +26,8 @@ def wrong(results: list[Result]) -> list[str]:
 
 
 def test_on_one_host(tmp_path: Path) -> None:
-    quick = [case for case in ONE_HOST if case.quick]
-    results = run(tmp_path, {"localhost": 4}, quick, LAST)
+    quick = [case for case in (*ONE_HOST, *INSIDE) if case.quick]
+    results = run(tmp_path, {"localhost": 4}, quick, LAST, plan=PLAN)
     assert not wrong(results)
     assert len(results) == len(quick) + len(LAST)
 

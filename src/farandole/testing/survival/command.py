@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from farandole.testing.cluster import Cluster, Slurm, UnavailableError
-from farandole.testing.survival import cases, cases_hosts, cases_slurm
+from farandole.testing.survival import cases, cases_hosts, cases_inside, cases_slurm
 from farandole.testing.survival.page import page, row
 from farandole.testing.survival.soak import HOSTS, reforms, soak
 from farandole.testing.survival.table import Result, run
@@ -42,7 +42,12 @@ def main() -> None:
 
 def _faults(target: Path | None) -> int:
     jobs = {}
-    for title, play in (("On one host", _one_host), ("On two hosts", _two_hosts), ("In Slurm", _in_slurm)):
+    for title, play in (
+        ("On one host", _one_host),
+        ("On one host with a full disk", _lacking),
+        ("On two hosts", _two_hosts),
+        ("In Slurm", _in_slurm),
+    ):
         print(title, flush=True)
         try:
             jobs[title] = _in_folder(play)
@@ -57,7 +62,13 @@ def _faults(target: Path | None) -> int:
 
 
 def _one_host(folder: Path) -> list[Result]:
-    return run(folder, {"localhost": 4}, cases.ONE_HOST, cases.LAST, tell=_show)
+    every = (*cases.ONE_HOST, *cases_inside.INSIDE)
+    return run(folder, {"localhost": 4}, every, cases.LAST, tell=_show, plan=cases_inside.PLAN)
+
+
+def _lacking(folder: Path) -> list[Result]:
+    own = cases_inside
+    return run(folder, {"localhost": 4}, own.LACKING, own.LAST, tell=_show, options=own.OPTIONS)
 
 
 def _two_hosts(folder: Path) -> list[Result]:

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias, final
 import msgspec
 
 from farandole.testing.cluster import HEAD, Cluster
-from farandole.testing.survival.trainee import Began, Plan, Point
+from farandole.testing.survival.trainee import Began, Plan, Point, Skipped
 
 DEADLINE_S = 120.0
 OPTIONS = ("--min-np", "2", "--blacklist-cooldown-range", "0", "0.3", "--stall-check-warning-time-seconds", "0.5")
@@ -46,13 +46,14 @@ class Job:
         plan: Plan,
         cluster: Cluster | None = None,
         inside: Sequence[str] = (),
+        options: Sequence[str] = (),
     ) -> None:
         self.folder, self.cluster = folder, cluster
         self.hosts = dict(hosts)
         self.offer(hosts)
         command = [*inside, sys.executable, "-m", "farandole", "run", *OPTIONS]
         command += [] if inside else ["--hostfile", str(folder / "hosts")]
-        command += ["--elastic-journal", str(folder / "journal")]
+        command += ["--elastic-journal", str(folder / "journal"), *options]
         command += [sys.executable, "-m", "farandole.testing.survival.trainee", str(folder)]
         command += [msgspec.json.encode(plan).decode()]
         environment = {"OMP_NUM_THREADS": "1"}
@@ -64,6 +65,7 @@ class Job:
                 environment = {**os.environ, **environment}
             self.process = start(command, env=environment, cwd=folder, stdout=out, stderr=err)
         self._began = _Tail(folder, "began", Began)
+        self._skipped = _Tail(folder, "skipped", Skipped)
 
     def __enter__(self) -> Job:
         return self
@@ -95,6 +97,14 @@ class Job:
         last = max((each.generation for each in found), default=0)
         own = sorted((each for each in found if each.generation == last), key=lambda each: each.rank)
         return own if own and len(own) == own[0].size else []
+
+    def skipped(self) -> list[Skipped]:
+        """The steps that workers have skipped."""
+        return self._skipped.read()
+
+    def decided(self, action: str) -> int:
+        """How often the membership has decided this, by its journal."""
+        return (self.folder / "journal").read_text().count(f'"type":"{action}"')
 
     @property
     def errors(self) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias, final
 
@@ -21,9 +21,24 @@ import msgspec
 from farandole import events
 from farandole.testing.faults import Action, strike_now
 
-Deed: TypeAlias = Action | Literal["slow", "call", "nan", "loader"]
+Chunk: TypeAlias = Literal["first chunk", "middle chunk", "last chunk"]
+Slow: TypeAlias = Literal["2 x slower", "10 x slower", "100 x slower"]
+Scripted: TypeAlias = Literal["nan", "inf", "loader", "damage", "stale", "no room", "room", "other model"]
+Deed: TypeAlias = Action | Chunk | Slow | Scripted | Literal["call"]
 
-LETHAL = ("kill", "stop", "hang", "loop", "segv", "exit", "raise", "loader")
+LETHAL = (
+    "kill",
+    "stop",
+    "hang",
+    "loop",
+    "segv",
+    "exit",
+    "raise",
+    "loader",
+    "first chunk",
+    "middle chunk",
+    "last chunk",
+)
 """What ends the worker, sooner or later."""
 
 NEWCOMER = -1
@@ -36,8 +51,8 @@ PATIENCE_S = 60.0
 class Strike(msgspec.Struct, frozen=True):
     """What happens to ``rank`` at its next ``phase``; ``later``: not before all strikes that precede it in the list.
 
-    ``slow`` waits for a second; ``call`` until who watches has done something from outside; ``nan`` and ``loader`` are
-    for the script to do.
+    ``call`` waits until who watches has done something from outside. What is ``Slow`` or ``Scripted``, and to end in a
+    ``Chunk`` of a reduction, is for the script to do.
     """
 
     phase: str
@@ -97,7 +112,7 @@ def put(path: Path, content: bytes) -> None:
 class Strikes:
     """What a worker does when its turn comes. ``on`` says how to do what only the script can do."""
 
-    def __init__(self, folder: Path, on: dict[str, Callable[[], object]]) -> None:
+    def __init__(self, folder: Path, on: Mapping[str, Callable[[], object]]) -> None:
         self._folder, self._on = folder, on
         self._case, self._seen = _Case(-1, []), 0
         self._is_new, self._rank, self._generation, self._step = True, NEWCOMER, 0, 0
@@ -141,9 +156,7 @@ class Strikes:
     def _strike(self, index: int, each: Strike) -> None:
         mine = Struck(index, each.action, who(), self._rank, self._generation, self._step, time.monotonic())
         put(self._mark(index), msgspec.json.encode(mine))
-        if each.action == "slow":
-            time.sleep(1.0)
-        elif each.action == "call":
+        if each.action == "call":
             deadline = time.monotonic() + PATIENCE_S
             while not (self._folder / f"answer-{self._case.number}").exists() and time.monotonic() < deadline:
                 time.sleep(0.002)  # a file is all that reaches other hosts

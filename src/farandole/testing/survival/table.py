@@ -19,6 +19,7 @@ from farandole.testing.survival.job import Hosts, Job, LostError
 from farandole.testing.survival.strikes import LETHAL, NEWCOMER, Struck, answer, strike, struck
 from farandole.testing.survival.trainee import LENGTH, Began, Plan
 
+PLAN = Plan()
 RECOVERS_S = 60.0
 """Long after this a fault counts as not survived."""
 
@@ -94,9 +95,11 @@ def run(
     cluster: Cluster | None = None,
     inside: Sequence[str] = (),
     tell: Callable[[Result], object] = lambda _: None,
+    plan: Plan = PLAN,
+    options: Sequence[str] = (),
 ) -> list[Result]:
     """Play ``cases``, then ``last``, in one job; ``LostError`` if it does not even end. ``tell`` hears of each."""
-    with Job(folder, hosts, Plan(), cluster, inside) as job:
+    with Job(folder, hosts, plan, cluster, inside, options) as job:
         playing = _Run(folder, job)
         for number, case in enumerate((*cases, *last)):
             playing.play(number, case, comes_back=case not in last)
@@ -106,7 +109,10 @@ def run(
                 break
         code = job.finish()
     history = read(folder)
-    wrong = ([f"the job ended with {code}"] if code else []) + history.problems(LENGTH, _epochs(history))
+    expected = playing.results[-1].case.status
+    wrong = ([f"the job ended with {code}, not {expected}"] if code != expected else []) + history.problems(
+        LENGTH, _epochs(history)
+    )
     playing.results[-1].wrong += wrong
     return playing.results
 

@@ -6,6 +6,7 @@ every step are the same bits as those of one process that trains alone.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -19,22 +20,27 @@ import torch
 
 import farandole.torch as hvd
 from farandole.testing.ledger import Ledger
+from farandole.testing.survival import deeds
 from farandole.testing.survival.strikes import Strikes, who
 
 LENGTH, GLOBAL_BATCH = 100, 16
 CURVE_EVERY = 25
+STEP_S, SLOW_STEPS = 0.01, 3
+"""About what a step takes; and how many are slow where one is to be."""
 
 
 @final
 class Plan(msgspec.Struct, frozen=True):
     """``virtual`` workers, or 0; ``step_s``: what a step waits, as if it computed; the end: at ``steps`` or, if that is
-    0, at the end of the epoch in which the file ``end`` appears. ``reform_every``: so often workers re-form.
+    0, at the end of the epoch in which the file ``end`` appears. ``reform_every``: so often workers re-form. ``hidden``
+    units make 48 bytes of gradients each.
     """  # noqa: D205 (names first)
 
     virtual: int = 0
     step_s: float = 0.002
     steps: int = 0
     reform_every: int = 0
+    hidden: int = 8
 
 
 @final
@@ -60,6 +66,16 @@ class Point(msgspec.Struct, frozen=True):
 
     step: int
     loss: float
+    digest: str
+
+
+@final
+class Skipped(msgspec.Struct, frozen=True):
+    """The gradients of the step that would have been next were not finite; the bits of all parameters after it."""
+
+    worker: str
+    step: int
+    scale: float
     digest: str
 
 
@@ -101,10 +117,34 @@ class Trainee:
     def __init__(self, folder: Path, plan: Plan) -> None:
         self._folder, self._plan = folder, plan
         self._samples = Samples()
+        self._poison = 0.0
+        self._pauses: list[float] = []
+        on = {
+            "nan": lambda: self._spoil(math.nan),
+            "inf": lambda: self._spoil(math.inf),
+            "2 x slower": lambda: self._pauses.extend([STEP_S] * SLOW_STEPS),
+            "10 x slower": lambda: self._pauses.extend([STEP_S * 10] * SLOW_STEPS),
+            "100 x slower": lambda: self._pauses.extend([STEP_S * 100] * SLOW_STEPS),
+            "other model": lambda: self._build(plan.hidden + 1),
+            "loader": _lose_loader,
+            "first chunk": lambda: deeds.take_away(0.0),
+            "middle chunk": lambda: deeds.take_away(0.5),
+            "last chunk": lambda: deeds.take_away(1.0),
+            "damage": deeds.damage,
+            "stale": deeds.speak_of_the_past,
+            "no room": deeds.leave_no_room,
+            "room": deeds.make_room,
+        }
+        self.strikes = Strikes(folder, on)
+        self._build(plan.hidden)
+
+    def _build(self, hidden: int) -> None:
+        plan = self._plan
         torch.manual_seed(11)
-        self._model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)).double()
+        layers = torch.nn.Linear(4, hidden), torch.nn.Tanh(), torch.nn.Linear(hidden, 1)
+        self._model = torch.nn.Sequential(*layers).double()
         virtual = hvd.VirtualWorkers(plan.virtual, self._model) if plan.virtual else None
-        inner = Descent(self._model.parameters(), {"lr": 0.02, "momentum": 0.9})
+        inner = Descent(self._model.parameters(), {"lr": 0.16 / hidden, "momentum": 0.9})
         self._optimizer: Any = hvd.DistributedOptimizer(inner, virtual_workers=virtual)
         self._scaler = torch.amp.GradScaler("cpu", init_scale=4.0, enabled=not plan.virtual)
         self._sampler = hvd.elastic.ElasticSampler(self._samples, seed=3)
@@ -114,8 +154,6 @@ class Trainee:
         self.state: Any = hvd.elastic.TorchState(
             self._model, self._optimizer, sampler=self._sampler, scaler=self._scaler, epoch=0
         )
-        self._poison = False
-        self.strikes = Strikes(folder, {"nan": self._spoil, "loader": _lose_loader})
 
     def train(self, state: Any) -> None:
         """Until the end."""
@@ -152,19 +190,25 @@ class Trainee:
                 self._loss(x[shard.rows], y[shard.rows]).backward()
         else:
             self.strikes.reach("forward")
+            self._dawdle()
             loss = self._loss(x, y)
             self.strikes.reach("backward")
             if self._poison:
-                loss, self._poison = loss * float("nan"), False
+                loss, self._poison = loss * self._poison, 0.0
             scaler.scale(loss).backward()
+        before = self.state._ballot.step
         scaler.step(optimizer)
         scaler.update()
         step = self.state._ballot.step
-        if step % CURVE_EVERY == 0:
+        if step == before:
+            self._write("skipped", Skipped(who(), step, scaler.get_scale(), self._digest()))
+        elif step % CURVE_EVERY == 0:
             with torch.no_grad():
                 loss = self._loss(self._samples.x, self._samples.y)
-            digest = b"".join(p.detach().numpy().tobytes() for p in self._model.parameters())
-            self._write("curve", Point(step, loss.item(), f"{zlib.crc32(digest):08x}"))
+            self._write("curve", Point(step, loss.item(), self._digest()))
+
+    def _digest(self) -> str:
+        return f"{zlib.crc32(b''.join(p.detach().numpy().tobytes() for p in self._model.parameters())):08x}"
 
     def _loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.mse_loss(self._model(x), y)
@@ -173,8 +217,12 @@ class Trainee:
         if self._plan.reform_every and step % self._plan.reform_every == 0 and hvd.rank() == 0:
             self.state.on_hosts_updated()
 
-    def _spoil(self) -> None:
-        self._poison = True
+    def _spoil(self, factor: float) -> None:
+        self._poison = factor
+
+    def _dawdle(self) -> None:
+        if self._pauses:
+            time.sleep(self._pauses.pop())
 
     def _began(self) -> Began:
         status = Path("/proc/self/status").read_text()

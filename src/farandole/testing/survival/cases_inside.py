@@ -1,0 +1,155 @@
+"""Rows and phases of the table of faults inside one host: engines, memory, newcomers, and what the script computes."""
+
+from __future__ import annotations
+
+from farandole.testing.survival.cases import Case, Do
+from farandole.testing.survival.job import Job
+from farandole.testing.survival.strikes import NEWCOMER, Chunk, Deed, Strike, struck
+from farandole.testing.survival.trainee import Plan
+
+SHUTDOWN = "shutdown"
+KILLED = 128 + 9
+
+PLAN = Plan(hidden=8192)
+"""Gradients of 393 kB: each rank reduces its part of them in four chunks."""
+
+OPTIONS = ("--elastic-timeout", "10", "--elastic-journal", "/dev/full")
+"""So long a newcomer may build its model; and a journal on a disk that is full."""
+
+
+def chunk(which: Chunk, rank: int, quick: bool = False) -> Case:
+    """A rank ends in the engine, with a part of its gradients reduced in everybody's memory."""
+    return Case(
+        f"end of rank {rank} in the all-reduce", f"reduce, {which}", [Strike("reduce", rank, which)], quick=quick
+    )
+
+
+def newcomer(name: str, phase: str, action: Deed, after: Do, quick: bool = False) -> Case:
+    """Something is wrong with the worker that comes in place of a killed one."""
+    strikes = [Strike("reduce", 3), Strike(phase, NEWCOMER, action, later=True)]
+    return Case(name, phase, strikes, after=after, quick=quick)
+
+
+def slow(deed: Deed, after: Do | None = None, quick: bool = False) -> Case:
+    """A few steps of a rank take longer, which must not cost it its place."""
+    return Case(f"rank 1 is {deed}", "forward", [Strike("forward", 1, deed)], after=after, harmless=True, quick=quick)
+
+
+def said(text: str) -> Do:
+    """The job must say so."""
+    return lambda job, _: job.until(lambda: text in job.errors, f"{text!r} in what the job says")
+
+
+def skipped(deed: Deed, quick: bool = False) -> Case:
+    """A rank's gradients are not finite: no rank may step with them."""
+    name = f"{deed} in the loss of rank 2 (with a GradScaler)"
+    return Case(name, "backward", [Strike("backward", 2, deed)], after=_all_skipped, harmless=True, quick=quick)
+
+
+def _all_skipped(job: Job, number: int) -> None:
+    """The same step on every rank, and afterwards all have the same parameters and the same scale."""
+    [hit] = struck(job.folder, number)
+
+    def found() -> dict[str, tuple[float, str]]:
+        return {each.worker: (each.scale, each.digest) for each in job.skipped() if each.step == hit.step}
+
+    members = job.generation()
+    job.until(lambda: len(found()) == len(members), f"all ranks skip step {hit.step}")
+    assert len(set(found().values())) == 1, f"ranks differ after step {hit.step}, which all skipped: {found()}"
+
+
+def _trains_without(job: Job, number: int) -> None:
+    """The newcomer has begun and never gets ready: the others train, until it is given up and another one comes."""
+    job.until(lambda: len(struck(job.folder, number)) == 2, "a newcomer")
+    last = job.generation()[0].generation
+    job.until_steps(3)
+    assert max(each.generation for each in job.began()) == last, "a newcomer that is not ready has stopped the others"
+    said("was given up after 10 s: it builds its model")(job, number)
+
+
+def _refused(job: Job, number: int) -> None:
+    """No generation was tried with it: the next one is that with who comes instead of it."""
+    last = job.generation()[0].generation
+    said("the ranks differ in what they train")(job, number)
+    whole = job.until_whole(after=last)
+    assert whole[0].generation == last + 1, "the others have waited for a worker that cannot train with them"
+
+
+def _join_and_leave(job: Job, _number: int) -> None:
+    """A slot is there, and gone before its worker is."""
+    (host, slots), *_ = job.hosts.items()
+    begun = job.decided("Start")
+    job.offer({host: slots + 1})
+    job.until(lambda: job.decided("Start") > begun, "a worker is started")
+    job.offer(job.hosts)
+    job.until(lambda: "is there no more" in job.errors, "it is ended again")
+
+
+def _below_and_back(job: Job, _number: int) -> None:
+    """So many slots go that too few are left, and come again: nothing is lost, and nobody who could stay has ended."""
+    (host, slots), *_ = job.hosts.items()
+    before, dismissed = job.generation(), job.decided("Dismiss")
+    job.offer({host: 1})
+    job.until(lambda: job.decided("Dismiss") > dismissed, "the others end")
+    job.offer({host: slots})
+    whole = job.until_whole(after=before[0].generation)
+    assert whole[0].pid == before[0].pid, "the worker that could stay has ended"
+
+
+def _more(number: int) -> Case:
+    """So many join at once, and go again."""
+
+    def do(job: Job, _number: int) -> None:
+        (host, slots), *_ = job.hosts.items()
+        last = job.generation()[0].generation
+        job.offer({host: slots + number})
+        grown = job.until_whole(slots + number, after=last)
+        job.offer(job.hosts)
+        job.until_whole(after=grown[0].generation)
+
+    return Case(f"{number} join at once, and leave", "any", done=do, planned=True)
+
+
+def _end(job: Job, _number: int) -> None:
+    (job.folder / "end").touch()
+
+
+TRANSFER = [Strike("reduce", 3), Strike("transfer", 0, "damage", later=True)]
+STALE = [Strike("reduce", 3), Strike("synced", 0, "stale", later=True)]
+NO_ROOM = [Strike("reduce", 3), Strike("reform", 1, "no room", later=True), Strike("reform", 1, "room", later=True)]
+
+INSIDE = (
+    chunk("first chunk", 3),
+    chunk("middle chunk", 0, quick=True),
+    chunk("last chunk", 1),
+    slow("2 x slower"),
+    slow("10 x slower"),
+    slow("100 x slower", after=said("in _dawdle"), quick=True),
+    skipped("nan", quick=True),
+    skipped("inf"),
+    Case("a bit of the state turns on its way", "transfer", TRANSFER, after=said("damaged on the way"), quick=True),
+    Case("messages of the generation before", "synced", STALE, quick=True),
+    newcomer("a newcomer with another model", "building", "other model", _refused, quick=True),
+    Case("a slot comes and goes in one window", "any", done=_join_and_leave, harmless=True),
+    Case("fewer slots than --min-np, then all again", "any", done=_below_and_back, planned=True),
+    _more(10),
+)
+"""On one host with four slots, like ``ONE_HOST``, with this ``PLAN``."""
+
+LACKING = (
+    Case("no memory to share on rank 1", "reduce, then connect", NO_ROOM),
+    newcomer("a newcomer never gets ready", "building", "stop", _trains_without),
+)
+"""On one host that lacks memory, disk and patience: with these ``OPTIONS``."""
+
+LAST = (
+    Case(
+        "SIGKILL of rank 0 after the end of its training",
+        SHUTDOWN,
+        [Strike(SHUTDOWN, 0, later=True)],
+        done=_end,
+        planned=True,
+        status=KILLED,
+    ),
+)
+"""The others end well; that it has not is what the job says."""
