@@ -56,6 +56,20 @@ def api(module_name: str) -> str:
     return "\n".join(rows)
 
 
+def batch_table() -> str:
+    """What ``python -m examples.bigearthnet.batch_table --write`` has measured last."""
+    from examples.bigearthnet import experiment, tables
+
+    return tables.batch_table_markdown(experiment.read(experiment.RESULTS / "batch_table.json"))
+
+
+def tuning() -> str:
+    """What ``python -m examples.bigearthnet.tune`` has tried last."""
+    from examples.bigearthnet import tables, tune
+
+    return tables.tuning_markdown(tune.read())
+
+
 def _first_line(thing: object) -> str:
     if isinstance(thing, ReduceOp):
         return f"operation {int(thing)}"
@@ -88,6 +102,8 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "elastic_api": partial(api, "farandole.torch.elastic"),
     "optim_api": partial(api, "farandole.torch.optim"),
     "amp_api": partial(api, "farandole.torch.amp"),
+    "batch_table": batch_table,
+    "tuning": tuning,
 }
 
 
@@ -107,4 +123,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    sys.path.append(str(DOCS.parent))  # for the examples
     main()

@@ -1,6 +1,6 @@
 """What ``batch_table.py`` runs: the same training with larger and larger batches, by several optimizers and seeds.
 
-    results = farandole.run(run_all, args=(FULL, made_by), np=2)[0]
+    results = farandole.run(run_all, args=(tuned(FULL), made_by), np=2)[0]
 
 One job does it all. Its processes play as many workers as a row needs, and split what they play evenly.
 """
@@ -11,13 +11,18 @@ import resource
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import final
 
+import msgspec
 import torch
 
 import farandole.torch as hvd
 from examples.bigearthnet.data import Data, synthetic
 from examples.bigearthnet.training import Outcome, Plan, seeded_model, train
+
+RESULTS = Path(__file__).resolve().parent / "results"
+"""What the page in docs/ shows."""
 
 
 @final
@@ -34,7 +39,7 @@ class Row:
 @final
 @dataclass(frozen=True)
 class Experiment:
-    """The size of everything, and the rows."""
+    """The size of everything, and the rows, which ``tune.tuned`` fills in."""
 
     train_size: int
     test_size: int
@@ -44,7 +49,7 @@ class Experiment:
     epochs: int
     warmup_epochs: float
     seeds: tuple[int, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[Row, ...] = ()
 
     @property
     def base_batch(self) -> int:
@@ -93,13 +98,33 @@ class Report:
     """Of all processes."""
 
 
+def rewrite_pages() -> None:
+    """Let the pages in docs/ show what lies in ``RESULTS``."""
+    from docs import generate  # of this repository; who copied the example has none
+
+    generate.main()
+
+
+def read(file: Path) -> Report:
+    """What an earlier run has written."""
+    return msgspec.json.decode(file.read_bytes(), type=Report)
+
+
+def save(report: Report, file: Path) -> None:
+    """For ``read``."""
+    file.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+
+
+def same_but_for_seeds(one: Experiment, other: Experiment) -> bool:
+    """Whether their results belong into one table."""
+    return replace(one, seeds=()) == replace(other, seeds=())
+
+
 def merged(reports: Sequence[Report]) -> Report:
     """Several runs of the same experiment with different seeds as one. Raises ``ValueError`` if they do not fit."""
     first = reports[0]
     seeds = tuple(seed for report in reports for seed in report.experiment.seeds)
-    if len(set(seeds)) < len(seeds) or any(
-        replace(r.experiment, seeds=()) != replace(first.experiment, seeds=()) for r in reports
-    ):
+    if len(set(seeds)) < len(seeds) or not all(same_but_for_seeds(r.experiment, first.experiment) for r in reports):
         raise ValueError("the results are of different experiments, or of the same seed twice: give one run per seed")
     return replace(
         first,
@@ -111,22 +136,15 @@ def merged(reports: Sequence[Report]) -> Report:
     )
 
 
-BASE_LR = 0.8
-SGD = tuple(Row("sgd", ratio, BASE_LR) for ratio in (1, 16, 32, 64))
-LAYERWISE = (
-    Row("lars", 32, 0.1, {"trust_coefficient": 0.01}),
-    Row("lamb", 32, 0.005),
-)
 FULL = Experiment(
-    train_size=8192,
+    train_size=4096,
     test_size=2048,
     spectral_gap=0.6,
     base_workers=2,
     worker_batch=8,
-    epochs=16,
+    epochs=40,
     warmup_epochs=5.0,
     seeds=(0, 1, 2),
-    rows=SGD + LAYERWISE,
 )
 QUICK = Experiment(
     train_size=512,
@@ -137,7 +155,6 @@ QUICK = Experiment(
     epochs=2,
     warmup_epochs=1.0,
     seeds=(0,),
-    rows=FULL.rows,
 )
 
 

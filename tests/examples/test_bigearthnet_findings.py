@@ -1,4 +1,4 @@
-"""What ``examples/bigearthnet`` concludes from trainings, and how it puts several runs together."""
+"""What ``examples/bigearthnet`` concludes from trainings and trials, and how it puts several runs together."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from examples.bigearthnet.experiment import QUICK, Report, Result, Row, merged
+from examples.bigearthnet.experiment import FULL, QUICK, Report, Result, Row, merged
 from examples.bigearthnet.findings import findings, summary
+from examples.bigearthnet.tables import batch_table_markdown, tuning_markdown
 from examples.bigearthnet.training import Outcome
+from examples.bigearthnet.tune import BESIDE, CHOSEN, EVERY, SEED, Trial, Tuning, best, read, tuned
 
 AS_PUBLISHED = {("sgd", 1): 0.95, ("sgd", 16): 0.94, ("sgd", 32): 0.85, ("sgd", 64): 0.45, ("lars", 32): 0.94}
 
@@ -63,3 +65,46 @@ def test_runs_that_do_not_fit_are_refused() -> None:
     other = report(AS_PUBLISHED, seed=1)
     with pytest.raises(ValueError, match="different experiments"):
         merged([one, replace(other, experiment=replace(other.experiment, epochs=9))])
+
+
+def test_a_page_says_when_its_numbers_are_of_other_settings() -> None:
+    one = report(AS_PUBLISHED)
+    assert "run it again" in batch_table_markdown(one)
+    assert "run it again" not in batch_table_markdown(replace(one, experiment=replace(tuned(FULL), seeds=(0,))))
+
+
+# -- trials -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_largest_of_the_best_trials_is_chosen_and_what_is_beside_only_shown() -> None:
+    grids = [[Trial(row, 0.5 + i / 100, 0.1) for i, row in enumerate(grid)] for grid in CHOSEN.values()]
+    beside = [Trial(row, 0.9, 0.1) for row in BESIDE]
+    tuning = Tuning(QUICK, SEED, [trial for grid in grids for trial in grid] + beside)
+    assert best(tuning) == {name: grid[-1] for name, grid in CHOSEN.items()}
+    fallen = [
+        replace(t, f1=t.f1 - 0.1) if t.row in (CHOSEN["lars"][2], CHOSEN["lamb"][2]) else t for t in tuning.trials
+    ]
+    close = [replace(t, f1=t.f1 + 0.006) if t.row == CHOSEN["lars"][0] else t for t in fallen]
+    assert best(replace(tuning, trials=close))["lars"] == CHOSEN["lars"][1]  # 0.004 more is nothing
+    clear = [replace(t, f1=t.f1 + 0.016) if t.row == CHOSEN["lars"][0] else t for t in fallen]
+    assert best(replace(tuning, trials=clear))["lars"] == CHOSEN["lars"][0]
+    page = tuning_markdown(tuning)
+    assert "12 trials" in page
+    assert "run it again" not in page
+    assert "1 of them were not made yet: run it again" in tuning_markdown(replace(tuning, trials=tuning.trials[1:]))
+    assert page.count("| chosen |") == len(CHOSEN)
+    assert "tuned anew at 32 x B0, SGD reaches 0.900" in page
+
+
+def test_the_table_has_what_was_chosen() -> None:
+    """By as many trials for each, of the size of the table's trainings, and with a seed that it does not have."""
+    tuning = read()
+    assert tuning.experiment == replace(FULL, seeds=())
+    assert tuning.seed not in FULL.seeds
+    assert len({len(grid) for grid in CHOSEN.values()}) == 1
+    tried = [trial.row for trial in tuning.trials]
+    assert tried == [row for row in EVERY if row in tried]
+    chosen = best(tuning)
+    assert [(row.optimizer, row.ratio) for row in tuned(FULL).rows[4:]] == [("lars", 32), ("lamb", 32)]
+    for row in tuned(FULL).rows:
+        assert row == replace(chosen[row.optimizer], ratio=row.ratio)

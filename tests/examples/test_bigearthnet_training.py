@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from examples.bigearthnet.experiment import FULL
+from examples.bigearthnet.experiment import QUICK
+from examples.bigearthnet.tune import tuned
 from tests.conftest import Finished, Launch, run_to_end
 from tests.examples.test_bigearthnet_archive import FIRST, SECOND, write_patch
 
@@ -43,14 +44,15 @@ def test_virtual_workers_train_the_same_bits_on_any_number_of_processes(
     assert not [name for name, value in ours.items() if not torch.equal(value, theirs[name]) and "tracked" not in name]
 
 
-@pytest.mark.parametrize("workers", [2, 4])
+@pytest.mark.parametrize("other", ["2-2-real", "4-4-real", "1-2-one-pass", "1-4-one-pass"])
 def test_virtual_workers_train_what_real_processes_train(
-    states: dict[str, dict[str, torch.Tensor]], workers: int
+    states: dict[str, dict[str, torch.Tensor]], other: str
 ) -> None:
-    virtual, real = states[f"1-{workers}-virtual"], states[f"{workers}-{workers}-real"]
+    """And what one pass over all samples does that normalizes those of each worker apart."""
+    virtual = states[f"1-{other[2]}-virtual"]
     for name, value in virtual.items():
         if "tracked" not in name:  # how many batches a layer has seen: more, if one process plays all workers
-            torch.testing.assert_close(value, real[name], rtol=0, atol=2e-6, msg=name)
+            torch.testing.assert_close(value, states[other][name], rtol=0, atol=2e-6, msg=name)
 
 
 def test_the_table_comes_with_all_rows_and_says_how_they_were_made(tmp_path: Path) -> None:
@@ -58,14 +60,15 @@ def test_the_table_comes_with_all_rows_and_says_how_they_were_made(tmp_path: Pat
     made = json.loads((tmp_path / "made" / "batch_table.json").read_text())
     results = made["results"]
     kinds = {(r["row"]["optimizer"], r["row"]["ratio"]): r["outcome"]["kind"] for r in results}
-    assert kinds == {(r.optimizer, r.ratio): "real" if r.ratio == 1 else "accumulated" for r in FULL.rows}
+    assert kinds == {(r.optimizer, r.ratio): "real" if r.ratio == 1 else "accumulated" for r in tuned(QUICK).rows}
     for result in results:
         ratio, outcome = result["row"]["ratio"], result["outcome"]
         assert result["workers"] == 2 * ratio
         assert outcome["steps"] == 2 * 512 // (8 * ratio)
         assert len(outcome["scores"]) == len(outcome["losses"]) == 2
         begin, score = rf"{result['row']['optimizer'].upper()} +│ {8 * ratio} \({ratio} x B0\)", outcome["scores"][-1]
-        shown = rf"│ {begin} +│ .*│ {score:.3f} ±"
+        workers = "2, real" if ratio == 1 else f"{2 * ratio}, accumulated on 2"
+        shown = rf"│ {begin} +│ {workers} +│ .*│ {score:.3f} ±"
         assert re.search(shown, said), f"{shown} not in\n{said}"
     assert "0.43 diverging" in said
     assert "always the same labels" in (tmp_path / "made" / "batch_table.md").read_text()
