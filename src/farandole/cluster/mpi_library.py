@@ -13,15 +13,18 @@ from __future__ import annotations
 import atexit
 import faulthandler
 import functools
+import re
 import signal
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, final
 
 from farandole.errors import UnsupportedError
 
 STDERR = 2
+MPICH_MEMORY = re.compile(r" (/dev/shm/mpich_shm_\w+)$", re.MULTILINE)
 FINALIZE_S = 5
 """How long ``MPI_Finalize`` may take where a peer is lost and it is not ours to leave out."""
 
@@ -53,6 +56,8 @@ class MpiLibrary:
                 if timeout_s is not None:
                     faulthandler.dump_traceback_later(timeout_s, exit=True, file=STDERR)
                 self.mpi.Init_thread(self.mpi.THREAD_MULTIPLE)
+                self.mpi.COMM_WORLD.Barrier()
+                unname_memory()
                 faulthandler.cancel_dump_traceback_later()
         return self.mpi
 
@@ -70,6 +75,16 @@ class MpiLibrary:
         elif not self._ours and not healthy:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.alarm(FINALIZE_S)  # mpi4py finalises after this, and nothing of Python's would end it
+
+
+def unname_memory() -> None:
+    """Take from MPICH's shared memory, which all of this host have mapped, the name by which nobody looks for it again.
+
+    It would keep the name until ``MPI_Finalize``, and so for ever if that is not called: mpiexec kills all ranks when
+    one dies.
+    """
+    for path in MPICH_MEMORY.findall(Path("/proc/self/maps").read_text()):
+        Path(path).unlink(missing_ok=True)
 
 
 def heed(doubt: Callable[[], bool]) -> None:
