@@ -153,14 +153,26 @@ def _one_is_interrupted(member: Member) -> str:
     return found
 
 
-def _everything(member: Member) -> tuple[dict[str, float], str, str, str]:
+def _neighbours_disagree(member: Member) -> str:
+    """On the second host; the first one is across by then, where nobody comes."""
+    engine = _engine(member, "different")
+    values = np.ones(100_000 + (member.rank == 3), np.float32)
+    found = _error(lambda: engine.allreduce(_array(values), ReduceOp.SUM))
+    assert _error(engine.barrier) == found
+    member.exchange(b"")
+    engine.close()
+    return found
+
+
+def _everything(member: Member) -> tuple[dict[str, float], str, str, str, str]:
     _large_halves(member)
     _dropped(member)
-    return _what_crosses(member), _one_cannot(member), _one_never_comes(member), _one_is_interrupted(member)
+    crossed, lame, late = _what_crosses(member), _one_cannot(member), _one_never_comes(member)
+    return crossed, lame, late, _neighbours_disagree(member), _one_is_interrupted(member)
 
 
 @functools.cache
-def _launch() -> list[tuple[dict[str, float], str, str, str]]:
+def _launch() -> list[tuple[dict[str, float], str, str, str, str]]:
     """One for most of what is asked below: starting processes that import torch costs more than the rest."""
     return run_ranks(_everything, 4, hosts="aabb", timeout_s=120)
 
@@ -188,12 +200,22 @@ def test_all_are_told_if_one_cannot_take_part() -> None:
 
 
 def test_who_waits_too_long_names_whom_it_has_waited_for() -> None:
-    first, second, _, last = (said for _, _, said, _ in _launch())
+    first, second, _, last = (said for _, _, said, *_ in _launch())
     assert first.startswith("StallError: rank 2 on localhost did not come to a collective of late in 1 s")
     assert second.startswith("StallError: rank 1 on a waited 1 s")
     assert "missing: rank 0 on a" in second
     assert last.startswith("StallError: rank 3 on b waited 1 s")
     assert "missing: rank 2 on b" in last
+
+
+def test_neighbours_that_disagree_end_the_engine_on_all_hosts() -> None:
+    *elsewhere, third, last = (said for *_, said, _ in _launch())
+    assert third == last
+    assert third.startswith("EngineError: ")
+    assert "rank 2 on b" in third
+    assert "rank 3 on b" in third
+    assert third.endswith("The other hosts do not know, and different has ended")
+    assert all(said.startswith("EngineError: the connection to rank") for said in elsewhere)
 
 
 def test_an_interrupt_ends_the_engine() -> None:

@@ -111,6 +111,12 @@ def require_served(dtype: DType, op: ReduceOp) -> None:
         )
 
 
+def require_short(payload: bytes) -> None:
+    """Raise ``ValueError`` for more than ``Engine.gather_small`` carries."""
+    if len(payload) > PAYLOAD_BYTES:
+        raise ValueError(f"gather_small carries at most {PAYLOAD_BYTES} bytes, got {len(payload)}")
+
+
 class Engine(ABC):
     """Moves the bytes of collectives among the members of one group, in one order.
 
@@ -194,8 +200,7 @@ class Engine(ABC):
         """All-gather up to 64 bytes of each member; the default is built on ``allgather``."""
         import ctypes
 
-        if len(payload) > PAYLOAD_BYTES:
-            raise ValueError(f"gather_small carries at most {PAYLOAD_BYTES} bytes, got {len(payload)}")
+        require_short(payload)
         send = ctypes.create_string_buffer(payload.ljust(PAYLOAD_BYTES, b"\0"), PAYLOAD_BYTES)
         recv = ctypes.create_string_buffer(PAYLOAD_BYTES * self.group.size)
         self.allgather(

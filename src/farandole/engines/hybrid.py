@@ -16,12 +16,20 @@ from farandole import _native
 from farandole.collective import Array, DType, ReduceOp
 from farandole.engines.arrays import copy, plain_memory, split
 from farandole.engines.crossing import Crossing
-from farandole.engines.engine import PAYLOAD_BYTES, Engine, Group, Memory, Rendezvous, require_served
+from farandole.engines.engine import (
+    PAYLOAD_BYTES,
+    Engine,
+    Group,
+    Memory,
+    Rendezvous,
+    require_served,
+    require_short,
+)
 from farandole.engines.layout import Layout
 from farandole.engines.parts import Parts, Rounds, Shared
 from farandole.engines.pipeline import IN_FLIGHT, Phase, Pipeline
 from farandole.engines.shm import ShmEngine
-from farandole.errors import CollectiveError, EngineError, StallError, UnsupportedError
+from farandole.errors import CollectiveError, EngineError, MismatchError, StallError, UnsupportedError
 
 Made = TypeVar("Made", bound="Engine | None")
 MakeAcross: TypeAlias = Callable[[Group, Rendezvous], Engine]
@@ -32,7 +40,8 @@ class HybridEngine(Engine):
     """Collectives of host memory among members on several hosts.
 
     ``make_across`` makes the engine of a lane (see ``Layout``). Creating this one is collective: every member of
-    ``group`` calls it, and all raise if one cannot. An error ends it for good, on every host.
+    ``group`` calls it, and all raise if one cannot. An error ends it for good, on every host: also if neighbours
+    disagree, which other hosts cannot be told without a message more in every collective.
     """
 
     name: ClassVar[str] = "hybrid"
@@ -110,6 +119,7 @@ class HybridEngine(Engine):
 
     def gather_small(self, payload: bytes) -> list[bytes]:
         """Inside, across on the first lane, and inside again."""
+        require_short(payload)
         layout = self._layout
         everybody = ctypes.create_string_buffer(PAYLOAD_BYTES * self.group.size)
         table = Array(ctypes.addressof(everybody), len(everybody), DType.UINT8, everybody)
@@ -240,6 +250,10 @@ class HybridEngine(Engine):
             raise kind(text)
         try:
             yield
+        except MismatchError as error:  # which promises that the next collective works
+            failure = EngineError(f"{error}. The other hosts do not know, and {self.group.label} has ended")
+            self._fail(failure)
+            raise failure from error
         except BaseException as error:
             self._fail(error)
             raise

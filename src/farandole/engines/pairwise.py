@@ -15,7 +15,7 @@ from typing import ClassVar
 from farandole import _native
 from farandole.collective import Array, DType, ReduceOp
 from farandole.engines.arrays import copy, pieces, plain_memory, shares, split
-from farandole.engines.engine import PAYLOAD_BYTES, Engine, Group, Memory, require_served
+from farandole.engines.engine import PAYLOAD_BYTES, Engine, Group, Memory, require_served, require_short
 from farandole.engines.transport import Transport
 
 SMALL_BYTES = 128 * 1024
@@ -103,8 +103,7 @@ class PairwiseEngine(Engine):
 
     def gather_small(self, payload: bytes) -> list[bytes]:
         """As small arrays are gathered."""
-        if len(payload) > PAYLOAD_BYTES:
-            raise ValueError(f"gather_small carries at most {PAYLOAD_BYTES} bytes, got {len(payload)}")
+        require_short(payload)
         self._begin()
         said = ctypes.create_string_buffer(payload.ljust(PAYLOAD_BYTES, b"\0"), PAYLOAD_BYTES)
         parts = self._gather(Array(ctypes.addressof(said), PAYLOAD_BYTES, DType.UINT8, said))

@@ -13,7 +13,7 @@ from typing import ClassVar, final
 from farandole import _native
 from farandole.collective import Array, ReduceOp
 from farandole.engines.choose import SHM_MEMBERS
-from farandole.engines.engine import Engine, Exchange, Group, Memory
+from farandole.engines.engine import Engine, Exchange, Group, Memory, require_short
 from farandole.errors import UnsupportedError
 
 SPIN_S = 50e-6
@@ -72,8 +72,7 @@ class ShmEngine(Engine):
         self._endpoint.barrier()
 
     def gather_small(self, payload: bytes) -> list[bytes]:
-        if len(payload) > 64:
-            raise ValueError(f"gather_small carries at most 64 bytes, got {len(payload)}")
+        require_short(payload)
         return self._endpoint.gather(payload)
 
     def abort(self, reason: str) -> None:

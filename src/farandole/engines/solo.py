@@ -13,7 +13,7 @@ from typing import ClassVar, final
 
 from farandole import _native
 from farandole.collective import Array, ReduceOp
-from farandole.engines.engine import Engine, Group, Memory
+from farandole.engines.engine import Engine, Group, Memory, require_short
 from farandole.errors import AbortError
 
 
@@ -65,6 +65,7 @@ class SoloEngine(Engine):
         self._begin()
 
     def gather_small(self, payload: bytes) -> list[bytes]:
+        require_short(payload)
         self._begin()
         return [payload]
 

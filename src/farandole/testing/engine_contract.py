@@ -230,7 +230,10 @@ def same_bits_everywhere_and_again(bench: Bench) -> None:
 
 
 def agree_and_gather_small(bench: Bench) -> None:
-    """Agreement is silent; disagreement raises on every member, names what each said, and is over then."""
+    """Agreement is silent; disagreement raises on every member, names what each said, and is over then.
+
+    So is the attempt to say too much.
+    """
     bench.expect(bench.engine.gather_small(b"x%d" % bench.rank) == [b"x%d" % r for r in range(bench.size)], "gather")
     bench.engine.agree(b"step 1")
     try:
@@ -238,6 +241,12 @@ def agree_and_gather_small(bench: Bench) -> None:
         bench.expect(bench.size == 1, "agree did not raise though one said step 3")
     except MismatchError as error:
         bench.expect(bench.size > 1 and "step 2" in str(error) and "step 3" in str(error), f"unclear: {error}")
+    try:
+        bench.engine.gather_small(b"x" * 65)
+    except ValueError:
+        pass
+    else:
+        bench.findings.append("gather_small of 65 bytes did not raise ValueError")
     bench.engine.agree(b"step 4" * 10)
     bench.allreduce(DType.FLOAT32, ReduceOp.SUM, 100)
 
