@@ -6,13 +6,14 @@ import json
 import os
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from examples.bigearthnet.experiment import QUICK
-from examples.bigearthnet.tune import tuned
+from examples.bigearthnet.tune import EVERY, SEED, Trial, Tuning, read, tuned, write
 from tests.conftest import Finished, Launch, run_to_end
 from tests.examples.test_bigearthnet_archive import FIRST, SECOND, write_patch
 
@@ -74,6 +75,16 @@ def test_the_table_comes_with_all_rows_and_says_how_they_were_made(tmp_path: Pat
     assert "always the same labels" in (tmp_path / "made" / "batch_table.md").read_text()
     assert made["made_by"]["command"] == "python -m examples.bigearthnet.batch_table --quick --out made"
     assert (tmp_path / "made" / "batch_table.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_search_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
+    begun = Tuning(replace(QUICK, seeds=()), SEED, [Trial(row, 0.5, 0.1) for row in EVERY[:2] + EVERY[4:]])
+    write(begun, tmp_path)
+    said = python("examples.bigearthnet.tune", "--quick", "--out", ".", folder=tmp_path).ok().stdout
+    trials = read(tmp_path).trials
+    assert [trial.row for trial in trials] == EVERY
+    assert trials[:2] + trials[4:] == begun.trials
+    assert (said.count(": F1 "), said.count("best: ")) == (2, 3)
 
 
 def test_the_script_trains_on_the_real_archive(tmp_path: Path) -> None:
