@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar, final
+
+from rich.console import Console
+from rich.progress import Progress
 
 from benchmarks.elastic_job import JOB_S, PARTS, Blow, ElasticJob, strikes
 from benchmarks.job import launch
 from benchmarks.measure import Row, Sample, Table, Verdict
 from farandole.testing.cluster import Cluster, Process, UnavailableError
+
+T = TypeVar("T")
 
 ONE_HOST, TWO_HOSTS, POWER = "2 workers", "4 on 2 hosts", "no power"
 LEAK_KB = 8192
@@ -22,21 +30,23 @@ LEAK_KB = 8192
 
 def run(quick: bool) -> list[Table]:
     """All tables of this section; without hosts, only what needs none."""
-    blows = {ONE_HOST: _struck("cnn", 2, ["kill"] * (1 if quick else 12))}
-    others = {ONE_HOST: _torchrun(1 if quick else 2)}
-    try:
-        with Cluster(2) as cluster:
-            taken = _struck("cnn", 4, ["power"] if quick else ["kill"] * 10 + ["power"] * 2, cluster)
-            blows[POWER] = [blow for blow in taken if blow.kind == "power"]
-            if not quick:
-                blows[TWO_HOSTS] = [blow for blow in taken if blow.kind == "kill"]
-                others[TWO_HOSTS] = _torchrun(2, cluster)
-        skipped = ""
-    except UnavailableError as error:
-        skipped = f"; hosts skipped: {error}"
-    sizes = _struck("state", 3, ["join"] if quick else ["leave", "join"] * 4)
-    rounds, reforms = (5, 100) if quick else (30, 1000)
-    measured = launch("reform_rank", rounds, reforms, options=("--min-np", "1"), stderr=subprocess.DEVNULL)
+    kills, others_kills, changes = (1, 1, ["join", "leave"]) if quick else (20, 2, ["leave", "join"] * 4)
+    on_hosts = ["power"] if quick else ["kill"] * kills + ["power"] * 2
+    with _Section(kills + len(on_hosts) + len(changes)) as section:
+        blows = {ONE_HOST: section.struck("cnn", 2, ["kill"] * kills)}
+        others = {ONE_HOST: section.through("torchrun", lambda: _torchrun(others_kills))}
+        try:
+            with Cluster(2) as cluster:
+                taken = section.struck("cnn", 4, on_hosts, cluster)
+                blows[POWER] = [blow for blow in taken if blow.kind == "power"]
+                if not quick:
+                    blows[TWO_HOSTS] = [blow for blow in taken if blow.kind == "kill"]
+                    others[TWO_HOSTS] = section.through("torchrun on hosts", lambda: _torchrun(others_kills, cluster))
+            skipped = ""
+        except UnavailableError as error:
+            skipped = f"; hosts skipped: {error}"
+        sizes = section.struck("state", 3, changes)
+        measured = section.through("votes and re-forms", lambda: _reformed(*((5, 100) if quick else (25, 1000))))
     return [
         _next_steps(blows, others, skipped),
         _parts(blows),
@@ -46,9 +56,35 @@ def run(quick: bool) -> list[Table]:
     ]
 
 
-def _struck(network: str, workers: int, struck: list[str], cluster: Cluster | None = None) -> list[Blow]:
-    with ElasticJob(network, workers, struck, cluster) as job:
-        return job.run()
+@final
+class _Section:
+    """Shows how far the section has come: after every strike, and between its parts."""
+
+    def __init__(self, strikes: int) -> None:
+        self._bar = Progress(console=Console(stderr=True), transient=True)
+        self._task = self._bar.add_task("elastic", total=strikes)
+
+    def __enter__(self) -> _Section:
+        self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._bar.stop()
+
+    def struck(self, network: str, workers: int, strikes: list[str], cluster: Cluster | None = None) -> list[Blow]:
+        """What the strikes have cost an elastic job."""
+        where = f"{workers} workers{' on 2 hosts' if cluster else ''}: {', '.join(dict.fromkeys(strikes))}"
+        with ElasticJob(network, workers, strikes, cluster) as job:
+            return self.through(where, lambda: job.run(lambda: self._bar.advance(self._task)))
+
+    def through(self, what: str, measure: Callable[[], T]) -> T:
+        """``measure()``, which is ``what``."""
+        self._bar.update(self._task, description=what)
+        return measure()
+
+
+def _reformed(seconds: float, reforms: int) -> dict[str, Any]:
+    return launch("reform_rank", seconds, reforms, options=("--min-np", "1"), stderr=subprocess.DEVNULL)
 
 
 def _next_steps(blows: Mapping[str, list[Blow]], others: Mapping[str, list[float]], skipped: str) -> Table:
@@ -67,8 +103,9 @@ def _next_steps(blows: Mapping[str, list[Blow]], others: Mapping[str, list[float
 
 
 def _p95(values: Iterable[float]) -> float:
+    """By nearest rank: the least of them that 95 % do not exceed."""
     ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))]
+    return ordered[math.ceil(0.95 * len(ordered)) - 1]
 
 
 def _parts(blows: Mapping[str, list[Blow]]) -> Table:
@@ -95,11 +132,15 @@ def _changes(sizes: list[Blow]) -> Table:
 
 
 def _votes(taken: dict[str, list[float]]) -> Table:
-    """Each round of one is compared with the round of the other beside it."""
-    cost = statistics.median(100 * (b / a - 1) for a, b in zip(taken["static"], taken["elastic"], strict=True))
+    """Each step of one is compared with the step of the other beside it."""
     samples = {name: Sample.of(values) for name, values in taken.items()}
-    row = Row("MLP, 40 MB, batch 64", samples, (Verdict(cost, "% slower", most=2.0),))
-    return Table("Step without faults, 2 ranks", "ms", rows=[row])
+    more = Sample.of(b - a for a, b in zip(taken["static"], taken["elastic"], strict=True))
+    base = samples["static"].median / 100
+    verdicts = (
+        Verdict(more.median / base, "% slower", most=2.0),
+        Verdict(more.margin / base, "either way (95 %)", most=2.0),
+    )
+    return Table("Step without faults, 2 ranks", "ms", rows=[Row("MLP, 40 MB, batch 64", samples, verdicts)])
 
 
 def _reforms(measured: dict[str, list[float]]) -> Table:

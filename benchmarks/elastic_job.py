@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -69,13 +70,18 @@ class ElasticJob:
         job = farandole("run", *OPTIONS, *where, "--min-np", str(least), "--max-np", str(workers))
         self._command = [*job, *rank, ",".join(struck), *([host] if host else [])]
 
-    def run(self) -> list[Blow]:
-        """The whole job, checked: no step and no sample is lost or repeated, and all ranks have the same bits."""
+    def run(self, survived: Callable[[], object] = lambda: None) -> list[Blow]:
+        """The whole job, checked: no step and no sample is lost or repeated, and all ranks have the same bits.
+
+        ``survived`` is called after every strike.
+        """
         with (self._path / "errors").open("w") as errors, self._start(errors) as process:
             deadline = threading.Timer(JOB_S, process.kill)
             deadline.start()
             for line in process.stdout or ():
                 self._follow(line)
+                if " is over" in line:
+                    survived()
             process.wait()
             deadline.cancel()
         if process.returncode:

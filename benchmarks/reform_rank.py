@@ -1,4 +1,4 @@
-"""One of two elastic workers: what votes cost a step, and what re-forming costs: ``RESULT ROUNDS REFORMS``."""
+"""One of two elastic workers: what votes cost a step, and what re-forming costs: ``RESULT SECONDS REFORMS``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from benchmarks.steppers import Step
 from farandole.runtime.objects import allgather_object
 from farandole.runtime.session import current
 
-STEPS = 4
 WARM = 20
 """Re-forms that are over when what a process holds is looked at first."""
 
@@ -56,26 +55,30 @@ def stepper(task: Task, optimizer: Any) -> Step:
 
 
 def timed(step: Step) -> float:
-    """Milliseconds per step, after one."""
-    hvd.barrier()
-    step()
+    """Milliseconds of one step."""
     begin = time.perf_counter()
-    for _ in range(STEPS):
-        step()
-    return (time.perf_counter() - begin) / STEPS * 1e3
+    step()
+    return (time.perf_counter() - begin) * 1e3
 
 
-def voting(rounds: int) -> dict[str, list[float]]:
-    """Rounds of both in turn, each order as often as the other."""
+def voting(seconds: float) -> dict[str, list[float]]:
+    """Milliseconds of steps of both; those at the same place of the two lists were made beside each other.
+
+    Where memory lies makes steps of equal trainings differ: one static training is made before the elastic one, and
+    one after it.
+    """
+    fixed = [static(make("large"))]
     voted, state = elastic(make("large"))
     state.sync()
-    steps = {"static": static(make("large")), "elastic": voted}
-    taken: dict[str, list[float]] = {name: [] for name in steps}
-    for number in range(-1, rounds):
-        for name in sorted(steps, reverse=bool(number % 2)):
-            spent = timed(steps[name])
-            if number >= 0:
-                taken[name].append(spent)
+    fixed.append(static(make("large")))
+    slowest = max(timed(step) for _ in range(3) for step in (*fixed, voted))
+    slowest = float(hvd.allreduce(torch.tensor(slowest), name="slowest", op=hvd.Max))
+    taken: dict[str, list[float]] = {"static": [], "elastic": []}
+    for number in range(max(4, int(seconds / (4e-3 * slowest)))):
+        plain = fixed[number % 2]
+        before, first, second, after = [timed(step) for step in (plain, voted, voted, plain)]
+        taken["static"] += [before, after]
+        taken["elastic"] += [first, second]
     return taken
 
 
@@ -124,10 +127,10 @@ def parent(pid: int) -> int:
 
 def main() -> None:
     """Measure both."""
-    result, rounds, reforms = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    result, seconds, reforms = Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
     hvd.init()
     torch.set_num_threads(1)
-    measured = {"reforming": reforming(reforms), "voting": voting(rounds)}
+    measured = {"reforming": reforming(reforms), "voting": voting(seconds)}
     if hvd.rank() == 0:
         result.write_text(json.dumps(measured))
     hvd.shutdown()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,8 @@ def test_a_sample_has_median_and_spread() -> None:
     assert sample.median == 3
     assert sample.spread == pytest.approx(1 / 3)
     assert Sample.of([5]).spread == 0
+    assert Sample.of(range(100)).margin == 9.5  # ranks 40 and 59
+    assert math.isnan(Sample.of(range(5)).margin)
 
 
 def test_numbers_are_shown_as_people_read_them() -> None:
