@@ -74,8 +74,6 @@ class _Chaos:
         """How many slots were taken away, by host: so many workers had to leave, as well."""
         self._offered = dict(HOSTS)
         self._undo: list[tuple[float, Callable[[], object]]] = []
-        self._struck = 0
-        """The latest generation that has lost somebody: who is left of it may be all that has the state."""
         self._kinds: dict[str, tuple[int, Callable[[], object]]] = {
             "SIGKILL": (6, lambda: self._signal(signal.SIGKILL, 1)),
             "SIGKILL of two": (2, lambda: self._signal(signal.SIGKILL, 2)),
@@ -93,22 +91,23 @@ class _Chaos:
         end_s, next_s = time.monotonic() + seconds, time.monotonic()
         while (now := time.monotonic()) < end_s:
             members = self._job.generation()
-            if now >= next_s and members and members[0].generation > self._struck and not self._undo:
+            if now >= next_s and members and members[0].generation > self._last_struck() and not self._undo:
                 next_s = now + self._random.expovariate(1 / EVERY_S)
                 names = list(self._kinds)
                 [name] = self._random.choices(names, [self._kinds[each][0] for each in names])
                 self.faults[name] += 1
                 with contextlib.suppress(ClusterError, ProcessLookupError):  # its victim has just gone
                     self._kinds[name][1]()
-                # Another generation may have begun meanwhile, between the ends of two: then it is the one that was hit.
-                last = max(each.generation for each in self._job.began())
-                self._struck = 0 if name in ("join", "leave") else last
             self._undo_due(now)
             if self._job.process.poll() is not None:
                 raise LostError(f"the job has ended with {self._job.process.returncode}\n{self._job.errors[-3000:]}")
             time.sleep(0.05)
         self._undo_due(float("inf"))
         self._offer(HOSTS)
+
+    def _last_struck(self) -> int:
+        """The latest generation that has lost somebody: who is left of it may be all that has the state."""
+        return max((each.generation for each in self._job.began() if each.worker in self.struck), default=0)
 
     def _undo_due(self, now: float) -> None:
         for each in [each for each in self._undo if each[0] <= now]:
@@ -133,12 +132,17 @@ class _Chaos:
 
     def _host(self, do: Callable[[str], object], undo: Callable[[str], object]) -> None:
         do("node2")
+        self._strike_host("node2")
         until_s = time.monotonic() + self._random.uniform(1, 10)
-        self._undo.append((until_s, lambda: self._restore(undo)))
+        self._undo.append((until_s, lambda: self._restore("node2", undo)))
 
-    def _restore(self, undo: Callable[[str], object]) -> None:
-        self.struck |= {each.worker for each in self._job.began() if _host_of(each.worker) == "node2"}
-        undo("node2")
+    def _restore(self, host: str, undo: Callable[[str], object]) -> None:
+        self._strike_host(host)
+        undo(host)
+
+    def _strike_host(self, host: str) -> None:
+        """All that have begun there until now."""
+        self.struck |= {each.worker for each in self._job.began() if _host_of(each.worker) == host}
 
 
 def _host_of(worker: str) -> str:
