@@ -122,11 +122,16 @@ def measures(
             (loss if scaler is None else scaler.scale(loss)).backward()
         applied(optimizer, scaler, spoil)
     same(noise.estimate(), apart, tolerance)
+    same_by_adam(noise, adam, tolerance)
+    return noise, optimizer
+
+
+def same_by_adam(noise: hvd.NoiseScale, adam: NoiseEstimator, tolerance: float) -> None:
+    """Adam's estimate is that one, or is said not to be there."""
     if adam.estimate():
         same(noise.adam_estimate(), adam, tolerance)
     else:
         assert "no second moment" in str(noise.adam_estimate())
-    return noise, optimizer
 
 
 def same(found: object, apart: NoiseEstimator, tolerance: float) -> None:
