@@ -16,7 +16,7 @@ SOURCES := src benchmarks examples tests docs
 NATIVE := $(wildcard CMakeLists.txt native/*.cpp native/*.hpp)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench faults soak clean
+.PHONY: help setup demo test large lint format bench faults soak clean
 
 help: ## say what there is
 	@echo "make TARGET, where TARGET is one of"
@@ -46,6 +46,9 @@ demo: $(CORE) ## train a network on handwritten digits on two workers
 
 test: $(CORE) ## run the tests
 	@$(BIN)/python -m pytest
+
+large: $(CORE) ## run the checks of the torch adapter on 16 ranks of 4 hosts, which 'make test' does not (10 minutes)
+	@LARGE=1 $(BIN)/python -m pytest tests/torch/test_on_ranks.py
 
 lint: $(STAMP) ## check style and types
 	@$(BIN)/ruff check $(SOURCES)

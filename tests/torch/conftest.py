@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -31,7 +32,10 @@ JOBS: dict[str, tuple[str, ...]] = {
 }
 """Options of ``farandole run``, by a name that begins with the number of ranks."""
 
-DEADLINE_S = 240.0
+if os.environ.get("LARGE"):  # see ``make large``: on a few cores, sixteen processes with torch take many minutes
+    JOBS = {"16-on-4-hosts": ("-H", "node1:4,node2:4,node3:4,node4:4")}
+
+DEADLINE_S = 1800.0 if os.environ.get("LARGE") else 240.0
 
 Report: TypeAlias = dict[str, dict[int, str]]
 """Per check and rank: "" or what went wrong."""
@@ -53,7 +57,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Report]:
         target = tmp_path_factory.mktemp(f"checks-{job}")
         command = [sys.executable, "-m", "farandole", "run", *JOBS[job]]
         command += [sys.executable, str(HERE / "ranks.py"), str(target), *map(str, FILES)]
-        done = on_hosts(command) if "-H" in command else here(command)
+        hosts = len(JOBS[job][1].split(",")) if "-H" in command else 0
+        done = on_hosts(hosts, command) if hosts else here(command)
         found: Report = {}
         for path in sorted(target.glob("*.json")):
             for check, wrong in json.loads(path.read_text()).items():
@@ -71,10 +76,10 @@ def here(command: list[str]) -> subprocess.CompletedProcess[str]:
     )
 
 
-def on_hosts(command: list[str]) -> subprocess.CompletedProcess[str]:
+def on_hosts(number: int, command: list[str]) -> subprocess.CompletedProcess[str]:
     """Run it on the head of a cluster of namespaces; it leaves nothing there."""
     try:
-        cluster = Cluster(2)
+        cluster = Cluster(number)
     except UnavailableError as reason:
         pytest.skip(str(reason))
     with cluster:

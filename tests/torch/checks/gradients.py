@@ -20,7 +20,7 @@ def inputs(rank: int, *shape: int) -> torch.Tensor:
 def agrees(function: Callable[[torch.Tensor], torch.Tensor], *shape: int) -> None:
     """Compare ``x.grad`` on every rank with finite differences of the sum of all ranks' losses.
 
-    All ranks go through the elements of all ranks' inputs in the same order, and only one moves its own.
+    All ranks go through the elements of the inputs of four ranks in the same order, and only one moves its own.
     """
 
     def loss(x: torch.Tensor) -> torch.Tensor:
@@ -33,7 +33,7 @@ def agrees(function: Callable[[torch.Tensor], torch.Tensor], *shape: int) -> Non
     assert mine.grad is not None
     expected = torch.zeros(mine.numel(), dtype=torch.float64)
     most = int(hvd.allreduce(torch.tensor(mine.numel()), op=hvd.Max))
-    for mover in range(hvd.size()):
+    for mover in sorted({0, min(1, hvd.size() - 1), hvd.size() // 2, hvd.size() - 1}):
         for i in range(most):
             totals = []
             for sign in (1, -1):
@@ -43,7 +43,8 @@ def agrees(function: Callable[[torch.Tensor], torch.Tensor], *shape: int) -> Non
                 totals.append(hvd.allreduce(loss(moved), op=hvd.Sum))
             if mover == hvd.rank() and i < mine.numel():
                 expected[i] = (totals[0] - totals[1]) / (2 * STEP)
-    torch.testing.assert_close(mine.grad, expected.reshape(mine.shape), rtol=1e-5, atol=1e-6)
+        if mover == hvd.rank():
+            torch.testing.assert_close(mine.grad, expected.reshape(mine.shape), rtol=1e-5, atol=1e-6)
 
 
 def check_allreduce() -> None:

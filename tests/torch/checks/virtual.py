@@ -14,7 +14,8 @@ import farandole.torch as hvd
 from farandole.runtime.shard_tree import Shards
 from farandole.torch import shard_sums
 
-ROWS, STEPS = 21, 3
+WORKERS = max(4, hvd.size())
+ROWS, STEPS = 3 * (WORKERS + 3), 3
 
 
 def distributed(model: torch.nn.Module, rate: float = 0.1, **options: Any) -> Any:
@@ -62,7 +63,7 @@ def trained(count: int, alone: bool) -> dict[str, torch.Tensor]:
 
 def check_that_any_number_of_workers_computes_the_same_bits() -> None:
     torch.set_num_threads(1)
-    for count, small in ((4, 64), (5, 64), (6, 128), (7, 2**20)):
+    for count, small in ((WORKERS, 64), (WORKERS + 1, 64), (WORKERS + 2, 128), (WORKERS + 3, 2**20)):
         with (
             mock.patch.object(shard_sums, "CHUNK_BYTES", small),  # tensors lie across chunks, and many in one
             mock.patch.object(shard_sums, "LONE_BYTES", small),  # some are reduced where they lie
@@ -77,26 +78,26 @@ def check_that_any_number_of_workers_computes_the_same_bits() -> None:
 
 def check_that_shards_leave_the_random_streams_of_the_script_alone() -> None:
     model = network()
-    optimizer = distributed(model, virtual_workers=4)
+    optimizer = distributed(model, virtual_workers=WORKERS)
     torch.manual_seed(1)
     random.seed(1)
     before = torch.random.get_rng_state(), random.getstate()
     drawn = []
-    for shard in optimizer.shards(8):
+    for shard in optimizer.shards(2 * WORKERS):
         drawn.append(torch.rand(()).item())
         loss_of(model, torch.ones(2, 5), shard.number).backward()
     optimizer.step()
     assert torch.equal(torch.random.get_rng_state(), before[0])
     assert random.getstate() == before[1]
     everybody = [value for each in hvd.allgather_object(drawn) for value in each]
-    assert len(set(everybody)) == 4, "every shard has a stream of its own"
+    assert len(set(everybody)) == WORKERS, "every shard has a stream of its own"
 
 
 def check_a_batch_with_fewer_rows_than_shards() -> None:
     model = torch.nn.Linear(2, 1)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     expected = copy.deepcopy(model)
-    optimizer = distributed(model, virtual_workers=6)
+    optimizer = distributed(model, virtual_workers=WORKERS + 2)
     x = torch.arange(6.0).reshape(3, 2)
     for shard in optimizer.shards(3):
         model(x[shard.rows]).pow(2).mean().backward()
@@ -109,14 +110,14 @@ def check_what_virtual_workers_refuse() -> None:
     model = torch.nn.Linear(2, 1)
     refused: tuple[tuple[dict[str, Any], str], ...] = (
         ({"virtual_workers": 0}, "at least 1"),
-        ({"virtual_workers": 4, "compression": hvd.Compression.fp16}, "compression"),
-        ({"virtual_workers": 4, "op": hvd.Max}, "op is Average or Sum"),
-        ({"virtual_workers": 4, "backward_passes_per_step": 2}, "backward_passes_per_step"),
+        ({"virtual_workers": WORKERS, "compression": hvd.Compression.fp16}, "compression"),
+        ({"virtual_workers": WORKERS, "op": hvd.Max}, "op is Average or Sum"),
+        ({"virtual_workers": WORKERS, "backward_passes_per_step": 2}, "backward_passes_per_step"),
     )
     for options, text in refused:
         with pytest.raises(ValueError, match=text):
             distributed(model, **options)
-    optimizer = distributed(model, virtual_workers=4)
+    optimizer = distributed(model, virtual_workers=WORKERS)
     with pytest.raises(ValueError, match="needs virtual workers"):
         distributed(model).shards(3)
     with pytest.raises(ValueError, match=r"step\(\) after 0 of this worker's"):
@@ -128,8 +129,8 @@ def check_what_virtual_workers_refuse() -> None:
         with pytest.raises(ValueError, match=f"{hvd.size()} workers share 1 virtual workers"):
             list(few.shards(3))
     sparse = torch.nn.Embedding(4, 2, sparse=True)
-    optimizer = distributed(sparse, virtual_workers=4)
-    shards = optimizer.shards(8)
+    optimizer = distributed(sparse, virtual_workers=WORKERS)
+    shards = optimizer.shards(2 * WORKERS)
     next(shards)
     sparse(torch.tensor([1])).sum().backward()
     with pytest.raises(ValueError, match="sparse=False"):
@@ -140,15 +141,15 @@ def check_one_rank_that_forgets_its_shards_is_everybodys_error() -> None:
     if hvd.size() == 1:
         return
     model = torch.nn.Linear(2, 1)
-    optimizer = distributed(model, virtual_workers=4)
+    optimizer = distributed(model, virtual_workers=WORKERS)
     last = hvd.rank() == hvd.size() - 1
     for _ in range(2):
         if not last:
-            for _shard in optimizer.shards(8):
+            for _shard in optimizer.shards(2 * WORKERS):
                 model(torch.ones(2, 2)).mean().backward()
         with pytest.raises(ValueError if last else hvd.HorovodInternalError, match="shards" if last else "raised"):
             optimizer.step()
-    for _shard in optimizer.shards(8):
+    for _shard in optimizer.shards(2 * WORKERS):
         model(torch.ones(2, 2)).mean().backward()
     optimizer.step()
 
