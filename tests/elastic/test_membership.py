@@ -11,6 +11,7 @@ from farandole.elastic.decisions import AnyAction
 from farandole.elastic.membership import Membership
 from farandole.elastic.policy import Policy
 from farandole.elastic.slots import Slot, Slots
+from farandole.elastic.vote import NEW
 
 
 class Job:
@@ -119,6 +120,26 @@ def test_the_only_one_that_has_the_state_hands_it_over_before_it_goes() -> None:
     assert job.tell(4.1, *came(0)) == [decisions.Form(2, [0, 1]), decisions.Announce()]
     assert job.tell(4.5, *came(0, 1)) == [decisions.Dismiss([0]), decisions.Form(3, [1])]
     assert job.tell(4.6, happenings.Ended(0, 0, "worker 0 exited with code 0")) == []
+
+
+def test_who_must_go_and_alone_has_seen_the_last_step_hands_it_over_before() -> None:
+    job = Job(Policy(), {"a": 2, "b": 1}).train()
+    job.tell(2.0, happenings.Found({"a": 2}), killed(1))
+    stays, goes = happenings.Came(0, ready=True, step=7), happenings.Came(2, ready=True, step=8)
+    assert job.tell(2.1, stays, goes) == [decisions.Form(2, [0, 2])]
+    stays, goes = happenings.Came(0, ready=True, step=9), happenings.Came(2, ready=True, step=9)
+    assert job.tell(2.2, stays, goes) == [decisions.Dismiss([2]), decisions.Form(3, [0])]
+
+
+def test_rank_0_has_the_state_of_the_job() -> None:
+    job = Job(Policy(), {"a": 4}).train()
+    torn, whole = happenings.Came(0, ready=True, step=NEW), happenings.Came(2, ready=True, step=3)
+    assert decisions.Form(2, [2, 3, 0]) in job.tell(2.0, killed(1), torn, whole, happenings.Came(3, True, step=2))
+
+
+def test_without_anybody_who_has_the_state_the_job_ends() -> None:
+    job = Job(Policy(), {"a": 2}).train()
+    assert decisions.Finish(137) in job.tell(2.0, killed(1), happenings.Came(0, ready=True, step=NEW))
 
 
 def test_below_min_np_survivors_wait_and_go_on_when_others_come() -> None:

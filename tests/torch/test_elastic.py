@@ -121,5 +121,40 @@ def test_without_votes_training_goes_on_from_the_last_commit(launch: Any) -> Non
     assert said.lines() == ["the same 1"], said
 
 
+FIRST = """
+    import os, signal, torch
+    import farandole.torch as hvd
+    from farandole.elastic import transfer
+
+    hvd.init()
+    own = hvd.rank() + 1.0
+    model = torch.nn.Linear(4096, 1, bias=False)
+    torch.nn.init.constant_(model.weight, own)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    state = hvd.elastic.TorchState(model, optimizer)
+    transfer.stripes.__defaults__, packed = (4096,), []
+    pack = transfer._pack
+
+    def pack_one(*arguments):
+        if packed and own == 1:
+            os.kill(os.getpid(), signal.SIGKILL)  # the others have a quarter of its model
+        packed.append(arguments)
+        return pack(*arguments)
+
+    transfer._pack = pack_one
+
+    @hvd.elastic.run
+    def train(state):
+        return hvd.rank(), model.weight.unique().tolist()
+
+    print(int(own), *train(state), flush=True)
+"""
+
+
+def test_when_the_first_transfer_is_cut_off_the_next_oldest_begins_the_job_with_what_it_had(launch: Any) -> None:
+    said = launch(3, FIRST, options=["--min-np", "2", "--max-np", "3"]).ok()
+    assert {"2 0 [2.0]", "3 1 [2.0]"} <= set(said.lines()), said
+
+
 def _first_steps(history: History) -> list[tuple[Any, Any]]:
     return [(history.begun[g][0], records[0]) for g, records in history.recovered.items()]

@@ -29,7 +29,9 @@ class Hello(Message, frozen=True):
     ``stack_fd`` is where ``faulthandler`` writes when ``stack_signal`` comes. ``process_sets`` are the global ranks of
     the static sets asked for in ``init``; they must agree between ranks. In an elastic job no other worker ever has
     this ``place``, and one that is not ``ready`` is alone in a generation 0, if others train, and comes again;
-    ``step_s`` is the longest of its recent steps, and ``state`` says what its state consists of ("": not known yet).
+    ``step_s`` is the longest of its recent steps, and ``state`` says what its state consists of ("": not known yet);
+    ``state_step`` from which step of the job's state others can go on with it (0: also from the initial one), -1 that
+    it is none, as it was torn or never there.
     """
 
     worker: str
@@ -45,6 +47,7 @@ class Hello(Message, frozen=True):
     ready: bool = True
     step_s: float = 0.0
     state: str = ""
+    state_step: int = 0
 
 
 @final

@@ -9,10 +9,12 @@ tensor is the oldest one's on all ranks, so that every rank goes on at the same 
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import pickle
 import time
 import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, final
 
@@ -127,7 +129,8 @@ def synchronize(
     """Bring all ranks to one state. Collective.
 
     ``reach`` is told ``agree``, ``transfer`` where anybody gets tensors, and ``receive`` before those of this rank are
-    overwritten. Raises ``UsageError`` on a rank whose state is built otherwise than that of the others.
+    overwritten; ``put back`` if that failed and they are what they were: nobody has trained, and this rank can begin
+    the job as well as another. Raises ``UsageError`` on a rank whose state is built otherwise than that of the others.
     """
     begin_s = time.monotonic()
     reach("agree")
@@ -147,8 +150,10 @@ def synchronize(
         reach("transfer")
         if receives:
             reach("receive")
-        nbytes += _move(leaves, inventory.common(), agreement.sources, receives, "elastic.common")
-        nbytes += _move(leaves, inventory.own(), [agreement.root], receives, "elastic.own")
+        is_first = receives and agreement.step == NEW
+        with _put_back_by_failure(leaves, inventory, reach) if is_first else contextlib.nullcontext():
+            nbytes += _move(leaves, inventory.common(), agreement.sources, receives, "elastic.common")
+            nbytes += _move(leaves, inventory.own(), [agreement.root], receives, "elastic.own")
     inventory.load()
     if their_objects != mine[1]:
         objects = pickle.loads(their_objects)  # noqa: S301 (from a member of this job)
@@ -165,6 +170,23 @@ def _warn_of_divergence(agreement: Agreement, place: int) -> None:
             place,
             agreement.step,
         )
+
+
+@contextlib.contextmanager
+def _put_back_by_failure(leaves: Leaves[T], inventory: Inventory[T], reach: Callable[[str], object]) -> Iterator[None]:
+    """If the block raises, all tensors are what they were. The copy is made once in a job, before its first step."""
+    tensors = [*inventory.common(), *inventory.own()]
+    arrays, held = leaves.memory(tensors)
+    memory = Flat(arrays)
+    everything, kept = range(memory.nbytes), (ctypes.c_char * memory.nbytes)()
+    memory.read(everything, ctypes.addressof(kept))
+    try:
+        yield
+    except BaseException:
+        memory.write(everything, ctypes.addressof(kept))
+        leaves.written(tensors, held)
+        reach("put back")
+        raise
 
 
 def _move(leaves: Leaves[T], tensors: Sequence[T], sources: Sequence[int], receives: bool, label: str) -> int:

@@ -81,7 +81,7 @@ class ElasticFormation(Formation):
         self._known[hello.place] = member
         if hello.step_s > 0:
             self.paced(hello.step_s)
-        self._membership.on(now, happenings.Came(hello.place, hello.ready, hello.place in self._seniors))
+        self._membership.on(now, happenings.Came(hello.place, hello.ready, hello.state_step))
         if misfit:
             self.tell(happenings.Unfit(hello.place, misfit))
         self._is_news = True
@@ -169,7 +169,7 @@ class ElasticFormation(Formation):
             if place in unfit:
                 self.tell(happenings.Unfit(place, unfit[place]))
             else:
-                self.tell(happenings.Came(place, ready=True, holds=True))
+                self.tell(happenings.Came(place, ready=True, step=self._known[place].hello.state_step))
 
     def _greet(self, action: decisions.Greet, reason: str) -> None:
         rank = action.places.index(action.place)

@@ -1,6 +1,6 @@
 """What happens to the workers and hosts of an elastic job, as ``Membership`` is told it.
 
-    membership.on(now, Came(place=3, ready=True, holds=True))
+    membership.on(now, Came(place=3, ready=True, step=412))
 
 A *place* is one worker process; it is numbered in the order of starting and never used again. A *slot* is where a
 place runs: a host and an index there. Each event is said once, in the order in which it was learnt.
@@ -35,13 +35,13 @@ class Started(Event, frozen=True):
 class Came(Event, frozen=True):
     """A worker called ``init()`` (``Hello``). It is ``ready`` to be a member, or still has its model to build.
 
-    ``holds`` says, of one that has been a member, that the job can go on from its state: it is whole, or it is that
-    with which the worker began the job. It is not while a state is being received.
+    ``step`` says, of one that has been a member, from where the job can go on with its state: that is whole, or the one
+    with which the worker began the job (0). It is ``NEW`` where a state was being received, or changed by a step.
     """
 
     place: int
     ready: bool
-    holds: bool = True
+    step: int = 0
 
 
 @final

@@ -119,13 +119,14 @@ class _Turn:
         """Be in a generation with the others, and at one state with them."""
         if self._because:
             self._ballot.reach("reform")
-            rejoin(self._state.content)
+            rejoin(self._state.content, self._state._step)
             self._formed_s = time.monotonic()
             self._state.on_reset()
         elif current("elastic.run").provisional:
             self._state._joined = True
-            rejoin(self._state.content)
+            rejoin(self._state.content, self._state._step)
         self._state.sync()
+        self._state._joined = False
         if self._because:
             synced_s = time.monotonic()
             self._ballot.on_recovered = lambda: self._tell(time.monotonic() - synced_s)

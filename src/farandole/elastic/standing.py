@@ -13,6 +13,7 @@ from farandole.elastic import happenings
 from farandole.elastic.decisions import Abort, AnyAction, Decision, Greet, Kill, Refuse
 from farandole.elastic.policy import Policy
 from farandole.elastic.slots import Slot, Slots
+from farandole.elastic.vote import NEW
 from farandole.elastic.workers import Phase, Worker
 
 GONE = (Phase.DISMISSED, Phase.DOOMED)
@@ -67,7 +68,7 @@ class Standing:
             return
         if worker.phase is Phase.MEMBER:
             self._leave(worker, now)
-        worker.holds = event.holds
+        worker.step = event.step
         if self.over and worker.senior and self.patience_from_s is None:
             self.patience_from_s = now
         if event.ready or not self.generation or worker.senior:
@@ -227,15 +228,16 @@ class Standing:
         return self.in_phase(Phase.MEMBER, *([Phase.LEFT] if is_patient else []))
 
     def chosen(self) -> list[Worker]:
-        """Of those that are ready, the members of the next generation, by rank."""
+        """Of those that are ready, the members of the next generation, by rank: rank 0 has the state of the job."""
         ready = self.in_phase(Phase.READY)
         staying = [worker for worker in ready if self.may_stay(worker)]
         if self.generation:
-            holders = [worker for worker in ready if worker.senior and worker.holds]
-            if not holders:
+            newest = max((worker.step for worker in ready if worker.holds), default=NEW)
+            if newest == NEW:
                 return []
-            if not any(worker in staying for worker in holders):
-                staying = ready  # those that are to go have the state: they hand it over first
+            if not any(worker.holds and worker.step == newest for worker in staying):
+                staying = ready  # those that are to go have seen the last step: they hand it over first
+            staying.sort(key=lambda worker: not worker.holds)
         return staying[: self.policy.max_np or None]
 
     def joiners(self) -> list[Worker]:

@@ -17,11 +17,13 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, ClassVar
 
 from farandole.elastic.ballot import Ballot
 from farandole.elastic.exchange import Inventory, Standing, Synced, synchronize
 from farandole.elastic.parts import Leaves, NoLeaves, Part, SamplerPart, StatefulPart, StateHandler
+from farandole.elastic.vote import NEW, goes_on_from
 from farandole.errors import HostsUpdatedInterrupt
 from farandole.runtime.objects import allgather_object
 from farandole.runtime.session import current
@@ -41,6 +43,11 @@ class State(ABC):
     def content(self) -> str:
         """What it consists of: workers that train together say the same. "" for what cannot be told."""
         return ""
+
+    @property
+    def _step(self) -> int:
+        """From which step the job can go on with this state; ``NEW`` if it cannot."""
+        return goes_on_from(NEW, self._joined)
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], object]]) -> None:
         """Call these, without arguments, on all workers that stay whenever others have come or gone.
@@ -156,10 +163,10 @@ class ObjectState(State):
 
     def sync(self) -> None:
         """See ``State``; afterwards it is saved."""
-        is_whole = self._is_whole and not self._ballot.is_applying
-        self._joined = self._joined or self._ballot.is_applying
-        standing = Standing(self._ballot.step) if is_whole else Standing(joined=self._joined)
-        self._synced = synchronize(self._parts, self._objects(), self._leaves, standing, self._reach)
+        standing = self._standing
+        self._joined = standing.joined
+        reach = partial(self._reach, standing)
+        self._synced = synchronize(self._parts, self._objects(), self._leaves, standing, reach)
         self._is_whole = True
         self._take(self._synced.objects)
         self._arrange(self._synced.step)
@@ -206,7 +213,20 @@ class ObjectState(State):
         place = current().topology
         self._ballot.rearrange(step, place.rank, place.size)
 
-    def _reach(self, phase: str) -> None:
+    @property
+    def _standing(self) -> Standing:
+        if self._is_whole and not self._ballot.is_applying:
+            return Standing(self._ballot.step)
+        return Standing(joined=self._joined or self._ballot.is_applying)
+
+    @property
+    def _step(self) -> int:
+        """See ``State``."""
+        return goes_on_from(self._standing.step, self._standing.joined)
+
+    def _reach(self, before: Standing, phase: str) -> None:
         if phase == "receive":
             self._is_whole, self._joined = False, True
+        elif phase == "put back":
+            self._joined = before.joined
         self._ballot.reach(phase)

@@ -72,6 +72,15 @@ class Claim(NamedTuple):
     joined: bool = False
 
 
+def goes_on_from(step: int, joined: bool) -> int:
+    """From which step a job goes on with the state of which a ``Claim`` says this; ``NEW`` if it cannot.
+
+    >>> goes_on_from(7, joined=True), goes_on_from(NEW, joined=False), goes_on_from(NEW, joined=True)
+    (7, 0, -1)
+    """
+    return step if step > NEW or joined else 0
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Agreement:

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import final
 
 from farandole.elastic.slots import Slot
+from farandole.elastic.vote import NEW
 from farandole.runtime.wording import list_some
 
 
@@ -27,7 +28,7 @@ class Phase(Enum):
 @final
 @dataclass(slots=True)
 class Worker:
-    """One process. ``senior``: it has been a member; ``holds``: its state was whole when it last came.
+    """One process. ``senior``: it has been a member; ``step``: that of its state when it last came.
 
     ``to_blame`` says whether its slot is, when it ends. ``since_s`` is when it entered its phase.
     """
@@ -37,13 +38,18 @@ class Worker:
     phase: Phase
     since_s: float
     senior: bool = False
-    holds: bool = False
+    step: int = NEW
     to_blame: bool = True
     member_since_s: float | None = None
 
     def enter(self, phase: Phase, now: float) -> None:
         """Go on to ``phase``."""
         self.phase, self.since_s = phase, now
+
+    @property
+    def holds(self) -> bool:
+        """Whether the job can go on from its state."""
+        return self.senior and self.step > NEW
 
     def lasted_s(self, now: float) -> float:
         """For how long it has been a member."""

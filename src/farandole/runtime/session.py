@@ -22,7 +22,7 @@ from farandole.cluster.detect import detect
 from farandole.errors import AbortError, NotInitializedError
 from farandole.runtime.member import Session
 from farandole.runtime.process_sets import ProcessSet, ProcessSetLike, global_process_set
-from farandole.runtime.start import start
+from farandole.runtime.start import Past, start
 
 __all__ = ["ProcessSet", "Session", "current", "global_process_set", "init", "is_initialized", "rejoin", "shutdown"]
 
@@ -40,14 +40,15 @@ def init(comm: object = None, process_sets: Sequence[ProcessSetLike] | str | Non
             _here.join()
 
 
-def rejoin(state: str = "") -> None:
+def rejoin(state: str = "", state_step: int = 0) -> None:
     """Leave, and join again as ``init`` was last told to: the next generation of an elastic job.
 
-    ``state`` says what this worker's state consists of. Raises ``StartError`` if that of the others is another.
+    ``state`` says what this worker's state consists of, and ``state_step`` from which step the others could go on with
+    it; -1: from none. Raises ``StartError`` if the state of the others consists of something else.
     """
     with _here.lock:
         _here.leave()
-        _here.join(state)
+        _here.join(state, state_step)
 
 
 def shutdown() -> None:
@@ -91,14 +92,14 @@ class _Here:
         self._inherited: Session | None = None
         self._watching = False
 
-    def join(self, state: str = "") -> None:
+    def join(self, state: str = "", state_step: int = 0) -> None:
         """Make a session of what was asked. A process that has had one before is ready to go on with the others.
 
         In an elastic job, a worker that is lost while a generation forms only means that another one does.
         """
         while self.session is None:
             try:
-                self.session = start(*self.asked, self._step_s, state)
+                self.session = start(*self.asked, Past(self._step_s, state, state_step))
             except AbortError:
                 if not detect().is_elastic:
                     raise

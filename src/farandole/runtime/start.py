@@ -1,6 +1,6 @@
 """Forms a session: from what started this process to a rank among the others.
 
-session = start(comm=None, process_sets=None, overrides={}, step_s=None, state="")
+session = start(comm=None, process_sets=None, overrides={}, Past())
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple, final
 
 from farandole import events
 from farandole.cluster.mpi_library import heed
@@ -29,24 +29,29 @@ from farandole.settings import Settings
 from farandole.topology import Topology
 
 
+@final
+class Past(NamedTuple):
+    """What a process says that has had a session before, see ``Hello``; ``step_s`` is ``None`` if it has not."""
+
+    step_s: float | None = None
+    state: str = ""
+    state_step: int = 0
+
+
 def start(
     comm: object,
     process_sets: Sequence[ProcessSetLike] | str | None,
     overrides: Mapping[str, Any],
-    step_s: float | None,
-    state: str,
+    past: Past,
 ) -> Session:
-    """See ``session.init``. ``step_s`` is the longest recent step of this process, ``None`` if this is its first.
-
-    ``state`` says what it trains: in an elastic job, nobody else is let in whose state consists of something else.
-    """
+    """See ``session.init``."""
     environment = environment_of(comm)
     settings = settings_of(environment, overrides)
     part = part_of(environment, comm)
     sets = static_sets(process_sets, part.expected)
     configure_logging(settings.log_level)
     if part.expected > 1 or environment.is_elastic or (environment.launched and environment.size > 1):
-        session = _among_others(meet(environment, part, settings), settings, sets, (step_s, state))
+        session = _among_others(meet(environment, part, settings), settings, sets, past)
         heed(lambda: session.broken)
         return session
     host = environment.host
@@ -54,14 +59,12 @@ def start(
     return Session(settings, Topology.of(0, (host,), 1), engine, reason, sets)
 
 
-def _among_others(
-    seat: Seat, settings: Settings, sets: Sequence[ProcessSet], past: tuple[float | None, str]
-) -> Session:
+def _among_others(seat: Seat, settings: Settings, sets: Sequence[ProcessSet], past: Past) -> Session:
     moments = [time.monotonic()]
     link = Link(seat, settings.start_timeout_s, settings.host_timeout_s)
     try:
         moments.append(time.monotonic())
-        welcome = link.join(_hello(link, seat, sets, *past), settings.elastic_timeout_s if seat.expected == ANY else 0)
+        welcome = link.join(_hello(link, seat, sets, past), settings.elastic_timeout_s if seat.expected == ANY else 0)
         moments.append(time.monotonic())
         offset_s = welcome.sent.offset_s(moments[-1]) if welcome.sent is not None else 0.0
         topology = Topology.of(welcome.rank, tuple(welcome.hosts), welcome.generation)
@@ -87,7 +90,7 @@ def _tell_phases(generation: int, phases: Sequence[str], moments: Sequence[float
             events.emit(events.Phase("generation", f"generation {generation}", "init", phase, begin_s, end_s))
 
 
-def _hello(link: Link, seat: Seat, sets: Sequence[ProcessSet], step_s: float | None, state: str) -> Hello:
+def _hello(link: Link, seat: Seat, sets: Sequence[ProcessSet], past: Past) -> Hello:
     fd, number = stack_dump()
     return Hello(
         worker=link.worker,
@@ -100,9 +103,10 @@ def _hello(link: Link, seat: Seat, sets: Sequence[ProcessSet], step_s: float | N
         stack_fd=fd,
         stack_signal=number,
         process_sets=[s.ranks for s in sets],
-        ready=step_s is not None,
-        step_s=step_s or 0.0,
-        state=state,
+        ready=past.step_s is not None,
+        step_s=past.step_s or 0.0,
+        state=past.state,
+        state_step=past.state_step,
     )
 
 

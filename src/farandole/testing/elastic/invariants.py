@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from farandole.elastic import vote
 from farandole.elastic.decisions import Decision
 from farandole.elastic.vote import Agreement, Claim
 from farandole.testing.elastic.worker import Content, Life, Simulated
@@ -47,6 +48,19 @@ def _check_samples(world: World, worker: Simulated) -> None:
         place = step.stop
     if content.cursor != place or len(content.steps) != worker.step:
         world.faults.append(f"P4: the cursor is not where the samples are, or a step counts twice: {worker}")
+
+
+def check_formed(world: World, places: Sequence[int]) -> None:
+    """Rank 0 has the state, and who is sent home was not the only one to have seen the last step."""
+    steps = {place: vote.goes_on_from(each.claim.step, each.joined) for place, each in world.workers.items()}
+    members = [steps[place] for place in places if world.workers[place].life != Life.ENDED]
+    if len(members) < len(places) or world.is_hurried:
+        return
+    if members[0] == vote.NEW:
+        world.faults.append(f"rank 0 of {places} has not the state of the job: {steps}")
+    newest = max((each.step for each in world.workers.values() if each.life == Life.UP and each.whole), default=0)
+    if max(members) < newest:
+        world.faults.append(f"P3: {places} have not the last step, and others who are well have it: {steps}")
 
 
 def check_agreed(world: World, agreement: Agreement, claims: Sequence[Claim]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from farandole.elastic import happenings, vote
+from farandole.elastic.vote import NEW
 from farandole.errors import FarandoleError
 from farandole.testing.elastic import invariants
 from farandole.testing.elastic.worker import IN_GENERATION, At, Content, Simulated, Step
@@ -60,7 +61,8 @@ def come_again(world: World, worker: Simulated) -> None:
     """Its generation is over, for it: ``shutdown()`` and ``init()``."""
     world.workers[worker.place] = worker._replace(at=At.INIT)
     world.say(worker.place, happenings.Left(worker.place))
-    world.say(worker.place, happenings.Came(worker.place, ready=True, holds=worker.whole or not worker.joined))
+    step = vote.goes_on_from(worker.claim.step, worker.joined)
+    world.say(worker.place, happenings.Came(worker.place, ready=True, step=step))
 
 
 def compute(world: World, worker: Simulated) -> None:
@@ -112,9 +114,12 @@ def _agree(world: World, worker: Simulated) -> None:
     sources = tuple(worker.members[source] for source in agreement.sources)
     agreed = worker._replace(step=max(0, agreement.step), sources=sources)
     if rank in agreement.receivers:
-        owns_up = world.setup.rules.owns_up
-        torn = agreed._replace(at=At.RECEIVING, whole=agreed.whole and not owns_up, joined=agreed.joined or owns_up)
-        world.workers[worker.place] = torn._replace(content=Content(-1 - worker.place))
+        receiving = agreed._replace(at=At.RECEIVING)
+        if agreement.step > NEW:  # else it goes back to what it began with, should it not get all
+            owns_up = world.setup.rules.owns_up
+            receiving = receiving._replace(whole=agreed.whole and not owns_up, joined=agreed.joined or owns_up)
+            receiving = receiving._replace(content=Content(-1 - worker.place))
+        world.workers[worker.place] = receiving
         return
     point = (worker.generation, "state", 0)
     world.met[point] = (*world.met.get(point, ()), (worker.place, worker.content))

@@ -239,6 +239,7 @@ class World:
         if isinstance(action, Start):
             self._start(action)
         elif isinstance(action, Form):
+            invariants.check_formed(self, action.places)
             self.generation, self.members = action.generation, tuple(action.places)
             for place in action.places:
                 self.tell(place, ("form", action.generation, tuple(action.places)))
