@@ -6,10 +6,12 @@ Every time it begins to train it prints who it is: ``place 3 trains: generation 
 
 from __future__ import annotations
 
+import atexit
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -25,6 +27,8 @@ from farandole.testing.jobs import NumpyCalls
 FOLDER = Path.cwd()
 FIELDS = ("rank", "step", "phase", "action")
 STEP_S = 0.002
+LAST: list[Callable[[], object]] = []
+"""What the process does at last."""
 SLOW_S = 2.0
 """What a step takes that is slow, and not so slow that its rank hangs."""
 
@@ -35,6 +39,7 @@ def main() -> None:
     own = {(int(rank), int(step)): action for rank, step, action in asked if action in ACTIONS}
     others = [(rank, step, "commit", action) for rank, step, action in asked if action not in ACTIONS]
     inject(FOLDER, [msgspec.convert(dict(zip(FIELDS, words, strict=True)), Fault, strict=False) for words in others])
+    atexit.register(lambda: [do() for do in LAST])  # before init, so that it comes after what that registers
     init()
     print(f"place {os.environ['FARANDOLE_PLACE']} is up: process {os.getpid()}", flush=True)
     train(Steps(step=0), own)
@@ -80,6 +85,18 @@ def leave_child() -> None:
     os.kill(os.getpid(), 9)
 
 
-ACTIONS = {"finish": finish, "slow": lambda: time.sleep(SLOW_S), "orphan": leave_child}
+def fail_slowly() -> None:
+    """Raise; when all others are told, the process goes on until it is to end."""
+    LAST.append(until_end)
+    raise RuntimeError("as the test asked for")
+
+
+def until_end() -> None:
+    """Wait for the file."""
+    while not (FOLDER / "end").exists():
+        time.sleep(STEP_S)
+
+
+ACTIONS = {"fail slowly": fail_slowly, "finish": finish, "slow": lambda: time.sleep(SLOW_S), "orphan": leave_child}
 
 main()

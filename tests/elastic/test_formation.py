@@ -88,7 +88,7 @@ def test_a_newcomer_waits_alone_then_all_form_anew_by_seniority() -> None:
     bench.hello(1)
     (due,) = bench.decisions()
     assert isinstance(due, Due)
-    bench.formation.left(0)
+    bench.formation.left(0, ending=False)
     bench.hello(0)
     (formed,) = bench.decisions()
     assert isinstance(formed, Formed)

@@ -214,6 +214,25 @@ def test_who_has_left_to_finish_is_not_killed() -> None:
     assert job.pass_to(20.0) == [decisions.Form(2, [0])]
 
 
+def test_nobody_waits_for_the_end_of_a_process_whose_script_has_raised() -> None:
+    job = Job(Policy(start_timeout_s=30.0), {"a": 2}).train()
+    job.tell(9.0, happenings.Over(1, "its script raised"), happenings.Left(1, ending=True))
+    assert job.tell(9.1, *came(0)) == [decisions.Form(2, [0])]
+    assert job.tell(9.5, happenings.Ended(1, 1, "it exited with code 1")) == [decisions.Start(2, "a", 1)]
+
+
+def test_the_job_fails_as_its_last_worker_does_whose_script_has_raised() -> None:
+    job = Job(Policy(), {"a": 1}).train()
+    assert job.tell(9.0, happenings.Over(1, "its script raised"), happenings.Left(0, ending=True)) == []
+    assert decisions.Finish(1) in job.tell(9.5, happenings.Ended(0, 1, "it exited with code 1"))
+
+
+def test_who_should_be_ending_and_does_not_is_killed() -> None:
+    job = Job(Policy(start_timeout_s=30.0), {"a": 2}).train()
+    job.tell(9.0, happenings.Over(1, "its script raised"), happenings.Left(1, ending=True), *came(0))
+    assert job.pass_to(39.0) == [decisions.Kill(1)]
+
+
 def test_one_that_takes_its_time_to_finish_wakes_nobody() -> None:
     job = Job(Policy(hang_timeout_s=5.0), {"a": 1}).train()
     job.tell(9.0, happenings.Over(1, "an engine failed"), happenings.Left(0))

@@ -100,6 +100,14 @@ def test_other_ways_to_fail_are_survived_as_well(train: Train, action: str) -> N
     assert end(running) == 0
 
 
+def test_the_others_go_on_while_the_process_of_a_script_that_has_raised_is_still_ending(train: Train) -> None:
+    running = train("-np", "2", "--min-np", "1", "--hang-timeout", "60", faults=("1:20:fail slowly",))
+    first = generation(running, lambda number, _: number == 1)
+    generation(running, lambda number, _: number == 2)
+    assert first[1].process in running.left()
+    assert end(running) == 0
+
+
 def test_below_the_minimum_the_survivors_wait_alive(train: Train) -> None:
     running = train("-np", "2", "--min-np", "2", faults=("0:20:kill",))
     first = generation(running, lambda number, _: number == 1)

@@ -110,12 +110,14 @@ class Leave(Message, frozen=True):
     """I called ``shutdown()``; the generation ends for the others when they next need me.
 
     With a ``reason`` I could not go on in the middle of a collective, and it ends for all at once: they wait for me
-    there. ``following`` says that I leave because others did, whose news may come later than mine.
+    there. ``following`` says that I leave because others did, whose news may come later than mine; ``ending`` that I
+    shall not come again: my process is about to end.
     """
 
     generation: int
     reason: str = ""
     following: bool = False
+    ending: bool = False
 
 
 @final

@@ -92,9 +92,9 @@ class ElasticFormation(Formation):
         self._seniors.discard(place)
         self.tell(happenings.Ended(place, code, description))
 
-    def left(self, place: int) -> None:
+    def left(self, place: int, ending: bool) -> None:
         """See ``Formation``."""
-        self.tell(happenings.Left(place))
+        self.tell(happenings.Left(place, ending))
 
     def over(self, generation: int, reason: str) -> None:
         """See ``Formation``."""

@@ -46,9 +46,13 @@ class Came(Event, frozen=True):
 
 @final
 class Left(Event, frozen=True):
-    """A member called ``shutdown()`` and raised no alarm: it is about to come again, or to end."""
+    """A member called ``shutdown()`` and raised no alarm: it is about to come again, or to end.
+
+    If it is ``ending`` its script has raised: nothing but its end is to come.
+    """
 
     place: int
+    ending: bool = False
 
 
 @final

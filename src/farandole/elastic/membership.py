@@ -119,7 +119,7 @@ class Membership:
         if self._short_since_s is None:
             self._short_since_s = now
         found = f"{ready} ready, and the job needs {self._needed} (--min-np)"
-        if self._job.finished and not self._job.awaited(now) and not self._job.in_phase(Phase.LEFT):
+        if self._job.finished and not self._job.awaited(now) and not self._job.in_phase(Phase.LEFT, Phase.ENDING):
             return Decision(Finish(LOST), f"{found}; none is started any more once one has finished")
         if now >= self._short_since_s + self._policy.elastic_timeout_s:
             waited = f"for {self._policy.elastic_timeout_s:g} s (--elastic-timeout)"
@@ -133,7 +133,7 @@ class Membership:
 
     def _overdue_s(self, worker: Worker) -> float | None:
         """When a worker is to be killed that does not do what it should."""
-        if worker.phase in (Phase.STARTING, Phase.DISMISSED):
+        if worker.phase in (Phase.STARTING, Phase.ENDING, Phase.DISMISSED):
             return worker.since_s + self._policy.start_timeout_s
         return worker.since_s + self._policy.elastic_timeout_s if worker.phase is Phase.GREETED else None
 

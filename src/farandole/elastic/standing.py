@@ -83,6 +83,8 @@ class Standing:
         worker = self.workers.get(event.place)
         if worker is not None and worker.phase is Phase.MEMBER:
             self._leave(worker, now)
+            if event.ending:
+                worker.enter(Phase.ENDING, now)
 
     def _on_ended(self, now: float, event: happenings.Ended) -> None:
         worker = self.workers.pop(event.place, None)

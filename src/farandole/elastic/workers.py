@@ -21,6 +21,7 @@ class Phase(Enum):
     READY = "it waits in init() for the next generation"
     MEMBER = "it is in the current generation"
     LEFT = "it has left the current generation, and will come again or end"
+    ENDING = "it has failed, and its process is about to end"
     DISMISSED = "it has been told that it is not needed"
     DOOMED = "it was killed, and its end is not known yet"
 

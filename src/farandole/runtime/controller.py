@@ -274,8 +274,9 @@ class Controller:
         if message.reason:
             self.abort(message.reason)
         else:
-            self._formation.left(generation.members[rank].hello.place)
             self._stop_waiting(generation)
+        if message.ending or not message.reason:
+            self._formation.left(generation.members[rank].hello.place, message.ending)
 
     def _on_blocked(self, generation: Generation, rank: int, message: Blocked) -> None:
         now = self._clock()

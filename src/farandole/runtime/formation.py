@@ -128,8 +128,8 @@ class Formation(ABC):
         """The worker of ``place`` has ended, with this ``code`` as ``waitpid`` gives it."""
 
     @abstractmethod
-    def left(self, place: int) -> None:
-        """A member has called ``shutdown``, and nothing is wrong with that."""
+    def left(self, place: int, ending: bool) -> None:
+        """A member has called ``shutdown``, and nothing is wrong with that; or has failed, and its process is ending."""
 
     @abstractmethod
     def over(self, generation: int, reason: str) -> None:

@@ -190,10 +190,10 @@ class Session:
 
     # -- the generation and its end -----------------------------------------------------------------------------------
 
-    def abort(self, reason: str) -> None:
-        """End the generation for all: nobody can rely on this rank any more."""
+    def abort(self, reason: str, *, ending: bool = False) -> None:
+        """End the generation for all: nobody can rely on this rank any more; if it is ``ending``, in no later one."""
         reason = f"{self._name()} gave up: {reason}"
-        self._end(Failure(AbortError, reason), reason, reason)
+        self._end(Failure(AbortError, reason), reason, reason, ending)
 
     def generation_ended(self, failure: Failure) -> None:
         """Wake everybody here; every operation raises from now on. Called by whoever learns of it."""
@@ -341,7 +341,7 @@ class Session:
             reason = failure.text if known else f"{self._name()} could not go on: {failure.text}"
             self._end(failure, reason, reason)
 
-    def _end(self, failure: Failure, reason: str, leave: str | None = None) -> None:
+    def _end(self, failure: Failure, reason: str, leave: str | None = None, ending: bool = False) -> None:
         """End the generation here: ``failure`` is raised on this rank, engines tell ``reason`` to their peers.
 
         Before these can end because of it, the controller is told that this rank was the first to ``leave``.
@@ -355,7 +355,7 @@ class Session:
         self._lane.end(failure)
         if self._link is not None and leave is not None:
             try:
-                self._link.up.send(Leave(self.generation, leave, self._struck))
+                self._link.up.send(Leave(self.generation, leave, self._struck, ending))
             except ControlError as error:
                 events.logger.debug("%s leaves without saying so: %s", self._name(), error)
         self._crews.abort(reason, orderly=leave == "")

@@ -114,13 +114,13 @@ class _Here:
             os.register_at_fork(after_in_child=self._forget)
 
     def leave(self, because: str = "") -> None:
-        """Close the session, if there is one; with a reason, its end is not in order."""
+        """Close the session, if there is one; with a reason, its end is not in order, and that of the process."""
         with self.lock:
             session, self.session = self.session, None
             if session is not None:
                 self._step_s = session.pace.step_s
                 if because:
-                    session.abort(because)
+                    session.abort(because, ending=True)
                 session.close()
 
     def _forget(self) -> None:

@@ -95,7 +95,7 @@ class StaticFormation(Formation):
         if not self._waiting:
             self._first_hello_s = None
 
-    def left(self, place: int) -> None:
+    def left(self, place: int, ending: bool) -> None:
         """Nothing depends on that."""
 
     def over(self, generation: int, reason: str) -> None:

@@ -20,6 +20,8 @@ def happen(world: World, kind: str, who: int | str) -> None:
         world.workers[int(who)] = world.workers[int(who)]._replace(life=Life.HUNG)
     elif kind in ("fail", "fail in apply"):
         _fail(world, int(who), in_apply=kind != "fail")
+    elif kind == "raise":
+        _raise(world, int(who))
     elif kind == "hurry":
         world.pass_time()
     else:
@@ -36,6 +38,13 @@ def _fail(world: World, place: int, in_apply: bool) -> None:
             worker = worker._replace(whole=False, joined=True)
     world.say(place, happenings.Over(worker.generation, f"worker {place} has raised"))
     protocol.come_again(world, worker)
+
+
+def _raise(world: World, place: int) -> None:
+    """Its script raises: the process says so, and ends."""
+    world.say(place, happenings.Over(world.workers[place].generation, f"the script of worker {place} has raised"))
+    world.say(place, happenings.Left(place, ending=True))
+    world.end(place, 1)
 
 
 def _lose(world: World, host: str, cut: bool) -> None:

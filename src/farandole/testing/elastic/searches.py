@@ -21,6 +21,7 @@ SMALL = {
     "three workers, one killed": Setup({"a": 3}, ONCE, budget=(("kill", 1),)),
     "two workers, one killed and one hung": Setup({"a": 2}, ONCE, budget=(("kill", 1), ("hang", 1))),
     "two workers, one raises": Setup({"a": 2}, ONCE, budget=(("fail", 1),)),
+    "three workers, the script of one raises": Setup({"a": 3}, ONCE, budget=(("raise", 1),)),
     "two workers, one raises while it applies a step": Setup({"a": 2}, ONCE, budget=(("fail in apply", 1),)),
     "three workers, a host cut off": Setup({"a": 2, "b": 1}, ONCE, budget=(("cut host", 1),)),
     "two workers, one killed and replaced": Setup({"a": 1, "b": 1}, Policy(), budget=(("kill", 1),)),

@@ -162,7 +162,7 @@ class World:
             elif left and kind in ("lose host", "cut host"):
                 hosts = {self.workers[place].host for place in up}
                 actions += [Action(kind, host) for host in sorted(hosts)]
-            elif left and kind in ("fail", "fail in apply"):
+            elif left and kind in ("fail", "fail in apply", "raise"):
                 actions += [Action(kind, place) for place in up if self._can_fail(self.workers[place], kind)]
             elif left:
                 actions += [Action(kind, place) for place in up]
@@ -178,9 +178,9 @@ class World:
         return worker.at in IN_GENERATION and (self.is_complete(worker) or self._is_left_alone(worker))
 
     def _can_fail(self, worker: Simulated, kind: str) -> bool:
-        if kind == "fail":
-            return worker.at in IN_GENERATION
-        return worker.at == At.VOTING and self.is_complete(worker)
+        if kind == "fail in apply":
+            return worker.at == At.VOTING and self.is_complete(worker)
+        return worker.at in IN_GENERATION
 
     def point(self, worker: Simulated) -> Point:
         """What a worker waits for, or is about to come to."""
