@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -29,8 +30,8 @@ FIELDS = ("rank", "step", "phase", "action")
 STEP_S = 0.002
 LAST: list[Callable[[], object]] = []
 """What the process does at last."""
-SLOW_S = 2.0
-"""What a step takes that is slow, and not so slow that its rank hangs."""
+SLOW_S = 5.0
+"""What a step takes that is slow, and in which its rank does not hang."""
 
 
 def main() -> None:
@@ -97,6 +98,12 @@ def until_end() -> None:
         time.sleep(STEP_S)
 
 
-ACTIONS = {"fail slowly": fail_slowly, "finish": finish, "slow": lambda: time.sleep(SLOW_S), "orphan": leave_child}
+ACTIONS = {
+    "fail slowly": fail_slowly,
+    "pause": signal.pause,
+    "finish": finish,
+    "slow": lambda: time.sleep(SLOW_S),
+    "orphan": leave_child,
+}
 
 main()

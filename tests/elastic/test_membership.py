@@ -208,6 +208,21 @@ def test_who_does_not_notice_that_the_generation_is_over_hangs() -> None:
     assert job.pass_to(19.0) == [decisions.Kill(1), decisions.Form(2, [0])]
 
 
+def test_who_has_no_time_to_notice_and_answers_is_given_more() -> None:
+    job = Job(Policy(hang_timeout_s=5.0, stall_shutdown_s=20.0), {"a": 3}).train()
+    job.tell(9.0, killed(2), *came(0))
+    for now in range(10, 29):
+        assert job.pass_to(now) == []
+        job.tell(now, happenings.Answered(1))
+    assert job.pass_to(28.9) == []
+    assert job.pass_to(29.0) == [decisions.Kill(1), decisions.Form(2, [0])]
+    job = Job(Policy(hang_timeout_s=5.0, stall_shutdown_s=20.0), {"a": 2}).train()
+    job.tell(9.0, happenings.Over(1, "an engine failed"), *came(0))
+    job.tell(12.0, happenings.Answered(1))
+    assert job.pass_to(16.9) == []
+    assert job.pass_to(17.0) == [decisions.Kill(1), decisions.Form(2, [0])]
+
+
 def test_who_has_left_to_finish_is_not_killed() -> None:
     job = Job(Policy(hang_timeout_s=5.0), {"a": 2}).train()
     job.tell(9.0, happenings.Left(1), happenings.Left(0), *came(0))

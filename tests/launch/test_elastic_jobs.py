@@ -170,18 +170,30 @@ def test_a_script_tells_of_hosts_and_may_fail(train: Train, tmp_path: Path) -> N
     assert running.stderr.count(said) == 1
 
 
-@pytest.mark.parametrize("action", ["stop", "hang", "loop"])
-def test_a_worker_that_hangs_is_killed(train: Train, action: str) -> None:
-    running = train("-np", "2", "--min-np", "1", "--hang-timeout", "4", faults=(f"1:20:{action}",))
+@pytest.mark.parametrize(
+    ("action", "limit"),
+    [("stop", "--hang-timeout"), ("hang", "--hang-timeout"), ("loop", "--stall-check-shutdown-time-seconds")],
+)
+def test_a_worker_that_hangs_is_killed(train: Train, action: str, limit: str) -> None:
+    others = () if limit == "--hang-timeout" else ("--hang-timeout", "1")
+    running = train("-np", "2", "--min-np", "1", limit, "4", *others, faults=(f"1:20:{action}",))
     second = generation(running, lambda number, _: number == 2)
     assert second[0].place == 0
     assert end(running) == 0
     assert "rank 1 on" in running.stderr
-    assert "longer than --hang-timeout" in running.stderr
+    assert f"longer than {limit}" in running.stderr
+
+
+def test_a_job_whose_workers_all_hang_ends_and_says_so(train: Train) -> None:
+    limits = ("--hang-timeout", "1", "--stall-check-shutdown-time-seconds", "3")
+    running = train("-np", "2", "--min-np", "1", *limits, faults=("0:20:stop", "1:20:pause"))
+    assert running.end() == 137
+    assert "all are stopped, or wait for each other in the script" in running.stderr
 
 
 def test_a_worker_that_is_slow_is_reported_and_left_alone(train: Train) -> None:
-    running = train("-np", "2", "--min-np", "1", "--stall-check-warning-time-seconds", "0.5", faults=("1:20:slow",))
+    limits = ("--hang-timeout", "2", "--stall-check-warning-time-seconds", "0.5")
+    running = train("-np", "2", "--min-np", "1", *limits, faults=("1:20:slow",))
     running.until(lambda: "stalled:" in running.stderr, "for the report")
     assert end(running) == 0
     assert {each.generation for each in trains(running)} == {1}

@@ -27,6 +27,7 @@ from farandole.runtime.link import Link, Seat
 from farandole.runtime.negotiated import NegotiatedLane
 from farandole.runtime.presence import Presence
 from farandole.runtime.root import Root
+from farandole.runtime.stall import Limits
 from farandole.settings import Settings
 
 DEADLINE_S = 30.0
@@ -113,7 +114,7 @@ class Worker:
         )
 
         self.control = ControlThread(
-            self.link.control, self.link.up, self.welcome.generation, self, Planned(Pace()), stall_warning_s=DEADLINE_S
+            self.link.control, self.link.up, self.welcome.generation, self, Planned(Pace()), Limits(DEADLINE_S, 0.0)
         )
 
     def generation_ended(self, failure: Failure) -> None:

@@ -46,6 +46,12 @@ def report(stall: StallInspector, now: float, *waiting: Waiting) -> str:
     return text(stall.look(now + PATIENCE_S, waiting, LAST))
 
 
+def on_time(stall: StallInspector, now: float, *waiting: Waiting) -> Step:
+    """Look at the moment that it has asked for, or has been woken at."""
+    stall.deadline_s = now
+    return stall.look(now, waiting, LAST)
+
+
 def test_a_report_says_what_waits_for_whom_and_where_they_are() -> None:
     stall = inspector()
     stall.expect(100.0)
@@ -291,10 +297,66 @@ def test_who_takes_a_few_of_the_longest_steps_does_not_hang(step_s: float, hangs
     stall = StallInspector(Limits.of(Settings(min_np=1, hang_timeout_s=5.0)), ["a", "b"])
     stall.expect(0.0)
     wait = Waiting(("planned",), "step 7", 0.0, (0,), (1,), step_s=step_s)
-    assert not isinstance(stall.look(hangs_after_s - 0.1, [wait], LAST), Verdict)
-    verdict = stall.look(hangs_after_s, [wait], LAST)
+    assert not isinstance(on_time(stall, hangs_after_s - 0.1, wait), Verdict)
+    verdict = on_time(stall, hangs_after_s, wait)
     assert isinstance(verdict, Verdict)
     assert verdict.missing == (1,)
+
+
+ELASTIC = Limits.of(Settings(min_np=1, hang_timeout_s=5.0, stall_shutdown_s=60.0))
+VALIDATES = Waiting(("planned",), "step 7", 0.0, (0,), (1,))
+
+
+def elastic(*signs: tuple[int, float, float]) -> StallInspector:
+    """After these signs of life of two ranks: which, when, and what it had done."""
+    stall = StallInspector(ELASTIC, ["a", "b"])
+    stall.begin(0.0)
+    for rank, now, work in signs:
+        stall.deadline_s = now
+        stall.answered(rank, Progress(1, "", "", work), now)
+    return stall
+
+
+def test_who_gives_signs_of_life_has_longer_than_who_does_not() -> None:
+    stall = elastic((1, 4.0, 0.0))
+    assert not isinstance(on_time(stall, 8.9, VALIDATES), Verdict)
+    verdict = on_time(stall, 9.0, VALIDATES)
+    assert isinstance(verdict, Verdict)
+    assert verdict.missing == (1,)
+    stall = elastic(*((1, float(now), 0.0) for now in range(60)))
+    assert not isinstance(on_time(stall, 59.9, VALIDATES), Verdict)
+    verdict = on_time(stall, 60.0, VALIDATES)
+    assert isinstance(verdict, Verdict)
+    assert verdict.missing == (1,)
+
+
+def test_when_nobody_works_and_nobody_waits_all_hang() -> None:
+    stall = elastic((0, 10.0, 3.0), (1, 50.0, 0.6))
+    assert on_time(stall, 69.9) is None
+    assert stall.deadline_s == 70.0
+    verdict = on_time(stall, 70.0)
+    assert isinstance(verdict, Verdict)
+    assert verdict.missing == (0, 1)
+
+
+def test_who_validates_for_long_without_any_collective_works() -> None:
+    stall = elastic(*((rank, 50.0 * turn, 40.0 * turn) for turn in range(10) for rank in range(2)))
+    assert on_time(stall, 500.0) is None
+
+
+def test_a_job_that_was_stopped_as_a_whole_goes_on_when_that_ends() -> None:
+    stall = elastic((0, 10.0, 3.0), (1, 10.0, 3.0))
+    on_time(stall, 12.0)
+    assert stall.look(5000.0, [], LAST) is None
+    assert not isinstance(on_time(stall, 5001.0, VALIDATES), Verdict)
+    assert isinstance(on_time(stall, 5005.0, VALIDATES), Verdict)
+
+
+def test_what_begins_to_wait_later_is_looked_at_in_time() -> None:
+    stall = elastic()
+    assert on_time(stall, 2.5) is None
+    stall.expect(3.0)
+    assert stall.deadline_s == 5.5
 
 
 def test_who_waits_itself_is_not_the_one_that_hangs() -> None:
@@ -310,9 +372,9 @@ def test_in_an_elastic_job_there_is_time_to_find_out_who_is_to_blame() -> None:
     stall = StallInspector(Limits.of(Settings(min_np=1, hang_timeout_s=5.0)), ["a", "b"])
     stall.expect(0.0)
     wait = Waiting(("planned",), "step 7", 0.0, (0, 1), ())
-    assert not isinstance(stall.look(5.0, [wait], LAST), Verdict)
+    assert not isinstance(on_time(stall, 5.0, wait), Verdict)
     assert stall.deadline_s is not None
     assert stall.deadline_s <= 10.0
-    assert stall.look(10.0, [wait], LAST) == Verdict(
+    assert on_time(stall, 10.0, wait) == Verdict(
         "step 7 has waited 10.0 s: all ranks are inside; ready: rank 0 on a, rank 1 on b: longer than --hang-timeout"
     )

@@ -149,12 +149,14 @@ class Blocked(Message, frozen=True):
 class Progress(Message, frozen=True):
     """My answer to ``Ask``: the last collective I finished, and what I am inside of now ("" for nothing).
 
-    ``inside`` is spelt as ``Blocked.what`` where that was sent.
+    ``inside`` is spelt as ``Blocked.what`` where that was sent. In an elastic job also a sign of life, unasked;
+    ``work`` is what I have done: the collectives that I have come to, plus seconds of processor time.
     """
 
     generation: int
     last: str
     inside: str
+    work: float = 0.0
 
 
 @final

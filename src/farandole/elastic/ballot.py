@@ -52,6 +52,7 @@ class Ballot:
     def cast(self, meet: Meet) -> None:
         """Vote for this rank's part of the step, and return when everybody has."""
         self.reach("vote")
+        current().pace.beat()  # for who is alone, this is all that shows that it trains
         samples = tuple(cursor.samples() for cursor in self.cursors.values())
         mine = vote.Part(self.step, samples, bool(current().change_due))
         outcome = vote.count([_read(said) for said in meet(f"vote {self.step}", _write(mine))])

@@ -96,6 +96,10 @@ class ElasticFormation(Formation):
         """See ``Formation``."""
         self.tell(happenings.Left(place, ending))
 
+    def answered(self, place: int) -> None:
+        """See ``Formation``."""
+        self.tell(happenings.Answered(place))
+
     def over(self, generation: int, reason: str) -> None:
         """See ``Formation``."""
         self.on_over(reason)

@@ -56,6 +56,13 @@ class Left(Event, frozen=True):
 
 
 @final
+class Answered(Event, frozen=True):
+    """A member does something of its own while the others wait for it to re-form: its process runs."""
+
+    place: int
+
+
+@final
 class Ended(Event, frozen=True):
     """The process of a place has ended, or could not be started: ``code`` as ``waitpid`` gives it."""
 
@@ -103,4 +110,4 @@ class Paced(Event, frozen=True):
     step_s: float
 
 
-Any: TypeAlias = Found | Started | Came | Left | Ended | Hung | Unfit | HostLost | Over | Paced
+Any: TypeAlias = Found | Started | Came | Left | Answered | Ended | Hung | Unfit | HostLost | Over | Paced

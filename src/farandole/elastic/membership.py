@@ -78,8 +78,9 @@ class Membership:
     def _moments(self) -> Iterable[float | None]:
         for worker in self._job.workers.values():
             yield self._overdue_s(worker)
-        if self._job.over and self._job.in_phase(Phase.MEMBER, Phase.LEFT):
+        if self._job.over and self._job.in_phase(Phase.LEFT):
             yield self._job.patience_ends_s
+        yield from map(self._job.hangs_at_s, self._job.in_phase(Phase.MEMBER))
         if self._wish_since_s is not None:
             yield self._wish_since_s + self._policy.window_s
         if self._short_since_s is not None:
@@ -140,7 +141,7 @@ class Membership:
     def _give_up(self, now: float) -> Decision | None:
         """Kill who is overdue, and who has nowhere to go."""
         for worker in self._job.workers.values():
-            overdue_s, ends_s = self._overdue_s(worker), self._job.patience_ends_s
+            overdue_s, ends_s = self._overdue_s(worker), self._job.hangs_at_s(worker)
             is_new = worker.phase in (Phase.STARTING, Phase.GREETED)
             if is_new and not self._job.may_stay(worker):
                 self._job.doom(worker, now, f"{worker.slot} is there no more", to_blame=False)

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import final
 
 import msgspec
@@ -30,6 +31,7 @@ class Policy(msgspec.Struct, frozen=True):
     start_timeout_s: float = 30.0
     elastic_timeout_s: float = 600.0
     hang_timeout_s: float = 5.0
+    stall_shutdown_s: float = 600.0
     cooldown_range_s: tuple[float, float] = (0.0, 60.0)
     reset_limit: int = 0
     window_s: float = 1.0
@@ -45,10 +47,11 @@ class Policy(msgspec.Struct, frozen=True):
             start_timeout_s=settings.start_timeout_s,
             elastic_timeout_s=settings.elastic_timeout_s,
             hang_timeout_s=settings.hang_timeout_s,
+            stall_shutdown_s=settings.stall_shutdown_s or math.inf,
             cooldown_range_s=settings.blacklist_cooldown_range,
             reset_limit=settings.reset_limit,
         )
 
     def patience_s(self, step_s: float) -> float | None:
-        """How long the others wait for a worker, with steps of ``step_s``; ``None``: for ever."""
+        """How long others wait for one that gives no sign of life, with steps of ``step_s``; ``None``: for ever."""
         return max(self.hang_timeout_s, STEPS_OF_PATIENCE * step_s) if self.hang_timeout_s else None

@@ -86,6 +86,11 @@ class Standing:
             if event.ending:
                 worker.enter(Phase.ENDING, now)
 
+    def _on_answered(self, now: float, event: happenings.Answered) -> None:
+        worker = self.workers.get(event.place)
+        if worker is not None:
+            worker.answered_s = now
+
     def _on_ended(self, now: float, event: happenings.Ended) -> None:
         worker = self.workers.pop(event.place, None)
         if worker is None:
@@ -154,6 +159,7 @@ class Standing:
         happenings.Started: _on_started,
         happenings.Came: _on_came,
         happenings.Left: _on_left,
+        happenings.Answered: _on_answered,
         happenings.Ended: _on_ended,
         happenings.Hung: _on_hung,
         happenings.Unfit: _on_unfit,
@@ -220,6 +226,14 @@ class Standing:
         if not self.over or patience_s is None or self.patience_from_s is None:
             return None
         return self.patience_from_s + patience_s
+
+    def hangs_at_s(self, worker: Worker) -> float | None:
+        """When a member counts as hung that the others wait for; one whose process answers may take longer."""
+        patience_s = self.policy.patience_s(self._step_s)
+        if not self.over or patience_s is None or self.patience_from_s is None:
+            return None
+        longest_s = self.patience_from_s + max(patience_s, self.policy.stall_shutdown_s)
+        return min(longest_s, max(self.patience_from_s, worker.answered_s) + patience_s)
 
     def awaited(self, now: float) -> list[Worker]:
         """Who must come, end or run out of patience before the next generation can form."""

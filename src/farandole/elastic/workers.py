@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -31,7 +32,8 @@ class Phase(Enum):
 class Worker:
     """One process. ``senior``: it has been a member; ``step``: that of its state when it last came.
 
-    ``to_blame`` says whether its slot is, when it ends. ``since_s`` is when it entered its phase.
+    ``to_blame`` says whether its slot is, when it ends. ``since_s`` is when it entered its phase, ``answered_s`` when
+    it was last heard of while others waited for it.
     """
 
     place: int
@@ -42,6 +44,7 @@ class Worker:
     step: int = NEW
     to_blame: bool = True
     member_since_s: float | None = None
+    answered_s: float = -math.inf
 
     def enter(self, phase: Phase, now: float) -> None:
         """Go on to ``phase``."""

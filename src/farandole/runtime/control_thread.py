@@ -3,12 +3,14 @@
     thread = ControlThread(link, generation, hooks)
     payloads = thread.exchange("shm.0", ranks=(0, 1), payload=b"...", timeout_s=30.0)
 
-It is also the one that notices when this process stays in a planned collective for too long.
+It is also the one that notices when this process stays in a planned collective for too long, and whose signs of life
+say that the interpreter runs, whatever other threads do.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -29,6 +31,7 @@ from farandole.control.messages import (
 )
 from farandole.errors import AbortError, ControlError, StartError
 from farandole.runtime.failure import Failure
+from farandole.runtime.stall import Limits
 
 TICKS_PER_WARNING = 4
 LONGEST_TICK_S = 3600.0
@@ -57,9 +60,11 @@ class Hooks(Protocol):
 class Pace:
     """How far apart this process's collectives are: who waits for it need not worry for so long."""
 
-    __slots__ = ("_last_s", "_since_s", "step_s")
+    __slots__ = ("_last_s", "_since_s", "begun", "step_s")
 
     def __init__(self) -> None:
+        self.begun = 0
+        """How many there have been."""
         self.step_s = 0.0
         """The longest time between two of them, lately."""
         self._last_s = self._since_s = time.monotonic()
@@ -67,6 +72,7 @@ class Pace:
     def beat(self) -> float:
         """A collective begins, now."""
         now = time.monotonic()
+        self.begun += 1
         step_s, self._last_s = now - self._last_s, now
         if step_s > self.step_s or now - self._since_s > LATELY_S:
             self.step_s, self._since_s = step_s, now
@@ -77,15 +83,15 @@ class Pace:
 class Planned:
     """What each thread of this process is inside of in a planned lane. Written without a lock, once per collective."""
 
-    __slots__ = ("_inside", "_pace")
+    __slots__ = ("_inside", "pace")
 
     def __init__(self, pace: Pace) -> None:
-        self._pace = pace
+        self.pace = pace
         self._inside: dict[int, tuple[float, int, str, int, str]] = {}
 
     def enter(self, process_set: int, lane: str, sequence: int, what: str) -> None:
         """The calling thread begins a planned collective, the ``sequence``-th of ``lane``."""
-        self._inside[threading.get_ident()] = self._pace.beat(), process_set, lane, sequence, what
+        self._inside[threading.get_ident()] = self.pace.beat(), process_set, lane, sequence, what
 
     def leave(self) -> None:
         """Its collective has ended, however it did."""
@@ -99,7 +105,7 @@ class Planned:
         """What to report."""
         now = time.monotonic()
         return [
-            Blocked(generation, process_set, lane, sequence, what, now - since, self._pace.step_s)
+            Blocked(generation, process_set, lane, sequence, what, now - since, self.pace.step_s)
             for since, process_set, lane, sequence, what in list(self._inside.values())
             if now - since >= seconds
         ]
@@ -110,10 +116,11 @@ class ControlThread:
     """Reads ``control`` until it is interrupted; ``up`` is what answers go out by. ``stop`` joins it."""
 
     def __init__(
-        self, control: Dealer, up: Dealer, generation: int, hooks: Hooks, planned: Planned, stall_warning_s: float
+        self, control: Dealer, up: Dealer, generation: int, hooks: Hooks, planned: Planned, limits: Limits
     ) -> None:
         self._control, self._up, self._generation = control, up, generation
-        self._hooks, self._planned, self._stall_warning_s = hooks, planned, stall_warning_s
+        self._hooks, self._planned = hooks, planned
+        self._warning_s, self._sign_s = limits.warning_s or math.inf, limits.sign_s or math.inf
         self._came = threading.Condition()
         self._payloads: dict[str, list[bytes]] = {}
         self._timelines = itertools.count(1)
@@ -167,14 +174,18 @@ class ControlThread:
                 raise
 
     def _listen(self) -> None:
-        tick_s = min(LONGEST_TICK_S, self._stall_warning_s / TICKS_PER_WARNING)
+        tick_s = min(LONGEST_TICK_S, self._warning_s / TICKS_PER_WARNING, self._sign_s)
+        signed_s = -math.inf
         while not self._control.interrupted:
             try:
                 message = self._control.recv(tick_s)
                 if message is not None:
                     self._take(message)
-                for blocked in self._planned.older_than(self._stall_warning_s, self._generation):
+                for blocked in self._planned.older_than(self._warning_s, self._generation):
                     self._up.send(blocked)
+                if time.monotonic() >= signed_s + self._sign_s:
+                    signed_s = time.monotonic()
+                    self._up.send(self._progress())
             except ControlError as error:
                 if not self._control.interrupted:
                     self._over(Failure(AbortError, f"this rank lost the controller: {error}", error))
@@ -190,7 +201,7 @@ class ControlThread:
         elif isinstance(message, ChangeDue):
             self._hooks.change(message.reason)
         elif isinstance(message, Ask):
-            self._up.send(Progress(self._generation, *self._hooks.progress()))
+            self._up.send(self._progress())
         elif isinstance(message, SetTimeline):
             self._hooks.timeline(message.path, message.mark_cycles)
             self._up.send(TimelineSet(self._generation, message.number))
@@ -198,6 +209,10 @@ class ControlThread:
             with self._came:
                 self._timeline_set = message.number
                 self._came.notify_all()
+
+    def _progress(self) -> Progress:
+        work = self._planned.pace.begun + time.process_time()
+        return Progress(self._generation, *self._hooks.progress(), work)
 
     def _over(self, failure: Failure) -> None:
         self.end(failure)  # whoever made this thread may not have it yet, and could not tell it

@@ -216,8 +216,7 @@ class Controller:
         for ranks, entry, contribution in said:
             if forgotten := generation.negotiation.submit(ranks, entry, now, contribution):
                 self._tell(forgotten, ORDERS, Resend(generation.number, entry.process_set, [entry.name]))
-        if generation.stall.deadline_s is None:
-            generation.stall.expect(now)
+        generation.stall.expect(now)
 
     def _generation_of(self, relay: bytes, number: int) -> Generation | None:
         """What a relay's message counts for."""
@@ -335,6 +334,7 @@ class Controller:
         elif generation.over is not None and not ended:
             self._rejected["messages after the end of their generation"] += 1
             self._tell(RankSet.only(rank), CONTROL, generation.over)
+            self._formation.answered(generation.members[rank].hello.place)
         elif generation.has_left(rank):
             self._rejected["messages of ranks that have left"] += 1
         else:
@@ -357,6 +357,7 @@ class Controller:
 
     def _begin(self, formed: Formed) -> None:
         self._generation = Generation(formed, self._settings, self._expected)
+        self._generation.stall.begin(self._clock())
         self._downlink.begin(
             Welcome(formed.generation, -1, formed.hosts, formed.engine, formed.reason, Stamp.now()),
             formed.static_sets,

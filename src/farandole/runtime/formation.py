@@ -129,7 +129,11 @@ class Formation(ABC):
 
     @abstractmethod
     def left(self, place: int, ending: bool) -> None:
-        """A member has called ``shutdown``, and nothing is wrong with that; or has failed, and its process is ending."""
+        """A member has called ``shutdown``, and nothing is wrong with that; or has failed, and its process ends."""
+
+    @abstractmethod
+    def answered(self, place: int) -> None:
+        """A member is heard of whose generation is over: it does not know yet, or has no time yet to form another."""
 
     @abstractmethod
     def over(self, generation: int, reason: str) -> None:

@@ -94,8 +94,8 @@ class Session:
         self._crews = self._make_crews(own)
         self._lane = self._open_lane(sets)
         if link is not None:
-            warning_s = Limits.of(settings).warning_s or FOREVER_S
-            self._control = ControlThread(link.control, link.up, self.generation, self, self._planned, warning_s)
+            limits = Limits.of(settings)
+            self._control = ControlThread(link.control, link.up, self.generation, self, self._planned, limits)
         try:
             self._introduce()
         except BaseException as error:
@@ -315,6 +315,7 @@ class Session:
         """Come to one point of the program with all members; they are matched by the order of their calls."""
         label = f"{kind.label}.noname"
         name = f"{label}.{next(self._counters[f'{label} {process_set}'])}"
+        self.pace.beat()
         with self._presence:
             [outcome] = self._lane.submit(Ask(process_set, name, kind, (), splits), background=False).wait()
         return outcome

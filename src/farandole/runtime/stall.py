@@ -28,6 +28,15 @@ BLAMELESS = 2
 """So many times as long an elastic job waits where all its ranks do: if their hosts do not hear each other, that is
 found out meanwhile (``engines.silence``), and then it is known who has to go."""
 
+ANSWERING = "--stall-check-shutdown-time-seconds"
+"""Where people set how long others wait for a rank whose process answers."""
+
+IDLE = 0.01
+"""A process that does nothing takes no more than this share of a processor."""
+
+SIGNS = 5
+"""How many signs of life a rank gives in the time after which it counts as hung without any."""
+
 PATIENCE_S = 1.0
 """How long a report waits for the ranks it is about to say where they are."""
 
@@ -39,7 +48,9 @@ MOST_STACKS = 8
 class Limits(NamedTuple):
     """How long a collective may wait until that is said, and until it counts as stalled; 0 is for ever.
 
-    ``remedy`` says where people set the latter, ``end`` what it means.
+    ``remedy`` says where people set the latter, ``end`` what it means. With ``answering_s``, ranks give signs of life,
+    and ``shutdown_s`` is for those that give none: they are stopped, or hold the interpreter's lock. Who answers does
+    something of its own, such as to validate, and the others wait for it as long as ``answering_s``.
     """
 
     warning_s: float
@@ -48,6 +59,12 @@ class Limits(NamedTuple):
     end: str = "every rank raises StallError"
     steps: int = 0
     """A wait may also take so many of the longest recent steps."""
+    answering_s: float = 0.0
+
+    @property
+    def sign_s(self) -> float:
+        """How often a rank gives a sign of life; 0 for never."""
+        return self.shutdown_s / SIGNS if self.answering_s else 0.0
 
     @classmethod
     def of(cls, settings: Settings) -> Limits:
@@ -58,7 +75,8 @@ class Limits(NamedTuple):
             return cls(settings.stall_warning_s, settings.stall_shutdown_s)
         warning_s = min(settings.stall_warning_s or math.inf, settings.hang_timeout_s / 2)
         end = "those that do not come are killed"
-        return cls(warning_s, settings.hang_timeout_s, "--hang-timeout", end, STEPS_OF_PATIENCE)
+        answering_s = max(settings.hang_timeout_s, settings.stall_shutdown_s or math.inf)
+        return cls(warning_s, settings.hang_timeout_s, "--hang-timeout", end, STEPS_OF_PATIENCE, answering_s)
 
 
 @final
@@ -131,12 +149,22 @@ class StallInspector:
         self._hosts = hosts
         self._asked: _Asked | None = None
         self._told: dict[tuple[object, ...], frozenset[int]] = {}
+        self._heard_s: dict[int, float] = {}
+        self._work: dict[int, float] = {}
+        self._moved_s, self._mild_until_s = math.inf, -math.inf
         self._repeat_s = self._interval_s = self._warning_s
+
+    def begin(self, now: float) -> None:
+        """The generation begins; where ranks give signs of life, it is noticed if none of them goes on."""
+        if self._limits.answering_s:
+            self._moved_s = now
+            self.expect(now)
 
     def expect(self, now: float) -> None:
         """Something began to wait ``now``."""
-        if self.deadline_s is None:
-            self._look_again(now + min(self._warning_s, self._shutdown_s))
+        soonest_s = now + min(self._warning_s, self._shutdown_s)
+        if self.deadline_s is None or soonest_s < self.deadline_s:
+            self._look_again(soonest_s)
 
     def hurry(self, now: float) -> None:
         """There is something new to look at ``now``."""
@@ -144,7 +172,10 @@ class StallInspector:
             self.deadline_s = now
 
     def answered(self, rank: int, progress: Progress, now: float) -> None:
-        """A rank that was asked has said where it is."""
+        """A rank has said where it is, perhaps because it was asked."""
+        self._heard_s[rank] = now
+        if progress.work >= self._work.get(rank, 0.0) + 1 + IDLE * (now - self._moved_s):
+            self._work[rank], self._moved_s = progress.work, now
         self._take(rank, now, progress=progress)
 
     def stack(self, rank: int, text: str, now: float) -> None:
@@ -154,15 +185,43 @@ class StallInspector:
     def look(self, now: float, waiting: Iterable[Waiting], last: Last) -> Step:
         """What is due; ``last`` tells the last collective that a rank was ordered to do."""
         every = list(waiting)
-        if late := [one for one in every if now >= self._expiry_s(one)]:
-            lost, is_static = _lost(late, every), not self._limits.steps
-            if lost or is_static or any(now >= self._expiry_s(one, BLAMELESS) for one in late):
-                return Verdict(self._verdict(now, late), lost)
+        self._forgive(now)
+        if verdict := self._judge(now, every):
+            return verdict
         overdue = [one for one in every if now - one.since_s >= self._warning_s]
         step = self._consider(now, overdue) if self._asked is None else self._conclude(now, overdue, self._asked, last)
         if self._asked is None:
             self._plan_next(now, every)
         return step
+
+    def _forgive(self, now: float) -> None:
+        """If this process was stopped, and perhaps all were, nobody had the time to do what is judged here."""
+        stopped_s = now - (self.deadline_s or now)
+        if self._limits.answering_s and stopped_s > PATIENCE_S:
+            self._moved_s, self._mild_until_s = now, now + self._shutdown_s
+
+    def _judge(self, now: float, every: Sequence[Waiting]) -> Verdict | None:
+        """Who hangs: others have waited too long for it, or all do and nobody waits."""
+        late = [one for one in every if now >= max(self._expiry_s(one), self._mild_until_s)]
+        lost = _lost(late, every)
+        last = [one for one in late if now >= self._expiry_s(one, least_s=self._limits.answering_s)]
+        silent = [rank for rank in lost if self._is_silent(rank, now)]
+        hung = tuple(rank for rank in lost if rank in silent or rank in _lost(last, every))
+        is_static = not self._limits.steps
+        is_blameless = not lost and any(is_static or now >= self._expiry_s(one, BLAMELESS) for one in late)
+        if hung or is_blameless:
+            is_answering = self._limits.answering_s and hung and not silent
+            return Verdict(self._verdict(now, late, ANSWERING if is_answering else self._limits.remedy), hung)
+        if not every and now >= self._moved_s + self._limits.answering_s:
+            return Verdict(
+                f"no rank has done anything for {now - self._moved_s:.1f} s, longer than {ANSWERING}: "
+                "all are stopped, or wait for each other in the script",
+                tuple(range(len(self._hosts))),
+            )
+        return None
+
+    def _is_silent(self, rank: int, now: float) -> bool:
+        return now >= self._heard_s.get(rank, -math.inf) + self._shutdown_s
 
     def _consider(self, now: float, overdue: Sequence[Waiting]) -> Inquiry | None:
         """Ask, if there is something that has not been said, or has been said long ago."""
@@ -204,20 +263,24 @@ class StallInspector:
     def _plan_next(self, now: float, waiting: Sequence[Waiting]) -> None:
         moments = [one.since_s + self._warning_s for one in waiting]
         moments += [self._expiry_s(one, times) for one in waiting for times in (1, BLAMELESS)]
+        if self._limits.answering_s:
+            moments += [now + self._limits.sign_s for one in waiting if now >= self._expiry_s(one)]
+            moments += [self._mild_until_s, self._moved_s + self._limits.answering_s]
         moments = [moment for moment in moments if moment > now]
         repeats = [self._repeat_s] if self._told else []
         self._look_again(min(moments + repeats, default=math.inf))
 
-    def _expiry_s(self, one: Waiting, times: int = 1) -> float:
-        return one.since_s + one.age_s + times * max(self._shutdown_s, self._limits.steps * one.step_s)
+    def _expiry_s(self, one: Waiting, times: int = 1, least_s: float = 0.0) -> float:
+        patience_s = times * max(self._shutdown_s, self._limits.steps * one.step_s)
+        return one.since_s + one.age_s + max(least_s, patience_s)
 
     def _look_again(self, moment: float) -> None:
         self.deadline_s = moment if moment < math.inf else None
 
     # -- words --------------------------------------------------------------------------------------------------------
 
-    def _verdict(self, now: float, late: Sequence[Waiting]) -> str:
-        return "; ".join(f"{self._wait(now, one)}: longer than {self._limits.remedy}" for one in late[:MOST_WAITS])
+    def _verdict(self, now: float, late: Sequence[Waiting], limit: str) -> str:
+        return "; ".join(f"{self._wait(now, one)}: longer than {limit}" for one in late[:MOST_WAITS])
 
     def _wait(self, now: float, one: Waiting) -> str:
         missing = f"{name_ranks(one.missing, self._hosts)} did not come" if one.missing else "all ranks are inside"
@@ -237,6 +300,8 @@ class StallInspector:
             lines.append(f"  and {left} more ranks")
         if self._shutdown_s < math.inf:
             lines.append(f"  {self._limits.end} after {self._shutdown_s:g} s ({self._limits.remedy})")
+        if 0 < self._limits.answering_s < math.inf:
+            lines[-1] += f"; those that answer, after {self._limits.answering_s:g} s ({ANSWERING})"
         return "\n".join(lines)
 
     def _where(self, rank: int, asked: _Asked, last: Last) -> str:

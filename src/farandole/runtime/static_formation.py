@@ -98,6 +98,9 @@ class StaticFormation(Formation):
     def left(self, place: int, ending: bool) -> None:
         """Nothing depends on that."""
 
+    def answered(self, place: int) -> None:
+        """Nothing depends on that."""
+
     def over(self, generation: int, reason: str) -> None:
         """Nothing depends on that."""
 
