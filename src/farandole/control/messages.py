@@ -10,10 +10,14 @@ from typing import TypeAlias, cast, final
 
 import msgspec
 
-from farandole.control import agent_messages
+from farandole.control import agent_messages, entries
 from farandole.control.clock import Stamp
 from farandole.control.message import Message
 from farandole.errors import ControlError
+
+Signature: TypeAlias = entries.Signature
+Entry: TypeAlias = entries.Entry
+Order: TypeAlias = entries.Order
 
 LIMIT_BYTES = 64 * 2**20
 """Largest frame that is accepted (a pickled function or a state dict travels in one)."""
@@ -58,42 +62,6 @@ class Exchange(Message, frozen=True):
     key: str
     ranks: list[int]
     payload: bytes
-
-
-@final
-class Signature(msgspec.Struct, frozen=True, array_like=True):
-    """What a rank means by a name, compared by ``negotiation``; shapes and splits by the rule of the kind.
-
-    A grouped call is one entry under one name: ``dtypes`` and ``shapes`` then hold one item per tensor, and so the
-    group is ordered as one and its members are compared. BARRIER and JOIN have no tensors. ``splits`` are the rows for
-    each member (ALLTOALL, () for even ones), the ranks of the new set (ADD_SET), or ``[id]`` (REMOVE_SET); these two
-    and JOIN are submitted to process set 0. Joins are matched by their kind, whatever their names; ``Order.names``
-    then holds one of them. A rank that has come and cannot do it says why in ``refusal``, and no more than the kind.
-    """
-
-    kind: int
-    dtypes: list[int]
-    shapes: list[list[int]]
-    op: int = 1
-    prescale: float = 1.0
-    postscale: float = 1.0
-    root: int = -1
-    splits: list[int] = []
-    device: str = "cpu"
-    refusal: str = ""
-
-
-@final
-class Entry(msgspec.Struct, frozen=True, array_like=True):
-    """One collective a rank is ready for: in full, or (``cached >= 0``) by the number its signature was given.
-
-    A number stands for the signature this rank had under this name in the order that brought the number.
-    """
-
-    process_set: int
-    name: str
-    cached: int = -1
-    signature: Signature | None = None
 
 
 @final
@@ -226,37 +194,6 @@ class Exchanged(Message, frozen=True):
     generation: int
     key: str
     payloads: list[bytes]
-
-
-@final
-class Order(msgspec.Struct, frozen=True, array_like=True):
-    """Do this now. ``names`` are executed together (fused); ``error``, where not empty, is raised for all of them.
-
-    ``signatures[i]`` describes ``names[i]`` as one of the ranks gave it (joined ranks, which never submitted it, need
-    that). ``dims[i]`` (ALLGATHER) holds the first dimensions, ``dims[i][member * tensors + tensor]``; ``splits[i]``
-    (ALLTOALL) the rows sent, ``splits[i][sender * members + receiver]``; both count members by their place in the set,
-    0 for joined ones. ``cached[i]`` is the number to submit ``names[i]`` by from now on (-1: in full). ``joined`` are
-    ranks that contribute nothing. ``sequence`` grows from order to order over all sets, so a rank may see gaps.
-    ``value`` is the id of the set (ADD_SET, REMOVE_SET) or the rank that joined last (JOIN). An order with an
-    ``error`` goes to the ranks that submitted it, never to joined ones; ``error_kind`` is the class of
-    ``farandole.errors`` to raise, and ``refused`` says that a rank could not do it. ``contributions`` are those
-    of the members, by their place in the set (``b""`` for joined ones), if all sent them: no more is to be moved then.
-    """
-
-    process_set: int
-    sequence: int
-    kind: int
-    names: list[str]
-    signatures: list[Signature]
-    dims: list[list[int]] = []
-    splits: list[list[int]] = []
-    cached: list[int] = []
-    joined: list[int] = []
-    error: str = ""
-    error_kind: str = ""
-    value: int = -1
-    refused: bool = False
-    contributions: list[bytes] = []
 
 
 @final
