@@ -171,7 +171,7 @@ def test_who_trains_something_else_is_refused_when_the_others_say_what_they_trai
     bench.hello(1, state="model (3 tensors)")
     bench.hello(2, state="model (2 tensors)")
     bench.decisions()
-    bench.formation.left(0)
+    bench.formation.left(0, ending=False)
     bench.hello(0, state="model (2 tensors)")
     decisions = bench.decisions()
     (formed,) = [each for each in decisions if isinstance(each, Formed)]
