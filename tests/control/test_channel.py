@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import select
 import socket
 import threading
 import time
@@ -228,6 +229,20 @@ def test_interrupt_wakes_the_receiver(host: Host) -> None:
     dealer.close()
     with pytest.raises(ControlError, match="close"):
         dealer.send(Leave(0))
+
+
+def test_a_loop_of_ones_own_is_woken_although_sending_took_in_the_signal(host: Host) -> None:
+    with Dealer(host.address, b"peer", KEYS, timeout_s=DEADLINE_S) as dealer:
+        dealer.send(Leave(7))
+        assert select.select([dealer.fds[0]], [], [], DEADLINE_S)[0]
+        while select.select([dealer.fds[0]], [], [], 0)[0]:  # until what has come is known to the socket
+            dealer.send(Leave(8))
+        got = []
+        while len(got) < 2:  # one answer to each Leave goes to the sender, and one to whoever also wants it: it again
+            assert select.select(dealer.fds, [], [], DEADLINE_S)[0], f"only {got} came"
+            while (message := dealer.recv(0.0)) is not None:
+                got.append(message)
+        assert isinstance(got[0], Abort)
 
 
 def test_many_senders_and_a_receiver_on_one_dealer_lose_nothing(host: Host) -> None:

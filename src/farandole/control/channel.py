@@ -246,8 +246,9 @@ class Dealer:
             if self._closed:
                 raise ControlError(f"a {type(message).__name__} was sent after close(), to {self.address}")
             self._socket.send(frame, NOBLOCK)
-            # Sending may take in the signal of a message that has just come; then nothing else wakes the receiver.
-            if self._receiving.locked() and _readable(self._socket):
+            # Sending may take in the signal of a message that has just come; then nothing else wakes the receiver,
+            # be it in `recv` or in a loop of its own.
+            if _readable(self._socket):
                 os.eventfd_write(self._bell, 1)
 
     def recv(self, timeout_s: float | None = None) -> messages.Any | None:
