@@ -113,7 +113,10 @@ class Membership:
     def _run_out(self, now: float) -> Decision | None:
         """The job waits for workers, and has waited long enough."""
         ready = len(self._job.in_phase(Phase.READY))
-        is_early = bool(self._job.awaited(now)) if not self.generation else bool(self._job.in_order()) and not ready
+        if self.generation:
+            is_early = bool(self._job.in_order()) and not ready
+        else:  # who is started after a failure is not waited for anew
+            is_early = bool(self._job.awaited(now)) and not self._job.status()[1]
         if self._job.is_running or is_early or len(self._job.chosen()) >= self._needed:
             self._short_since_s = None
             return None
