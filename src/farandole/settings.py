@@ -207,7 +207,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hang_timeout_s: Annotated[
         Seconds,
         Knob(
-            "seconds that others wait for a rank, at least 5 of the longest recent steps, until it is killed; 0: never",
+            "seconds that others wait for a rank that gives no sign of life, until it is killed; 0: never",
             ("--hang-timeout",),
             group="elastic jobs",
         ),
