@@ -233,11 +233,13 @@ def test_interrupt_wakes_the_receiver(host: Host) -> None:
 
 def test_a_loop_of_ones_own_is_woken_although_sending_took_in_the_signal(host: Host) -> None:
     with Dealer(host.address, b"peer", KEYS, timeout_s=DEADLINE_S) as dealer:
+        socket_fd = dealer.fds[0]
+        assert dealer.recv(0.0) is None
         dealer.send(Leave(7))
-        assert select.select([dealer.fds[0]], [], [], DEADLINE_S)[0]
-        while select.select([dealer.fds[0]], [], [], 0)[0]:  # until what has come is known to the socket
+        assert select.select([socket_fd], [], [], DEADLINE_S)[0]
+        while select.select([socket_fd], [], [], 0)[0]:  # until what has come is known to the socket
             dealer.send(Leave(8))
-        got = []
+        got: list[object] = []
         while len(got) < 2:  # one answer to each Leave goes to the sender, and one to whoever also wants it: it again
             assert select.select(dealer.fds, [], [], DEADLINE_S)[0], f"only {got} came"
             while (message := dealer.recv(0.0)) is not None:

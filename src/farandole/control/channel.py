@@ -228,8 +228,9 @@ class Dealer:
         self._interrupted = self._closed = False
         self._lost = ""
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._has_loop = False
         self._poll = select.poll()
-        for fd in self.fds:
+        for fd in self._fds:
             self._poll.register(fd, select.POLLIN)
         try:
             self._connect()
@@ -248,7 +249,7 @@ class Dealer:
             self._socket.send(frame, NOBLOCK)
             # Sending may take in the signal of a message that has just come; then nothing else wakes the receiver,
             # be it in `recv` or in a loop of its own.
-            if _readable(self._socket):
+            if (self._has_loop or self._receiving.locked()) and _readable(self._socket):
                 os.eventfd_write(self._bell, 1)
 
     def recv(self, timeout_s: float | None = None) -> messages.Any | None:
@@ -268,6 +269,13 @@ class Dealer:
     @property
     def fds(self) -> tuple[int, ...]:
         """For a loop of one's own: when one of these is readable, call ``recv(0.0)`` until it returns ``None``."""
+        if not self._has_loop:  # what was sent before this may have taken in a signal
+            self._has_loop = True
+            os.eventfd_write(self._bell, 1)
+        return self._fds
+
+    @property
+    def _fds(self) -> tuple[int, ...]:
         return self._socket.fileno(), self._monitor.fd, self._bell
 
     @property

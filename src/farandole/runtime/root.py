@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import farandole
 from farandole.control.agent_messages import AGENT, AgentHello, Alive, Branch, DumpStack, Exited, Severed
-from farandole.control.messages import Hello
+from farandole.control.messages import Hello, Submit
 from farandole.runtime.controller import Controller
 from farandole.runtime.hosts import Hosts
 from farandole.runtime.tree import Tree
@@ -38,6 +38,7 @@ class Root:
         self.controller = Controller(router.send, settings, expected, time.monotonic, formation)
         self.controller.request_stack = self._request_stack
         self.controller.refuse = router.refuse
+        self._is_elastic = formation is not None
         self.hosts = Hosts(settings.host_timeout_s)
         self._tree = Tree(settings.tree_radix)
         self._relays: dict[str, tuple[str, ...]] = {}
@@ -48,11 +49,32 @@ class Root:
         """Told of a host that is lost, and why; the ends of its workers are the caller's to report."""
 
     def turn(self, until_s: float | None) -> set[int]:
-        """Sleep until something comes, is due, or ``until_s``; take it in. Returns the watched descriptors to read."""
-        ready = self.router.wait(self._patience_s(until_s))
+        """Sleep until something comes, is due, or ``until_s``; take it in. Returns the watched descriptors to read.
+
+        What workers of a static job submit is a matter of the controller alone: this does not return for it.
+        """
+        while True:
+            ready = self.router.wait(self._patience_s(until_s))
+            is_more = self._take_in()
+            now = time.monotonic()
+            for lost in self.hosts.lost(now):
+                self.on_lost(*lost)
+                is_more = True
+            deadline = self.controller.deadline()
+            if deadline is not None and now >= deadline:
+                self.controller.tick(now)
+            if ready or is_more or self._is_elastic or (until_s is not None and now >= until_s):
+                return ready
+
+    def _take_in(self) -> bool:
+        """Everything that has come; True unless it was submissions, and at least one of them."""
         later: list[tuple[str, Any]] = []  # the end of a worker, after what the worker said and may be here as well
+        count = submitted = 0
         while (got := self.router.recv()) is not None:
             identity, message = got
+            count += 1
+            if type(message) is Submit:
+                submitted += 1
             host = self._host_of(identity)
             if host is not None and (isinstance(message, Exited) or any(host == other for other, _ in later)):
                 later.append((host, message))
@@ -62,13 +84,7 @@ class Root:
                 self.controller.handle(identity, message)
         for host, message in later:
             self._on_agent(host, message)
-        now = time.monotonic()
-        for lost in self.hosts.lost(now):
-            self.on_lost(*lost)
-        deadline = self.controller.deadline()
-        if deadline is not None and now >= deadline:
-            self.controller.tick(now)
-        return ready
+        return not submitted or count > submitted
 
     def tell(self, host: str, message: Message) -> bool:
         """Send something to the agent of ``host``; False if it is not connected."""
