@@ -193,7 +193,7 @@ class Trainee:
             self._dawdle()
             loss = self._loss(x, y)
             self.strikes.reach("backward")
-            if self._poison:
+            if self._poison and not self._is_last():
                 loss, self._poison = loss * self._poison, 0.0
             scaler.scale(loss).backward()
         before = self.state._ballot.step
@@ -206,6 +206,11 @@ class Trainee:
             with torch.no_grad():
                 loss = self._loss(self._samples.x, self._samples.y)
             self._write("curve", Point(step, loss.item(), self._digest()))
+
+    def _is_last(self) -> bool:
+        """This batch ends the epoch: no later step commits its samples if this one is skipped."""
+        cursor = self._sampler.cursor
+        return cursor.in_flight[-1].stop == cursor.length
 
     def _digest(self) -> str:
         return f"{zlib.crc32(b''.join(p.detach().numpy().tobytes() for p in self._model.parameters())):08x}"
