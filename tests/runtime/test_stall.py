@@ -154,6 +154,13 @@ def test_after_the_shutdown_time_all_end() -> None:
     assert step.reason.startswith("allreduce 'loss' has waited 100.0 s: rank 1 on a did not come")
 
 
+def test_where_nobody_waits_a_job_may_compute_for_long() -> None:
+    stall = inspector()
+    stall.expect(0.0)
+    while (due_s := stall.deadline_s) is not None and due_s < 6000:
+        assert stall.look(due_s, [], lambda _: "") is None
+
+
 def test_without_limits_it_never_looks() -> None:
     stall = inspector(0.0, 0.0)
     stall.expect(0.0)

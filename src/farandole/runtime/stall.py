@@ -212,7 +212,7 @@ class StallInspector:
         if hung or is_blameless:
             is_answering = self._limits.answering_s and hung and not silent
             return Verdict(self._verdict(now, late, ANSWERING if is_answering else self._limits.remedy), hung)
-        if not every and now >= self._moved_s + self._limits.answering_s:
+        if self._limits.answering_s and not every and now >= self._moved_s + self._limits.answering_s:
             return Verdict(
                 f"no rank has done anything for {now - self._moved_s:.1f} s, longer than {ANSWERING}: "
                 "all are stopped, or wait for each other in the script",
