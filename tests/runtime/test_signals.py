@@ -41,7 +41,7 @@ def _wait_behind_another_thread() -> None:
 
 
 def _wait_in_the_engine() -> None:
-    NumpyCalls().allreduce("held up elsewhere", np.ones(1))
+    NumpyCalls().allreduce("held up elsewhere", np.ones(100))  # less would need no engine
 
 
 def _wait_in_a_planned_lane() -> None:
