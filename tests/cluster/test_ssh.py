@@ -76,6 +76,25 @@ def test_a_function_is_called_on_hosts_too(cluster: Cluster, start: StartOnClust
     assert done.stdout == "[(7, 'node1'), (7, 'node1'), (7, 'node2')]\n"
 
 
+def test_a_function_is_called_on_hosts_that_may_come_and_go(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("node1:2\nnode2\n")
+    (tmp_path / "call.py").write_text(
+        """
+import farandole, os
+
+def host(number):
+    from farandole.runtime.session import init, shutdown
+    init()
+    shutdown()
+    return number, os.uname().nodename
+
+print(farandole.run(host, args=(7,), min_np=3, hostfile='hosts', start_timeout_s=60, host_timeout_s=20))
+"""
+    )
+    done = cluster.run("head", [sys.executable, "call.py"], cwd=tmp_path, timeout_s=DEADLINE_S)
+    assert done.stdout == "[(7, 'node1'), (7, 'node1'), (7, 'node2')]\n"
+
+
 # -- what keeps a host from taking part -------------------------------------------------------------------------------
 
 

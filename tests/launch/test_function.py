@@ -148,10 +148,11 @@ def test_the_function_trains_with_the_engine_that_was_asked_for(engine: str) -> 
     assert farandole.run(train, np=2, engine=engine) == [(engine, [2.0, 1.0], 3)] * 2
 
 
-def test_an_interrupt_ends_the_workers_and_reaches_the_caller(tmp_path: Path) -> None:
+@pytest.mark.parametrize("asked", ["np=2", "np=2, min_np=1"], ids=["static", "elastic"])
+def test_an_interrupt_ends_the_workers_and_reaches_the_caller(tmp_path: Path, asked: str) -> None:
     script = tmp_path / "interrupted.py"
     script.write_text(
-        """
+        f"""
 import os, signal, farandole
 
 def works_for_ever():
@@ -159,7 +160,7 @@ def works_for_ever():
     signal.pause()
 
 try:
-    farandole.run(works_for_ever, np=2)
+    farandole.run(works_for_ever, {asked})
 except KeyboardInterrupt:
     print("interrupted", flush=True)
 """

@@ -62,6 +62,9 @@ LAUNCHED = "FARANDOLE_LAUNCHED"
 PLACE = "FARANDOLE_PLACE"
 """The number of a worker in an elastic job; no other worker of the job ever has it."""
 
+CALLER = "FARANDOLE_CALLER"
+"""Whom a worker of an elastic ``farandole.run`` asks for the function, a ``Contact`` in JSON; else the controller."""
+
 
 def variables_for(topology: Topology, controller: str, key: str) -> dict[str, str]:
     """All variables that a launcher sets for the worker at ``topology.rank``; Horovod's names without the key."""

@@ -24,7 +24,17 @@ from farandole.runtime.member import Session
 from farandole.runtime.process_sets import ProcessSet, ProcessSetLike, global_process_set
 from farandole.runtime.start import Past, start
 
-__all__ = ["ProcessSet", "Session", "current", "global_process_set", "init", "is_initialized", "rejoin", "shutdown"]
+__all__ = [
+    "ProcessSet",
+    "Session",
+    "current",
+    "global_process_set",
+    "init",
+    "is_initialized",
+    "last_rank",
+    "rejoin",
+    "shutdown",
+]
 
 
 def init(comm: object = None, process_sets: Sequence[ProcessSetLike] | str | None = None, **settings: Any) -> None:
@@ -69,6 +79,12 @@ def current(asked: str = "an operation of the job") -> Session:
     return session
 
 
+def last_rank() -> int | None:
+    """The rank of this process in the last generation that it took part in; ``None`` before the first."""
+    session = _here.session
+    return _here.rank if session is None or session.provisional else session.topology.rank
+
+
 def _leave_at_exit() -> None:
     """Leave in good order, unless the script has raised: then the others are told so."""
     error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
@@ -88,6 +104,8 @@ class _Here:
         self.session: Session | None = None
         self.asked: tuple[object, Sequence[ProcessSetLike] | str | None, dict[str, Any]] = (None, None, {})
         """What ``init`` was last told."""
+        self.rank: int | None = None
+        """What it was in the last session that was shared with others."""
         self._step_s: float | None = None  # the longest step of the last session; of none, before the first
         self._inherited: Session | None = None
         self._watching = False
@@ -119,6 +137,7 @@ class _Here:
             session, self.session = self.session, None
             if session is not None:
                 self._step_s = session.pace.step_s
+                self.rank = self.rank if session.provisional else session.topology.rank
                 if because:
                     session.abort(because, ending=True)
                 session.close()
