@@ -1,12 +1,13 @@
-"""One rank of the benchmark of the noise scale: steps of trainings with and without it, in turns."""
+"""One rank of the benchmark of the noise scale: steps of one training, with and without it in random order."""
 
 from __future__ import annotations
 
-import copy
 import json
+import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,22 @@ from torch.nn.functional import cross_entropy
 
 import farandole.torch as hvd
 from benchmarks.models import Task, make
-from benchmarks.steppers import Step, farandole
+from benchmarks.steppers import Step
 from benchmarks.steps_rank import timed
 
 SETTLING = 48
 """Steps after which it has found how often to measure."""
 
+NEVER = 2**40
+FEWEST = 48
+"""Comparisons, of which 6 are of measured steps: fewer have no interval."""
+NETWORKS = ("large", "cnn")
+KINDS = ("without", "measured", "others")
+CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "processor": time.process_time}
 
-def measuring(task: Task, every: int | None = None) -> tuple[Step, hvd.NoiseScale]:
-    """The step of ``farandole``, measured."""
+
+def training(task: Task, every: int | None = None) -> tuple[Step, hvd.NoiseScale]:
+    """The step of a training that is measured."""
     optimizer = hvd.DistributedOptimizer(task.optimizer(), named_parameters=task.network.named_parameters())
     hvd.broadcast_parameters(task.network.state_dict(), root_rank=0)
     noise = hvd.NoiseScale(optimizer, every=every)
@@ -39,53 +47,56 @@ def measuring(task: Task, every: int | None = None) -> tuple[Step, hvd.NoiseScal
 
 def found(task: Task) -> dict[str, Any]:
     """How often it measures if that is left to it, and what it says that this costs."""
-    step, noise = measuring(copy.deepcopy(task))
+    step, noise = training(task)
     timed(step, SETTLING)
     return {"every": noise.every, "cost_ms": 1e3 * noise.cost_s()}
 
 
 def compare(task: Task, seconds: float) -> dict[str, dict[str, list[float]]]:
-    """Milliseconds of steps without it, measured, and others, and how much more than the one beside it each took.
+    """Milliseconds of two steps without it, and how much more two with it take, by each clock.
 
-    Where memory lies makes steps of equal trainings differ. So there are two of each, made in different order: one
-    begins with a step that is measured, and the other with one that is not.
+    All are steps of one training, so whatever they use lies where it lies. Two with it are beside two without, in an
+    order that is drawn by lot. Of every eighth two the first is measured; what it leaves to the second, as colder
+    caches, counts.
     """
-    without = [farandole(copy.deepcopy(task))]
-    with_it = [measuring(copy.deepcopy(task), every=2)[0] for _ in range(2)]
-    without.append(farandole(copy.deepcopy(task)))
-    with_it[1]()
-    slowest = hvd.allreduce(torch.tensor(max(timed(step, 3) for step in without)), name="slowest", op=hvd.Max)
-    for step in with_it:
-        timed(step, 3)  # four steps: it is measured next if it was before
-    kinds = ("without", "measured", "others", "more measured", "more others")
-    taken: dict[str, dict[str, list[float]]] = {clock: {kind: [] for kind in kinds} for clock in ("wall", "processor")}
-    for number in range(max(4, int(seconds / (4e-3 * float(slowest))))):
-        plain, measured = without[number % 2], with_it[number % 2]
-        order = ("measured", "others") if number % 2 == 0 else ("others", "measured")
-        rounds = [list(clocked(step)) for step in (plain, measured, measured, plain)]
-        for clock, (before, first, second, after) in zip(taken.values(), zip(*rounds, strict=True), strict=True):
-            clock["without"] += [before, after]
-            for kind, spent, beside in zip(order, (first, second), (before, after), strict=True):
-                clock[kind].append(spent)
-                clock[f"more {kind}"].append(spent - beside)
-    return taken
+    step, noise = training(task, every=1)
+    slowest = float(hvd.allreduce(torch.tensor(timed(step, 8)), name="slowest", op=hvd.Max))
+    taken: dict[str, dict[str, list[float]]] = {clock: {kind: [] for kind in KINDS} for clock in CLOCKS}
+    lots = random.Random(1)
+    for number in range(max(FEWEST, int(seconds / (4e-3 * slowest)))):
+        kind = "measured" if number % 8 == 7 else "others"
+        spent = {each: two(step, noise, each) for each in lots.sample(("without", kind), 2)}
+        for kept, without, with_it in zip(taken.values(), spent["without"], spent[kind], strict=True):
+            kept["without"].append(without)
+            kept[kind].append(with_it - without)
+    return {clock: {kind: mean(values) for kind, values in kept.items()} for clock, kept in taken.items()}
 
 
-def clocked(step: Step) -> Iterator[float]:
-    """Milliseconds of one step: by the clock on the wall, and of the processor."""
-    begin, begin_processor = time.perf_counter(), time.process_time()
-    step()
-    yield 1e3 * (time.perf_counter() - begin)
-    yield 1e3 * (time.process_time() - begin_processor)
+def mean(values: list[float]) -> list[float]:
+    """Over the ranks: one that is late makes this step of its own longer, and the next one of the other."""
+    averages: list[float] = hvd.allreduce(torch.tensor(values, dtype=torch.float64)).tolist()
+    return averages
+
+
+def two(step: Step, noise: hvd.NoiseScale, kind: str) -> list[float]:
+    """Milliseconds of two steps by each clock; of those ``measured`` the first is, the second is one of the others."""
+    with noise.paused() if kind == "without" else nullcontext():
+        begin = [clock() for clock in CLOCKS.values()]
+        noise.every = 1 if kind == "measured" else NEVER
+        step()
+        noise.every = NEVER
+        step()
+        return [1e3 * (clock() - then) for clock, then in zip(CLOCKS.values(), begin, strict=True)]
 
 
 def main() -> None:
-    """``RESULT SECONDS``, the latter for each network."""
-    result, seconds = Path(sys.argv[1]), float(sys.argv[2])
+    """``RESULT SECONDS...``, the latter for each network."""
+    result, seconds = Path(sys.argv[1]), [float(each) for each in sys.argv[2:]]
     hvd.init()
     torch.set_num_threads(1)
-    tasks = {name: make(name) for name in ("large", "cnn")}
-    measured = {name: {**found(task), "steps": compare(task, seconds)} for name, task in tasks.items()}
+    measured = {}
+    for name, limit in zip(NETWORKS, seconds, strict=True):
+        measured[name] = {**found(make(name)), "milliseconds": compare(make(name), limit)}
     if hvd.rank() == 0:
         result.write_text(json.dumps(measured))
 

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol, final
 
 import torch
@@ -112,6 +113,24 @@ class NoiseScale(Rider):
         """AdaScale's gain of steps of ``batch`` samples over those of ``base_batch``; 1 as long as nothing is known."""
         found = self._plain.estimate()
         return gain(found.trace, found.norm2, base_batch, batch) if isinstance(found, Estimate) else 1.0
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Steps inside are neither measured nor timed, and their samples do not count; all ranks pause alike.
+
+        >>> with noise.paused():
+        ...     step_on_synthetic_data()
+        """
+        optimizer = self._optimizer()
+        if not isinstance(optimizer, ReducingOptimizer) or not isinstance(optimizer._reducer, GradientReducer):
+            raise UsageError("paused(): the optimizer of this NoiseScale does not exist any more; keep it")
+        optimizer._reducer.drop()
+        try:
+            yield
+        finally:
+            self._seen.clear()
+            self._stopwatch.pause()
+            optimizer._reducer.carry(self)
 
     def timings(self) -> list[Timing]:
         """How long steps took; the last one is of the number of workers and the batch of now."""

@@ -128,6 +128,10 @@ class GradientReducer(Reducer):
         self._rider = rider
         self._watch()
 
+    def drop(self) -> None:
+        """No rider sees what is reduced from now on."""
+        self._rider = self._reads = None
+
     def wrap(self, closure: Closure) -> Closure:
         """A closure for ``Optimizer.step`` that leaves reduced gradients, and returns the loss averaged over the ranks.
 

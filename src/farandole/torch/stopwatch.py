@@ -45,6 +45,10 @@ class Stopwatch:
             self._costs.append(self._cost_s)
         self._begin_s, self._cost_s = now, 0.0
 
+    def pause(self) -> None:
+        """What comes before the next step ends is not part of it."""
+        self._begin_s = math.nan
+
     @contextmanager
     def cost(self) -> Iterator[None]:
         """What is done inside is what measuring costs."""

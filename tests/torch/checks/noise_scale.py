@@ -242,6 +242,26 @@ def check_an_overflow_is_no_measurement() -> None:
     assert after.trace == pytest.approx(before.trace)
 
 
+def check_a_pause_leaves_no_trace() -> None:
+    noise, optimizer = measures()
+    before, passes = noise.state_dict(), 2 if hvd.size() == 1 else 1
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+
+    def train() -> None:
+        for _ in range(3):
+            optimizer.zero_grad()
+            for _ in range(passes):
+                noise.saw(4)
+                sum(p.square().sum() for p in params).backward()
+            optimizer.step()
+
+    with noise.paused():
+        train()
+    assert noise.state_dict() == before
+    train()
+    assert noise.state_dict()["plain"]["samples"] == before["plain"]["samples"] + 3 * 4 * passes * hvd.size()
+
+
 def check_the_state_is_carried_over() -> None:
     noise, _ = measures()
     state = noise.state_dict()
