@@ -209,7 +209,9 @@ class NoiseScale(Rider):
         plain, adam = (norm2 / unit for norm2 in self._small)
         counts = weight * factor
         norms = [counts * plain, counts * adam, counts * inverse_batch, counts**2 * inverse_batch]
-        return [*norms, 1.0, self._batch(), self._since + self._batch(), *self._stopwatch.read()]
+        with self._stopwatch.cost():
+            times = self._stopwatch.read()
+        return [*norms, 1.0, self._batch(), self._since + self._batch(), *times]
 
     def returns(self, sums: list[float] | None, params: Sequence[torch.Tensor]) -> None:
         """See ``Rider``."""

@@ -30,7 +30,7 @@ def squared_norm(tensors: Iterable[torch.Tensor]) -> float:
             norms = [torch.linalg.vector_norm(member, dtype=torch.float32) for member in members]
         else:
             norms = list(torch._foreach_norm(members))
-        total += float(torch.stack(norms).double().square().sum())
+        total += sum(norm * norm for norm in torch.stack(norms).tolist())  # a single copy from the device
     return total
 
 
