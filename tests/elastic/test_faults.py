@@ -9,15 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from farandole.testing.cluster import Cluster, Slurm
 from farandole.testing.survival.cases import LAST, ONE_HOST
 from farandole.testing.survival.cases_hosts import TWO_HOSTS
-from farandole.testing.survival.cases_inside import INSIDE, PLAN
+from farandole.testing.survival.cases_inside import INSIDE
+from farandole.testing.survival.cases_inside import PLAN as IN_CHUNKS
 from farandole.testing.survival.cases_slurm import SALLOC, SLURM
-from farandole.testing.survival.table import Result, run
+from farandole.testing.survival.table import PLAN, Result, run
 
 MakeCluster = Callable[..., Cluster]
 MakeSlurm = Callable[..., Slurm]
+STEP_S = 0.02
+"""Who trains mostly waits, and leaves the processors to the workers that start."""
+UNHURRIED = replace(PLAN, step_s=STEP_S)
 
 
 def wrong(results: list[Result]) -> list[str]:
@@ -27,14 +33,14 @@ def wrong(results: list[Result]) -> list[str]:
 
 def test_on_one_host(tmp_path: Path) -> None:
     quick = [case for case in (*ONE_HOST, *INSIDE) if case.quick]
-    results = run(tmp_path, {"localhost": 4}, quick, LAST, plan=PLAN)
+    results = run(tmp_path, {"localhost": 4}, quick, LAST, plan=replace(IN_CHUNKS, step_s=STEP_S))
     assert not wrong(results)
     assert len(results) == len(quick) + len(LAST)
 
 
 def test_on_two_hosts(make_cluster: MakeCluster, tmp_path: Path) -> None:
     quick = [case for case in TWO_HOSTS if case.quick]
-    results = run(tmp_path, {"node1": 2, "node2": 2}, quick, cluster=make_cluster(2))
+    results = run(tmp_path, {"node1": 2, "node2": 2}, quick, cluster=make_cluster(2), plan=UNHURRIED)
     assert not wrong(results)
     assert len(results) == len(quick)
 
@@ -42,6 +48,6 @@ def test_on_two_hosts(make_cluster: MakeCluster, tmp_path: Path) -> None:
 def test_in_slurm(make_slurm: MakeSlurm, tmp_path: Path) -> None:
     quick = [case for case in SLURM if case.quick]
     hosts = {"node1": 2, "node2": 2}
-    results = run(tmp_path, hosts, quick, cluster=make_slurm(2).cluster, inside=SALLOC)
+    results = run(tmp_path, hosts, quick, cluster=make_slurm(2).cluster, inside=SALLOC, plan=UNHURRIED)
     assert not wrong(results)
     assert len(results) == len(quick)
