@@ -13,7 +13,7 @@ import pytest
 
 from farandole.testing.cluster import HEAD, Cluster, Process
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 LAUNCHER = rf"^{re.escape(sys.executable)} -m farandole run"
 
 

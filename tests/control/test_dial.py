@@ -18,7 +18,7 @@ from farandole.control.keys import JobKeys, new_secret
 from farandole.control.messages import Leave
 from farandole.errors import ControlError
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 KEYS = JobKeys.from_secret(new_secret())
 
 

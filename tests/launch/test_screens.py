@@ -11,7 +11,7 @@ from farandole.control.message import Message
 from farandole.control.output import Sink
 from farandole.launch.screens import STDERR, STDOUT, WINDOW_BYTES, Receipts, Screens, Wire
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 def outputs(messages: list[Message]) -> list[Output]:

@@ -193,7 +193,7 @@ def what_differs_raises_everywhere_and_the_next_works(rank: int, size: int) -> N
         took.append(time.monotonic() - begin)
         assert f"rank {size - 1}" in str(caught.value)
         scales_apply_before_and_after(rank, size)
-    assert statistics.median(took) < 1, took
+    assert statistics.median(took) < 5, took
 
 
 def a_name_may_change_its_meaning(rank: int, size: int) -> None:

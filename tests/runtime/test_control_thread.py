@@ -21,7 +21,7 @@ from farandole.topology import Topology
 
 def _connected(router: Router, secret: str) -> Link:
     with ThreadPoolExecutor(1) as other_thread:
-        made = other_thread.submit(Link, Seat(0, 2, "a", router.address, secret), 10.0)
+        made = other_thread.submit(Link, Seat(0, 2, "a", router.address, secret), 30.0)
         while not made.done():
             router.wait(0.1)
             router.recv()
@@ -36,7 +36,7 @@ def test_an_end_that_is_there_before_the_session_is_heard() -> None:
             link = _connected(router, secret)
             assert link.control.recv(0.0) is None  # only a reader that has found nothing is woken
             router.send(link.worker.encode() + b"c", Abort(1, "rank 1 on a was killed"))
-            assert select.select(link.control.fds, [], [], 10)[0]
+            assert select.select(link.control.fds, [], [], 30)[0]
             with pytest.raises(AbortError, match="was killed"):
                 Session(settings, Topology.of(0, ("a", "a"), 1), "shm", "", [], link)
 

@@ -60,7 +60,7 @@ def test_survivors_are_told_at_once_and_go_on_in_the_same_process(launch: Launch
     for victim, blocked in ((1, 'lambda: do.allreduce("second", x)'), (0, "planned")):
         script = PRELUDE + 'engine = session.planned_engine(0, "p")\n' + DEATH
         script += f"die_or_raise({blocked})\n" + SURVIVAL
-        for _ in range(3):  # this machine may be busy with other things for half a second
+        for _ in range(5):  # this machine may be busy with other things for half a second
             done = launch(3, script, options=["--on-failure", "continue"], arguments=["moment", str(victim)])
             if "late" not in done.stdout:
                 break
@@ -95,7 +95,7 @@ def test_who_never_comes_is_shown_with_its_stack_and_then_everybody_raises(launc
     script = PRELUDE + (
         "import collections, itertools\n"
         "def computing():\n"
-        "    end = time.monotonic() + 6\n"
+        "    end = time.monotonic() + 5\n"
         f"    {busy}\n"
         "try:\n"
         "    computing() if rank == 1 else None\n"
@@ -103,7 +103,7 @@ def test_who_never_comes_is_shown_with_its_stack_and_then_everybody_raises(launc
         "except CollectiveError as error:\n"
         "    print(type(error).__name__, error)\n"
     )
-    limits = ["--stall-check-warning-time-seconds", "0.5", "--stall-check-shutdown-time-seconds", "5"]
+    limits = ["--stall-check-warning-time-seconds", "0.5", "--stall-check-shutdown-time-seconds", "2.5"]
     done = launch(2, script, options=limits).ok()
     assert "in computing" in done.stderr, done.stderr
     assert re.search(r"rank 1 on \S+ last finished allreduce\S* 'first'", done.stderr), done.stderr

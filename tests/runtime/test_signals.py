@@ -18,7 +18,7 @@ from farandole.runtime.session import current, init, is_initialized, shutdown
 from farandole.testing.jobs import NumpyCalls, run_job
 from farandole.testing.rank import Member
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 ROUNDS = 5
 
 

@@ -41,7 +41,7 @@ def run_job(
     program: Callable[..., Any],
     size: int,
     *args: Any,
-    timeout_s: float = 60.0,
+    timeout_s: float = 120.0,
     environment: Mapping[str, str] | None = None,
     may_die: Collection[int] = (),
 ) -> list[Any]:
