@@ -47,7 +47,7 @@ demo: $(CORE) ## train a network on handwritten digits on two workers
 test: $(CORE) ## run the tests
 	@$(BIN)/python -m pytest
 
-large: $(CORE) ## run the checks of the torch adapter on 16 ranks of 4 hosts, which 'make test' does not (10 minutes)
+large: $(CORE) ## run the checks of the torch adapter on up to 16 ranks of 4 hosts, which 'make test' does not (12 minutes)
 	@LARGE=1 $(BIN)/python -m pytest tests/torch/test_on_ranks.py
 
 lint: $(STAMP) ## check style and types

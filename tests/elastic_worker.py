@@ -27,7 +27,7 @@ from farandole.testing.jobs import NumpyCalls
 
 FOLDER = Path.cwd()
 FIELDS = ("rank", "step", "phase", "action")
-STEP_S = 0.002
+STEP_S = 0.01
 LAST: list[Callable[[], object]] = []
 """What the process does at last."""
 SLOW_S = 5.0

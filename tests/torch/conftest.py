@@ -20,20 +20,22 @@ FILES = sorted((HERE / "checks").glob("*.py"))
 OVERLAPPED = ("--overlap", "backward", "--bucket-bytes", "200")
 JOBS: dict[str, tuple[str, ...]] = {
     "1": ("-np", "1"),
-    "2": ("-np", "2"),
-    "3": ("-np", "3"),
     "4": ("-np", "4"),
     "2-where-they-lie": ("-np", "2", "--bucket-bytes", "200"),
-    "2-overlapped": ("-np", "2", *OVERLAPPED),
+    "3-overlapped": ("-np", "3", *OVERLAPPED),
     "2-gloo": ("-np", "2", "--engine", "gloo"),
-    "4-on-2-hosts": ("-H", "node1:2,node2:2"),
     "4-on-2-uneven-hosts-and-a-tree": ("-H", "node1:3,node2:1", "--tree-radix", "2"),
     "2-on-2-hosts-overlapped": ("-H", "node1:1,node2:1", *OVERLAPPED),
 }
 """Options of ``farandole run``, by a name that begins with the number of ranks."""
 
 if os.environ.get("LARGE"):  # see ``make large``: on a few cores, sixteen processes with torch take many minutes
-    JOBS = {"16-on-4-hosts": ("-H", "node1:4,node2:4,node3:4,node4:4")}
+    JOBS = {
+        "2": ("-np", "2"),
+        "3": ("-np", "3"),
+        "4-on-2-hosts": ("-H", "node1:2,node2:2"),
+        "16-on-4-hosts": ("-H", "node1:4,node2:4,node3:4,node4:4"),
+    }
 
 DEADLINE_S = 1800.0 if os.environ.get("LARGE") else 240.0
 

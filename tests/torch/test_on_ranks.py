@@ -1,4 +1,4 @@
-"""The checks in ``checks/`` on 1 to 4 ranks (``make large``: 16), through the real launcher."""
+"""The checks in ``checks/`` on 1 to 4 ranks (``make large``: up to 16), through the real launcher."""
 
 from __future__ import annotations
 
