@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from farandole import events
 from farandole.collective import ReduceOp
 from farandole.elastic.run import run
 from farandole.elastic.state import ObjectState
@@ -92,6 +93,16 @@ def fail_slowly() -> None:
     raise RuntimeError("as the test asked for")
 
 
+def expect_notice() -> None:
+    """Be told to end when the next generation is due, but this one is not left yet."""
+
+    def tell(event: events.Event) -> None:
+        if isinstance(event, events.Milestone) and event.phase == "reform":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    events.subscribe(tell)
+
+
 def until_end() -> None:
     """Wait for the file."""
     while not (FOLDER / "end").exists():
@@ -99,6 +110,7 @@ def until_end() -> None:
 
 
 ACTIONS = {
+    "expect notice": expect_notice,
     "fail slowly": fail_slowly,
     "pause": signal.pause,
     "finish": finish,

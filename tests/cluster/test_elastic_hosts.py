@@ -154,23 +154,27 @@ def test_a_new_host_joins_and_one_that_is_taken_away_leaves(
     assert end(running, tmp_path) == 0
 
 
-def test_a_job_that_slurm_requeues_begins_anew_under_its_number_and_ends_with_it(
+def test_a_job_whose_time_is_up_goes_on_from_its_checkpoint_when_slurm_has_requeued_it(
     make_slurm: MakeSlurm, tmp_path: Path
 ) -> None:
     slurm, out = make_slurm(2), tmp_path / "out.txt"
-    command = shlex.join([sys.executable, "-m", "farandole", "run", "--min-np", "2", sys.executable, str(WORKER)])
-    how = ["-N2", "-n4", "--ntasks-per-node=2", "--requeue", "--open-mode=append", f"--output={out}"]
-    number = slurm.run(["sbatch", "--parsable", *how, f"--wrap={command}"], cwd=tmp_path).stdout.strip()
+    worker = Path(__file__).parent.parent / "checkpoint_worker.py"
+    command = shlex.join([sys.executable, "-m", "farandole", "run", "--min-np", "2", sys.executable, str(worker)])
+    (tmp_path / "job.sh").write_text(f"#!/bin/sh\n{command} && exit\nscontrol requeue $SLURM_JOB_ID\n")
+    limit = ["--time=1", "--signal=TERM@25"]  # in minutes, and seconds before; Slurm looks every 30 s
+    how = ["-N2", "-n4", "--ntasks-per-node=2", "--requeue", "--open-mode=append", f"--output={out}", *limit]
+    number = slurm.run(["sbatch", "--parsable", *how, "job.sh"], cwd=tmp_path).stdout.strip()
 
-    def processes() -> list[tuple[int, ...]]:
-        """Those that have begun to train in a generation of four: number of the process, and its place."""
-        found = TRAINS.findall(out.read_text() if out.exists() else "")
-        return [(int(process), int(place)) for place, _, _, size, _, process in found if size == "4"]
+    def said(pattern: str) -> list[tuple[int, int]]:
+        """By which place, and of which step."""
+        found = re.findall(rf"place (\d+) {pattern}", out.read_text() if out.exists() else "")
+        return sorted((int(place), int(step)) for place, step in found)
 
-    wait_for(lambda: len(processes()) == 4, "the first four workers", out)
-    slurm.run(["scontrol", "requeue", number])
-    wait_for(lambda: len(processes()) == 8, "four others", out)
-    assert [place for _, place in processes()].count(0) == 2, "the second start has begun where the first one was"
+    wait_for(lambda: len(said(r"leaves at step (\d+)")) == 4, "the first four workers to leave", out)
+    wait_for(lambda: len(said(r"trains: rank . of 4, step (\d+)")) == 8, "four others", out)
+    left, found = said(r"leaves at step (\d+)"), said(r"goes on from step (\d+)")
+    assert [step for _, step in found] == [max(step for _, step in left)] * 4
+    assert "was told to end (SIGTERM)" in out.read_text()
     assert slurm.run(["squeue", "-h", "-o", "%i"]).stdout.split() == [number]
     slurm.run(["scancel", number])
     cluster = slurm.cluster

@@ -108,6 +108,27 @@ def test_the_others_go_on_while_the_process_of_a_script_that_has_raised_is_still
     assert end(running) == 0
 
 
+def test_a_notice_that_comes_between_two_generations_is_heeded(train: Train) -> None:
+    running = train("-np", "2", "--min-np", "2", faults=("0:19:expect notice", "1:20:kill"))
+    assert running.end() == 137
+    assert "worker 0 on" in running.stderr
+    assert "exited with code 143" in running.stderr
+
+
+def test_a_newcomer_gets_the_state_and_no_checkpoint(job: StartJob) -> None:
+    worker = WORKER.parent / "checkpoint_worker.py"
+    running = job("-np", "2", "--min-np", "1", command=[sys.executable, str(worker)])
+    running.prints("rank 1 of 2")
+    place, process = re.findall(r"place (\d+) trains: rank 1 of 2, step \d+, process (\d+)", running.stdout)[0]
+    os.kill(int(process), signal.SIGTERM)
+    running.prints("rank 1 of 2", times=2)
+    assert f"place {place} leaves" in running.stdout
+    running.process.send_signal(signal.SIGTERM)
+    assert running.end() == 128 + signal.SIGTERM
+    last = max(int(step) for step in re.findall(r"leaves at step (\d+)", running.stdout))
+    assert (running.folder / "checkpoints" / f"step-{last:012}").is_dir()
+
+
 def test_below_the_minimum_the_survivors_wait_alive(train: Train) -> None:
     running = train("-np", "2", "--min-np", "2", faults=("0:20:kill",))
     first = generation(running, lambda number, _: number == 1)

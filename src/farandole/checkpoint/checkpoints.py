@@ -75,7 +75,7 @@ class Checkpoints:
         """
         self.wait()
         place = _Place.here(self._sharded)
-        if place.rank >= place.writers:
+        if place.rank >= place.writers or place.is_outside:
             return
         tree, tensors = take_apart(state, self._codec)
         owned = share_out([self._codec.nbytes(tensor) for tensor in tensors], place.writers)[place.rank]
@@ -99,6 +99,8 @@ class Checkpoints:
     def restore(self, step: int | None = None) -> Restored | None:
         """The newest checkpoint that is whole, or that of ``step``; ``None`` if there is none. All ranks get the same.
 
+        A worker that is to join others in an elastic job gets ``None`` as well: it gets the state from them.
+
         >>> found = checkpoints.restore()
         >>> if found is not None:
         ...     model.load_state_dict(found.state["model"])
@@ -108,6 +110,8 @@ class Checkpoints:
         """
         self.wait()
         place = _Place.here(self._sharded)
+        if place.is_outside:
+            return None
         choice = place.agree(self._choose(step) if place.rank == 0 else None)
         if place.rank == 0:
             for text in choice.refused:
@@ -197,10 +201,15 @@ class Checkpoints:
 
 @final
 class _Place:
-    """This rank among those of the job, as it is now; alone, where there is none."""
+    """This rank among those of the job, as it is now; alone, where there is none.
 
-    def __init__(self, rank: int, size: int, generation: int, name: str, sharded: bool) -> None:
-        self.rank, self.generation, self.name = rank, generation, name
+    ``is_outside`` while others train, and it waits to be one of them.
+    """
+
+    def __init__(
+        self, rank: int, size: int, generation: int, name: str, sharded: bool, is_outside: bool = False
+    ) -> None:
+        self.rank, self.generation, self.name, self.is_outside = rank, generation, name, is_outside
         self.writers = size if sharded else 1
         self._size = size
 
@@ -209,9 +218,9 @@ class _Place:
         """Of this process."""
         if not session.is_initialized():
             return cls(0, 1, 0, "this process", sharded)
-        topology = session.current().topology
+        own, topology = session.current(), session.current().topology
         name = f"rank {topology.rank} on {topology.host}"
-        return cls(topology.rank, topology.size, topology.generation, name, sharded)
+        return cls(topology.rank, topology.size, topology.generation, name, sharded, own.provisional)
 
     def gather(self, value: Any, name: str) -> list[Any]:
         """What every writer has."""

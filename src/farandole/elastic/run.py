@@ -24,7 +24,7 @@ from typing import Concatenate, ParamSpec, TypeVar, cast, final
 from farandole import events
 from farandole.elastic.state import State
 from farandole.errors import AbortError, CollectiveError, HostsUpdatedInterrupt, MismatchError
-from farandole.runtime.session import current, is_initialized, rejoin
+from farandole.runtime.session import current, is_initialized, rejoin, shutdown
 
 S = TypeVar("S", bound=State)
 P = ParamSpec("P")
@@ -45,8 +45,9 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
     change, what it was. Raises what ``func`` raises, unless it says that a generation has ended; ``StartError`` if
     there are too few workers for too long; and ``MismatchError``, as the ranks then run different programs.
 
-    A worker that gets SIGTERM leaves at the next commit with exit status 143, and no step is lost: so schedulers give
-    notice. A script that handles SIGTERM itself keeps its handler.
+    A worker that gets SIGTERM leaves at the next commit with exit status 143 (``SystemExit``), and no step is lost: so
+    schedulers give notice. From then on SIGTERM is ignored, as the script may write a last checkpoint. A script that
+    handles SIGTERM itself keeps its handler.
     """
 
     @functools.wraps(func)
@@ -55,7 +56,7 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
         with _Notice() as notice:
             while True:
                 try:
-                    turn.begin()
+                    turn.begin(notice)
                     return func(state, *args, **kwargs)
                 except MismatchError:
                     raise
@@ -85,9 +86,9 @@ class _Notice:
             signal.signal(signal.SIGTERM, lambda *_: self._give())
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if self._listens:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._listens:  # who ends may be writing a last checkpoint when it is told again
+            signal.signal(signal.SIGTERM, signal.SIG_IGN if kind is SystemExit else signal.SIG_DFL)
 
     def heed(self) -> None:
         """End, if it was given."""
@@ -115,21 +116,27 @@ class _Turn:
         self._step, self._failures = self._ballot.step, failures
         self._begun_s = self._formed_s = time.monotonic()
 
-    def begin(self) -> None:
+    def begin(self, notice: _Notice) -> None:
         """Be in a generation with the others, and at one state with them."""
         if self._because:
             self._ballot.reach("reform")
-            rejoin(self._state.content, self._state._step)
+            self._rejoin(notice)
             self._formed_s = time.monotonic()
             self._state.on_reset()
         elif current("elastic.run").provisional:
             self._state._joined = True
-            rejoin(self._state.content, self._state._step)
+            self._rejoin(notice)
         self._state.sync()
         self._state._joined = False
         if self._because:
             synced_s = time.monotonic()
             self._ballot.on_recovered = lambda: self._tell(time.monotonic() - synced_s)
+
+    def _rejoin(self, notice: _Notice) -> None:
+        """A notice that has come before the session was left would be heard by nobody; a later one ends the wait."""
+        shutdown()
+        notice.heed()
+        rejoin(self._state.content, self._state._step)
 
     def after_fault(self, error: CollectiveError) -> _Turn:
         """The next turn, unless it would be one too many."""

@@ -1,0 +1,83 @@
+"""A worker of an elastic job: trains until it is told to end, saves a checkpoint then, and goes on from the last."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from farandole.checkpoint.checkpoints import Checkpoints
+from farandole.checkpoint.codec import Codec
+from farandole.collective import ReduceOp
+from farandole.elastic.run import run
+from farandole.elastic.state import ObjectState
+from farandole.runtime.session import current, init
+from farandole.testing.jobs import NumpyCalls
+
+STEP_S = 0.005
+
+
+class Plain(Codec):
+    """There are no tensors."""
+
+    def is_tensor(self, _: object) -> bool:
+        return False
+
+    def copy(self, tensor: Any) -> Any:
+        return tensor
+
+    def nbytes(self, _: Any) -> int:
+        return 0
+
+    def dump(self, content: dict[str, Any], file: BinaryIO) -> None:
+        file.write(json.dumps(content).encode())
+
+    def load(self, file: BinaryIO) -> dict[str, Any]:
+        content: dict[str, Any] = json.load(file)
+        return content
+
+
+class Steps(ObjectState):
+    """How many steps there have been."""
+
+    step: int
+
+
+@run
+def train(state: Steps) -> None:
+    """Count steps."""
+    who, do = current().topology, NumpyCalls()
+    say(f"trains: rank {who.rank} of {who.size}, step {state.step}, process {os.getpid()}")
+    while True:
+        time.sleep(STEP_S)
+        do.allreduce("step", np.ones(1, np.int64), ReduceOp.SUM)
+        state.step += 1
+        state.commit()
+
+
+def say(text: str) -> None:
+    """Print it, with the worker's number."""
+    print(f"place {os.environ['FARANDOLE_PLACE']} {text}", flush=True)
+
+
+def main() -> None:
+    """Train."""
+    init()
+    state = Steps(step=0)
+    with Checkpoints("checkpoints", Plain()) as checkpoints:
+        found = checkpoints.restore()
+        if found is not None:
+            state.step = found.state["step"]
+            say(f"goes on from step {state.step}")
+        try:
+            train(state)
+        except SystemExit:
+            checkpoints.save(state.step, {"step": state.step})
+            say(f"leaves at step {state.step}")
+            raise
+
+
+main()
