@@ -20,6 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import final
 
@@ -33,7 +34,10 @@ from farandole.testing.survival.trainee import LENGTH, Began, Plan, Point
 
 EVERY_S = 5.0
 HOSTS = {"node1": 2, "node2": 2}
+STRUCK, OF_HOSTS = "node2", ("cable", "power", "freeze")
+"""The host that is struck as a whole, and by what."""
 ALONE_S = 900.0
+_TOTAL_S: Callable[[Recovery], float] = attrgetter("total_s")
 
 
 @final
@@ -47,6 +51,7 @@ class Report:
     steps: int = 0
     seconds: float = 0.0
     recoveries: list[float] = field(default_factory=list)
+    slowest: str = ""
 
     def text(self) -> str:
         """For people."""
@@ -57,6 +62,7 @@ class Report:
         if self.recoveries:
             mean, median, most = (of(self.recoveries) for of in (statistics.fmean, statistics.median, max))
             lines.append(f"to the next step: mean {mean:.3f} s, median {median:.3f} s, most {most:.3f} s")
+            lines.append(f"the slowest: {self.slowest}")
         return "\n".join([*lines, *(f"WRONG: {wrong}" for wrong in self.wrong)])
 
 
@@ -90,11 +96,9 @@ class _Chaos:
         """A fault about every ``EVERY_S``, and none before the last is survived; in the end everything is undone."""
         end_s, next_s = time.monotonic() + seconds, time.monotonic()
         while (now := time.monotonic()) < end_s:
-            members = self._job.generation()
-            if now >= next_s and members and members[0].generation > self._last_struck() and not self._undo:
+            if now >= next_s and not self._undo and (holders := self._holders()):
                 next_s = now + self._random.expovariate(1 / EVERY_S)
-                names = list(self._kinds)
-                [name] = self._random.choices(names, [self._kinds[each][0] for each in names])
+                [name] = self._random.choices(*self._choice(holders))
                 self.faults[name] += 1
                 with contextlib.suppress(ClusterError, ProcessLookupError):  # its victim has just gone
                     self._kinds[name][1]()
@@ -105,9 +109,19 @@ class _Chaos:
         self._undo_due(float("inf"))
         self._offer(HOSTS)
 
-    def _last_struck(self) -> int:
-        """The latest generation that has lost somebody: who is left of it may be all that has the state."""
-        return max((each.generation for each in self._job.began() if each.worker in self.struck), default=0)
+    def _holders(self) -> list[Began]:
+        """Who has the state and stays, if nobody is missing; else [], as who is left may be all that has it."""
+        members = self._job.generation()
+        last_struck = max((each.generation for each in self._job.began() if each.worker in self.struck), default=0)
+        taken = Counter(_host_of(each.worker) for each in members)
+        is_settled = all(number <= self._offered[host] for host, number in taken.items())
+        return members if is_settled and members and members[0].generation > last_struck else []
+
+    def _choice(self, holders: list[Began]) -> tuple[list[str], list[int]]:
+        """The kinds of faults that leave one of the holders, and how likely each is."""
+        is_spread = any(_host_of(each.worker) != STRUCK for each in holders)
+        names = [name for name in self._kinds if is_spread or name not in OF_HOSTS]
+        return names, [self._kinds[name][0] for name in names]
 
     def _undo_due(self, now: float) -> None:
         for each in [each for each in self._undo if each[0] <= now]:
@@ -131,10 +145,10 @@ class _Chaos:
         self._job.offer(hosts)
 
     def _host(self, do: Callable[[str], object], undo: Callable[[str], object]) -> None:
-        do("node2")
-        self._strike_host("node2")
+        do(STRUCK)
+        self._strike_host(STRUCK)
         until_s = time.monotonic() + self._random.uniform(1, 10)
-        self._undo.append((until_s, lambda: self._restore("node2", undo)))
+        self._undo.append((until_s, lambda: self._restore(STRUCK, undo)))
 
     def _restore(self, host: str, undo: Callable[[str], object]) -> None:
         self._strike_host(host)
@@ -207,12 +221,10 @@ def _judge(report: Report, job: Job) -> None:
     report.generations, report.steps = max(history.begun, default=0), max(history.steps, default=-1) + 1
     epochs = 1 + max(history.samples(), default=-1)
     report.wrong += history.problems(LENGTH, epochs)
-    report.recoveries = [max(map(_total_s, records)) for records in history.recovered.values()]
+    slowest = [max(records, key=_TOTAL_S) for records in history.recovered.values()]
+    report.recoveries = [record.total_s for record in slowest]
+    report.slowest = max(slowest, key=_TOTAL_S).text if slowest else ""
     report.wrong += growth(job.began())
-
-
-def _total_s(record: Recovery) -> float:
-    return record.form_s + record.agree_s + record.transfer_s + record.first_step_s
 
 
 def strangers(began: Sequence[Began], struck: set[str], released: Mapping[str, int]) -> list[str]:
