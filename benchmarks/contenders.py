@@ -85,9 +85,9 @@ class Shm(Ours):
 
 @final
 class Hybrid(Ours):
-    """Shared memory inside hosts and Gloo between them, with as many ranks on each host."""
+    """Shared memory inside hosts and TCP between them, with as many ranks on each host."""
 
-    engine_name = "hybrid+gloo"
+    engine_name = "hybrid+tcp"
 
 
 @final

@@ -82,7 +82,7 @@ class World:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers, self._rng = itertools.count(), random.Random(0)
         self._acting: _Process | None = None
-        settings = Settings(engine="gloo", stall_warning_s=stall_warning_s, stall_shutdown_s=0.0)
+        settings = Settings(engine="tcp", stall_warning_s=stall_warning_s, stall_shutdown_s=0.0)
         self.controller = Controller(self._to_below, settings, ranks, lambda: self.now)
         self.controller.report = self._report
         self.controller.request_stack = lambda hello: self.controller.stack_arrived(hello.place, "")
@@ -111,7 +111,7 @@ class World:
         """Form the job, in no time."""
         costs, self.costs = self.costs, NOTHING
         for rank in range(self.size):
-            hello = Hello("", rank, self.size, f"h{rank // self.per_host}", rank, "1", ["gloo"], 2, 40, [])
+            hello = Hello("", rank, self.size, f"h{rank // self.per_host}", rank, "1", ["tcp"], 2, 40, [])
             self._say(rank, hello, self.now)
         self._run(lambda: False)
         self.costs = costs

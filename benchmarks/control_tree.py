@@ -189,9 +189,9 @@ def _receive(router: Router, count: int) -> None:
 
 def _handling_s(ranks: int, rounds: int = 3) -> float:
     """What the controller's state machines take for a message of the largest job: one bit a rank is work, too."""
-    controller = Controller(lambda *_: None, Settings(engine="gloo"), ranks, time.monotonic)
+    controller = Controller(lambda *_: None, Settings(engine="tcp"), ranks, time.monotonic)
     for rank in range(ranks):
-        controller.handle(b"%du" % rank, Hello("", rank, ranks, f"h{rank}", rank, "1", ["gloo"], 2, 40, []))
+        controller.handle(b"%du" % rank, Hello("", rank, ranks, f"h{rank}", rank, "1", ["tcp"], 2, 40, []))
     begin = 0.0
     for turn in range(rounds + 2):
         if turn == 2:

@@ -1,6 +1,6 @@
 """Each knob once: its type, default, help, command-line flags, and the names it has in the environment.
 
-    >>> Settings.resolve(arguments={"engine": "gloo"}, environment={"FARANDOLE_STALL_WARNING_S": "5"}).stall_warning_s
+    >>> Settings.resolve(arguments={"engine": "tcp"}, environment={"FARANDOLE_STALL_WARNING_S": "5"}).stall_warning_s
     5.0
 
 Argument beats file beats environment beats default. Unknown names are refused with the legal ones.
@@ -39,8 +39,8 @@ class Knob(msgspec.Struct, frozen=True):
     group: str = "collectives"
 
 
-EngineName = Literal["auto", "solo", "shm", "nccl", "mpi", "gloo", "hybrid"]
-Across = Literal["auto", "mpi", "gloo", "nccl"]
+EngineName = Literal["auto", "solo", "shm", "nccl", "mpi", "tcp", "hybrid"]
+Across = Literal["auto", "mpi", "tcp", "nccl"]
 Overlap = Literal["auto", "step", "backward"]
 LogLevel = Literal["trace", "debug", "info", "warning", "error", "fatal"]
 OnFailure = Literal["stop", "continue"]

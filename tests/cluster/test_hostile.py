@@ -54,7 +54,7 @@ from farandole.control.messages import Hello, Refuse
 from farandole.errors import ControlError
 
 what, address, secret = sys.argv[1:]
-keys, hello = JobKeys.from_secret(secret), Hello("w", 0, 2, "node3", 4711, "0.0.1", ["gloo"], -1, 0, [])
+keys, hello = JobKeys.from_secret(secret), Hello("w", 0, 2, "node3", 4711, "0.0.1", ["tcp"], -1, 0, [])
 if what == "knock":
     try:
         Dealer(address, b"stranger-u", keys)

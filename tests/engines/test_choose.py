@@ -16,7 +16,7 @@ from farandole.engines import candidates, choose, factory
 from farandole.engines.engine import Group, Rendezvous
 from farandole.errors import UnsupportedError
 
-ALL = ["solo", "shm", "gloo", "hybrid"]
+ALL = ["solo", "shm", "tcp", "hybrid"]
 MPI = [*ALL, "mpi"]
 GPU = [*ALL, "nccl"]
 
@@ -27,24 +27,24 @@ GPU = [*ALL, "nccl"]
         ("auto", "auto", ["a"], [ALL], ("solo", "this is a job of one process")),
         ("auto", "auto", ["a", "a"], [ALL, ALL], ("shm", "all 2 ranks are on one host")),
         ("auto", "auto", ["a", "a"], [MPI, MPI], ("shm", "all 2 ranks are on one host")),
-        ("auto", "auto", ["a", "a"], [ALL, ["solo", "gloo"]], ("gloo", "all 2 ranks are on one host")),
-        ("auto", "auto", ["a"] * 65, [ALL] * 65, ("gloo", "all 65 ranks are on one host")),
-        ("auto", "auto", ["a", "b", "c"], [ALL] * 3, ("gloo", "3 ranks are on 3 hosts")),
+        ("auto", "auto", ["a", "a"], [ALL, ["solo", "tcp"]], ("tcp", "all 2 ranks are on one host")),
+        ("auto", "auto", ["a"] * 65, [ALL] * 65, ("tcp", "all 65 ranks are on one host")),
+        ("auto", "auto", ["a", "b", "c"], [ALL] * 3, ("tcp", "3 ranks are on 3 hosts")),
         ("auto", "auto", ["a", "b", "c"], [MPI] * 3, ("mpi", "3 ranks are on 3 hosts")),
-        ("auto", "auto", ["a", "b", "a"], [ALL] * 3, ("hybrid+gloo", "3 ranks are on 2 hosts, up to 2 on one")),
+        ("auto", "auto", ["a", "b", "a"], [ALL] * 3, ("hybrid+tcp", "3 ranks are on 2 hosts, up to 2 on one")),
         ("auto", "auto", ["a", "b", "a"], [MPI] * 3, ("hybrid+mpi", "3 ranks are on 2 hosts, up to 2 on one")),
-        ("auto", "auto", ["a", "b", "a"], [MPI, ALL, MPI], ("hybrid+gloo", "3 ranks are on 2 hosts, up to 2 on one")),
-        ("auto", "gloo", ["a", "b", "a"], [MPI] * 3, ("hybrid+gloo", "3 ranks are on 2 hosts, up to 2 on one")),
-        ("auto", "gloo", ["a", "b"], [MPI] * 2, ("gloo", "2 ranks are on 2 hosts")),
-        ("auto", "auto", ["a", "b"] * 65, [ALL] * 130, ("gloo", "130 ranks are on 2 hosts")),
+        ("auto", "auto", ["a", "b", "a"], [MPI, ALL, MPI], ("hybrid+tcp", "3 ranks are on 2 hosts, up to 2 on one")),
+        ("auto", "tcp", ["a", "b", "a"], [MPI] * 3, ("hybrid+tcp", "3 ranks are on 2 hosts, up to 2 on one")),
+        ("auto", "tcp", ["a", "b"], [MPI] * 2, ("tcp", "2 ranks are on 2 hosts")),
+        ("auto", "auto", ["a", "b"] * 65, [ALL] * 130, ("tcp", "130 ranks are on 2 hosts")),
         ("auto", "auto", ["a", "b"], [GPU] * 2, ("nccl", "all 2 ranks have a GPU of their own")),
         ("auto", "auto", ["a"], [GPU], ("nccl", "all 1 ranks have a GPU of their own")),
         ("auto", "auto", ["a", "a"], [GPU, ALL], ("shm", "all 2 ranks are on one host")),
-        ("gloo", "auto", ["a", "a"], [ALL, ALL], ("gloo", "it was asked for")),
+        ("tcp", "auto", ["a", "a"], [ALL, ALL], ("tcp", "it was asked for")),
         ("mpi", "auto", ["a", "a"], [MPI, MPI], ("mpi", "it was asked for")),
         ("shm", "auto", ["a"], [ALL], ("shm", "it was asked for")),
         ("hybrid", "auto", ["a", "b"], [MPI] * 2, ("hybrid+mpi", "it was asked for")),
-        ("hybrid", "gloo", ["a", "b"], [MPI] * 2, ("hybrid+gloo", "it was asked for")),
+        ("hybrid", "tcp", ["a", "b"], [MPI] * 2, ("hybrid+tcp", "it was asked for")),
         ("hybrid", "auto", ["a", "a"], [["hybrid"]] * 2, ("hybrid+mpi", "it was asked for")),
     ],
 )
@@ -55,14 +55,14 @@ def test_choice(asked: str, across: str, hosts: list[str], usable: list[list[str
 @pytest.mark.parametrize(
     ("asked", "across", "hosts", "usable", "says"),
     [
-        ("warp", "auto", ["a"], [ALL], ["'warp'", "auto, solo, shm, nccl, mpi, gloo, hybrid"]),
+        ("warp", "auto", ["a"], [ALL], ["'warp'", "auto, solo, shm, nccl, mpi, tcp, hybrid"]),
         ("solo", "auto", ["a", "a"], [ALL, ALL], ["serves one rank", "has 2", "--engine auto"]),
         ("shm", "auto", ["a", "b"], [ALL, ALL], ["serves one host", "a, b", "--engine auto"]),
-        ("shm", "auto", ["a"] * 65, [ALL] * 65, ["at most 64", "has 65", "--engine gloo"]),
-        ("gloo", "auto", ["a", "b"], [ALL, ["solo", "shm"]], ["rank 1 on b", "pip install 'farandole[torch]'"]),
+        ("shm", "auto", ["a"] * 65, [ALL] * 65, ["at most 64", "has 65", "--engine tcp"]),
+        ("tcp", "auto", ["a", "b"], [ALL, ["solo", "shm"]], ["rank 1 on b", "install a wheel of farandole"]),
         ("mpi", "auto", ["a", "b"], [MPI, ALL], ["rank 1 on b", "start it by mpirun or srun"]),
         ("hybrid", "mpi", ["a", "b"], [MPI, ALL], ["nothing can cross", "mpi: rank 1 on b", "mpirun"]),
-        ("auto", "auto", ["a", "b"], [ALL, ["solo"]], ["solo:", "shm:", "gloo: rank 1 on b cannot use it"]),
+        ("auto", "auto", ["a", "b"], [ALL, ["solo"]], ["solo:", "shm:", "tcp: rank 1 on b cannot use it"]),
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_remedy(
@@ -76,14 +76,14 @@ def test_what_does_not_fit_is_refused_with_the_remedy(
 
 JOBS = st.lists(
     st.tuples(
-        st.sampled_from("abcd"), st.sets(st.sampled_from(list(candidates.CANDIDATES))).map(lambda s: s | {"gloo"})
+        st.sampled_from("abcd"), st.sets(st.sampled_from(list(candidates.CANDIDATES))).map(lambda s: s | {"tcp"})
     ),
     min_size=1,
     max_size=12,
 )
 
 
-@given(JOBS, st.sampled_from(["auto", "gloo"]), st.randoms())
+@given(JOBS, st.sampled_from(["auto", "tcp"]), st.randoms())
 def test_auto_always_finds_what_all_can_use(job: list[tuple[str, set[str]]], across: str, random: object) -> None:
     hosts, usable = [host for host, _ in job], [sorted(names) for _, names in job]
     engine, reason = choose.choose("auto", hosts, usable, across)
@@ -117,11 +117,11 @@ def test_engines_are_not_usable_without_what_they_need() -> None:
     def find(module: str) -> object | None:
         return None if module in ("torch", "mpi4py") else module
 
-    assert candidates.usable(find, {"PMI_RANK": "0"}) == ["solo", "shm", "hybrid"]
+    assert candidates.usable(find, {"PMI_RANK": "0"}) == ["solo", "shm", "tcp", "hybrid"]
     group = Group(1, (3, 5), ("a", "b"), 1, "test")
     nobody = Rendezvous(_nobody, "test", (3, 5))
-    with pytest.raises(UnsupportedError, match=r"rank 5 on b cannot use engine gloo: torch is not installed; .*pip"):
-        factory.make("gloo", group, nobody, find)
+    with pytest.raises(UnsupportedError, match=r"rank 5 on b cannot use engine mpi: mpi4py is not installed; .*pip"):
+        factory.make("mpi", group, nobody, find)
     with pytest.raises(UnsupportedError, match="there is no engine 'warp'; the legal names are: solo, shm, nccl, mpi"):
         factory.make("warp", group, nobody)
 

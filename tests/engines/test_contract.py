@@ -17,16 +17,16 @@ HOSTS = ("aa", "ab", "aabb", "aaab", "abbca")
 """Where the ranks of a hybrid engine are, each letter a host: one or two on each, 3 + 1, and 2 + 2 + 1 out of order."""
 LAUNCHES = [
     ("solo", 1),
-    *((engine, size) for engine in ("shm", "gloo") for size in (1, 2, 3, 4)),
+    *((engine, size) for engine in ("shm", "tcp") for size in (1, 2, 3, 4)),
     *(("hybrid", hosts) for hosts in HOSTS),
 ]
 
 
 def _lane(group: Group, rendezvous: Rendezvous) -> Engine:
-    """Gloo on the loopback interface: the hosts are pretended."""
-    from farandole.engines.torchdist import GlooEngine
+    """TCP on the loopback interface: the hosts are pretended."""
+    from farandole.engines.tcp import TcpEngine
 
-    return GlooEngine(dataclasses.replace(group, hosts=("localhost",) * group.size), rendezvous)
+    return TcpEngine(dataclasses.replace(group, hosts=("localhost",) * group.size), rendezvous)
 
 
 def _create(engine: str, group: Group, rendezvous: Rendezvous) -> Engine:
@@ -51,7 +51,5 @@ def _launch(engine: str, members: int | str) -> list[dict[str, str]]:
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(("engine", "members"), LAUNCHES)
 def test_engine(engine: str, members: int | str, case: str) -> None:
-    if engine in ("gloo", "hybrid"):
-        pytest.importorskip("torch")
     found = {f"rank {rank}": wrong[case] for rank, wrong in enumerate(_launch(engine, members)) if wrong[case]}
     assert not found, "\n".join(f"{rank}:\n{text}" for rank, text in found.items())

@@ -29,17 +29,15 @@ from farandole.testing.mpi import LAUNCHERS
 from farandole.testing.rank import Member
 from farandole.testing.reference import Values
 
-pytest.importorskip("torch")
-
 LARGE = 2_200_000
 """Elements of float32 that make more pieces, and more rounds, than are in flight."""
 
 
 def _lane(group: Group, rendezvous: Rendezvous) -> Engine:
-    """Gloo on the loopback interface: the hosts are pretended."""
-    from farandole.engines.torchdist import GlooEngine
+    """TCP on the loopback interface: the hosts are pretended."""
+    from farandole.engines.tcp import TcpEngine
 
-    return GlooEngine(dataclasses.replace(group, hosts=("localhost",) * group.size), rendezvous)
+    return TcpEngine(dataclasses.replace(group, hosts=("localhost",) * group.size), rendezvous)
 
 
 def _engine(member: Member, label: str, deadline_s: float = 20.0) -> HybridEngine:
@@ -266,7 +264,7 @@ def test_mpi_may_cross() -> None:
 
 
 def _over_the_network(member: Member) -> str:
-    engine = make("hybrid+gloo", member.group(), member.exchange_among("made"))
+    engine = make("hybrid+tcp", member.group(), member.exchange_among("made"))
     values = np.full(LARGE, member.rank, np.float32)
     engine.allreduce(_array(values), ReduceOp.SUM)
     assert (values == sum(range(member.size))).all()
@@ -287,7 +285,7 @@ def test_what_crosses_by_the_counters_of_the_interfaces(cluster: Cluster, places
     before = {host: cluster.sent_bytes(host) for host in hosts}
     names = run_ranks(_over_the_network, len(hosts), hosts=hosts, start=start)
     number = len(before)
-    assert set(names) == {{4: "hybrid", 2: "gloo" if number == 2 else "shm"}[len(hosts)]}
+    assert set(names) == {{4: "hybrid", 2: "tcp" if number == 2 else "shm"}[len(hosts)]}
     for host, bytes_ in before.items():
         # Control goes by a socket in the file system. Making connections takes some kilobytes.
         assert cluster.sent_bytes(host) - bytes_ <= 1.05 * 2 * (number - 1) / number * 4 * LARGE + 100_000

@@ -180,7 +180,7 @@ def test_a_lack_of_memory_is_an_error_on_every_rank_and_the_engine_goes_on() -> 
     for text in limited:
         assert text.startswith("rank 1 on localhost could not share memory: asked for 134217728 bytes")
         assert "is 4194304" in text
-        assert "--engine gloo" in text
+        assert "--engine tcp" in text
 
 
 def _forge(member: Member) -> str:
@@ -280,7 +280,7 @@ def test_who_closes_early_is_named() -> None:
 def test_more_members_than_it_serves_are_refused_before_anything_is_shared() -> None:
     ranks = tuple(range(65))
     group = Group(0, ranks, ("localhost",) * 65, 1, "all")
-    with pytest.raises(UnsupportedError, match=r"at most 64 ranks of one host, all has 65: use --engine gloo"):
+    with pytest.raises(UnsupportedError, match=r"at most 64 ranks of one host, all has 65: use --engine tcp"):
         ShmEngine(group, lambda payload: [payload] * 65)
 
 

@@ -23,8 +23,8 @@ from farandole.testing.thread_engine import ThreadWorld, run_threads
 def report(load: float = 0.1, lacks: dict[str, str] | None = None) -> bench.Report:
     """Three engines, of rounds that differ."""
     rounds = [1e-6 * (10 + i) for i in range(ROUNDS)]
-    seconds = {name: dict.fromkeys(SIZES, rounds) for name in ("shm", "mpi", "gloo")}
-    considered = {"shm": "", "gloo": "rank 0 on a host with a long name cannot use it; there, " + "type this " * 12}
+    seconds = {name: dict.fromkeys(SIZES, rounds) for name in ("shm", "mpi", "tcp")}
+    considered = {"shm": "", "tcp": "rank 0 on a host with a long name cannot use it; there, " + "type this " * 12}
     return bench.Report(["a", "a"], load, 2, "shm", "all 2 ranks are on one host", considered, seconds, lacks or {})
 
 
@@ -36,7 +36,7 @@ def test_the_table_reads_well_as_plain_text(capsys: pytest.CaptureFixture[str]) 
     assert "nccl was not measured: this host has no NVIDIA GPU" in text
     assert "--engine auto takes shm: all 2 ranks are on one host" in text
     assert "busy" not in text
-    [line] = [words for line in text.splitlines() if (words := line.split())[:3] == ["16", "MiB", "gloo"]]
+    [line] = [words for line in text.splitlines() if (words := line.split())[:3] == ["16", "MiB", "tcp"]]
     assert line[3:] == ["13", "us", "±12%", "1.3e+03"]
 
 
@@ -83,7 +83,7 @@ def test_an_engine_that_does_not_sum_is_not_measured() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--engines", "shm,warp"], "warp cannot be measured; the legal names are: shm, nccl, mpi, gloo, hybrid"),
+        (["--engines", "shm,warp"], "warp cannot be measured; the legal names are: shm, nccl, mpi, tcp, hybrid"),
         (["--engines", "solo"], "solo cannot be measured"),
         (["-np", "1"], "at least 2 ranks are needed"),
     ],

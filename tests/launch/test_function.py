@@ -122,7 +122,7 @@ def test_one_function_in_many_jobs_of_one_process() -> None:
     assert [farandole.run(os.getpid, np=2)[0] != os.getpid() for _ in range(3)] == [True] * 3
 
 
-@pytest.mark.parametrize("engine", ["shm", "gloo"])
+@pytest.mark.parametrize("engine", ["shm", "tcp"])
 def test_the_function_trains_with_the_engine_that_was_asked_for(engine: str) -> None:
     pytest.importorskip("torch")
 

@@ -95,18 +95,18 @@ def test_what_would_be_misunderstood_is_refused(text: str, words: str) -> None:
 
 
 def test_a_worker_is_told_who_it_is_and_what_was_asked() -> None:
-    job = Job(["true"], ("box",) * 2, Settings(engine="gloo"), python_path=("/a", "/b"), environment={"MINE": "1"})
+    job = Job(["true"], ("box",) * 2, Settings(engine="tcp"), python_path=("/a", "/b"), environment={"MINE": "1"})
     specs = workers(job, "ab", {"PYTHONPATH": "/c"})
     assert [spec.place for spec in specs] == [0, 1]
     told = specs[1].environment
-    assert (told["FARANDOLE_RANK"], told["HOROVOD_LOCAL_SIZE"], told["FARANDOLE_ENGINE"]) == ("1", "2", "gloo")
+    assert (told["FARANDOLE_RANK"], told["HOROVOD_LOCAL_SIZE"], told["FARANDOLE_ENGINE"]) == ("1", "2", "tcp")
     assert (told["FARANDOLE_KEY"], told["MINE"]) == ("ab", "1")
     assert (told["PYTHONPATH"], told["PYTHONUNBUFFERED"]) == ("/a:/b:/c", "1")
     assert not any("KEY" in name for name in told if name.startswith("HOROVOD"))
 
 
 def test_an_argument_beats_an_inherited_variable_even_with_the_default() -> None:
-    told = workers(Job(["true"], ("box",)), "", {"FARANDOLE_ENGINE": "gloo", "HOROVOD_CACHE_CAPACITY": "7"})[0]
+    told = workers(Job(["true"], ("box",)), "", {"FARANDOLE_ENGINE": "tcp", "HOROVOD_CACHE_CAPACITY": "7"})[0]
     assert told.environment["FARANDOLE_ENGINE"] == "auto"
     assert told.environment["FARANDOLE_CACHE_CAPACITY"] == "1024"
 

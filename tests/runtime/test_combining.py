@@ -21,7 +21,7 @@ JOIN = Entry(0, "join", signature=Signature(Kind.JOIN, [], []))
 
 def below(ranks: Sequence[int], sets: Sequence[Sequence[int]] = ()) -> Downlink:
     downlink = Downlink(lambda *_: None)
-    downlink.begin(Welcome(1, -1, ["a"] * 8, "gloo", ""), sets, [(rank, b"%d" % rank) for rank in ranks])
+    downlink.begin(Welcome(1, -1, ["a"] * 8, "tcp", ""), sets, [(rank, b"%d" % rank) for rank in ranks])
     return downlink
 
 

@@ -96,7 +96,7 @@ class Worker:
 
     def __init__(self, place: int, size: int, host: str, address: str, secret: str) -> None:
         self.link = Link(Seat(place, size, host, address, secret), DEADLINE_S)
-        self.hello = Hello(self.link.worker, place, size, host, place, "1", ["gloo"], 2, 40, [])
+        self.hello = Hello(self.link.worker, place, size, host, place, "1", ["tcp"], 2, 40, [])
         self.done: list[tuple[str, ...]] = []
 
     def join(self) -> None:
@@ -161,7 +161,7 @@ class Job:
     def __init__(self, hosts: int, held: contextlib.ExitStack) -> None:
         secret, size = new_secret(), hosts * LOCAL
         self._router = held.enter_context(Router(JobKeys.from_secret(secret)))
-        self.root = Root(self._router, Settings(tree_radix=RADIX, engine="gloo", host_timeout_s=0.0), size)
+        self.root = Root(self._router, Settings(tree_radix=RADIX, engine="tcp", host_timeout_s=0.0), size)
         self._bell = os.eventfd(0, os.EFD_CLOEXEC)
         held.callback(os.close, self._bell)
         self._router.watch(self._bell)

@@ -14,7 +14,7 @@ from farandole.runtime.combining import HOLD_S
 from farandole.runtime.relaying import Relaying
 from tests.runtime.test_controller import letters, peers, small
 
-HELLO = Hello("", 0, 4, "b", 100, "1", ["gloo"], 2, 40, [])
+HELLO = Hello("", 0, 4, "b", 100, "1", ["tcp"], 2, 40, [])
 CHILD = b"relay-c"
 
 
@@ -38,7 +38,7 @@ class Relay:
     def begin(self) -> None:
         greetings = [messages.Letter(uid + b"u", messages.encode(HELLO)) for uid in (b"p", b"q")]
         self.relaying.from_below(CHILD, Letters(greetings))
-        welcome = Welcome(1, -1, ["b", "b", "c", "c"], "gloo", "")
+        welcome = Welcome(1, -1, ["b", "b", "c", "c"], "tcp", "")
         self.relaying.from_above(Begin(welcome, [[0, 2]], [(0, b"x"), (1, b"y"), (2, b"p"), (3, b"q")]))
         self.relaying.flush()
 

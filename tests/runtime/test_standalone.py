@@ -116,8 +116,8 @@ def test_a_starter_that_left_in_order_ends_nobodys_generation(held: ExitStack) -
 
 def test_processes_of_other_hosts_may_have_the_same_number(held: ExitStack) -> None:
     job = Job(held, 2)
-    job.join("x", 0, os.getpid(), engines=["gloo"])
-    job.join("y", 1, os.getpid(), host="there", engines=["gloo"])
+    job.join("x", 0, os.getpid(), engines=["tcp"])
+    job.join("y", 1, os.getpid(), host="there", engines=["tcp"])
     assert [job.expect(f"{uid}c", Welcome).rank for uid in "xy"] == [0, 1]
     assert job.leave() == 0
     assert job.expect("yc", Abort).reason.startswith("rank 0 on here")

@@ -32,7 +32,7 @@ class Branched(Simulation):
         self.size = len(job.programs)
         self.controller = Controller(
             partial(self.sent, ROOT),
-            Settings(engine="gloo", stall_check=False, fusion_threshold_bytes=job.fusion, cache_capacity=job.capacity),
+            Settings(engine="tcp", stall_check=False, fusion_threshold_bytes=job.fusion, cache_capacity=job.capacity),
             self.size,
             lambda: 0.0,
         )
@@ -52,7 +52,7 @@ class Branched(Simulation):
 
     def begin(self, static: list[list[int]]) -> None:
         for r, home in enumerate(self.homes):
-            self.say(r, Hello("", r, self.size, home or "root", r, "1", ["solo", "shm", "gloo"], 2, 40, static))
+            self.say(r, Hello("", r, self.size, home or "root", r, "1", ["solo", "shm", "tcp"], 2, 40, static))
         self.settle()
 
     def settle(self) -> None:

@@ -23,7 +23,7 @@ JOBS: dict[str, tuple[str, ...]] = {
     "4": ("-np", "4"),
     "2-where-they-lie": ("-np", "2", "--bucket-bytes", "200"),
     "3-overlapped": ("-np", "3", *OVERLAPPED),
-    "2-gloo": ("-np", "2", "--engine", "gloo"),
+    "2-tcp": ("-np", "2", "--engine", "tcp"),
     "4-on-2-uneven-hosts-and-a-tree": ("-H", "node1:3,node2:1", "--tree-radix", "2"),
     "2-on-2-hosts-overlapped": ("-H", "node1:1,node2:1", *OVERLAPPED),
 }

@@ -1,7 +1,7 @@
 """What can run here: every engine with what it needs, looked for without importing a framework or touching a device.
 
 >>> usable(find=lambda module: module, variables={})
-['solo', 'shm', 'gloo', 'hybrid']
+['solo', 'shm', 'tcp', 'hybrid']
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ CANDIDATES = {
             _not_started_by_mpi,
             "start it by mpirun or srun",
         ),
-        Candidate("gloo", "any hosts, over TCP", ("farandole._native", "torch"), _TORCH),
+        Candidate("tcp", "any hosts, over TCP", ("farandole._native",), _NATIVE),
         Candidate("hybrid", "several hosts: shm inside, another engine across", ("farandole._native",), _NATIVE),
     )
 }

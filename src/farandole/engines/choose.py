@@ -1,9 +1,9 @@
 """Which engine a job gets: one table, from topology, what is usable and what was asked, to a name and a reason.
 
->>> choose("auto", ["a", "a"], [["solo", "shm"], ["solo", "shm", "gloo"]])
+>>> choose("auto", ["a", "a"], [["solo", "shm"], ["solo", "shm", "tcp"]])
 ('shm', 'all 2 ranks are on one host')
->>> choose("auto", ["a", "a", "b", "b"], [["shm", "gloo", "hybrid"]] * 4)
-('hybrid+gloo', '4 ranks are on 2 hosts, up to 2 on one')
+>>> choose("auto", ["a", "a", "b", "b"], [["shm", "tcp", "hybrid"]] * 4)
+('hybrid+tcp', '4 ranks are on 2 hosts, up to 2 on one')
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ HYBRID = "hybrid"
 SHM_MEMBERS = 64
 """How many ranks of a host one shared segment connects."""
 
-ACROSS = ("mpi", "gloo", "nccl")
+ACROSS = ("mpi", "tcp", "nccl")
 """What may cross between hosts, the first that all ranks can use unless one is asked for."""
 
-PREFERENCE = ("nccl", "solo", "shm", HYBRID, "mpi", "gloo")
+PREFERENCE = ("nccl", "solo", "shm", HYBRID, "mpi", "tcp")
 """The order in which auto tries them."""
 
 
@@ -31,7 +31,7 @@ def choose(asked: str, hosts: Sequence[str], usable: Sequence[Sequence[str]], ac
 
     ``hosts[r]`` is the host of rank ``r`` and ``usable[r]`` names the engines it could use. ``asked`` is an engine's
     name or ``auto``, ``across`` what crosses between hosts: an engine of ``ACROSS``, or ``auto``. ``hybrid`` comes with
-    the engine that crosses, ``hybrid+gloo``. Raises ``UnsupportedError`` when none fits, with the rank and host that
+    the engine that crosses, ``hybrid+tcp``. Raises ``UnsupportedError`` when none fits, with the rank and host that
     lacks it, and the remedy.
     """
     if asked != "auto":
@@ -60,7 +60,7 @@ def considered(hosts: Sequence[str], usable: Sequence[Sequence[str]], across: st
 
 
 def base(engine: str) -> str:
-    """The engine without what crosses for it: ``hybrid`` of ``hybrid+gloo``."""
+    """The engine without what crosses for it: ``hybrid`` of ``hybrid+tcp``."""
     return engine.partition("+")[0]
 
 
@@ -85,7 +85,7 @@ def _problem(name: str, hosts: Sequence[str], usable: Sequence[Sequence[str]]) -
     if name == "shm" and len(counts) > 1:
         return f"it serves one host and this job has {len(counts)} ({_few(sorted(counts))}); type --engine auto"
     if name in ("shm", HYBRID) and (most := max(counts.values())) > SHM_MEMBERS:
-        return f"it serves at most {SHM_MEMBERS} ranks of a host and one has {most}; type --engine gloo"
+        return f"it serves at most {SHM_MEMBERS} ranks of a host and one has {most}; type --engine tcp"
     for rank, (host, names) in enumerate(zip(hosts, usable, strict=True)):
         if name not in names:
             candidate = CANDIDATES[name]

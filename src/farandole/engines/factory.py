@@ -1,4 +1,4 @@
-"""Makes an engine by its name. Each is imported when it is first asked for: gloo needs a framework, others do not."""
+"""Makes an engine by its name. Each is imported when it is first asked for: some need a library."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from farandole.errors import UnsupportedError
 MODULES = {
     "shm": ("farandole.engines.shm",),
     "hybrid": ("farandole.engines.hybrid",),
-    "gloo": ("farandole.engines.torchdist", "torch.distributed"),
+    "tcp": ("farandole.engines.tcp",),
     "nccl": ("farandole.engines.nccl", "torch.distributed"),
 }
 """What an engine needs; those that are not here do not take long."""
 
 
 def make(name: str, group: Group, rendezvous: Rendezvous, find: Find = find_spec) -> Engine:
-    """One member's engine; collective among ``group``. ``hybrid`` is followed by what crosses: ``hybrid+gloo``.
+    """One member's engine; collective among ``group``. ``hybrid`` is followed by what crosses: ``hybrid+tcp``.
 
     Raises ``UnsupportedError`` for an unknown name and for an engine that this process cannot use.
     """
@@ -36,10 +36,10 @@ def make(name: str, group: Group, rendezvous: Rendezvous, find: Find = find_spec
         return ShmEngine(group, rendezvous)
     if name == "hybrid":
         return _make_hybrid(group, rendezvous, across, find)
-    if name == "gloo":
-        from farandole.engines.torchdist import GlooEngine
+    if name == "tcp":
+        from farandole.engines.tcp import TcpEngine
 
-        return GlooEngine(group, rendezvous)
+        return TcpEngine(group, rendezvous)
     if name == "nccl":
         from farandole.engines.nccl import NcclEngine
 

@@ -1,6 +1,6 @@
 """Shared memory inside each host, another engine between hosts; every member carries its own share across.
 
-engine = HybridEngine(group, rendezvous, functools.partial(make, "gloo"))
+engine = HybridEngine(group, rendezvous, functools.partial(make, "tcp"))
 engine.allreduce(array, ReduceOp.AVERAGE)     # reduce-scatter inside, all-reduce of shares across, all-gather inside
 """
 

@@ -233,7 +233,7 @@ def _meet(group: Group, exchange: Exchange) -> tuple[_World, list[int]]:
     if len(set(ranks)) < len(ranks):
         raise EngineError(
             f"engine mpi cannot connect {group.label}: its members have the ranks {ranks} of MPI's world, so they were "
-            "not started by one mpirun or srun. Start the whole job by one, or use --engine gloo"
+            "not started by one mpirun or srun. Start the whole job by one, or use --engine tcp"
         )
     return world, ranks
 
@@ -256,6 +256,6 @@ def _trouble(mpi: Any, group: Group) -> str:
         return (
             f"this MPI gives thread level {level}, and collectives come from several threads, which needs "
             f"{mpi.THREAD_MULTIPLE} (MPI_THREAD_MULTIPLE): use an MPI built for it, import mpi4py after init(), or use "
-            "--engine gloo"
+            "--engine tcp"
         )
     return ""

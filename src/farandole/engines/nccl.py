@@ -24,11 +24,14 @@ from farandole.engines.arrays import plain_memory, shares
 from farandole.engines.engine import Engine, Exchange, Group, Memory, require_served
 from farandole.engines.exchange_store import ExchangeStore
 from farandole.engines.tensors import as_bytes, combine, finish, scale, tensor, widen
-from farandole.engines.torchdist import connect
+from farandole.engines.transport import interruptible
 from farandole.errors import AbortError, CollectiveError, EngineError, StallError
 
 MakeProcessGroup: TypeAlias = Callable[[Any, Group], Any]
 """From the store and the group to a process group of ``torch.distributed``."""
+
+CONNECT_S = 30.0
+"""How long the members may take to meet, beyond the deadline of a collective."""
 
 _NAP_S = 0.00005
 _YIELD_S = 0.001
@@ -71,7 +74,7 @@ class NcclEngine(Engine):
         self._calls = 0
         store = ExchangeStore(exchange, leads=make is None and group.rank == 0)
         making = make or _make_nccl
-        self._process_group = connect(group, exchange, None if make is None else store, lambda: making(store, group))
+        self._process_group = _connected(group, exchange, lambda: making(store, group))
 
     def allocate(self, nbytes: int) -> Memory:
         """Plain memory of the host."""
@@ -273,6 +276,22 @@ class NcclEngine(Engine):
     def _failed(self, kind: type[CollectiveError], text: str) -> CollectiveError:
         self._failure = self._failure or (kind, text)
         return AbortError(self._reason) if self._reason is not None else kind(text)
+
+
+def _connected(group: Group, exchange: Exchange, make: Callable[[], Any]) -> Any:
+    """The process group that ``make`` makes; raises ``EngineError`` on all members if one has none."""
+    process_group, failure = None, ""
+    try:
+        process_group = interruptible(group, "a process group", CONNECT_S + group.deadline_s, make)
+    except (RuntimeError, OSError) as error:
+        if group.broken.is_set():
+            raise
+        failure = str(error).splitlines()[0]
+    # Nobody goes on, and perhaps closes or aborts, while another still connects.
+    lost = [f"{group.name(place)}: {said.decode()}" for place, said in enumerate(exchange(failure.encode())) if said]
+    if lost:
+        raise EngineError(f"not all of {group.label} could connect to the others. {'; '.join(lost)}")
+    return process_group
 
 
 def _make_nccl(store: Any, group: Group) -> Any:

@@ -1,6 +1,6 @@
 """Collectives out of point-to-point transfers, with the arithmetic of the native core.
 
-    class GlooEngine(PairwiseEngine): ...          # brings its transport
+    class TcpEngine(PairwiseEngine): ...          # brings its transport
 
 A library's own reductions know fewer dtypes than we do and round float16 between each two ranks. Here every dtype and
 op exists, float16 accumulates in float32, and the order of reduction is the ranks', whatever the transport.

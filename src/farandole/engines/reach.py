@@ -8,12 +8,8 @@ No interface is tried: the kernel knows which of its addresses it would use towa
 from __future__ import annotations
 
 import contextlib
-import errno
 import ipaddress
-import select
 import socket
-import time
-from collections.abc import Mapping
 
 from farandole.cluster.contact import is_loopback
 from farandole.control.addresses import interfaces, reachable_by
@@ -48,8 +44,8 @@ def reachable_address(group: Group, exchange: Exchange) -> str:
         return LOOPBACK
     known = "" if _is_loopback(group.address) else group.address
     said = [answer.decode() for answer in exchange(known.encode())]
-    family = next((_family(address) for address in said if address), socket.AF_UNSPEC)
-    if known and _family(known) == family:
+    family = next((family_of(address) for address in said if address), socket.AF_UNSPEC)
+    if known and family_of(known) == family:
         return known
     here = group.hosts[group.rank]
     others = [place for place, host in enumerate(group.hosts) if host != here]
@@ -62,38 +58,6 @@ def reachable_address(group: Group, exchange: Exchange) -> str:
         f"{group.name(group.rank)} does not know by which address other hosts reach it: no other host's name resolves "
         f"here, nor {socket.gethostname()!r} to anything but the loopback. Name the interface: --network-interface eth0"
     )
-
-
-def out_of_reach(group: Group, exchange: Exchange, timeout_s: float) -> list[str]:
-    """The hosts of other members to which no connection comes about in time. Collective."""
-    address = reachable_address(group, exchange)
-    with socket.create_server((address, 0), family=_family(address), backlog=group.size) as server:
-        said = exchange(f"{address} {server.getsockname()[1]}".encode())
-        listening = {host: answer.decode().split() for host, answer in zip(group.hosts, said, strict=True)}
-        del listening[group.hosts[group.rank]]
-        cut = _unanswered({host: (there, int(port)) for host, (there, port) in listening.items()}, timeout_s)
-        exchange(b"")
-    return cut
-
-
-def _unanswered(listening: Mapping[str, tuple[str, int]], timeout_s: float) -> list[str]:
-    """Which of these do not take a call in time; all are called at once."""
-    until_s, silent = time.monotonic() + timeout_s, list(listening)
-    with contextlib.ExitStack() as held:
-        poll, calls = select.poll(), {}
-        for host, (address, port) in listening.items():
-            call = held.enter_context(socket.socket(_family(address)))
-            call.setblocking(False)
-            call.connect_ex((address, port))
-            calls[call.fileno()] = host, call
-            poll.register(call, select.POLLOUT)
-        while calls and (left_s := until_s - time.monotonic()) > 0:
-            for fd, _ in poll.poll(left_s * 1000):
-                poll.unregister(fd)
-                host, call = calls.pop(fd)
-                if call.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) in (0, errno.ECONNREFUSED):
-                    silent.remove(host)
-    return silent
 
 
 def source_towards(destination: str, family: int = socket.AF_UNSPEC) -> str:
@@ -116,7 +80,8 @@ def _own_address(family: int) -> str:
     return ""
 
 
-def _family(address: str) -> int:
+def family_of(address: str) -> int:
+    """The version of IP of a literal address."""
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 

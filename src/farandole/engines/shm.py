@@ -35,7 +35,7 @@ class ShmEngine(Engine):
         if group.size > SHM_MEMBERS:
             raise UnsupportedError(
                 f"engine shm connects at most {SHM_MEMBERS} ranks of one host, {group.label} has {group.size}: "
-                "use --engine gloo"
+                "use --engine tcp"
             )
         self.group = group
         names = [group.name(place) for place in range(group.size)]

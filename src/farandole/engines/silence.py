@@ -1,9 +1,9 @@
 """Hosts that are not heard of while something is waited for from them: the network is cut between them and this one.
 
     lookout = Lookout({connection: "node2"}, silence_s=3.0, tell=group.on_silence)
-    with lookout.waiting():
-        ...                                     # a transfer; tell("node2") if it comes to nothing for that reason
-    lookout.close()
+    since = time.monotonic()
+    while not poll.poll(1000 * lookout.pause_s):
+        lookout.look(since)                     # calls tell("node2") if that is why nothing comes
 
 Only the kernel knows whether the other side's kernel answers, and that is what counts: a process that is slow or
 stopped is answered for.
@@ -11,14 +11,11 @@ stopped is answered for.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import socket
 import struct
-import threading
 import time
-import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import final
 
 REPEATS = 2
@@ -42,44 +39,32 @@ def limit_s(silence_s: float) -> float:
 
 @final
 class Lookout:
-    """Looks, in a thread of its own, after the connections of a transport to other hosts, while that waits.
+    """Looks after the connections of a transport to other hosts while that waits.
 
     After ``limit_s(silence_s)`` of silence ``tell`` is called with the name of the host, once. With 0 a host may be
-    silent for ever, and nobody looks.
+    silent for ever.
     """
 
     def __init__(
         self, connections: Mapping[socket.socket, str], silence_s: float, tell: Callable[[str], object]
     ) -> None:
         self._connections, self._tell = connections, tell
-        self._limit_s = limit_s(silence_s)
-        self._since_s = math.inf
-        self._closed = threading.Event()
-        if silence_s and connections:
-            for connection in connections:
-                _let_ask(connection, round(max(silence_s / LOOKS, _SHORTEST_S)))
-            arguments = weakref.WeakMethod(self._look), self._limit_s / LOOKS, self._closed
-            threading.Thread(target=_look_often, args=arguments, name="farandole-lookout", daemon=True).start()
+        self._limit_s = limit_s(silence_s) if silence_s and connections else math.inf
+        self.pause_s = self._limit_s / LOOKS
+        """How often to look."""
+        self._looked_s = -math.inf
+        for connection in connections if silence_s else ():
+            _let_ask(connection, round(max(silence_s / LOOKS, _SHORTEST_S)))
 
-    @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
-        """What happens inside needs the others."""
-        self._since_s = time.monotonic()
-        try:
-            yield
-        finally:
-            self._since_s = math.inf
-
-    def close(self) -> None:
-        """Look no more; the connections are the caller's."""
-        self._closed.set()
-
-    def _look(self) -> None:
-        if time.monotonic() - self._since_s < self._limit_s:
+    def look(self, since_s: float) -> None:
+        """Tell of the first host of which nothing has been heard; ``since_s`` says since when something is awaited."""
+        now = time.monotonic()
+        if now - since_s < self._limit_s or now - self._looked_s < self.pause_s:
             return
+        self._looked_s = now
         for connection, host in self._connections.items():
             if silent_for_s(connection) >= self._limit_s:
-                self._closed.set()
+                self._limit_s = math.inf
                 self._tell(host)
                 return
 
@@ -103,10 +88,3 @@ def _let_ask(connection: socket.socket, every_s: int) -> None:
         (socket.TCP_KEEPCNT, _MOST_PROBES),  # it is not for the kernel to end what nobody waits for
     ):
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
-def _look_often(look: weakref.WeakMethod[Callable[[], None]], pause_s: float, closed: threading.Event) -> None:
-    """Until it is closed, or nobody has it any more."""
-    while not closed.wait(pause_s) and (method := look()) is not None:
-        method()
-        del method

@@ -2,7 +2,7 @@
 
     transport.transfer(sends=[(1, mine)], receives=[(1, theirs)])
 
-Gloo and MPI are such transports; ``pairwise`` makes collectives of them.
+Sockets and MPI are such transports; ``pairwise`` makes collectives of them.
 """
 
 from __future__ import annotations

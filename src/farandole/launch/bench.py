@@ -36,11 +36,11 @@ MPI_S = 120.0
 """How long the ranks of an MPI may take."""
 BUSY = 0.5
 """From this many runnable processes per core on, times compare little."""
-ACROSS = "gloo"
+ACROSS = "tcp"
 EXAMPLES = """\
 examples:
   farandole bench
-  farandole bench -np 4 --engines shm,gloo
+  farandole bench -np 4 --engines shm,tcp
   farandole bench -H node1:2,node2:2 --json bench.json
 
 The time is that of an all-reduce of float32 in the engine's memory: the median

@@ -1,6 +1,6 @@
 """What each rank of ``farandole bench`` does: time the all-reduce of several engines, in turns.
 
-    farandole.run(measure, args=(("shm", "gloo"), 0.1), np=2)[0]
+    farandole.run(measure, args=(("shm", "tcp"), 0.1), np=2)[0]
 
 In turns, so that whatever else the machine does meets all engines alike. ``main`` is for ranks that mpirun starts.
 """

@@ -2,7 +2,7 @@
 
     parser = Parser(prog="farandole run")
     add_knobs(parser)
-    arguments = knob_arguments(parser.parse_args(["--engine", "gloo"]))     # {"engine": "gloo"}
+    arguments = knob_arguments(parser.parse_args(["--engine", "tcp"]))     # {"engine": "tcp"}
     settings = Settings.resolve(arguments)
 
 Every knob of ``settings`` becomes an option by itself; nothing about a knob is written here.

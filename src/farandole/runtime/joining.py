@@ -2,7 +2,7 @@
 
     environment = environment_of(comm=None)
     part = part_of(environment, comm=None)
-    settings = settings_of(environment, {"engine": "gloo"})
+    settings = settings_of(environment, {"engine": "tcp"})
 
 Pure but for reading the environment; raises for what cannot be, with what to type.
 """

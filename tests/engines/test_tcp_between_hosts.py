@@ -1,4 +1,4 @@
-"""The gloo engine between hosts of their own: the contract by both versions of IP, and what a lost host means."""
+"""The tcp engine between hosts of their own: the contract by both versions of IP, and what a lost host means."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from farandole.testing.engine_contract import CASES, run_contract
 from farandole.testing.harness import Died, run_ranks
 from farandole.testing.rank import Member
 
-pytest.importorskip("torch")
-
 LAUNCHES = {"ipv4": ("node1", "node2", "node3"), "ipv6": ("node1", "node2")}
 DEADLINE_S = 2.0
 
@@ -34,9 +32,9 @@ def _cluster(hosts: Sequence[str], ipv4: bool = True) -> Iterator[Cluster]:
 
 
 def _contract(member: Member) -> dict[str, str]:
-    from farandole.engines.torchdist import GlooEngine
+    from farandole.engines.tcp import TcpEngine
 
-    return run_contract(member, GlooEngine)
+    return run_contract(member, TcpEngine)
 
 
 @functools.cache
@@ -55,10 +53,10 @@ def test_engine(by: str, case: str) -> None:
 
 def _waits_for_a_silent_host(member: Member, connected: str) -> str:
     from farandole.collective import DType, ReduceOp
-    from farandole.engines.torchdist import GlooEngine
+    from farandole.engines.tcp import TcpEngine
     from farandole.errors import CollectiveError
 
-    engine = GlooEngine(member.group("lane", deadline_s=DEADLINE_S), member.exchange)
+    engine = TcpEngine(member.group("lane", deadline_s=DEADLINE_S), member.exchange)
     array = engine.allocate(8 * 2**20).array(DType.FLOAT32)
     engine.allreduce(array, ReduceOp.SUM)
     if member.rank == 0:
@@ -75,12 +73,11 @@ def _is_parted(member: Member, moments: str) -> tuple[list[str], list[str]]:
     import subprocess
 
     from farandole.collective import DType, ReduceOp
-    from farandole.engines import torchdist
+    from farandole.engines import tcp
     from farandole.errors import CollectiveError
 
-    torchdist.CONNECT_S = 2.0
     told: list[str] = []
-    engines: list[torchdist.GlooEngine] = []
+    engines: list[tcp.TcpEngine] = []
     errors = []
 
     def on_silence(host: str) -> None:
@@ -89,7 +86,7 @@ def _is_parted(member: Member, moments: str) -> tuple[list[str], list[str]]:
             engine.abort(f"nothing comes from {host}")
 
     group = dataclasses.replace(member.group("lane", deadline_s=60.0), silence_s=1.0, on_silence=on_silence)
-    engines.append(torchdist.GlooEngine(group, member.exchange_among("first")))
+    engines.append(tcp.TcpEngine(group, member.exchange_among("first")))
     array = engines[0].allocate(32 * 2**20).array(DType.FLOAT32)
     if member.rank == 1:  # to be slow for longer than a network may be silent is no fault
         subprocess.Popen(["sh", "-c", f"sleep 0.2; kill -STOP {os.getpid()}; sleep 3; kill -CONT {os.getpid()}"])
@@ -105,7 +102,7 @@ def _is_parted(member: Member, moments: str) -> tuple[list[str], list[str]]:
     except CollectiveError as error:
         errors.append(f"{type(error).__name__}: {error}")
     try:
-        torchdist.GlooEngine(group, member.exchange_among("second"))
+        tcp.TcpEngine(group, member.exchange_among("second"))
     except CollectiveError as error:
         errors.append(f"{type(error).__name__}: {error}")
     engines[0].close()
@@ -125,8 +122,8 @@ def test_hosts_between_which_one_way_is_cut_tell_it_in_a_collective_and_when_the
         cutter.start()
         found = run_ranks(_is_parted, 2, str(moments), timeout_s=120, start=on_hosts(cluster, hosts), hosts=hosts)
         cutter.join(60)
-    here_to_there = "rank 0 on node1 does not reach node2; rank 1 on node2 does not reach node1"
-    lost = f"EngineError: not all of lane could connect to the others. {here_to_there}"
+    there_to_here = "rank 1 on node2 does not reach rank 0 on node1: no answer"
+    lost = f"EngineError: not all of lane could connect to the others. {there_to_here}"
     for (told, errors), other in zip(found, ("node2", "node1"), strict=True):
         assert told == [other, other]
         assert errors == [f"AbortError: nothing comes from {other}", lost]

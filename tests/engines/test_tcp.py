@@ -1,4 +1,4 @@
-"""What is special about the gloo engine: lost connections, whose they are, and what is left of an engine."""
+"""What is special about the tcp engine: lost connections, whose they are, and what is left of an engine."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -17,26 +18,27 @@ from farandole.testing.harness import Died, run_ranks
 from farandole.testing.leaks import no_leaks
 from farandole.testing.rank import Member
 
-pytest.importorskip("torch")
+
+def _error(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except CollectiveError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def _raised(engine: Engine) -> tuple[str, str]:
     """The error of an all-reduce that must fail, and that nothing else follows it."""
-    memory = engine.allocate(4096)
-    found = ["", ""]
-    for attempt in range(2):
-        try:
-            engine.allreduce(memory.array(DType.FLOAT32), ReduceOp.SUM)
-        except CollectiveError as error:
-            found[attempt] = f"{type(error).__name__}: {error}"
-    return found[0], found[1]
+    array = engine.allocate(4096).array(DType.FLOAT32)
+    first = _error(lambda: engine.allreduce(array, ReduceOp.SUM))
+    return first, _error(lambda: engine.allreduce(array, ReduceOp.SUM))
 
 
 def test_a_killed_peer_is_noticed_at_once_and_named() -> None:
-    from farandole.engines.torchdist import GlooEngine
+    from farandole.engines.tcp import TcpEngine
 
     def program(member: Member) -> tuple[float, str]:
-        engine = GlooEngine(member.group("process set 0"), member.exchange)
+        engine = TcpEngine(member.group("process set 0"), member.exchange)
         killed = member.rank == 1
         moments = member.exchange_among("moment", (0, 2))
         if killed:
@@ -61,19 +63,18 @@ def test_a_killed_peer_is_noticed_at_once_and_named() -> None:
 
 def test_one_launch_for_the_rest() -> None:
     def program(member: Member) -> None:
-        import torch
-
-        from farandole.engines.torchdist import GlooEngine
+        from farandole.engines.tcp import TcpEngine
 
         count = [0]
 
-        def make(deadline_s: float = 20.0) -> GlooEngine:
+        def make(deadline_s: float = 20.0) -> TcpEngine:
             count[0] += 1
             label = f"engine {count[0]}"
             group = member.group(label, deadline_s=deadline_s)
-            return GlooEngine(group, member.exchange_among(label, group.ranks))
+            return TcpEngine(group, member.exchange_among(label, group.ranks))
 
-        _touches_no_default_group(make(), torch)
+        _what_is_closed_says_so(make())
+        _an_abort_wakes_who_has_sent_a_part(make(), member)
         _a_connection_of_somebody_else_survives_an_abort(make())
         _a_stall_names_who_did_not_come(make(deadline_s=0.3), member)
         _a_lost_connection_takes_the_reason_of_an_abort_that_follows(make(), member)
@@ -82,14 +83,27 @@ def test_one_launch_for_the_rest() -> None:
     run_ranks(program, 2)
 
 
-def _touches_no_default_group(engine: Engine, torch: object) -> None:
-    import torch.distributed as dist
-
+def _what_is_closed_says_so(engine: Engine) -> None:
     engine.barrier()
-    assert not dist.is_initialized()
     engine.close()
     with pytest.raises(EngineError, match="is closed"):
         engine.barrier()
+
+
+def _an_abort_wakes_who_has_sent_a_part(engine: Engine, member: Member) -> None:
+    """More than the kernels hold, and nobody takes it; what was put away of it makes no difference."""
+    if member.rank == 0:
+        errors: list[str] = []
+        many = engine.allocate(64 * 2**20).array(DType.FLOAT32)
+        sender = threading.Thread(target=lambda: errors.append(_error(lambda: engine.broadcast(many, 0))))
+        sender.start()
+        while engine.statistics()["bytes_sent"] == 0:
+            os.sched_yield()
+        engine.abort("enough")
+        sender.join(10)
+        assert errors == ["AbortError: enough"]
+    member.exchange(b"")
+    engine.close()
 
 
 def _a_connection_of_somebody_else_survives_an_abort(engine: Engine) -> None:

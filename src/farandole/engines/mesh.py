@@ -1,0 +1,224 @@
+"""A TCP connection between each two members of a group, both ends of which have shown that they belong to it.
+
+    connections = connect(group, exchange)      # {1: <socket>, 2: <socket>}, by the members' places
+
+Members tell each other where they listen, and a key, by their ``exchange``, which is authenticated. Who calls sends its
+place and a digest of it under the key of whom it called, and is answered likewise. Of anybody else these 36 bytes are
+read and nothing more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import secrets
+import select
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from typing import Any, final
+
+import msgspec
+
+from farandole.engines.engine import Exchange, Group
+from farandole.engines.reach import family_of, reachable_address
+from farandole.engines.silence import limit_s
+from farandole.errors import AbortError, EngineError, StallError
+
+CONNECT_S = 30.0
+"""How long a call may take where a host may be silent for ever, and an answer beyond the deadline of a collective."""
+
+_LOOK_S = 0.02
+"""How often is looked whether the generation has ended meanwhile."""
+
+_BACKLOG = 4096
+"""How many callers the kernel lets wait: strangers must not keep members out."""
+
+_GREETING = struct.Struct("=I32s")
+
+
+@final
+class _Place(msgspec.Struct, frozen=True, array_like=True):
+    """Where a member listens and the key that its callers must know; or what keeps it from listening."""
+
+    address: str = ""
+    port: int = 0
+    key: bytes = b""
+    problem: str = ""
+
+
+def connect(group: Group, exchange: Exchange) -> dict[int, socket.socket]:
+    """Connections to all other members, which do not block. Collective.
+
+    Raises ``EngineError`` on all members if one cannot listen or two do not reach each other, of which both tell
+    ``group.on_silence``; ``AbortError`` if the generation ends meanwhile, ``StallError`` if a member does not answer.
+    """
+    meeting = _Meeting(group)
+    try:
+        places = _all_say(exchange, meeting.listen(exchange), _Place)
+        if problems := [place.problem for place in places if place.problem]:
+            raise EngineError(f"not all of {group.label} could connect to the others. {'; '.join(problems)}")
+        _require_reached(group, _all_say(exchange, meeting.call(places), dict[int, str]))
+        return meeting.greet([place.key for place in places])
+    finally:
+        meeting.close()
+
+
+def _all_say(exchange: Exchange, mine: object, kind: Any) -> list[Any]:
+    return [msgspec.msgpack.decode(said, type=kind) for said in exchange(msgspec.msgpack.encode(mine))]
+
+
+def _require_reached(group: Group, lost: Sequence[dict[int, str]]) -> None:
+    """Raise on all members what any has to say, once for each two hosts."""
+    why: dict[tuple[str, str], str] = {}
+    for caller, unheard in enumerate(lost):
+        for place, said in unheard.items():
+            hosts = group.hosts[caller], group.hosts[place]
+            why.setdefault(hosts, f"{group.name(caller)} does not reach {group.name(place)}: {said}")
+    if not why:
+        return
+    here = group.hosts[group.rank]
+    for host in sorted({host for hosts in why if here in hosts for host in hosts} - {here}):
+        group.on_silence(host)
+    raise EngineError(f"not all of {group.label} could connect to the others. {'; '.join(why.values())}")
+
+
+@final
+class _Meeting:
+    """The sockets of a member while it connects. Each member calls those before it and is called by those after it."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._key = secrets.token_bytes(32)
+        self._server = socket.socket()
+        self._calls: list[socket.socket] = []
+        self._open = [self._server]
+        self._poll = select.poll()
+
+    def listen(self, exchange: Exchange) -> _Place:
+        """From now on this host's kernel takes calls, without this process."""
+        group, address = self._group, ""
+        try:
+            address = reachable_address(group, exchange)
+            self._server.close()
+            self._server = socket.create_server((address, 0), family=family_of(address), backlog=_BACKLOG)
+        except EngineError as error:
+            return _Place(problem=str(error))
+        except OSError as error:
+            return _Place(problem=f"{group.name(group.rank)} cannot listen at {address}: {error}")
+        self._server.setblocking(False)
+        self._open.append(self._server)
+        return _Place(address, self._server.getsockname()[1], self._key)
+
+    def call(self, places: Sequence[_Place]) -> dict[int, str]:
+        """Call all members before this one at once; why some of them were not reached."""
+        silence_s = self._group.silence_s
+        until = time.monotonic() + (limit_s(silence_s) if silence_s else CONNECT_S)
+        calling: dict[int, int] = {}
+        lost: dict[int, str] = {}
+        for place, there in enumerate(places[: self._group.rank]):
+            call = self._watched(socket.socket(family_of(there.address)), select.POLLOUT)
+            call.connect_ex((there.address, there.port))
+            calling[call.fileno()] = place
+            self._calls.append(call)
+        while calling and time.monotonic() < until:
+            for fd in self._ready():
+                self._poll.unregister(fd)
+                place = calling.pop(fd)
+                if code := self._calls[place].getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                    lost[place] = os.strerror(code)
+        return lost | dict.fromkeys(calling.values(), "no answer")
+
+    def greet(self, keys: Sequence[bytes]) -> dict[int, socket.socket]:
+        """Show everybody who this is, and see who they are."""
+        until = time.monotonic() + CONNECT_S + self._group.deadline_s
+        for place, call in enumerate(self._calls):
+            self._send_greeting(call, keys[place])
+        known = self._callers(until)
+        for place, caller in known.items():
+            self._send_greeting(caller, keys[place])
+        for place, call in enumerate(self._calls):
+            self._poll.register(call, select.POLLIN)
+            answer = bytearray()
+            while not _received(call, answer):
+                self._ready(until, place)
+            self._poll.unregister(call)
+            if self._place(answer) != place:
+                name, label = self._group.name(place), self._group.label
+                raise EngineError(f"the connection to {name} was lost while {label} was being connected")
+            known[place] = call
+        self._open = [each for each in self._open if each not in known.values()]
+        return known
+
+    def close(self) -> None:
+        """What has not become a connection."""
+        for each in self._open:
+            each.close()
+
+    def _callers(self, until: float) -> dict[int, socket.socket]:
+        """The members after this one. Who does not greet as one of them is turned away."""
+        expected = set(range(self._group.rank + 1, self._group.size))
+        known: dict[int, socket.socket] = {}
+        strangers: dict[int, tuple[socket.socket, bytearray]] = {}
+        self._poll.register(self._server, select.POLLIN)
+        while expected:
+            for fd in self._ready(until, min(expected)):
+                if fd == self._server.fileno():
+                    with contextlib.suppress(OSError):  # the caller is gone again
+                        caller = self._watched(self._server.accept()[0], select.POLLIN)
+                        strangers[caller.fileno()] = caller, bytearray()
+                elif _received(*strangers[fd]):
+                    self._poll.unregister(fd)
+                    caller, heard = strangers.pop(fd)
+                    if (place := self._place(heard)) in expected:
+                        expected.remove(place)
+                        known[place] = caller
+                    else:
+                        caller.close()
+        self._poll = select.poll()
+        return known
+
+    def _watched(self, connection: socket.socket, event: int) -> socket.socket:
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._open.append(connection)
+        self._poll.register(connection, event)
+        return connection
+
+    def _ready(self, until: float = float("inf"), awaited: int = 0) -> list[int]:
+        label = self._group.label
+        if self._group.broken.is_set():
+            raise AbortError(f"the generation ended while {label} was being connected")
+        if time.monotonic() > until:
+            raise StallError(f"{self._group.name(awaited)} did not answer while {label} was being connected")
+        return [fd for fd, _ in self._poll.poll(_LOOK_S * 1000)]
+
+    def _send_greeting(self, connection: socket.socket, key: bytes) -> None:
+        """The first that is sent, for which there is room. That it does not arrive is seen by who waits for it."""
+        with contextlib.suppress(OSError):
+            connection.send(_GREETING.pack(self._group.rank, _digest(self._group.rank, key)))
+
+    def _place(self, heard: bytes | bytearray) -> int:
+        """Whose greeting this is; -1 for nobody's who knows the key."""
+        if len(heard) == _GREETING.size:
+            place, digest = _GREETING.unpack(heard)
+            if hmac.compare_digest(digest, _digest(place, self._key)):
+                return int(place)
+        return -1
+
+
+def _digest(place: int, key: bytes) -> bytes:
+    return hmac.digest(key, place.to_bytes(4, "big"), "sha256")
+
+
+def _received(connection: socket.socket, heard: bytearray) -> bool:
+    """Add what has come of a greeting to ``heard``; true if nothing more can come of it."""
+    try:
+        heard += (more := connection.recv(_GREETING.size - len(heard)))
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return not more or len(heard) == _GREETING.size

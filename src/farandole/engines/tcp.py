@@ -1,0 +1,140 @@
+"""Collectives of host memory over TCP, among any hosts, with nothing but sockets.
+
+    engine = TcpEngine(group, exchange)
+
+Sockets are what a thread can be woken from at any point of a transfer: by ``shutdown``, which the others notice too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import select
+import socket
+import time
+from collections.abc import Sequence
+from typing import final
+
+from farandole.collective import Array
+from farandole.engines.engine import Exchange, Group
+from farandole.engines.mesh import connect
+from farandole.engines.pairwise import PairwiseEngine
+from farandole.engines.silence import Lookout
+from farandole.engines.transport import Parcel, Transport
+from farandole.errors import CollectiveError, EngineError
+
+_REASON_S = 0.25
+"""How long a lost connection waits for ``abort`` to say who ended the generation."""
+
+
+@final
+class TcpEngine(PairwiseEngine):
+    """Collectives of host memory over TCP. Each member is connected to each other."""
+
+    name = "tcp"
+
+    def __init__(self, group: Group, exchange: Exchange) -> None:
+        super().__init__(group, TcpTransport(group, exchange))
+
+
+@final
+class TcpTransport(Transport):
+    """One connection to each other member, and one thread that serves all of them while it waits."""
+
+    def __init__(self, group: Group, exchange: Exchange) -> None:
+        super().__init__(group)
+        self._connections = connect(group, exchange)
+        here = group.hosts[group.rank]
+        away = {self._connections[place]: host for place, host in enumerate(group.hosts) if host != here}
+        self._lookout = Lookout(away, group.silence_s, group.on_silence)
+
+    def _move(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> None:
+        outgoing = {peer: _memory(array) for peer, array in sends}
+        incoming = {peer: _memory(array) for peer, array in receives}
+        try:
+            for peer in list(outgoing):
+                self._send(peer, outgoing)
+            if outgoing or incoming:
+                self._wait(outgoing, incoming)
+        except BaseException as error:
+            self._interrupt()
+            if isinstance(error, CollectiveError):
+                raise
+            what, label = type(error).__name__, self.group.label
+            self.failure(EngineError, f"a collective of {label} was interrupted by {what}")
+            raise
+
+    def _wait(self, outgoing: dict[int, memoryview], incoming: dict[int, memoryview]) -> None:
+        """Serve whatever is ready until nothing is left."""
+        poll, peers = select.poll(), {}
+        for peer in outgoing.keys() | incoming.keys():
+            peers[self._connections[peer].fileno()] = peer
+            poll.register(self._connections[peer], _events(peer, outgoing, incoming))
+        since = time.monotonic()
+        until = since + self.group.deadline_s
+        while outgoing or incoming:
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                raise self.stalled(next(iter(incoming or outgoing)))
+            self._lookout.look(since)
+            for fd, event in poll.poll(min(left_s, self._lookout.pause_s) * 1000):
+                peer = peers[fd]
+                if peer in incoming and event & ~select.POLLOUT:
+                    self._receive(peer, incoming)
+                if peer in outgoing and event & ~select.POLLIN:
+                    self._send(peer, outgoing)
+                if wanted := _events(peer, outgoing, incoming):
+                    poll.modify(fd, wanted)
+                else:
+                    poll.unregister(fd)
+
+    def _send(self, peer: int, outgoing: dict[int, memoryview]) -> None:
+        """What the kernel takes now."""
+        try:
+            sent = self._connections[peer].send(outgoing[peer])
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise self._lost(peer, error.strerror) from error
+        if sent == outgoing[peer].nbytes:
+            del outgoing[peer]
+        else:
+            outgoing[peer] = outgoing[peer][sent:]
+
+    def _receive(self, peer: int, incoming: dict[int, memoryview]) -> None:
+        """What the kernel has now."""
+        try:
+            received = self._connections[peer].recv_into(incoming[peer])
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise self._lost(peer, error.strerror) from error
+        if not received:
+            raise self._lost(peer, "it was closed")
+        if received == incoming[peer].nbytes:
+            del incoming[peer]
+        else:
+            incoming[peer] = incoming[peer][received:]
+
+    def _lost(self, peer: int, why: str | None) -> CollectiveError:
+        self._interrupt()
+        self.aborted.wait(_REASON_S)
+        text = f"the connection to {self.group.name(peer)} in {self.group.label} was lost: {why}"
+        return self.failure(EngineError, text)
+
+    def _interrupt(self) -> None:
+        for connection in self._connections.values():
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def _release(self, clean: bool) -> None:
+        for connection in self._connections.values():
+            connection.close()
+
+
+def _events(peer: int, outgoing: dict[int, memoryview], incoming: dict[int, memoryview]) -> int:
+    return (select.POLLOUT if peer in outgoing else 0) | (select.POLLIN if peer in incoming else 0)
+
+
+def _memory(array: Array) -> memoryview:
+    return memoryview((ctypes.c_char * array.nbytes).from_address(array.address)).cast("B")
