@@ -27,8 +27,8 @@ native:
 endif
 
 sanitize: $(SANITIZE_BUILD)/thread $(SANITIZE_BUILD)/address ## run the native core's tests under TSan, ASan and UBSan
-	@echo "== ThreadSanitizer"; TSAN_OPTIONS=halt_on_error=1 timeout 120 $(SANITIZE_BUILD)/thread
-	@echo "== AddressSanitizer and UndefinedBehaviorSanitizer"; timeout 120 $(SANITIZE_BUILD)/address
+	@echo "== ThreadSanitizer"; TSAN_OPTIONS=halt_on_error=1 timeout 300 $(SANITIZE_BUILD)/thread
+	@echo "== AddressSanitizer and UndefinedBehaviorSanitizer"; timeout 300 $(SANITIZE_BUILD)/address
 
 $(SANITIZE_BUILD)/thread: SANITIZERS := -fsanitize=thread
 $(SANITIZE_BUILD)/address: SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=all
@@ -38,7 +38,7 @@ $(SANITIZE_BUILD)/%: $(CORE_SOURCES)
 	$(CXX) $(CORE_FLAGS) -fno-omit-frame-pointer $(SANITIZERS) $< -o $@
 
 portable: $(PORTABLE_BUILD)/clang $(PORTABLE_BUILD)/aarch64 ## run them as clang compiles them, and for aarch64 under an emulator
-	@echo "== clang"; timeout 120 $(PORTABLE_BUILD)/clang
+	@echo "== clang"; timeout 300 $(PORTABLE_BUILD)/clang
 	@echo "== aarch64"; timeout 600 $(AARCH64_RUN) $(PORTABLE_BUILD)/aarch64
 
 $(PORTABLE_BUILD)/%: $(CORE_SOURCES)
