@@ -33,7 +33,10 @@ def secret(monkeypatch: pytest.MonkeyPatch) -> str:
     return new_secret()
 
 
-def test_what_an_earlier_job_has_left_is_given_up_for_what_rank_0_says_now(tmp_path: Path, secret: str) -> None:
+def test_what_an_earlier_job_has_left_is_given_up_for_what_rank_0_says_now(
+    tmp_path: Path, secret: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meeting, "DIAL_S", 0.5)
     environment, settings = Slurm({**TASK, "SLURM_JOB_ID": "8"}), Settings(rendezvous_dir=str(tmp_path))
     file = environment.file(Meeting(str(tmp_path), 1.0))
     stale = [f"tcp://127.0.0.{host}:{free_port()}" for host in (1, 2)]
