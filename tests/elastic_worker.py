@@ -64,10 +64,10 @@ def train(state: Steps, own: dict[tuple[int, int], str]) -> None:
         f"step {state.step}, process {os.getpid()}",
         flush=True,
     )
-    ends = np.zeros(1, np.int64)
+    ends = np.zeros(16, np.int64)  # too much to travel with the agreement
     while not ends[0]:
         time.sleep(STEP_S)
-        ends[0] = (FOLDER / "end").exists()
+        ends[:] = (FOLDER / "end").exists()
         do.allreduce("ends", ends, ReduceOp.MAX)
         state.step += 1
         if action := own.pop((who.rank, state.step), None):
@@ -93,6 +93,16 @@ def fail_slowly() -> None:
     raise RuntimeError("as the test asked for")
 
 
+def stop_inside() -> None:
+    """Stop when the next collective is agreed on, and the others are in their engine."""
+
+    def stop(event: events.Event) -> None:
+        if isinstance(event, events.Phase) and event.phase == "cycle":
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    events.subscribe(stop)
+
+
 def expect_notice() -> None:
     """Be told to end when the next generation is due, but this one is not left yet."""
 
@@ -110,6 +120,7 @@ def until_end() -> None:
 
 
 ACTIONS = {
+    "stop inside": stop_inside,
     "expect notice": expect_notice,
     "fail slowly": fail_slowly,
     "pause": signal.pause,

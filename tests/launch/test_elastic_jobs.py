@@ -193,7 +193,12 @@ def test_a_script_tells_of_hosts_and_may_fail(train: Train, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("action", "limit"),
-    [("stop", "--hang-timeout"), ("hang", "--hang-timeout"), ("loop", "--stall-check-shutdown-time-seconds")],
+    [
+        ("stop", "--hang-timeout"),
+        ("stop inside", "--hang-timeout"),
+        ("hang", "--hang-timeout"),
+        ("loop", "--stall-check-shutdown-time-seconds"),
+    ],
 )
 def test_a_worker_that_hangs_is_killed(train: Train, action: str, limit: str) -> None:
     others = () if limit == "--hang-timeout" else ("--hang-timeout", "1")

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from farandole.control.messages import Blocked, Progress
 from farandole.runtime.process_groups import ProcessGroups
 from farandole.runtime.stall import (
+    AGREED,
     PATIENCE_S,
     Blockages,
     Inquiry,
@@ -190,6 +191,14 @@ def test_ranks_inside_a_planned_collective_wait_for_those_that_are_not() -> None
     (waiting,) = blockages.waiting(100.0)
     assert waiting == (("planned", 0, "p", 7), "step 7", 35.0, (0, 2), (1,), 31.0, 0.0)
     assert list(blockages.waiting(132.0)) == []
+
+
+def test_while_all_are_inside_what_they_agreed_on_nobody_waits() -> None:
+    blockages = Blockages(ProcessGroups(2), renewal_s=31.0)
+    blockages.add(0, blocked(lane=AGREED), 100.0)
+    assert [waiting.missing for waiting in blockages.waiting(100.0)] == [(1,)]
+    blockages.add(1, blocked(lane=AGREED), 100.0)
+    assert list(blockages.waiting(100.0)) == []
 
 
 def test_a_later_collective_replaces_an_earlier_one() -> None:

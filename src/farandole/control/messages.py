@@ -98,7 +98,7 @@ class Unheard(Message, frozen=True):
 
 @final
 class Blocked(Message, frozen=True):
-    """I have been in a planned collective for ``seconds``: the ``sequence``-th of ``lane``; ``what`` describes it.
+    """I have been inside a collective for ``seconds``: the ``sequence``-th of ``lane``; ``what`` describes it.
 
     Sent from ``stall_warning_s`` on, and again at least twice in every such time while it lasts. ``step_s`` is the
     longest of my recent steps: the time between two planned collectives.

@@ -31,7 +31,7 @@ from farandole.control.messages import (
 )
 from farandole.errors import AbortError, ControlError, StartError
 from farandole.runtime.failure import Failure
-from farandole.runtime.stall import Limits
+from farandole.runtime.stall import AGREED, Limits
 
 TICKS_PER_WARNING = 4
 LONGEST_TICK_S = 3600.0
@@ -81,17 +81,23 @@ class Pace:
 
 @final
 class Planned:
-    """What each thread of this process is inside of in a planned lane. Written without a lock, once per collective."""
+    """What each thread of this process is inside of. Written without a lock, once per collective."""
 
-    __slots__ = ("_inside", "pace")
+    __slots__ = ("_agreed", "_inside", "pace")
 
     def __init__(self, pace: Pace) -> None:
         self.pace = pace
+        self._agreed: dict[int, int] = {}
         self._inside: dict[int, tuple[float, int, str, int, str]] = {}
 
     def enter(self, process_set: int, lane: str, sequence: int, what: str) -> None:
         """The calling thread begins a planned collective, the ``sequence``-th of ``lane``."""
         self._inside[threading.get_ident()] = self.pace.beat(), process_set, lane, sequence, what
+
+    def enter_agreed(self, process_set: int, what: str) -> None:
+        """The calling thread begins the next collective that all members of a process set have agreed on."""
+        sequence = self._agreed[process_set] = self._agreed.get(process_set, 0) + 1
+        self._inside[threading.get_ident()] = time.monotonic(), process_set, AGREED, sequence, what
 
     def leave(self) -> None:
         """Its collective has ended, however it did."""

@@ -309,7 +309,14 @@ class Session:
     def _perform(self, order: Order, mine: Sequence[Sequence[Call] | None]) -> list[list[Outcome]]:
         if not order.signatures[0].dtypes:  # agreed on, and nothing to move
             return [[Outcome(value=order.value)] for _ in mine]
-        return self._crews.executor(order.process_set, self._sets[order.process_set].ranks).perform(order, mine)
+        executor = self._crews.executor(order.process_set, self._sets[order.process_set].ranks)
+        if order.contributions:  # nothing to wait for
+            return executor.perform(order, mine)
+        self._planned.enter_agreed(order.process_set, _title(order))
+        try:
+            return executor.perform(order, mine)
+        finally:
+            self._planned.leave()
 
     def _agree(self, process_set: int, kind: Kind, splits: Sequence[int] = ()) -> Outcome:
         """Come to one point of the program with all members; they are matched by the order of their calls."""

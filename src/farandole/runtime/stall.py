@@ -40,6 +40,9 @@ SIGNS = 5
 PATIENCE_S = 1.0
 """How long a report waits for the ranks it is about to say where they are."""
 
+AGREED = "agreed"
+"""The lane of collectives that ranks have agreed on, in reports of who is inside of one."""
+
 MOST_WAITS = 5
 MOST_STACKS = 8
 
@@ -331,7 +334,7 @@ class _Said(NamedTuple):
 
 @final
 class Blockages:
-    """What ranks say about planned collectives they have been inside of for long: one report per rank and lane."""
+    """What ranks say about collectives they have been inside of for long: one report per rank and lane."""
 
     def __init__(self, groups: ProcessGroups, renewal_s: float) -> None:
         self._groups, self._renewal_s = groups, renewal_s
@@ -349,18 +352,24 @@ class Blockages:
         return True
 
     def waiting(self, now: float) -> Iterator[Waiting]:
-        """The planned collectives that ranks are inside of, as far as they said so lately."""
+        """The collectives that ranks are inside of, as far as they said so lately.
+
+        One that was agreed on may move any number of bytes: while all are inside, its engine's own limit holds.
+        """
         self._said = {key: said for key, said in self._said.items() if now - said.heard_s <= self._renewal_s}
         together: dict[tuple[int, str, int], dict[int, _Said]] = {}
         for (rank, process_set, lane), said in self._said.items():
             together.setdefault((process_set, lane, said.sequence), {})[rank] = said
         for key, ranks in together.items():
+            missing = tuple(rank for rank in self._groups.get(key[0]) or () if rank not in ranks)
+            if key[1] == AGREED and not missing:
+                continue
             yield Waiting(
                 ("planned", *key),
                 next(iter(ranks.values())).what,
                 min(said.since_s for said in ranks.values()),
                 tuple(sorted(ranks)),
-                tuple(rank for rank in self._groups.get(key[0]) or () if rank not in ranks),
+                missing,
                 self._renewal_s,
                 max(said.step_s for said in ranks.values()),
             )
