@@ -28,7 +28,7 @@ from farandole.events import Recovery
 from farandole.testing.cluster import HEAD, Cluster
 from farandole.testing.ledger import History, Voted, read
 
-JOB_S = 240.0
+JOB_S = 1200.0
 OPTIONS = ("--blacklist-cooldown-range", "0", "0.2", "--host-timeout", "3")
 PARTS = ("detect", "form", "agree", "transfer", "first step")
 
