@@ -32,11 +32,15 @@ from farandole.testing.jobs import NumpyCalls
 
 moment, folder, host = sys.argv[1], Path(sys.argv[2]), os.uname().nodename
 struck = folder / "struck"
+heard = os.open(folder / "heard.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher ends survivors, too; here they shall have time to raise
+
+def say(*words):
+    os.write(heard, (" ".join(map(str, words)) + "\\n").encode())
 
 def reached(here):
     if here == moment:
-        print("reached", host, flush=True)
+        say("reached", host)
 
 def hold(here):
     reached(here)
@@ -55,12 +59,12 @@ def work():
     if host == "node2":
         hold("end")
     shutdown()
-    print("done", host, flush=True)
+    say("done", host)
 
 try:
     work()
 except FarandoleError as error:
-    print("raised", host, type(error).__name__, error, flush=True)
+    say("raised", host, type(error).__name__, error)
     raise
 """
 
@@ -74,10 +78,15 @@ class Job:
     ) -> None:
         self.cluster, self._folder = cluster, folder
         (folder / "worker.py").write_text(WORKER)
+        self._heard.touch()
         told = {f"FARANDOLE_{k.upper()}": str(v) for k, v in ({"host_timeout_s": HOST_TIMEOUT_S} | settings).items()}
         command = [*starter, sys.executable, "worker.py", moment, str(folder)]
         with self._out.open("w") as out, self._err.open("w") as err:
             self.process: Process = cluster.popen(HEAD, command, cwd=folder, env=told, stdout=out, stderr=err)
+
+    @property
+    def _heard(self) -> Path:
+        return self._folder / "heard.txt"
 
     @property
     def _out(self) -> Path:
@@ -88,19 +97,19 @@ class Job:
         return self._folder / "err.txt"
 
     def said(self) -> str:
-        """What workers and launcher have printed."""
-        return f"{self._out.read_text()}\n---\n{self._err.read_text()}"
+        """What workers have written, which no starter's way of passing it on delays, and what the launcher has."""
+        return "\n---\n".join(file.read_text() for file in (self._heard, self._out, self._err))
 
-    def until(self, condition: Callable[[], bool], within_s: float) -> None:
-        """Wait for ``condition``; fail with the job's output."""
+    def until(self, condition: Callable[[], bool], within_s: float, hosts: Sequence[str] = ()) -> None:
+        """Wait for ``condition``; fail with the job's output, and what runs on ``hosts``."""
         deadline = time.monotonic() + within_s
         while not condition():
-            assert time.monotonic() < deadline, f"not within {within_s} s\n{self.said()}"
+            assert time.monotonic() < deadline, f"not within {within_s} s\n{self.said()}\n{self._left(hosts)}"
             time.sleep(0.01)  # nothing announces what files and /proc show
 
     def arrive(self) -> None:
         """Wait for the moment on ``node2``."""
-        self.until(lambda: "reached node2" in self._out.read_text() or self.process.poll() is not None, 60)
+        self.until(lambda: "reached node2" in self._heard.read_text() or self.process.poll() is not None, 60)
         assert self.process.poll() is None, self.said()
 
     def go_on(self) -> None:
@@ -114,12 +123,12 @@ class Job:
 
     def leaves_nothing(self, *hosts: str) -> None:
         """Wait, again for as long as silence is suffered, until nothing of the job runs on these hosts."""
-        self.until(lambda: not self._left(hosts), HOST_TIMEOUT_S + MARGIN_S)
+        self.until(lambda: not self._left(hosts), HOST_TIMEOUT_S + MARGIN_S, hosts)
 
     def _left(self, hosts: Sequence[str]) -> list[str]:
-        """What runs on hosts; not what waits there for a word from Slurm's daemon on a host that is no more."""
+        """What runs on hosts; not Slurm's own, which waits there for a word from its daemon on a host that is no more."""
         words = [words for host in hosts for words in self.cluster.processes(host).values()]
-        return [each for each in words if not each.startswith("slurmstepd: ")]
+        return [each for each in words if each != "slurmd" and not each.startswith("slurmstepd: ")]
 
 
 FAULTS: dict[str, Callable[[Cluster], None]] = {

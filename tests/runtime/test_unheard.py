@@ -30,7 +30,9 @@ def test_the_generation_ends_and_both_hosts_are_named() -> None:
     assert len(told) == 6
     assert {message.kind for _, message in told} == {"AbortError"}
     (reason,) = {message.reason for _, message in told}
-    assert reason.startswith("hosts a and b do not hear each other, though the controller hears both")
+    assert reason.startswith(
+        "hosts a and b do not hear each other: the network between them is cut, or one is down, says rank 0 on a"
+    )
     assert job.reports == [reason]
 
 

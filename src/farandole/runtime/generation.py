@@ -133,14 +133,13 @@ class Generation:
     def parted(self, rank: int, host: str) -> tuple[list[int], str]:
         """``rank`` hears nothing from ``host``: the ranks of the younger host, without which others may go on, and why.
 
-        Both may hear the controller, so none is lost; but they cannot be in one generation.
+        The controller may hear both, so that none counts as lost; but they cannot be in one generation.
         """
         here = self.hosts[rank]
         younger = max(here, host, key=self.hosts.index)
         reason = (
-            f"hosts {here} and {host} do not hear each other, though the controller hears both: the network between "
-            f"them is cut, says {self.name(rank)}, which has waited for twice as long as a host may be silent "
-            "(FARANDOLE_HOST_TIMEOUT_S)"
+            f"hosts {here} and {host} do not hear each other: the network between them is cut, or one is down, says "
+            f"{self.name(rank)}, which has waited for twice as long as a host may be silent (FARANDOLE_HOST_TIMEOUT_S)"
         )
         return [each for each, own in enumerate(self.hosts) if own == younger], reason
 
