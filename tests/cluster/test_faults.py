@@ -126,7 +126,7 @@ class Job:
         self.until(lambda: not self._left(hosts), HOST_TIMEOUT_S + MARGIN_S, hosts)
 
     def _left(self, hosts: Sequence[str]) -> list[str]:
-        """What runs on hosts; not Slurm's own, which waits there for a word from its daemon on a host that is no more."""
+        """What runs on hosts, but for what of Slurm waits there for a word from a host that is no more."""
         words = [words for host in hosts for words in self.cluster.processes(host).values()]
         return [each for each in words if each != "slurmd" and not each.startswith("slurmstepd: ")]
 

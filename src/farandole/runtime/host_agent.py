@@ -1,8 +1,8 @@
 """The agent of a host in a job that no launcher started: ``python -m farandole.runtime.host_agent``.
 
 The first worker of a host other than the controller's starts it, with one line of JSON (``hosted.AgentCharge``) on its
-standard input. It tells the controller that the host is there, and how the workers fare that it is asked to watch; it
-ends when all of them have, or the controller.
+standard input, and is answered by an empty line. It tells the controller that the host is there, and how the workers
+fare that it is asked to watch; it ends when all of them have, or the controller.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from farandole.runtime.agent_link import AgentLink
 from farandole.runtime.host_socket import tell
 from farandole.runtime.hosted import FOR_WORKERS, AgentCharge
 from farandole.runtime.relay import Relay
-from farandole.runtime.standalone import STDIN, first_line
+from farandole.runtime.standalone import STDIN, STDOUT, first_line
 from farandole.settings import Settings
 
 
@@ -106,6 +106,8 @@ def main() -> None:
         contextlib.closing(HostAgent(charge, link, address)) as agent,
         contextlib.suppress(ControlError),
     ):
+        with contextlib.suppress(BrokenPipeError):  # nobody waits any more
+            os.write(STDOUT, b"\n")
         agent.serve()
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import select
 import signal
 import subprocess
 from typing import Any, final
@@ -107,17 +108,27 @@ def ensure_controller(job: str, charge: Charge, settings: Settings) -> Contact:
 
 
 def ensure_agent(charge: AgentCharge, settings: Settings) -> None:
-    """Start the agent of this host, unless another process of the job has, or the controller itself is here."""
+    """Start the agent of this host, unless another process of the job has, or the controller itself is here.
+
+    Returns when it has called the controller: once this worker does, too, the job can begin, and a host that falls
+    silent from then on has to be missed.
+    """
     with claim(charge.secret, charge.host) as claimed:
         if claimed is None:
             return
         _watch_exit()
         charge = msgspec.structs.replace(charge, claimed=claimed.fileno())
-        agent = _start(AGENT_MODULE, settings, stdin=subprocess.PIPE, pass_fds=[charge.claimed])
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        agent = _start(AGENT_MODULE, settings, pass_fds=[charge.claimed], **pipes)
     _agents.append(agent)
     assert agent.stdin is not None
-    with agent.stdin as pipe:
+    assert agent.stdout is not None
+    with agent.stdout, agent.stdin as pipe:
         pipe.write(msgspec.json.encode(charge) + b"\n")
+        pipe.flush()
+        poll = select.poll()
+        poll.register(agent.stdout, select.POLLIN)
+        poll.poll(1000 * settings.start_timeout_s)  # for its answer, or its end, which the controller will notice
 
 
 def _start(module: str, settings: Settings, **options: Any) -> subprocess.Popen[bytes]:
