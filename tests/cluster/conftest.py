@@ -64,9 +64,12 @@ class ClusterJob:
         self.until(lambda: not self.left(), "for the last processes to go")
 
     def left(self) -> dict[str, str]:
-        """Host and number of every process that is left, and its command line."""
+        """Host and number of every process that is left, and its command line; not what slurmd forks for itself."""
         return {
-            f"{host} {pid}": words for host in self.cluster.hosts for pid, words in self.cluster.processes(host).items()
+            f"{host} {pid}": words
+            for host in self.cluster.hosts
+            for pid, words in self.cluster.processes(host).items()
+            if words != "slurmd"
         }
 
 
