@@ -86,7 +86,7 @@ inline std::string shortage_text(std::uint64_t nbytes, const std::string& said) 
            limit_text(RLIMIT_AS, "the limit of address space (ulimit -v)") + " and " +
            limit_text(RLIMIT_FSIZE, "the limit of file size (ulimit -f)") +
            "; raise the limit that is too low, run fewer ranks, use smaller buckets (--bucket-bytes) or another engine "
-           "(--engine gloo)";
+           "(--engine tcp)";
 }
 
 }  // namespace farandole

@@ -139,7 +139,7 @@ inline Mapping attach(const Card& card) {
     const std::string path = "/proc/" + std::to_string(card.pid) + "/fd/" + std::to_string(card.descriptor);
     const std::string remedy =
         "; the ranks of one host must run as one user and see one another in /proc (use one container for all of "
-        "them, or --engine gloo)";
+        "them, or --engine tcp)";
     Descriptor descriptor(open(path.c_str(), O_RDWR | O_CLOEXEC));
     if (descriptor.number() < 0) {
         throw Failure("the shared memory of process " + std::to_string(card.pid) + " cannot be opened: " + path + ": " +

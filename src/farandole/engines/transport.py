@@ -41,7 +41,9 @@ class Transport(ABC):
 
     @final
     def transfer(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> None:
-        """Send and receive all at once, and return when all of it is done; nothing empty travels.
+        """Send and receive all at once, at most one array to and from each member, and return when all of it is done.
+
+        Nothing empty travels.
 
         Raises ``AbortError``, ``StallError`` or ``EngineError``, and touches none of the arrays afterwards.
         """
