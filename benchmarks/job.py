@@ -17,7 +17,7 @@ from typing import Any
 
 from farandole.testing.cluster import HEAD, Cluster
 
-JOB_S = 180.0
+JOB_S = 600.0
 
 
 def launch(
