@@ -47,11 +47,15 @@ def skipped(deed: Deed, quick: bool = False) -> Case:
 
 
 def _all_skipped(job: Job, number: int) -> None:
-    """The same step on every rank, and afterwards all have the same parameters and the same scale."""
+    """The same step on every rank, and afterwards all have the same parameters and the same scale.
+
+    It is the one after that which was hit if that was an epoch's last, as ``Trainee`` spoils none of those.
+    """
     [hit] = struck(job.folder, number)
 
-    def found() -> dict[str, tuple[float, str]]:
-        return {each.worker: (each.scale, each.digest) for each in job.skipped() if each.step == hit.step}
+    def found() -> dict[str, tuple[int, float, str]]:
+        skipped = [each for each in job.skipped() if hit.step <= each.step <= hit.step + 1]
+        return {each.worker: (each.step, each.scale, each.digest) for each in skipped}
 
     members = job.generation()
     job.until(lambda: len(found()) == len(members), f"all ranks skip step {hit.step}")
