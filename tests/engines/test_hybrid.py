@@ -20,13 +20,13 @@ from farandole.collective import Array, DType, ReduceOp
 from farandole.engines.engine import Engine, Group, Rendezvous
 from farandole.engines.factory import make
 from farandole.engines.hybrid import HybridEngine
-from farandole.errors import CollectiveError, EngineError
+from farandole.errors import EngineError
 from farandole.testing.cluster import Cluster
 from farandole.testing.engine_contract import run_contract
 from farandole.testing.harness import Died, run_ranks
 from farandole.testing.leaks import no_leaks
 from farandole.testing.mpi import LAUNCHERS
-from farandole.testing.rank import Member
+from farandole.testing.rank import Member, error_of
 from farandole.testing.reference import Values
 
 LARGE = 2_200_000
@@ -46,14 +46,6 @@ def _engine(member: Member, label: str, deadline_s: float = 20.0) -> HybridEngin
 
 def _array(values: Values) -> Array:
     return Array(values.ctypes.data, values.size, DType.from_name(values.dtype.name), values)
-
-
-def _error(call: Callable[[], object]) -> str:
-    try:
-        call()
-    except CollectiveError as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
 
 
 def _what_crosses(member: Member) -> dict[str, float]:
@@ -119,14 +111,14 @@ def _one_cannot(member: Member) -> str:
         return _lane(group, rendezvous)
 
     with no_leaks():
-        return _error(lambda: HybridEngine(member.group("lame"), member.exchange_among("lame"), lane))
+        return error_of(lambda: HybridEngine(member.group("lame"), member.exchange_among("lame"), lane))
 
 
 def _one_never_comes(member: Member) -> str:
     engine, found = _engine(member, "late", deadline_s=1.0), ""
     if member.rank != 2:
-        found = _error(lambda: engine.allreduce(_array(np.ones(10, np.float32)), ReduceOp.SUM))
-        assert _error(engine.barrier) == found
+        found = error_of(lambda: engine.allreduce(_array(np.ones(10, np.float32)), ReduceOp.SUM))
+        assert error_of(engine.barrier) == found
     member.exchange(b"")
     engine.close()
     return found
@@ -140,11 +132,11 @@ def _one_is_interrupted(member: Member) -> str:
         with pytest.raises(KeyboardInterrupt):
             engine.allreduce(_array(values), ReduceOp.SUM)
         timer.join()
-        found = _error(engine.barrier)
+        found = error_of(engine.barrier)
     elif member.rank == 1:  # waits for the other host, too, until the control plane knows
         timer = threading.Timer(1.0, engine.abort, ["rank 0 on a left"])
         timer.start()
-        found = _error(lambda: engine.allreduce(_array(values), ReduceOp.SUM))
+        found = error_of(lambda: engine.allreduce(_array(values), ReduceOp.SUM))
         timer.join()
     member.exchange(b"")
     engine.close()
@@ -155,8 +147,8 @@ def _neighbours_disagree(member: Member) -> str:
     """On the second host; the first one is across by then, where nobody comes."""
     engine = _engine(member, "different")
     values = np.ones(100_000 + (member.rank == 3), np.float32)
-    found = _error(lambda: engine.allreduce(_array(values), ReduceOp.SUM))
-    assert _error(engine.barrier) == found
+    found = error_of(lambda: engine.allreduce(_array(values), ReduceOp.SUM))
+    assert error_of(engine.barrier) == found
     member.exchange(b"")
     engine.close()
     return found
@@ -230,8 +222,8 @@ def _one_is_killed(member: Member) -> tuple[str, str]:
         os.kill(os.getpid(), signal.SIGKILL)
     if member.rank == 2:  # its neighbour has died, which only the control plane sees
         threading.Timer(1.0, engine.abort, ["rank 3 on b was killed"]).start()
-    found = _error(lambda: engine.allreduce(_array(values), ReduceOp.SUM))
-    again = _error(engine.barrier)
+    found = error_of(lambda: engine.allreduce(_array(values), ReduceOp.SUM))
+    again = error_of(engine.barrier)
     engine.close()
     survivors(b"")
     return found, again

@@ -7,31 +7,22 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
 
 from farandole.collective import Array, DType, ReduceOp
 from farandole.engines.engine import Engine
-from farandole.errors import AbortError, CollectiveError, EngineError, StallError
+from farandole.errors import AbortError, EngineError, StallError
 from farandole.testing.harness import Died, run_ranks
 from farandole.testing.leaks import no_leaks
-from farandole.testing.rank import Member
-
-
-def _error(call: Callable[[], object]) -> str:
-    try:
-        call()
-    except CollectiveError as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
+from farandole.testing.rank import Member, error_of
 
 
 def _raised(engine: Engine) -> tuple[str, str]:
     """The error of an all-reduce that must fail, and that nothing else follows it."""
     array = engine.allocate(4096).array(DType.FLOAT32)
-    first = _error(lambda: engine.allreduce(array, ReduceOp.SUM))
-    return first, _error(lambda: engine.allreduce(array, ReduceOp.SUM))
+    first = error_of(lambda: engine.allreduce(array, ReduceOp.SUM))
+    return first, error_of(lambda: engine.allreduce(array, ReduceOp.SUM))
 
 
 def test_a_killed_peer_is_noticed_at_once_and_named() -> None:
@@ -95,7 +86,7 @@ def _an_abort_wakes_who_has_sent_a_part(engine: Engine, member: Member) -> None:
     if member.rank == 0:
         errors: list[str] = []
         many = engine.allocate(64 * 2**20).array(DType.FLOAT32)
-        sender = threading.Thread(target=lambda: errors.append(_error(lambda: engine.broadcast(many, 0))))
+        sender = threading.Thread(target=lambda: errors.append(error_of(lambda: engine.broadcast(many, 0))))
         sender.start()
         while engine.statistics()["bytes_sent"] == 0:
             os.sched_yield()

@@ -12,7 +12,7 @@ import ctypes
 import select
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import final
 
 from farandole.collective import Array
@@ -53,7 +53,7 @@ class TcpTransport(Transport):
         incoming = {peer: _memory(array) for peer, array in receives}
         try:
             for peer in list(outgoing):
-                self._send(peer, outgoing)
+                self._pass(peer, outgoing, self._connections[peer].send)
             if outgoing or incoming:
                 self._wait(outgoing, incoming)
         except BaseException as error:
@@ -80,41 +80,28 @@ class TcpTransport(Transport):
             for fd, event in poll.poll(min(left_s, self._lookout.pause_s) * 1000):
                 peer = peers[fd]
                 if peer in incoming and event & ~select.POLLOUT:
-                    self._receive(peer, incoming)
+                    self._pass(peer, incoming, self._connections[peer].recv_into)
                 if peer in outgoing and event & ~select.POLLIN:
-                    self._send(peer, outgoing)
+                    self._pass(peer, outgoing, self._connections[peer].send)
                 if wanted := _events(peer, outgoing, incoming):
                     poll.modify(fd, wanted)
                 else:
                     poll.unregister(fd)
 
-    def _send(self, peer: int, outgoing: dict[int, memoryview]) -> None:
-        """What the kernel takes now."""
+    def _pass(self, peer: int, left: dict[int, memoryview], call: Callable[[memoryview], int]) -> None:
+        """As much of what is left as the kernel takes, or has, now; ``call`` is the connection's way of doing it."""
         try:
-            sent = self._connections[peer].send(outgoing[peer])
+            count = call(left[peer])
         except BlockingIOError:
             return
         except OSError as error:
             raise self._lost(peer, error.strerror) from error
-        if sent == outgoing[peer].nbytes:
-            del outgoing[peer]
-        else:
-            outgoing[peer] = outgoing[peer][sent:]
-
-    def _receive(self, peer: int, incoming: dict[int, memoryview]) -> None:
-        """What the kernel has now."""
-        try:
-            received = self._connections[peer].recv_into(incoming[peer])
-        except BlockingIOError:
-            return
-        except OSError as error:
-            raise self._lost(peer, error.strerror) from error
-        if not received:
+        if not count:
             raise self._lost(peer, "it was closed")
-        if received == incoming[peer].nbytes:
-            del incoming[peer]
+        if rest := left[peer][count:]:
+            left[peer] = rest
         else:
-            incoming[peer] = incoming[peer][received:]
+            del left[peer]
 
     def _lost(self, peer: int, why: str | None) -> CollectiveError:
         self._interrupt()

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Client, Connection
 from typing import Any, final
@@ -27,7 +27,7 @@ import msgspec
 
 from farandole.control import messages
 from farandole.engines.engine import Group, Rendezvous, Share
-from farandole.errors import StartError
+from farandole.errors import CollectiveError, StartError
 
 _PR_SET_PDEATHSIG = 1
 
@@ -116,6 +116,15 @@ def _connect(place: str, rank: str = "-1") -> Connection:
     connection = Client(place, "AF_UNIX")
     connection.send_bytes(rank.encode())
     return connection
+
+
+def error_of(call: Callable[[], object]) -> str:
+    """The kind and the text of the collective error that ``call`` raises; "" if it raises none."""
+    try:
+        call()
+    except CollectiveError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def outcome(result: messages.Result) -> Any:
