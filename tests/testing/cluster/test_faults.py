@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 
 import pytest
@@ -104,10 +105,26 @@ def send(cluster: Cluster, sender: str, receiver: str, megabytes: int) -> None:
 
 def test_bytes_are_counted_where_they_leave_and_arrive(cluster: Cluster) -> None:
     sent, received, others = cluster.sent_bytes("node1"), cluster.received_bytes("node2"), cluster.sent_bytes("head")
+    resent = cluster.resent_bytes("node1")
     send(cluster, "node1", "node2", 4)
     for counted in (cluster.sent_bytes("node1") - sent, cluster.received_bytes("node2") - received):
-        assert 4 << 20 <= counted < 1.1 * (4 << 20)
+        assert 4 << 20 <= counted < 1.1 * (4 << 20) + 2 * (cluster.resent_bytes("node1") - resent)
     assert cluster.sent_bytes("head") - others < 10_000
+
+
+def test_bytes_that_tcp_repeats_are_counted(cluster: Cluster) -> None:
+    with cluster.popen("node1", ["ssh", "node2", "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        print("before", file=process.stdin, flush=True)
+        assert process.stdout.readline() == "before\n"
+        before = cluster.resent_bytes("node1")
+        cluster.cut("node1", "node2", one_way=True)
+        print("repeated", file=process.stdin, flush=True)
+        deadline = time.monotonic() + 60
+        while cluster.resent_bytes("node1") == before:
+            assert time.monotonic() < deadline
+        cluster.heal("node1", "node2")
+        assert process.stdout.readline() == "repeated\n"
 
 
 def held_back(cluster: Cluster, host: str) -> int:

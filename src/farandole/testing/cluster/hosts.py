@@ -16,7 +16,7 @@ from farandole.testing.cluster.files import HOME, share
 from farandole.testing.cluster.helpers import PATIENCE_S, helper, ready, script_line
 from farandole.testing.cluster.namespaces import SHARED_MEMORY
 from farandole.testing.cluster.needs import ClusterError
-from farandole.testing.cluster.network import Address, Network, traffic
+from farandole.testing.cluster.network import Address, Network, repeated, traffic
 
 HEAD = "head"
 _HEAD_NUMBER = 254
@@ -164,6 +164,13 @@ class Cluster:
     def sent_bytes(self, host: str) -> int:
         """What has left by a host's cable since it booted, headers included."""
         return traffic(self._first(host))[1]
+
+    def resent_bytes(self, host: str) -> int:
+        """How much of that TCP had to repeat: packets overtake each other where processors are busy, or wait too long.
+
+        At least: headers are left out.
+        """
+        return repeated(self._first(host))
 
     def cut(self, host: str, peer: str | None = None, *, one_way: bool = False) -> None:
         """Pull a host's cable, or let what two hosts send to each other vanish. Nobody is told: peers see silence.

@@ -16,6 +16,9 @@ from typing import final
 from farandole.testing.cluster.helpers import PATIENCE_S, enter_network, helper, ready
 from farandole.testing.cluster.needs import ClusterError, search_path
 
+_SEGMENT_BYTES = 1500 - 72
+"""Payload of a full packet, where the headers of IPv6, of TCP, and TCP's timestamps are in it."""
+
 
 @final
 @dataclass(frozen=True)
@@ -133,6 +136,12 @@ def traffic(host: int) -> tuple[int, int]:
             fields = counters.split()
             return int(fields[0]), int(fields[8])
     raise ClusterError(f"process {host} has no interface eth0")
+
+
+def repeated(host: int) -> int:
+    """Payload that TCP of a host has sent again since it booted; the kernel counts segments, and these are full."""
+    names, values = (line.split() for line in Path(f"/proc/{host}/net/snmp").read_text().splitlines() if "Tcp:" in line)
+    return _SEGMENT_BYTES * int(dict(zip(names, values, strict=True))["RetransSegs"])
 
 
 def _ip(pid: int, lines: Sequence[str]) -> None:
