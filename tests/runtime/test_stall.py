@@ -20,7 +20,6 @@ from farandole.runtime.stall import (
     Verdict,
     Waiting,
 )
-from farandole.runtime.wording import own_threads_left_out
 from farandole.settings import Settings
 
 LAST = ["", "allreduce 'x'", "", ""].__getitem__
@@ -66,7 +65,7 @@ def test_a_report_says_what_waits_for_whom_and_where_they_are() -> None:
     assert stall.deadline_s == 160.2
     assert text(stall.look(160.2, waiting, LAST)).splitlines() == [
         "stalled: allreduce 'loss' has waited 60.2 s: rank 1 on a did not come; ready: rank 0 on a, rank 2 on b",
-        "  rank 1 on a last finished allreduce.x, and is outside Farandole; its Python stacks now:",
+        "  rank 1 on a last finished allreduce.x, and is outside Farandole; its Python stack now:",
         '    File "train.py", line 3 in work',
         '    File "train.py", line 9 in <module>',
         "  every rank raises StallError after 600 s (FARANDOLE_STALL_SHUTDOWN_S)",
@@ -279,25 +278,6 @@ def test_whatever_waits_it_neither_raises_nor_spins(
                 for rank in step.ranks:
                     stall.answered(rank, Progress(1, "", ""), now)
                     stall.stack(rank, "", now)
-
-
-def test_a_stack_tells_of_the_users_threads_only() -> None:
-    listening = (
-        "Thread 0x01 (most recent call first):\n"
-        '  File "/site/farandole/control/channel.py", line 230 in recv\n'
-        '  File "/site/farandole/runtime/control_thread.py", line 114 in _listen\n'
-        '  File "/lib/threading.py", line 982 in run\n'
-        '  File "/lib/threading.py", line 1002 in _bootstrap\n'
-    )
-    users = (
-        "Thread 0x02 (most recent call first):\n"
-        '  File "/site/farandole/runtime/negotiated.py", line 99 in wait\n'
-        '  File "/home/me/train.py", line 9 in work\n'
-        '  File "/lib/threading.py", line 982 in run\n'
-    )
-    main = 'Current thread 0x03 (most recent call first):\n  File "/home/me/train.py", line 6 in <module>\n'
-    assert own_threads_left_out("\n".join([listening, users, main])) == "\n".join([users, main])
-    assert own_threads_left_out(listening) == listening, "better ours than none"
 
 
 def test_in_an_elastic_job_who_hangs_is_found_sooner_and_said_before() -> None:

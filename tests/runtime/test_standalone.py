@@ -167,7 +167,7 @@ def test_a_stalled_worker_is_reported_with_the_stack_it_is_in_though_it_holds_th
     lines = [job.process.stderr.readline().decode().rstrip() for _ in range(5)]
     assert lines[0].startswith("farandole: stalled: allreduce 'loss' has waited ")
     assert lines[0].endswith("rank 1 on here did not come; ready: rank 0 on here")
-    assert lines[1] == "  rank 1 on here last finished allreduce.acc, and is outside Farandole; its Python stacks now:"
+    assert lines[1] == "  rank 1 on here last finished allreduce.acc, and is outside Farandole; its Python stack now:"
     assert any("in busy" in line for line in lines[2:])
     assert job.leave() == 0
 

@@ -134,7 +134,7 @@ class StopWorkers(Message, frozen=True):
 
 @final
 class DumpStack(Message, frozen=True):
-    """Send the Python stacks of the worker ``pid``, which registered ``signal`` and writes to its descriptor ``fd``."""
+    """Send the Python stack of the worker ``pid``, which registered ``signal`` and writes to its descriptor ``fd``."""
 
     place: int
     pid: int
@@ -144,7 +144,7 @@ class DumpStack(Message, frozen=True):
 
 @final
 class Stack(Message, frozen=True):
-    """The stacks asked for, or why there are none."""
+    """The stack asked for, or why there is none."""
 
     place: int
     text: str

@@ -75,7 +75,7 @@ class Controller:
         self, send: Send, settings: Settings, expected: int, clock: Clock, formation: Formation | None = None
     ) -> None:
         self.request_stack: Callable[[Hello], object] = lambda _: None
-        """Have the Python stacks of a worker, by its ``Hello``, brought to ``stack_arrived``."""
+        """Have the Python stack of a worker, by its ``Hello``, brought to ``stack_arrived``."""
         self.report: Callable[[str], object] = logger.warning
         """Show a text to people."""
         self.task = b""
@@ -142,7 +142,7 @@ class Controller:
         return self._generation.left() if self._generation is not None else []
 
     def stack_arrived(self, place: int, text: str) -> None:
-        """The stacks that ``request_stack`` asked for, or why there are none."""
+        """The stack that ``request_stack`` asked for, or why there is none."""
         generation = self._generation
         if generation is not None:
             for rank, member in enumerate(generation.members):

@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeAlias, final
 
 from farandole.control.messages import Blocked, Progress
 from farandole.runtime.process_groups import ProcessGroups
-from farandole.runtime.wording import name_rank, name_ranks, own_threads_left_out, shorten
+from farandole.runtime.wording import name_rank, name_ranks, shorten
 from farandole.settings import Settings
 
 STEPS_OF_PATIENCE = 5
@@ -101,7 +101,7 @@ class Waiting(NamedTuple):
 
 @final
 class Inquiry(NamedTuple):
-    """Ask these ranks for their progress and their Python stacks."""
+    """Ask these ranks for their progress and their Python stack."""
 
     ranks: tuple[int, ...]
 
@@ -183,7 +183,7 @@ class StallInspector:
 
     def stack(self, rank: int, text: str, now: float) -> None:
         """The Python stack of a rank that was asked has come."""
-        self._take(rank, now, stack=own_threads_left_out(text))
+        self._take(rank, now, stack=text)
 
     def look(self, now: float, waiting: Iterable[Waiting], last: Last) -> Step:
         """What is due; ``last`` tells the last collective that a rank was ordered to do."""
@@ -317,7 +317,7 @@ class StallInspector:
             text += f", and is inside {shorten(progress.inside)}"
         else:
             text += ", and is outside Farandole"
-        stack = "its Python stacks now:" if rank in asked.stacks else f"its stack did not come within {PATIENCE_S:g} s"
+        stack = "its Python stack now:" if rank in asked.stacks else f"its stack did not come within {PATIENCE_S:g} s"
         return f"{text}; {stack}"
 
 

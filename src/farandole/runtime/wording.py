@@ -8,15 +8,10 @@ Lists are cut where they get too long to read.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 
 MOST_PLACES = 12
 MOST_CHARACTERS = 240
-
-_STARTED_BY_US = re.compile(
-    r'File "[^"]*/farandole/[^"]*", line \d+ in \w+\n\s*File "[^"]*/threading\.py", line \d+ in run\n'
-)
 
 
 def name_rank(rank: int, hosts: Sequence[str]) -> str:
@@ -56,13 +51,6 @@ def list_some(pieces: list[str], separator: str = ", ") -> str:
 def shorten(text: str) -> str:
     """``text``, or its beginning where it is too long for a line of a report."""
     return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}... ({len(text)} characters)"
-
-
-def own_threads_left_out(stacks: str) -> str:
-    """What ``faulthandler`` wrote of a process, without the threads that Farandole itself started there."""
-    threads = stacks.split("\n\n")
-    users = [thread for thread in threads if not _STARTED_BY_US.search(thread)]
-    return "\n\n".join(users or threads)
 
 
 def _runs(ranks: list[int]) -> str:

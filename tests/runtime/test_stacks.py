@@ -1,0 +1,57 @@
+"""Asking a process where it is must never cost it its life."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+THREADED = """
+import threading
+from farandole.runtime.stacks import stack_dump
+
+def descend(depth):
+    return depth and descend(depth - 1)
+
+def work_elsewhere():
+    while True:
+        for depth in (3, 60, 5, 200):
+            descend(depth)
+
+def work():
+    for _ in range(2):
+        threading.Thread(target=work_elsewhere, daemon=True).start()
+    print(*stack_dump(), flush=True)
+    while True:
+        descend(20)
+
+work()
+"""
+TIMES, DEADLINE_S = 1500, 60.0
+
+
+def test_a_process_with_busy_threads_survives_being_asked_again_and_again() -> None:
+    with subprocess.Popen([sys.executable, "-c", THREADED], stdout=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout is not None
+            fd, number = map(int, child.stdout.readline().split())
+            file = Path(f"/proc/{child.pid}/fd/{fd}")
+            dumps = [_dump(child, number, file) for _ in range(TIMES)]
+        finally:
+            child.kill()
+    assert all("in work\n" in dump for dump in dumps), "the main thread says where it is"
+    assert not any("work_elsewhere" in dump for dump in dumps), "others run on, and cannot be looked at meanwhile"
+
+
+def _dump(child: subprocess.Popen[str], number: int, file: Path) -> str:
+    """Ask once; returns what the process wrote, down to the module that it runs."""
+    os.truncate(file, 0)
+    os.kill(child.pid, number)
+    deadline = time.monotonic() + DEADLINE_S
+    while not (text := file.read_text()).endswith("in <module>\n"):
+        assert child.poll() is None, f"it ended with {child.returncode}"
+        assert time.monotonic() < deadline, f"it wrote {text!r}"
+        os.sched_yield()
+    return text
