@@ -132,7 +132,6 @@ ONE_HOST = (
     other("loader", "loading", 2, "a killed data-loading process"),
     other("stop", "backward", 1, "SIGSTOP"),
     other("hang", "forward", 0, "a hang with the GIL held", quick=True),
-    other("loop", "vote", 3, "an endless loop"),
     Case("a process with a wrong key", "any", done=_wrong_key, harmless=True),
     Case("random bytes at every port", "any", done=_noise, harmless=True, quick=True),
     Case("SIGTERM of rank 1", "any", done=_notice, planned=True, quick=True),

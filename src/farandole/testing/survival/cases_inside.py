@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farandole.testing.survival.cases import Case, Do
+from farandole.testing.survival.cases import Case, Do, other
 from farandole.testing.survival.job import Job
 from farandole.testing.survival.strikes import NEWCOMER, Chunk, Deed, Strike, struck
 from farandole.testing.survival.trainee import Plan
@@ -13,8 +13,13 @@ KILLED = 128 + 9
 PLAN = Plan(hidden=8192)
 """Gradients of 393 kB: each rank reduces its part of them in four chunks."""
 
-OPTIONS = ("--elastic-timeout", "10", "--elastic-journal", "/dev/full")
-"""So long a newcomer may build its model; and a journal on a disk that is full."""
+OPTIONS = (
+    *("--elastic-timeout", "10", "--elastic-journal", "/dev/full"),
+    *("--stall-check-shutdown-time-seconds", "10"),
+)
+"""So long a newcomer may build its model, and a journal on a disk that is full. So long others wait for a worker that
+does something of its own: by default for ten minutes, as a loop that never ends looks like a long validation.
+"""
 
 
 def chunk(which: Chunk, rank: int, quick: bool = False) -> Case:
@@ -144,6 +149,7 @@ INSIDE = (
 LACKING = (
     Case("no memory to share on rank 1", "reduce, then connect", NO_ROOM),
     newcomer("a newcomer never gets ready", "building", "stop", _trains_without),
+    other("loop", "vote", 3, "an endless loop"),
 )
 """On one host that lacks memory, disk and patience: with these ``OPTIONS``."""
 

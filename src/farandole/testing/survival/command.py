@@ -44,7 +44,7 @@ def _faults(target: Path | None) -> int:
     jobs = {}
     for title, play in (
         ("On one host", _one_host),
-        ("On one host with a full disk", _lacking),
+        ("On one host with a full disk and little patience", _lacking),
         ("On two hosts", _two_hosts),
         ("In Slurm", _in_slurm),
     ):

@@ -23,8 +23,9 @@ two nodes of a Slurm cluster. A lost worker is replaced before the next fault co
 
 *detect*: from the fault until the others know of it. *re-form*: until they are a generation again and agree on the
 state. *first step*: until the next step is committed. All in seconds. A hang is noticed after the 5 s of
-`--hang-timeout`, a silent host after the 3 s of `--host-timeout`. What is only slow, or harmless, must end no
-generation: then there is nothing to time.
+`--hang-timeout`, a silent host after the 3 s of `--host-timeout`. An endless loop in the script, which a long
+validation looks like, too, ends after `--stall-check-shutdown-time-seconds`: 600 s, and 10 s in the job in which it is
+played. What is only slow, or harmless, must end no generation: then there is nothing to time.
 
 """
 

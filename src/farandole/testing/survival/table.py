@@ -71,7 +71,7 @@ class _Run:
         result.struck = struck(self._folder, number)
         result.left = max((each.generation for each in job.began()), default=0)
         if case.harmless and result.left != last:
-            result.wrong.append(f"generation {last} has ended")
+            result.wrong.append(f"generation {last} has ended\n{job.errors[-3000:]}")
 
     def _settle(self, case: Case, number: int, last: int, comes_back: bool) -> None:
         job = self._job
