@@ -12,6 +12,7 @@ from typing import final
 import pytest
 
 from farandole.testing.cluster import HEAD, Cluster, Process, Slurm, UnavailableError
+from tests.cluster.conftest import kill_on
 
 HOST_TIMEOUT_S = 2.0
 MARGIN_S = 28.0
@@ -27,7 +28,9 @@ import os, signal, sys, time
 from pathlib import Path
 import numpy as np
 from farandole.errors import FarandoleError
-from farandole.runtime.session import init, shutdown
+from farandole.runtime.planned import PlannedLane
+from farandole.runtime.process_sets import global_process_set
+from farandole.runtime.session import current, init, shutdown
 from farandole.testing.jobs import NumpyCalls
 
 moment, folder, host = sys.argv[1], Path(sys.argv[2]), os.uname().nodename
@@ -51,6 +54,10 @@ def work():
     if host == "node2":
         hold("start")
     init()
+    lane = PlannedLane(current(), global_process_set, "lane") if moment == "planned" else None
+    while lane is not None:
+        lane.meet("here", "ready")
+        reached("planned")
     do, x = NumpyCalls(), np.ones(250_000, np.float32)
     while x[0]:
         x[:] = moment == "collective" and not struck.exists()  # until all ranks have seen it, or for ever
@@ -158,6 +165,23 @@ def test_a_lost_host_is_named_and_nothing_is_left(
         cluster.thaw("node2")
     if fault != "power":
         job.leaves_nothing("node2")
+
+
+@pytest.mark.parametrize("moment", ["collective", "planned"])
+def test_who_died_is_named_and_not_who_lost_a_connection(
+    make_cluster: Callable[..., Cluster], tmp_path: Path, moment: str
+) -> None:
+    """The launcher hears of it long after the survivors have noticed."""
+    cluster = make_cluster(2)
+    job = Job(cluster, tmp_path, moment, host_timeout_s=10)
+    job.arrive()
+    try:
+        cluster.lag(HEAD, 1500)
+    except UnavailableError as error:
+        pytest.skip(str(error))
+    kill_on(cluster, "node2", "^[^ ]+ worker.py")
+    assert job.end() != 0, job.said()
+    assert len(re.findall("raised node1 AbortError rank 2 on node2 was killed by SIGKILL", job.said())) == 2, job.said()
 
 
 def test_hosts_that_do_not_hear_each_other_are_named_though_the_launcher_hears_both(

@@ -35,12 +35,13 @@ from farandole.runtime.call import Call, Handle, Outcome
 from farandole.runtime.control_thread import ControlThread, Pace, Planned
 from farandole.runtime.crews import Crews
 from farandole.runtime.failure import Failure
+from farandole.runtime.hearsay import await_news
 from farandole.runtime.link import Link
 from farandole.runtime.negotiated import Lane, NegotiatedLane
 from farandole.runtime.presence import Presence
 from farandole.runtime.process_sets import ProcessSet, ProcessSetLike, Registry
 from farandole.runtime.stall import Limits
-from farandole.runtime.timeline import Recorder, create
+from farandole.runtime.timeline import Recorder, create, path_of
 from farandole.settings import Settings
 from farandole.topology import Topology
 
@@ -54,9 +55,6 @@ CONSEQUENCES = (AbortError, EngineError)
 
 LONGEST_REASON = 500
 """What the others are told of an error that only this rank has, in characters."""
-
-HEARSAY_S = 0.1
-"""How long a rank whose engine failed waits to be told of a death that explains it."""
 
 
 @final
@@ -183,7 +181,7 @@ class Session:
             try:
                 yield
             except CONSEQUENCES:
-                self._struck = True
+                self._explain()
                 raise
             finally:
                 self._planned.leave()
@@ -304,7 +302,7 @@ class Session:
         if self.topology.rank == 0:
             events.logger.info("%s", text)
             if self.settings.timeline not in ("", DYNAMIC):
-                self.set_timeline(_of_generation(self.settings.timeline, self.generation))
+                self.set_timeline(path_of(self.settings.timeline, self.generation))
 
     def _perform(self, order: Order, mine: Sequence[Sequence[Call] | None]) -> list[list[Outcome]]:
         if not order.signatures[0].dtypes:  # agreed on, and nothing to move
@@ -315,6 +313,9 @@ class Session:
         self._planned.enter_agreed(order.process_set, _title(order))
         try:
             return executor.perform(order, mine)
+        except CONSEQUENCES:
+            self._explain()
+            raise
         finally:
             self._planned.leave()
 
@@ -339,11 +340,16 @@ class Session:
             with contextlib.suppress(ControlError):
                 self._link.up.send(Unheard(self.generation, host))
 
+    def _explain(self) -> None:
+        """An engine has lost somebody: raise what the controller says of that."""
+        self._struck = True
+        if self._link is not None:
+            await_news(self._told, lambda: self._planned.older_than(0.0, self.generation), self._link.up)
+        if self._ended is not None:
+            raise self._ended.fresh()
+
     def _torn(self, failure: Failure) -> None:
         """A collective broke on this rank, in the middle: the others must not wait for it."""
-        self._struck = issubclass(failure.kind, CONSEQUENCES)
-        if failure.kind is not AbortError:
-            self._told.wait(HEARSAY_S)
         if self._ended is None:
             known = failure.kind is AbortError  # then somebody else broke it, and the text says who
             reason = failure.text if known else f"{self._name()} could not go on: {failure.text}"
@@ -384,12 +390,6 @@ class Session:
     def _limit_s(self, seconds: float) -> float:
         """A limit of the stall inspector as seconds; switched off, or 0 as Horovod says it, means none."""
         return seconds if self.settings.stall_check and seconds > 0 else FOREVER_S
-
-
-def _of_generation(path: str, number: int) -> str:
-    """Each generation has a timeline of its own: ``trace.json``, ``trace.2.json``."""
-    root, extension = os.path.splitext(path)
-    return path if number <= 1 else f"{root}.{number}{extension}"
 
 
 def _title(order: Order | None) -> str:

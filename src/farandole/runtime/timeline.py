@@ -30,6 +30,12 @@ _OVERLAPPING = ("submit", "negotiate", "queue")
 """Phases in which several collectives of one lane can be at a time; each name gets a row of its own."""
 
 
+def path_of(path: str, number: int) -> str:
+    """Where the timeline of a generation goes, as each has its own: ``trace.json``, ``trace.2.json``."""
+    root, extension = os.path.splitext(path)
+    return path if number <= 1 else f"{root}.{number}{extension}"
+
+
 def create(path: str) -> None:
     """Make the file, or empty it; only its owner can read it. Raises ``UsageError`` if that is impossible."""
     try:
