@@ -58,7 +58,7 @@ KillWait=3
 UnkillableStepTimeout=10
 MessageTimeout=5
 SlurmctldTimeout=10
-SlurmdTimeout=10
+SlurmdTimeout=60
 ReturnToService=2
 """
 
