@@ -16,7 +16,7 @@ SOURCES := src benchmarks examples tests docs
 NATIVE := $(wildcard CMakeLists.txt native/*.cpp native/*.hpp)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test large lint format bench faults soak clean
+.PHONY: help bytecode setup demo test large lint format bench faults soak clean
 
 help: ## say what there is
 	@echo "make TARGET, where TARGET is one of"
@@ -38,16 +38,20 @@ $(CORE): $(STAMP) $(NATIVE)
 	@$(PIP) --no-build-isolation --no-deps -e .
 	@touch $@
 
+# Python keeps none by itself where PYTHONDONTWRITEBYTECODE is set, and then every worker compiles what it imports.
+bytecode: $(CORE)
+	@$(BIN)/python -m compileall -q src
+
 setup: $(CORE) ## make the environment and nothing else
 
 demo: $(CORE) ## train a network on handwritten digits on two workers
 	@mkdir -p out
 	@$(BIN)/farandole run -np $(NP) --timeline out/timeline.json $(BIN)/python examples/digits.py
 
-test: $(CORE) ## run the tests
+test: bytecode ## run the tests
 	@$(BIN)/python -m pytest
 
-large: $(CORE) ## run the checks of the torch adapter on up to 16 ranks of 4 hosts, which 'make test' does not (12 minutes)
+large: bytecode ## run the checks of the torch adapter on up to 16 ranks of 4 hosts, which 'make test' does not (12 minutes)
 	@LARGE=1 $(BIN)/python -m pytest tests/torch/test_on_ranks.py
 
 lint: $(STAMP) ## check style and types
@@ -63,10 +67,10 @@ format: $(CORE) ## put the sources and the generated parts of the documentation 
 bench: $(CORE) ## measure against Gloo, DDP and MPI, side by side (BENCH=--quick for a few minutes)
 	@$(BIN)/python -m benchmarks $(BENCH)
 
-faults: $(CORE) ## play all faults that an elastic job survives, and write docs/reference/faults.md (8 minutes)
+faults: bytecode ## play all faults that an elastic job survives, and write docs/reference/faults.md (8 minutes)
 	@$(BIN)/python -m farandole.testing.survival faults --write docs/reference/faults.md
 
-soak: $(CORE) ## train under random faults, and re-form 1000 times (SECONDS=900 SEED=1)
+soak: bytecode ## train under random faults, and re-form 1000 times (SECONDS=900 SEED=1)
 	@$(BIN)/python -m farandole.testing.survival soak --seconds $(SECONDS) --seed $(SEED)
 	@$(BIN)/python -m farandole.testing.survival reforms
 

@@ -8,12 +8,14 @@ python -m benchmarks --only allreduce,steps     # some sections
 from __future__ import annotations
 
 import argparse
+import compileall
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
 
+import farandole
 from benchmarks import (
     allreduce,
     cluster_jobs,
@@ -54,6 +56,8 @@ def main() -> None:
     chosen = options.only.split(",")
     if unknown := set(chosen) - set(SECTIONS):
         parser.error(f"no section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
+    # As an installer has; where PYTHONDONTWRITEBYTECODE is set every process that starts would.
+    compileall.compile_dir(Path(farandole.__file__).parent, quiet=1)
     console, begin = Console(width=150), time.monotonic()
     tables: list[Table] = []
     for name in chosen:
