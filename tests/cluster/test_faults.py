@@ -176,7 +176,7 @@ def test_who_died_is_named_and_not_who_lost_a_connection(
     job = Job(cluster, tmp_path, moment, host_timeout_s=10)
     job.arrive()
     try:
-        cluster.lag(HEAD, 1500)
+        cluster.lag(HEAD, 700)
     except UnavailableError as error:
         pytest.skip(str(error))
     kill_on(cluster, "node2", "^[^ ]+ worker.py")

@@ -23,7 +23,7 @@ from farandole.engines.silence import Lookout
 from farandole.engines.transport import Parcel, Transport
 from farandole.errors import CollectiveError, EngineError
 
-_REASON_S = 1.0
+_REASON_S = 0.5
 """How long a lost connection waits for ``abort`` to say who ended the generation."""
 
 

@@ -17,7 +17,7 @@ from farandole.control.channel import Dealer
 from farandole.control.messages import Blocked
 from farandole.errors import ControlError
 
-HEARSAY_S = 5.0
+HEARSAY_S = 2.0
 """How long to wait for news. It is only waited out where nobody has ended: an engine has failed by itself."""
 
 ASK_AGAIN_S = 0.1
