@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import tempfile
 import time
@@ -31,6 +32,7 @@ def main() -> None:
     many = commands.add_parser("reforms", help="re-form again and again")
     many.add_argument("--number", type=int, default=1000)
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # else the job would train on
     if asked.command == "faults":
         sys.exit(_faults(asked.write))
     if asked.command == "reforms":
