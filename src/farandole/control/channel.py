@@ -30,28 +30,19 @@ from farandole.control import messages
 from farandole.control.admission import HANDSHAKE_FAILED, Admissions, Door, Monitor
 from farandole.control.keys import JobKeys
 from farandole.control.message import Message
+from farandole.control.sockets import LONGEST_WAIT_S, NOBLOCK, RCVMORE, SNDMORE, client_socket, is_readable, new_socket
 from farandole.errors import ControlError
 
 logger = logging.getLogger("farandole.control")
 
 LOCAL = "tcp://127.0.0.1:0"
-LINGER_MS = 1000
 KNOCK = b""
-NOBLOCK, SNDMORE, RCVMORE = int(zmq.NOBLOCK), int(zmq.SNDMORE), int(zmq.RCVMORE)
-EVENTS, POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
-"""As plain integers: ZeroMQ's own enumerations cost microseconds in the path of every message."""
-
-LONGEST_WAIT_S = 86400.0
-"""The kernel takes no time-outs of more than some weeks; who asks for more waits again and again."""
 
 PINGS = 4
 """How often the controller is asked for a sign of life within the time after which it counts as gone."""
 
 QUITTERS = "connections that went away"
 """Counted, and not worth a word."""
-
-CUT_BYTES = 2 * messages.LIMIT_BYTES
-"""A peer that announces a frame above this is cut off before memory is spent on it; up to it, the frame is dropped."""
 
 
 @final
@@ -67,7 +58,7 @@ class Router:
         self._last: tuple[Message | None, bytes] = (None, b"")
         self._context = zmq.Context()
         self._door = Door(self._context, keys.client.public)
-        self._socket = _socket(self._context, zmq.ROUTER)
+        self._socket = new_socket(self._context, zmq.ROUTER)
         self._socket.ipv6 = "*" in address or "[" in address
         self._socket.curve_server = True
         self._socket.curve_secretkey = keys.server.secret
@@ -105,7 +96,7 @@ class Router:
         Returns the watched descriptors that are readable.
         """
         patience_s = None if timeout_s is None else min(timeout_s, LONGEST_WAIT_S)
-        ready = {fd for fd, _ in self._epoll.poll(0 if _readable(self._socket) else patience_s)}
+        ready = {fd for fd, _ in self._epoll.poll(0 if is_readable(self._socket) else patience_s)}
         ready.discard(self._fd)
         if self._door.fd in ready:
             ready.discard(self._door.fd)
@@ -117,7 +108,7 @@ class Router:
 
     def recv(self) -> tuple[bytes, messages.Any] | None:
         """The next message and who sent it, or ``None`` if there is none now. Never blocks."""
-        while _readable(self._socket):
+        while is_readable(self._socket):
             identity, frame = self._socket.recv(NOBLOCK), self._socket.recv(NOBLOCK)
             if self._socket.getsockopt(RCVMORE):
                 more = self._socket.recv_multipart(NOBLOCK)
@@ -249,7 +240,7 @@ class Dealer:
             self._socket.send(frame, NOBLOCK)
             # Sending may take in the signal of a message that has just come; then nothing else wakes the receiver,
             # be it in `recv` or in a loop of its own.
-            if (self._has_loop or self._receiving.locked()) and _readable(self._socket):
+            if (self._has_loop or self._receiving.locked()) and is_readable(self._socket):
                 os.eventfd_write(self._bell, 1)
 
     def recv(self, timeout_s: float | None = None) -> messages.Any | None:
@@ -332,7 +323,7 @@ class Dealer:
     def _next_frame(self, deadline: float | None) -> bytes | None:
         while not self._interrupted:
             with self._lock:
-                if _readable(self._socket):
+                if is_readable(self._socket):
                     return self._socket.recv(NOBLOCK)
             if self._lost:  # said only when nothing is left to read
                 raise ControlError(self._lost)
@@ -359,26 +350,3 @@ class Dealer:
                 self._lost = f"the controller at {self.address} is gone"
             if self._lost:
                 self._socket.linger = 0
-
-
-def client_socket(context: zmq.Context[zmq.Socket[bytes]], keys: JobKeys, address: str) -> zmq.Socket[bytes]:
-    """A socket that will be let in at ``address``; not connected yet."""
-    socket = _socket(context, zmq.DEALER)
-    socket.ipv6 = "[" in address
-    socket.curve_serverkey = keys.server.public
-    socket.curve_publickey = keys.client.public
-    socket.curve_secretkey = keys.client.secret
-    return socket
-
-
-def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
-    """A socket whose queues know no limit in number: a message is never dropped while its peer lives."""
-    socket = context.socket(kind)
-    socket.sndhwm = socket.rcvhwm = 0
-    socket.linger = LINGER_MS
-    socket.maxmsgsize = CUT_BYTES
-    return socket
-
-
-def _readable(socket: zmq.Socket[bytes]) -> bool:
-    return int(socket.getsockopt(EVENTS)) & POLLIN != 0

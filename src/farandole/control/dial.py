@@ -22,8 +22,8 @@ import zmq
 
 from farandole.control.addresses import endpoints
 from farandole.control.admission import HANDSHAKE_FAILED, Monitor
-from farandole.control.channel import client_socket
 from farandole.control.keys import JobKeys
+from farandole.control.sockets import client_socket
 from farandole.errors import ControlError
 
 

@@ -31,10 +31,10 @@ from farandole.control.agent_messages import (
     WorkerSpec,
     Written,
 )
-from farandole.control.channel import LONGEST_WAIT_S
 from farandole.control.dial import first_answering
 from farandole.control.keys import JobKeys
 from farandole.control.message import Message
+from farandole.control.sockets import LONGEST_WAIT_S
 from farandole.errors import ControlError
 from farandole.launch.charge import Charge
 from farandole.launch.screens import STDERR, Screens

@@ -18,8 +18,8 @@ from typing import final
 import msgspec
 
 from farandole.control.agent_messages import Exited, Watch
-from farandole.control.channel import LONGEST_WAIT_S
 from farandole.control.keys import JobKeys
+from farandole.control.sockets import LONGEST_WAIT_S
 from farandole.errors import ControlError
 from farandole.runtime.agent_link import AgentLink
 from farandole.runtime.host_socket import tell

@@ -1,0 +1,49 @@
+"""The ZeroMQ sockets of the control plane: how they are made, and asked.
+
+socket = client_socket(context, keys, address)
+socket.connect(address)
+if is_readable(socket): frame = socket.recv(NOBLOCK)
+"""
+
+from __future__ import annotations
+
+import zmq
+
+from farandole.control.keys import JobKeys
+from farandole.control.messages import LIMIT_BYTES
+
+NOBLOCK, SNDMORE, RCVMORE = int(zmq.NOBLOCK), int(zmq.SNDMORE), int(zmq.RCVMORE)
+EVENTS, POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
+"""As plain integers: ZeroMQ's own enumerations cost microseconds in the path of every message."""
+
+LINGER_MS = 1000
+
+LONGEST_WAIT_S = 86400.0
+"""The kernel takes no time-outs of more than some weeks; who asks for more waits again and again."""
+
+CUT_BYTES = 2 * LIMIT_BYTES
+"""A peer that announces a frame above this is cut off before memory is spent on it; up to it, the frame is dropped."""
+
+
+def client_socket(context: zmq.Context[zmq.Socket[bytes]], keys: JobKeys, address: str) -> zmq.Socket[bytes]:
+    """A socket that will be let in at ``address``; not connected yet."""
+    socket = new_socket(context, zmq.DEALER)
+    socket.ipv6 = "[" in address
+    socket.curve_serverkey = keys.server.public
+    socket.curve_publickey = keys.client.public
+    socket.curve_secretkey = keys.client.secret
+    return socket
+
+
+def new_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
+    """A socket whose queues know no limit in number: a message is never dropped while its peer lives."""
+    socket = context.socket(kind)
+    socket.sndhwm = socket.rcvhwm = 0
+    socket.linger = LINGER_MS
+    socket.maxmsgsize = CUT_BYTES
+    return socket
+
+
+def is_readable(socket: zmq.Socket[bytes]) -> bool:
+    """Whether a message is there."""
+    return int(socket.getsockopt(EVENTS)) & POLLIN != 0
