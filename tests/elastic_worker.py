@@ -115,7 +115,17 @@ def expect_notice() -> None:
 
 def until_end() -> None:
     """Wait for the file."""
-    while not (FOLDER / "end").exists():
+    until("end")
+
+
+def until_go() -> None:
+    """Take long for a step."""
+    until("go")
+
+
+def until(name: str) -> None:
+    """Wait for a file."""
+    while not (FOLDER / name).exists():
         time.sleep(STEP_S)
 
 
@@ -127,6 +137,7 @@ ACTIONS = {
     "finish": finish,
     "slow": lambda: time.sleep(SLOW_S),
     "orphan": leave_child,
+    "wait": until_go,
 }
 
 main()

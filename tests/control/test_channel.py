@@ -16,7 +16,8 @@ import zmq
 
 from farandole.control.channel import Dealer, Router
 from farandole.control.keys import JobKeys, new_secret
-from farandole.control.messages import LIMIT_BYTES, Abort, Leave, Result, encode
+from farandole.control.messages import LIMIT_BYTES, Abort, Leave, encode
+from farandole.control.task_messages import Result
 from farandole.errors import ControlError
 
 DEADLINE_S = 30.0

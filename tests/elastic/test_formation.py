@@ -9,7 +9,7 @@ import pytest
 from farandole.control.messages import Hello, Refuse, Welcome
 from farandole.elastic.decisions import Finish, Kill, Start
 from farandole.elastic.formation import ElasticFormation
-from farandole.elastic.happenings import Found
+from farandole.elastic.happenings import Found, Succeeded
 from farandole.elastic.membership import Membership
 from farandole.elastic.policy import Policy
 from farandole.errors import UnsupportedError
@@ -56,6 +56,11 @@ class Bench:
         sets = [[0, 1], [0, 5]]
         hello = Hello("w", place, 0, f"h{place}", place, version, list(engines), 2, 40, sets, ready, 0.5, state)
         self.formation.hello(b"%d" % place, hello, self.now)
+
+    def succeed(self) -> None:
+        """Another controller takes over."""
+        self.formation = ElasticFormation(self.formation.membership, choose, lambda: self.now)
+        self.formation.tell(Succeeded())
 
     def begin(self, *places: int) -> Formed:
         """These say hello, and are the first generation."""
@@ -105,6 +110,34 @@ def test_a_death_ends_the_generation_and_its_slot_is_filled_again() -> None:
     (formed,) = bench.decisions()
     assert isinstance(formed, Formed)
     assert formed.hosts == ["h0"]
+
+
+def test_another_controller_greets_newcomers_before_it_has_heard_of_the_members() -> None:
+    bench = Bench({"a": 2})
+    bench.begin(0, 1)
+    bench.formation.gone(1, 1, -9, "worker 1 was killed")
+    bench.hello(0)
+    bench.decisions()
+    bench.succeed()
+    bench.hello(2, ready=False)
+    (deferred,) = bench.decisions()
+    assert isinstance(deferred, Deferred)
+    assert deferred.answer == Welcome(0, 1, ["a", "h2"], "shm", deferred.reason)
+
+
+def test_another_controller_waits_for_those_that_waited_before() -> None:
+    bench = Bench({"a": 2})
+    bench.begin(0, 1)
+    bench.formation.over(1, "a call stalled")
+    bench.hello(1)
+    assert bench.decisions() == []
+    bench.succeed()
+    bench.hello(0)
+    assert bench.decisions() == []
+    bench.hello(1)
+    (formed,) = bench.decisions()
+    assert isinstance(formed, Formed)
+    assert [member.hello.place for member in formed.members] == [0, 1]
 
 
 def test_who_hangs_is_killed_and_a_wait_without_culprit_is_not_for_us() -> None:

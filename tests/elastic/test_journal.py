@@ -42,6 +42,31 @@ def test_a_journal_is_replayed_to_the_same_decisions() -> None:
     assert any(decision.reason for turn in turns for decision in turn.decisions)
 
 
+def test_another_controller_goes_on_where_a_journal_ends() -> None:
+    lines = journal()
+    for number, turn in enumerate(read(lines)[1], 1):
+        goes_on = list(lines[:number])
+        heir = Recorded(Policy(min_np=1), goes_on.append, goes_on)
+        for heard in turn.heard:
+            heir.on(heard.at_s, heard.event)
+        assert heir.decide(turn.at_s) == turn.decisions
+        assert goes_on == lines[: number + 1]
+
+
+def test_the_end_of_the_job_is_decided_once() -> None:
+    lines: list[str] = []
+    membership = Recorded(Policy(min_np=1), lines.append)
+    for event in (happenings.Found({"a": 1}), happenings.Came(0, ready=False), happenings.Ended(0, 0, "it has ended")):
+        membership.on(0.0, event)
+        decided = membership.decide(0.0)
+    membership.on(1.0, happenings.Found({"a": 2}))  # comes too late for anything
+    assert membership.decide(1.0) == []
+    heir = Recorded(Policy(min_np=1), lines.append, lines)
+    assert heir.finish == decided[-1]
+    assert heir.status == 0
+    assert heir.decide(9.0) == []
+
+
 def test_a_last_line_that_was_torn_is_left() -> None:
     lines = journal()
     assert replay([*lines, lines[-1][:20]]) == replay(lines)

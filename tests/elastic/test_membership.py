@@ -63,6 +63,14 @@ def test_the_patience_for_too_few_begins_when_all_have_started() -> None:
     assert job.tell(20.0, *came(1, ready=False)) == [decisions.Form(1, [0, 1])]
 
 
+def test_patience_begins_anew_when_another_controller_takes_over() -> None:
+    job = Job(Policy(), {"a": 2}).train()
+    assert decisions.Abort() in job.tell(10.0, killed(1))
+    job.tell(14.9, happenings.Succeeded())
+    assert decisions.Kill(0) not in job.pass_to(19.8)
+    assert decisions.Kill(0) in job.pass_to(20.0)
+
+
 def test_the_first_generation_is_of_all_that_were_started() -> None:
     job = Job(Policy(min_np=2), {"a": 2, "b": 1})
     assert job.tell(1.0, *came(0, 1, ready=False)) == []

@@ -14,6 +14,8 @@ from typing import final
 
 import pytest
 
+from farandole.testing.controllers import controller_of
+
 DEADLINE_S = 120.0
 MARKER = "LAUNCH_TEST_MARKER"
 
@@ -77,6 +79,10 @@ class RunningJob:
         """The process number of the agent."""
         (pid,) = [pid for pid in self.left() if b"farandole.launch.agent" in _read(pid, "cmdline")]
         return pid
+
+    def controller(self) -> int:
+        """The process number of the controller of an elastic job; 0 while there is none."""
+        return controller_of(self.process.pid)
 
     def close(self) -> None:
         """End whatever a failed test has left."""

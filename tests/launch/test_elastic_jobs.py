@@ -172,7 +172,7 @@ def test_a_file_of_hosts_is_watched(train: Train, tmp_path: Path) -> None:
     assert [each.process for each in shrunk] == [each.process for each in grown[:2]]
     assert shrunk[0].process == first[0].process
     assert shrunk[0].step >= grown[0].step >= first[0].step
-    running.until(lambda: "2]<stdout>:place 2 has" in running.stdout or len(running.left()) == 4, "for its end")
+    running.until(lambda: "2]<stdout>:place 2 has" in running.stdout or len(running.left()) == 5, "for its end")
     assert end(running) == 0
 
 

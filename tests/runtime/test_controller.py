@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.collective import DType, Kind
-from farandole.control import messages
+from farandole.control import messages, task_messages
 from farandole.control.agent_messages import Exited
 from farandole.control.message import Message
 from farandole.control.messages import (
@@ -346,11 +346,11 @@ def test_tasks_and_results_are_passed_on() -> None:
     job = Job()
     results: list[tuple[int, bool, bytes]] = []
     job.controller.task = b"pickled"
-    job.controller.handle(b"task-1", messages.FetchTask(1))
-    assert job.only(messages.Task) == [("task-1", messages.Task(b"pickled"))]
-    job.controller.handle(b"task-1", messages.Result(1, True, b"r"))
+    job.controller.handle(b"task-1", task_messages.FetchTask(1))
+    assert job.only(task_messages.Task) == [("task-1", task_messages.Task(b"pickled"))]
+    job.controller.handle(b"task-1", task_messages.Result(1, True, b"r"))
     job.controller.on_result = lambda *result: results.append(result)
-    job.controller.handle(b"task-1", messages.Result(1, True, b"r"))
+    job.controller.handle(b"task-1", task_messages.Result(1, True, b"r"))
     assert results == [(1, True, b"r")]
 
 
@@ -371,8 +371,8 @@ peers: list[st.SearchStrategy[Message]] = [
     st.builds(Progress, small, text, text),
     st.builds(messages.SetTimeline, small, small, text),
     st.builds(messages.TimelineSet, small, small),
-    st.builds(messages.Result, small, st.booleans(), st.binary(max_size=2)),
-    st.builds(messages.FetchTask, small),
+    st.builds(task_messages.Result, small, st.booleans(), st.binary(max_size=2)),
+    st.builds(task_messages.FetchTask, small),
     st.builds(Welcome, small, small, st.just([]), text, text),
     st.builds(Exited, small, small, small, text),
     st.builds(messages.Ready, small, st.lists(st.builds(messages.Share, entries, st.lists(small, max_size=4)))),

@@ -20,6 +20,8 @@ from zmq.utils import z85
 HANDSHAKE_FAILED = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
+ANSWERED = zmq.EVENT_CONNECTED | zmq.EVENT_CLOSED
+"""To those who connect: somebody listens, or nobody does. A host that is down or cut off does not answer."""
 
 
 @final
@@ -29,10 +31,16 @@ class Monitor:
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self._watched = socket
         self._socket = socket.get_monitor_socket(
-            zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | HANDSHAKE_FAILED
+            ANSWERED | zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | HANDSHAKE_FAILED
         )
         self._socket.poll(0)  # ZeroMQ signals the descriptor only to a reader that has once found nothing
         self.fd: int = self._socket.fileno()
+        self.connected = False
+        """Of a socket with one peer, by what has been drained: whether it is there."""
+        self.refused = False
+        """Whether it broke the last handshake off: our key is none of its, or it died meanwhile."""
+        self.reached = False
+        """Whether its host has answered, be it that nobody listens there, since the last connection ended."""
 
     def drain(self) -> list[tuple[int, int]]:
         """All events since the last call, each with its value: a descriptor for accepted and disconnected ones."""
@@ -42,7 +50,19 @@ class Monitor:
                 frame, _ = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return events
-            events.append(struct.unpack("=Hi", frame))
+            event, value = struct.unpack("=Hi", frame)
+            events.append((event, value))
+            self._note(event)
+
+    def _note(self, event: int) -> None:
+        if event & ANSWERED:
+            self.reached = True
+        elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self.connected, self.refused = True, False
+        elif event == zmq.EVENT_DISCONNECTED:
+            self.connected = self.reached = False
+        elif event & HANDSHAKE_FAILED:
+            self.refused = True
 
     def close(self) -> None:
         self._watched.disable_monitor()

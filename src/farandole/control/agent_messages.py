@@ -17,12 +17,17 @@ RELAY = b"relay-"
 
 @final
 class AgentHello(Message, frozen=True):
-    """An agent is up. ``host`` is what it was told its host is called; ``relay`` is where its relay listens, if any."""
+    """An agent is up. ``host`` is what it was told its host is called; ``relay`` is where its relay listens, if any.
+
+    One that had another controller before says which workers it has, and which have ended lately.
+    """
 
     host: str
     pid: int
     version: str
     relay: tuple[str, ...] = ()
+    running: tuple[Started, ...] = ()
+    ended: tuple[Exited, ...] = ()
 
 
 @final

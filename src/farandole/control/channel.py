@@ -30,7 +30,16 @@ from farandole.control import messages
 from farandole.control.admission import HANDSHAKE_FAILED, Admissions, Door, Monitor
 from farandole.control.keys import JobKeys
 from farandole.control.message import Message
-from farandole.control.sockets import LONGEST_WAIT_S, NOBLOCK, RCVMORE, SNDMORE, client_socket, is_readable, new_socket
+from farandole.control.sockets import (
+    LINGER_MS,
+    LONGEST_WAIT_S,
+    NOBLOCK,
+    RCVMORE,
+    SNDMORE,
+    client_socket,
+    is_readable,
+    new_socket,
+)
 from farandole.errors import ControlError
 
 logger = logging.getLogger("farandole.control")
@@ -191,7 +200,7 @@ class Dealer:
     """The end of a worker or an agent. Any thread may send; one thread at a time receives.
 
     ``ControlError`` is raised by the constructor if no controller answers within ``timeout_s`` or it refuses the key,
-    and by ``recv`` once the controller is gone. With ``timeout_s=None`` the constructor neither knocks nor waits, and
+    and by ``recv`` once the controller is gone, until ``renew``. With ``timeout_s=None`` it does not knock, and
     ``recv`` says it all. Dealers of one process may share a ``context``; it must outlive them. With ``silence_s`` a
     controller that does not answer ZeroMQ's heartbeats for so long counts as gone, too: a host without power or network
     closes no connection.
@@ -249,6 +258,22 @@ class Dealer:
         with self._receiving:
             frame = self._next_frame(deadline)
         return None if frame is None else messages.decode(frame)
+
+    def renew(self) -> None:
+        """Go on after ``recv`` has raised: another controller will listen there; it gets what is sent from now on."""
+        with self._lock:
+            self._lost = ""
+            self._socket.linger = LINGER_MS
+
+    @property
+    def lost(self) -> bool:
+        """True once the controller is gone or has refused us, as far as ``recv`` has seen."""
+        return bool(self._lost)
+
+    @property
+    def peer(self) -> Monitor:
+        """What became of the controller, as far as ``recv`` has seen."""
+        return self._monitor
 
     def flush(self, timeout_s: float) -> None:
         """Wait until the controller has received everything sent before; messages for us that come meanwhile are lost.

@@ -10,7 +10,7 @@ from typing import TypeAlias, cast, final
 
 import msgspec
 
-from farandole.control import agent_messages, entries
+from farandole.control import agent_messages, entries, task_messages
 from farandole.control.clock import Stamp
 from farandole.control.message import Message
 from farandole.errors import ControlError
@@ -79,13 +79,15 @@ class Leave(Message, frozen=True):
 
     With a ``reason`` I could not go on in the middle of a collective, and it ends for all at once: they wait for me
     there. ``following`` says that I leave because others did, whose news may come later than mine; ``ending`` that I
-    shall not come again: my process is about to end.
+    shall not come again: my process is about to end. A controller that has not formed the generation knows me only by
+    my ``place``.
     """
 
     generation: int
     reason: str = ""
     following: bool = False
     ending: bool = False
+    place: int = -1
 
 
 @final
@@ -94,6 +96,18 @@ class Unheard(Message, frozen=True):
 
     generation: int
     host: str
+
+
+@final
+class Stay(Message, frozen=True):
+    """My controller is gone, and I am in this generation still. If I ``wait``, it is for what only a controller can do.
+
+    Answered by ``ChangeDue`` or ``Abort``: no controller goes on with a generation of another.
+    """
+
+    generation: int
+    place: int
+    wait: bool = False
 
 
 @final
@@ -146,22 +160,6 @@ class TimelineSet(Message, frozen=True):
 
     generation: int
     number: int
-
-
-@final
-class Result(Message, frozen=True):
-    """What the function given to ``run`` returned (``ok``) or raised, pickled by the worker."""
-
-    place: int
-    ok: bool
-    payload: bytes
-
-
-@final
-class FetchTask(Message, frozen=True):
-    """Send me the function given to ``run``."""
-
-    place: int
 
 
 # -- the controller to a worker ---------------------------------------------------------------------------------------
@@ -235,13 +233,6 @@ class Ask(Message, frozen=True):
     """Tell me your progress."""
 
     generation: int
-
-
-@final
-class Task(Message, frozen=True):
-    """The function given to ``run``, pickled by the launcher."""
-
-    payload: bytes
 
 
 # -- a relay to its parent (another relay, or the controller), and back ------------------------------------------------
@@ -319,9 +310,9 @@ class Multicast(Message, frozen=True):
 
 
 Any: TypeAlias = (
-    Hello | Exchange | Submit | Leave | Unheard | Blocked | Progress | SetTimeline | TimelineSet | Result | FetchTask
-    | Welcome | Refuse | Exchanged | Orders | Resend | Abort | ChangeDue | Ask | Task
-    | Ready | Parts | Letters | Begin | Multicast | agent_messages.Any
+    Hello | Exchange | Submit | Leave | Stay | Unheard | Blocked | Progress | SetTimeline | TimelineSet
+    | Welcome | Refuse | Exchanged | Orders | Resend | Abort | ChangeDue | Ask
+    | Ready | Parts | Letters | Begin | Multicast | agent_messages.Any | task_messages.Any
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

@@ -19,11 +19,13 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from farandole.errors import ControlError
 
 PR_SET_PDEATHSIG = 1
+PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
 
 STDERR = 2
@@ -122,6 +124,33 @@ def spawn(
     return child.pid
 
 
+def fork(run: Callable[[], object], keep: Collection[int], death_signal: int) -> int:
+    """A child that calls ``run``, in a session of its own; returns its process number, for ``os.waitpid``.
+
+    Of our descriptors it has the standard streams and those it is to ``keep``, and nobody must close others there. It
+    exits with status 0, or, having said what ``run`` raised, with 1. Only where no other threads run.
+    """
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        _bound_to(parent, death_signal)()
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        for fd in map(int, os.listdir("/proc/self/fd")):
+            if fd > STDERR and fd not in keep:
+                with contextlib.suppress(OSError):  # the one that lists them
+                    os.close(fd)
+        run()
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
 def bound(command: Sequence[str], death_signal: int, environment: Mapping[str, str], cwd: str = "") -> list[str]:
     """A command that gets ``death_signal`` when this process ends, for ``spawn`` where other threads run.
 
@@ -144,6 +173,11 @@ def descendants(pid: int | None = None, but: Collection[int] = ()) -> list[int]:
     for one in found:
         found.extend(children.get(one, ()))
     return found
+
+
+def name_this(name: str) -> None:
+    """What ``ps`` calls the calling process from now on; the kernel takes fifteen characters."""
+    _prctl(PR_SET_NAME, name.encode())
 
 
 def die_with_parent(number: int) -> None:
@@ -270,7 +304,7 @@ def _bound_to(parent: int, death_signal: int) -> Callable[[], None]:
     return prepare
 
 
-def _prctl(option: int, value: int) -> None:
+def _prctl(option: int, value: int | bytes) -> None:
     if _libc.prctl(option, value, 0, 0, 0) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"prctl({option}): {os.strerror(number)}")

@@ -48,7 +48,7 @@ class ElasticFormation(Formation):
         """Told why a generation has ended, where that was not decided here."""
         self._membership, self._choose, self._clock = membership, choose, clock
         self._known: dict[int, Member] = {}  # as they said hello last
-        self._seniors: set[int] = set()  # those that have been members
+        self._seniors = {place for place, worker in membership.workers.items() if worker.senior}  # have been members
         self._formed: tuple[Member, ...] = ()
         self._due: deque[Decision] = deque()
         self._is_news = False
@@ -60,6 +60,11 @@ class ElasticFormation(Formation):
             decisions.Announce: lambda _, reason: self._due.append(Due(reason)),
             decisions.Abort: lambda _, reason: self._due.append(Over(reason)),
         }
+
+    @property
+    def membership(self) -> Membership | Recorded:
+        """What decides; to be looked at only."""
+        return self._membership
 
     def tell(self, event: happenings.Any) -> None:
         """Something has happened that the controller does not know."""
@@ -156,8 +161,8 @@ class ElasticFormation(Formation):
         self._due.append(Formed(action.generation, self._formed, engine, reason))
 
     def _choice(self, places: Collection[int]) -> tuple[str, str]:
-        """The engine of a generation of these, and why."""
-        hellos = [self._known[place].hello for place in places]
+        """The engine of a generation of these, as far as they are known, and why."""
+        hellos = [member.hello for member in self._members(places)]
         return self._choose([hello.host for hello in hellos], [_that_form_again(hello.engines) for hello in hellos])
 
     def _strangers(self, places: Sequence[int]) -> dict[int, str]:
@@ -177,7 +182,9 @@ class ElasticFormation(Formation):
 
     def _greet(self, action: decisions.Greet, reason: str) -> None:
         rank = action.places.index(action.place)
-        hosts = tuple(self._known[place].hello.host for place in action.places)
+        where = {place: worker.slot.host for place, worker in self._membership.workers.items()}
+        where |= {place: member.hello.host for place, member in self._known.items()}  # not those of another controller
+        hosts = tuple(where[place] for place in action.places)
         try:
             engine = self._choice(action.places)[0]
         except FarandoleError:

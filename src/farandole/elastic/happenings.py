@@ -110,4 +110,9 @@ class Paced(Event, frozen=True):
     step_s: float
 
 
-Any: TypeAlias = Found | Started | Came | Left | Answered | Ended | Hung | Unfit | HostLost | Over | Paced
+@final
+class Succeeded(Event, frozen=True):
+    """Another controller has taken over: nobody has said to this one that it waits, and who does says so again."""
+
+
+Any: TypeAlias = Found | Started | Came | Left | Answered | Ended | Hung | Unfit | HostLost | Over | Paced | Succeeded

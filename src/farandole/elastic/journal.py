@@ -9,15 +9,16 @@ A journal is text: one JSON object a line, first the policy, then every turn tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import final
 
 import msgspec
 
 from farandole.elastic import happenings
-from farandole.elastic.decisions import Decision
+from farandole.elastic.decisions import Decision, Finish
 from farandole.elastic.membership import Membership
 from farandole.elastic.policy import Policy
+from farandole.elastic.workers import Worker
 from farandole.errors import UsageError
 
 
@@ -51,13 +52,25 @@ _decoder = msgspec.json.Decoder(Opening | Turn)
 
 @final
 class Recorded:
-    """A ``Membership`` and its journal. ``write`` gets whole lines."""
+    """A ``Membership`` and its journal. ``write`` gets whole lines. It goes on where the ``lines`` of a journal end."""
 
-    def __init__(self, policy: Policy, write: Callable[[str], object]) -> None:
+    def __init__(self, policy: Policy, write: Callable[[str], object], lines: Sequence[str] = ()) -> None:
         self._membership = Membership(policy)
         self._write = write
         self._heard: list[Heard] = []
-        self._add(Opening(policy))
+        self.finish: Decision | None = None
+        """The decision to finish, if the journal that is gone on with has it."""
+        if lines:
+            self._go_on(lines)
+        else:
+            self._add(Opening(policy))
+
+    def _go_on(self, lines: Sequence[str]) -> None:
+        for turn in read(lines)[1]:
+            for heard in turn.heard:
+                self._membership.on(heard.at_s, heard.event)
+            decisions = self._membership.decide(turn.at_s)
+            self.finish = next((each for each in decisions if isinstance(each.action, Finish)), self.finish)
 
     def on(self, now: float, event: happenings.Any) -> None:
         """See ``Membership``."""
@@ -91,6 +104,16 @@ class Recorded:
     def members(self) -> tuple[int, ...]:
         """See ``Membership``."""
         return self._membership.members
+
+    @property
+    def workers(self) -> Mapping[int, Worker]:
+        """See ``Membership``."""
+        return self._membership.workers
+
+    @property
+    def over(self) -> str:
+        """See ``Membership``."""
+        return self._membership.over
 
     def _add(self, line: Opening | Turn) -> None:
         self._write(_encoder.encode(line).decode() + "\n")

@@ -18,7 +18,7 @@ The rules are told in docs/design/elasticity.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import final
 
 from farandole.elastic import happenings
@@ -50,6 +50,16 @@ class Membership:
     def members(self) -> tuple[int, ...]:
         """The places of its ranks."""
         return self._job.members
+
+    @property
+    def workers(self) -> Mapping[int, Worker]:
+        """Those whose end is not known, by place; to be looked at only."""
+        return self._job.workers
+
+    @property
+    def over(self) -> str:
+        """Why the latest generation has ended, if it has."""
+        return self._job.over
 
     def on(self, now: float, event: happenings.Any) -> None:
         """Take an event in."""

@@ -135,6 +135,13 @@ class Standing:
     def _on_paced(self, _: float, event: happenings.Paced) -> None:
         self._step_s = event.step_s
 
+    def _on_succeeded(self, now: float, _: happenings.Succeeded) -> None:
+        for worker in self.in_phase(Phase.READY):
+            before = Phase.GREETED if self.generation else Phase.STARTING
+            worker.enter(Phase.LEFT if worker.senior else before, now)
+        if self.patience_from_s is not None:
+            self.patience_from_s = now  # they could not come meanwhile
+
     def _leave(self, worker: Worker, now: float) -> None:
         """It takes no part any more; who needs it will come, too, and who does not will end."""
         worker.enter(Phase.LEFT, now)
@@ -166,6 +173,7 @@ class Standing:
         happenings.HostLost: _on_host_lost,
         happenings.Over: _on_over,
         happenings.Paced: _on_paced,
+        happenings.Succeeded: _on_succeeded,
     }
 
     # -- what is done -------------------------------------------------------------------------------------------------

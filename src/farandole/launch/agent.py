@@ -2,9 +2,9 @@
 
 The launcher starts it, itself or through ssh or Slurm, with its charge, one line of JSON, on standard input. The end of
 that input, of the connection to the controller, or of what started it means that there is nobody to work for any more,
-and then the workers are killed. When the agent itself is killed, the kernel kills the workers. What else comes on
-standard input, in a job on one host, is printed on standard error, between the workers' lines. No framework is imported
-here.
+and then the workers are killed. In an elastic job another controller may take the place of one that is gone. When the
+agent itself is killed, the kernel kills the workers. What else comes on standard input, in a job on one host, is
+printed on standard error, between the workers' lines. No framework is imported here.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import select
 import signal
 import sys
 import time
+from collections import deque
 from typing import TYPE_CHECKING, final
 
 import msgspec
@@ -55,6 +56,12 @@ SETTLE_S = 0.4
 """How long the news of a worker's death may wait for its last words to be read."""
 
 KILL_AGAIN_S = 0.2
+COMES_BACK_S = 10.0
+"""How long the workers of an elastic job live without a controller: its launcher starts another one at once."""
+
+MOST_ENDS = 100
+"""How many of the last ends of workers a new controller is told of; it takes others for lost without a word."""
+
 GIVE_UP_S = 1.0
 """How long an agent that was told to end at once, or has no launcher, tries to write what is left of the output."""
 
@@ -72,6 +79,7 @@ class Agent:
         self._workers: dict[int, int] = {}
         self._news: list[Started | Exited] = []
         """Of workers, since the controller was told last."""
+        self._ended: deque[Exited] = deque(maxlen=MOST_ENDS)
         self._relay: Relay | None = None
         self._link: AgentLink | None = None
         self._link_fds: set[int] = set()
@@ -108,8 +116,10 @@ class Agent:
             self._poll.register(fd, select.POLLIN)
 
     def _start_workers(self, start: StartWorkers, streams: Streams) -> None:
+        known = {*self._workers.values(), *(each.place for each in self._ended)}  # a new controller may repeat an order
         for spec in start.workers:
-            self._start_worker(spec, start, streams)
+            if spec.place not in known:
+                self._start_worker(spec, start, streams)
 
     def _start_worker(self, spec: WorkerSpec, start: StartWorkers, streams: Streams) -> None:
         contact = {CONTROLLER: self._address if self._relay is None else self._relay.address}
@@ -130,7 +140,8 @@ class Agent:
                 )
         except OSError as error:
             code, words = process.refusal(spec.command, error)
-            self._news.append(Exited(spec.place, -1, code, "", words))
+            self._ended.append(Exited(spec.place, -1, code, "", words))
+            self._news.append(self._ended[-1])
         else:
             self._workers[pid] = spec.place
             self._news.append(Started(spec.place, pid))
@@ -214,9 +225,18 @@ class Agent:
                 self._obey(message)
             self._link.beat()
         except ControlError as error:
+            if self._charge.stays and self._link.may_come_back:
+                self._renew(self._link)
+                return
             if self._launcher_lives:
                 os.write(2, f"farandole: the agent on {self._charge.host} ends: {error}\n".encode())
             self._orphaned()
+
+    def _renew(self, link: AgentLink) -> None:
+        """The controller is gone. The launcher, whose end we would hear of otherwise, starts another one."""
+        link.renew(COMES_BACK_S, [Started(place, pid) for pid, place in self._workers.items()], self._ended)
+        if self._screens is not None:
+            self._screens.forgive()
 
     def _obey(self, message: object) -> None:
         if isinstance(message, StartWorkers) and self._link is not None and not self._dismissed:
@@ -233,11 +253,16 @@ class Agent:
         elif isinstance(message, KillWorker):
             self._kill(message.place)
         elif isinstance(message, StopWorkers):
-            self._dismissed = True
-            self._stop(message.grace_s)
-            self._reap()
-            if not message.grace_s:  # now means now, also if nobody takes the output
-                self._give_up_at = time.monotonic() + GIVE_UP_S
+            self._dismiss(message.grace_s)
+
+    def _dismiss(self, grace_s: float) -> None:
+        """The job is over."""
+        self._dismissed = True
+        if not grace_s or self._kill_at is None:  # a new controller may repeat an order
+            self._stop(grace_s)
+        self._reap()
+        if not grace_s:  # now means now, also if nobody takes the output
+            self._give_up_at = time.monotonic() + GIVE_UP_S
 
     def _post(self, message: Message) -> None:
         if self._link is not None:
@@ -247,7 +272,8 @@ class Agent:
         for pid, code in process.reap():
             if pid in self._workers:
                 place = self._workers.pop(pid)
-                self._post(Exited(place, pid, code, self._last_words(place, code)))
+                self._ended.append(Exited(place, pid, code, self._last_words(place, code)))
+                self._post(self._ended[-1])
         if self._charge.stays and not self._dismissed:
             process.kill(process.descendants(but=self._workers))  # what workers that have ended left running
             return

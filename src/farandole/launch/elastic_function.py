@@ -26,7 +26,7 @@ from farandole.control.addresses import EVERYWHERE, own_endpoints, own_host_only
 from farandole.control.channel import Router
 from farandole.control.entry import entry_command
 from farandole.control.keys import JobKeys, new_secret
-from farandole.control.messages import FetchTask, Result, Task
+from farandole.control.task_messages import FetchTask, Result, Task
 from farandole.errors import ControlError
 from farandole.launch.elastic_job import ElasticJob, elastic_job
 from farandole.launch.elastic_launcher import ElasticLauncher

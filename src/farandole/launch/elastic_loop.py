@@ -1,28 +1,32 @@
-"""The loop of an elastic job: its workers and hosts come and go as the membership decides.
+"""The loop of the controller of an elastic job: workers and hosts come and go as the membership decides.
 
 Agents are started when a host is first needed, and again when a host that was lost has come back. They stay until the
-job ends, with workers or without.
+job ends, with workers or without; so they do when another controller takes the place of this one, which gets to know
+from them what became of the workers meanwhile.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, final
 
 import msgspec
 
 from farandole.cluster.environment import PLACE, variables_for
 from farandole.control.addresses import is_own
-from farandole.control.agent_messages import Exited, KillWorker, StopWorkers, WorkerSpec
+from farandole.control.agent_messages import AgentHello, Exited, KillWorker, StopWorkers, WorkerSpec
 from farandole.control.process import signal_name
 from farandole.elastic import decisions
-from farandole.elastic.happenings import Found, HostLost
-from farandole.errors import UsageError
-from farandole.launch.agents import END_S, Agents
-from farandole.launch.charge import Charge
+from farandole.elastic.happenings import Found, HostLost, Succeeded
+from farandole.elastic.workers import Phase
+from farandole.launch.agents import END_S
 from farandole.launch.elastic_job import ElasticJob
-from farandole.launch.loop import Loop, Outcome
+from farandole.launch.far_agents import FarAgents
+from farandole.launch.line import AgentEnded, AgentSaid, Decided, Ended, Line, Ping, Signal
+from farandole.launch.loop import NO_SIGNALS, Loop, Outcome
 from farandole.launch.plan import Host, by_own_name, start_workers, variables_for_all
 from farandole.launch.policy import End
 from farandole.topology import Topology
@@ -40,19 +44,16 @@ SAID = (decisions.Abort, decisions.Announce, decisions.Kill, decisions.Form, dec
 
 @final
 class ElasticLoop(Loop):
-    """Obeys ``formation``. ``charge`` is what every agent is told, but for its host."""
+    """Obeys ``formation``, and listens to the launcher at the other end of the ``line``."""
 
     def __init__(
-        self,
-        elastic: ElasticJob,
-        agents: Agents,
-        root: Root,
-        interrupts: int,
-        formation: ElasticFormation,
-        charge: Charge,
+        self, elastic: ElasticJob, agents: FarAgents, root: Root, line: Line, formation: ElasticFormation, secret: str
     ) -> None:
-        super().__init__(elastic.job, agents, root, interrupts)
-        self._elastic, self._formation, self._charge = elastic, formation, charge
+        super().__init__(elastic.job, agents, root, NO_SIGNALS)
+        self._elastic, self._formation, self._secret = elastic, formation, secret
+        self._far, self._line = agents, line
+        self._inherited: set[str] = set()
+        """Hosts whose agents had another controller or connection before, and are to say what became of the workers."""
         self._discovery = elastic.discovery
         self._discovery.say = self._say
         self._formation.on_decision = self._note
@@ -67,8 +68,29 @@ class ElasticLoop(Loop):
         self._signals: list[int] = []
         self._orders: StopWorkers | None = None
         self._said = ""
+        self._decided: Outcome | None = None
         self._result = Outcome(0, "")
         self._open_screens()
+
+    def take_over(self, names: Mapping[str, str], decided: Outcome | None) -> None:
+        """Be the next controller of a job, with agents of these names, by host, and with what the membership knows.
+
+        If its end was decided, it is ``decided`` what is said of it.
+        """
+        self._decided = decided
+        self._formation.tell(Succeeded())
+        until_s = time.monotonic() + self._job.settings.start_timeout_s
+        workers = self._formation.membership.workers.values()
+        self._hosts = {worker.place: worker.slot.host for worker in workers}
+        self._slots = {host: len([w for w in workers if w.slot.host == host]) for host in self._hosts.values()}
+        self._inherited = {host for agent in self._far for host in agent.hosts}
+        self._open |= self._inherited
+        self._coming |= self._inherited
+        for host, name in names.items():
+            self._root.adopt(host, name, until_s if host in self._inherited else None)
+        for host in dict.fromkeys(self._hosts.values()):
+            if host not in self._inherited:
+                self._lost(host, f"the agent of {host} ended while no controller was there")
 
     # -- what the loop waits for --------------------------------------------------------------------------------------
 
@@ -78,12 +100,27 @@ class ElasticLoop(Loop):
 
     @property
     def _fds(self) -> tuple[int, ...]:
-        return () if self._orders is not None else self._discovery.fds
+        return (self._line.fd, *(() if self._orders is not None else self._discovery.fds))
+
+    def _on_descriptors(self, ready: set[int]) -> None:
+        super()._on_descriptors(ready)
+        if self._line.fd in ready:
+            for message in self._line.receive():
+                self._on_launcher(message)
+
+    def _on_launcher(self, message: object) -> None:
+        if isinstance(message, Ping):
+            self._line.send(message)
+        elif isinstance(message, Signal):
+            self._on_signal(message.number)
+        elif isinstance(message, AgentSaid | AgentEnded):
+            agent = self._far.take(message)
+            if agent is not None:
+                self._note_end(agent)
+        elif isinstance(message, Ended):
+            raise SystemExit("the launcher is gone")
 
     def _on_turn(self, now: float) -> None:
-        for agent in [each for each in self._agents if each.code is not None and not each.hosts]:
-            if agent not in self._watched.values():
-                self._agents.drop(agent)
         if self._orders is None and (hosts := self._discovery.look(now)) is not None:
             self._find(hosts)
         orders = []
@@ -125,33 +162,26 @@ class ElasticLoop(Loop):
         elif isinstance(action, decisions.Kill):
             self._root.tell(self._hosts.get(action.place, ""), KillWorker(action.place))
         elif isinstance(action, decisions.Finish):
-            self._result = Outcome(action.status, self._words(decision.reason) if action.status else "")
+            words = self._words(decision.reason) if action.status else ""
+            self._result = self._decided or Outcome(action.status, words)
+            self._line.send(Decided(*self._result))
             self._stop(self._job.settings.grace_s)
 
     def _start(self, start: decisions.Start) -> None:
         host = start.host
-        if host not in self._open and not self._send_for(host):
-            return
+        if host not in self._open:
+            self._send_for(host)
         spec = self._spec(start)
         if host in self._coming:
             self._waiting.setdefault(host, []).append(spec)
         else:
             self._tell_to_start(host, [spec])
 
-    def _send_for(self, host: str) -> bool:
-        """Start an agent there; false if that cannot be."""
-        name = self._root.name(host, time.monotonic() + self._job.settings.start_timeout_s)
-        try:
-            [group] = self._elastic.starter.groups([host], self._elastic.here)
-            agent = self._agents.add(group)
-        except UsageError as error:
-            self._root.hosts.ended(host)
-            self._lost(host, str(error))
-            return False
-        agent.charge(msgspec.structs.replace(self._charge, host=host, name=name))
+    def _send_for(self, host: str) -> None:
+        """Have an agent started there."""
+        self._far.add(host, self._root.name(host, time.monotonic() + self._job.settings.start_timeout_s))
         self._open.add(host)
         self._coming.add(host)
-        return True
 
     def _spec(self, start: decisions.Start) -> WorkerSpec:
         """Rank and size are what they would be if nobody came or went until it calls ``init``."""
@@ -160,7 +190,7 @@ class ElasticLoop(Loop):
         slots = self._slots.get(start.host, topology.local_size)
         topology = msgspec.structs.replace(topology, local_rank=start.slot, local_size=slots)
         own = {PLACE: str(start.place), "HOROVOD_ELASTIC": "1"}
-        told = variables_for(topology, "", self._charge.secret)
+        told = variables_for(topology, "", self._secret)
         return WorkerSpec(start.place, self._job.command, {**self._shared, **told, **own})
 
     def _tell_to_start(self, host: str, specs: list[WorkerSpec]) -> None:
@@ -169,15 +199,47 @@ class ElasticLoop(Loop):
 
     # -- agents -------------------------------------------------------------------------------------------------------
 
-    def _on_hello(self, host: str) -> None:
+    def _on_agent(self, host: str, message: object) -> None:
+        if isinstance(message, AgentHello) and host not in self._open:  # it was cut off, and given up
+            self._root.tell(host, StopWorkers(0.0))
+        elif isinstance(message, AgentHello) and host not in self._coming:  # it was cut off, and what was said is lost
+            self._inherited.add(host)
+        super()._on_agent(host, message)
+
+    def _on_hello(self, host: str, hello: AgentHello) -> None:
         if self._orders is not None:
             self._root.tell(host, self._orders)
-        elif specs := self._waiting.pop(host, []):
+            return
+        if host in self._inherited:
+            self._inherited.discard(host)
+            self._compare(host, hello)
+        if specs := self._waiting.pop(host, []):
             self._tell_to_start(host, specs)
 
+    def _compare(self, host: str, hello: AgentHello) -> None:
+        """Learn from an agent what became of the workers, and of the orders, of the controller before."""
+        for ended in hello.ended:
+            self._on_exit(host, ended)
+        for started in hello.running:
+            self._on_agent(host, started)
+        running = {started.place for started in hello.running}
+        fresh = {spec.place for spec in self._waiting.get(host, [])}
+        fresh |= {each.action.place for each in self._formation.orders if isinstance(each.action, decisions.Start)}
+        for place, worker in list(self._formation.membership.workers.items()):
+            if worker.slot.host != host or place in fresh:
+                continue
+            if place in running:
+                if worker.phase is Phase.DOOMED:
+                    self._root.tell(host, KillWorker(place))
+            elif worker.phase is Phase.STARTING:
+                self._waiting.setdefault(host, []).append(self._spec(decisions.Start(place, host, worker.slot.index)))
+            else:
+                self._on_exit(host, Exited(place, -1, -signal.SIGKILL, "", "it ended while no controller was there"))
+
     def _on_exit(self, host: str, message: Exited) -> None:
+        if self._hosts.pop(message.place, None) is None:
+            return  # it was told before, to the controller that is gone
         end = End(message.place, host, message.code, message.tail, message.error, title="worker")
-        self._hosts.pop(message.place, None)
         if end.code:
             self._failures = [*self._failures[1 - MOST_WORDS :], end]
         self._controller.worker_exited(message.place, message.pid, message.code, str(end))
@@ -233,7 +295,7 @@ class ElasticLoop(Loop):
         """End what runs, and then the agents."""
         self._orders = StopWorkers(grace_s)
         for host in tuple(self._open):
-            if host in self._coming:
+            if host in self._coming - self._inherited:  # nothing runs there yet
                 self._agents.of(host).give_up()
                 self._close(host)
             else:

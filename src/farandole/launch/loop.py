@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from farandole.control.agent_messages import (
     AgentHello,
@@ -25,13 +25,20 @@ from farandole.launch.policy import INTERRUPTS
 from farandole.launch.screens import STDERR, Receipts, Screens
 
 if TYPE_CHECKING:
+    from farandole.launch.far_agents import FarAgent, FarAgents
     from farandole.runtime.root import Root
 
 GOODBYE_S = 2.0
 """How long the last messages of an agent that has ended well may take to arrive."""
 
+NO_SIGNALS = -1
+"""In place of a descriptor, where somebody else hears them."""
+
 GIVE_UP_S = 1.0
 """How long a job that was told to end at once tries to write what is left of the output."""
+
+
+AnyAgent: TypeAlias = "AgentProcess | FarAgent"
 
 
 class Outcome(NamedTuple):
@@ -42,9 +49,9 @@ class Outcome(NamedTuple):
 
 
 class Loop(ABC):
-    """Everything that changes while a job runs. ``interrupts`` is a descriptor with a byte for each signal, or -1."""
+    """Everything that changes while a job runs. ``interrupts`` has a byte for each signal; or it is ``NO_SIGNALS``."""
 
-    def __init__(self, job: Job, agents: Agents, root: Root, interrupts: int) -> None:
+    def __init__(self, job: Job, agents: Agents | FarAgents, root: Root, interrupts: int) -> None:
         self._job, self._agents, self._root, self._controller = job, agents, root, root.controller
         self._interrupts = interrupts
         self._open: set[str] = set()
@@ -58,7 +65,7 @@ class Loop(ABC):
         self._screens: Screens | None = None
         self._receipts: Receipts | None = None
         self._writing: set[int] = set()
-        self._watched: dict[int, AgentProcess | None] = {}
+        self._watched: dict[int, AnyAgent | None] = {}
         root.on_agent, root.on_lost = self._on_agent, self._on_lost
         root.controller.report = self._say
 
@@ -85,7 +92,7 @@ class Loop(ABC):
     # -- what a kind of job decides -----------------------------------------------------------------------------------
 
     @abstractmethod
-    def _on_hello(self, host: str) -> None:
+    def _on_hello(self, host: str, hello: AgentHello) -> None:
         """The agent of a host has answered."""
 
     @abstractmethod
@@ -134,7 +141,7 @@ class Loop(ABC):
         return ()
 
     def _watch(self) -> None:
-        wanted: dict[int, AgentProcess | None] = {fd: agent for agent in self._agents for fd in agent.fds}
+        wanted: dict[int, AnyAgent | None] = {fd: agent for agent in self._agents for fd in agent.fds}
         wanted |= dict.fromkeys((*self._writing, *self._fds))
         if self._receipts is not None:
             wanted[self._receipts.fd] = None
@@ -157,10 +164,14 @@ class Loop(ABC):
         self._writing -= ready
         for agent in {id(each): each for fd in ready if (each := self._watched.get(fd)) is not None}.values():
             agent.attend()
-            if agent.code is not None:
-                due_s = time.monotonic() + (0.0 if agent.code else GOODBYE_S)
-                for host in self._open & set(agent.hosts):
-                    self._due.setdefault(host, due_s)
+            self._note_end(agent)
+
+    def _note_end(self, agent: AnyAgent) -> None:
+        """Its last messages may still be on their way, if it has ended."""
+        if agent.code is not None:
+            due_s = time.monotonic() + (0.0 if agent.code else GOODBYE_S)
+            for host in self._open & set(agent.hosts):
+                self._due.setdefault(host, due_s)
 
     # -- agents -------------------------------------------------------------------------------------------------------
 
@@ -180,7 +191,7 @@ class Loop(ABC):
             self._receipts.take(host, message)
         elif isinstance(message, AgentHello):
             self._coming.discard(host)
-            self._on_hello(host)
+            self._on_hello(host, message)
         elif isinstance(message, Goodbye):
             self._on_goodbye(host)
 

@@ -82,6 +82,11 @@ class Screens:
         """The launcher has written something."""
         self._wires[message.stream].written(message.size)
 
+    def forgive(self) -> None:
+        """What was on its way is lost, or will not be confirmed."""
+        for wire in self._wires:
+            wire.forgive()
+
     def cut(self) -> None:
         """Nobody is left to write for."""
         for wire in self._wires:
@@ -127,8 +132,13 @@ class Wire:
     def written(self, size: int) -> None:
         """So much of it has been written."""
         with self._change:
-            self._under_way -= size
+            self._under_way = max(0, self._under_way - size)
             self._change.notify()
+
+    def forgive(self) -> None:
+        """Whoever was to write it has died; whether it has nobody knows."""
+        with self._change:
+            self.written(self._under_way)
 
     def cut(self) -> None:
         """Let ``write`` give up."""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, final
 
-from farandole.control.agent_messages import Exited, StartWorkers, StopWorkers
+from farandole.control.agent_messages import AgentHello, Exited, StartWorkers, StopWorkers
 from farandole.control.process import exit_status
 from farandole.launch.agents import END_S, Agents
 from farandole.launch.loop import Loop, Outcome
@@ -28,6 +28,7 @@ class StaticLoop(Loop):
 
     def __init__(self, job: Job, agents: Agents, root: Root, interrupts: int) -> None:
         super().__init__(job, agents, root, interrupts)
+        self._processes = agents
         self._policy = Policy(job.size, job.settings.on_failure)
         self._open = set(job.hosts)
         self._coming = set(job.hosts)
@@ -69,7 +70,7 @@ class StaticLoop(Loop):
         self._controller.worker_exited(message.place, message.pid, message.code, str(end))
         self._act(self._policy.exited(end, self._controller.left()))
 
-    def _on_hello(self, host: str) -> None:
+    def _on_hello(self, host: str, hello: AgentHello) -> None:
         if self._orders is not None:
             self._root.tell(host, self._orders)
         elif not self._coming:
@@ -101,7 +102,7 @@ class StaticLoop(Loop):
 
     def _close(self, host: str) -> None:
         super()._close(host)
-        agent = self._agents.of(host)
+        agent = self._processes.of(host)
         if not self._open & set(agent.hosts) and self._lost & set(agent.hosts):
             agent.kill()
         if not self._open:

@@ -19,7 +19,7 @@ import msgspec
 from farandole.cluster.contact import Contact, is_loopback
 from farandole.cluster.detect import detect
 from farandole.cluster.environment import CALLER, Environment
-from farandole.control import messages
+from farandole.control import task_messages
 from farandole.control.channel import Dealer
 from farandole.control.dial import first_answering
 from farandole.control.keys import JobKeys
@@ -84,16 +84,16 @@ def _connect(environment: Environment) -> Dealer:
 
 def _serve(dealer: Dealer, environment: Environment) -> int:
     timeout_s = Settings.resolve().start_timeout_s
-    dealer.send(messages.FetchTask(environment.place))
+    dealer.send(task_messages.FetchTask(environment.place))
     answer = dealer.recv(timeout_s)
-    if not isinstance(answer, messages.Task):
+    if not isinstance(answer, task_messages.Task):
         raise ControlError(f"the launcher sent no function within {timeout_s:g} s, but {answer!r}")
     ok, payload = call(answer.payload, environment)
     try:
-        dealer.send(messages.Result(environment.place, ok, payload))
+        dealer.send(task_messages.Result(environment.place, ok, payload))
     except ControlError as error:  # too large
         ok = False
-        dealer.send(messages.Result(environment.place, ok, _failed(error, environment)))
+        dealer.send(task_messages.Result(environment.place, ok, _failed(error, environment)))
     dealer.flush(timeout_s)  # the news of our end travels another way, and must not overtake a large result
     return 0 if ok else 1
 

@@ -7,7 +7,8 @@
         for message in link.receive(): ...
         link.beat()
 
-Raises ``ControlError`` from ``receive`` once the controller is gone, or silent for ``silence_s``.
+Raises ``ControlError`` from ``receive`` once the controller is gone, or silent for ``silence_s``. Where another one
+will come, as in elastic jobs, it goes on after ``renew``.
 """
 
 from __future__ import annotations
@@ -16,12 +17,22 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 import farandole
 from farandole.control import process
-from farandole.control.agent_messages import AGENT, AgentHello, Alive, Branch, DumpStack, Severed, Stack
+from farandole.control.agent_messages import (
+    AGENT,
+    AgentHello,
+    Alive,
+    Branch,
+    DumpStack,
+    Exited,
+    Severed,
+    Stack,
+    Started,
+)
 from farandole.control.channel import Dealer
 from farandole.control.keys import JobKeys
 from farandole.control.message import Message
@@ -44,9 +55,13 @@ class AgentLink:
         self, address: str, keys: JobKeys, host: str, silence_s: float, relay: Relay | None = None, name: str = ""
     ) -> None:
         self._dealer = Dealer(address, AGENT + (name or host).encode(), keys, timeout_s=None, silence_s=silence_s)
-        self._pause_s = silence_s / HEARTBEATS
+        self._silence_s, self._pause_s = silence_s, silence_s / HEARTBEATS
         self._next_s = time.monotonic() + self._pause_s
         self._relay, self._severed = relay, False
+        self._host = host
+        self._lost_s: float | None = None
+        """Since when no controller is there."""
+        self._patience_s = 0.0
         self.send(AgentHello(host, os.getpid(), farandole.__version__, tuple(relay.addresses) if relay else ()))
 
     @property
@@ -58,8 +73,14 @@ class AgentLink:
     def deadline_s(self) -> float | None:
         """When ``receive`` or ``beat`` has something to do."""
         relay_s = self._relay.deadline_s if self._relay else None
-        moments = [moment for moment in (self._next_s if self._pause_s else None, relay_s) if moment is not None]
-        return min(moments, default=None)
+        moments = (self._next_s if self._pause_s else None, relay_s, self._given_up_s)
+        return min((moment for moment in moments if moment is not None), default=None)
+
+    @property
+    def may_come_back(self) -> bool:
+        """False once another controller has been awaited for too long."""
+        until_s = self._given_up_s
+        return until_s is None or time.monotonic() < until_s
 
     def send(self, message: Message) -> None:
         """Queue ``message`` for the controller."""
@@ -77,6 +98,16 @@ class AgentLink:
             else:
                 yield message
 
+    def renew(self, patience_s: float, running: Sequence[Started], ended: Sequence[Exited]) -> None:
+        """After ``receive`` has raised: wait for another controller, and tell it what became of the workers here.
+
+        It may take ``patience_s``, but if its host does not answer, no longer than that may be silent.
+        """
+        self._dealer.renew()
+        self._patience_s = patience_s
+        self._lost_s = time.monotonic() if self._lost_s is None else self._lost_s
+        self.send(AgentHello(self._host, os.getpid(), farandole.__version__, (), tuple(running), tuple(ended)))
+
     def beat(self) -> None:
         """Tell the controller that this host is there, if it is time to."""
         now = time.monotonic()
@@ -91,13 +122,26 @@ class AgentLink:
             self._relay = None
         self._dealer.close(deliver=deliver)
 
+    @property
+    def _given_up_s(self) -> float | None:
+        """When another controller than the one that is gone is awaited no longer."""
+        if self._lost_s is None:
+            return None
+        is_cut_off = self._silence_s > 0 and not self._dealer.peer.reached
+        return self._lost_s + (self._silence_s if is_cut_off else self._patience_s)
+
     def _next(self) -> Any:
         try:
-            return self._dealer.recv(0.0)
+            message = self._dealer.recv(0.0)
         except ControlError as error:
             if self._relay:
                 self._relay.abort(str(error))
             raise
+        if self._dealer.peer.connected:
+            self._lost_s = None
+        if not self.may_come_back:
+            raise ControlError(f"the controller at {self._dealer.address} is gone, and no other came in time")
+        return message
 
     def _serve_relay(self) -> None:
         if self._relay:

@@ -4,17 +4,21 @@
     payloads = thread.exchange("shm.0", ranks=(0, 1), payload=b"...", timeout_s=30.0)
 
 It is also the one that notices when this process stays in a planned collective for too long, and whose signs of life
-say that the interpreter runs, whatever other threads do.
+say that the interpreter runs, whatever other threads do. With ``stay`` it outlives the controller: another one comes,
+and is told that.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol, final
+
+import msgspec
 
 from farandole.control.channel import Dealer
 from farandole.control.message import Message
@@ -27,6 +31,7 @@ from farandole.control.messages import (
     Exchanged,
     Progress,
     SetTimeline,
+    Stay,
     TimelineSet,
 )
 from farandole.errors import AbortError, ControlError, StartError
@@ -122,9 +127,19 @@ class ControlThread:
     """Reads ``control`` until it is interrupted; ``up`` is what answers go out by. ``stop`` joins it."""
 
     def __init__(
-        self, control: Dealer, up: Dealer, generation: int, hooks: Hooks, planned: Planned, limits: Limits
+        self,
+        control: Dealer,
+        up: Dealer,
+        generation: int,
+        hooks: Hooks,
+        planned: Planned,
+        limits: Limits,
+        stay: Stay | None = None,
     ) -> None:
-        self._control, self._up, self._generation = control, up, generation
+        self.away = False
+        """True once the controller that formed the generation is gone."""
+        self._control, self._up, self._generation, self._stay = control, up, generation, stay
+        self._waiting = 0
         self._hooks, self._planned = hooks, planned
         self._warning_s, self._sign_s = limits.warning_s or math.inf, limits.sign_s or math.inf
         self._came = threading.Condition()
@@ -137,8 +152,8 @@ class ControlThread:
 
     def exchange(self, key: str, ranks: Sequence[int], payload: bytes, timeout_s: float) -> list[bytes]:
         """All-gather of small bytes among ``ranks``; a key serves once. Raises ``StartError`` after ``timeout_s``."""
-        self._say(Exchange(self._generation, key, list(ranks), payload))
-        with self._came:
+        with self._waits(), self._came:
+            self._say(Exchange(self._generation, key, list(ranks), payload))
             self._came.wait_for(lambda: key in self._payloads or self._ended is not None, timeout_s)
             if key in self._payloads:
                 return self._payloads.pop(key)
@@ -155,8 +170,8 @@ class ControlThread:
         Ranks that have left are not waited for, and nobody is once the generation has ended.
         """
         number = next(self._timelines)
-        self._say(SetTimeline(self._generation, number, path, mark_cycles))
-        with self._came:
+        with self._waits(), self._came:
+            self._say(SetTimeline(self._generation, number, path, mark_cycles))
             return self._came.wait_for(lambda: self._timeline_set >= number or self._ended is not None, timeout_s)
 
     def end(self, failure: Failure) -> None:
@@ -170,6 +185,20 @@ class ControlThread:
         self._control.interrupt()
         if self._thread is not threading.current_thread():
             self._thread.join()
+
+    @contextlib.contextmanager
+    def _waits(self) -> Iterator[None]:
+        """Somebody waits for what only the controller can do."""
+        with self._came:
+            self._waiting += 1
+            if self.away and self._stay is not None:
+                with contextlib.suppress(ControlError):  # the generation has ended, which is said below
+                    self._control.send(msgspec.structs.replace(self._stay, wait=True))
+        try:
+            yield
+        finally:
+            with self._came:
+                self._waiting -= 1
 
     def _say(self, message: Message) -> None:
         """Tell the controller; who waits for its answer learns of an end first."""
@@ -193,9 +222,19 @@ class ControlThread:
                     signed_s = time.monotonic()
                     self._up.send(self._progress())
             except ControlError as error:
+                if self._stay is not None and not self._control.interrupted:
+                    self._outlive(self._stay)
+                    continue
                 if not self._control.interrupted:
                     self._over(Failure(AbortError, f"this rank lost the controller: {error}", error))
                 return
+
+    def _outlive(self, stay: Stay) -> None:
+        """The controller is gone, and another will come: what needs none goes on."""
+        with self._came:
+            self.away = True
+            self._control.renew()
+            self._control.send(msgspec.structs.replace(stay, wait=self._waiting > 0))
 
     def _take(self, message: object) -> None:
         if isinstance(message, Exchanged):

@@ -29,7 +29,6 @@ from farandole.control.messages import (
     ChangeDue,
     Entry,
     Exchange,
-    FetchTask,
     Hello,
     Leave,
     Letters,
@@ -38,16 +37,16 @@ from farandole.control.messages import (
     Progress,
     Ready,
     Resend,
-    Result,
     SetTimeline,
     Submit,
-    Task,
     TimelineSet,
     Unheard,
     Welcome,
 )
+from farandole.control.task_messages import FetchTask, Result, Task
 from farandole.runtime.downlink import CONTROL, ORDERS, Downlink, Send
 from farandole.runtime.formation import Due, Formation, Formed, Over
+from farandole.runtime.former import Former
 from farandole.runtime.generation import Generation
 from farandole.runtime.negotiation import Delivery
 from farandole.runtime.process_groups import GLOBAL
@@ -89,6 +88,7 @@ class Controller:
         self._settings, self._expected, self._clock = settings, expected, clock
         self._downlink = Downlink(send)
         self._formation = formation or StaticFormation.of(settings, expected)
+        self.former = Former(send, self._formation, clock)  # another one, of a controller that is not the job's first
         self._generation: Generation | None = None
         self._rejected: Counter[str] = Counter()
         self._received = 0
@@ -116,7 +116,8 @@ class Controller:
     def handle(self, identity: bytes, message: Message) -> None:
         """A message has come from the socket ``identity``."""
         self._received += 1
-        self._take(identity, message)
+        if not self.former.takes(identity, message):
+            self._take(identity, message)
 
     def worker_started(self, place: int, pid: int, host: str) -> None:
         """A worker runs; should it never call ``init``, the others can be told where it is."""
@@ -143,16 +144,15 @@ class Controller:
 
     def stack_arrived(self, place: int, text: str) -> None:
         """The stack that ``request_stack`` asked for, or why there is none."""
-        generation = self._generation
-        if generation is not None:
-            for rank, member in enumerate(generation.members):
-                if member.hello.place == place:
-                    generation.stall.stack(rank, text, self._clock())
+        if self._generation is not None:
+            self._generation.stack_arrived(place, text, self._clock())
 
     def abort(self, reason: str, kind: str = "AbortError") -> None:
         """End the generation for everybody who is still in it."""
         generation = self._generation
-        if generation is not None and generation.over is None:
+        if generation is None:
+            self.former.end(reason)
+        elif generation.over is None:
             generation.over = Abort(generation.number, reason, kind)
             self._formation.over(generation.number, reason)
             for suffix in (CONTROL, ORDERS):
@@ -160,12 +160,14 @@ class Controller:
 
     def deadline(self) -> float | None:
         """When ``tick`` is due, by the clock; ``None`` if only a message can bring news."""
-        moments = [self._formation.deadline_s, self._generation.deadline_s if self._generation is not None else None]
-        return min([moment for moment in moments if moment is not None], default=None)
+        current = self.former if self._generation is None else self._generation
+        moments = (self._formation.deadline_s, current.deadline_s)
+        return min((moment for moment in moments if moment is not None), default=None)
 
     def tick(self, now: float) -> None:
         """Do what is due."""
         generation = self._generation
+        self.former.tick(now)
         if generation is not None and (reason := generation.unsaid(now)):
             self.abort(reason)
         if generation is not None and generation.over is None:
@@ -183,12 +185,8 @@ class Controller:
         """Counters: messages received and refused, and those of the current generation."""
         generation = self._generation
         refused = self._rejected.total() + (generation.rejected.total() if generation else 0)
-        return {
-            "received": self._received,
-            "sent": self._downlink.sent,
-            "refused": refused,
-            **(generation.statistics() if generation is not None else {}),
-        }
+        own = generation.statistics() if generation is not None else {}
+        return {"received": self._received, "sent": self._downlink.sent, "refused": refused, **own}
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
@@ -205,9 +203,8 @@ class Controller:
         self._submit(generation, [(RankSet.only(rank), message.entry, message.contribution)])
 
     def _on_ready(self, identity: bytes, message: Ready) -> None:
-        generation = self._generation_of(identity, message.generation)
+        generation, present = self._below(identity, message.generation)
         if generation is not None:
-            present = self._downlink.branches[identity] & generation.present()
             members, shares = self._downlink.members, message.shares
             self._submit(generation, [(members(s.entry.process_set, s.ranks) & present, s.entry, b"") for s in shares])
 
@@ -218,13 +215,13 @@ class Controller:
                 self._tell(forgotten, ORDERS, Resend(generation.number, entry.process_set, [entry.name]))
         generation.stall.expect(now)
 
-    def _generation_of(self, relay: bytes, number: int) -> Generation | None:
-        """What a relay's message counts for."""
+    def _below(self, relay: bytes, number: int) -> tuple[Generation | None, RankSet]:
+        """What a relay's message counts for, and the ranks there that are present."""
         generation = self._generation
         if not generation or generation.over or number != generation.number or relay not in self._downlink.branches:
             self._rejected["messages of another generation"] += 1
-            return None
-        return generation
+            return None, RankSet()
+        return generation, self._downlink.branches[relay] & generation.present()
 
     def _on_letters(self, identity: bytes, message: Letters) -> None:
         """A relay passes on what workers below it have sent."""
@@ -251,9 +248,8 @@ class Controller:
         self._gather(generation, message.key, tuple(message.ranks), {rank: message.payload})
 
     def _on_parts(self, identity: bytes, message: Parts) -> None:
-        generation = self._generation_of(identity, message.generation)
+        generation, present = self._below(identity, message.generation)
         if generation is not None:
-            present = self._downlink.branches[identity] & generation.present()
             parts = {rank: payload for rank, payload in message.parts if rank in present}
             self._gather(generation, message.key, tuple(message.ranks), parts)
 
@@ -356,6 +352,7 @@ class Controller:
                 self._tell(self._generation.present(), CONTROL, ChangeDue(self._generation.number, decision.reason))
 
     def _begin(self, formed: Formed) -> None:
+        self.former.replace()
         self._generation = Generation(formed, self._settings, self._expected)
         self._generation.stall.begin(self._clock())
         self._downlink.begin(

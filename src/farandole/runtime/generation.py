@@ -167,6 +167,12 @@ class Generation:
         self.timeline.begin(number, ranks)
         return ranks
 
+    def stack_arrived(self, place: int, text: str, now: float) -> None:
+        """The stack of the worker of ``place``, or why there is none."""
+        for rank, member in enumerate(self.members):
+            if member.hello.place == place:
+                self.stall.stack(rank, text, now)
+
     def waiting(self, now: float) -> list[Waiting]:
         """What ranks wait for in both lanes."""
         return [*self.negotiation.waiting(), *self.blockages.waiting(now)]

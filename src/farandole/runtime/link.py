@@ -22,12 +22,24 @@ from farandole.cluster.contact import is_loopback
 from farandole.cluster.environment import CONTROLLER
 from farandole.control.channel import Dealer
 from farandole.control.keys import JobKeys
-from farandole.control.messages import Hello, Refuse, Welcome
-from farandole.errors import ControlError, StartError
+from farandole.control.messages import Hello, Refuse, Stay, Welcome
+from farandole.errors import ControlError, FarandoleError, StartError
 from farandole.events import logger
 
 CONTROLLER_GRACE_S = 5.0
 """How much longer than its controller a worker waits: the controller knows who is missing, and says so first."""
+
+
+@final
+class LostError(FarandoleError):
+    """The controller is gone, and another one is on its way.
+
+    If it ``refused`` us it may have died in the handshake, or our key may be wrong, which looks the same.
+    """
+
+    def __init__(self, text: str, *, refused: bool) -> None:
+        super().__init__(text)
+        self.refused = refused
 
 
 @final
@@ -45,12 +57,14 @@ class Seat(msgspec.Struct, frozen=True):
 class Link:
     """Connects within ``timeout_s``, or raises ``StartError``.
 
-    A controller that is silent for ``silence_s`` (0: however long) counts as gone, if it is beyond this host.
+    A controller that is silent for ``silence_s`` (0: however long) counts as gone, if it is beyond this host. Where it
+    is ``replaced`` then, ``LostError`` is raised for what this process may try again.
     """
 
-    def __init__(self, seat: Seat, timeout_s: float, silence_s: float = 0.0) -> None:
+    def __init__(self, seat: Seat, timeout_s: float, silence_s: float = 0.0, *, replaced: bool = False) -> None:
         self.worker = uuid.uuid4().hex
         self._seat, self._timeout_s, self._begin_s = seat, timeout_s, time.monotonic()
+        self._replaced = replaced
         self._silence_s = 0.0 if is_loopback(seat.controller) else silence_s
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._dealers: list[Dealer] = []
@@ -60,13 +74,19 @@ class Link:
             for dealer in self._dealers:  # their handshakes are under way together
                 dealer.flush(max(0.1, timeout_s - (time.monotonic() - self._begin_s)))
         except ControlError as error:
-            self.close()
-            raise StartError(
+            failure = self._failure(
                 f"rank {seat.place} on {seat.host} cannot join the job at {seat.controller}: {error}"
-            ) from error
+            )
+            self.close(deliver=False)
+            raise failure from error
         except BaseException:
             self.close()
             raise
+
+    @property
+    def place(self) -> int:
+        """Of this process in the job."""
+        return self._seat.place
 
     @property
     def controller(self) -> str:
@@ -85,7 +105,8 @@ class Link:
         try:
             answer = self.control.recv(waited_s)
         except ControlError as error:
-            raise StartError(f"rank {hello.place} on {hello.host} waited for the other ranks: {error}") from error
+            text = f"rank {hello.place} on {hello.host} waited for the other ranks: {error}"
+            raise self._failure(text) from error
         if isinstance(answer, Welcome):
             return answer
         if isinstance(answer, Refuse):
@@ -99,11 +120,21 @@ class Link:
             + (f", it said {type(answer).__name__}" if answer is not None else "")
         )
 
-    def close(self) -> None:
-        """Deliver what was sent, and disconnect. Idempotent."""
+    def stay(self, generation: int, *, wait: bool = False) -> Stay | None:
+        """What another controller is to be told that comes while ``generation`` lasts; ``None`` where none will."""
+        return Stay(generation, self._seat.place, wait) if self._replaced else None
+
+    def close(self, *, deliver: bool = True) -> None:
+        """Disconnect; first ``deliver`` what was sent, if there is anybody to. Idempotent."""
         for dealer in self._dealers:
-            dealer.close()
+            dealer.close(deliver=deliver)
         self._context.term()
+
+    def _failure(self, text: str) -> FarandoleError:
+        """What to raise."""
+        if self._replaced and any(dealer.lost for dealer in self._dealers):
+            return LostError(text, refused=any(dealer.peer.refused for dealer in self._dealers))
+        return StartError(text)
 
     def _dial(self, keys: JobKeys, suffix: bytes) -> Dealer:
         identity = self.worker.encode() + suffix

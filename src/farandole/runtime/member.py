@@ -92,8 +92,8 @@ class Session:
         self._crews = self._make_crews(own)
         self._lane = self._open_lane(sets)
         if link is not None:
-            limits = Limits.of(settings)
-            self._control = ControlThread(link.control, link.up, self.generation, self, self._planned, limits)
+            limits, stay = Limits.of(settings), link.stay(self.generation)
+            self._control = ControlThread(link.control, link.up, self.generation, self, self._planned, limits, stay)
         try:
             self._introduce()
         except BaseException as error:
@@ -291,6 +291,7 @@ class Session:
             self._presence,
             self.settings.cache_capacity,
             eager=self.topology.size <= self.settings.tree_radix,  # relays combine, and these cannot be combined
+            stay=self._link.stay(self.generation, wait=True),
         )
 
     def _introduce(self) -> None:
@@ -369,7 +370,7 @@ class Session:
         self._lane.end(failure)
         if self._link is not None and leave is not None:
             try:
-                self._link.up.send(Leave(self.generation, leave, self._struck, ending))
+                self._link.up.send(Leave(self.generation, leave, self._struck, ending, self._link.place))
             except ControlError as error:
                 events.logger.debug("%s leaves without saying so: %s", self._name(), error)
         self._crews.abort(reason, orderly=leave == "")

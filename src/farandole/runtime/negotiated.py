@@ -22,7 +22,7 @@ from farandole import events
 from farandole.collective import Kind
 from farandole.control.channel import Dealer
 from farandole.control.message import Message
-from farandole.control.messages import Entry, Order, Orders, Resend, Submit
+from farandole.control.messages import Entry, Order, Orders, Resend, Stay, Submit
 from farandole.errors import AbortError, ControlError, DuplicateNameError, MismatchError
 from farandole.runtime.ask import Ask, Key
 from farandole.runtime.call import Call, Handle, Outcome
@@ -104,7 +104,8 @@ class _Known:
 class NegotiatedLane:
     """See the module. ``perform`` runs in the leading thread; ``torn`` is called there if it fails on this rank.
 
-    If the lane is ``eager``, small contributions travel with the announcements.
+    If the lane is ``eager``, small contributions travel with the announcements. ``stay`` is what another controller is
+    told, if one may come when this one is gone: that somebody waits here.
     """
 
     def __init__(
@@ -117,12 +118,13 @@ class NegotiatedLane:
         presence: Presence,
         cache_capacity: int,
         eager: bool,
+        stay: Stay | None = None,
     ) -> None:
         self.last: Order | None = None
         self.inside: Order | None = None
         self._orders, self._send, self._generation = orders, send, generation
         self._perform, self._torn, self._presence = perform, torn, presence
-        self._capacity, self._eager = cache_capacity, eager
+        self._capacity, self._eager, self._stay = cache_capacity, eager, stay
         # Guards everything below; a signal handler may end the lane while its thread has it.
         self._lock = lock = threading.RLock()
         self._changed = threading.Condition(lock)
@@ -238,7 +240,11 @@ class NegotiatedLane:
         try:
             message = self._orders.recv()
         except ControlError as error:
-            self._torn(Failure(AbortError, f"this rank lost the controller: {error}", error))
+            if self._stay is None:
+                self._torn(Failure(AbortError, f"this rank lost the controller: {error}", error))
+            else:
+                self._orders.renew()
+                self._orders.send(self._stay)  # the other socket may not have noticed, and what it sends would be lost
             return
         if isinstance(message, Orders):
             received_s = time.monotonic() if events.subscribers else 0.0

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, final
 
 import farandole
-from farandole.control.agent_messages import AGENT, AgentHello, Alive, Branch, DumpStack, Exited, Severed
+from farandole.control.agent_messages import AGENT, AgentHello, Alive, Branch, DumpStack, Exited, Severed, StopWorkers
 from farandole.control.messages import Hello, Submit
 from farandole.runtime.controller import Controller
 from farandole.runtime.hosts import Hosts
@@ -80,6 +80,8 @@ class Root:
                 later.append((host, message))
             elif host is not None:
                 self._on_agent(host, message)
+            elif isinstance(message, AgentHello):  # its host has another one
+                self.router.send(identity, StopWorkers(0.0))
             else:
                 self.controller.handle(identity, message)
         for host, message in later:
@@ -97,6 +99,14 @@ class Root:
         self.hosts.readmit(host)
         self.hosts.expect(host, until_s)
         return self._names[host]
+
+    def adopt(self, host: str, name: str, until_s: float | None) -> None:
+        """The last agent of ``host`` had another controller before, and is to answer by then, or has ended."""
+        self._names[host] = name
+        if until_s is None:
+            self.hosts.ended(host)
+        else:
+            self.hosts.expect(host, until_s)
 
     def _host_of(self, identity: bytes) -> str | None:
         """Whose agent this is; ``None`` for anybody else, also for an agent that is not the host's last."""

@@ -18,8 +18,9 @@ from farandole.control.messages import Hello
 from farandole.engines.candidates import usable
 from farandole.engines.choose import choose
 from farandole.engines.factory import load
+from farandole.errors import StartError
 from farandole.runtime.joining import ANY, configure_logging, environment_of, part_of, settings_of, static_sets
-from farandole.runtime.link import Link, Seat
+from farandole.runtime.link import Link, LostError, Seat
 from farandole.runtime.meeting import meet
 from farandole.runtime.member import Session
 from farandole.runtime.process_groups import fitting
@@ -27,6 +28,9 @@ from farandole.runtime.process_sets import ProcessSet, ProcessSetLike
 from farandole.runtime.stacks import stack_dump
 from farandole.settings import Settings
 from farandole.topology import Topology
+
+MOST_REFUSALS = 3
+"""A handshake may fail because the controller dies in it, but not time and again."""
 
 
 @final
@@ -51,7 +55,7 @@ def start(
     sets = static_sets(process_sets, part.expected)
     configure_logging(settings.log_level)
     if part.expected > 1 or environment.is_elastic or (environment.launched and environment.size > 1):
-        session = _among_others(meet(environment, part, settings), settings, sets, past)
+        session = _persistently(meet(environment, part, settings), settings, sets, past)
         heed(lambda: session.broken)
         return session
     host = environment.host
@@ -59,12 +63,26 @@ def start(
     return Session(settings, Topology.of(0, (host,), 1), engine, reason, sets)
 
 
+def _persistently(seat: Seat, settings: Settings, sets: Sequence[ProcessSet], past: Past) -> Session:
+    """Where a controller is lost another one is asked, unless they refuse us one after the other."""
+    refusals = 0
+    while True:
+        try:
+            return _among_others(seat, settings, sets, past)
+        except LostError as error:
+            refusals = refusals + 1 if error.refused else 0
+            if refusals == MOST_REFUSALS:
+                raise StartError(str(error)) from error
+            events.logger.info("%s; looking for the next one", error)
+
+
 def _among_others(seat: Seat, settings: Settings, sets: Sequence[ProcessSet], past: Past) -> Session:
     moments = [time.monotonic()]
-    link = Link(seat, settings.start_timeout_s, settings.host_timeout_s)
+    is_elastic = seat.expected == ANY
+    link = Link(seat, settings.start_timeout_s, settings.host_timeout_s, replaced=is_elastic)
     try:
         moments.append(time.monotonic())
-        welcome = link.join(_hello(link, seat, sets, past), settings.elastic_timeout_s if seat.expected == ANY else 0)
+        welcome = link.join(_hello(link, seat, sets, past), settings.elastic_timeout_s if is_elastic else 0)
         moments.append(time.monotonic())
         offset_s = welcome.sent.offset_s(moments[-1]) if welcome.sent is not None else 0.0
         topology = Topology.of(welcome.rank, tuple(welcome.hosts), welcome.generation)
@@ -73,7 +91,7 @@ def _among_others(seat: Seat, settings: Settings, sets: Sequence[ProcessSet], pa
             load(welcome.engine)  # now, while the others train
             return Session(settings, topology, "solo", welcome.reason, [])
         _tell_phases(welcome.generation, ("dial", "form"), moments)
-        if seat.expected == ANY:
+        if is_elastic:
             there = fitting([s.ranks for s in sets], topology.size)
             sets = [s for s in sets if s.ranks in there]
         session = Session(settings, topology, welcome.engine, welcome.reason, sets, link, offset_s)

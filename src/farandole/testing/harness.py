@@ -28,7 +28,7 @@ from typing import IO, Any, TypeAlias, final
 import cloudpickle
 import msgspec
 
-from farandole.control import messages
+from farandole.control import messages, task_messages
 from farandole.control.message import Message
 from farandole.testing.rank import Job, outcome
 
@@ -162,7 +162,7 @@ class _Rank:
 
     def __init__(self, rank: int, connection: Connection, process: subprocess.Popen[bytes], output: IO[bytes]) -> None:
         self.rank, self.connection, self.process, self._output = rank, connection, process, output
-        self.result: messages.Result | None = None
+        self.result: task_messages.Result | None = None
         self.hung_up = False
 
     def send(self, frame: bytes) -> None:
@@ -210,7 +210,7 @@ class _Hub:
         if isinstance(message, messages.Exchange):
             self._waiting.setdefault((message.key, tuple(message.ranks)), {})[rank.rank] = message.payload
             self._answer()
-        elif isinstance(message, messages.Result):
+        elif isinstance(message, task_messages.Result):
             rank.result = message
             self._drop(rank)
 

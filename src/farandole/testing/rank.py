@@ -25,7 +25,7 @@ from typing import Any, final
 
 import msgspec
 
-from farandole.control import messages
+from farandole.control import messages, task_messages
 from farandole.engines.engine import Group, Rendezvous, Share
 from farandole.errors import CollectiveError, StartError
 
@@ -98,9 +98,9 @@ def main() -> None:
     member = Member(job.rank, job.size, _Wire(connection).share, job.hosts)
     try:
         program, args = pickle.loads(job.program)  # noqa: S301 (from the parent, over an inherited socket)
-        result = messages.Result(job.rank, True, pickle.dumps(program(member, *args)))
+        result = task_messages.Result(job.rank, True, pickle.dumps(program(member, *args)))
     except BaseException:
-        result = messages.Result(job.rank, False, traceback.format_exc().encode())
+        result = task_messages.Result(job.rank, False, traceback.format_exc().encode())
     connection.send_bytes(messages.encode(result))
     connection.recv_bytes()  # leave together: a rank that exits early must not look like a lost peer to an engine
     sys.stdout.flush()
@@ -127,7 +127,7 @@ def error_of(call: Callable[[], object]) -> str:
     return ""
 
 
-def outcome(result: messages.Result) -> Any:
+def outcome(result: task_messages.Result) -> Any:
     """What the program returned; only for results of processes that this process started."""
     return pickle.loads(result.payload)  # noqa: S301 (from a child, over an inherited socket)
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple, final
 
 from farandole.elastic import happenings
@@ -51,7 +52,10 @@ ELASTIC_TIMEOUT_S, HORIZON_S = 100.0, 600.0
 """How long a job waits for workers, and by when it must be over; but one of which every member hangs waits for ever."""
 
 JOURNALS = 50
-"""Every so many seeds the journal is replayed."""
+"""Every so many seeds there is a journal: it is replayed, and what stands in it is all that a controller leaves."""
+
+LIFE_TURNS = 20
+"""How long such a controller lives."""
 
 RIGHT = Rules()
 
@@ -74,14 +78,21 @@ class Told(NamedTuple):
 
 @final
 class Live:
-    """A ``Controller`` that is one membership; it goes on, and is not kept as it was."""
+    """A ``Controller`` that is one membership; it goes on, and is not kept as it was.
 
-    def __init__(self, membership: Membership | Recorded) -> None:
-        self._membership = membership
+    Where it may have an ``heir``, that takes its place now and then, and nobody may notice.
+    """
+
+    def __init__(self, membership: Membership | Recorded, heir: Callable[[], Recorded] | None = None) -> None:
+        self._membership, self._heir = membership, heir
+        self._turns = 0
         self.deadline_s: float | None = None
 
     def turn(self, now: float, event: happenings.Any | None) -> tuple[Live, list[Decision]]:
         """See ``Membership``."""
+        self._turns += 1
+        if self._heir is not None and self._turns % LIFE_TURNS == 0:
+            self._membership = self._heir()
         if event is not None:
             self._membership.on(now, event)
         decisions = self._membership.decide(now)
@@ -206,7 +217,8 @@ def simulate(seed: int, rules: Rules = RIGHT) -> Told:
     lines: list[str] = []
     is_recorded = seed % JOURNALS == 0
     membership = Recorded(setup.policy, lines.append) if is_recorded else Membership(setup.policy)
-    world = World(setup, Live(membership))
+    heir = partial(Recorded, setup.policy, lines.append, lines) if is_recorded else None
+    world = World(setup, Live(membership, heir))
     schedule = Schedule(world, chance)
     schedule.run()
     if is_recorded:

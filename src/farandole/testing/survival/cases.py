@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias, final
 
 from farandole.testing.survival.job import Job
-from farandole.testing.survival.strikes import NEWCOMER, Strike
+from farandole.testing.survival.strikes import NEWCOMER, Strike, struck
 
 Do: TypeAlias = Callable[[Job, int], object]
 
@@ -50,6 +50,29 @@ def again(phase: str, rank: int, quick: bool = False) -> Case:
     """While the others re-form, another one is killed."""
     strikes = [Strike("reduce", 3), Strike(phase, rank, later=True)]
     return Case(f"SIGKILL of rank 3, then of rank {rank}", f"reduce, then {phase}", strikes, quick=quick)
+
+
+def controller(phase: str, quick: bool = False) -> Case:
+    """The controller is killed when rank 0 comes to a phase, which waits for that."""
+    return Case("SIGKILL of the controller", phase, [Strike(phase, 0, "call")], _controller, quick=quick)
+
+
+def controller_again(phase: str, quick: bool = False) -> Case:
+    """The controller is killed while the others re-form without rank 3, and the next one at once."""
+    strikes = [Strike("reduce", 3), Strike(phase, 0, "call", later=True)]
+    return Case(
+        "SIGKILL of rank 3, then of two controllers", f"reduce, then {phase}", strikes, _controllers, quick=quick
+    )
+
+
+def _controller(job: Job, _number: int) -> None:
+    job.kill_controller()
+
+
+def _controllers(job: Job, number: int) -> None:
+    job.until(lambda: len(struck(job.folder, number)) == 2, "its phase")
+    job.kill_controller()
+    job.kill_controller()
 
 
 def other(action: str, phase: str, rank: int, name: str, quick: bool = False) -> Case:
@@ -96,7 +119,7 @@ def _noise(job: Job, _number: int) -> None:
 def _ports(job: Job) -> list[int]:
     """Where the processes of a job on this machine listen."""
     sockets = set()
-    for pid in {job.process.pid, *(each.pid for each in job.generation())}:
+    for pid in {job.process.pid, job.controller(), *(each.pid for each in job.generation())}:
         for fd in os.listdir(f"/proc/{pid}/fd"):
             sockets.add(os.readlink(f"/proc/{pid}/fd/{fd}"))
     tables = [Path(f"/proc/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
@@ -109,6 +132,9 @@ ONE_HOST = (
     kill("reduce", 3, quick=True),
     kill("idle", 3),
     kill("loading", 1),
+    controller("idle"),
+    controller("reduce", quick=True),
+    controller("voted"),
     kill("forward", 0),
     kill("backward", 2),
     kill("reduce", 0),
@@ -132,6 +158,8 @@ ONE_HOST = (
     other("loader", "loading", 2, "a killed data-loading process"),
     other("stop", "backward", 1, "SIGSTOP"),
     other("hang", "forward", 0, "a hang with the GIL held", quick=True),
+    controller_again("connect"),  # not beside the rows above: five controllers that die within a minute end a job
+    controller_again("agree", quick=True),
     Case("a process with a wrong key", "any", done=_wrong_key, harmless=True),
     Case("random bytes at every port", "any", done=_noise, harmless=True, quick=True),
     Case("SIGTERM of rank 1", "any", done=_notice, planned=True, quick=True),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import final
 
 from farandole.testing.cluster import HEAD, Cluster
-from farandole.testing.survival.cases import Case, Do, again, kill, other
+from farandole.testing.survival.cases import Case, Do, again, controller, kill, other
 from farandole.testing.survival.job import Job
 from farandole.testing.survival.strikes import Strike
 
@@ -115,8 +115,9 @@ def resets(whose: str, name: str, lost: str = "", quick: bool = False) -> Case:
 
 
 def _ends(job: Job) -> int:
-    """How many generations have ended by a fault."""
-    return (job.folder / "journal").read_text().count('"type":"Over"')
+    """How many generations have ended or begun: where a host is lost, an end is not always written down by itself."""
+    journal = (job.folder / "journal").read_text()
+    return journal.count('"type":"Over"') + journal.count('"type":"Form"')
 
 
 def _reboot(job: Job, _number: int) -> None:
@@ -189,6 +190,7 @@ TWO_HOSTS = (
     again("connect", 1),
     again("agree", 2),
     other("stop", "backward", 1, "SIGSTOP"),
+    controller("vote", quick=True),
     agent("reduce"),
     agent("voted"),
     host("kill", "boot", "backward", "a host loses power", quick=True),

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias, final
 import msgspec
 
 from farandole.testing.cluster import HEAD, Cluster
+from farandole.testing.controllers import controller_of
 from farandole.testing.survival.trainee import Began, Plan, Point, Skipped
 
 DEADLINE_S = 120.0
@@ -105,6 +106,21 @@ class Job:
     def decided(self, action: str) -> int:
         """How often the membership has decided this, by its journal."""
         return (self.folder / "journal").read_text().count(f'"type":"{action}"')
+
+    def controller(self) -> int:
+        """The process number of the controller; 0 while there is none."""
+        return controller_of(self.process.pid)
+
+    def kill_controller(self) -> None:
+        """Without a word; another one takes over."""
+        old: list[int] = []
+
+        def is_there() -> bool:
+            old[:] = [self.controller()]
+            return bool(old[0])
+
+        self.until(is_there, "a controller")
+        os.kill(old[0], signal.SIGKILL)
 
     @property
     def errors(self) -> str:

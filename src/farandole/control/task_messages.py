@@ -1,0 +1,33 @@
+"""What a worker and the controller say to each other of the function that ``farandole.run`` was given."""
+
+from __future__ import annotations
+
+from typing import TypeAlias, final
+
+from farandole.control.message import Message
+
+
+@final
+class FetchTask(Message, frozen=True):
+    """Send me the function given to ``run``."""
+
+    place: int
+
+
+@final
+class Task(Message, frozen=True):
+    """The function given to ``run``, pickled by the launcher."""
+
+    payload: bytes
+
+
+@final
+class Result(Message, frozen=True):
+    """What the function given to ``run`` returned (``ok``) or raised, pickled by the worker."""
+
+    place: int
+    ok: bool
+    payload: bytes
+
+
+Any: TypeAlias = FetchTask | Task | Result

@@ -1,0 +1,144 @@
+"""What the launcher of an elastic job and its controller, a child of it, say to each other, and the line between them.
+
+    ours, theirs = Line.pair()
+    ours.send(SendFor("b", "b/2"))                  # in one process
+    for said in theirs.receive(): ...               # in the other, when theirs.fd is readable; Ended() comes last
+
+The launcher has what must outlive a controller: the children that start agents, the terminal's signals, the journal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from typing import TypeAlias, final
+
+import msgspec
+
+LIMIT_BYTES = 2**17
+"""Of one message; the longest holds the last words of some workers."""
+
+
+class Said(msgspec.Struct, frozen=True, tag=True):
+    """Base of all messages."""
+
+
+@final
+class Listening(Said, frozen=True):
+    """The controller listens, at this address in ZeroMQ's words."""
+
+    address: str
+
+
+@final
+class SendFor(Said, frozen=True):
+    """Start an agent on a host; it is to call itself ``name``, and no other ever does."""
+
+    host: str
+    name: str
+
+
+@final
+class GiveUp(Said, frozen=True):
+    """A host is lost: end what has started this agent there."""
+
+    name: str
+
+
+@final
+class Decided(Said, frozen=True):
+    """How the job is to end, once its workers have: for the next controller, which has not heard their last words."""
+
+    status: int
+    words: str
+
+
+@final
+class Finished(Said, frozen=True):
+    """The job is over: its exit status, and why that is not 0."""
+
+    status: int
+    words: str
+
+
+@final
+class Ping(Said, frozen=True):
+    """Do you turn? Say it back."""
+
+
+@final
+class Signal(Said, frozen=True):
+    """The user wants an end."""
+
+    number: int
+
+
+@final
+class AgentSaid(Said, frozen=True):
+    """The last line that the child has written which starts this agent."""
+
+    name: str
+    text: str
+
+
+@final
+class AgentEnded(Said, frozen=True):
+    """The child that was, or had started, this agent has ended; ``code`` as ``waitpid`` gives it."""
+
+    name: str
+    code: int
+    why: str
+
+
+@final
+class Ended(Said, frozen=True):
+    """The other end is closed."""
+
+
+Any: TypeAlias = Listening | SendFor | GiveUp | Decided | Finished | Ping | Signal | AgentSaid | AgentEnded | Ended
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Any)
+
+
+@final
+class Line:
+    """One end. Messages are whole, and arrive in order."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        self._socket.setblocking(False)
+
+    @classmethod
+    def pair(cls) -> tuple[Line, Line]:
+        """Both ends, for a process and a child of it."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        return cls(ours), cls(theirs)
+
+    @property
+    def fd(self) -> int:
+        """Readable when ``receive`` has something."""
+        return self._socket.fileno()
+
+    def send(self, message: Any) -> None:
+        """Say something; it is lost if nobody is there any more, or has not listened for very long."""
+        with contextlib.suppress(OSError):
+            self._socket.send(_encoder.encode(message))
+
+    def receive(self) -> Iterator[Any]:
+        """Everything that is there. Never blocks."""
+        while True:
+            try:
+                frame = self._socket.recv(LIMIT_BYTES)
+            except BlockingIOError:
+                return
+            except ConnectionError:
+                frame = b""
+            yield _decoder.decode(frame) if frame else Ended()
+            if not frame:
+                return
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._socket.close()

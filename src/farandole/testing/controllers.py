@@ -1,0 +1,21 @@
+"""The controller of an elastic job, as somebody finds it who is to kill it.
+
+>>> os.kill(controller_of(launcher.pid), signal.SIGKILL)
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from farandole.control import process
+from farandole.launch.elastic_controller import PROCESS_NAME
+
+
+def controller_of(launcher: int) -> int:
+    """The process number of the controller that this process has started; 0 while there is none."""
+    for pid in process.descendants(launcher):
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/comm").read_text() == f"{PROCESS_NAME}\n":
+                return pid
+    return 0

@@ -1,0 +1,172 @@
+"""Elastic jobs whose controller dies: the workers keep their processes, and lose nothing that was committed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.launch.conftest import RunningJob, StartJob
+from tests.launch.test_elastic_jobs import Train, Trains, end, generation, train
+
+__all__ = ["train"]
+
+HANG_S = "1"
+
+
+def kill_controller(running: RunningJob) -> int:
+    """Returns the process number that it had."""
+    found: list[int] = []
+
+    def is_there() -> bool:
+        found[:] = [running.controller()]
+        return bool(found[0])
+
+    running.until(is_there, "for a controller")
+    os.kill(found[0], signal.SIGKILL)
+    running.until(lambda: running.controller() not in (0, found[0]), "for another controller")
+    return found[0]
+
+
+def processes(found: list[Trains]) -> list[int]:
+    return [each.process for each in found]
+
+
+def test_workers_outlive_controllers(train: Train) -> None:
+    """The ranks re-form, with what they had; and what happened while no controller was there is told by the agent."""
+    running = train("-np", "2", "--min-np", "1")
+    first = generation(running, lambda number, _: number == 1)
+    kill_controller(running)
+    second = generation(running, lambda number, _: number == 2)
+    assert processes(second) == processes(first)
+    assert second[0].step == second[1].step >= first[0].step
+    controller = running.controller()
+    os.kill(controller, signal.SIGSTOP)  # it hears of nothing any more
+    os.kill(second[0].process, signal.SIGKILL)
+    os.kill(controller, signal.SIGKILL)
+    whole = generation(running, lambda number, size: number > 2 and size == 2)
+    assert whole[0].process == second[1].process
+    assert whole[1].place == 2
+    assert end(running) == 0
+    assert running.stderr.count("the controller was killed by SIGKILL: another one takes over") == 2
+
+
+def test_controllers_die_and_hang_while_workers_re_form(train: Train) -> None:
+    """Two in a row, when a worker was killed, whatever it was doing then; none is obeyed again."""
+    running = train("-np", "3", "--min-np", "2", "--hang-timeout", HANG_S)
+    first = generation(running, lambda number, _: number == 1)
+    os.kill(first[2].process, signal.SIGKILL)
+    kill_controller(running)
+    old = running.controller()
+    os.kill(old, signal.SIGSTOP)
+    running.until(lambda: running.controller() not in (0, old), "for another controller")
+    with pytest.raises(ProcessLookupError):
+        os.kill(old, signal.SIGCONT)  # there are never two
+    whole = generation(running, lambda number, size: number > 1 and size == 3)
+    assert processes(whole)[:2] == processes(first)[:2]
+    assert end(running) == 0
+    assert "the controller was killed: it had not answered" in running.stderr
+
+
+def test_a_newcomer_is_greeted_in_a_long_step_of_members_that_have_not_spoken_to_this_controller(
+    train: Train, tmp_path: Path
+) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("localhost\n")
+    running = train("--min-np", "1", "--hostfile", "hosts", "--hang-timeout", "60", faults=("0:20:wait",))
+    first = generation(running, lambda number, _: number == 1)
+    kill_controller(running)
+    hosts.write_text("localhost slots=2\n")
+    running.prints("place 1 is up")
+    (tmp_path / "go").touch()
+    grown = generation(running, lambda _, size: size == 2)
+    assert grown[0].process == first[0].process
+    assert grown[1].step == grown[0].step >= 20
+    assert end(running) == 0
+
+
+def test_that_all_workers_hang_is_noticed_by_another_controller(train: Train) -> None:
+    limits = ("--hang-timeout", HANG_S, "--stall-check-shutdown-time-seconds", HANG_S)
+    running = train("-np", "1", "--min-np", "1", *limits, faults=("0:20:stop",))
+    generation(running, lambda number, _: number == 1)
+    kill_controller(running)
+    assert running.end() == 137
+    assert "all are stopped, or wait for each other in the script" in running.stderr
+
+
+def test_controllers_that_all_die_are_given_up(job: StartJob) -> None:
+    running = job("-np", "1", "--min-np", "1", bash="sleep 1000")
+    while running.process.poll() is None:
+        if pid := running.controller():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+    assert running.end() == 1
+    assert "the controller was killed by SIGKILL; it is the 5th within 60 s" in running.stderr
+
+
+PATIENT = """
+trap 'echo told; until [ -e go ]; do read -t 0.01 <> <(:); done; echo had time; exit 0' TERM
+echo up
+while true; do read -t 0.01 <> <(:); done
+"""
+
+
+def test_a_signal_that_comes_with_the_death_of_the_controller_counts(job: StartJob) -> None:
+    """And workers have the time that they are to have."""
+    running = job("-np", "1", "--min-np", "1", bash=PATIENT)
+    running.prints("up")
+    controller = running.controller()
+    os.kill(controller, signal.SIGSTOP)
+    running.process.send_signal(signal.SIGTERM)
+    os.kill(controller, signal.SIGKILL)
+    end_of_the_patient(running)
+    assert running.end() == 128 + signal.SIGTERM
+
+
+NEWCOMER = """
+import os, signal, sys
+from pathlib import Path
+from farandole.runtime.session import init
+
+def take_time(*_):
+    print("told", flush=True)
+    while not Path("go").exists():
+        pass
+    print("had time", flush=True)
+    os._exit(0)
+
+init()
+print("these are my last words", file=sys.stderr, flush=True)
+signal.signal(signal.SIGTERM, take_time)
+print("place", os.environ["FARANDOLE_PLACE"], "is up: process", os.getpid(), flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def test_workers_keep_their_time_and_words_when_the_controller_dies_after_the_end_is_decided(
+    job: StartJob, tmp_path: Path
+) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("localhost\n")
+    running = job("--min-np", "1", "--hostfile", "hosts", python=NEWCOMER)
+    running.prints("place 0 is up")
+    hosts.write_text("localhost slots=2\n")
+    running.prints("place 1 is up")
+    os.kill(int(re.findall(r"place 0 is up: process (\d+)", running.stdout)[0]), signal.SIGKILL)  # who has the state
+    running.prints("told")
+    kill_controller(running)
+    end_of_the_patient(running)
+    assert running.end() == 137
+    assert "the last lines of its stderr:\n    these are my last words" in running.stderr
+
+
+def end_of_the_patient(running: RunningJob) -> None:
+    running.prints("told")
+    (running.folder / "go").touch()
+    running.prints("had time")

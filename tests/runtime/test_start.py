@@ -1,0 +1,32 @@
+"""How a worker of an elastic job joins it where controllers come and go."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from farandole.cluster.environment import PLACE, variables_for
+from farandole.control.channel import Router
+from farandole.control.keys import JobKeys, new_secret
+from farandole.topology import Topology
+
+DEADLINE_S = 60.0
+WORKER = "from farandole.runtime.session import init; init()"
+
+
+def test_a_refused_key_is_final() -> None:
+    """Though a controller that dies in a handshake looks the same, and is only the last but one."""
+    with Router(JobKeys.from_secret(new_secret())) as router:
+        told = variables_for(Topology.of(0, ("a",), 0), router.address, new_secret())
+        worker = subprocess.run(
+            [sys.executable, "-c", WORKER],
+            env={**os.environ, **told, PLACE: "0", "HOROVOD_ELASTIC": "1"},
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+    assert worker.returncode == 1
+    assert "StartError" in worker.stderr
+    assert "refused this process's key" in worker.stderr
