@@ -22,6 +22,7 @@ from farandole.errors import AbortError
 from farandole.runtime.ask import Ask
 from farandole.runtime.call import Call, Outcome
 from farandole.runtime.control_thread import ControlThread, Pace, Planned
+from farandole.runtime.direct import DirectLane
 from farandole.runtime.failure import Failure
 from farandole.runtime.link import Link, Seat
 from farandole.runtime.negotiated import NegotiatedLane
@@ -29,6 +30,7 @@ from farandole.runtime.presence import Presence
 from farandole.runtime.root import Root
 from farandole.runtime.stall import Limits
 from farandole.settings import Settings
+from farandole.topology import Topology
 
 DEADLINE_S = 30.0
 RADIX, LOCAL = 2, 2
@@ -103,7 +105,7 @@ class Worker:
         """Wait for the others."""
         self.welcome = self.link.join(self.hello)
         self.lane = NegotiatedLane(
-            self.link.orders,
+            DirectLane(Topology.of(0, ("a",), 0), None, self.link.orders, Planned(Pace()), lambda: None),
             self.link.up.send,
             self.welcome.generation,
             self.perform,

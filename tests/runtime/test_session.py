@@ -301,7 +301,7 @@ def _forgotten_numbers(member: Member) -> None:
 
     lane._resend = count  # type: ignore[method-assign]
     for name in "aaabbbacccb":  # the controller forgets what was used longest ago, a worker what came first
-        x = np.ones(2)
+        x = np.ones(100)
         NumpyCalls().allreduce(name, x)
         assert x[0] == member.size
     assert resent == [(0, "allreduce.b")]

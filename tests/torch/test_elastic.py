@@ -18,7 +18,7 @@ BATCHES = -(-LENGTH // GLOBAL_BATCH)
 
 def train(launch: Any, folder: Path, np: int, plan: Plan) -> tuple[History, list[Result]]:
     """Run the plan as an elastic job of at most ``np`` workers; returns what was written, and what the workers have."""
-    options = ["--min-np", "1", "--max-np", str(np), "--blacklist-cooldown-range", "0", "1"]
+    options = ["--min-np", "1", "--max-np", str(np), "--blacklist-cooldown-range", "0", "1", "--start-timeout", "120"]
     arguments = [str(folder), msgspec.json.encode(plan).decode()]
     finished = launch(np, SCRIPT, options=options, arguments=arguments, environment={"OMP_NUM_THREADS": "1"}).ok()
     results = [msgspec.json.decode(path.read_bytes(), type=Result) for path in folder.glob("result-*.json")]

@@ -56,6 +56,7 @@ class Order(msgspec.Struct, frozen=True, array_like=True):
     ``error`` goes to the ranks that submitted it, never to joined ones; ``error_kind`` is the class of
     ``farandole.errors`` to raise, and ``refused`` says that a rank could not do it. ``contributions`` are those
     of the members, by their place in the set (``b""`` for joined ones), if all sent them: no more is to be moved then.
+    With ``direct``, a number that grows, the ranks may tell each other what comes under this name from now on.
     """
 
     process_set: int
@@ -72,3 +73,4 @@ class Order(msgspec.Struct, frozen=True, array_like=True):
     value: int = -1
     refused: bool = False
     contributions: list[bytes] = []
+    direct: int = 0

@@ -18,6 +18,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import final
 
+from farandole.engines.engine import Group
+
 REPEATS = 2
 """TCP repeats what was lost at doubling intervals: after a silence of s, it may be as long again until it asks."""
 
@@ -55,6 +57,13 @@ class Lookout:
         self._looked_s = -math.inf
         for connection in connections if silence_s else ():
             _let_ask(connection, round(max(silence_s / LOOKS, _SHORTEST_S)))
+
+    @classmethod
+    def of(cls, group: Group, connections: Mapping[int, socket.socket]) -> Lookout:
+        """One for a member's connections to the others of its group, by their places."""
+        here = group.hosts[group.rank]
+        away = {connections[place]: host for place, host in enumerate(group.hosts) if host != here}
+        return cls(away, group.silence_s, group.on_silence)
 
     def look(self, since_s: float) -> None:
         """Tell of the first host of which nothing has been heard; ``since_s`` says since when something is awaited."""

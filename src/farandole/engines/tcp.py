@@ -44,9 +44,7 @@ class TcpTransport(Transport):
     def __init__(self, group: Group, exchange: Exchange) -> None:
         super().__init__(group)
         self._connections = connect(group, exchange)
-        here = group.hosts[group.rank]
-        away = {self._connections[place]: host for place, host in enumerate(group.hosts) if host != here}
-        self._lookout = Lookout(away, group.silence_s, group.on_silence)
+        self._lookout = Lookout.of(group, self._connections)
 
     def _move(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> None:
         outgoing = {peer: _memory(array) for peer, array in sends}

@@ -36,6 +36,7 @@ from farandole.control.messages import (
 )
 from farandole.errors import AbortError, ControlError, StartError
 from farandole.runtime.failure import Failure
+from farandole.runtime.process_groups import GLOBAL
 from farandole.runtime.stall import AGREED, Limits
 
 TICKS_PER_WARNING = 4
@@ -93,7 +94,7 @@ class Planned:
     def __init__(self, pace: Pace) -> None:
         self.pace = pace
         self._agreed: dict[int, int] = {}
-        self._inside: dict[int, tuple[float, int, str, int, str]] = {}
+        self._inside: dict[int | str, tuple[float, int, str, int, str]] = {}
 
     def enter(self, process_set: int, lane: str, sequence: int, what: str) -> None:
         """The calling thread begins a planned collective, the ``sequence``-th of ``lane``."""
@@ -103,6 +104,14 @@ class Planned:
         """The calling thread begins the next collective that all members of a process set have agreed on."""
         sequence = self._agreed[process_set] = self._agreed.get(process_set, 0) + 1
         self._inside[threading.get_ident()] = time.monotonic(), process_set, AGREED, sequence, what
+
+    def enter_direct(self, lane: str, sequence: int, what: str) -> None:
+        """This process waits for what all others contribute, whatever its threads do; for the ``sequence``-th time."""
+        self._inside[lane] = time.monotonic(), GLOBAL, lane, sequence, what
+
+    def leave_direct(self, lane: str) -> None:
+        """All have contributed, or the controller is asked."""
+        self._inside.pop(lane, None)
 
     def leave(self) -> None:
         """Its collective has ended, however it did."""

@@ -7,6 +7,8 @@ crews.close()
 
 from __future__ import annotations
 
+import dataclasses
+import socket
 import threading
 import weakref
 from collections import Counter
@@ -15,8 +17,12 @@ from typing import final
 
 from farandole.engines.engine import Engine, Group, Rendezvous, Share
 from farandole.engines.factory import make
+from farandole.engines.silence import Lookout
 from farandole.runtime.executor import Executor
 from farandole.topology import Topology
+
+BY_SOCKETS = ("shm", "tcp", "hybrid+tcp")
+"""The engines whose members reach each other by TCP; those of one host always do."""
 
 
 @final
@@ -45,6 +51,7 @@ class Crews:
         self._executors: dict[int, Executor] = {}
         self._labels: Counter[str] = Counter()
         self._reason = ""
+        self._over = threading.Event()
 
     def executor(self, process_set: int, ranks: Sequence[int]) -> Executor:
         """The executor of a process set; the first call is collective. Only the thread that leads the lane calls it."""
@@ -59,6 +66,31 @@ class Crews:
 
         ``name`` is that of another engine than the job's.
         """
+        group, rendezvous = self._gather(ranks, label)
+        engine = make(name or self._engine, group, rendezvous)
+        with self._lock:
+            self._engines.add(engine)
+            reason = self._reason
+        if reason:
+            engine.abort(reason)
+        return engine
+
+    @property
+    def has_reach(self) -> bool:
+        """True where the engine shows that all ranks reach each other by TCP."""
+        return self._engine in BY_SOCKETS
+
+    def connect(self) -> tuple[dict[int, socket.socket], Lookout]:
+        """A connection to each other rank, and who looks after them. Collective."""
+        from farandole.engines.mesh import connect  # many jobs do without
+
+        group, rendezvous = self._gather(range(self._topology.size), "the direct lane")
+        group = dataclasses.replace(group, broken=self._over)  # nobody closes what is not made yet
+        connections = connect(group, rendezvous)
+        return connections, Lookout.of(group, connections)
+
+    def _gather(self, ranks: Sequence[int], label: str) -> tuple[Group, Rendezvous]:
+        """What a new engine among ``ranks`` is made of."""
         topology = self._topology
         with self._lock:
             self._labels[label] += 1
@@ -77,13 +109,7 @@ class Crews:
             self._silence_s,
             self._on_silence,
         )
-        engine = make(name or self._engine, group, Rendezvous(self._share, key, ranks))
-        with self._lock:
-            self._engines.add(engine)
-            reason = self._reason
-        if reason:
-            engine.abort(reason)
-        return engine
+        return group, Rendezvous(self._share, key, ranks)
 
     def drop(self, process_set: int) -> None:
         """A process set is gone: close its engine."""
@@ -93,6 +119,7 @@ class Crews:
 
     def abort(self, reason: str, orderly: bool = False) -> None:
         """Wake whoever waits in an engine, now and later; ``orderly`` if nobody is to blame for the end."""
+        self._over.set()
         if not orderly:
             self.broken.set()
         with self._lock:

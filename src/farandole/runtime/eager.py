@@ -1,9 +1,10 @@
 r"""Reductions of a few bytes: what a rank contributes travels with its announcement, and everybody's with the order.
 
     contribution(ask.calls)               # b"\x00\x00\x80?": the four bytes of a loss
-    reduce(order, ask.calls)              # no engine: the ranks have met already
+    reduce(signature, parts, ask.calls)   # no engine: the ranks have met already
 
-The control plane carries both messages anyway. MPI calls this the eager protocol.
+The control plane carries both messages anyway. MPI calls this the eager protocol. What comes again and again travels
+without the controller (``direct``).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 
 from farandole import _native
 from farandole.collective import DType, Kind, ReduceOp
-from farandole.control.messages import Order, Signature
+from farandole.control.messages import Signature
 from farandole.runtime.call import Call
 from farandole.runtime.packing import identity
 
@@ -31,9 +32,8 @@ def contribution(calls: Sequence[Call]) -> bytes:
     return b"".join([ctypes.string_at(call.array.address, call.array.nbytes) for call in calls])
 
 
-def reduce(order: Order, calls: Sequence[Call]) -> None:
-    """Reduce what came with ``order`` into this rank's ``calls``, in the order of the ranks: the same bits for all."""
-    signature, parts = order.signatures[0], order.contributions
+def reduce(signature: Signature, parts: Sequence[bytes], calls: Sequence[Call]) -> None:
+    """Reduce what the ranks have contributed into this rank's ``calls``, in their order: the same bits for all."""
     length = max(map(len, parts))
     if b"" in parts:
         parts = [part or _nothing(signature, length) for part in parts]

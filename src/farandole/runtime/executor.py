@@ -69,7 +69,7 @@ class Executor:
     def _allreduce(self, order: Order, mine: Mine) -> list[list[Outcome]]:
         if order.contributions:
             begin = self.phases.begin()
-            eager.reduce(order, mine[0] or ())
+            eager.reduce(order.signatures[0], order.contributions, mine[0] or ())
             self.phases.end("reduce", begin, sum(map(len, order.contributions)))
         else:
             self._reduce(order, mine)

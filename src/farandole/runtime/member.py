@@ -34,6 +34,7 @@ from farandole.runtime.ask import Ask
 from farandole.runtime.call import Call, Handle, Outcome
 from farandole.runtime.control_thread import ControlThread, Pace, Planned
 from farandole.runtime.crews import Crews
+from farandole.runtime.direct import DirectLane
 from farandole.runtime.failure import Failure
 from farandole.runtime.hearsay import await_news
 from farandole.runtime.link import Link
@@ -282,8 +283,10 @@ class Session:
         if self._link is None or self.topology.size == 1:
             dynamic = self.settings.dynamic_process_sets
             return LoneLane(self._perform, self.topology.host, [s.ranks for s in sets], dynamic)
+        connect = self._crews.connect if self._crews.has_reach else None
+        direct = DirectLane(self.topology, connect, self._link.orders, self._planned, self._explain)
         return NegotiatedLane(
-            self._link.orders,
+            direct,
             self._link.up.send,
             self.generation,
             self._perform,

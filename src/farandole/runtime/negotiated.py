@@ -6,6 +6,8 @@
 Whoever waits *leads*: it receives the controller's orders, executes them, and completes everybody's handles, so that
 a synchronous collective needs no second thread. Other waiters sleep until theirs is done or the lead is free. A
 background thread, started with the first asynchronous collective, leads while some are outstanding and nobody waits.
+
+What is small and has been agreed on before takes the short way, from rank to rank (``direct``).
 """
 
 from __future__ import annotations
@@ -14,22 +16,23 @@ import contextlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, final
 
 from farandole import events
 from farandole.collective import Kind
-from farandole.control.channel import Dealer
 from farandole.control.message import Message
 from farandole.control.messages import Entry, Order, Orders, Resend, Stay, Submit
-from farandole.errors import AbortError, ControlError, DuplicateNameError, MismatchError
+from farandole.errors import AbortError, CollectiveError, ControlError, DuplicateNameError, MismatchError
 from farandole.runtime.ask import Ask, Key
 from farandole.runtime.call import Call, Handle, Outcome
+from farandole.runtime.direct import DirectLane
 from farandole.runtime.eager import contribution
 from farandole.runtime.failure import Failure
 from farandole.runtime.phases import LANE
 from farandole.runtime.presence import Presence
+from farandole.runtime.process_groups import GLOBAL
 
 LEAVE_S = 5.0
 """How long ``close`` waits for a thread that leads; an engine that was aborted lets it go at once."""
@@ -110,7 +113,7 @@ class NegotiatedLane:
 
     def __init__(
         self,
-        orders: Dealer,
+        direct: DirectLane,
         send: Send,
         generation: int,
         perform: Performer,
@@ -122,7 +125,7 @@ class NegotiatedLane:
     ) -> None:
         self.last: Order | None = None
         self.inside: Order | None = None
-        self._orders, self._send, self._generation = orders, send, generation
+        self._direct, self._send, self._generation = direct, send, generation
         self._perform, self._torn, self._presence = perform, torn, presence
         self._capacity, self._eager, self._stay = cache_capacity, eager, stay
         # Guards everything below; a signal handler may end the lane while its thread has it.
@@ -141,6 +144,8 @@ class NegotiatedLane:
     def submit(self, ask: Ask, background: bool) -> Pending:
         """See ``Lane``; raises ``DuplicateNameError``, or the failure that ended the lane."""
         pending = Pending(self, ask, background, time.monotonic() if events.subscribers else 0.0)
+        if ask.kind is Kind.JOIN:  # to what this rank has contributed it will still come
+            self.drive(lambda: not self._direct.is_busy or self._ended is not None)
         with self._lock:
             if self._ended is not None:
                 raise self._ended.fresh()
@@ -154,8 +159,7 @@ class NegotiatedLane:
             self._inflight[ask.key] = pending
             known = self._known.get(ask.key)
             self._unattended += background
-        by_number = known is not None and known.fingerprint == ask.fingerprint
-        self._announce(known.entry if by_number and known else ask.entry(), self._given(ask))
+        self._begin(ask, known if known is not None and known.fingerprint == ask.fingerprint else None)
         if pending.begin_s:
             pending.sent_s = time.monotonic()
         if background:
@@ -169,6 +173,8 @@ class NegotiatedLane:
             if self._ended is not None or ask.key in self._inflight:
                 return
             self._refused[ask.name] += 1
+        with self._torn_if_interrupted():
+            self._direct.withdraw(ask.key)
         self._announce(ask.entry())
 
     def drive(self, enough: Callable[[], bool]) -> None:
@@ -188,13 +194,13 @@ class NegotiatedLane:
 
     def end(self, failure: Failure) -> None:
         """See ``Lane``. Any thread may call it; what a leader has in its engine must be aborted there."""
+        if self._ended is None:
+            self._ended = failure
+        self._direct.interrupt()
         with self._lock:
-            if self._ended is None:
-                self._ended = failure
             self._fail_all(self._ended)
             self._changed.notify_all()
             self._wanted.notify()
-        self._orders.interrupt()
 
     def close(self) -> None:
         """See ``Lane``; ``end`` comes first."""
@@ -204,6 +210,7 @@ class NegotiatedLane:
             self._asleep += 1
             self._changed.wait_for(lambda: not self._leading, LEAVE_S)
             self._asleep -= 1
+        self._direct.close()
 
     def _current(self, name: Key) -> Key:
         """What a name is called on the wire now.
@@ -213,6 +220,28 @@ class NegotiatedLane:
         """
         times = self._refused[name]
         return (name[0], f"{name[1]} (after {times} refused)") if times else name
+
+    def _begin(self, ask: Ask, known: _Known | None) -> None:
+        """Contribute to what all know, or ask the controller."""
+        with self._torn_if_interrupted():
+            if ask.kind is Kind.JOIN:
+                self._direct.leave()
+            if known is None:
+                self._direct.withdraw(ask.key)
+            if ask.key[0] != GLOBAL:  # others may mean the other one, and wait for it
+                self._direct.withdraw((GLOBAL, ask.key[1]))
+            if known is not None and self._direct.give(ask):
+                return
+        self._announce(known.entry if known else ask.entry(), self._given(ask))
+
+    @contextlib.contextmanager
+    def _torn_if_interrupted(self) -> Iterator[None]:
+        """For what must be done to its end: by Ctrl-C, some of the others have heard of it, and some have not."""
+        try:
+            yield
+        except BaseException as error:
+            self._torn(Failure.of(error))
+            raise
 
     def _given(self, ask: Ask) -> bytes:
         return contribution(ask.calls) if self._eager else b""
@@ -238,24 +267,29 @@ class NegotiatedLane:
 
     def _receive(self) -> None:
         try:
-            message = self._orders.recv()
+            message = self._direct.recv()
         except ControlError as error:
             if self._stay is None:
                 self._torn(Failure(AbortError, f"this rank lost the controller: {error}", error))
             else:
-                self._orders.renew()
-                self._orders.send(self._stay)  # the other socket may not have noticed, and what it sends would be lost
+                self._direct.renew(self._stay)  # the other socket may not have noticed, and what it sends would be lost
             return
+        with self._torn_if_interrupted():
+            try:
+                heard = self._direct.hear()
+            except CollectiveError as error:
+                self._torn(Failure.of(error))
+                return
+            for each in (*heard, message):
+                self._take(each)
+
+    def _take(self, message: Message | None) -> None:
         if isinstance(message, Orders):
             received_s = time.monotonic() if events.subscribers else 0.0
             if received_s:
                 events.emit(events.Phase(LANE, "orders", "", "cycle", received_s, received_s))
-            try:
-                for order in message.orders:
-                    self._execute(order, received_s)
-            except BaseException as error:  # Ctrl-C: an order was not carried out, or not to its end
-                self._torn(Failure.of(error))
-                raise
+            for order in message.orders:
+                self._execute(order, received_s)
         elif isinstance(message, Resend):
             for name in message.names:
                 self._resend((message.process_set, name))
@@ -272,6 +306,8 @@ class NegotiatedLane:
             self.inside = order
             try:
                 outcomes = self._perform(order, [None if p is None else p.ask.calls for p in mine])
+                if order.direct:
+                    self._direct.open(order)
             except MismatchError as error:  # every member has it, and none is out of step
                 failure = Failure.of(error)
             except Exception as error:
@@ -309,6 +345,8 @@ class NegotiatedLane:
         self._inflight.pop(pending.ask.key, None)
         self._unattended -= pending.background
         pending.outcomes, pending.failure = outcomes, failure
+        if pending.ask.kind is Kind.JOIN:
+            self._direct.come_back()
         pending.ask.release()
         pending.finished = True
 
@@ -322,6 +360,10 @@ class NegotiatedLane:
 
     def _resend(self, key: Key) -> None:
         with self._lock:
+            if self._ended is not None:
+                return
+            if self._asleep:  # somebody may wait until nothing is left in the direct lane
+                self._changed.notify_all()
             self._known.pop(key, None)
             pending = self._inflight.get(key)
         if pending is not None:

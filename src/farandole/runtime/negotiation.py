@@ -89,7 +89,7 @@ class Negotiation:
         self._gone = NOBODY
         self._last: dict[int, Order] = {}
         self._ordered_s = 0.0
-        self._orders = self._collectives = 0
+        self._orders = self._collectives = self._grants = 0
 
     # -- taking in ----------------------------------------------------------------------------------------------------
 
@@ -335,9 +335,17 @@ class Negotiation:
             joined=list(first.silent),
             value=first.value,
             contributions=contributions,
+            direct=self._grant(first) if contributions else 0,
         )
         self._last[first.process_set] = order
         return Delivery(first.members, order)
+
+    def _grant(self, proposal: Proposal) -> int:
+        """The number under which all ranks may do this by themselves from now on; 0 if they may not."""
+        if proposal.number < 0 or proposal.silent or proposal.process_set != GLOBAL:
+            return 0
+        self._grants += 1
+        return self._grants
 
     # -- looking ------------------------------------------------------------------------------------------------------
 

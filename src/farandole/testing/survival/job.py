@@ -24,7 +24,10 @@ from farandole.testing.controllers import controller_of
 from farandole.testing.survival.trainee import Began, Plan, Point, Skipped
 
 DEADLINE_S = 120.0
-OPTIONS = ("--min-np", "2", "--blacklist-cooldown-range", "0", "0.3", "--stall-check-warning-time-seconds", "0.5")
+OPTIONS = (
+    *("--min-np", "2", "--blacklist-cooldown-range", "0", "0.3", "--stall-check-warning-time-seconds", "0.5"),
+    *("--start-timeout", "120"),  # many processes import torch at once, perhaps on a busy machine
+)
 
 Hosts: TypeAlias = Mapping[str, int]
 
