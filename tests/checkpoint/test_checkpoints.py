@@ -199,6 +199,39 @@ def test_a_full_or_read_only_disk_is_named(
         assert "training goes on" in caplog.text
 
 
+SEVERAL = """
+    import sys
+    import torch
+    from farandole.torch import Checkpoints
+    print("ready", flush=True)
+    for line in sys.stdin:
+        with Checkpoints(sys.argv[1]) as checkpoints:
+            checkpoints.save(int(line), {"weights": torch.full((20_000,), float(line))})
+        print("done", flush=True)
+"""
+
+
+def test_several_that_write_the_same_do_no_harm_to_each_other(tmp_path: Path) -> None:
+    """As workers do that are told to end while their job is between two generations, and nobody knows who is rank 0."""
+    command = [sys.executable, "-c", textwrap.dedent(SEVERAL), str(tmp_path)]
+    pipe = subprocess.PIPE
+    with contextlib.ExitStack() as stack:
+        writers = [stack.enter_context(subprocess.Popen(command, stdin=pipe, stdout=pipe)) for _ in range(3)]
+        assert [writer.stdout.readline() for writer in writers if writer.stdout] == [b"ready\n"] * 3
+        for step in range(30):
+            for writer in writers:
+                assert writer.stdin is not None
+                writer.stdin.write(b"%d\n" % step)
+                writer.stdin.flush()
+            assert [writer.stdout.readline() for writer in writers if writer.stdout] == [b"done\n"] * 3
+            with TorchCheckpoints(tmp_path) as checkpoints:
+                found = checkpoints.restore()
+            assert found is not None
+            assert (found.step, found.refused) == (step, [])
+            assert torch.equal(found.state["weights"], torch.full((20_000,), float(step)))
+    assert list(folder.unfinished(tmp_path)) == []
+
+
 KILLED = """
     import sys
     import torch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import socket
 import threading
 from pathlib import Path
 from types import TracebackType
@@ -150,8 +151,11 @@ class Checkpoints:
                 logger.warning("%s; training goes on", failure)
 
     def _write_all(self, step: int, content: dict[str, Any], place: _Place) -> None:
-        writing = folder.writing(self.root, step, place.generation)
+        writing = folder.writing(self.root, step, place.mark)
         try:
+            if place.rank == 0:  # others that are told to end between two generations write the same step now
+                for left in folder.unfinished(self.root, step):
+                    folder.discard(left)
             said: Shard | str = self._write_shard(writing, content, place)
         except OSError as error:
             said = f"{place.name} says of {error.filename or writing}: {error.strerror}{_remedy(error)}"
@@ -168,10 +172,6 @@ class Checkpoints:
             raise CheckpointError("; ".join(wrong))
 
     def _write_shard(self, writing: Path, content: dict[str, Any], place: _Place) -> Shard:
-        if place.rank == 0:
-            for left in folder.unfinished(self.root):
-                if left != writing:
-                    folder.discard(left)
         writing.mkdir(mode=0o700, parents=True, exist_ok=True)
 
         def dump(file: BinaryIO) -> None:
@@ -203,13 +203,14 @@ class Checkpoints:
 class _Place:
     """This rank among those of the job, as it is now; alone, where there is none.
 
-    ``is_outside`` while others train, and it waits to be one of them.
+    ``is_outside`` while others train, and it waits to be one of them. Who writes the same has the same ``mark``.
     """
 
     def __init__(
         self, rank: int, size: int, generation: int, name: str, sharded: bool, is_outside: bool = False
     ) -> None:
         self.rank, self.generation, self.name, self.is_outside = rank, generation, name, is_outside
+        self.mark = str(generation) if generation else f"{socket.gethostname()}-{os.getpid()}"
         self.writers = size if sharded else 1
         self._size = size
 

@@ -10,9 +10,10 @@ whenever the power failed. Its manifest has size and digest of every file.
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import hashlib
 import os
+import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -82,9 +83,9 @@ class Digesting:
         return self._hash.hexdigest()
 
 
-def writing(root: Path, step: int, generation: int) -> Path:
-    """Where a checkpoint is while it is written."""
-    return root / f"{_WRITING}{step:0{_DIGITS}}-{generation}"
+def writing(root: Path, step: int, mark: str) -> Path:
+    """Where a checkpoint is while it is written, by those who have this ``mark`` and nobody else."""
+    return root / f"{_WRITING}{step:0{_DIGITS}}-{mark}"
 
 
 def write_shard(folder: Path, name: str, dump: Callable[[BinaryIO], None]) -> Shard:
@@ -108,9 +109,13 @@ def finish(folder: Path, manifest: Manifest) -> Path:
     write_shard(folder, MANIFEST, lambda file: _write(file, head + b"\n" + body))
     _sync(folder)
     place = place_of(folder.parent, manifest.step)
-    with contextlib.suppress(FileNotFoundError):
-        discard(place)  # the same step again: what is newer counts
-    os.rename(folder, place)
+    discard(place)  # the same step again: what is newer counts
+    try:
+        os.rename(folder, place)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        discard(folder)  # another has written the same step at the same moment
     _sync(folder.parent)
     return place
 
@@ -164,13 +169,20 @@ def verify(folder: Path, shard: Shard) -> None:
 def discard(folder: Path) -> None:
     """Remove a checkpoint, whole or not. Half removed it has lost its name already."""
     if folder.name.startswith(_NAME):
-        folder = folder.rename(folder.with_name(f"{_WRITING}{folder.name.removeprefix(_NAME)}-removed"))
+        mark = f"removed-{secrets.token_hex(4)}"
+        try:
+            folder = folder.rename(folder.with_name(f"{_WRITING}{folder.name.removeprefix(_NAME)}-{mark}"))
+        except FileNotFoundError:  # there is none, or somebody else removes it
+            return
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def unfinished(root: Path) -> Iterator[Path]:
-    """What interrupted writers have left."""
-    return root.glob(f"{_WRITING}*") if root.is_dir() else iter(())
+def unfinished(root: Path, step: int | None = None) -> Iterator[Path]:
+    """What interrupted writers have left, or others write now: of all steps but ``step``."""
+    own = f"{_WRITING}{step:0{_DIGITS}}-" if step is not None else None
+    for path in root.glob(f"{_WRITING}*") if root.is_dir() else ():
+        if own is None or not path.name.startswith(own):
+            yield path
 
 
 def retain(root: Path, keep: int) -> None:

@@ -32,7 +32,10 @@ _CONFIGURATION = """\
 ClusterName=test
 SlurmctldHost={head}
 NodeName=node[1-{nodes}] CPUs={cpus} RealMemory=4096 State=UNKNOWN
-PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=30
+PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 # Everything is root's, and private to its host; sockets need short paths.
 SlurmUser=root
 SlurmdUser=root
