@@ -33,6 +33,9 @@ from farandole.testing.survival.job import Job, LostError
 from farandole.testing.survival.trainee import LENGTH, Began, Plan, Point
 
 EVERY_S = 5.0
+LONGEST_S = 90.0
+"""Without a fault; by far the longest that a job takes to survive one is the time until it has new workers."""
+
 HOSTS = {"node1": 2, "node2": 2}
 STRUCK, OF_HOSTS = "node2", ("cable", "power", "freeze")
 """The host that is struck as a whole, and by what."""
@@ -95,15 +98,20 @@ class _Chaos:
 
     def go_on(self, seconds: float) -> None:
         """A fault about every ``EVERY_S``, and none before the last is survived; in the end everything is undone."""
-        end_s, next_s = time.monotonic() + seconds, time.monotonic()
+        next_s = last_s = time.monotonic()
+        end_s = last_s + seconds
         while (now := time.monotonic()) < end_s:
             if now >= next_s and not self._undo and (holders := self._holders()):
-                next_s = now + self._random.expovariate(1 / EVERY_S)
+                last_s, next_s = now, now + self._random.expovariate(1 / EVERY_S)
                 [name] = self._random.choices(*self._choice(holders))
                 self.faults[name] += 1
                 with contextlib.suppress(ClusterError, ProcessLookupError):  # its victim has just gone
                     self._kinds[name][1]()
             self._undo_due(now)
+            if now > last_s + LONGEST_S:
+                raise LostError(
+                    f"for {LONGEST_S:g} s there was nobody that a fault could hit\n{self._job.errors[-3000:]}"
+                )
             if self._job.process.poll() is not None:
                 raise LostError(f"the job has ended with {self._job.process.returncode}\n{self._job.errors[-3000:]}")
             time.sleep(0.05)

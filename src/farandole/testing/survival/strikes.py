@@ -46,6 +46,8 @@ NEWCOMER = -1
 
 PATIENCE_S = 60.0
 
+_IMPORTED_MS = time.monotonic_ns() // 1_000_000
+
 
 @final
 class Strike(msgspec.Struct, frozen=True):
@@ -81,8 +83,8 @@ class _Case(msgspec.Struct, frozen=True):
 
 
 def who() -> str:
-    """This process, among those of all hosts."""
-    return f"{socket.gethostname()}-{os.getpid()}"
+    """This process, among all that there ever were; hosts that boot give the same numbers again."""
+    return f"{socket.gethostname()}-{os.getpid()}at{_IMPORTED_MS}"
 
 
 def strike(folder: Path, number: int, strikes: Sequence[Strike]) -> None:
