@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.testing.cluster import HEAD, Cluster, Slurm
+from farandole.testing.cluster import HEAD, URGENT, Cluster, Slurm
 from tests.cluster.conftest import DEADLINE_S, ClusterJob, StartOnCluster, kill_on
 
 WORKER = Path(__file__).parent.parent / "elastic_worker.py"
@@ -154,14 +154,16 @@ def test_a_new_host_joins_and_one_that_is_taken_away_leaves(
     assert end(running, tmp_path) == 0
 
 
-def test_a_job_whose_time_is_up_goes_on_from_its_checkpoint_when_slurm_has_requeued_it(
-    make_slurm: MakeSlurm, tmp_path: Path
+@pytest.mark.parametrize("why", ["its time is up", "a more urgent one comes"])
+def test_a_job_that_has_to_end_goes_on_from_its_checkpoint_when_slurm_has_requeued_it(
+    make_slurm: MakeSlurm, tmp_path: Path, why: str
 ) -> None:
     slurm, out = make_slurm(2), tmp_path / "out.txt"
     worker = Path(__file__).parent.parent / "checkpoint_worker.py"
     command = shlex.join([sys.executable, "-m", "farandole", "run", "--min-np", "2", sys.executable, str(worker)])
-    (tmp_path / "job.sh").write_text(f"#!/bin/sh\n{command} && exit\nscontrol requeue $SLURM_JOB_ID\n")
-    limit = ["--time=1", "--signal=TERM@25"]  # in minutes, and seconds before; Slurm looks every 30 s
+    (tmp_path / "job.sh").write_text(f"#!/bin/sh\n{command} && exit\n[ $? = 143 ] && scontrol requeue $SLURM_JOB_ID\n")
+    is_short = why == "its time is up"
+    limit = ["--time=1", "--signal=TERM@25"] if is_short else []  # in minutes, and seconds before; looks every 30 s
     how = ["-N2", "-n4", "--ntasks-per-node=2", "--requeue", "--open-mode=append", f"--output={out}", *limit]
     number = slurm.run(["sbatch", "--parsable", *how, "job.sh"], cwd=tmp_path).stdout.strip()
 
@@ -170,6 +172,9 @@ def test_a_job_whose_time_is_up_goes_on_from_its_checkpoint_when_slurm_has_reque
         found = re.findall(rf"place (\d+) {pattern}", out.read_text() if out.exists() else "")
         return sorted((int(place), int(step)) for place, step in found)
 
+    if not is_short:
+        wait_for(lambda: len(said(r"trains: rank . of 4, step (\d+)")) >= 4, "four workers", out)
+        slurm.run(["sbatch", "-p", URGENT, "-N2", "--exclusive", "--output=/dev/null", "--wrap", "true"], cwd=tmp_path)
     wait_for(lambda: len(said(r"leaves at step (\d+)")) == 4, "the first four workers to leave", out)
     wait_for(lambda: len(said(r"trains: rank . of 4, step (\d+)")) == 8, "four others", out)
     left, found = said(r"leaves at step (\d+)"), said(r"goes on from step (\d+)")

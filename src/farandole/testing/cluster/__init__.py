@@ -25,6 +25,6 @@ few Debian packages; where something is missing, ``UnavailableError`` names it a
 from farandole.testing.cluster.files import HOME
 from farandole.testing.cluster.hosts import HEAD, Cluster, Process
 from farandole.testing.cluster.needs import ClusterError, UnavailableError
-from farandole.testing.cluster.slurm import Slurm
+from farandole.testing.cluster.slurm import URGENT, Slurm
 
-__all__ = ["HEAD", "HOME", "Cluster", "ClusterError", "Process", "Slurm", "UnavailableError"]
+__all__ = ["HEAD", "HOME", "URGENT", "Cluster", "ClusterError", "Process", "Slurm", "UnavailableError"]

@@ -28,12 +28,15 @@ _LOOK_AGAIN_S = 0.03
 _LOG = "/run/daemons.log"
 _NO_CGROUPS_SINCE = (24, 5)
 
+URGENT = "urgent"
+"""A partition whose jobs take the place of others, which get notice."""
+
 _CONFIGURATION = """\
 ClusterName=test
 SlurmctldHost={head}
 NodeName=node[1-{nodes}] CPUs={cpus} RealMemory=4096 State=UNKNOWN
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=30
-PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2
+PartitionName={urgent} Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 # Everything is root's, and private to its host; sockets need short paths.
@@ -76,7 +79,7 @@ class Slurm:
     def __init__(self, nodes: int, *, cpus: int = 8) -> None:
         needs.require(needs.SLURM)
         etc = {
-            "slurm/slurm.conf": _CONFIGURATION.format(head=HEAD, nodes=nodes, cpus=cpus),
+            "slurm/slurm.conf": _CONFIGURATION.format(head=HEAD, nodes=nodes, cpus=cpus, urgent=URGENT),
             # slurmd loads a plugin for cgroups though nothing uses them; v1 asks for nothing then, v2 would fail.
             "slurm/cgroup.conf": f"CgroupPlugin={'disabled' if _version() >= _NO_CGROUPS_SINCE else 'cgroup/v1'}\n",
             # By default in /tmp, which hosts share, by job number, which clusters share.
