@@ -7,7 +7,6 @@ import itertools
 import statistics
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +22,7 @@ from farandole.runtime.session import current, global_process_set, init, shutdow
 from farandole.testing import reference
 from farandole.testing.jobs import NumpyCalls, run_job
 from farandole.testing.rank import Member
+from tests.runtime.cases import play, require
 
 Case = Callable[[int, int], None]
 
@@ -314,15 +314,8 @@ CASES: dict[str, Case] = {
 
 def _program(member: Member) -> dict[str, str]:
     init(process_sets=[ProcessSet([0])] if member.size > 1 else None)
-    found = dict.fromkeys(CASES, "not reached")
-    for name, case in CASES.items():
-        try:
-            case(current().topology.rank, member.size)
-            current().barrier()
-            found[name] = ""
-        except Exception:
-            found[name] = traceback.format_exc()
-            break  # out of step with the others, who learn of it by the shutdown
+    rank = current().topology.rank
+    found = play({name: functools.partial(case, rank, member.size) for name, case in CASES.items()})
     shutdown()
     return found
 
@@ -335,5 +328,4 @@ def _launch(size: int) -> list[dict[str, str]]:
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("size", [2, 3])
 def test_collectives(size: int, case: str) -> None:
-    failed = {rank: found[case] for rank, found in enumerate(_launch(size)) if found[case]}
-    assert not failed, "\n".join(f"rank {rank}:\n{text}" for rank, text in failed.items())
+    require(_launch(size), case)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from farandole.errors import MismatchError
 from farandole.runtime.session import current, init, shutdown
 from farandole.testing.jobs import NumpyCalls, run_job
 from farandole.testing.rank import Member
+from tests.runtime.cases import play, require
 
 if TYPE_CHECKING:
     from tests.conftest import Launch
@@ -111,15 +111,8 @@ CASES: dict[str, Callable[[int], None]] = {
 
 def _program(member: Member) -> dict[str, str]:
     init()
-    found = dict.fromkeys(CASES, "not reached")
-    for name, case in CASES.items():
-        try:
-            case(current().topology.rank)
-            current().barrier()
-            found[name] = ""
-        except Exception:
-            found[name] = traceback.format_exc()
-            break  # out of step with the others, who learn of it by the shutdown
+    rank = current().topology.rank
+    found = play({name: functools.partial(case, rank) for name, case in CASES.items()})
     shutdown()
     return found
 
@@ -131,8 +124,7 @@ def _launch() -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_ends_are_the_same_on_all_ranks(case: str) -> None:
-    failed = {rank: found[case] for rank, found in enumerate(_launch()) if found[case]}
-    assert not failed, "\n".join(f"rank {rank}:\n{text}" for rank, text in failed.items())
+    require(_launch(), case)
 
 
 # -- through the launcher ----------------------------------------------------------------------------------------------
@@ -216,7 +208,7 @@ def test_who_does_not_come_is_named(launch: Launch) -> None:
     script = PRELUDE + (
         "try:\n"
         "    if rank == 1:\n"
-        "        time.sleep(6)\n"
+        "        while not session.broken: pass\n"
         "    log()\n"
         "except CollectiveError as error:\n"
         "    print(type(error).__name__, error)\n"
