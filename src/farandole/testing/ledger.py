@@ -64,6 +64,13 @@ class Voted(msgspec.Struct, frozen=True, tag=True):
 Record: TypeAlias = Begun | Brought | Voted | Recovery
 R = TypeVar("R", Begun, Recovery)
 
+_IMPORTED_MS = time.monotonic_ns() // 1_000_000
+
+
+def who() -> str:
+    """This process, among all that there ever were; hosts that boot give the same numbers again."""
+    return f"{socket.gethostname()}-{os.getpid()}at{_IMPORTED_MS}"
+
 
 @final
 class Ledger:
@@ -72,7 +79,7 @@ class Ledger:
     def __init__(self, folder: Path | str, state: ObjectState) -> None:
         self._state = state
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        self._fd = os.open(Path(folder) / f"worker-{socket.gethostname()}-{os.getpid()}.jsonl", flags, 0o644)
+        self._fd = os.open(Path(folder) / f"worker-{who()}.jsonl", flags, 0o644)
         self._cancel = events.subscribe(self._note)
 
     def close(self) -> None:

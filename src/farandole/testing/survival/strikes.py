@@ -10,7 +10,6 @@ What was struck, and when, is left in a file: so a strike happens once, and what
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ import msgspec
 
 from farandole import events
 from farandole.testing.faults import Action, strike_now
+from farandole.testing.ledger import who
 
 Chunk: TypeAlias = Literal["first chunk", "middle chunk", "last chunk"]
 Slow: TypeAlias = Literal["2 x slower", "10 x slower", "100 x slower"]
@@ -45,8 +45,6 @@ NEWCOMER = -1
 """In place of a rank: a worker that has no state of the job yet."""
 
 PATIENCE_S = 60.0
-
-_IMPORTED_MS = time.monotonic_ns() // 1_000_000
 
 
 @final
@@ -80,11 +78,6 @@ class Struck(msgspec.Struct, frozen=True):
 class _Case(msgspec.Struct, frozen=True):
     number: int
     strikes: list[Strike]
-
-
-def who() -> str:
-    """This process, among all that there ever were; hosts that boot give the same numbers again."""
-    return f"{socket.gethostname()}-{os.getpid()}at{_IMPORTED_MS}"
 
 
 def strike(folder: Path, number: int, strikes: Sequence[Strike]) -> None:

@@ -19,9 +19,9 @@ import msgspec
 import torch
 
 import farandole.torch as hvd
-from farandole.testing.ledger import Ledger
+from farandole.testing.ledger import Ledger, who
 from farandole.testing.survival import deeds
-from farandole.testing.survival.strikes import Strikes, who
+from farandole.testing.survival.strikes import Strikes
 
 LENGTH, GLOBAL_BATCH = 100, 16
 CURVE_EVERY = 25
