@@ -26,8 +26,8 @@ Action: TypeAlias = Literal["kill", "stop", "hang", "loop", "segv", "exit", "rai
 class Fault(msgspec.Struct, frozen=True):
     """What happens to the worker that is ``rank`` when it comes to ``phase`` (of ``events.Milestone``) of ``step``.
 
-    It happens once in a job, and in ``generation`` only, if one is given. ``hang`` sleeps with the interpreter's lock
-    held, ``loop`` computes for ever; the others are signals, or what their names say.
+    It happens once in a job, and in ``generation`` only, if one is given. ``hang`` waits in C with the interpreter's
+    lock held, ``loop`` computes for ever; the others are signals, or what their names say.
     """
 
     rank: int
@@ -78,7 +78,15 @@ def strike_now(action: Action) -> None:
         os._exit(0)
     elif action == "raise":
         raise InjectedError("a fault, as the test asked for")
-    while action == "hang":
-        ctypes.PyDLL(None).sleep(10**6)  # until a signal comes, such as the one that asks for our stack
+    elif action == "hang":
+        _hang()
     while action == "loop":
         pass
+
+
+def _hang() -> None:
+    """Wait in C for a lock that we hold ourselves: unlike a sleep, no signal ends that, so Python never runs again."""
+    libc, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+    libc.pthread_mutex_init(mutex, None)
+    libc.pthread_mutex_lock(mutex)
+    libc.pthread_mutex_lock(mutex)
