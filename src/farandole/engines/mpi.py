@@ -40,8 +40,6 @@ _SLOW_BYTES_PER_S = 100e6
 _NAP_S, _LONGEST_NAP_S = 0.00005, 0.001
 _SETTLE_S = 0.1
 """How long cancelled receives may take to end."""
-_FINALIZE_S = 2
-"""How long ``MPI_Finalize`` may take where a peer is lost and it is not ours to leave out."""
 
 
 @final

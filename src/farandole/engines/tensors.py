@@ -12,7 +12,7 @@ import ctypes
 
 import torch
 
-from farandole.collective import Array, DType, ReduceOp
+from farandole.collective import Array, ReduceOp
 
 _WIDE = {
     torch.float16: torch.float32,
@@ -69,8 +69,3 @@ def finish(total: torch.Tensor, op: ReduceOp, size: int, postscale: float) -> to
         exact = total.is_floating_point() or total.is_complex()
         total = total / size if exact else torch.div(total, size, rounding_mode="trunc")
     return scale(total, postscale)
-
-
-def dtype_of(values: torch.Tensor) -> DType:
-    """By our name."""
-    return DType.from_name(str(values.dtype).removeprefix("torch."))
