@@ -15,12 +15,10 @@ from farandole.control import process
 from farandole.errors import ControlError
 
 STUCK = """
-import faulthandler, os, signal, sys
-fd = os.memfd_create("stacks")
-os.set_inheritable(fd, False)
-faulthandler.register(signal.SIGUSR1, fd, all_threads=True)
+import sys
+from farandole.runtime.stacks import stack_dump
 def the_place_where_it_hangs():
-    print(fd, flush=True)
+    print(*stack_dump(), flush=True)
     {hang}
 the_place_where_it_hangs()
 """
@@ -28,32 +26,33 @@ HANGS = {"computing": "while True: pass", "waiting": "sys.stdin.read()", "holdin
 
 
 @pytest.fixture
-def stuck(request: pytest.FixtureRequest) -> Iterator[tuple[int, int]]:
-    """The process number, and the descriptor of stacks, of a Python that hangs in the way asked for."""
+def stuck(request: pytest.FixtureRequest) -> Iterator[tuple[int, int, int]]:
+    """The process number of a Python that hangs in the way asked for, its descriptor of stacks, and its signal."""
     with subprocess.Popen(
         [sys.executable, "-c", STUCK.format(hang=HANGS[request.param])], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as child:
         assert child.stdout is not None
-        yield child.pid, int(child.stdout.readline())
+        fd, number = map(int, child.stdout.readline().split())
+        yield child.pid, fd, number
         child.kill()
 
 
 @pytest.mark.parametrize("stuck", HANGS, indirect=True)
-def test_the_stack_of_a_stuck_process(stuck: tuple[int, int]) -> None:
-    pid, fd = stuck
+def test_the_stack_of_a_stuck_process(stuck: tuple[int, int, int]) -> None:
+    pid, fd, number = stuck
     for _ in range(2):
-        text = process.dump_stack(pid, signal.SIGUSR1, fd, deadline_s=20.0, quiet_s=0.5)
+        text = process.dump_stack(pid, number, fd, deadline_s=20.0, quiet_s=0.5)
         assert text.count("the_place_where_it_hangs") == 1
 
 
 @pytest.mark.parametrize("stuck", ["waiting"], indirect=True)
-def test_a_process_that_says_nothing(stuck: tuple[int, int]) -> None:
-    pid, fd = stuck
+def test_a_process_that_says_nothing(stuck: tuple[int, int, int]) -> None:
+    pid, fd, number = stuck
     os.kill(pid, signal.SIGSTOP)
     with pytest.raises(ControlError, match=r"no stack within 0\.1 s"):
-        process.dump_stack(pid, signal.SIGUSR1, fd, deadline_s=0.1)
+        process.dump_stack(pid, number, fd, deadline_s=0.1)
     with pytest.raises(ControlError, match=f"no stack of process {pid}"):
-        process.dump_stack(pid, signal.SIGUSR1, 999)
+        process.dump_stack(pid, number, 999)
 
 
 def test_a_tree_is_seen_and_ended_whole() -> None:
