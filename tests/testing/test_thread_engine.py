@@ -36,7 +36,7 @@ def test_passes_the_contract(size: int) -> None:
         ("allreduce", "every_op_on_every_dtype"),
         ("broadcast", "broadcast"),
         ("barrier", "barrier_waits_for_all"),
-        ("gather_small", "agree_and_gather_small"),
+        ("gather_small", "gather_small"),
         ("abort", "abort_wakes_waiters"),
     ],
 )

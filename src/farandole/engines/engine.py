@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias, final
 
 from farandole.collective import Array, DType, ReduceOp
-from farandole.errors import MismatchError, UnsupportedError
+from farandole.errors import UnsupportedError
 
 Exchange: TypeAlias = Callable[[bytes], list[bytes]]
 """All-gather of a few bytes among a group's members over the control plane; blocks, raises at the start time-out."""
@@ -188,13 +188,6 @@ class Engine(ABC):
     @abstractmethod
     def close(self) -> None:
         """Give everything back."""
-
-    def agree(self, tag: bytes) -> None:
-        """Raise ``MismatchError`` on every member unless all gave the same ``tag`` (at most 64 bytes, printable)."""
-        said = self.gather_small(tag)
-        if len(set(said)) > 1:
-            each = "; ".join(f"{self.group.name(i)} said {s.decode(errors='replace')!r}" for i, s in enumerate(said))
-            raise MismatchError(f"the members of {self.group.label} are not at the same point of the program: {each}")
 
     def gather_small(self, payload: bytes) -> list[bytes]:
         """All-gather up to 64 bytes of each member; the default is built on ``allgather``."""

@@ -23,8 +23,8 @@ from typing import TypeAlias
 import numpy as np
 
 from farandole.collective import Array, DType, Kind, ReduceOp
-from farandole.engines.engine import Engine
-from farandole.errors import AbortError, MismatchError, StallError, UnsupportedError
+from farandole.engines.engine import PAYLOAD_BYTES, Engine
+from farandole.errors import AbortError, StallError, UnsupportedError
 from farandole.testing import reference
 from farandole.testing.bench import MEMORY_BYTES, Bench, Create
 from farandole.testing.leaks import no_leaks
@@ -229,25 +229,18 @@ def same_bits_everywhere_and_again(bench: Bench) -> None:
             bench.expect(len(everywhere) == 1, f"{count} {dtype.label}: members hold different bits")
 
 
-def agree_and_gather_small(bench: Bench) -> None:
-    """Agreement is silent; disagreement raises on every member, names what each said, and is over then.
-
-    So is the attempt to say too much.
-    """
-    bench.expect(bench.engine.gather_small(b"x%d" % bench.rank) == [b"x%d" % r for r in range(bench.size)], "gather")
-    bench.engine.agree(b"step 1")
+def gather_small(bench: Bench) -> None:
+    """Everybody gets what each has said, by member; the attempt to say too much raises, and is over then."""
+    for nbytes in (0, PAYLOAD_BYTES):
+        everything = [(b"x%d" % r).ljust(nbytes, b".") for r in range(bench.size)]
+        bench.expect(bench.engine.gather_small(everything[bench.rank]) == everything, f"gather_small of {everything}")
     try:
-        bench.engine.agree(b"step %d" % (3 if bench.rank == bench.size - 1 else 2))
-        bench.expect(bench.size == 1, "agree did not raise though one said step 3")
-    except MismatchError as error:
-        bench.expect(bench.size > 1 and "step 2" in str(error) and "step 3" in str(error), f"unclear: {error}")
-    try:
-        bench.engine.gather_small(b"x" * 65)
+        bench.engine.gather_small(b"x" * (PAYLOAD_BYTES + 1))
     except ValueError:
         pass
     else:
-        bench.findings.append("gather_small of 65 bytes did not raise ValueError")
-    bench.engine.agree(b"step 4" * 10)
+        bench.findings.append("gather_small of too many bytes did not raise ValueError")
+    bench.expect(bench.engine.gather_small(b"step 4") == [b"step 4"] * bench.size, "gather_small after an error")
     bench.allreduce(DType.FLOAT32, ReduceOp.SUM, 100)
 
 
@@ -347,7 +340,7 @@ CASES: dict[str, Case] = {
     for case in (
         every_op_on_every_dtype, sizes_around_borders, scales, memory_may_differ_between_members,
         illegal_ops_raise_and_change_nothing, allgather, broadcast, alltoall, reducescatter, parts_in_their_own_place,
-        barrier_waits_for_all, many_in_random_order, same_bits_everywhere_and_again, agree_and_gather_small,
+        barrier_waits_for_all, many_in_random_order, same_bits_everywhere_and_again, gather_small,
         memory_is_zeroed_and_outlives_the_engine, subgroups_and_two_threads, abort_wakes_waiters, deadline_ends_a_wait,
         close_needs_no_peer_and_leaves_nothing, made_is_made, counts_are_reported,
     )
