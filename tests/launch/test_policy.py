@@ -16,7 +16,7 @@ def test_the_first_failure_decides_and_later_ends_do_not() -> None:
     assert policy.exited(End(2, "a", -11, "why\nindeed")) == (Action.STOP, "rank 2 on a was killed by SIGSEGV")
     assert policy.running() == [1]
     assert policy.exited(End(1, "a", -15)).action is Action.GO_ON
-    assert policy.finished
+    assert policy.running() == []
     assert policy.status == 139
     assert policy.last_words().splitlines() == [
         "rank 2 on a was killed by SIGSEGV; the last lines of its stderr:",
@@ -106,7 +106,7 @@ def test_a_lost_host_ends_the_job_or_is_named_after_the_failure_that_did() -> No
     assert policy.host_lost([1, 2], Loss("host b is silent", 137)) == (Action.STOP, "host b is silent")
     assert policy.running() == [0]
     assert policy.exited(End(0, "a", -15)).action is Action.GO_ON
-    assert policy.finished
+    assert policy.running() == []
     assert policy.status == 137
     assert policy.last_words() == "host b is silent"
     policy = Policy(3, "stop")
@@ -135,6 +135,6 @@ def test_the_status_is_zero_only_if_nobody_failed(
 ) -> None:
     policy = Policy(4, on_failure)  # type: ignore[arg-type]
     asked = [policy.exited(End(place, "a", codes[place]), leaving).action for place in order]
-    assert policy.finished
+    assert policy.running() == []
     assert (policy.status == 0) == (not any(codes)) == (policy.last_words() == "")
     assert asked.count(Action.STOP) == (on_failure == "stop" and any(codes))

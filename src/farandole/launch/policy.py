@@ -94,11 +94,6 @@ class Policy:
         self._ending = False
 
     @property
-    def finished(self) -> bool:
-        """True once every worker has ended."""
-        return not self.running()
-
-    @property
     def status(self) -> int:
         """The exit status of the job, as it stands."""
         if self._signals:

@@ -159,7 +159,11 @@ class Formation(ABC):
 
 @final
 class Roster:
-    """Finds workers among many."""
+    """Finds workers among many, in a job that ``expected`` were started for.
+
+    The place decides: the process may be a child of the one that was started (a shell around it). Only where fewer
+    than were started have agreed to be the job (``init(comm=...)``) do they count their places anew.
+    """
 
     def __init__(self, hellos: Sequence[Hello], expected: int) -> None:
         self._by_place: dict[int, int] = {}

@@ -130,8 +130,9 @@ class StaticFormation(Formation):
         return ""
 
     def _waiting_worker(self, place: int, pid: int) -> Member | None:
-        members = self._waiting.values()
-        return next((each for each in members if is_worker(each.hello, place, pid, self._expected)), None)
+        members = list(self._waiting.values())
+        index = Roster([member.hello for member in members], self._expected).find(place, pid)
+        return None if index is None else members[index]
 
     def _dismiss(self, place: int) -> None:
         member = self._waiting.pop(place, None)
@@ -218,15 +219,6 @@ class StaticFormation(Formation):
         for place, member in self._waiting.items():
             hosts[place] = member.hello.host
         return hosts
-
-
-def is_worker(hello: Hello, place: int, pid: int, expected: int) -> bool:
-    """True if ``hello`` came from the worker that was started for ``place`` as process ``pid``.
-
-    The place decides: the process may be a child of the one that was started (a shell around it). Only where fewer
-    than were started have agreed to be the job (``init(comm=...)``) do they count their places anew.
-    """
-    return hello.place == place if hello.expected == expected else hello.pid == pid
 
 
 def _misfit(members: Sequence[Member]) -> str:
