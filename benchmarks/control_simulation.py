@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, final
 from farandole.collective import DType, Kind
 from farandole.control.agent_messages import RELAY
 from farandole.control.message import Message
-from farandole.control.messages import Ask, Entry, Hello, Orders, Progress, Signature, Submit
+from farandole.control.messages import AskProgress, Entry, Hello, Orders, Progress, Signature, Submit
 from farandole.runtime.controller import Controller
 from farandole.runtime.relaying import Relaying
 from farandole.runtime.tree import Tree
@@ -234,7 +234,7 @@ class World:
     def _take(self, rank: int, message: Any) -> None:
         if isinstance(message, Orders):
             self._ordered[rank], self._ordered_s = message, self.now
-        elif isinstance(message, Ask):
+        elif isinstance(message, AskProgress):
             self._say(rank, Progress(1, "", ""), self.now)
 
     def _report(self, text: str) -> None:

@@ -15,7 +15,7 @@ from farandole.control.agent_messages import Exited
 from farandole.control.message import Message
 from farandole.control.messages import (
     Abort,
-    Ask,
+    AskProgress,
     Blocked,
     Entry,
     Exchange,
@@ -292,7 +292,7 @@ def test_a_stall_is_asked_about_reported_and_ended() -> None:
     job.form()
     job.submit("x", "allreduce.loss")
     job.wait(10.0)
-    assert job.only(Ask) == [("yc", Ask(1))]
+    assert job.only(AskProgress) == [("yc", AskProgress(1))]
     assert [(hello.place, hello.pid, hello.stack_signal, hello.stack_fd) for hello in job.stacks] == [(1, 101, 40, 5)]
     job.say("y", Progress(1, "allreduce.acc", ""))
     job.controller.stack_arrived(1, 'File "train.py", line 3')
@@ -312,7 +312,7 @@ def test_a_stall_of_the_planned_lane_is_reported_too() -> None:
     job = Job(stall_warning_s=10.0)
     job.form()
     job.say("x", Blocked(1, 0, "p", 7, "step 7", 10.0))
-    assert [to for to, _ in job.only(Ask)] == ["yc"]
+    assert [to for to, _ in job.only(AskProgress)] == ["yc"]
     job.wait(1.0)
     assert "step 7 has waited 11.0 s: rank 1 on a did not come" in job.reports[0]
 

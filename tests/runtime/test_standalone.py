@@ -16,7 +16,18 @@ import pytest
 from farandole.collective import DType, Kind
 from farandole.control.channel import Dealer
 from farandole.control.keys import JobKeys, new_secret
-from farandole.control.messages import Abort, Ask, Entry, Hello, Leave, Orders, Progress, Signature, Submit, Welcome
+from farandole.control.messages import (
+    Abort,
+    AskProgress,
+    Entry,
+    Hello,
+    Leave,
+    Orders,
+    Progress,
+    Signature,
+    Submit,
+    Welcome,
+)
 from farandole.errors import ControlError
 from farandole.runtime.hosted import CONTROLLER_MODULE as MODULE
 from farandole.runtime.hosted import Charge
@@ -161,7 +172,7 @@ def test_a_stalled_worker_is_reported_with_the_stack_it_is_in_though_it_holds_th
     job.expect("yc", Welcome)
     entry = Entry(0, "loss", signature=Signature(Kind.ALLREDUCE, [DType.FLOAT32], [[3]]))
     job.sockets["xu"].send(Submit(1, entry))
-    job.expect("yc", Ask)
+    job.expect("yc", AskProgress)
     job.sockets["yu"].send(Progress(1, "allreduce.acc", ""))
     assert job.process.stderr is not None
     lines = [job.process.stderr.readline().decode().rstrip() for _ in range(5)]

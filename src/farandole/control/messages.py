@@ -129,7 +129,7 @@ class Blocked(Message, frozen=True):
 
 @final
 class Progress(Message, frozen=True):
-    """My answer to ``Ask``: the last collective I finished, and what I am inside of now ("" for nothing).
+    """My answer to ``AskProgress``: the last collective I finished, and what I am inside of now ("" for nothing).
 
     ``inside`` is spelt as ``Blocked.what`` where that was sent. In an elastic job also a sign of life, unasked;
     ``work`` is what I have done: the collectives that I have come to, plus seconds of processor time.
@@ -229,7 +229,7 @@ class ChangeDue(Message, frozen=True):
 
 
 @final
-class Ask(Message, frozen=True):
+class AskProgress(Message, frozen=True):
     """Tell me your progress."""
 
     generation: int
@@ -311,7 +311,7 @@ class Multicast(Message, frozen=True):
 
 Any: TypeAlias = (
     Hello | Exchange | Submit | Leave | Stay | Unheard | Blocked | Progress | SetTimeline | TimelineSet
-    | Welcome | Refuse | Exchanged | Orders | Resend | Abort | ChangeDue | Ask
+    | Welcome | Refuse | Exchanged | Orders | Resend | Abort | ChangeDue | AskProgress
     | Ready | Parts | Letters | Begin | Multicast | agent_messages.Any | task_messages.Any
 )  # fmt: skip
 

@@ -24,7 +24,7 @@ from farandole.control.channel import Dealer
 from farandole.control.message import Message
 from farandole.control.messages import (
     Abort,
-    Ask,
+    AskProgress,
     Blocked,
     ChangeDue,
     Exchange,
@@ -254,7 +254,7 @@ class ControlThread:
             self._over(Failure.named(message.kind, message.reason))
         elif isinstance(message, ChangeDue):
             self._hooks.change(message.reason)
-        elif isinstance(message, Ask):
+        elif isinstance(message, AskProgress):
             self._up.send(self._progress())
         elif isinstance(message, SetTimeline):
             self._hooks.timeline(message.path, message.mark_cycles)

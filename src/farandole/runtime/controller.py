@@ -24,7 +24,7 @@ from farandole.control.clock import Stamp
 from farandole.control.message import Message
 from farandole.control.messages import (
     Abort,
-    Ask,
+    AskProgress,
     Blocked,
     ChangeDue,
     Entry,
@@ -385,7 +385,7 @@ class Controller:
     def _look(self, generation: Generation, now: float) -> None:
         step = generation.stall.look(now, generation.waiting(now), generation.negotiation.last)
         if isinstance(step, Inquiry):
-            self._tell(RankSet.of(step.ranks), CONTROL, Ask(generation.number))
+            self._tell(RankSet.of(step.ranks), CONTROL, AskProgress(generation.number))
             for rank in step.ranks:
                 self.request_stack(generation.members[rank].hello)
         elif isinstance(step, Report):
