@@ -35,9 +35,10 @@ from farandole.control.messages import (
     TimelineSet,
 )
 from farandole.errors import AbortError, ControlError, StartError
+from farandole.runtime.blockages import AGREED
 from farandole.runtime.failure import Failure
 from farandole.runtime.process_groups import GLOBAL
-from farandole.runtime.stall import AGREED, Limits
+from farandole.runtime.stall import Limits
 
 TICKS_PER_WARNING = 4
 LONGEST_TICK_S = 3600.0

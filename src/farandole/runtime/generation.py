@@ -15,11 +15,12 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import final
 
 from farandole.control.messages import Abort, Exchanged
+from farandole.runtime.blockages import Blockages
 from farandole.runtime.formation import Formed, Roster
 from farandole.runtime.negotiation import Negotiation
 from farandole.runtime.rank_set import RankSet
 from farandole.runtime.roll_call import RollCall
-from farandole.runtime.stall import Blockages, Limits, StallInspector, Waiting
+from farandole.runtime.stall import Limits, StallInspector, Waiting
 from farandole.runtime.wording import list_some, name_rank
 from farandole.settings import Settings
 

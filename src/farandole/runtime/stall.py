@@ -12,12 +12,11 @@ Reports about the same ranks come at doubling intervals, however many collective
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias, final
 
-from farandole.control.messages import Blocked, Progress
-from farandole.runtime.process_groups import ProcessGroups
+from farandole.control.messages import Progress
 from farandole.runtime.wording import name_rank, name_ranks, shorten
 from farandole.settings import Settings
 
@@ -39,9 +38,6 @@ SIGNS = 5
 
 PATIENCE_S = 1.0
 """How long a report waits for the ranks it is about to say where they are."""
-
-AGREED = "agreed"
-"""The lane of collectives that ranks have agreed on, in reports of who is inside of one."""
 
 MOST_WAITS = 5
 MOST_STACKS = 8
@@ -319,60 +315,6 @@ class StallInspector:
             text += ", and is outside Farandole"
         stack = "its Python stack now:" if rank in asked.stacks else f"its stack did not come within {PATIENCE_S:g} s"
         return f"{text}; {stack}"
-
-
-@final
-class _Said(NamedTuple):
-    """A rank's last word on what it is inside of."""
-
-    sequence: int
-    what: str
-    since_s: float
-    heard_s: float
-    step_s: float
-
-
-@final
-class Blockages:
-    """What ranks say about collectives they have been inside of for long: one report per rank and lane."""
-
-    def __init__(self, groups: ProcessGroups, renewal_s: float) -> None:
-        self._groups, self._renewal_s = groups, renewal_s
-        self._said: dict[tuple[int, int, str], _Said] = {}
-
-    def add(self, rank: int, blocked: Blocked, now: float) -> bool:
-        """Note what ``rank`` says; False if it cannot say that. Ranks say it again while it lasts."""
-        members = self._groups.get(blocked.process_set)
-        numbers = (blocked.seconds, blocked.step_s)
-        if members is None or rank not in members or not all(0 <= number < math.inf for number in numbers):
-            return False
-        self._said[rank, blocked.process_set, blocked.lane] = _Said(
-            blocked.sequence, blocked.what, now - blocked.seconds, now, blocked.step_s
-        )
-        return True
-
-    def waiting(self, now: float) -> Iterator[Waiting]:
-        """The collectives that ranks are inside of, as far as they said so lately.
-
-        One that was agreed on may move any number of bytes: while all are inside, its engine's own limit holds.
-        """
-        self._said = {key: said for key, said in self._said.items() if now - said.heard_s <= self._renewal_s}
-        together: dict[tuple[int, str, int], dict[int, _Said]] = {}
-        for (rank, process_set, lane), said in self._said.items():
-            together.setdefault((process_set, lane, said.sequence), {})[rank] = said
-        for key, ranks in together.items():
-            missing = tuple(rank for rank in self._groups.get(key[0]) or () if rank not in ranks)
-            if key[1] == AGREED and not missing:
-                continue
-            yield Waiting(
-                ("planned", *key),
-                next(iter(ranks.values())).what,
-                min(said.since_s for said in ranks.values()),
-                tuple(sorted(ranks)),
-                missing,
-                self._renewal_s,
-                max(said.step_s for said in ranks.values()),
-            )
 
 
 def _lost(late: Sequence[Waiting], every: Sequence[Waiting]) -> tuple[int, ...]:
