@@ -25,7 +25,12 @@ def test_an_argument_of_none_was_not_given() -> None:
     ("sources", "said"),
     [
         ({"environment": {"FARANDOLE_ENGIN": "shm"}}, "did you mean FARANDOLE_ENGINE?"),
-        ({"environment": {"FARANDOLE_ENGINE": "warp"}}, "warp"),
+        (
+            {"environment": {"FARANDOLE_ENGINE": "warp"}},
+            "engine \\(--engine, FARANDOLE_ENGINE\\) cannot be 'warp': the legal values are: auto, solo, shm",
+        ),
+        ({"environment": {"FARANDOLE_BLACKLIST_COOLDOWN_RANGE": "1 x"}}, "FARANDOLE_BLACKLIST_COOLDOWN_RANGE"),
+        ({"file": {"zzz": 1}, "environment": {}}, "no setting of Farandole. The legal names are: across"),
         ({"file": {"engnie": "shm"}, "environment": {}}, "the settings file"),
         ({"arguments": {"grace_s": "soon"}, "environment": {}}, "grace_s"),
         ({"arguments": {"grace_s": -1}, "environment": {}}, ">= 0"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import typing
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, final
@@ -27,7 +28,7 @@ class Knob(msgspec.Struct, frozen=True):
 
     ``flags`` and ``off_flags`` are its names on the command line (``flag_scale`` converts the flag's unit).
     ``horovod`` is the environment variable of Horovod that is understood too; with ``horovod_negates`` that variable
-    turns the knob off. ``group`` is its heading in the help of commands.
+    turns the knob off. ``group`` is its heading in the help of commands, ``metavar`` stands for its text there.
     """
 
     help: str
@@ -37,6 +38,7 @@ class Knob(msgspec.Struct, frozen=True):
     horovod_negates: bool = False
     off_flags: tuple[str, ...] = ()
     group: str = "collectives"
+    metavar: str = "FILE"
 
 
 EngineName = Literal["auto", "solo", "shm", "nccl", "mpi", "tcp", "hybrid"]
@@ -130,6 +132,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "the network interface to be reached by (default: every one is offered, the first that answers is taken)",
             ("--network-interface", "--network-interfaces"),
             group="many hosts",
+            metavar="NAME",
         ),
     ] = ""
     rendezvous_dir: Annotated[
@@ -268,7 +271,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         try:
             return msgspec.convert(merged, cls, strict=False)
         except msgspec.ValidationError as error:
-            raise SettingsError(f"a setting has a value it cannot take: {error}") from error
+            raise SettingsError(_misfit(str(error), merged)) from error
 
     def to_environment(self, base: Settings | None = None) -> dict[str, str]:
         """The variables that make these settings of ``base`` (or the defaults), for a worker that has ``base``."""
@@ -328,5 +331,16 @@ def _text(value: object) -> str:
 
 def _unknown(name: str, place: str, legal: list[str]) -> str:
     close = difflib.get_close_matches(name, legal, n=1)
-    hint = f"; did you mean {close[0]}?" if close else ""
+    hint = f"; did you mean {close[0]}?" if close else "."
     return f"{name} in {place} is no setting of Farandole{hint} The legal names are: {', '.join(sorted(legal))}"
+
+
+def _misfit(problem: str, merged: Mapping[str, Any]) -> str:
+    """What cannot be what, from words of msgspec's that end in `` - at `$.grace_s` ``, and what could be."""
+    expected, _, path = problem.rpartition(" - at `$.")
+    name = re.split(r"\W", path)[0]
+    kind = typing.get_type_hints(Settings)[name]
+    if typing.get_origin(kind) is Literal:
+        expected = f"the legal values are: {', '.join(typing.get_args(kind))}"
+    spellings = ", ".join((*KNOBS[name].flags[:1], PREFIX + name.upper()))
+    return f"{name} ({spellings}) cannot be {_text(merged[name])!r}: {expected}"

@@ -85,6 +85,7 @@ def test_an_engine_that_does_not_sum_is_not_measured() -> None:
     [
         (["--engines", "shm,warp"], "warp cannot be measured; the legal names are: shm, nccl, mpi, tcp, hybrid"),
         (["--engines", "solo"], "solo cannot be measured"),
+        (["-np", "0"], "at least 2 ranks are needed"),
         (["-np", "1"], "at least 2 ranks are needed"),
     ],
 )

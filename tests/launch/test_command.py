@@ -105,6 +105,7 @@ def test_help_teaches_in_eighty_columns(capsys: pytest.CaptureFixture[str]) -> N
     assert max(map(len, lines)) <= 80
     assert lines.index("examples:") < 4
     text = "\n".join(lines)
+    assert "--network-interface NAME" in text
     assert all(flag in text for knob in KNOBS.values() for flag in (*knob.flags, *knob.off_flags))
 
 

@@ -95,8 +95,28 @@ def test_what_a_script_says_when_it_fails_is_passed_on(tmp_path: Path) -> None:
     for turn in range(2):
         assert when_ready(script, turn * EVERY_S) is None
     (text,) = said
-    assert text.endswith(" no quota; no host is known")
+    assert text.endswith(" no quota; no host is known yet; it is looked at again every 1 s")
     assert len(text) < 1000
+    script.close()
+
+
+@pytest.mark.parametrize(
+    ("printed", "says"),
+    [
+        ("", "names no host"),
+        ("Hello, World", "line 1 of what {0} prints, 'Hello, World', is not of the form"),
+        ("node1:many", "line 1 of what {0} prints, 'node1:many': 'node1:many' is no host"),
+    ],
+)
+def test_a_script_that_prints_no_hosts_is_named_once(tmp_path: Path, printed: str, says: str) -> None:
+    path = executable(tmp_path, f"print({printed!r})")
+    script = Script(path, slots_each=1)
+    said = heard(script)
+    for turn in range(2):
+        assert not when_ready(script, turn * EVERY_S)
+    (text,) = said
+    assert says.format(path) in text
+    assert text.endswith("it is looked at again every 1 s")
     script.close()
 
 

@@ -183,6 +183,7 @@ def test_what_workers_leave_running_is_ended(job: StartJob) -> None:
         (["./train.py"], 126, "./train.py is not executable; type: python ./train.py"),
         (["train.py"], 127, "type: python train.py"),
         (["./headless.py"], 126, "./headless.py is not executable; type: python ./headless.py"),
+        (["./headless.sh"], 126, "./headless.sh is not executable; type: sh ./headless.sh, or begin it with"),
         (["./lost.sh"], 126, "the interpreter its first line names does not exist"),
         (["."], 126, ". is not executable"),
     ],
@@ -193,6 +194,7 @@ def test_what_cannot_be_started(job: StartJob, tmp_path: Path, command: list[str
         ("plain.sh", "#!/bin/sh\n", 0o644),
         ("train.py", "print()\n", 0o644),
         ("headless.py", "print()\n", 0o755),
+        ("headless.sh", "true\n", 0o755),
         ("lost.sh", "#!/no/such/shell\n", 0o755),
     ):
         (tmp_path / name).write_text(text)
@@ -201,6 +203,14 @@ def test_what_cannot_be_started(job: StartJob, tmp_path: Path, command: list[str
     assert running.end() == status
     assert words in running.stderr
     assert running.stderr.startswith("farandole: rank 0 on ")
+
+
+def test_a_folder_for_the_output_that_cannot_be_one(job: StartJob, tmp_path: Path) -> None:
+    (tmp_path / "logs").write_text("a file")
+    running = job("-np", "2", "--output-filename", "logs", command=["true"])
+    assert running.end() == 126
+    assert "could not be started: --output-filename " in running.stderr
+    assert "Not a directory; give a folder that can be written to" in running.stderr
 
 
 def test_a_program_with_thousands_of_descriptors_can_end_an_agent() -> None:

@@ -27,6 +27,7 @@ REMEDIES = {
     errno.ENOSPC: "free some space, or keep fewer checkpoints: keep=",
     errno.EDQUOT: "your quota is used up: remove something, or keep fewer checkpoints: keep=",
     errno.EROFS: "it cannot be written to: give another folder",
+    errno.ENOTDIR: "a file has that name: give another folder",
     errno.EACCES: "you may not write there: give another folder",
 }
 

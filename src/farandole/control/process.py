@@ -243,8 +243,10 @@ def signal_name(number: int) -> str:
 def refusal(command: Sequence[str], error: OSError) -> tuple[int, str]:
     """The exit status of a shell, and the words, for a command that could not be started."""
     name = command[0]
-    if isinstance(error, (PermissionError, IsADirectoryError)) or error.errno == 8:  # ENOEXEC: no "#!" line
+    if isinstance(error, (PermissionError, IsADirectoryError)) or error.errno == errno.ENOEXEC:
         hint = f"python {name}" if name.endswith(".py") else f"chmod +x {name}"
+        if error.errno == errno.ENOEXEC and not name.endswith(".py"):
+            hint = f"sh {name}, or begin it with the line #!/bin/sh"
         return NOT_EXECUTABLE, f"{name} is not executable; type: {hint}"
     if isinstance(error, FileNotFoundError):
         if error.filename not in (None, name):

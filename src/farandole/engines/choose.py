@@ -90,7 +90,7 @@ def _problem(name: str, hosts: Sequence[str], usable: Sequence[Sequence[str]]) -
         if name not in names:
             candidate = CANDIDATES[name]
             remedies = " or ".join(filter(None, (candidate.besides_remedy, candidate.remedy)))
-            return f"rank {rank} on {host} cannot use it; there, {remedies}"
+            return f"rank {rank} on {host} cannot use it, as 'farandole check' there explains; {remedies}"
     return ""
 
 

@@ -36,7 +36,7 @@ from farandole.control.dial import first_answering
 from farandole.control.keys import JobKeys
 from farandole.control.message import Message
 from farandole.control.sockets import LONGEST_WAIT_S
-from farandole.errors import ControlError
+from farandole.errors import ControlError, UsageError
 from farandole.launch.charge import Charge
 from farandole.launch.screens import STDERR, Screens
 from farandole.launch.streams import Streams
@@ -138,13 +138,17 @@ class Agent:
                     environment=environment,
                     cwd=start.cwd,
                 )
+        except UsageError as error:
+            self._refuse(spec, process.NOT_EXECUTABLE, str(error))
         except OSError as error:
-            code, words = process.refusal(spec.command, error)
-            self._ended.append(Exited(spec.place, -1, code, "", words))
-            self._news.append(self._ended[-1])
+            self._refuse(spec, *process.refusal(spec.command, error))
         else:
             self._workers[pid] = spec.place
             self._news.append(Started(spec.place, pid))
+
+    def _refuse(self, spec: WorkerSpec, code: int, words: str) -> None:
+        self._ended.append(Exited(spec.place, -1, code, "", words))
+        self._news.append(self._ended[-1])
 
     def _connect(self) -> None:
         """Join the control plane."""

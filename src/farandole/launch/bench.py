@@ -85,7 +85,8 @@ def main(args: argparse.Namespace) -> int:
     if unknown := [name for name in asked if name not in CANDIDATES or name == "solo"]:
         legal = ", ".join(name for name in CANDIDATES if name != "solo")
         raise UsageError(f"--engines {', '.join(unknown)} cannot be measured; the legal names are: {legal}")
-    np = args.np or (sum(host.slots for host in parse_hosts(args.hosts)) if args.hosts else 2)
+    slots = sum(host.slots for host in parse_hosts(args.hosts)) if args.hosts else 2
+    np = slots if args.np is None else args.np
     if np < 2:
         raise UsageError(f"-np {np} has nothing to reduce: at least 2 ranks are needed")
     report = examine(asked, np, args.hosts, args.seconds)

@@ -31,11 +31,14 @@ SCRIPT_S = 30.0
 
 LONGEST_REASON = 500
 
+AGAIN = f"it is looked at again every {EVERY_S:g} s"
+
 
 class Discovery(ABC):
     """Hosts and their slots."""
 
-    def __init__(self) -> None:
+    def __init__(self, source: str) -> None:
+        self._source = source
         self.say: Callable[[str], object] = lambda _: None
         """Shows a text to people."""
         self._last: tuple[Host, ...] | None = None
@@ -58,7 +61,8 @@ class Discovery(ABC):
         except UsageError as error:
             if str(error) != self._complaint:
                 self._complaint = str(error)
-                self.say(f"{error}; {'the hosts stay what they were' if self._last else 'no host is known'}")
+                so = "the hosts stay what they were" if self._last else "no host is known yet"
+                self.say(f"{error}; {so}; {AGAIN}")
             return None
         if hosts is None:
             return None
@@ -66,6 +70,8 @@ class Discovery(ABC):
         if hosts == self._last:
             return None
         self._last = hosts
+        if not hosts:
+            self.say(f"{self._source} names no host; {AGAIN}")
         return hosts
 
     @abstractmethod
@@ -81,7 +87,7 @@ class Fixed(Discovery):
     """Hosts that stay: those of ``-H``, or of an allocation."""
 
     def __init__(self, hosts: Sequence[Host]) -> None:
-        super().__init__()
+        super().__init__("-H")
         self._hosts: tuple[Host, ...] | None = tuple(hosts)
 
     @property
@@ -99,7 +105,7 @@ class Watched(Discovery):
     """A file with a host a line: ``NAME``, ``NAME:N`` or ``NAME slots=N``."""
 
     def __init__(self, path: str, slots_each: int) -> None:
-        super().__init__()
+        super().__init__(f"the host file {path}")
         self._path, self._slots_each = path, slots_each
         self._next_s = 0.0
 
@@ -116,8 +122,8 @@ class Watched(Discovery):
             with open(self._path, encoding="utf-8") as file:
                 text = file.read()
         except OSError as error:
-            raise UsageError(f"the host file {self._path} cannot be read: {error.strerror}") from error
-        return parse_host_lines(text, self._slots_each)
+            raise UsageError(f"{self._source} cannot be read: {error.strerror}") from error
+        return parse_host_lines(text, self._slots_each, self._source)
 
 
 @final
@@ -125,7 +131,7 @@ class Script(Discovery):
     """A program that prints the same, started again a second after it has ended."""
 
     def __init__(self, command: str, slots_each: int) -> None:
-        super().__init__()
+        super().__init__(f"what {command} prints")
         self._command, self._slots_each = shlex.split(command), slots_each
         if not self._command or shutil.which(self._command[0]) is None:
             raise UsageError(
@@ -168,7 +174,7 @@ class Script(Discovery):
         if run.code:
             reason = f", and said: {err.strip()[-LONGEST_REASON:]}" if err.strip() else ""
             raise UsageError(f"{name} {process.describe(run.code)}{reason}")
-        return parse_host_lines(out, self._slots_each)
+        return parse_host_lines(out, self._slots_each, self._source)
 
     def close(self) -> None:
         """Kill it."""

@@ -119,5 +119,5 @@ def _add(
     if typing.get_origin(annotation) is typing.Literal:
         group.add_argument(*flags, dest=name, type=str.lower, choices=typing.get_args(annotation), help=told)
     else:
-        metavar = {int: "N", float: "X", str: "FILE"}[annotation]
+        metavar = {int: "N", float: "X", str: knob.metavar}[annotation]
         group.add_argument(*flags, dest=name, type=annotation, metavar=metavar, help=told)

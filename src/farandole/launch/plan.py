@@ -63,10 +63,10 @@ class Job(msgspec.Struct, frozen=True):
         return len(self.hosts)
 
 
-def parse_hosts(text: str, slots_each: int = 1) -> tuple[Host, ...]:
+def parse_hosts(text: str, slots_each: int = 1, source: str = "-H") -> tuple[Host, ...]:
     """``"a:4,b,node[01-04]:2,[fd77::1]:2"`` as ``-H`` takes it; a host without a number has one slot, as in Horovod.
 
-    That may be another number, ``slots_each``.
+    That may be another number, ``slots_each``. Errors name the ``source``.
     """
     hosts: list[Host] = []
     for item in hostlist.split(text):
@@ -74,9 +74,9 @@ def parse_hosts(text: str, slots_each: int = 1) -> tuple[Host, ...]:
         if not colon or "]" in slots:
             name, slots = item.strip(), str(slots_each)
         if ":" in name and not _BRACKETED.fullmatch(name):
-            raise UsageError(f"-H {text!r}: an IPv6 address is written in brackets: [{item.strip()}]:4")
+            raise UsageError(f"{source} {text!r}: an IPv6 address is written in brackets: [{item.strip()}]:4")
         if not name or not slots.isdecimal() or int(slots) < 1:
-            raise UsageError(f"-H {text!r}: {item!r} is no host; write NAME:SLOTS, for example -H localhost:4")
+            raise UsageError(f"{source} {text!r}: {item!r} is no host; write NAME:SLOTS, for example -H localhost:4")
         hosts += [Host(each, int(slots)) for each in _names(name)]
     return tuple(hosts)
 
@@ -89,8 +89,8 @@ def parse_hostfile(text: str) -> tuple[Host, ...]:
     return hosts
 
 
-def parse_host_lines(text: str, slots_each: int = 1) -> tuple[Host, ...]:
-    """The same, where there may be none, and a line may also be ``NAME:N``."""
+def parse_host_lines(text: str, slots_each: int = 1, source: str = "the host file") -> tuple[Host, ...]:
+    """The same, where there may be none, and a line may also be ``NAME:N``. Errors name the ``source``."""
     hosts: list[Host] = []
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()
@@ -98,11 +98,11 @@ def parse_host_lines(text: str, slots_each: int = 1) -> tuple[Host, ...]:
             continue
         name, *rest = words
         if not rest:
-            hosts += parse_hosts(name, slots_each)
+            hosts += parse_hosts(name, slots_each, f"line {number} of {source},")
             continue
         slots = rest[0].removeprefix("slots=") if len(rest) == 1 else ""
         if not slots.isdecimal() or int(slots) < 1:
-            raise UsageError(f"line {number} of the host file, {line.strip()!r}, is not of the form: NAME slots=N")
+            raise UsageError(f"line {number} of {source}, {line.strip()!r}, is not of the form: NAME slots=N")
         hosts += [Host(each, int(slots)) for each in _names(name)]
     return tuple(hosts)
 

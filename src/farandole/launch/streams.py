@@ -15,6 +15,7 @@ from typing import final
 
 from farandole.control.agent_messages import StartWorkers
 from farandole.control.output import Sink, Source, Tag
+from farandole.errors import UsageError
 from farandole.launch.screens import STDERR, Screens
 
 STREAMS = ("stdout", "stderr")
@@ -32,7 +33,10 @@ class Streams:
 
     @contextmanager
     def open(self, place: int) -> Iterator[tuple[int, int]]:
-        """The descriptors to start the worker with; ours are closed at the end of the block. Raises ``OSError``."""
+        """The descriptors to start the worker with; ours are closed at the end of the block.
+
+        Raises ``OSError``, and ``UsageError`` for a folder of output that cannot be.
+        """
         ends: list[int] = []
         try:
             for stream, name in enumerate(STREAMS):
@@ -58,8 +62,14 @@ class Streams:
     def _file(self, place: int, name: str) -> Sink:
         padded = str(place).zfill(len(str(self._start.size - 1)))
         folder = os.path.join(self._start.output_dir, f"rank.{padded}")
-        os.makedirs(folder, exist_ok=True)
-        return Sink.of_descriptor(os.open(os.path.join(folder, name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644))
+        try:
+            os.makedirs(folder, exist_ok=True)
+            return Sink.of_descriptor(os.open(os.path.join(folder, name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644))
+        except OSError as error:
+            raise UsageError(
+                f"--output-filename {self._start.output_dir}: {error.filename}: {error.strerror}; "
+                "give a folder that can be written to"
+            ) from error
 
     def _tag(self, place: int, name: str) -> Tag:
         fixed = b"" if self._start.output_dir else f"[{place}]<{name}>:".encode()
