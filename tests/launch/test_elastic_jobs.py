@@ -93,6 +93,38 @@ def test_several_die_at_once_and_one_is_enough_to_go_on(train: Train) -> None:
     assert end(running) == 0
 
 
+LENGTHY = """
+import os
+import numpy as np
+from farandole.elastic.run import run
+from farandole.elastic.state import ObjectState
+from farandole.runtime.session import current, init
+from farandole.testing.jobs import NumpyCalls
+
+init()
+place = int(os.environ["FARANDOLE_PLACE"])
+
+@run
+def train(state):
+    do = NumpyCalls()
+    while True:
+        do.allreduce("x", np.zeros(16))
+        state.step += 1
+        if place == 3 - current().generation:
+            raise RuntimeError("long ago, " * 20000)
+        state.commit()
+
+train(ObjectState(step=0))
+"""
+
+
+def test_what_workers_say_of_their_failures_may_be_long(job: StartJob) -> None:
+    running = job("-np", "3", "--min-np", "1", "--reset-limit", "1", "--blacklist-cooldown-range", "60", "60",
+                  python=LENGTHY)  # fmt: skip
+    assert running.end() == 1
+    assert "farandole: the workers have re-formed 1 times (--reset-limit); then " in running.stderr
+
+
 @pytest.mark.parametrize("action", ["raise", "segv"])
 def test_other_ways_to_fail_are_survived_as_well(train: Train, action: str) -> None:
     running = train("-np", "2", "--min-np", "1", faults=(f"1:20:{action}",))

@@ -116,6 +116,7 @@ class _Keeper:
             for name, agent in list(self._named.items()):
                 if not ready.isdisjoint(agent.fds):
                     self._attend(name, agent)
+            self._line.flush()
             for message in self._line.receive():
                 self._on_controller(message)
             if self._outcome is None:
@@ -135,16 +136,17 @@ class _Keeper:
             ours.close()
             self._controller.run(theirs, self._listen, legacy)
 
+        for number in self._signals:
+            ours.send(Signal(number))  # the first thing that it hears
         kept = (ours.fd, theirs.fd, *self._journals)
         self._pid = process.fork(serve, kept, signal.SIGKILL)
         theirs.close()
         self._line, self._ending = ours, os.pidfd_open(self._pid)
         self._asked_s: float | None = None
         self._ask_s = time.monotonic()
-        for number in self._signals:
-            self._line.send(Signal(number))
 
     def _on_controller(self, message: object) -> None:
+        self._asked_s = None  # it turns, or waited for us
         if isinstance(message, Listening):
             self._listen = message.address
             if self._elastic.reaches_out:
@@ -153,8 +155,6 @@ class _Keeper:
             self._send_for(message.host, message.name)
         elif isinstance(message, GiveUp) and message.name in self._named:
             self._named[message.name].give_up()
-        elif isinstance(message, Ping):
-            self._asked_s = None
         elif isinstance(message, Decided):
             self._decided = Outcome(message.status, message.words)
         elif isinstance(message, Finished):
@@ -180,8 +180,8 @@ class _Keeper:
         if len(self._deaths) >= MOST_DEATHS:
             self._outcome = Outcome(1, f"{why}; it is the {MOST_DEATHS}th within {WITHIN_S:g} s")
             return
-        print_now(f"farandole: {why}: another one takes over\n".encode())
         self._begin()
+        print_now(f"farandole: {why}: another one takes over\n".encode())  # last: perhaps nobody reads
 
     def _bury(self) -> int:
         """It is gone when this returns; how it ended, as ``waitpid`` gives it. Idempotent."""
@@ -201,6 +201,8 @@ class _Keeper:
         fds = [self._interrupts, self._line.fd, self._ending, *(fd for each in self._named.values() for fd in each.fds)]
         for fd in fds:
             poll.register(fd, select.POLLIN)
+        if self._line.is_behind:
+            poll.modify(self._line.fd, select.POLLIN | select.POLLOUT)
         limit_s = self._settings.hang_timeout_s
         due_s = self._ask_s if self._asked_s is None else self._asked_s + limit_s
         return {fd for fd, _ in poll.poll(max(0.0, due_s - time.monotonic()) * 1000 if limit_s else None)}

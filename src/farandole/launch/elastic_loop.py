@@ -25,7 +25,7 @@ from farandole.elastic.workers import Phase
 from farandole.launch.agents import END_S
 from farandole.launch.elastic_job import ElasticJob
 from farandole.launch.far_agents import FarAgents
-from farandole.launch.line import AgentEnded, AgentSaid, Decided, Ended, Line, Ping, Signal
+from farandole.launch.line import LIMIT_BYTES, AgentEnded, AgentSaid, Decided, Ended, Line, Ping, Signal
 from farandole.launch.loop import NO_SIGNALS, Loop, Outcome
 from farandole.launch.plan import Host, by_own_name, start_workers, variables_for_all
 from farandole.launch.policy import End
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 MOST_WORDS = 3
 """How many of the last failures a job that has failed is described with."""
+
+LONGEST_WORDS = LIMIT_BYTES // 5
+"""In characters: workers say why they gave up, and that may be long."""
 
 SAID = (decisions.Abort, decisions.Announce, decisions.Kill, decisions.Form, decisions.Refuse)
 """Decisions that people are told of, from the first generation on; of all others they are with ``--verbose``."""
@@ -308,4 +311,4 @@ class ElasticLoop(Loop):
         lines = [reason]
         for end in reversed(self._failures):
             lines += end.account()
-        return "\n".join(lines)
+        return "\n".join(lines)[:LONGEST_WORDS]

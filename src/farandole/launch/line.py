@@ -5,12 +5,14 @@
     for said in theirs.receive(): ...               # in the other, when theirs.fd is readable; Ended() comes last
 
 The launcher has what must outlive a controller: the children that start agents, the terminal's signals, the journal.
+It never waits for a controller, which may hang; so ``flush`` its end where that ``is_behind`` and can be written to. A
+controller does wait, if it says much at once: it may send for a thousand agents.
 """
 
 from __future__ import annotations
 
-import contextlib
 import socket
+from collections import deque
 from collections.abc import Iterator
 from typing import TypeAlias, final
 
@@ -104,17 +106,18 @@ _decoder = msgspec.msgpack.Decoder(Any)
 
 @final
 class Line:
-    """One end. Messages are whole, and arrive in order."""
+    """One end. Messages are whole, and arrive in order. It is said whether this end ``waits`` to say something."""
 
-    def __init__(self, end: socket.socket) -> None:
+    def __init__(self, end: socket.socket, *, waits: bool) -> None:
         self._socket = end
-        self._socket.setblocking(False)
+        self._flags = 0 if waits else socket.MSG_DONTWAIT
+        self._unsent: deque[bytes] = deque()
 
     @classmethod
     def pair(cls) -> tuple[Line, Line]:
-        """Both ends, for a process and a child of it."""
+        """Both ends, that of the launcher and that of its controller."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        return cls(ours), cls(theirs)
+        return cls(ours, waits=False), cls(theirs, waits=True)
 
     @property
     def fd(self) -> int:
@@ -122,15 +125,32 @@ class Line:
         return self._socket.fileno()
 
     def send(self, message: Any) -> None:
-        """Say something; it is lost if nobody is there any more, or has not listened for very long."""
-        with contextlib.suppress(OSError):
-            self._socket.send(_encoder.encode(message))
+        """Say something; it is lost if nobody is there any more."""
+        self._unsent.append(_encoder.encode(message))
+        self.flush()
+
+    @property
+    def is_behind(self) -> bool:
+        """True while something that was said waits for the other end to listen."""
+        return bool(self._unsent)
+
+    def flush(self) -> None:
+        """Go on saying it."""
+        while self._unsent:
+            try:
+                self._socket.send(self._unsent[0], self._flags)
+            except BlockingIOError:
+                return
+            except OSError:  # nobody is there
+                self._unsent.clear()
+                return
+            self._unsent.popleft()
 
     def receive(self) -> Iterator[Any]:
         """Everything that is there. Never blocks."""
         while True:
             try:
-                frame = self._socket.recv(LIMIT_BYTES)
+                frame = self._socket.recv(LIMIT_BYTES, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return
             except ConnectionError:
