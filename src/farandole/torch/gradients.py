@@ -20,7 +20,8 @@ import torch
 from farandole.collective import ReduceOp
 from farandole.errors import UsageError
 from farandole.runtime.buckets import Piece, lay_out
-from farandole.runtime.planned import JOINED, REFUSED, PlannedLane, choose_overlap
+from farandole.runtime.overlap import choose_overlap
+from farandole.runtime.planned import JOINED, REFUSED, PlannedLane
 from farandole.runtime.process_sets import ProcessSet, global_process_set
 from farandole.runtime.reduction import Reduction
 from farandole.torch.adapter import adapter, verbs

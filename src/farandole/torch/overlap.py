@@ -7,7 +7,8 @@ from typing import final
 
 import torch
 
-from farandole.runtime.planned import Background, PlannedLane
+from farandole.runtime.overlap import Background
+from farandole.runtime.planned import PlannedLane
 from farandole.runtime.reduction import Reduction
 from farandole.torch.memory import GradientBucket
 

@@ -1,4 +1,4 @@
-"""The planned lane: when gradients are reduced, and what members learn when they meet."""
+"""When gradients are reduced, and the thread that does it while the backward pass runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.runtime.planned import Background, choose_overlap
+from farandole.runtime.overlap import Background, choose_overlap
 
 
 @given(st.integers(0, 2**30), st.booleans())
