@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -95,6 +96,29 @@ def test_that_all_workers_hang_is_noticed_by_another_controller(train: Train) ->
     kill_controller(running)
     assert running.end() == 137
     assert "all are stopped, or wait for each other in the script" in running.stderr
+
+
+def test_a_controller_whose_host_file_cannot_be_read_does_not_hang(train: Train, tmp_path: Path) -> None:
+    hosts, slow = tmp_path / "hosts", tmp_path / "slow"
+    hosts.write_text("localhost slots=2\n")
+    running = train("--min-np", "1", "--hostfile", "hosts")
+    first = generation(running, lambda _, size: size == 2)
+    os.mkfifo(slow)
+    slow.rename(hosts)
+    writers: list[int] = []
+
+    def is_being_read() -> bool:
+        with contextlib.suppress(OSError):
+            writers.append(os.open(hosts, os.O_WRONLY | os.O_NONBLOCK))
+        return bool(writers)
+
+    running.until(is_being_read, "for a look at the hosts")  # which takes as long as the test does
+    os.kill(first[1].process, signal.SIGKILL)
+    whole = generation(running, lambda number, size: number > first[0].generation and size == 2)
+    assert whole[0].process == first[0].process
+    assert end(running) == 0
+    assert "another one takes over" not in running.stderr
+    os.close(writers[0])
 
 
 def test_controllers_that_all_die_are_given_up(job: StartJob) -> None:

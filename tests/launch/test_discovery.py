@@ -37,6 +37,20 @@ def when_ready(script: Script, now: float) -> tuple[Host, ...] | None:
     return None
 
 
+def read(watched: Watched, now: float) -> tuple[Host, ...] | None:
+    """Look, and again when the file is read."""
+    assert watched.look(now) is None
+    await_reader(watched)
+    return watched.look(now)
+
+
+def await_reader(watched: Watched) -> None:
+    poll = select.poll()
+    for fd in watched.fds:
+        poll.register(fd, select.POLLIN)
+    assert poll.poll(DEADLINE_S * 1000)
+
+
 def executable(folder: Path, text: str) -> str:
     """A script of this text."""
     path = folder / "discover"
@@ -64,18 +78,36 @@ def test_a_file_is_looked_at_now_and_then_and_what_is_wrong_is_said_once(tmp_pat
     path = tmp_path / "hosts"
     watched = Watched(str(path), slots_each=1)
     said = heard(watched)
-    assert watched.look(0.0) is None
+    assert read(watched, 0.0) is None
     assert "cannot be read: No such file or directory; no host is known" in said[0]
     path.write_text("a\n")
     assert watched.look(EVERY_S / 2) is None
-    assert watched.look(EVERY_S) == (Host("a", 1),)
-    assert watched.look(2 * EVERY_S) is None
-    path.write_text("a slots=none\n")
-    assert watched.look(3 * EVERY_S) is watched.look(4 * EVERY_S) is None
+    assert read(watched, EVERY_S) == (Host("a", 1),)
+    assert read(watched, 2 * EVERY_S) is None
+    path.write_bytes(b"a slots=\xff\n")
+    assert read(watched, 3 * EVERY_S) is read(watched, 4 * EVERY_S) is None
     assert len(said) == 2
     assert "the hosts stay what they were" in said[1]
     path.write_text("a\n")
-    assert watched.look(5 * EVERY_S) is None  # as before
+    assert read(watched, 5 * EVERY_S) is None  # as before
+    watched.close()
+
+
+def test_a_file_that_cannot_be_read_for_long_holds_up_nobody(tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    os.mkfifo(path)
+    watched = Watched(str(path), slots_each=1)
+    said = heard(watched)
+    for turn in range(3):
+        assert watched.look(turn * SCRIPT_S) is None
+    (text,) = said
+    assert "has not been read for 30 s: its file system does not answer; no host is known" in text
+    path.write_text("a\n")  # when there is somebody who reads it
+    await_reader(watched)
+    assert watched.look(3 * SCRIPT_S) == (Host("a", 1),)
+    assert watched.deadline_s == 3 * SCRIPT_S + EVERY_S
+    watched.close()
+    assert not watched.fds
 
 
 def test_a_script_is_run_again_and_again(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@
     wait_for(discovery.fds, until=discovery.deadline_s)
     hosts = discovery.look(time.monotonic())        # None: nothing is new
 
-Nothing here waits. What cannot be read, or fails, is said once, and the hosts stay what they were.
+Nothing here waits. What cannot be read, or fails, is said once, and the hosts stay what they were: none, at first.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import select
 import shlex
 import shutil
 import signal
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import final
@@ -27,7 +28,7 @@ EVERY_S = 1.0
 """How often a file or a script is looked at."""
 
 SCRIPT_S = 30.0
-"""How long a script may take."""
+"""How long a script may take, and a file until people are told that it cannot be read."""
 
 LONGEST_REASON = 500
 
@@ -55,7 +56,10 @@ class Discovery(ABC):
         return ()
 
     def look(self, now: float) -> tuple[Host, ...] | None:
-        """The hosts there are now, in the order in which to fill them; ``None`` if that is what was said last."""
+        """The hosts there are now, in the order in which to fill them; ``None`` if that is what was said last.
+
+        None are there as long as nobody could say.
+        """
         try:
             hosts = self._find(now)
         except UsageError as error:
@@ -63,7 +67,10 @@ class Discovery(ABC):
                 self._complaint = str(error)
                 so = "the hosts stay what they were" if self._last else "no host is known yet"
                 self.say(f"{error}; {so}; {AGAIN}")
-            return None
+            if self._last is not None:
+                return None
+            self._last = ()  # the time that a job may have too few workers begins with this news
+            return ()
         if hosts is None:
             return None
         self._complaint = ""
@@ -102,28 +109,64 @@ class Fixed(Discovery):
 
 @final
 class Watched(Discovery):
-    """A file with a host a line: ``NAME``, ``NAME:N`` or ``NAME slots=N``."""
+    """A file with a host a line: ``NAME``, ``NAME:N`` or ``NAME slots=N``.
+
+    A thread reads it: the file system of a cluster may not answer for minutes, and nobody is to wait for it here.
+    """
 
     def __init__(self, path: str, slots_each: int) -> None:
         super().__init__(f"the host file {path}")
         self._path, self._slots_each = path, slots_each
         self._next_s = 0.0
+        self._bell = -1  # opened by the process that looks; ours may only be its parent
+        self._is_reading = False
+        self._found: bytes | OSError | None = None
 
     @property
     def deadline_s(self) -> float | None:
-        """The next look."""
+        """The next look, or the end of the patience with this one."""
         return self._next_s
 
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """Something is read."""
+        return (self._bell,) if self._bell >= 0 else ()
+
     def _find(self, now: float) -> tuple[Host, ...] | None:
+        if self._bell < 0:
+            self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._bell)
+        if self._found is not None:
+            return self._take(self._found, now)
         if now < self._next_s:
             return None
-        self._next_s = now + EVERY_S
+        self._next_s = now + SCRIPT_S
+        if self._is_reading:
+            raise UsageError(f"{self._source} has not been read for {SCRIPT_S:g} s: its file system does not answer")
+        self._is_reading = True
+        threading.Thread(target=self._read, name="farandole-hosts", daemon=True).start()
+        return None
+
+    def _take(self, found: bytes | OSError, now: float) -> tuple[Host, ...]:
+        self._is_reading, self._found, self._next_s = False, None, now + EVERY_S
+        if isinstance(found, OSError):
+            raise UsageError(f"{self._source} cannot be read: {found.strerror}") from found
+        return parse_host_lines(found.decode(errors="replace"), self._slots_each, self._source)
+
+    def _read(self) -> None:
         try:
-            with open(self._path, encoding="utf-8") as file:
-                text = file.read()
+            with open(self._path, "rb") as file:
+                self._found = file.read()
         except OSError as error:
-            raise UsageError(f"{self._source} cannot be read: {error.strerror}") from error
-        return parse_host_lines(text, self._slots_each, self._source)
+            self._found = error
+        os.eventfd_write(self._bell, 1)
+
+    def close(self) -> None:
+        """Free the descriptor, unless it is read still: then the process is about to end."""
+        if self._bell >= 0 and not self._is_reading:
+            os.close(self._bell)
+            self._bell = -1
 
 
 @final
