@@ -88,14 +88,12 @@ class Bench:
         return Buffer(Array(address, values.size, dtype, self.memory.owner if inside else room), view, before, after)
 
     @contextmanager
-    def fresh(
-        self, ranks: tuple[int, ...] | None = None, deadline_s: float = 20.0, generation: int = 2
-    ) -> Iterator[Engine]:
+    def fresh(self, ranks: tuple[int, ...] | None = None, deadline_s: float = 20.0) -> Iterator[Engine]:
         """Another engine among ``ranks``, closed at the end; every one of ``ranks`` makes as many of them."""
         self._engines += 1
         members = tuple(range(self.size)) if ranks is None else ranks
         label = f"fresh-{'.'.join(map(str, members))}-{self._engines}"
-        group = self.member.group(label, members, generation, deadline_s)
+        group = self.member.group(label, members, deadline_s)
         engine = self.create(group, self.member.exchange_among(label, members))
         try:
             yield engine

@@ -52,13 +52,11 @@ class Member:
         """The same among ``ranks`` (default: all) only; ``label`` must be new, and the same on each of them."""
         return Rendezvous(self.share, label, tuple(range(self.size)) if ranks is None else ranks)
 
-    def group(
-        self, label: str = "test", ranks: tuple[int, ...] | None = None, generation: int = 1, deadline_s: float = 20.0
-    ) -> Group:
+    def group(self, label: str = "test", ranks: tuple[int, ...] | None = None, deadline_s: float = 20.0) -> Group:
         """The group of ``ranks`` (default: all) as an engine wants it."""
         members = tuple(range(self.size)) if ranks is None else ranks
         hosts = tuple(self.hosts[rank] if self.hosts else "localhost" for rank in members)
-        return Group(members.index(self.rank), members, hosts, generation, label, deadline_s)
+        return Group(members.index(self.rank), members, hosts, generation=1, label=label, deadline_s=deadline_s)
 
 
 @final

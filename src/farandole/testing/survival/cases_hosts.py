@@ -39,12 +39,12 @@ def host(what: str, undo: str, phase: str, name: str, quick: bool = False) -> Ca
     )
 
 
-def vanishes(phase: str, quick: bool = False) -> Case:
+def vanishes(phase: str) -> Case:
     """A host loses power while the workers re-form, because one of its own was killed."""
     strikes = [Strike("reduce", 3), Strike(phase, 0, "call", later=True)]
     do, undo = _cluster("kill", "node2"), _cluster("boot", "node2")
     name = "SIGKILL of rank 3, then its host loses power"
-    return Case(name, f"reduce, then {phase}", strikes, do, undo, lost="node2", quick=quick)
+    return Case(name, f"reduce, then {phase}", strikes, do, undo, lost="node2")
 
 
 def agent(phase: str) -> Case:
@@ -86,10 +86,10 @@ def slow(do: Do, undo: Do, name: str) -> Case:
     return Case(name, "any", done=do, after=undo, harmless=True)
 
 
-def silent(chain: str, name: str, phase: str, quick: bool = False) -> Case:
+def silent(chain: str, name: str, phase: str) -> Case:
     """Packets get through in one direction only."""
     rule = f"{chain} -j DROP"
-    return Case(name, phase, _called(phase), _rule("-A", rule), _rule("-D", rule), lost="node2", quick=quick)
+    return Case(name, phase, _called(phase), _rule("-A", rule), _rule("-D", rule), lost="node2")
 
 
 def parted(phase: str, name: str, one_way: bool = False) -> Case:
