@@ -16,6 +16,7 @@ from tests.launch.test_elastic_jobs import Train, Trains, end, generation, train
 __all__ = ["train"]
 
 HANG_S = "1"
+STAY = "cannot be read: No such file or directory; the hosts stay what they were"
 
 
 def kill_controller(running: RunningJob) -> int:
@@ -79,7 +80,10 @@ def test_a_newcomer_is_greeted_in_a_long_step_of_members_that_have_not_spoken_to
     hosts.write_text("localhost\n")
     running = train("--min-np", "1", "--hostfile", "hosts", "--hang-timeout", "60", faults=("0:20:wait",))
     first = generation(running, lambda number, _: number == 1)
+    hosts.unlink()
+    running.until(lambda: running.stderr.count(STAY) == 1, "for a word about the hosts")
     kill_controller(running)
+    running.until(lambda: running.stderr.count(STAY) == 2, "for a word about the hosts that it has inherited")
     hosts.write_text("localhost slots=2\n")
     running.prints("place 1 is up")
     (tmp_path / "go").touch()

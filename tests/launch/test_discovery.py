@@ -12,7 +12,7 @@ import pytest
 from farandole.errors import UsageError
 from farandole.launch.discovery import EVERY_S, SCRIPT_S, Discovery, Fixed, Script, Watched
 from farandole.launch.plan import Host, parse_host_lines
-from tests.launch.conftest import DEADLINE_S
+from tests.launch.conftest import DEADLINE_S, StartJob
 
 
 def heard(discovery: Discovery) -> list[str]:
@@ -78,7 +78,7 @@ def test_a_file_is_looked_at_now_and_then_and_what_is_wrong_is_said_once(tmp_pat
     path = tmp_path / "hosts"
     watched = Watched(str(path), slots_each=1)
     said = heard(watched)
-    assert read(watched, 0.0) is None
+    assert read(watched, 0.0) == ()
     assert "cannot be read: No such file or directory; no host is known" in said[0]
     path.write_text("a\n")
     assert watched.look(EVERY_S / 2) is None
@@ -98,8 +98,7 @@ def test_a_file_that_cannot_be_read_for_long_holds_up_nobody(tmp_path: Path) -> 
     os.mkfifo(path)
     watched = Watched(str(path), slots_each=1)
     said = heard(watched)
-    for turn in range(3):
-        assert watched.look(turn * SCRIPT_S) is None
+    assert [watched.look(turn * SCRIPT_S) for turn in range(3)] == [None, (), None]
     (text,) = said
     assert "has not been read for 30 s: its file system does not answer; no host is known" in text
     path.write_text("a\n")  # when there is somebody who reads it
@@ -108,6 +107,15 @@ def test_a_file_that_cannot_be_read_for_long_holds_up_nobody(tmp_path: Path) -> 
     assert watched.deadline_s == 3 * SCRIPT_S + EVERY_S
     watched.close()
     assert not watched.fds
+
+
+def test_hosts_that_another_process_has_found_stay(tmp_path: Path) -> None:
+    watched = Watched(str(tmp_path / "hosts"), slots_each=1)
+    watched.inherit()
+    said = heard(watched)
+    assert read(watched, 0.0) is None
+    assert "the hosts stay what they were" in said[0]
+    watched.close()
 
 
 def test_a_script_is_run_again_and_again(tmp_path: Path) -> None:
@@ -124,8 +132,8 @@ def test_a_script_is_run_again_and_again(tmp_path: Path) -> None:
 def test_what_a_script_says_when_it_fails_is_passed_on(tmp_path: Path) -> None:
     script = Script(executable(tmp_path, "import sys; sys.exit('x' * 100_000 + ' no quota')"), slots_each=1)
     said = heard(script)
-    for turn in range(2):
-        assert when_ready(script, turn * EVERY_S) is None
+    assert when_ready(script, 0.0) == ()
+    assert when_ready(script, EVERY_S) is None
     (text,) = said
     assert text.endswith(" no quota; no host is known yet; it is looked at again every 1 s")
     assert len(text) < 1000
@@ -144,8 +152,8 @@ def test_a_script_that_prints_no_hosts_is_named_once(tmp_path: Path, printed: st
     path = executable(tmp_path, f"print({printed!r})")
     script = Script(path, slots_each=1)
     said = heard(script)
-    for turn in range(2):
-        assert not when_ready(script, turn * EVERY_S)
+    assert when_ready(script, 0.0) == ()
+    assert when_ready(script, EVERY_S) is None
     (text,) = said
     assert says.format(path) in text
     assert text.endswith("it is looked at again every 1 s")
@@ -156,7 +164,7 @@ def test_a_script_that_does_not_end_is_killed(tmp_path: Path) -> None:
     script = Script(executable(tmp_path, "import time; print('up', flush=True); time.sleep(1000)"), slots_each=1)
     said = heard(script)
     assert script.look(0.0) is None
-    assert script.look(SCRIPT_S) is None
+    assert script.look(SCRIPT_S) == ()
     assert f"took longer than {SCRIPT_S:g} s and was killed" in said[0]
     assert script.look(SCRIPT_S + EVERY_S) is None  # the next one runs
     script.close()
@@ -171,6 +179,14 @@ def test_nothing_of_a_script_is_left(tmp_path: Path) -> None:
     assert os.listdir("/proc/self/fd") == before
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
+
+
+def test_a_job_does_not_wait_for_hosts_that_are_never_named(job: StartJob, tmp_path: Path) -> None:
+    path = executable(tmp_path, "print('Hello, World')")
+    running = job("--min-np", "1", "--elastic-timeout", "0.2", "--host-discovery-script", path, command=["true"])
+    assert running.end() == 1
+    assert "'Hello, World', is not of the form" in running.stderr
+    assert "0 ready, and the job needs 1 (--min-np)" in running.stderr
 
 
 @pytest.mark.parametrize("command", ["", "./there-is-none", "/etc/passwd"])

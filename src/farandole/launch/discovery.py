@@ -43,6 +43,7 @@ class Discovery(ABC):
         self.say: Callable[[str], object] = lambda _: None
         """Shows a text to people."""
         self._last: tuple[Host, ...] | None = None
+        self._has_inherited = False
         self._complaint = ""
 
     @property
@@ -65,9 +66,9 @@ class Discovery(ABC):
         except UsageError as error:
             if str(error) != self._complaint:
                 self._complaint = str(error)
-                so = "the hosts stay what they were" if self._last else "no host is known yet"
+                so = "the hosts stay what they were" if self._last or self._has_inherited else "no host is known yet"
                 self.say(f"{error}; {so}; {AGAIN}")
-            if self._last is not None:
+            if self._last is not None or self._has_inherited:
                 return None
             self._last = ()  # the time that a job may have too few workers begins with this news
             return ()
@@ -80,6 +81,10 @@ class Discovery(ABC):
         if not hosts:
             self.say(f"{self._source} names no host; {AGAIN}")
         return hosts
+
+    def inherit(self) -> None:
+        """The job has hosts already, which another process found: they stay as long as nothing is found here."""
+        self._has_inherited = True
 
     @abstractmethod
     def _find(self, now: float) -> tuple[Host, ...] | None:

@@ -85,6 +85,8 @@ class ElasticLoop(Loop):
         until_s = time.monotonic() + self._job.settings.start_timeout_s
         workers = self._formation.membership.workers.values()
         self._hosts = {worker.place: worker.slot.host for worker in workers}
+        if self._hosts:
+            self._discovery.inherit()
         self._slots = {host: len([w for w in workers if w.slot.host == host]) for host in self._hosts.values()}
         self._inherited = {host for agent in self._far for host in agent.hosts}
         self._open |= self._inherited
