@@ -1,9 +1,8 @@
-"""What a worker hears of its controller while its session is being made, and what it says of its planned lanes."""
+"""What a worker hears of its controller while its session is being made."""
 
 from __future__ import annotations
 
 import select
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -12,7 +11,6 @@ from farandole.control.channel import Router
 from farandole.control.keys import JobKeys, new_secret
 from farandole.control.messages import Abort
 from farandole.errors import AbortError
-from farandole.runtime.control_thread import Pace, Planned
 from farandole.runtime.link import Link, Seat
 from farandole.runtime.member import Session
 from farandole.settings import Settings
@@ -39,18 +37,3 @@ def test_an_end_that_is_there_before_the_session_is_heard() -> None:
             assert select.select(link.control.fds, [], [], 30)[0]
             with pytest.raises(AbortError, match="was killed"):
                 Session(settings, Topology.of(0, ("a", "a"), 1), "shm", "", [], link)
-
-
-def test_threads_are_inside_of_their_own_lanes() -> None:
-    planned = Planned(Pace())
-    planned.enter(0, "optimizer.0", 7, "optimizer.0: bucket 1")
-    other = threading.Thread(target=planned.enter, args=(0, "optimizer.1", 7, "optimizer.1: meet"))
-    other.start()
-    other.join()
-    assert planned.now() == "optimizer.0: bucket 1; optimizer.1: meet"
-    assert [(blocked.lane, blocked.sequence) for blocked in planned.older_than(0.0, 1)] == [
-        ("optimizer.0", 7),
-        ("optimizer.1", 7),
-    ]
-    planned.leave()
-    assert planned.now() == "optimizer.1: meet"

@@ -19,8 +19,8 @@ from farandole.engines.silence import Lookout
 from farandole.errors import EngineError
 from farandole.runtime.ask import Ask
 from farandole.runtime.call import Call
-from farandole.runtime.control_thread import Pace, Planned
 from farandole.runtime.direct import MOST_GRANTS, DirectLane
+from farandole.runtime.ongoing import Ongoing
 from farandole.topology import Topology
 
 
@@ -52,7 +52,7 @@ class Pair:
                 Topology.of(rank, ("a", "b"), 1),
                 lambda connections=connections: (connections, Lookout({}, 0.0, lambda _: None)),  # type: ignore[misc]
                 orders,
-                Planned(Pace()),
+                Ongoing(),
                 self.explain,
             )
             stack.callback(lane.close)

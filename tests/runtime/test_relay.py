@@ -21,11 +21,12 @@ from farandole.control.messages import Hello, Order
 from farandole.errors import AbortError
 from farandole.runtime.ask import Ask
 from farandole.runtime.call import Call, Outcome
-from farandole.runtime.control_thread import ControlThread, Pace, Planned
+from farandole.runtime.control_thread import ControlThread
 from farandole.runtime.direct import DirectLane
 from farandole.runtime.failure import Failure
 from farandole.runtime.link import Link, Seat
 from farandole.runtime.negotiated import NegotiatedLane
+from farandole.runtime.ongoing import Ongoing
 from farandole.runtime.presence import Presence
 from farandole.runtime.root import Root
 from farandole.runtime.stall import Limits
@@ -105,7 +106,7 @@ class Worker:
         """Wait for the others."""
         self.welcome = self.link.join(self.hello)
         self.lane = NegotiatedLane(
-            DirectLane(Topology.of(0, ("a",), 0), None, self.link.orders, Planned(Pace()), lambda: None),
+            DirectLane(Topology.of(0, ("a",), 0), None, self.link.orders, Ongoing(), lambda: None),
             self.link.up.send,
             self.welcome.generation,
             self.perform,
@@ -116,7 +117,7 @@ class Worker:
         )
 
         self.control = ControlThread(
-            self.link.control, self.link.up, self.welcome.generation, self, Planned(Pace()), Limits(DEADLINE_S, 0.0)
+            self.link.control, self.link.up, self.welcome.generation, self, Ongoing(), Limits(DEADLINE_S, 0.0)
         )
 
     def generation_ended(self, failure: Failure) -> None:

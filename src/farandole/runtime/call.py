@@ -8,11 +8,12 @@ An adapter turns tensors into ``Array``s, the runtime never sees a tensor:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, final
 
 from farandole.collective import Array, Kind, ReduceOp
+from farandole.errors import UnsupportedError
 
 Allocate: TypeAlias = Callable[[tuple[int, ...]], Array]
 """Makes the output of a collective whose shape is known once all ranks have come; called in the executing thread."""
@@ -40,6 +41,18 @@ class Call:
     root: int = -1
     splits: tuple[int, ...] = ()
     allocate: Allocate | None = None
+
+
+def require_device(call: Call, engine: str, served: Collection[str]) -> None:
+    """Raise ``UnsupportedError`` if the tensor is where ``engine``, which has ``served`` devices, cannot take it."""
+    device = call.array.device
+    if device.partition(":")[0] not in served:
+        raise UnsupportedError(
+            f"{call.name}: the tensor is on {device}, and the engine {engine!r} serves "
+            f"{' and '.join(sorted(served))} tensors: move it first, tensor.cpu()"
+        )
+    if call.op == ReduceOp.ADASUM and device != "cpu":
+        raise UnsupportedError(f"{call.name}: Adasum of a tensor on {device} does not exist: pass tensor.cpu()")
 
 
 @final

@@ -3,7 +3,7 @@
     thread = ControlThread(link, generation, hooks)
     payloads = thread.exchange("shm.0", ranks=(0, 1), payload=b"...", timeout_s=30.0)
 
-It is also the one that notices when this process stays in a planned collective for too long, and whose signs of life
+It is also the one that notices when this process stays in a collective for too long, and whose signs of life
 say that the interpreter runs, whatever other threads do. With ``stay`` it outlives the controller: another one comes,
 and is told that.
 """
@@ -25,7 +25,6 @@ from farandole.control.message import Message
 from farandole.control.messages import (
     Abort,
     AskProgress,
-    Blocked,
     ChangeDue,
     Exchange,
     Exchanged,
@@ -35,16 +34,12 @@ from farandole.control.messages import (
     TimelineSet,
 )
 from farandole.errors import AbortError, ControlError, StartError
-from farandole.runtime.blockages import AGREED
 from farandole.runtime.failure import Failure
-from farandole.runtime.process_groups import GLOBAL
+from farandole.runtime.ongoing import Ongoing
 from farandole.runtime.stall import Limits
 
 TICKS_PER_WARNING = 4
 LONGEST_TICK_S = 3600.0
-
-LATELY_S = 60.0
-"""How long the longest step counts, unless a longer one comes."""
 
 
 class Hooks(Protocol):
@@ -64,75 +59,6 @@ class Hooks(Protocol):
 
 
 @final
-class Pace:
-    """How far apart this process's collectives are: who waits for it need not worry for so long."""
-
-    __slots__ = ("_last_s", "_since_s", "begun", "step_s")
-
-    def __init__(self) -> None:
-        self.begun = 0
-        """How many there have been."""
-        self.step_s = 0.0
-        """The longest time between two of them, lately."""
-        self._last_s = self._since_s = time.monotonic()
-
-    def beat(self) -> float:
-        """A collective begins, now."""
-        now = time.monotonic()
-        self.begun += 1
-        step_s, self._last_s = now - self._last_s, now
-        if step_s > self.step_s or now - self._since_s > LATELY_S:
-            self.step_s, self._since_s = step_s, now
-        return now
-
-
-@final
-class Planned:
-    """What each thread of this process is inside of. Written without a lock, once per collective."""
-
-    __slots__ = ("_agreed", "_inside", "pace")
-
-    def __init__(self, pace: Pace) -> None:
-        self.pace = pace
-        self._agreed: dict[int, int] = {}
-        self._inside: dict[int | str, tuple[float, int, str, int, str]] = {}
-
-    def enter(self, process_set: int, lane: str, sequence: int, what: str) -> None:
-        """The calling thread begins a planned collective, the ``sequence``-th of ``lane``."""
-        self._inside[threading.get_ident()] = self.pace.beat(), process_set, lane, sequence, what
-
-    def enter_agreed(self, process_set: int, what: str) -> None:
-        """The calling thread begins the next collective that all members of a process set have agreed on."""
-        sequence = self._agreed[process_set] = self._agreed.get(process_set, 0) + 1
-        self._inside[threading.get_ident()] = time.monotonic(), process_set, AGREED, sequence, what
-
-    def enter_direct(self, lane: str, sequence: int, what: str) -> None:
-        """This process waits for what all others contribute, whatever its threads do; for the ``sequence``-th time."""
-        self._inside[lane] = time.monotonic(), GLOBAL, lane, sequence, what
-
-    def leave_direct(self, lane: str) -> None:
-        """All have contributed, or the controller is asked."""
-        self._inside.pop(lane, None)
-
-    def leave(self) -> None:
-        """Its collective has ended, however it did."""
-        self._inside.pop(threading.get_ident(), None)
-
-    def now(self) -> str:
-        """What they are inside of; "" for nothing."""
-        return "; ".join(what for *_, what in list(self._inside.values()))
-
-    def older_than(self, seconds: float, generation: int) -> list[Blocked]:
-        """What to report."""
-        now = time.monotonic()
-        return [
-            Blocked(generation, process_set, lane, sequence, what, now - since, self.pace.step_s)
-            for since, process_set, lane, sequence, what in list(self._inside.values())
-            if now - since >= seconds
-        ]
-
-
-@final
 class ControlThread:
     """Reads ``control`` until it is interrupted; ``up`` is what answers go out by. ``stop`` joins it."""
 
@@ -142,7 +68,7 @@ class ControlThread:
         up: Dealer,
         generation: int,
         hooks: Hooks,
-        planned: Planned,
+        ongoing: Ongoing,
         limits: Limits,
         stay: Stay | None = None,
     ) -> None:
@@ -150,7 +76,7 @@ class ControlThread:
         """True once the controller that formed the generation is gone."""
         self._control, self._up, self._generation, self._stay = control, up, generation, stay
         self._waiting = 0
-        self._hooks, self._planned = hooks, planned
+        self._hooks, self._ongoing = hooks, ongoing
         self._warning_s, self._sign_s = limits.warning_s or math.inf, limits.sign_s or math.inf
         self._came = threading.Condition()
         self._payloads: dict[str, list[bytes]] = {}
@@ -226,7 +152,7 @@ class ControlThread:
                 message = self._control.recv(tick_s)
                 if message is not None:
                     self._take(message)
-                for blocked in self._planned.older_than(self._warning_s, self._generation):
+                for blocked in self._ongoing.older_than(self._warning_s, self._generation):
                     self._up.send(blocked)
                 if time.monotonic() >= signed_s + self._sign_s:
                     signed_s = time.monotonic()
@@ -266,7 +192,7 @@ class ControlThread:
                 self._came.notify_all()
 
     def _progress(self) -> Progress:
-        work = self._planned.pace.begun + time.process_time()
+        work = self._ongoing.pace.begun + time.process_time()
         return Progress(self._generation, *self._hooks.progress(), work)
 
     def _over(self, failure: Failure) -> None:

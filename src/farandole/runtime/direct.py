@@ -1,6 +1,6 @@
 """The short way of small all-reduces: ranks that know what is meant send each other what they contribute.
 
-    lane = DirectLane(topology, connect, orders, planned, explain)
+    lane = DirectLane(topology, connect, orders, ongoing, explain)
     lane.open(order)                       # which says that all ranks may; collective the first time
     lane.give(ask)                         # sent to all
     message = lane.recv()                  # from the controller, as ever
@@ -30,9 +30,9 @@ from farandole.control.sockets import LONGEST_WAIT_S
 from farandole.engines.silence import Lookout
 from farandole.errors import AbortError, EngineError
 from farandole.runtime.ask import Ask, Key
-from farandole.runtime.control_thread import Planned
 from farandole.runtime.eager import contribution
 from farandole.runtime.grants import WITHDRAWN, Grant, Grants, Said
+from farandole.runtime.ongoing import Ongoing
 from farandole.topology import Topology
 
 Connect: TypeAlias = Callable[[], tuple[Mapping[int, socket.socket], Lookout]]
@@ -66,11 +66,11 @@ class DirectLane:
         topology: Topology,
         connect: Connect | None,
         orders: Dealer,
-        planned: Planned,
+        ongoing: Ongoing,
         explain: Callable[[], None],
     ) -> None:
         self._topology, self._connect, self._orders = topology, connect, orders
-        self._planned, self._explain = planned, explain
+        self._ongoing, self._explain = ongoing, explain
         self._has_read_all = False  # of what the controller has sent
         self._connections: dict[int, socket.socket] = {}  # nothing, and then all
         self._unread: dict[int, bytearray] = {}
@@ -118,7 +118,7 @@ class DirectLane:
                 return False
             part = contribution(ask.calls)
             self._since_s[grant] = time.monotonic()
-            self._planned.enter_direct(grant.lane, grant.round, grant.title)
+            self._ongoing.enter_direct(grant.lane, grant.round, grant.title)
             grant.hear(self._topology.rank, part)
             self._send(grant, part)
             self._settle(grant)
@@ -252,19 +252,19 @@ class DirectLane:
 
     def _end_round(self, grant: Grant) -> None:
         del self._since_s[grant]
-        self._planned.leave_direct(grant.lane)
+        self._ongoing.leave_direct(grant.lane)
 
     # -- the connections ----------------------------------------------------------------------------------------------
 
     def _begin(self, connect: Connect) -> None:
-        self._planned.enter_direct(CONNECTING, 0, CONNECTING)
+        self._ongoing.enter_direct(CONNECTING, 0, CONNECTING)
         try:
             connections, lookout = connect()
         except (AbortError, EngineError):
             self._explain()
             raise
         finally:
-            self._planned.leave_direct(CONNECTING)
+            self._ongoing.leave_direct(CONNECTING)
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._unread = {rank: bytearray() for rank in connections}
         self._ranks = {connection.fileno(): rank for rank, connection in connections.items()}

@@ -21,24 +21,25 @@ from collections.abc import Iterator, Sequence
 from typing import Any, final
 
 from farandole import events
-from farandole.collective import Kind, ReduceOp
+from farandole.collective import Kind
 from farandole.control.messages import Leave, Order, Unheard
 from farandole.engines.candidates import CANDIDATES
 from farandole.engines.choose import base
 from farandole.engines.engine import Engine
 from farandole.engines.reach import known_address
-from farandole.errors import AbortError, ControlError, EngineError, FarandoleError, UnsupportedError
+from farandole.errors import AbortError, ControlError, EngineError, FarandoleError
 from farandole.runtime.agreement import title
 from farandole.runtime.alone import LoneLane
 from farandole.runtime.ask import Ask
-from farandole.runtime.call import Call, Handle, Outcome
-from farandole.runtime.control_thread import ControlThread, Pace, Planned
+from farandole.runtime.call import Call, Handle, Outcome, require_device
+from farandole.runtime.control_thread import ControlThread
 from farandole.runtime.crews import Crews
 from farandole.runtime.direct import DirectLane
 from farandole.runtime.failure import Failure
 from farandole.runtime.hearsay import await_news
 from farandole.runtime.link import Link
 from farandole.runtime.negotiated import Lane, NegotiatedLane
+from farandole.runtime.ongoing import Ongoing
 from farandole.runtime.presence import Presence
 from farandole.runtime.process_sets import ProcessSet, ProcessSetLike, Registry
 from farandole.runtime.stall import Limits
@@ -83,8 +84,8 @@ class Session:
         self._struck = False
         self._told = threading.Event()
         self._recorder = Recorder(topology.rank, topology.host, clock_offset_s)
-        self.pace, self._presence = Pace(), Presence()
-        self._planned = Planned(self.pace)
+        self._presence, self._ongoing = Presence(), Ongoing()
+        self.pace = self._ongoing.pace
         self._sets = Registry(own.rank, own.size)
         for number, process_set in enumerate(sets, 1):
             self._sets.add(number, process_set)
@@ -94,7 +95,7 @@ class Session:
         self._lane = self._open_lane(sets)
         if link is not None:
             limits, stay = Limits.of(settings), link.stay(self.generation)
-            self._control = ControlThread(link.control, link.up, self.generation, self, self._planned, limits, stay)
+            self._control = ControlThread(link.control, link.up, self.generation, self, self._ongoing, limits, stay)
         try:
             self._introduce()
         except BaseException as error:
@@ -123,7 +124,7 @@ class Session:
         first = calls[0]
         self._sets.members(first.process_set, first.name)
         for call in calls:
-            self._require_device(call)
+            require_device(call, self.engine, self.devices)
         self.pace.beat()
         with self._presence:
             return self._lane.submit(Ask(first.process_set, first.name, first.kind, calls), background)
@@ -178,14 +179,14 @@ class Session:
     def inside(self, process_set: int, lane: str, sequence: int, what: str) -> Iterator[None]:
         """This thread does the ``sequence``-th collective of a planned lane; reports say ``what`` if it takes long."""
         with self._presence:
-            self._planned.enter(process_set, lane, sequence, what)
+            self._ongoing.enter(process_set, lane, sequence, what)
             try:
                 yield
             except CONSEQUENCES:
                 self._explain()
                 raise
             finally:
-                self._planned.leave()
+                self._ongoing.leave()
 
     # -- the generation and its end -----------------------------------------------------------------------------------
 
@@ -257,7 +258,7 @@ class Session:
 
     def progress(self) -> tuple[str, str]:
         """The last collective finished here, and the one inside of now."""
-        return _title(self._lane.last), self._planned.now() or _title(self._lane.inside)
+        return _title(self._lane.last), self._ongoing.now() or _title(self._lane.inside)
 
     def statistics(self) -> dict[str, Any]:
         """Who this rank is, the engine and why it was chosen, and what its engines count."""
@@ -284,7 +285,7 @@ class Session:
             dynamic = self.settings.dynamic_process_sets
             return LoneLane(self._perform, self.topology.host, [s.ranks for s in sets], dynamic)
         connect = self._crews.connect if self._crews.has_reach else None
-        direct = DirectLane(self.topology, connect, self._link.orders, self._planned, self._explain)
+        direct = DirectLane(self.topology, connect, self._link.orders, self._ongoing, self._explain)
         return NegotiatedLane(
             direct,
             self._link.up.send,
@@ -314,14 +315,14 @@ class Session:
         executor = self._crews.executor(order.process_set, self._sets[order.process_set].ranks)
         if order.contributions:  # nothing to wait for
             return executor.perform(order, mine)
-        self._planned.enter_agreed(order.process_set, _title(order))
+        self._ongoing.enter_agreed(order.process_set, _title(order))
         try:
             return executor.perform(order, mine)
         except CONSEQUENCES:
             self._explain()
             raise
         finally:
-            self._planned.leave()
+            self._ongoing.leave()
 
     def _agree(self, process_set: int, kind: Kind, splits: Sequence[int] = ()) -> Outcome:
         """Come to one point of the program with all members; they are matched by the order of their calls."""
@@ -348,7 +349,7 @@ class Session:
         """An engine has lost somebody: raise what the controller says of that."""
         self._struck = True
         if self._link is not None:
-            await_news(self._told, lambda: self._planned.older_than(0.0, self.generation), self._link.up)
+            await_news(self._told, lambda: self._ongoing.older_than(0.0, self.generation), self._link.up)
         if self._ended is not None:
             raise self._ended.fresh()
 
@@ -377,16 +378,6 @@ class Session:
             except ControlError as error:
                 events.logger.debug("%s leaves without saying so: %s", self._name(), error)
         self._crews.abort(reason, orderly=leave == "")
-
-    def _require_device(self, call: Call) -> None:
-        device = call.array.device
-        if device.partition(":")[0] not in self.devices:
-            raise UnsupportedError(
-                f"{call.name}: the tensor is on {device}, and the engine {self.engine!r} serves "
-                f"{' and '.join(sorted(self.devices))} tensors: move it first, tensor.cpu()"
-            )
-        if call.op == ReduceOp.ADASUM and device != "cpu":
-            raise UnsupportedError(f"{call.name}: Adasum of a tensor on {device} does not exist: pass tensor.cpu()")
 
     def _name(self) -> str:
         return f"rank {self.topology.rank} on {self.topology.host}"

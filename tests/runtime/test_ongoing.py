@@ -1,0 +1,22 @@
+"""What a process says of the collectives that it is inside of."""
+
+from __future__ import annotations
+
+import threading
+
+from farandole.runtime.ongoing import Ongoing
+
+
+def test_threads_are_inside_of_their_own_lanes() -> None:
+    ongoing = Ongoing()
+    ongoing.enter(0, "optimizer.0", 7, "optimizer.0: bucket 1")
+    other = threading.Thread(target=ongoing.enter, args=(0, "optimizer.1", 7, "optimizer.1: meet"))
+    other.start()
+    other.join()
+    assert ongoing.now() == "optimizer.0: bucket 1; optimizer.1: meet"
+    assert [(blocked.lane, blocked.sequence) for blocked in ongoing.older_than(0.0, 1)] == [
+        ("optimizer.0", 7),
+        ("optimizer.1", 7),
+    ]
+    ongoing.leave()
+    assert ongoing.now() == "optimizer.1: meet"
