@@ -61,12 +61,16 @@ class Recorded:
         self.finish: Decision | None = None
         """The decision to finish, if the journal that is gone on with has it."""
         if lines:
-            self._go_on(lines)
+            self._repeat(read(lines)[1])
         else:
             self._add(Opening(policy))
 
-    def _go_on(self, lines: Sequence[str]) -> None:
-        for turn in read(lines)[1]:
+    def follow(self, lines: Iterable[str]) -> None:
+        """Go on where these lines end, which another has written after those that were known here."""
+        self._repeat(turn for turn in map(_decoder.decode, lines) if isinstance(turn, Turn))
+
+    def _repeat(self, turns: Iterable[Turn]) -> None:
+        for turn in turns:
             for heard in turn.heard:
                 self._membership.on(heard.at_s, heard.event)
             decisions = self._membership.decide(turn.at_s)

@@ -60,6 +60,20 @@ class ElasticController:
     def __init__(self, elastic: ElasticJob, settings: Settings, secret: str, journal: int, copy: int) -> None:
         self._elastic, self._settings, self._secret, self._journal = elastic, settings, secret, journal
         self._copy = _Copy(settings.elastic_journal, copy)
+        self._membership: Recorded | None = None
+        """As the controllers before have left it, by the part of their journal that was read."""
+        self._read_bytes = 0
+
+    def follow(self) -> None:
+        """Read on in the journal. The launcher does so all the time: who takes over a long job has none for that."""
+        text = os.pread(self._journal, os.fstat(self._journal).st_size - self._read_bytes, self._read_bytes)
+        whole = text[: text.rfind(b"\n") + 1]
+        lines = [line.decode() for line in whole.splitlines(keepends=True)]  # text has other ends of lines, too
+        self._read_bytes += len(whole)
+        if self._membership is not None:
+            self._membership.follow(lines)
+        elif lines:
+            self._membership = Recorded(Policy.of(self._settings), self._write, lines)
 
     def run(self, line: Line, listen: str, legacy: Legacy) -> None:
         """Serve until the job is over, and say how it ended."""
@@ -71,8 +85,8 @@ class ElasticController:
         with contextlib.ExitStack() as held:
             router = held.enter_context(Router(JobKeys.from_secret(self._secret), listen))
             line.send(Listening(router.address))
-            lines = self._lines()
-            membership = Recorded(Policy.of(self._settings), self._write, lines)
+            inherited = self.inherit()
+            membership = inherited or Recorded(Policy.of(self._settings), self._write)
             engine = partial(choose, self._settings.engine, across=self._settings.across)
             formation = ElasticFormation(membership, engine, time.monotonic)
             held.callback(self._elastic.discovery.close)
@@ -80,7 +94,7 @@ class ElasticController:
             agents = FarAgents(line, legacy.live, inherits=self._elastic.starter.passes_environment)
             loop = ElasticLoop(self._elastic, agents, root, line, formation, self._secret)
             held.enter_context(loop)
-            if lines:
+            if inherited is not None:
                 found = membership.generation, membership.members, membership.over
                 limits = Limits.of(self._settings)
                 root.controller.former = Former(router.send, formation, time.monotonic, *found, limits)
@@ -88,14 +102,13 @@ class ElasticController:
                 loop.take_over(legacy.names, legacy.decided)
             return loop.run()
 
-    def _lines(self) -> list[str]:
-        """The journal; a last line that was torn is cut off."""
-        text = os.pread(self._journal, os.fstat(self._journal).st_size, 0)
-        whole = text[: text.rfind(b"\n") + 1]
-        os.ftruncate(self._journal, len(whole))
-        os.lseek(self._journal, len(whole), os.SEEK_SET)
-        self._copy.begin(whole)
-        return whole.decode().splitlines(keepends=True)
+    def inherit(self) -> Recorded | None:
+        """The membership as its journal has it, which is gone on with; a last line that was torn is cut off."""
+        self.follow()
+        os.ftruncate(self._journal, self._read_bytes)
+        os.lseek(self._journal, self._read_bytes, os.SEEK_SET)
+        self._copy.begin(os.pread(self._journal, self._read_bytes, 0))
+        return self._membership
 
     def _write(self, line: str) -> None:
         data = line.encode()

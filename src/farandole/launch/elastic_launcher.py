@@ -50,6 +50,9 @@ MOST_DEATHS = 5
 
 WITHIN_S = 60.0
 
+FOLLOW_S = 60.0
+"""How often the journal is read at least."""
+
 PINGS = 4
 """How often a controller is asked for a sign of life within the time after which it counts as hung."""
 
@@ -119,6 +122,7 @@ class _Keeper:
             self._line.flush()
             for message in self._line.receive():
                 self._on_controller(message)
+            self._controller.follow()
             if self._outcome is None:
                 self._look_after()
         self._bury()
@@ -205,7 +209,8 @@ class _Keeper:
             poll.modify(self._line.fd, select.POLLIN | select.POLLOUT)
         limit_s = self._settings.hang_timeout_s
         due_s = self._ask_s if self._asked_s is None else self._asked_s + limit_s
-        return {fd for fd, _ in poll.poll(max(0.0, due_s - time.monotonic()) * 1000 if limit_s else None)}
+        patience_s = max(0.0, due_s - time.monotonic()) if limit_s else FOLLOW_S
+        return {fd for fd, _ in poll.poll(min(patience_s, FOLLOW_S) * 1000)}
 
     def _on_signals(self) -> None:
         for number in os.read(self._interrupts, 4096):

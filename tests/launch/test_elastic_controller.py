@@ -1,0 +1,79 @@
+"""What a controller inherits: the membership that its journal tells of, of which its launcher has read most before."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from farandole.elastic import happenings
+from farandole.elastic.journal import Recorded
+from farandole.elastic.policy import Policy
+from farandole.launch.discovery import Fixed
+from farandole.launch.elastic_controller import ElasticController
+from farandole.launch.elastic_job import ElasticJob
+from farandole.launch.local import Local
+from farandole.launch.plan import Host, Job
+from farandole.settings import Settings
+
+SETTINGS = Settings(min_np=1)
+
+
+@pytest.fixture
+def journal() -> Iterator[int]:
+    """A descriptor."""
+    fd = os.memfd_create("journal")
+    yield fd
+    os.close(fd)
+
+
+def controller(journal: int) -> ElasticController:
+    """The one of a job whose journal this is."""
+    elastic = ElasticJob(Job(["true"], (), SETTINGS), Fixed([Host("a", 2)]), Local(), "a")
+    return ElasticController(elastic, SETTINGS, "secret", journal, copy=-1)
+
+
+def train(membership: Recorded, generations: int) -> None:
+    """Let two workers re-form so often, the last time for a reason that has an end of line of its own."""
+    membership.on(0.0, happenings.Found({"a": 2}))
+    membership.decide(0.0)
+    for number in range(generations):
+        for place in (0, 1):
+            membership.on(1.0, happenings.Came(place, ready=True))
+        membership.decide(1.0)
+        membership.on(2.0, happenings.Over(number + 1, "a worker said: \u2028 \x85"))
+        membership.decide(2.0)
+
+
+def test_the_first_controller_inherits_nothing(journal: int) -> None:
+    assert controller(journal).inherit() is None
+
+
+def test_a_membership_is_inherited_but_for_a_line_that_was_torn(journal: int) -> None:
+    lines: list[str] = []
+    membership = Recorded(Policy.of(SETTINGS), lines.append)
+    train(membership, generations=3)
+    whole = "".join(lines).encode()
+    os.write(journal, whole + b'{"type":"Tu')
+    heir = controller(journal).inherit()
+    assert heir is not None
+    assert (heir.generation, heir.members, heir.over) == (3, (0, 1), membership.over)
+    assert heir.workers == membership.workers
+    assert os.fstat(journal).st_size == len(whole)
+    heir.on(3.0, happenings.Came(0, ready=True))
+    heir.decide(3.0)
+    assert os.pread(journal, 2**20, 0).startswith(whole + b'{"type":"Turn"')
+
+
+def test_what_the_launcher_has_read_is_not_read_again(journal: int) -> None:
+    keeper = controller(journal)
+    membership = Recorded(Policy.of(SETTINGS), lambda line: os.write(journal, line.encode()))
+    for generation in range(1, 4):
+        train(membership, generations=generation)
+        keeper.follow()
+        os.pwrite(journal, b"x" * os.fstat(journal).st_size, 0)
+    heir = keeper.inherit()
+    assert heir is not None
+    assert heir.workers == membership.workers
+    assert heir.generation == membership.generation
