@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import doctest
 import itertools
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.runtime import shard_tree
 from farandole.runtime.shard_tree import Shards, block, combine, cover, is_tree_of_blocks
 
 
@@ -57,7 +55,3 @@ def test_where_the_tree_above_the_blocks_is_one_over_workers(size: int, doubling
     assert all(cover(Shards(0, count), each) == [each] for each in blocks)
     above = {each: str(rank) for rank, each in enumerate(blocks)}
     assert combine(Shards(0, count), above, "({}+{})".format) == text(Shards(0, size))
-
-
-def test_examples() -> None:
-    assert doctest.testmod(shard_tree).failed == 0

@@ -1,7 +1,7 @@
 """Every message of the control plane, as typed structs; ``encode`` and ``decode`` are the only way on and off the wire.
 
 >>> decode(encode(Leave(generation=3)))
-Leave(generation=3, reason='')
+Leave(generation=3, reason='', following=False, ending=False, place=-1)
 """
 
 from __future__ import annotations

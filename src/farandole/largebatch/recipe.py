@@ -121,6 +121,8 @@ def recipe(
     """Settings and schedule for steps of ``global_batch`` samples, from what was good with ``base_batch``.
 
     >>> print(recipe("adam", base_batch=256, global_batch=1024, epochs=30))     # a sentence for each choice
+    base_lr = 0.001: where tuning usually begins; tune it at the base batch [the optimizer's usual default]
+    rule = sqrt: ...
 
     ``optimizer``: adadelta, adagrad, adam, adamw, lamb, lars, rmsprop or sgd. ``base_lr``: what was found with
     ``base_batch``; without it, the usual one. ``rule``, ``warmup_epochs`` and ``decay`` replace what the papers behind

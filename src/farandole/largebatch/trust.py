@@ -1,7 +1,7 @@
 """Layer-wise learning rates from the norms of a layer's weights and of its gradient.
 
 >>> lars_rate(weights=9.4, gradient=0.135, coefficient=1.0)    # AlexNet's conv3 at the first step
-69.62962962962962
+69.62962962962963
 
 Where a norm is zero they say nothing about a layer, and the rate is 1: that of an optimizer without them.
 """

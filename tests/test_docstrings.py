@@ -1,0 +1,37 @@
+"""The examples in docstrings do what they say, where they need neither a job nor a framework."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+from pathlib import Path
+
+import pytest
+
+SOURCES = Path(__file__).resolve().parent.parent / "src"
+ELSEWHERE = ("compat", "torch")
+IN_A_JOB = {
+    "farandole.checkpoint.checkpoints",
+    "farandole.checkpoint.codec",
+    "farandole.elastic.run",
+    "farandole.runtime.basics",
+    "farandole.runtime.objects",
+    "farandole.runtime.process_sets",
+    "farandole.runtime.session",
+    "farandole.testing.controllers",
+}
+"""Modules with examples of what only the ranks of a job can do, or with tensors."""
+
+
+def with_examples() -> list[str]:
+    """The modules whose examples can be run here."""
+    paths = [path.relative_to(SOURCES) for path in sorted(SOURCES.rglob("*.py")) if ">>> " in path.read_text()]
+    names = [".".join(path.with_suffix("").parts) for path in paths if path.parts[1] not in ELSEWHERE]
+    return [name for name in names if name not in IN_A_JOB]
+
+
+@pytest.mark.parametrize("name", with_examples())
+def test_examples_of_a_module(name: str) -> None:
+    found = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
+    assert found.attempted
+    assert not found.failed
