@@ -21,6 +21,10 @@ from farandole.errors import UnsupportedError, UsageError
 class ProcessSet:
     """Some ranks of the job, in ascending order.
 
+    >>> evens = add_process_set([0, 2])
+    >>> if evens.included():
+    ...     allreduce(x, process_set=evens)
+
     ``size``, ``rank`` and ``included`` return ``None`` while the set is not registered; ``rank`` is -1 on a rank that
     is not in it.
     """

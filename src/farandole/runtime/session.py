@@ -40,6 +40,8 @@ __all__ = [
 def init(comm: object = None, process_sets: Sequence[ProcessSetLike] | str | None = None, **settings: Any) -> None:
     """Join the job that this process was started for, and return when all ranks have; alone, be a job of one.
 
+    >>> init(process_sets=[[0, 2]], stall_warning_s=10)
+
     ``comm`` may list the ranks that take part; ``process_sets`` are made at once and must agree between ranks;
     ``settings`` are fields of ``Settings``. Does nothing if the process is in a job already. Raises ``StartError`` if
     the job does not form within ``start_timeout_s``, ``SettingsError`` or ``UsageError`` for what cannot be.

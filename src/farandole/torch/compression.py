@@ -80,7 +80,10 @@ CompressorLike: TypeAlias = type[Compressor] | Compressor
 
 @final
 class Compression:
-    """The compressors that come with Farandole."""
+    """The compressors that come with Farandole.
+
+    >>> mean = hvd.allreduce(gradient, compression=hvd.Compression.fp16)
+    """
 
     none = NoneCompressor
     fp16 = FP16Compressor

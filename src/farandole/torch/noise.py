@@ -50,6 +50,10 @@ class _Scaler(Protocol):
 class NoiseScale(Rider):
     """Estimates S, |G|^2 and B_simple of what ``optimizer``, a ``DistributedOptimizer``, trains.
 
+    >>> noise = hvd.NoiseScale(optimizer)
+    >>> noise.saw(len(x))                           # before every backward pass
+    >>> noise.estimate().b_simple
+
     ``every``: measure every so many steps; by default as often as costs less than 1 % of a step. ``horizon_samples``
     and ``dataset_size``: see ``farandole.largebatch.NoiseEstimator``. ``scaler``: the ``GradScaler`` of the loss, if
     there is one. ``summed_passes``: the losses of an accumulation are not divided by the number of its passes. Raises

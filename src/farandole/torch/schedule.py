@@ -26,6 +26,9 @@ from farandole.torch.noise import NoiseScale
 class SamplesLR(LRScheduler):
     """Sets the learning rate by the samples seen, so ranks agree and a resize makes no jump.
 
+    >>> schedule = hvd.SamplesLR(optimizer, recipe(...).schedule, epoch_samples=len(dataset))
+    >>> schedule.step()                             # after every optimizer.step()
+
     ``optimizer`` is made with the base rate, which the schedule multiplies; parameter groups with other rates keep
     their ratio. ``epoch_samples``: how many samples all ranks together see in an epoch. ``noise``: what AdaScale's
     rules measure with. Buffers that hold the rate (``momentum_holds_rate`` of the optimizer's class, as in LARS) are
