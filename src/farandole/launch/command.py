@@ -80,7 +80,7 @@ def add_job_options(parser: argparse.ArgumentParser) -> None:
         "--ssh-option", action="append", default=[], metavar="NAME=VALUE", help="as in ssh_config (can be repeated)"
     )
     parser.add_argument(
-        "--output-filename", default="", metavar="DIR", help="write to DIR/rank.<rank>/std{out,err} instead"
+        "--output-filename", default="", metavar="DIR", help="write to DIR/rank.<rank>/stdout and stderr, not here"
     )
     parser.add_argument(
         "-prefix-timestamp",
