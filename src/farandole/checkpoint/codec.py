@@ -83,7 +83,7 @@ def share_out(sizes: Sequence[int], shares: int) -> list[list[int]]:
     """Which tensors, by number, each of ``shares`` ranks writes: the largest first, to who has least.
 
     >>> share_out([10, 70, 40, 40], 2)
-    [[1], [2, 3, 0]]
+    [[1, 0], [2, 3]]
     """
     loads, owned = [0] * shares, [list[int]() for _ in range(shares)]
     for number in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):

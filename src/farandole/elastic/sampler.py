@@ -164,10 +164,9 @@ class SampleCursor:
         self.in_flight.append(batch)
         self._unreduced.append(batch)
 
-    def own_indices(self, batches: Sequence[GlobalBatch] | None = None) -> list[int]:
-        """The samples of this rank in ``batches``, or in all that is in flight."""
-        given = self.in_flight if batches is None else batches
-        return [self.indices[place] for batch in given for place in batch.places(self.rank, self.size)]
+    def own_indices(self) -> list[int]:
+        """The samples of this rank in all batches that are in flight."""
+        return [self.indices[place] for batch in self.in_flight for place in batch.places(self.rank, self.size)]
 
     def weigh(self) -> float:
         """What to multiply this rank's mean gradient by, so that the mean over the ranks is the mean over the samples.

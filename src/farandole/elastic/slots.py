@@ -65,11 +65,6 @@ class Slots:
         """True unless the host is gone from the list, or has fewer slots now."""
         return slot.index < self._capacity.get(slot.host, 0)
 
-    @property
-    def total(self) -> int:
-        """Slots there are, whether taken, resting or free."""
-        return sum(self._capacity.values())
-
     def take(self, slot: Slot, place: int) -> None:
         """A worker is started there."""
         self._taken[slot] = place
