@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,15 @@ def test_an_unknown_variable_of_ours_is_refused(job: StartJob) -> None:
     running = job("-np", "1", bash="true", environment={"FARANDOLE_ENGIN": "shm"})
     assert running.end() == 2
     assert "did you mean FARANDOLE_ENGINE" in running.stderr
+
+
+def test_workers_share_the_cores_unless_told_otherwise(job: StartJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    share = max(1, len(os.sched_getaffinity(0)) // 2)
+    for np, told, threads in ((2, {}, str(share)), (2, {"OMP_NUM_THREADS": "7"}, "7"), (1, {}, "none")):
+        running = job("-np", str(np), bash="echo ${OMP_NUM_THREADS-none}", environment=told)
+        assert running.end() == 0
+        assert sorted(running.stdout.splitlines()) == [f"[{rank}]<stdout>:{threads}" for rank in range(np)]
 
 
 def test_everything_after_the_command_is_the_commands(job: StartJob) -> None:

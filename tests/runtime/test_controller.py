@@ -33,6 +33,7 @@ from farandole.settings import Settings
 
 M = TypeVar("M", bound=Message)
 SIGNATURE = Signature(Kind.ALLREDUCE, [DType.FLOAT32], [[3]])
+LEFT = "rank 1 on a has called shutdown(), or its script has ended"
 
 
 class Job:
@@ -272,7 +273,7 @@ def test_an_exchange_with_a_rank_that_has_left_ends_the_generation() -> None:
     job.form()
     job.say("x", Exchange(1, "k", [0, 1], b""))
     job.say("y", Leave(1))
-    assert {message.reason for _, message in job.only(Abort)} == {"rank 1 on a has called shutdown()"}
+    assert {message.reason for _, message in job.only(Abort)} == {LEFT}
 
 
 @pytest.mark.parametrize("ranks", [[], [1], [0, 0], [0, 7], [0, -1]])
@@ -322,7 +323,7 @@ def test_waiting_in_the_planned_lane_for_a_rank_that_left_ends_the_generation() 
     job.form()
     job.say("y", Leave(1))
     job.say("x", Blocked(1, 0, "p", 7, "step 7", 60.0))
-    assert {message.reason for _, message in job.only(Abort)} == {"rank 1 on a has called shutdown()"}
+    assert {message.reason for _, message in job.only(Abort)} == {LEFT}
 
 
 def test_an_idle_job_has_nothing_to_wake_up_for() -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, final
 
 import msgspec
 
-from farandole.cluster.environment import CONTROLLER
+from farandole.cluster.environment import CONTROLLER, OWN
 from farandole.control import process
 from farandole.control.agent_messages import (
     Exited,
@@ -123,7 +123,7 @@ class Agent:
 
     def _start_worker(self, spec: WorkerSpec, start: StartWorkers, streams: Streams) -> None:
         contact = {CONTROLLER: self._address if self._relay is None else self._relay.address}
-        environment = {**os.environ, **start.environment, **spec.environment, **contact}
+        environment = {**_threads(spec), **os.environ, **start.environment, **spec.environment, **contact}
         command = spec.command
         death_signal: int | None = signal.SIGKILL
         try:
@@ -341,6 +341,13 @@ def main() -> None:
         Agent(charge, _address(charge)).run()
     except ControlError as error:
         sys.exit(f"farandole: the agent on {charge.host} cannot join the job: {error}")
+
+
+def _threads(spec: WorkerSpec) -> dict[str, str]:
+    """The worker's share of this host's cores: numeric libraries take all of them otherwise, each worker from each."""
+    neighbours = int(spec.environment.get(OWN.local_size, "1"))
+    cores = len(os.sched_getaffinity(0))
+    return {"OMP_NUM_THREADS": str(max(1, cores // neighbours))} if neighbours > 1 else {}
 
 
 def _address(charge: Charge) -> str:
