@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from typing import Any, final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias, final
 
 import torch
 
@@ -22,6 +23,10 @@ def as_bytes(memory: Memory) -> torch.Tensor:
     content.owner = memory.owner  # type: ignore[attr-defined] # a ctypes array made from an address owns nothing itself
     return torch.frombuffer(content, dtype=torch.uint8)
 
+
+Published: TypeAlias = Callable[[], torch.Tensor | None]
+"""A weak reference to a gradient that a run has left. A strong one would keep its memory, and its address alone may be
+that of the next gradient, after ``zero_grad()`` has given the memory back."""
 
 LONE_BYTES = 2**20
 """Gradients from this size on are reduced where they lie: copying them into engine memory costs more than it saves."""
@@ -77,7 +82,7 @@ class LoneGradient(GradientBucket):
         self._param = self.params[0]
         self._strides = _strides(self._param)
         self._dtype = bucket.dtype
-        self._published = 0  # an address: keeping the tensor would keep its memory
+        self._published: Published = _nothing
 
     def clear(self) -> None:
         """See ``GradientBucket``."""
@@ -105,12 +110,12 @@ class LoneGradient(GradientBucket):
         del self.array  # it would keep the memory of the gradient
         for _, param, code in self._used(codes):
             param.grad = grad.to_sparse(code - 1) if code > 1 else grad
-            self._published = param.grad.data_ptr() if code == 1 else 0
+            self._published = weakref.ref(grad) if code == 1 else _nothing
 
     def holds_any(self) -> bool:
         """See ``GradientBucket``."""
         grad = self._param.grad
-        return grad is not None and not grad.is_sparse and grad.data_ptr() == self._published
+        return grad is not None and grad is self._published()
 
     def _travel(self, tensor: torch.Tensor) -> None:
         self.array = Array(tensor.data_ptr(), tensor.numel(), self._dtype, tensor)
@@ -187,7 +192,7 @@ class CompressedBucket(EngineBucket):
         super().__init__(bucket, params, content, memory)
         self._compression = compression
         self._contexts: list[Any] = [None] * len(self.slots)
-        self._published = [0] * len(self.slots)  # addresses: keeping the tensors would keep their memory
+        self._published: list[Published] = [_nothing] * len(self.slots)
         self._views = [
             self.flat[slot.offset : slot.offset + slot.count].view(travelling(param, compression).shape)
             for slot, param in zip(self.slots, self.params, strict=True)
@@ -205,15 +210,16 @@ class CompressedBucket(EngineBucket):
         for i, param, code in self._used(codes):
             grad = self._compression.decompress(self._views[i], self._contexts[i])
             param.grad = grad.to_sparse(code - 1) if code > 1 else grad
-            self._published[i] = 0 if code > 1 else grad.data_ptr()
+            self._published[i] = _nothing if code > 1 else weakref.ref(grad)
 
     def holds_any(self) -> bool:
         """See ``GradientBucket``."""
         pairs = zip(self.params, self._published, strict=True)
-        return any(
-            param.grad is not None and not param.grad.is_sparse and param.grad.data_ptr() == published
-            for param, published in pairs
-        )
+        return any(param.grad is not None and param.grad is published() for param, published in pairs)
+
+
+def _nothing() -> None:
+    """No gradient."""
 
 
 def _strides(param: torch.Tensor) -> tuple[int, ...]:
