@@ -159,7 +159,7 @@ def bound(command: Sequence[str], death_signal: int, environment: Mapping[str, s
     name = command[0]
     if shutil.which(os.path.join(cwd, name) if "/" in name else name, path=environment.get("PATH")) is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
-    return [sys.executable, "-I", "-S", "-c", _BOUND, str(death_signal), str(os.getpid()), *command]
+    return [sys.executable, "-I", "-S", "-c", _BOUND, f"{death_signal:d}", str(os.getpid()), *command]
 
 
 def descendants(pid: int | None = None, but: Collection[int] = ()) -> list[int]:
