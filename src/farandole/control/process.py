@@ -244,9 +244,9 @@ def refusal(command: Sequence[str], error: OSError) -> tuple[int, str]:
     """The exit status of a shell, and the words, for a command that could not be started."""
     name = command[0]
     if isinstance(error, (PermissionError, IsADirectoryError)) or error.errno == errno.ENOEXEC:
-        hint = f"python {name}" if name.endswith(".py") else f"chmod +x {name}"
-        if error.errno == errno.ENOEXEC and not name.endswith(".py"):
-            hint = f"sh {name}, or begin it with the line #!/bin/sh"
+        without_line = f"sh {name}, or begin it with the line #!/bin/sh"
+        by_hand = without_line if error.errno == errno.ENOEXEC else f"chmod +x {name}"
+        hint = f"python {name}" if name.endswith(".py") else by_hand
         return NOT_EXECUTABLE, f"{name} is not executable; type: {hint}"
     if isinstance(error, FileNotFoundError):
         if error.filename not in (None, name):
