@@ -23,9 +23,9 @@ from farandole.collective import DType, Kind
 from farandole.control.agent_messages import RELAY
 from farandole.control.message import Message
 from farandole.control.messages import AskProgress, Entry, Hello, Orders, Progress, Signature, Submit
-from farandole.runtime.controller import Controller
-from farandole.runtime.relaying import Relaying
-from farandole.runtime.tree import Tree
+from farandole.runtime.controller.controller import Controller
+from farandole.runtime.coordination.tree import Tree
+from farandole.runtime.relay.relaying import Relaying
 from farandole.settings import Settings
 
 ROOT = ""

@@ -22,7 +22,7 @@ from benchmarks.control_simulation import SIGNATURE, Costs, World, stall_report_
 from farandole.control.channel import Dealer, Router
 from farandole.control.keys import JobKeys, new_secret
 from farandole.control.messages import Entry, Hello, Submit
-from farandole.runtime.controller import Controller
+from farandole.runtime.controller.controller import Controller
 from farandole.settings import Settings
 
 COSTS = Costs(receive_s=14e-6, send_s=8e-6, latency_s=25e-6)

@@ -17,8 +17,8 @@ from torch.nn.functional import cross_entropy
 import farandole.torch as hvd
 from benchmarks.models import Task, make
 from benchmarks.steppers import Step
-from farandole.runtime.objects import allgather_object
-from farandole.runtime.session import current
+from farandole.runtime.collectives.objects import allgather_object
+from farandole.runtime.session.session import current
 
 WARM = 20
 """Re-forms that are over when what a process holds is looked at first."""

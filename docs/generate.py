@@ -15,7 +15,7 @@ from pathlib import Path
 
 from farandole import errors
 from farandole.collective import ReduceOp
-from farandole.runtime.process_sets import ProcessSet
+from farandole.runtime.session.process_sets import ProcessSet
 from farandole.settings import KNOBS, PREFIX, Settings
 
 DOCS = Path(__file__).resolve().parent

@@ -12,9 +12,9 @@ import numpy as np
 from farandole.checkpoint.checkpoints import Checkpoints
 from farandole.checkpoint.codec import Codec
 from farandole.collective import ReduceOp
-from farandole.elastic.run import run
-from farandole.elastic.state import ObjectState
-from farandole.runtime.session import current, init
+from farandole.elastic.worker.run import run
+from farandole.elastic.worker.state import ObjectState
+from farandole.runtime.session.session import current, init
 from farandole.testing.jobs import NumpyCalls
 
 STEP_S = 0.005

@@ -20,9 +20,9 @@ import numpy as np
 
 from farandole import events
 from farandole.collective import ReduceOp
-from farandole.elastic.run import run
-from farandole.elastic.state import ObjectState
-from farandole.runtime.session import current, init, shutdown
+from farandole.elastic.worker.run import run
+from farandole.elastic.worker.state import ObjectState
+from farandole.runtime.session.session import current, init, shutdown
 from farandole.testing.faults import Fault, inject
 from farandole.testing.jobs import NumpyCalls
 

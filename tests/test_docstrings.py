@@ -13,11 +13,11 @@ ELSEWHERE = ("compat", "torch")
 IN_A_JOB = {
     "farandole.checkpoint.checkpoints",
     "farandole.checkpoint.codec",
-    "farandole.elastic.run",
-    "farandole.runtime.basics",
-    "farandole.runtime.objects",
-    "farandole.runtime.process_sets",
-    "farandole.runtime.session",
+    "farandole.elastic.worker.run",
+    "farandole.runtime.collectives.basics",
+    "farandole.runtime.collectives.objects",
+    "farandole.runtime.session.process_sets",
+    "farandole.runtime.session.session",
     "farandole.testing.controllers",
 }
 """Modules with examples of what only the ranks of a job can do, or with tensors."""

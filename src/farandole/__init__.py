@@ -30,7 +30,7 @@ from farandole.errors import (
 )
 
 if TYPE_CHECKING:
-    from farandole.launch.function import run as run
+    from farandole.launch.function.function import run as run
 
 __version__ = "0.1.0"
 
@@ -58,5 +58,5 @@ __all__ = [
 def __getattr__(name: str) -> object:
     """``run`` brings the launcher along, which a worker has no use for: it is loaded when first asked for."""
     if name == "run":
-        return importlib.import_module("farandole.launch.function").run
+        return importlib.import_module("farandole.launch.function.function").run
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

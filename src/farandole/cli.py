@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from farandole import __version__
 from farandole.control.process import open_standard_streams
 from farandole.errors import FarandoleError, UsageError
-from farandole.launch.options import USAGE_ERROR, Parser
+from farandole.launch.command.options import USAGE_ERROR, Parser
 
 COMMANDS = {
-    "run": "farandole.launch.command",
-    "check": "farandole.launch.check",
-    "bench": "farandole.launch.bench",
-    "horovodrun": "farandole.launch.horovodrun",
+    "run": "farandole.launch.command.command",
+    "check": "farandole.launch.tools.check",
+    "bench": "farandole.launch.tools.bench",
+    "horovodrun": "farandole.launch.command.horovodrun",
 }
 """Modules with ``add_parser(subparsers)``, which sets ``main``: from the parsed arguments to the exit status."""
 

@@ -18,9 +18,9 @@ WORKER = Path(__file__).parent.parent / "elastic_worker.py"
 LARGE_STEPS = """
 import os
 import numpy as np
-from farandole.elastic.run import run
-from farandole.elastic.state import ObjectState
-from farandole.runtime.session import current, init, shutdown
+from farandole.elastic.worker.run import run
+from farandole.elastic.worker.state import ObjectState
+from farandole.runtime.session.session import current, init, shutdown
 from farandole.testing.jobs import NumpyCalls
 
 @run
@@ -128,7 +128,7 @@ def test_killed_agents_and_workers_are_replaced_on_all_hosts(
 ) -> None:
     running = begin(start, cluster, "-H", "node1:2,node2:2", "--min-np", "2")
     generation(running, 4)
-    kill_on(cluster, "node2", "farandole.launch.agent")
+    kill_on(cluster, "node2", "farandole.launch.agents.agent")
     fewer = generation(running, 2)
     again = generation(running, 4, after=fewer[0][1])
     kill_on(cluster, "node1", "elastic_worker")

@@ -28,9 +28,9 @@ import os, signal, sys, time
 from pathlib import Path
 import numpy as np
 from farandole.errors import FarandoleError
-from farandole.runtime.planned import PlannedLane
-from farandole.runtime.process_sets import global_process_set
-from farandole.runtime.session import current, init, shutdown
+from farandole.runtime.collectives.planned import PlannedLane
+from farandole.runtime.session.process_sets import global_process_set
+from farandole.runtime.session.session import current, init, shutdown
 from farandole.testing.jobs import NumpyCalls
 
 moment, folder, host = sys.argv[1], Path(sys.argv[2]), os.uname().nodename

@@ -22,7 +22,7 @@ PATIENT = ("--host-timeout", "20", "--start-timeout", "60")
 """On a machine where all hosts share two busy cores, silence means little."""
 
 SLEEP = "echo up; exec sleep 1000"
-AGENT = "farandole.launch.agent"
+AGENT = "farandole.launch.agents.agent"
 
 REPORT = """
 import json, os, sys
@@ -83,7 +83,7 @@ def test_a_function_is_called_on_hosts_that_may_come_and_go(cluster: Cluster, tm
 import farandole, os
 
 def host(number):
-    from farandole.runtime.session import init, shutdown
+    from farandole.runtime.session.session import init, shutdown
     init()
     shutdown()
     return number, os.uname().nodename

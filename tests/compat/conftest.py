@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from farandole.launch.command import HOROVOD_SITE
+from farandole.launch.command.command import HOROVOD_SITE
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from farandole.errors import ControlError
 
 STUCK = """
 import sys
-from farandole.runtime.stacks import stack_dump
+from farandole.runtime.session.stacks import stack_dump
 def the_place_where_it_hangs():
     print(*stack_dump(), flush=True)
     {hang}

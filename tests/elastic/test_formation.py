@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import pytest
 
 from farandole.control.messages import Hello, Refuse, Welcome
-from farandole.elastic.decisions import Finish, Kill, Start
-from farandole.elastic.formation import ElasticFormation
-from farandole.elastic.happenings import Found, Succeeded
-from farandole.elastic.membership import Membership
-from farandole.elastic.policy import Policy
+from farandole.elastic.membership.decisions import Finish, Kill, Start
+from farandole.elastic.membership.formation import ElasticFormation
+from farandole.elastic.membership.happenings import Found, Succeeded
+from farandole.elastic.membership.membership import Membership
+from farandole.elastic.membership.policy import Policy
 from farandole.errors import UnsupportedError
-from farandole.runtime.formation import Decision, Deferred, Due, Formed, Over, Refused
+from farandole.runtime.coordination.formation import Decision, Deferred, Due, Formed, Over, Refused
 
 
 def choose(hosts: Sequence[str], engines: Sequence[Sequence[str]]) -> tuple[str, str]:

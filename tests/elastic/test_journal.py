@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from farandole.elastic import happenings
-from farandole.elastic.journal import Recorded, read, replay
-from farandole.elastic.policy import Policy
-from farandole.elastic.replay import main
+from farandole.elastic.membership import happenings
+from farandole.elastic.membership.journal import Recorded, read, replay
+from farandole.elastic.membership.policy import Policy
+from farandole.elastic.membership.replay import main
 from farandole.errors import UsageError
 
 STORY: list[tuple[float, happenings.Any]] = [

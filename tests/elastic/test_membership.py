@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from farandole.elastic import decisions, happenings
-from farandole.elastic.decisions import AnyAction
-from farandole.elastic.membership import Membership
-from farandole.elastic.policy import Policy
-from farandole.elastic.slots import Slot, Slots
-from farandole.elastic.vote import NEW
+from farandole.elastic.membership import decisions, happenings
+from farandole.elastic.membership.decisions import AnyAction
+from farandole.elastic.membership.membership import Membership
+from farandole.elastic.membership.policy import Policy
+from farandole.elastic.membership.slots import Slot, Slots
+from farandole.elastic.membership.vote import NEW
 
 
 class Job:

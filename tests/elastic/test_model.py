@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from farandole.elastic import vote
-from farandole.elastic.decisions import Abort, AnyAction
-from farandole.elastic.policy import Policy
-from farandole.elastic.standing import Standing
+from farandole.elastic.membership import vote
+from farandole.elastic.membership.decisions import Abort, AnyAction
+from farandole.elastic.membership.policy import Policy
+from farandole.elastic.membership.standing import Standing
 from farandole.testing.elastic.search import search
 from farandole.testing.elastic.searches import ONCE, SMALL
 from farandole.testing.elastic.world import Rules, Setup

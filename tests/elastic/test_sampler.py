@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.elastic.sampler import GlobalBatch, SampleCursor, fixed, per_rank, sequential, shuffled
+from farandole.elastic.worker.sampler import GlobalBatch, SampleCursor, fixed, per_rank, sequential, shuffled
 from farandole.errors import MismatchError, UsageError
 
 LENGTHS = st.integers(1, 60)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.elastic import vote
+from farandole.elastic.membership import vote
 from farandole.testing.elastic.simulation import main, simulate
 from farandole.testing.elastic.world import Rules
 from tests.conftest import run_to_end

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from farandole import events
-from farandole.elastic.ballot import Ballot, alone
-from farandole.elastic.parts import StateHandler
-from farandole.elastic.run import ATTEMPTS, run
-from farandole.elastic.sampler import GlobalBatch, SampleCursor
-from farandole.elastic.state import ObjectState
+from farandole.elastic.worker.ballot import Ballot, alone
+from farandole.elastic.worker.parts import StateHandler
+from farandole.elastic.worker.run import ATTEMPTS, run
+from farandole.elastic.worker.sampler import GlobalBatch, SampleCursor
+from farandole.elastic.worker.state import ObjectState
 from farandole.errors import CollectiveError, EngineError, HostsUpdatedInterrupt, MismatchError, StartError
-from farandole.runtime.session import current, init, shutdown
+from farandole.runtime.session.session import current, init, shutdown
 from farandole.testing.jobs import run_job
 from farandole.testing.rank import Member
 
@@ -227,10 +227,10 @@ def test_the_interrupt_is_no_exception_that_scripts_catch() -> None:
 
 LOST_AT_THE_BEGINNING = """
     import os, signal
-    from farandole.elastic.run import run
-    from farandole.elastic.state import ObjectState
-    from farandole.runtime.crews import Crews
-    from farandole.runtime.session import current, init
+    from farandole.elastic.worker.run import run
+    from farandole.elastic.worker.state import ObjectState
+    from farandole.runtime.session.crews import Crews
+    from farandole.runtime.session.session import current, init
 
     if os.environ["FARANDOLE_PLACE"] == "1":
         Crews.executor = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # it has been let in, and connects

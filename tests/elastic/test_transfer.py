@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.collective import Array, DType
-from farandole.elastic import transfer as module
-from farandole.elastic.transfer import Flat, stripes, transfer
+from farandole.elastic.worker import transfer as module
+from farandole.elastic.worker.transfer import Flat, stripes, transfer
 from farandole.errors import AbortError, EngineError
-from farandole.runtime.session import init, rejoin, shutdown
+from farandole.runtime.session.session import init, rejoin, shutdown
 from farandole.testing.jobs import run_job
 from farandole.testing.rank import Member
 

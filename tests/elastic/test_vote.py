@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.elastic.vote import NEW, Claim, Outcome, Part, agree, count
+from farandole.elastic.membership.vote import NEW, Claim, Outcome, Part, agree, count
 from farandole.errors import CollectiveError, StartError
 
 CLAIMS = st.lists(

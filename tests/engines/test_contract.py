@@ -32,7 +32,7 @@ def _lane(group: Group, rendezvous: Rendezvous) -> Engine:
 def _create(engine: str, group: Group, rendezvous: Rendezvous) -> Engine:
     if engine != "hybrid":
         return factory.make(engine, group, rendezvous)
-    from farandole.engines.hybrid import HybridEngine
+    from farandole.engines.hybrid.hybrid import HybridEngine
 
     return HybridEngine(group, rendezvous, _lane)
 

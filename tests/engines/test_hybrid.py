@@ -19,7 +19,7 @@ import pytest
 from farandole.collective import Array, DType, ReduceOp
 from farandole.engines.engine import Engine, Group, Rendezvous
 from farandole.engines.factory import make
-from farandole.engines.hybrid import HybridEngine
+from farandole.engines.hybrid.hybrid import HybridEngine
 from farandole.errors import EngineError
 from farandole.testing.cluster import Cluster
 from farandole.testing.engine_contract import run_contract

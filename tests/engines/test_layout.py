@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from farandole.collective import Array, DType
 from farandole.engines.arrays import plain_memory
-from farandole.engines.layout import Layout
-from farandole.engines.parts import PIECE_BYTES, Parts, Rounds, Shared
-from farandole.engines.pipeline import IN_FLIGHT
+from farandole.engines.hybrid.layout import Layout
+from farandole.engines.hybrid.parts import PIECE_BYTES, Parts, Rounds, Shared
+from farandole.engines.hybrid.pipeline import IN_FLIGHT
 
 PLACEMENTS = st.lists(st.sampled_from("abcd"), min_size=1, max_size=12)
 

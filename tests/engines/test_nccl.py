@@ -23,7 +23,7 @@ def _over_gloo(member: Member) -> dict[str, str]:
     import torch.distributed as dist
 
     from farandole.engines.engine import Exchange, Group
-    from farandole.engines.nccl import NcclEngine
+    from farandole.engines.nccl.nccl import NcclEngine
 
     def connect(store: Any, group: Group) -> Any:
         gloo: Any = dist.ProcessGroupGloo
@@ -38,7 +38,7 @@ def _over_gloo(member: Member) -> dict[str, str]:
 
 
 def _over_nccl(member: Member) -> dict[str, str]:
-    from farandole.engines.nccl import NcclEngine
+    from farandole.engines.nccl.nccl import NcclEngine
 
     return run_contract(member, NcclEngine)
 
@@ -70,7 +70,7 @@ def test_tensors_of_the_gpu_stay_there() -> None:
         import torch
 
         from farandole.collective import Array, DType, ReduceOp
-        from farandole.engines.nccl import NcclEngine
+        from farandole.engines.nccl.nccl import NcclEngine
 
         engine = NcclEngine(member.group(), member.exchange)
         results = []

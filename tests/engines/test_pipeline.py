@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from farandole.engines.pipeline import IN_FLIGHT, Pipeline
+from farandole.engines.hybrid.pipeline import IN_FLIGHT, Pipeline
 
 DEADLINE_S = 20.0
 

@@ -77,7 +77,7 @@ class RunningJob:
 
     def agent(self) -> int:
         """The process number of the agent."""
-        (pid,) = [pid for pid in self.left() if b"farandole.launch.agent" in _read(pid, "cmdline")]
+        (pid,) = [pid for pid in self.left() if b"farandole.launch.agents.agent" in _read(pid, "cmdline")]
         return pid
 
     def controller(self) -> int:

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.errors import UsageError
-from farandole.launch.agents import Agents, AgentStarter, Group
-from farandole.launch.inherit import HOST_SPECIFIC, for_other_hosts
-from farandole.launch.local import Local
-from farandole.launch.srun import Srun
-from farandole.launch.ssh import Ssh
+from farandole.launch.agents.agents import Agents, AgentStarter, Group
+from farandole.launch.agents.local import Local
+from farandole.launch.agents.srun import Srun
+from farandole.launch.agents.ssh import Ssh
+from farandole.launch.hosts.inherit import HOST_SPECIFIC, for_other_hosts
 from farandole.settings import Settings
 
 SETTINGS = Settings(start_timeout_s=10, host_timeout_s=2.5)
@@ -96,9 +96,9 @@ def test_a_starter_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_child_that_ignores_everything_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("farandole.launch.agents.END_S", 0.1)
+    monkeypatch.setattr("farandole.launch.agents.agents.END_S", 0.1)
     deaf = "import signal, sys; signal.signal(15, signal.SIG_IGN); print('up', flush=True); signal.pause()"
-    monkeypatch.setattr("farandole.launch.local.entry_command", lambda _: [sys.executable, "-c", deaf])
+    monkeypatch.setattr("farandole.launch.agents.local.entry_command", lambda _: [sys.executable, "-c", deaf])
     with Agents([Group(Local(), ("a",))], Settings(), captured=True) as agents:
         (agent,) = agents
         while agent.said != "up":

@@ -14,8 +14,8 @@ from farandole.collective import Array, DType
 from farandole.engines.arrays import plain_memory
 from farandole.engines.engine import Engine
 from farandole.errors import EngineError
-from farandole.launch import bench
-from farandole.launch.measuring import ROUNDS, SIZES, _once
+from farandole.launch.tools import bench
+from farandole.launch.tools.measuring import ROUNDS, SIZES, _once
 from farandole.testing.rank import Member
 from farandole.testing.thread_engine import ThreadWorld, run_threads
 

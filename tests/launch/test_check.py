@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from farandole.launch import check
+from farandole.launch.tools import check
 
 
 def test_the_table_reads_well_as_plain_text(capsys: pytest.CaptureFixture[str]) -> None:

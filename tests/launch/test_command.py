@@ -9,7 +9,7 @@ import pytest
 
 import farandole
 from farandole.cli import main
-from farandole.launch.options import Parser, add_knobs, knob_arguments, read_file
+from farandole.launch.command.options import Parser, add_knobs, knob_arguments, read_file
 from farandole.settings import KNOBS, PAIRS, Settings
 from tests.launch.conftest import StartJob
 

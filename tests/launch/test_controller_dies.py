@@ -159,7 +159,7 @@ def test_a_signal_that_comes_with_the_death_of_the_controller_counts(job: StartJ
 NEWCOMER = """
 import os, signal, sys
 from pathlib import Path
-from farandole.runtime.session import init
+from farandole.runtime.session.session import init
 
 def take_time(*_):
     print("told", flush=True)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from farandole.errors import UsageError
-from farandole.launch.discovery import EVERY_S, SCRIPT_S, Discovery, Fixed, Script, Watched
-from farandole.launch.plan import Host, parse_host_lines
+from farandole.launch.hosts.discovery import EVERY_S, SCRIPT_S, Discovery, Fixed, Script, Watched
+from farandole.launch.hosts.plan import Host, parse_host_lines
 from tests.launch.conftest import DEADLINE_S, StartJob
 
 

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from farandole.elastic import happenings
-from farandole.elastic.journal import Recorded
-from farandole.elastic.policy import Policy
-from farandole.launch.discovery import Fixed
-from farandole.launch.elastic_controller import ElasticController
-from farandole.launch.elastic_job import ElasticJob
-from farandole.launch.local import Local
-from farandole.launch.plan import Host, Job
+from farandole.elastic.membership import happenings
+from farandole.elastic.membership.journal import Recorded
+from farandole.elastic.membership.policy import Policy
+from farandole.launch.agents.local import Local
+from farandole.launch.hosts.discovery import Fixed
+from farandole.launch.hosts.elastic_job import ElasticJob
+from farandole.launch.hosts.plan import Host, Job
+from farandole.launch.job.elastic_controller import ElasticController
 from farandole.settings import Settings
 
 SETTINGS = Settings(min_np=1)

@@ -24,9 +24,9 @@ def test_a_killed_worker_is_replaced_and_the_results_are_of_those_that_finish(
         import numpy as np
 
         from farandole.collective import ReduceOp
-        from farandole.elastic.run import run
-        from farandole.elastic.state import ObjectState
-        from farandole.runtime.session import current, init, shutdown
+        from farandole.elastic.worker.run import run
+        from farandole.elastic.worker.state import ObjectState
+        from farandole.runtime.session.session import current, init, shutdown
         from farandole.testing.jobs import NumpyCalls
 
         place = int(os.environ["FARANDOLE_PLACE"])
@@ -56,14 +56,14 @@ def test_a_killed_worker_is_replaced_and_the_results_are_of_those_that_finish(
 
 def test_who_is_done_early_has_a_result_as_well() -> None:
     def train() -> tuple[str, int]:
-        from farandole.elastic.run import run
-        from farandole.elastic.state import ObjectState
-        from farandole.runtime.basics import barrier, rank
-        from farandole.runtime.session import init
+        from farandole.elastic.worker.run import run
+        from farandole.elastic.worker.state import ObjectState
+        from farandole.runtime.collectives.basics import barrier, rank
+        from farandole.runtime.session.session import init
 
         @run
         def until_one_is_left(state: ObjectState) -> tuple[str, int]:
-            from farandole.runtime.basics import size
+            from farandole.runtime.collectives.basics import size
 
             barrier()
             while size() > 1:
@@ -81,7 +81,7 @@ def test_who_is_done_early_has_a_result_as_well() -> None:
 
 def test_an_exception_that_all_raise_is_raised_again(capfd: pytest.CaptureFixture[str]) -> None:
     def fails() -> None:
-        from farandole.runtime.session import init
+        from farandole.runtime.session.session import init
 
         init()
         raise KeyError("no such key")
@@ -124,7 +124,7 @@ def test_what_cannot_be_is_refused_before_anything_starts() -> None:
 
 def test_more_workers_than_slots_are_waited_for_as_long_as_was_said(capfd: pytest.CaptureFixture[str]) -> None:
     def waits() -> None:
-        from farandole.runtime.session import init
+        from farandole.runtime.session.session import init
 
         init()
 

@@ -96,9 +96,9 @@ def test_several_die_at_once_and_one_is_enough_to_go_on(train: Train) -> None:
 LENGTHY = """
 import os
 import numpy as np
-from farandole.elastic.run import run
-from farandole.elastic.state import ObjectState
-from farandole.runtime.session import current, init
+from farandole.elastic.worker.run import run
+from farandole.elastic.worker.state import ObjectState
+from farandole.runtime.session.session import current, init
 from farandole.testing.jobs import NumpyCalls
 
 init()
@@ -305,7 +305,7 @@ def test_every_decision_is_written_down(train: Train, tmp_path: Path) -> None:
 REFORMS = """
 import os, threading
 import numpy as np
-from farandole.runtime.session import current, init, rejoin, shutdown
+from farandole.runtime.session.session import current, init, rejoin, shutdown
 from farandole.testing.jobs import NumpyCalls
 
 def parent(pid):

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from farandole.launch.agents import Agents
-from farandole.launch.local import Local
+from farandole.launch.agents.agents import Agents
+from farandole.launch.agents.local import Local
 from farandole.settings import Settings
 from tests.launch.conftest import DEADLINE_S, StartJob
 

@@ -56,8 +56,8 @@ def test_an_exception_is_raised_again_from_the_original_with_the_remote_tracebac
 
 def test_the_exception_of_the_rank_that_left_first_is_raised(tmp_path: Path) -> None:
     def tidies_up_and_takes_its_time() -> None:
-        from farandole.runtime.basics import barrier, rank
-        from farandole.runtime.session import init, shutdown
+        from farandole.runtime.collectives.basics import barrier, rank
+        from farandole.runtime.session.session import init, shutdown
 
         init()
         (tmp_path / str(rank())).write_text(str(os.getpid()))
@@ -177,7 +177,7 @@ except KeyboardInterrupt:
 
 def test_a_task_is_started_by_run_and_by_nobody_else() -> None:
     found = subprocess.run(
-        [sys.executable, "-c", "from farandole.launch.task import main; main()"],
+        [sys.executable, "-c", "from farandole.launch.function.task import main; main()"],
         capture_output=True,
         text=True,
         check=False,

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from farandole import cli
-from farandole.launch import command, horovodrun
-from farandole.launch.elastic_job import ElasticJob
-from farandole.launch.plan import Job
+from farandole.launch.command import command, horovodrun
+from farandole.launch.hosts.elastic_job import ElasticJob
+from farandole.launch.hosts.plan import Job
 
 # The flags of horovodrun 0.28.1, each as one may type it.
 FLAGS = """

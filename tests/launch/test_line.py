@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from farandole.launch.line import AgentSaid, Ended, Line, SendFor
+from farandole.launch.job.line import AgentSaid, Ended, Line, SendFor
 from tests.launch.conftest import DEADLINE_S
 
 HOSTS = [f"node{number}" for number in range(2000)]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from farandole.control.entry import entry_command
 from farandole.errors import UsageError
-from farandole.launch.plan import Host, Job, by_own_name, parse_hostfile, parse_hosts, place, workers
+from farandole.launch.hosts.plan import Host, Job, by_own_name, parse_hostfile, parse_hosts, place, workers
 from farandole.settings import Settings
 
 names = st.text("abcdefgh", min_size=1)
@@ -116,6 +116,6 @@ def test_buffering_asked_for_by_the_user_is_kept() -> None:
 
 
 def test_an_entry_does_not_look_into_the_current_folder() -> None:
-    _, option, text = entry_command("farandole.launch.agent")
+    _, option, text = entry_command("farandole.launch.agents.agent")
     assert option == "-c"
     assert "sys.path[0] = '/" in text

@@ -7,7 +7,7 @@ import signal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.launch.policy import Action, End, Loss, Policy
+from farandole.launch.agents.policy import Action, End, Loss, Policy
 
 
 def test_the_first_failure_decides_and_later_ends_do_not() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from farandole.control.agent_messages import Output, Written
 from farandole.control.message import Message
 from farandole.control.output import Sink
-from farandole.launch.screens import STDERR, STDOUT, WINDOW_BYTES, Receipts, Screens, Wire
+from farandole.launch.agents.screens import STDERR, STDOUT, WINDOW_BYTES, Receipts, Screens, Wire
 
 DEADLINE_S = 60.0
 

@@ -9,7 +9,7 @@ import pytest
 
 from farandole import _native
 from farandole.collective import DType, ReduceOp
-from farandole.runtime.shard_tree import Shards, combine
+from farandole.gradients.shard_tree import Shards, combine
 from farandole.testing import reference
 
 OPS = [op for op in ReduceOp if op is not ReduceOp.ADASUM]

@@ -11,7 +11,7 @@ import pytest
 
 from farandole.collective import Array, DType
 from farandole.engines.shm import ShmEngine
-from farandole.runtime import adasum
+from farandole.runtime.lanes import adasum
 from farandole.testing import reference
 from farandole.testing.harness import run_ranks
 from farandole.testing.rank import Member

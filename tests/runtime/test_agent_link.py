@@ -10,7 +10,7 @@ import pytest
 
 from farandole.control.keys import JobKeys, new_secret
 from farandole.errors import ControlError
-from farandole.runtime.agent_link import AgentLink
+from farandole.runtime.relay.agent_link import AgentLink
 
 DEADLINE_S = 30.0
 SILENCE_S = 0.2

@@ -9,8 +9,8 @@ import pytest
 
 from farandole.collective import DType, Kind, ReduceOp
 from farandole.control.messages import Signature
-from farandole.runtime.agreement import Plan, malformed, settle
-from farandole.runtime.statements import Statements
+from farandole.runtime.coordination.agreement import Plan, malformed, settle
+from farandole.runtime.coordination.statements import Statements
 
 F32 = int(DType.FLOAT32)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from farandole.control.messages import Blocked
-from farandole.runtime.blockages import AGREED, Blockages
-from farandole.runtime.process_groups import ProcessGroups
+from farandole.runtime.coordination.blockages import AGREED, Blockages
+from farandole.runtime.coordination.process_groups import ProcessGroups
 
 
 def blocked(sequence: int = 7, seconds: float = 60.0, process_set: int = 0, lane: str = "p") -> Blocked:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.collective import DType
-from farandole.runtime.buckets import ALIGNMENT_BYTES, Layout, Piece, is_lone, lay_out
+from farandole.gradients.buckets import ALIGNMENT_BYTES, Layout, Piece, is_lone, lay_out
 
 pieces_strategy = st.lists(
     st.none()

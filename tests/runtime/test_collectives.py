@@ -15,10 +15,10 @@ import pytest
 
 from farandole.collective import Array, DType, Kind, ReduceOp
 from farandole.errors import DuplicateNameError, MismatchError, UnsupportedError, UsageError
-from farandole.runtime.call import Call
-from farandole.runtime.eager import EAGER_BYTES
-from farandole.runtime.process_sets import ProcessSet
-from farandole.runtime.session import current, global_process_set, init, shutdown
+from farandole.runtime.lanes.call import Call
+from farandole.runtime.lanes.eager import EAGER_BYTES
+from farandole.runtime.session.process_sets import ProcessSet
+from farandole.runtime.session.session import current, global_process_set, init, shutdown
 from farandole.testing import reference
 from farandole.testing.jobs import NumpyCalls, run_job
 from farandole.testing.rank import Member

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from farandole.collective import DType, Kind
 from farandole.control.messages import Entry, Order, Parts, Share, Signature, Welcome
-from farandole.runtime.combining import HOLD_S, Combining
-from farandole.runtime.downlink import Downlink
-from farandole.runtime.gathering import Gathering
-from farandole.runtime.rank_set import RankSet, alike
+from farandole.runtime.coordination.downlink import Downlink
+from farandole.runtime.coordination.rank_set import RankSet, alike
+from farandole.runtime.relay.combining import HOLD_S, Combining
+from farandole.runtime.relay.gathering import Gathering
 
 SIGNATURE = Signature(Kind.ALLREDUCE, [DType.FLOAT32], [[3]])
 LOSS, ACCURACY = Entry(0, "loss", signature=SIGNATURE), Entry(0, "accuracy", 4)

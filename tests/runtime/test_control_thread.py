@@ -11,8 +11,8 @@ from farandole.control.channel import Router
 from farandole.control.keys import JobKeys, new_secret
 from farandole.control.messages import Abort
 from farandole.errors import AbortError
-from farandole.runtime.link import Link, Seat
-from farandole.runtime.member import Session
+from farandole.runtime.session.link import Link, Seat
+from farandole.runtime.session.member import Session
 from farandole.settings import Settings
 from farandole.topology import Topology
 

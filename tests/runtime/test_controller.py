@@ -28,7 +28,7 @@ from farandole.control.messages import (
     Submit,
     Welcome,
 )
-from farandole.runtime.controller import FAREWELL_S, Controller
+from farandole.runtime.controller.controller import FAREWELL_S, Controller
 from farandole.settings import Settings
 
 M = TypeVar("M", bound=Message)

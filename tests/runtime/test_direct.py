@@ -12,7 +12,7 @@ import pytest
 
 from farandole.collective import Kind, ReduceOp
 from farandole.errors import MismatchError
-from farandole.runtime.session import current, init, shutdown
+from farandole.runtime.session.session import current, init, shutdown
 from farandole.testing.jobs import NumpyCalls, run_job
 from farandole.testing.rank import Member
 from tests.runtime.cases import play, require
@@ -133,7 +133,7 @@ PRELUDE = """
 import os, signal, sys, threading, time
 import numpy as np
 from farandole.errors import CollectiveError
-from farandole.runtime.session import current, init, shutdown
+from farandole.runtime.session.session import current, init, shutdown
 from farandole.testing.jobs import NumpyCalls
 from farandole.testing.leaks import no_leaks
 

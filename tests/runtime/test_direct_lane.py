@@ -17,10 +17,10 @@ from farandole.control.message import Message
 from farandole.control.messages import Order, Orders, Signature
 from farandole.engines.silence import Lookout
 from farandole.errors import EngineError
-from farandole.runtime.ask import Ask
-from farandole.runtime.call import Call
-from farandole.runtime.direct import MOST_GRANTS, DirectLane
-from farandole.runtime.ongoing import Ongoing
+from farandole.runtime.lanes.ask import Ask
+from farandole.runtime.lanes.call import Call
+from farandole.runtime.lanes.direct import MOST_GRANTS, DirectLane
+from farandole.runtime.lanes.ongoing import Ongoing
 from farandole.topology import Topology
 
 

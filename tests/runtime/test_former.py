@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from farandole.control.messages import Abort, Blocked, ChangeDue, Entry, Hello, Leave, Progress, Stay, Submit
-from farandole.elastic.formation import ElasticFormation
-from farandole.elastic.happenings import Answered, Hung, Left, Over
-from farandole.elastic.journal import Recorded, read
-from farandole.elastic.policy import Policy
-from farandole.runtime.former import REASON, Former
-from farandole.runtime.stall import Limits
+from farandole.elastic.membership.formation import ElasticFormation
+from farandole.elastic.membership.happenings import Answered, Hung, Left, Over
+from farandole.elastic.membership.journal import Recorded, read
+from farandole.elastic.membership.policy import Policy
+from farandole.runtime.controller.former import REASON, Former
+from farandole.runtime.coordination.stall import Limits
 
 LIMITS = Limits(1.0, 2.0, answering_s=4.0)
 SUBMIT = Submit(7, Entry(0, "loss", 3))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from farandole.collective import Kind
 from farandole.control.messages import Order, Signature
-from farandole.runtime.grants import WITHDRAWN, Grant, Grants, Said
+from farandole.runtime.lanes.grants import WITHDRAWN, Grant, Grants, Said
 
 KEY = (0, "loss")
 GIVE, ASK = "give", "ask"

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from farandole.collective import Kind
 from farandole.control.messages import Entry, Orders, Signature, decode, encode
-from farandole.runtime.negotiation import Negotiation
-from farandole.runtime.rank_set import RankSet
+from farandole.runtime.coordination.negotiation import Negotiation
+from farandole.runtime.coordination.rank_set import RankSet
 
 numbers = st.one_of(st.integers(-3, 9), st.integers(-(2**63), 2**64 - 1))
 signatures = st.builds(

@@ -9,8 +9,8 @@ import pytest
 
 from farandole.cluster.environment import Launched, Plain, variables_for
 from farandole.errors import SettingsError, UsageError
-from farandole.runtime.joining import environment_of, part_of, settings_of, static_sets
-from farandole.runtime.process_sets import ProcessSet
+from farandole.runtime.session.joining import environment_of, part_of, settings_of, static_sets
+from farandole.runtime.session.process_sets import ProcessSet
 from farandole.topology import Topology
 
 LAUNCHED = Launched(variables_for(Topology.of(2, ("a",) * 4, 1), "tcp://a:1", "secret"))

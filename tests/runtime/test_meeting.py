@@ -14,9 +14,9 @@ from farandole.cluster.slurm import Slurm
 from farandole.control.channel import Router
 from farandole.control.keys import JobKeys, new_secret
 from farandole.errors import ControlError, StartError
-from farandole.runtime import meeting
-from farandole.runtime.host_socket import ask, claim, tell
-from farandole.runtime.meeting import Part, meet
+from farandole.runtime.selfstart.host_socket import ask, claim, tell
+from farandole.runtime.session import meeting
+from farandole.runtime.session.meeting import Part, meet
 from farandole.settings import Settings
 from farandole.testing.jobs import free_port
 

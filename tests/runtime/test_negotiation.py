@@ -9,9 +9,9 @@ import pytest
 
 from farandole.collective import DType, Kind, ReduceOp
 from farandole.control.messages import Entry, Order, Signature
-from farandole.runtime.negotiation import CROSSED_AFTER_S, Delivery, Negotiation
-from farandole.runtime.rank_set import RankSet
-from farandole.runtime.stall import Waiting
+from farandole.runtime.coordination.negotiation import CROSSED_AFTER_S, Delivery, Negotiation
+from farandole.runtime.coordination.rank_set import RankSet
+from farandole.runtime.coordination.stall import Waiting
 
 F32 = int(DType.FLOAT32)
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farandole.control.messages import Orders, decode, encode
-from farandole.runtime.negotiation import Negotiation
-from farandole.runtime.rank_set import RankSet
+from farandole.runtime.coordination.negotiation import Negotiation
+from farandole.runtime.coordination.rank_set import RankSet
 from tests.runtime.programs import Job, Move, Simulation, jobs, model
 
 

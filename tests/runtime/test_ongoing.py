@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from farandole.runtime.ongoing import Ongoing
+from farandole.runtime.lanes.ongoing import Ongoing
 
 
 def test_threads_are_inside_of_their_own_lanes() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.runtime.overlap import Background, choose_overlap
+from farandole.gradients.overlap import Background, choose_overlap
 
 
 @given(st.integers(0, 2**30), st.booleans())

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.collective import Array, DType, ReduceOp
-from farandole.runtime.packing import batches, identity, pack, scratch, unpack
+from farandole.runtime.lanes.packing import batches, identity, pack, scratch, unpack
 from farandole.testing import reference
 
 

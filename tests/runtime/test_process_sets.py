@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from farandole.errors import UnsupportedError, UsageError
-from farandole.runtime.process_sets import ProcessSet, Registry, global_process_set
+from farandole.runtime.session.process_sets import ProcessSet, Registry, global_process_set
 
 
 def test_a_set_knows_nothing_of_itself_before_it_is_registered() -> None:

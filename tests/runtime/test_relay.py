@@ -19,17 +19,17 @@ from farandole.control.channel import Router
 from farandole.control.keys import JobKeys, new_secret
 from farandole.control.messages import Hello, Order
 from farandole.errors import AbortError
-from farandole.runtime.ask import Ask
-from farandole.runtime.call import Call, Outcome
-from farandole.runtime.control_thread import ControlThread
-from farandole.runtime.direct import DirectLane
-from farandole.runtime.failure import Failure
-from farandole.runtime.link import Link, Seat
-from farandole.runtime.negotiated import NegotiatedLane
-from farandole.runtime.ongoing import Ongoing
-from farandole.runtime.presence import Presence
-from farandole.runtime.root import Root
-from farandole.runtime.stall import Limits
+from farandole.runtime.controller.root import Root
+from farandole.runtime.coordination.stall import Limits
+from farandole.runtime.lanes.ask import Ask
+from farandole.runtime.lanes.call import Call, Outcome
+from farandole.runtime.lanes.direct import DirectLane
+from farandole.runtime.lanes.failure import Failure
+from farandole.runtime.lanes.negotiated import NegotiatedLane
+from farandole.runtime.lanes.ongoing import Ongoing
+from farandole.runtime.lanes.presence import Presence
+from farandole.runtime.session.control_thread import ControlThread
+from farandole.runtime.session.link import Link, Seat
 from farandole.settings import Settings
 from farandole.topology import Topology
 
@@ -40,8 +40,8 @@ AGENT_PROGRAM = """
 import select, sys, time
 import msgspec
 from farandole.control.keys import JobKeys
-from farandole.runtime.agent_link import AgentLink
-from farandole.runtime.relay import Relay
+from farandole.runtime.relay.agent_link import AgentLink
+from farandole.runtime.relay.relay import Relay
 
 address, secret, host, hold_s = sys.stdin.readline().split()
 keys = JobKeys.from_secret(secret)

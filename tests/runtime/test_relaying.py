@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from farandole.control import messages
 from farandole.control.message import Message
 from farandole.control.messages import Abort, Begin, Exchange, Hello, Letters, Parts, Ready, Refuse, Submit, Welcome
-from farandole.runtime.combining import HOLD_S
-from farandole.runtime.relaying import Relaying
+from farandole.runtime.relay.combining import HOLD_S
+from farandole.runtime.relay.relaying import Relaying
 from tests.runtime.test_controller import letters, peers, small
 
 HELLO = Hello("", 0, 4, "b", 100, "1", ["tcp"], 2, 40, [])

@@ -23,10 +23,10 @@ from farandole.errors import (
     StartError,
     UsageError,
 )
-from farandole.runtime.call import Call
-from farandole.runtime.negotiated import NegotiatedLane
-from farandole.runtime.process_sets import ProcessSet, global_process_set
-from farandole.runtime.session import current, init, is_initialized, shutdown
+from farandole.runtime.lanes.call import Call
+from farandole.runtime.lanes.negotiated import NegotiatedLane
+from farandole.runtime.session.process_sets import ProcessSet, global_process_set
+from farandole.runtime.session.session import current, init, is_initialized, shutdown
 from farandole.testing.jobs import NumpyCalls, free_port, run_job
 from farandole.testing.leaks import Snapshot, no_leaks
 from farandole.testing.rank import Member
@@ -114,7 +114,7 @@ def test_a_controllers_port_that_is_taken(monkeypatch: pytest.MonkeyPatch, capfd
 
 def _stack_descriptor() -> int:
     """What ``init`` keeps for the life of the process, so that this one leaves no descriptor behind."""
-    from farandole.runtime.stacks import stack_dump
+    from farandole.runtime.session.stacks import stack_dump
 
     fd, _ = stack_dump()
     stack_dump.cache_clear()

@@ -14,7 +14,7 @@ import pytest
 
 from farandole import events
 from farandole.errors import AbortError
-from farandole.runtime.session import current, init, is_initialized, shutdown
+from farandole.runtime.session.session import current, init, is_initialized, shutdown
 from farandole.testing.jobs import NumpyCalls, run_job
 from farandole.testing.rank import Member
 

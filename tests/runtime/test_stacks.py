@@ -10,7 +10,7 @@ from pathlib import Path
 
 THREADED = """
 import threading
-from farandole.runtime.stacks import stack_dump
+from farandole.runtime.session.stacks import stack_dump
 
 def descend(depth):
     return depth and descend(depth - 1)

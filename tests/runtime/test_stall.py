@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.control.messages import Progress
-from farandole.runtime.stall import PATIENCE_S, Inquiry, Limits, Report, StallInspector, Step, Verdict, Waiting
+from farandole.runtime.coordination.stall import (
+    PATIENCE_S,
+    Inquiry,
+    Limits,
+    Report,
+    StallInspector,
+    Step,
+    Verdict,
+    Waiting,
+)
 from farandole.settings import Settings
 
 LAST = ["", "allreduce 'x'", "", ""].__getitem__

@@ -29,15 +29,15 @@ from farandole.control.messages import (
     Welcome,
 )
 from farandole.errors import ControlError
-from farandole.runtime.hosted import CONTROLLER_MODULE as MODULE
-from farandole.runtime.hosted import Charge
+from farandole.runtime.selfstart.hosted import CONTROLLER_MODULE as MODULE
+from farandole.runtime.selfstart.hosted import Charge
 from farandole.testing.jobs import free_port
 
 M = TypeVar("M")
 DEADLINE_S = 30.0
 
 BUSY = """
-from farandole.runtime.stacks import stack_dump
+from farandole.runtime.session.stacks import stack_dump
 print(*stack_dump(), flush=True)
 def busy():
     while True: pass

@@ -12,7 +12,7 @@ from farandole.control.keys import JobKeys, new_secret
 from farandole.topology import Topology
 
 DEADLINE_S = 60.0
-WORKER = "from farandole.runtime.session import init; init()"
+WORKER = "from farandole.runtime.session.session import init; init()"
 
 
 def test_a_refused_key_is_final() -> None:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from farandole.control.messages import Hello
 from farandole.errors import UnsupportedError
-from farandole.runtime.formation import Decision, Formed, Refused
-from farandole.runtime.static_formation import StaticFormation
+from farandole.runtime.coordination.formation import Decision, Formed, Refused
+from farandole.runtime.coordination.static_formation import StaticFormation
 
 
 def hello(place: int, expected: int = 3, **more: Any) -> Hello:

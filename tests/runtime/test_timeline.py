@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from farandole.control import messages
-from farandole.runtime.session import current, init, shutdown
-from farandole.runtime.timeline import Recorder, create
+from farandole.runtime.session.session import current, init, shutdown
+from farandole.runtime.session.timeline import Recorder, create
 from farandole.testing.jobs import NumpyCalls, run_job
 from farandole.testing.rank import Member
 from tests.runtime.test_controller import Job

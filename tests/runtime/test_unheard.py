@@ -8,14 +8,14 @@ import socket
 import time
 
 from farandole.control.messages import Abort, Hello, Unheard
-from farandole.elastic.decisions import Kill
-from farandole.elastic.formation import ElasticFormation
-from farandole.elastic.happenings import Found
-from farandole.elastic.membership import Membership
-from farandole.elastic.policy import Policy
+from farandole.elastic.membership.decisions import Kill
+from farandole.elastic.membership.formation import ElasticFormation
+from farandole.elastic.membership.happenings import Found
+from farandole.elastic.membership.membership import Membership
+from farandole.elastic.membership.policy import Policy
 from farandole.engines.silence import Lookout, limit_s, silent_for_s
-from farandole.runtime.controller import Controller
-from farandole.runtime.joining import ANY
+from farandole.runtime.controller.controller import Controller
+from farandole.runtime.session.joining import ANY
 from farandole.settings import Settings
 from tests.runtime.test_controller import Job
 

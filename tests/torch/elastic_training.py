@@ -17,9 +17,9 @@ import msgspec
 import torch
 
 import farandole.torch as hvd
-from farandole.elastic.ballot import Ballot, Meet
+from farandole.elastic.worker.ballot import Ballot, Meet
 from farandole.errors import AbortError
-from farandole.runtime.session import current
+from farandole.runtime.session.session import current
 from farandole.testing.faults import Fault, inject
 from farandole.testing.ledger import Ledger, Voted, read
 from farandole.torch.elastic.sampler import ElasticSampler

@@ -124,7 +124,7 @@ def test_without_votes_training_goes_on_from_the_last_commit(launch: Any) -> Non
 FIRST = """
     import os, signal, torch
     import farandole.torch as hvd
-    from farandole.elastic import transfer
+    from farandole.elastic.worker import transfer
 
     hvd.init()
     own = hvd.rank() + 1.0

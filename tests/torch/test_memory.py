@@ -10,7 +10,7 @@ import torch
 
 from farandole.collective import DType
 from farandole.engines.engine import Memory
-from farandole.runtime.buckets import Bucket, Piece, lay_out
+from farandole.gradients.buckets import Bucket, Piece, lay_out
 from farandole.torch.compression import Compressor
 from farandole.torch.memory import CompressedBucket, GradientBucket, LoneGradient, as_bytes
 

@@ -18,8 +18,8 @@ from farandole.checkpoint.folder import Manifest, Shard, Unfit
 from farandole.checkpoint.restoring import TENSORS, TREE, Choice, Restored
 from farandole.errors import CheckpointError, UsageError
 from farandole.events import logger
-from farandole.runtime import session
-from farandole.runtime.objects import allgather_object, broadcast_object
+from farandole.runtime.collectives.objects import allgather_object, broadcast_object
+from farandole.runtime.session import session
 
 OnError: TypeAlias = Literal["raise", "warn"]
 

@@ -1,6 +1,6 @@
 """How a new Python is told to run a module of this package.
 
->>> entry_command("farandole.launch.agent")[1]
+>>> entry_command("farandole.launch.agents.agent")[1]
 '-c'
 """
 

@@ -9,7 +9,7 @@ import contextlib
 from pathlib import Path
 
 from farandole.control import process
-from farandole.launch.elastic_controller import PROCESS_NAME
+from farandole.launch.job.elastic_controller import PROCESS_NAME
 
 
 def controller_of(launcher: int) -> int:

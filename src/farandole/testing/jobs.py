@@ -29,8 +29,8 @@ import numpy.typing as npt
 from farandole.cluster.environment import CONTROLLER, KEY, OWN
 from farandole.collective import Array, DType, Kind, ReduceOp
 from farandole.control.keys import new_secret
-from farandole.runtime.call import Call, Handle, Outcome
-from farandole.runtime.session import current
+from farandole.runtime.lanes.call import Call, Handle, Outcome
+from farandole.runtime.session.session import current
 from farandole.testing.harness import run_ranks
 from farandole.testing.rank import Member
 

@@ -21,9 +21,9 @@ from typing import TypeAlias, TypeVar, final
 import msgspec
 
 from farandole import events
-from farandole.elastic.exchange import Inventory
-from farandole.elastic.state import ObjectState
-from farandole.elastic.transfer import Flat
+from farandole.elastic.worker.exchange import Inventory
+from farandole.elastic.worker.state import ObjectState
+from farandole.elastic.worker.transfer import Flat
 from farandole.events import Recovery
 
 

@@ -13,7 +13,7 @@ import torch
 
 from farandole.collective import ReduceOp
 from farandole.errors import UnsupportedError
-from farandole.runtime.reduction import Reduction
+from farandole.runtime.lanes.reduction import Reduction
 from farandole.torch.adapter import verbs
 from farandole.torch.gradients import Terms
 

@@ -18,8 +18,8 @@ from torch.amp.grad_scaler import OptState
 
 from farandole.collective import ReduceOp
 from farandole.errors import MismatchError
-from farandole.runtime.process_sets import ProcessSet, global_process_set
-from farandole.runtime.reduction import Reduction
+from farandole.runtime.lanes.reduction import Reduction
+from farandole.runtime.session.process_sets import ProcessSet, global_process_set
 from farandole.torch.adapter import verbs
 from farandole.torch.optimizer import ReducingOptimizer
 

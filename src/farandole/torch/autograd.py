@@ -13,8 +13,8 @@ import torch
 
 from farandole.collective import ReduceOp
 from farandole.errors import UnsupportedError
-from farandole.runtime.process_sets import ProcessSet
-from farandole.runtime.reduction import Reduction
+from farandole.runtime.lanes.reduction import Reduction
+from farandole.runtime.session.process_sets import ProcessSet
 from farandole.torch.adapter import verbs
 
 _SUM = Reduction(ReduceOp.SUM)

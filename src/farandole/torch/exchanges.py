@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import torch
 
-from farandole.runtime.process_sets import ProcessSet, global_process_set
+from farandole.runtime.session.process_sets import ProcessSet, global_process_set
 from farandole.torch import autograd
 from farandole.torch.adapter import handles, verbs
 

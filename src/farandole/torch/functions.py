@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 import torch
 
 from farandole.errors import UnsupportedError, UsageError
-from farandole.runtime.objects import allgather_object, broadcast_object
-from farandole.runtime.process_sets import ProcessSet, global_process_set
+from farandole.runtime.collectives.objects import allgather_object, broadcast_object
+from farandole.runtime.session.process_sets import ProcessSet, global_process_set
 from farandole.torch.adapter import verbs
 from farandole.torch.trees import Place, replace
 

@@ -19,11 +19,11 @@ import torch
 
 from farandole.collective import ReduceOp
 from farandole.errors import UsageError
-from farandole.runtime.buckets import Piece, lay_out
-from farandole.runtime.overlap import choose_overlap
-from farandole.runtime.planned import JOINED, REFUSED, PlannedLane
-from farandole.runtime.process_sets import ProcessSet, global_process_set
-from farandole.runtime.reduction import Reduction
+from farandole.gradients.buckets import Piece, lay_out
+from farandole.gradients.overlap import choose_overlap
+from farandole.runtime.collectives.planned import JOINED, REFUSED, PlannedLane
+from farandole.runtime.lanes.reduction import Reduction
+from farandole.runtime.session.process_sets import ProcessSet, global_process_set
 from farandole.torch.adapter import adapter, verbs
 from farandole.torch.compression import Compression, CompressorLike
 from farandole.torch.memory import (

@@ -6,8 +6,8 @@ import gc
 import threading
 from typing import final
 
-from farandole.runtime.objects import allgather_object
-from farandole.runtime.session import current
+from farandole.runtime.collectives.objects import allgather_object
+from farandole.runtime.session.session import current
 from farandole.torch.reducer import GradientReducer, living_reducers
 
 

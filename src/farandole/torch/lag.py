@@ -17,7 +17,7 @@ from typing import TypeAlias, final
 import torch
 
 from farandole.errors import UnsupportedError
-from farandole.runtime.planned import PlannedLane
+from farandole.runtime.collectives.planned import PlannedLane
 from farandole.torch.gradients import GradientExchange, Weigh, unweighted
 
 Gradients: TypeAlias = list[torch.Tensor | None]

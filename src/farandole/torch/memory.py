@@ -12,7 +12,7 @@ import torch
 
 from farandole.collective import Array
 from farandole.engines.engine import Memory
-from farandole.runtime.buckets import Bucket
+from farandole.gradients.buckets import Bucket
 from farandole.torch.adapter import TORCH_DTYPES
 from farandole.torch.compression import Compression, CompressorLike
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from farandole.errors import HorovodInternalError
-from farandole.runtime.basics import (
+from farandole.runtime.collectives.basics import (
     Adasum,
     Average,
     Max,
@@ -39,8 +39,8 @@ from farandole.runtime.basics import (
     statistics,
     stop_timeline,
 )
-from farandole.runtime.process_sets import ProcessSet, global_process_set
-from farandole.runtime.session import init, is_initialized, shutdown
+from farandole.runtime.session.process_sets import ProcessSet, global_process_set
+from farandole.runtime.session.session import init, is_initialized, shutdown
 from farandole.torch.adapter import handles
 from farandole.torch.autograd import (
     Allgather as HorovodAllgather,

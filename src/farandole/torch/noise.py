@@ -30,7 +30,7 @@ from farandole.largebatch.advice import Advised, advise
 from farandole.largebatch.goodput import Timing
 from farandole.largebatch.noise import Estimate, Estimated, NoEstimate, NoiseEstimator, NormPair
 from farandole.largebatch.scaling import gain
-from farandole.runtime.session import current
+from farandole.runtime.session.session import current
 from farandole.torch.norms import gradients, preconditioned, squared_norm
 from farandole.torch.optimizer import ReducingOptimizer
 from farandole.torch.reducer import GradientReducer

@@ -18,8 +18,8 @@ import torch
 
 from farandole.collective import ReduceOp
 from farandole.errors import UsageError
-from farandole.runtime.process_sets import ProcessSet, global_process_set
-from farandole.runtime.reduction import reduction
+from farandole.runtime.lanes.reduction import reduction
+from farandole.runtime.session.process_sets import ProcessSet, global_process_set
 from farandole.torch.adasum import AdasumOptimizer
 from farandole.torch.compression import Compression, CompressorLike
 from farandole.torch.front import put_before

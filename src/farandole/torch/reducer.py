@@ -18,11 +18,11 @@ from typing import Any, Protocol, final
 import torch
 
 from farandole.collective import ReduceOp
-from farandole.elastic.ballot import Meet, alone
+from farandole.elastic.worker.ballot import Meet, alone
 from farandole.errors import UsageError
-from farandole.runtime.planned import PlannedLane
-from farandole.runtime.reduction import Reduction
-from farandole.runtime.session import Session, current
+from farandole.runtime.collectives.planned import PlannedLane
+from farandole.runtime.lanes.reduction import Reduction
+from farandole.runtime.session.session import Session, current
 from farandole.torch.adapter import verbs
 from farandole.torch.gradients import GradientExchange, Terms
 from farandole.torch.lag import LaggedExchange

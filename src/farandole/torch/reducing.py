@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from farandole.elastic.ballot import Ballot, Meet
-from farandole.runtime.process_sets import global_process_set
+from farandole.elastic.worker.ballot import Ballot, Meet
+from farandole.runtime.session.process_sets import global_process_set
 from farandole.torch.gradients import Terms
 
 Closure: TypeAlias = Callable[[], Any]

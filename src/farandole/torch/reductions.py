@@ -19,8 +19,8 @@ import torch
 
 from farandole.collective import Kind, ReduceOp
 from farandole.errors import UnsupportedError, UsageError
-from farandole.runtime.process_sets import ProcessSet, global_process_set
-from farandole.runtime.reduction import reduction
+from farandole.runtime.lanes.reduction import reduction
+from farandole.runtime.session.process_sets import ProcessSet, global_process_set
 from farandole.torch import autograd
 from farandole.torch.adapter import handles, verbs
 from farandole.torch.compression import Compression, CompressorLike

@@ -27,12 +27,12 @@ from typing import Any, NamedTuple, final
 import torch
 
 from farandole.collective import ReduceOp
-from farandole.elastic.ballot import Meet, alone
+from farandole.elastic.worker.ballot import Meet, alone
 from farandole.errors import UsageError
-from farandole.runtime.planned import REFUSED, PlannedLane
-from farandole.runtime.reduction import Reduction
-from farandole.runtime.session import current
-from farandole.runtime.shard_tree import Shards, block, cover, halves
+from farandole.gradients.shard_tree import Shards, block, cover, halves
+from farandole.runtime.collectives.planned import REFUSED, PlannedLane
+from farandole.runtime.lanes.reduction import Reduction
+from farandole.runtime.session.session import current
 from farandole.torch.gradients import Terms
 from farandole.torch.reducing import Closure, Reducer
 from farandole.torch.shard_sums import ShardSums, add_tensors

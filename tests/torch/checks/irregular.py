@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import farandole.torch as hvd
-from farandole.runtime.session import current
+from farandole.runtime.session.session import current
 from farandole.torch.autograd import apply
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import farandole.torch as hvd
-from farandole.runtime.shard_tree import Shards
+from farandole.gradients.shard_tree import Shards
 from farandole.torch import shard_sums
 
 WORKERS = max(4, hvd.size())

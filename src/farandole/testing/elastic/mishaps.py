@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farandole.elastic import happenings
+from farandole.elastic.membership import happenings
 from farandole.testing.elastic import protocol
 from farandole.testing.elastic.worker import Content, Life
 from farandole.testing.elastic.world import World

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import cast
 
-from farandole.elastic import happenings, vote
-from farandole.elastic.vote import NEW
+from farandole.elastic.membership import happenings, vote
+from farandole.elastic.membership.vote import NEW
 from farandole.errors import FarandoleError
 from farandole.testing.elastic import invariants
 from farandole.testing.elastic.worker import IN_GENERATION, At, Content, Simulated, Step

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple, final
 
 import msgspec
 
-from farandole.elastic import happenings
-from farandole.elastic.decisions import Decision
-from farandole.elastic.membership import Membership
-from farandole.elastic.policy import Policy
+from farandole.elastic.membership import happenings
+from farandole.elastic.membership.decisions import Decision
+from farandole.elastic.membership.membership import Membership
+from farandole.elastic.membership.policy import Policy
 from farandole.testing.elastic.job import do
 from farandole.testing.elastic.world import Action, Setup, World
 

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from farandole.elastic.policy import Policy
+from farandole.elastic.membership.policy import Policy
 from farandole.testing.elastic.search import search
 from farandole.testing.elastic.world import Setup
 

@@ -17,11 +17,11 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, final
 
-from farandole.elastic import happenings
-from farandole.elastic.decisions import Decision
-from farandole.elastic.journal import Recorded, replay
-from farandole.elastic.membership import Membership
-from farandole.elastic.policy import Policy
+from farandole.elastic.membership import happenings
+from farandole.elastic.membership.decisions import Decision
+from farandole.elastic.membership.journal import Recorded, replay
+from farandole.elastic.membership.membership import Membership
+from farandole.elastic.membership.policy import Policy
 from farandole.testing.elastic.job import do
 from farandole.testing.elastic.worker import At
 from farandole.testing.elastic.world import Action, Rules, Setup, World

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import NamedTuple, TypeAlias, final
 
-from farandole.elastic.vote import NEW, Claim
+from farandole.elastic.membership.vote import NEW, Claim
 
 
 @final

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeAlias, final
 
-from farandole.elastic import happenings, vote
-from farandole.elastic.decisions import (
+from farandole.elastic.membership import happenings, vote
+from farandole.elastic.membership.decisions import (
     Abort,
     Announce,
     Decision,
@@ -28,8 +28,8 @@ from farandole.elastic.decisions import (
     Rest,
     Start,
 )
-from farandole.elastic.policy import Policy
-from farandole.elastic.sampler import GlobalBatch, fixed, per_rank
+from farandole.elastic.membership.policy import Policy
+from farandole.elastic.worker.sampler import GlobalBatch, fixed, per_rank
 from farandole.testing.elastic import invariants
 from farandole.testing.elastic.worker import IN_GENERATION, At, Content, Life, Point, Simulated
 

@@ -101,7 +101,7 @@ def _wrong_key(job: Job, _number: int) -> None:
     words["FARANDOLE_START_TIMEOUT_S"] = "3"
     words["FARANDOLE_PLACE"] = "99"
     refused = subprocess.run(
-        [sys.executable, "-c", "from farandole.runtime.session import init; init()"],
+        [sys.executable, "-c", "from farandole.runtime.session.session import init; init()"],
         env=words, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert refused.returncode != 0, "it was let in"

@@ -53,7 +53,7 @@ def agent(phase: str) -> Case:
 
 
 def _kill_agent(job: Job, _number: int) -> None:
-    pids = [pid for pid, words in _hosts(job).processes("node2").items() if "farandole.launch.agent" in words]
+    pids = [pid for pid, words in _hosts(job).processes("node2").items() if "farandole.launch.agents.agent" in words]
     _hosts(job).run("node2", ["kill", "-KILL", *map(str, pids)])
 
 

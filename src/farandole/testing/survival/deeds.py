@@ -14,9 +14,9 @@ from typing import Any
 
 from farandole.collective import Array, ReduceOp
 from farandole.control.messages import Blocked, Exchange, Leave, Progress
-from farandole.elastic import transfer
+from farandole.elastic.worker import transfer
 from farandole.engines.shm import ShmEngine
-from farandole.runtime.session import current
+from farandole.runtime.session.session import current
 
 PROTECT_NONE = 0
 LEAST_BYTES = 2**18

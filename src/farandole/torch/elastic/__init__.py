@@ -16,8 +16,8 @@ train(state)
 
 from __future__ import annotations
 
-from farandole.elastic.run import run
-from farandole.elastic.state import ObjectState, State
+from farandole.elastic.worker.run import run
+from farandole.elastic.worker.state import ObjectState, State
 from farandole.errors import HorovodInternalError, HostsUpdatedInterrupt
 from farandole.torch.elastic import sampler, state
 from farandole.torch.elastic.loader import DataLoader

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, Sampler
 
-from farandole.elastic.sampler import GlobalBatch
+from farandole.elastic.worker.sampler import GlobalBatch
 from farandole.errors import UsageError
 from farandole.torch.elastic.sampler import ElasticSampler
 

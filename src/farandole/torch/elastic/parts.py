@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeAlias, final
 import torch
 
 from farandole.collective import Array, DType
-from farandole.elastic.parts import Leaves, Part, SamplerPart, StatefulPart, StateHandler
+from farandole.elastic.worker.parts import Leaves, Part, SamplerPart, StatefulPart, StateHandler
 from farandole.torch.adapter import adapter
 from farandole.torch.elastic.sampler import ElasticSampler
 from farandole.torch.trees import Place, replace

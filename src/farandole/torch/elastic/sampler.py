@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.utils.data import Sampler
 
-from farandole.elastic.sampler import SampleCursor, sequential
-from farandole.runtime.session import current, is_initialized
+from farandole.elastic.worker.sampler import SampleCursor, sequential
+from farandole.runtime.session.session import current, is_initialized
 
 
 class ElasticSampler(Sampler[int]):

@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from farandole.elastic.parts import Leaves, StateHandler
-from farandole.elastic.state import ObjectState
+from farandole.elastic.worker.parts import Leaves, StateHandler
+from farandole.elastic.worker.state import ObjectState
 from farandole.torch.elastic.parts import (
     GeneratorStateHandler,
     ModelStateHandler,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from farandole.collective import ReduceOp
-from farandole.runtime import basics, session
+from farandole.runtime.collectives import basics
+from farandole.runtime.session import session
 
 
 class HorovodBasics:

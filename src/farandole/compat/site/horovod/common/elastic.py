@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from farandole.elastic import state
-from farandole.elastic.run import run
-from farandole.elastic.state import State
+from farandole.elastic.worker import state
+from farandole.elastic.worker.run import run
+from farandole.elastic.worker.state import State
 
 __all__ = ["ObjectState", "State", "run_fn"]
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
-from farandole.runtime import basics
+from farandole.runtime.collectives import basics
 
 T = TypeVar("T")
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import farandole
 from farandole.errors import UnsupportedError
-from farandole.launch.horovodrun import without_meaning
-from farandole.launch.ssh import Ssh
+from farandole.launch.agents.ssh import Ssh
+from farandole.launch.command.horovodrun import without_meaning
 
 _SITE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _ELASTIC = ("min_num_proc", "max_num_proc", "host_discovery_script", "min_np", "max_np")

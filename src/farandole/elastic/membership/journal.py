@@ -1,0 +1,155 @@
+"""A membership that writes down what it was told and what it decided, so that every decision can be looked at again.
+
+    membership = Recorded(Policy(min_np=2), write=file.write)      # otherwise a Membership like any other
+    for turn in read(lines): print(turn.at_s, turn.decisions)
+    replay(lines)                                                  # raises if this version decides otherwise
+
+A journal is text: one JSON object a line, first the policy, then every turn that brought news or a decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import final
+
+import msgspec
+
+from farandole.elastic.membership import happenings
+from farandole.elastic.membership.decisions import Decision, Finish
+from farandole.elastic.membership.membership import Membership
+from farandole.elastic.membership.policy import Policy
+from farandole.elastic.membership.workers import Worker
+from farandole.errors import UsageError
+
+
+@final
+class Opening(msgspec.Struct, frozen=True, tag=True):
+    """The first line."""
+
+    policy: Policy
+
+
+@final
+class Heard(msgspec.Struct, frozen=True):
+    """An event, and when the membership was told of it."""
+
+    at_s: float
+    event: happenings.Any
+
+
+@final
+class Turn(msgspec.Struct, frozen=True, tag=True):
+    """What was heard since the last turn, and what was decided of it."""
+
+    at_s: float
+    heard: list[Heard]
+    decisions: list[Decision]
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(Opening | Turn)
+
+
+@final
+class Recorded:
+    """A ``Membership`` and its journal. ``write`` gets whole lines. It goes on where the ``lines`` of a journal end."""
+
+    def __init__(self, policy: Policy, write: Callable[[str], object], lines: Sequence[str] = ()) -> None:
+        self._membership = Membership(policy)
+        self._write = write
+        self._heard: list[Heard] = []
+        self.finish: Decision | None = None
+        """The decision to finish, if the journal that is gone on with has it."""
+        if lines:
+            self._repeat(read(lines)[1])
+        else:
+            self._add(Opening(policy))
+
+    def follow(self, lines: Iterable[str]) -> None:
+        """Go on where these lines end, which another has written after those that were known here."""
+        self._repeat(turn for turn in map(_decoder.decode, lines) if isinstance(turn, Turn))
+
+    def _repeat(self, turns: Iterable[Turn]) -> None:
+        for turn in turns:
+            for heard in turn.heard:
+                self._membership.on(heard.at_s, heard.event)
+            decisions = self._membership.decide(turn.at_s)
+            self.finish = next((each for each in decisions if isinstance(each.action, Finish)), self.finish)
+
+    def on(self, now: float, event: happenings.Any) -> None:
+        """See ``Membership``."""
+        self._heard.append(Heard(now, event))
+        self._membership.on(now, event)
+
+    def decide(self, now: float) -> list[Decision]:
+        """See ``Membership``."""
+        decisions = self._membership.decide(now)
+        if self._heard or decisions:
+            self._add(Turn(now, self._heard, decisions))
+            self._heard = []
+        return decisions
+
+    @property
+    def deadline_s(self) -> float | None:
+        """See ``Membership``."""
+        return self._membership.deadline_s
+
+    @property
+    def status(self) -> int | None:
+        """See ``Membership``."""
+        return self._membership.status
+
+    @property
+    def generation(self) -> int:
+        """See ``Membership``."""
+        return self._membership.generation
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """See ``Membership``."""
+        return self._membership.members
+
+    @property
+    def workers(self) -> Mapping[int, Worker]:
+        """See ``Membership``."""
+        return self._membership.workers
+
+    @property
+    def over(self) -> str:
+        """See ``Membership``."""
+        return self._membership.over
+
+    def _add(self, line: Opening | Turn) -> None:
+        self._write(_encoder.encode(line).decode() + "\n")
+
+
+def read(lines: Iterable[str]) -> tuple[Policy, list[Turn]]:
+    """The policy and all turns of a journal. A last line without its end is of a writer that was killed: it is left."""
+    whole = [line for line in lines if line.endswith("\n")]
+    try:
+        opening, *turns = [_decoder.decode(line) for line in whole]
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise UsageError(f"this is no journal of an elastic job of this version: {error}") from error
+    if not isinstance(opening, Opening) or any(isinstance(turn, Opening) for turn in turns):
+        raise UsageError("this is no journal of one elastic job: its first line, and no other, has the policy")
+    return opening.policy, [turn for turn in turns if isinstance(turn, Turn)]
+
+
+def replay(lines: Iterable[str]) -> list[Turn]:
+    """Decide everything again; returns the turns, and raises ``UsageError`` at the first that comes out otherwise."""
+    policy, turns = read(lines)
+    membership = Membership(policy)
+    for number, turn in enumerate(turns, 1):
+        for heard in turn.heard:
+            membership.on(heard.at_s, heard.event)
+        decisions = membership.decide(turn.at_s)
+        if decisions != turn.decisions:
+            raise UsageError(
+                f"turn {number} of the journal, at {turn.at_s:.3f} s, comes out otherwise: "
+                f"it has {_reasons(turn.decisions)}, and this version decides {_reasons(decisions)}"
+            )
+    return turns
+
+
+def _reasons(decisions: list[Decision]) -> str:
+    return "; ".join(f"{type(each.action).__name__} ({each.reason})" for each in decisions) or "nothing"

@@ -1,0 +1,230 @@
+"""Who belongs to an elastic job, from what happens to what is to be done; without any I/O.
+
+    membership = Membership(Policy(min_np=2))
+    membership.on(now, Found({"a": 2, "b": 2}))         # as often as something happens: happenings.py has all events
+    for decision in membership.decide(now):             # once everything that has arrived is in
+        log(decision.reason)
+        obey(decision.action)                           # decisions.py says what each means
+    sleep(until=membership.deadline_s)                  # None: only an event can bring news
+
+The loop around it obeys the actions in their order and tells no more than what it knows: an event may come late, twice
+or from a worker that was given up, and then counts for nothing. ``Start`` is answered by ``Started`` or ``Ended``, and
+every ``Kill`` by ``Ended`` in the end, or by ``HostLost``. A generation that the loop ends by itself, because an
+engine failed, is ``Over``; so is one that could not be formed as decided. ``Hung`` is for the stall inspector to say.
+
+The rules are told in docs/design/elasticity.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import final
+
+from farandole.elastic.membership import happenings
+from farandole.elastic.membership.decisions import Announce, Decision, Dismiss, Finish, Form, Start
+from farandole.elastic.membership.policy import Policy
+from farandole.elastic.membership.standing import LOST, Standing
+from farandole.elastic.membership.workers import Phase, Worker, name
+
+
+@final
+class Membership:
+    """One per job. ``status`` is the job's exit status once ``Finish`` was decided."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.status: int | None = None
+        self._policy = policy
+        self._job = Standing(policy)
+        self._decided_s = -math.inf
+        self._announced = False
+        self._wish_since_s: float | None = None
+        self._short_since_s: float | None = None
+
+    @property
+    def generation(self) -> int:
+        """The number of the latest generation; 0 before the first."""
+        return self._job.generation
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The places of its ranks."""
+        return self._job.members
+
+    @property
+    def workers(self) -> Mapping[int, Worker]:
+        """Those whose end is not known, by place; to be looked at only."""
+        return self._job.workers
+
+    @property
+    def over(self) -> str:
+        """Why the latest generation has ended, if it has."""
+        return self._job.over
+
+    def on(self, now: float, event: happenings.Any) -> None:
+        """Take an event in."""
+        self._job.on(now, event)
+
+    # -- what is to be done -------------------------------------------------------------------------------------------
+
+    def decide(self, now: float) -> list[Decision]:
+        """Everything that is due. Without a new event it decides nothing before ``deadline_s``."""
+        self._decided_s = now
+        decisions: list[Decision] = []
+        while self.status is None and (decision := self._next(now)) is not None:
+            decisions.append(decision)
+            if isinstance(decision.action, Finish):
+                self.status = decision.action.status
+        return decisions
+
+    @property
+    def deadline_s(self) -> float | None:
+        """When ``decide`` will have something to say that no event brings."""
+        if self.status is not None:
+            return None
+        moments = (moment for moment in self._moments() if moment is not None and moment > self._decided_s)
+        return min(moments, default=None)
+
+    def _moments(self) -> Iterable[float | None]:
+        for worker in self._job.workers.values():
+            yield self._overdue_s(worker)
+        if self._job.over and self._job.in_phase(Phase.LEFT):
+            yield self._job.patience_ends_s
+        yield from map(self._job.hangs_at_s, self._job.in_phase(Phase.MEMBER))
+        if self._wish_since_s is not None:
+            yield self._wish_since_s + self._policy.window_s
+        if self._short_since_s is not None:
+            yield self._short_since_s + self._policy.elastic_timeout_s
+        if self._may_start():
+            yield self._job.slots.next_free_s
+
+    def _next(self, now: float) -> Decision | None:
+        if self._job.answers:
+            return self._job.answers.pop(0)
+        rules = (self._finish, self._give_up, self._dismiss, self._form, self._start, self._announce)
+        return next((decision for rule in rules if (decision := rule(now)) is not None), None)
+
+    def _finish(self, now: float) -> Decision | None:
+        """Nothing is left to be done, or nothing can be."""
+        status, failure = self._job.status()
+        seniors = [worker for worker in self._job.in_order() if worker.senior]
+        if self.generation and not any(worker.holds or worker.phase is not Phase.READY for worker in seniors):
+            if not failure and not seniors:
+                return Decision(Finish(0), "every worker has finished")
+            why = f"{failure or self._job.over}, and no worker is left that has the state of the job"
+            return Decision(Finish(status or LOST), why)
+        if not self.generation and not self._job.workers:
+            if self._job.finished:
+                return Decision(Finish(status), failure or "every worker has finished, and none called init()")
+            if self._job.slots.all_excluded:
+                return Decision(Finish(status or LOST), f"no worker could be started: {failure}")
+        return self._run_out(now)
+
+    def _run_out(self, now: float) -> Decision | None:
+        """The job waits for workers, and has waited long enough."""
+        ready = len(self._job.in_phase(Phase.READY))
+        if self.generation:
+            is_early = bool(self._job.in_order()) and not ready
+        else:  # who is started after a failure is not waited for anew
+            is_early = bool(self._job.awaited(now)) and not self._job.status()[1]
+        if self._job.is_running or is_early or len(self._job.chosen()) >= self._needed:
+            self._short_since_s = None
+            return None
+        if self._short_since_s is None:
+            self._short_since_s = now
+        found = f"{ready} ready, and the job needs {self._needed} (--min-np)"
+        if self._job.finished and not self._job.awaited(now) and not self._job.in_phase(Phase.LEFT, Phase.ENDING):
+            return Decision(Finish(LOST), f"{found}; none is started any more once one has finished")
+        if now >= self._short_since_s + self._policy.elastic_timeout_s:
+            waited = f"for {self._policy.elastic_timeout_s:g} s (--elastic-timeout)"
+            return Decision(Finish(self._job.status()[0] or LOST), f"{found}; no others have come {waited}")
+        return None
+
+    @property
+    def _needed(self) -> int:
+        """How many a generation takes at least; who has finished counts."""
+        return max(1, self._policy.min_np - len(self._job.finished))
+
+    def _overdue_s(self, worker: Worker) -> float | None:
+        """When a worker is to be killed that does not do what it should."""
+        if worker.phase in (Phase.STARTING, Phase.ENDING, Phase.DISMISSED):
+            return worker.since_s + self._policy.start_timeout_s
+        return worker.since_s + self._policy.elastic_timeout_s if worker.phase is Phase.GREETED else None
+
+    def _give_up(self, now: float) -> Decision | None:
+        """Kill who is overdue, and who has nowhere to go."""
+        for worker in self._job.workers.values():
+            overdue_s, ends_s = self._overdue_s(worker), self._job.hangs_at_s(worker)
+            is_new = worker.phase in (Phase.STARTING, Phase.GREETED)
+            if is_new and not self._job.may_stay(worker):
+                self._job.doom(worker, now, f"{worker.slot} is there no more", to_blame=False)
+            elif is_new and self.generation and self._job.finished:
+                self._job.doom(worker, now, "no worker joins any more once one has finished", to_blame=False)
+            elif overdue_s is not None and now >= overdue_s:
+                waited_s = overdue_s - worker.since_s
+                reason = f"{worker} was given up after {waited_s:g} s: {worker.phase.value}"
+                self._job.doom(worker, now, reason, worker.to_blame)
+            elif worker.phase is Phase.MEMBER and ends_s is not None and now >= ends_s:
+                self._job.doom(worker, now, f"{worker} hangs: it has not noticed that its generation is over")
+            else:
+                continue
+            return self._job.answers.pop(0)
+        return None
+
+    def _dismiss(self, now: float) -> Decision | None:
+        """Those that are ready, and will not be members."""
+        if self._job.is_running:
+            wanted = self._job.joiners() if not self._job.finished else []
+        elif not self._job.awaited(now):
+            wanted = self._job.chosen()
+        else:
+            return None
+        surplus = [worker for worker in self._job.in_phase(Phase.READY) if worker not in wanted]
+        if not surplus or (not wanted and not self._job.is_running):
+            return None
+        for worker in surplus:
+            worker.enter(Phase.DISMISSED, now)
+            worker.to_blame = False
+        return Decision(Dismiss([worker.place for worker in surplus]), f"{name(surplus)}: there is no slot for it now")
+
+    def _form(self, now: float) -> Decision | None:
+        """The next generation, once everybody is there who can be."""
+        chosen = self._job.chosen()
+        if self._job.is_running or self._job.awaited(now) or len(chosen) < self._needed:
+            return None
+        if self._policy.reset_limit and self.generation > self._policy.reset_limit:
+            limit = f"the workers have re-formed {self._policy.reset_limit} times (--reset-limit)"
+            return Decision(Finish(self._job.status()[0] or LOST), f"{limit}; then {self._job.over}")
+        new = [worker for worker in chosen if not worker.senior]
+        reason = f"{name(chosen)}" + (f"; new: {name(new)}" if self.generation and new else "")
+        self._job.begin(chosen, now)
+        self._announced, self._short_since_s = False, None
+        return Decision(Form(self.generation, list(self.members)), f"generation {self.generation}: {reason}")
+
+    def _announce(self, now: float) -> Decision | None:
+        """Those that come and those that go, when there are no more to expect for a while."""
+        members = self._job.in_phase(Phase.MEMBER)
+        leaving = [worker for worker in members if not self._job.may_stay(worker)]
+        joiners = self._job.joiners()
+        if not self._job.is_running or self._announced or not (joiners or (leaving and len(leaving) < len(members))):
+            self._wish_since_s = None
+            return None
+        if self._wish_since_s is None:
+            self._wish_since_s = now
+        if self._job.in_phase(Phase.STARTING, Phase.GREETED) and now < self._wish_since_s + self._policy.window_s:
+            return None
+        self._announced, self._wish_since_s = True, None
+        wishes = [f"{name(joiners)} can join"] * bool(joiners) + [f"{name(leaving)} must go"] * bool(leaving)
+        return Decision(Announce(), "; ".join(wishes))
+
+    def _may_start(self) -> bool:
+        staying = sum(self._job.may_stay(worker) for worker in self._job.in_order())
+        return not self._job.finished and not (self._policy.max_np and staying >= self._policy.max_np)
+
+    def _start(self, now: float) -> Decision | None:
+        """A worker for the next free slot."""
+        slot = self._job.slots.free(now) if self._may_start() else None
+        if slot is None:
+            return None
+        worker = self._job.hire(slot, now)
+        return Decision(Start(worker.place, slot.host, slot.index), f"{slot} is free")

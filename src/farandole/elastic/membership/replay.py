@@ -1,0 +1,42 @@
+"""A job told again (``python -m farandole.elastic.membership.replay FILE``): what happened, what was decided, and why.
+
+The decisions are made anew from the events of the journal; the command fails if one comes out otherwise.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from farandole.elastic.membership.journal import Turn, replay
+from farandole.errors import UsageError
+
+
+def tell(turns: Sequence[Turn]) -> Iterator[str]:
+    """The lines for people; seconds count from the first turn."""
+    begin_s = turns[0].at_s if turns else 0.0
+    for turn in turns:
+        for heard in turn.heard:
+            yield f"{heard.at_s - begin_s:10.3f}  {heard.event}"
+        for decision in turn.decisions:
+            yield f"{turn.at_s - begin_s:10.3f}    {decision.action}: {decision.reason}"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command."""
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        print("usage: python -m farandole.elastic.membership.replay FILE", file=sys.stderr)
+        return 2
+    try:
+        with Path(arguments[0]).open(encoding="utf-8") as lines:
+            turns = replay(lines)
+    except (OSError, UsageError) as error:
+        print(f"farandole: {error}", file=sys.stderr)
+        return 1
+    print("\n".join(tell(turns)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,156 @@
+"""Where workers may be started: hosts, their slots, and which of them rest after failures; without any I/O.
+
+    >>> slots = Slots(Policy(cooldown_range_s=(2.0, 60.0)))
+    >>> slots.found({"a": 1})
+    >>> slots.take(slots.free(now=0.0), place=0)
+    >>> slots.fail(Slot("a", 0), now=10.0).reason
+    'a worker in slot 0 of a has failed: it gets another one in 2 s at the earliest'
+    >>> slots.free(now=11.0), slots.free(now=12.0)
+    (None, Slot(host='a', index=0))
+
+A slot rests after a failure, longer after each one in a row. A host rests as a whole if it is lost, or if several of
+its slots have failed again and again. Nothing rests for good.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from farandole.elastic.membership.decisions import Decision, Rest
+from farandole.elastic.membership.policy import Policy
+
+FIRST_REST_S = 1.0
+"""From the second failure in a row on there is a rest, even where the shortest cool-down is none."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A host, and which of its slots."""
+
+    host: str
+    index: int
+
+    def __str__(self) -> str:
+        """For people."""
+        return f"slot {self.index} of {self.host}"
+
+
+@final
+@dataclass(slots=True)
+class _Record:
+    """What is remembered of a slot, or of a host as a whole."""
+
+    failures: int = 0
+    rests_until_s: float = 0.0
+
+
+@final
+class Slots:
+    """Slots by host. What has failed is remembered while a host is away."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._capacity: dict[str, int] = {}
+        self._taken: dict[Slot, int] = {}  # by place
+        self._slots: dict[Slot, _Record] = {}
+        self._hosts: dict[str, _Record] = {}
+
+    def found(self, hosts: dict[str, int]) -> None:
+        """These are the hosts now."""
+        self._capacity = dict(hosts)
+
+    def exists(self, slot: Slot) -> bool:
+        """True unless the host is gone from the list, or has fewer slots now."""
+        return slot.index < self._capacity.get(slot.host, 0)
+
+    def take(self, slot: Slot, place: int) -> None:
+        """A worker is started there."""
+        self._taken[slot] = place
+
+    def give_back(self, slot: Slot) -> None:
+        """Its worker has ended, and nobody is to blame."""
+        self._taken.pop(slot, None)
+
+    def fail(self, slot: Slot, now: float, lasted_s: float = 0.0) -> Decision | None:
+        """Its worker has failed, having been a member for ``lasted_s``; says for how long the slot rests.
+
+        Who lasted longer than the longest cool-down shows that the slot is sound: its failures are counted anew.
+        """
+        self._taken.pop(slot, None)
+        record = self._slots.setdefault(slot, _Record())
+        longest_s = self._policy.cooldown_range_s[1]
+        record.failures = 1 if lasted_s > longest_s else record.failures + 1
+        if not self._is_excluded(slot):
+            record.rests_until_s = now + self._rest_s(record.failures)
+            return _rest(slot.host, slot.index, self._rest_s(record.failures), f"a worker in {slot} has failed")
+        record.rests_until_s = now + longest_s
+        often = f"{slot} has failed {record.failures} times in a row"
+        if not self._is_suspect(slot.host):
+            return _rest(slot.host, slot.index, longest_s, often)
+        self._hosts.setdefault(slot.host, _Record()).rests_until_s = now + longest_s
+        return _rest(
+            slot.host, -1, longest_s, f"{slot} has failed {record.failures} times in a row, like others of {slot.host}"
+        )
+
+    def lose(self, host: str, now: float) -> Decision | None:
+        """A host is lost with all that ran there; says for how long nothing is started there."""
+        for slot in [slot for slot in self._taken if slot.host == host]:
+            del self._taken[slot]
+        record = self._hosts.setdefault(host, _Record())
+        record.failures += 1
+        rest_s = self._rest_s(record.failures)
+        record.rests_until_s = max(record.rests_until_s, now + rest_s)
+        return _rest(host, -1, rest_s, f"host {host} was lost")
+
+    def proved(self, slot: Slot) -> None:
+        """A worker of this slot became a member: its host works."""
+        if slot.host in self._hosts:
+            self._hosts[slot.host].failures = 0
+
+    def free(self, now: float) -> Slot | None:
+        """The first one where a worker may be started."""
+        return next((slot for slot in self._open() if self._rests_until_s(slot) <= now), None)
+
+    @property
+    def next_free_s(self) -> float | None:
+        """When ``free`` will find one; in the past if there is one now, ``None`` if all are taken."""
+        return min((self._rests_until_s(slot) for slot in self._open()), default=None)
+
+    @property
+    def all_excluded(self) -> bool:
+        """True if every slot has failed again and again, and none is in use."""
+        all_slots = self._all()
+        return bool(all_slots) and not self._taken and all(self._is_excluded(slot) for slot in all_slots)
+
+    def _all(self) -> list[Slot]:
+        return [Slot(host, index) for host, number in self._capacity.items() for index in range(number)]
+
+    def _open(self) -> list[Slot]:
+        return [slot for slot in self._all() if slot not in self._taken]
+
+    def _is_excluded(self, slot: Slot) -> bool:
+        record = self._slots.get(slot)
+        return record is not None and record.failures >= self._policy.slot_failures
+
+    def _is_suspect(self, host: str) -> bool:
+        excluded = sum(self._is_excluded(slot) for slot in self._slots if slot.host == host)
+        return excluded >= self._policy.host_failures
+
+    def _rests_until_s(self, slot: Slot) -> float:
+        records = (self._slots.get(slot), self._hosts.get(slot.host))
+        return max((record.rests_until_s for record in records if record is not None), default=0.0)
+
+    def _rest_s(self, failures: int) -> float:
+        """The shortest cool-down, then twice as long each time, up to the longest."""
+        shortest_s, longest_s = self._policy.cooldown_range_s
+        if failures == 1:
+            return min(shortest_s, longest_s)
+        return float(min(longest_s, max(FIRST_REST_S, 2 * shortest_s) * 2.0 ** (failures - 2)))
+
+
+def _rest(host: str, slot: int, rest_s: float, why: str) -> Decision | None:
+    if not rest_s:
+        return None
+    return Decision(Rest(host, slot, rest_s), f"{why}: it gets another one in {rest_s:g} s at the earliest")

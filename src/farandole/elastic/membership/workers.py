@@ -1,0 +1,73 @@
+"""What is known of the workers of an elastic job, from the decision to start each until its end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import final
+
+from farandole.elastic.membership.slots import Slot
+from farandole.elastic.membership.vote import NEW
+from farandole.runtime.coordination.wording import list_some
+
+
+@final
+class Phase(Enum):
+    """Where a worker is in its life."""
+
+    STARTING = "it has not called init()"
+    GREETED = "it builds its model; a generation trains without it"
+    READY = "it waits in init() for the next generation"
+    MEMBER = "it is in the current generation"
+    LEFT = "it has left the current generation, and will come again or end"
+    ENDING = "it has failed, and its process is about to end"
+    DISMISSED = "it has been told that it is not needed"
+    DOOMED = "it was killed, and its end is not known yet"
+
+
+@final
+@dataclass(slots=True)
+class Worker:
+    """One process. ``senior``: it has been a member; ``step``: that of its state when it last came.
+
+    ``to_blame`` says whether its slot is, when it ends. ``since_s`` is when it entered its phase, ``answered_s`` when
+    it was last heard of while others waited for it.
+    """
+
+    place: int
+    slot: Slot
+    phase: Phase
+    since_s: float
+    senior: bool = False
+    step: int = NEW
+    to_blame: bool = True
+    member_since_s: float | None = None
+    answered_s: float = -math.inf
+
+    def enter(self, phase: Phase, now: float) -> None:
+        """Go on to ``phase``."""
+        self.phase, self.since_s = phase, now
+
+    @property
+    def holds(self) -> bool:
+        """Whether the job can go on from its state."""
+        return self.senior and self.step > NEW
+
+    def lasted_s(self, now: float) -> float:
+        """For how long it has been a member."""
+        return 0.0 if self.member_since_s is None else now - self.member_since_s
+
+    def __str__(self) -> str:
+        """For people. Ranks change; places do not."""
+        return f"worker {self.place} on {self.slot.host}"
+
+
+def name(workers: Iterable[Worker]) -> str:
+    """Several workers, by host: ``workers 0, 2 on a, worker 5 on b``."""
+    by_host: dict[str, list[str]] = {}
+    for worker in workers:
+        by_host.setdefault(worker.slot.host, []).append(str(worker.place))
+    texts = [f"worker{'s' * (len(p) > 1)} {list_some(p)} on {host}" for host, p in by_host.items()]
+    return list_some(texts)

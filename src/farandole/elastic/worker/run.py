@@ -1,0 +1,171 @@
+"""``run``: a training function that goes on when workers come and go.
+
+    @run
+    def train(state):
+        for state.epoch in range(state.epoch, 90):
+            ...
+            state.commit()
+
+    train(state)
+
+The process, its model and its data stay. When a worker was lost, or others are to come, those that are left join the
+next generation, agree on the newest state, and the function is called again.
+"""
+
+from __future__ import annotations
+
+import functools
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec, TypeVar, cast, final
+
+from farandole import events
+from farandole.elastic.worker.state import State
+from farandole.errors import AbortError, CollectiveError, HostsUpdatedInterrupt, MismatchError
+from farandole.runtime.session.session import current, is_initialized, rejoin, shutdown
+
+S = TypeVar("S", bound=State)
+P = ParamSpec("P")
+R = TypeVar("R")
+
+ATTEMPTS = 3
+"""How often one step is tried again after errors that no other worker's end explains."""
+
+
+def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+    """Call ``func(state, ...)``, and again after every change of the workers, until it returns.
+
+    >>> @hvd.elastic.run
+    ... def train(state): ...
+    >>> train(hvd.elastic.TorchState(model, optimizer, epoch=0))
+
+    What ended the call decides what ``state`` is then: after a fault, what ``State.restore`` says; after a planned
+    change, what it was. Raises what ``func`` raises, unless it says that a generation has ended; ``StartError`` if
+    there are too few workers for too long; and ``MismatchError``, as the ranks then run different programs.
+
+    A worker that gets SIGTERM leaves at the next commit with exit status 143 (``SystemExit``), and no step is lost: so
+    schedulers give notice. From then on SIGTERM is ignored, as the script may write a last checkpoint. A script that
+    handles SIGTERM itself keeps its handler.
+    """
+
+    @functools.wraps(func)
+    def train(state: S, *args: P.args, **kwargs: P.kwargs) -> R:
+        turn = _Turn(state)
+        with _Notice() as notice:
+            while True:
+                try:
+                    turn.begin(notice)
+                    return func(state, *args, **kwargs)
+                except MismatchError:
+                    raise
+                except CollectiveError as error:
+                    notice.heed()
+                    turn = turn.after_fault(error)
+                    state.restore()
+                except HostsUpdatedInterrupt:
+                    notice.heed()
+                    turn = turn.after_change()
+
+    return cast("Callable[Concatenate[S, P], R]", train)
+
+
+@final
+class _Notice:
+    """SIGTERM, while this worker trains in an elastic job: it ends where the state is whole, and the others have it."""
+
+    def __init__(self) -> None:
+        is_ours = threading.current_thread() is threading.main_thread()
+        is_free = is_ours and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        self._listens = is_free and current("elastic.run").settings.is_elastic
+        self._given = False
+
+    def __enter__(self) -> _Notice:
+        if self._listens:
+            signal.signal(signal.SIGTERM, lambda *_: self._give())
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._listens:  # who ends may be writing a last checkpoint when it is told again
+            signal.signal(signal.SIGTERM, signal.SIG_IGN if kind is SystemExit else signal.SIG_DFL)
+
+    def heed(self) -> None:
+        """End, if it was given."""
+        if self._given:
+            raise SystemExit(128 + signal.SIGTERM)
+
+    def _give(self) -> None:
+        self._given = True
+        if is_initialized():
+            current().change("a worker was told to end (SIGTERM)")
+        else:
+            self.heed()  # it waits for the next generation: the others have the state as well
+
+
+@final
+class _Turn:
+    """One call of the training function in one generation. The first begins where ``init`` has left the worker.
+
+    Every other one begins with the end of the generation before, and tells how long it took until the next step.
+    ``failures`` counts how often the step that is next has failed without another worker's end to explain it.
+    """
+
+    def __init__(self, state: State, because: str = "", failures: int = 0) -> None:
+        self._state, self._ballot, self._because = state, state._ballot, because
+        self._step, self._failures = self._ballot.step, failures
+        self._begun_s = self._formed_s = time.monotonic()
+
+    def begin(self, notice: _Notice) -> None:
+        """Be in a generation with the others, and at one state with them."""
+        if self._because:
+            self._ballot.reach("reform")
+            self._rejoin(notice)
+            self._formed_s = time.monotonic()
+            self._state.on_reset()
+        elif current("elastic.run").provisional:
+            self._state._joined = True
+            self._rejoin(notice)
+        self._state.sync()
+        self._state._joined = False
+        if self._because:
+            synced_s = time.monotonic()
+            self._ballot.on_recovered = lambda: self._tell(time.monotonic() - synced_s)
+
+    def _rejoin(self, notice: _Notice) -> None:
+        """A notice that has come before the session was left would be heard by nobody; a later one ends the wait."""
+        shutdown()
+        notice.heed()
+        rejoin(self._state.content, self._state._step)
+
+    def after_fault(self, error: CollectiveError) -> _Turn:
+        """The next turn, unless it would be one too many."""
+        failures = 0
+        if not isinstance(error, AbortError):
+            failures = 1 + (self._failures if self._ballot.step == self._step else 0)
+        if failures > ATTEMPTS:
+            raise error
+        return _Turn(self._state, str(error), failures)
+
+    def after_change(self) -> _Turn:
+        """The next turn."""
+        return _Turn(self._state, f"a change: {current().change_due or 'other workers have heard of it'}")
+
+    def _tell(self, first_step_s: float) -> None:
+        session, synced = current(), self._state._synced
+        recovery = events.Recovery(
+            time_s=time.monotonic(),
+            because=self._because,
+            generation=session.generation,
+            rank=session.topology.rank,
+            size=session.topology.size,
+            step=self._ballot.step,
+            form_s=self._formed_s - self._begun_s,
+            agree_s=synced.agree_s if synced else 0.0,
+            transfer_s=synced.transfer_s if synced else 0.0,
+            first_step_s=first_step_s,
+            transfer_bytes=synced.nbytes if synced else 0,
+        )
+        events.emit(recovery)
+        if recovery.rank == 0:
+            events.logger.info("%s", recovery.text)

@@ -1,0 +1,232 @@
+"""What training must not lose: registered values that survive when workers come and go.
+
+    state = ObjectState(batch=0, epoch=0)
+
+    @run
+    def train(state):
+        for state.epoch in range(state.epoch, 90):
+            ...
+            state.commit()
+
+Frameworks derive states for models and optimizers. Where the optimizers vote on every step, tensors need no copies:
+they change in voted steps only, so what a rank has is what it had after the last one.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, ClassVar
+
+from farandole.elastic.membership.vote import NEW, goes_on_from
+from farandole.elastic.worker.ballot import Ballot
+from farandole.elastic.worker.exchange import Inventory, Standing, Synced, synchronize
+from farandole.elastic.worker.parts import Leaves, NoLeaves, Part, SamplerPart, StatefulPart, StateHandler
+from farandole.errors import HostsUpdatedInterrupt
+from farandole.runtime.collectives.objects import allgather_object
+from farandole.runtime.session.session import current
+
+
+class State(ABC):
+    """Something that can be saved, restored and agreed on; ``run`` drives it. The interface is Horovod's."""
+
+    def __init__(self) -> None:
+        self._reset_callbacks: list[Callable[[], object]] = []
+        self._ballot = Ballot()
+        self._synced: Synced | None = None
+        self._joined = False
+        """Not one of those that could begin the job: it came later, or what it had is no whole state."""
+
+    @property
+    def content(self) -> str:
+        """What it consists of: workers that train together say the same. "" for what cannot be told."""
+        return ""
+
+    @property
+    def _step(self) -> int:
+        """From which step the job can go on with this state; ``NEW`` if it cannot."""
+        return goes_on_from(NEW, self._joined)
+
+    def register_reset_callbacks(self, callbacks: Iterable[Callable[[], object]]) -> None:
+        """Call these, without arguments, on all workers that stay whenever others have come or gone.
+
+        They are called before the state is agreed on: adjust a learning rate here, and new workers get it too.
+        """
+        self._reset_callbacks.extend(callbacks)
+
+    def on_reset(self) -> None:
+        """Others have come or gone: ``reset``, then the callbacks."""
+        self.reset()
+        for callback in self._reset_callbacks:
+            callback()
+
+    def on_hosts_updated(self, timestamp: float = 0.0, update_res: int = 0) -> None:
+        """Somebody knows that workers are to come or go: the next ``check_host_updates`` raises on every rank."""
+        current().change("the script said so")
+
+    def commit(self) -> None:
+        """Remember the state as it is now, and let workers come and go here if they are to.
+
+        Raises ``HostsUpdatedInterrupt`` on all ranks, or on none. Cheap where the optimizers vote: only what is no
+        tensor is copied.
+        """
+        self.save()
+        self.check_host_updates()
+
+    def check_host_updates(self) -> None:
+        """Let workers come and go here if they are to; all ranks call it at the same places."""
+        self._ballot.reach("commit")
+        if self._is_change_due():
+            raise HostsUpdatedInterrupt
+
+    def _is_change_due(self) -> bool:
+        """Decided by all ranks together, as they may hear of it at different times."""
+        return any(allgather_object(bool(current().change_due), "elastic.change_due"))
+
+    @abstractmethod
+    def save(self) -> None:
+        """Remember the state as it is now."""
+
+    @abstractmethod
+    def restore(self) -> None:
+        """Go back to what was remembered last."""
+
+    @abstractmethod
+    def sync(self) -> None:
+        """Make the state the same on all ranks. Collective."""
+
+    def reset(self) -> None:  # noqa: B027 (most states need nothing)
+        """Others have come or gone; for what depends on their number."""
+
+
+class ObjectState(State):
+    """Registered values as attributes: ``ObjectState(batch=0).batch``.
+
+    What has ``state_dict`` and ``load_state_dict`` is kept by these, everything else by pickling it. After ``sync`` the
+    values on every rank are those of the rank with the newest state.
+    """
+
+    _leaves: ClassVar[Leaves[Any]] = NoLeaves()
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__()
+        self._is_whole = False
+        self._votes = False
+        self._parts: dict[str, Part] = {}
+        self._handlers: dict[str, StateHandler] = {}
+        self._saved: dict[str, Any] = {}
+        self._saved_at = 0
+        for name, value in values.items():
+            self._register(name, value)
+        self._connect()
+        self.save()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """A registered value is replaced where it is kept, too."""
+        held = self.__dict__
+        handler = held.get("_parts", {}).get(name) or held.get("_handlers", {}).get(name)
+        if handler is not None and handler.value is not value:
+            handler.set_value(value)
+            self._connect()
+        object.__setattr__(self, name, value)
+
+    @property
+    def content(self) -> str:
+        """The names of what is registered, and the tensors of what the program has built."""
+        return ", ".join(sorted([*Inventory(self._parts, self._leaves).built(), *self._handlers, *self._saved]))
+
+    def save(self) -> None:
+        """See ``State``."""
+        self._saved = copy.deepcopy(self._objects())
+        for handler in (*self._parts.values(), *self._handlers.values()):
+            handler.save()
+        self._saved_at = self._ballot.step
+
+    def restore(self) -> None:
+        """See ``State``.
+
+        Where optimizers vote, tensors are as after the last voted step. If no step was voted since ``save``, the rest
+        goes back to that; otherwise what it is now is nearer to the last step, and stays.
+        """
+        if self._saved_at == self._ballot.step:
+            for handler in (*self._parts.values(), *self._handlers.values()):
+                handler.restore()
+            self._take(copy.deepcopy(self._saved))
+
+    def commit(self) -> None:
+        """See ``State``. Where nothing votes, this is what counts as a step."""
+        if not self._votes:
+            self._ballot.step += 1
+        super().commit()
+
+    def sync(self) -> None:
+        """See ``State``; afterwards it is saved."""
+        standing = self._standing
+        self._joined = standing.joined
+        reach = partial(self._reach, standing)
+        self._synced = synchronize(self._parts, self._objects(), self._leaves, standing, reach)
+        self._is_whole = True
+        self._take(self._synced.objects)
+        self._arrange(self._synced.step)
+        for handler in self._handlers.values():
+            handler.sync()
+        self.save()
+        self._ballot.reach("synced")
+
+    def reset(self) -> None:
+        """See ``State``: samplers share their samples out anew."""
+        self._arrange(self._ballot.step)
+
+    def _is_change_due(self) -> bool:
+        return self._ballot.change_due if self._votes else super()._is_change_due()
+
+    def _register(self, name: str, value: Any) -> None:
+        handler = self._handler(value)
+        if isinstance(handler, Part):
+            self._parts[name] = handler
+        elif handler is not None:
+            self._handlers[name] = handler
+        else:
+            self._saved[name] = value
+        object.__setattr__(self, name, value)
+
+    def _handler(self, value: Any) -> StateHandler | None:
+        """Who keeps a value; ``None`` if it is to be pickled."""
+        kinds = (SamplerPart, StatefulPart)
+        return next((kind(value) for kind in kinds if kind.fits(value)), None)
+
+    def _objects(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self._saved}
+
+    def _take(self, objects: dict[str, Any]) -> None:
+        for name, value in objects.items():
+            object.__setattr__(self, name, value)
+
+    def _connect(self) -> None:
+        """Have the registered values work together; they are others than before."""
+        samplers = {name: part for name, part in self._parts.items() if isinstance(part, SamplerPart)}
+        self._ballot.cursors = {name: part.value.cursor for name, part in samplers.items()}
+
+    def _arrange(self, step: int) -> None:
+        place = current().topology
+        self._ballot.rearrange(step, place.rank, place.size)
+
+    @property
+    def _standing(self) -> Standing:
+        if self._is_whole and not self._ballot.is_applying:
+            return Standing(self._ballot.step)
+        return Standing(joined=self._joined or self._ballot.is_applying)
+
+    @property
+    def _step(self) -> int:
+        """See ``State``."""
+        return goes_on_from(self._standing.step, self._standing.joined)
+
+    def _reach(self, before: Standing, phase: str) -> None:
+        if phase == "receive":
+            self._is_whole, self._joined = False, True
+        elif phase == "put back":
+            self._joined = before.joined
+        self._ballot.reach(phase)

@@ -1,0 +1,159 @@
+"""State from those who have it to those who need it, over the data plane, from all sources at once.
+
+    memory = Flat([array, ...])                     # the same lengths on every rank
+    transfer(memory, sources=[0, 2], receives=rank not in (0, 2), label="state")
+
+What is sent is cut into rounds, and every round into one stripe per source; each stripe travels with its checksum, and
+is written in place where it is needed. All ranks of the job call this.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import zlib
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise
+from typing import final
+
+from farandole.collective import Array, DType, Kind
+from farandole.errors import EngineError
+from farandole.runtime.lanes.call import Call
+from farandole.runtime.session.session import current
+
+ROUND_BYTES = 32 * 2**20
+"""What travels at once, and is held beside the state meanwhile."""
+
+_CHECK = struct.Struct("<I")
+
+
+@final
+class Flat:
+    """Pieces of host memory as one sequence of bytes."""
+
+    def __init__(self, arrays: Sequence[Array]) -> None:
+        self._arrays = [array for array in arrays if array.nbytes]
+        self._ends = list(accumulate(array.nbytes for array in self._arrays))
+
+    @property
+    def nbytes(self) -> int:
+        """Of all together."""
+        return self._ends[-1] if self._ends else 0
+
+    def checksum(self) -> int:
+        """Of all bytes in their order."""
+        value = 0
+        for array in self._arrays:
+            value = zlib.crc32(_view(array.address, array.nbytes), value)
+        return value
+
+    def read(self, part: range, target: int) -> None:
+        """Copy ``part`` to the address ``target``."""
+        for address, offset, count in self._pieces(part):
+            ctypes.memmove(target + offset, address, count)
+
+    def write(self, part: range, source: int) -> None:
+        """Copy ``part`` from the address ``source``."""
+        for address, offset, count in self._pieces(part):
+            ctypes.memmove(address, source + offset, count)
+
+    def _pieces(self, part: range) -> Iterator[tuple[int, int, int]]:
+        """Address, offset in ``part`` and length of each piece of memory that it touches."""
+        at, place = part.start, bisect_right(self._ends, part.start)
+        while at < part.stop:
+            array = self._arrays[place]
+            inside = at - (self._ends[place] - array.nbytes)
+            count = min(array.nbytes - inside, part.stop - at)
+            yield array.address + inside, at - part.start, count
+            at, place = at + count, place + 1
+
+
+def stripes(nbytes: int, sources: int, round_bytes: int = ROUND_BYTES) -> list[list[range]]:
+    """Who sends what: for each round, one part per source; together they are all bytes, once.
+
+    >>> stripes(10, sources=2, round_bytes=8)
+    [[range(0, 4), range(4, 8)], [range(8, 9), range(9, 10)]]
+    """
+    rounds = []
+    for start in range(0, nbytes, round_bytes):
+        length = min(round_bytes, nbytes - start)
+        cuts = [start + length * i // sources for i in range(sources + 1)]
+        rounds.append([range(a, b) for a, b in pairwise(cuts)])
+    return rounds
+
+
+def transfer(memory: Flat, sources: Sequence[int], receives: bool, label: str) -> int:
+    """Make ``memory`` on every rank that ``receives`` what it is on the ``sources``; returns how many bytes that were.
+
+    Collective among all ranks; ``sources`` ascend. Raises ``EngineError`` on a rank that got a stripe with a wrong
+    checksum, and the generation ends for all: nobody goes on with a state that is none.
+    """
+    session = current("the transfer of state")
+    place = session.topology.rank
+    packing, arriving = _Room(), _Room()
+    for number, parts in enumerate(stripes(memory.nbytes, len(sources))):
+        own = _pack(memory, parts[sources.index(place)], packing) if place in sources else _array(_buffer(0), 0)
+        address = _exchange(f"{label}.{number}", own, arriving)
+        if receives:
+            try:
+                _unpack(memory, zip(sources, parts, strict=True), address)
+            except EngineError as error:
+                session.abort(str(error))
+                raise
+    return memory.nbytes
+
+
+@final
+class _Room:
+    """Memory that every round uses again: what is fresh costs as much as a copy."""
+
+    def __init__(self) -> None:
+        self._buffer = _buffer(0)
+
+    def array(self, nbytes: int) -> Array:
+        """So much of it."""
+        if len(self._buffer) < nbytes:
+            self._buffer = _buffer(nbytes)
+        return _array(self._buffer, nbytes)
+
+
+def _pack(memory: Flat, part: range, room: _Room) -> Array:
+    """A stripe, after its checksum."""
+    packed = room.array(_CHECK.size + len(part))
+    memory.read(part, packed.address + _CHECK.size)
+    _CHECK.pack_into(_view(packed.address, _CHECK.size), 0, zlib.crc32(_view(packed.address + _CHECK.size, len(part))))
+    return packed
+
+
+def _unpack(memory: Flat, parts: Iterable[tuple[int, range]], address: int) -> None:
+    """Check every stripe of a round, and write it; they lie at ``address`` in the order of their sources."""
+    for source, part in parts:
+        [said] = _CHECK.unpack(_view(address, _CHECK.size))
+        found = zlib.crc32(_view(address + _CHECK.size, len(part)))
+        if found != said:
+            raise EngineError(
+                f"bytes {part.start} to {part.stop} of the state came from rank {source} with checksum {found:08x} "
+                f"and not {said:08x}: they were damaged on the way"
+            )
+        memory.write(part, address + _CHECK.size)
+        address += _CHECK.size + len(part)
+
+
+def _exchange(name: str, mine: Array, room: _Room) -> int:
+    """All-gather bytes through the negotiated lane; where they are then."""
+    call = Call(Kind.ALLGATHER, f"allgather.{name}", mine, (mine.count,), allocate=lambda shape: room.array(shape[0]))
+    current().submit([call], background=False).wait()
+    return room.array(0).address
+
+
+def _buffer(nbytes: int) -> ctypes.Array[ctypes.c_char]:
+    return (ctypes.c_char * nbytes)()
+
+
+def _array(buffer: ctypes.Array[ctypes.c_char], count: int) -> Array:
+    return Array(ctypes.addressof(buffer), count, DType.UINT8, buffer)
+
+
+def _view(address: int, nbytes: int) -> memoryview:
+    return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")

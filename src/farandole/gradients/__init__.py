@@ -1,0 +1,1 @@
+"""Floor 6: gradients, whatever framework has made them."""

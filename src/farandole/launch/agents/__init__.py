@@ -1,0 +1,1 @@
+"""Agents: what they do, and how they get to their hosts."""

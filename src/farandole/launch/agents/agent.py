@@ -1,0 +1,361 @@
+"""The agent: one small process per host that starts, watches and ends workers and passes their output on.
+
+The launcher starts it, itself or through ssh or Slurm, with its charge, one line of JSON, on standard input. The end of
+that input, of the connection to the controller, or of what started it means that there is nobody to work for any more,
+and then the workers are killed. In an elastic job another controller may take the place of one that is gone. When the
+agent itself is killed, the kernel kills the workers. What else comes on standard input, in a job on one host, is
+printed on standard error, between the workers' lines. No framework is imported here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import time
+from collections import deque
+from typing import TYPE_CHECKING, final
+
+import msgspec
+
+from farandole.cluster.environment import CONTROLLER, OWN
+from farandole.control import process
+from farandole.control.agent_messages import (
+    Exited,
+    Goodbye,
+    KillWorker,
+    Started,
+    StartWorkers,
+    StopWorkers,
+    WorkerSpec,
+    Written,
+)
+from farandole.control.dial import first_answering
+from farandole.control.keys import JobKeys
+from farandole.control.message import Message
+from farandole.control.sockets import LONGEST_WAIT_S
+from farandole.errors import ControlError, UsageError
+from farandole.launch.agents.charge import Charge
+from farandole.launch.agents.screens import STDERR, Screens
+from farandole.launch.agents.streams import Streams
+from farandole.runtime.relay.agent_link import AgentLink
+
+if TYPE_CHECKING:
+    from farandole.runtime.relay.relay import Relay
+
+SLURM_HOST = "SLURMD_NODENAME"
+"""Where Slurm tells a task what it calls its host."""
+
+SSH_SESSION = ("SSH_CLIENT", "SSH_CONNECTION", "SSH2_CLIENT")
+"""Variables of the session that started the agent. A bash that finds them reads the user's start-up files, and prints
+what these print."""
+
+SETTLE_S = 0.4
+"""How long the news of a worker's death may wait for its last words to be read."""
+
+KILL_AGAIN_S = 0.2
+COMES_BACK_S = 10.0
+"""How long the workers of an elastic job live without a controller: its launcher starts another one at once."""
+
+MOST_ENDS = 100
+"""How many of the last ends of workers a new controller is told of; it takes others for lost without a word."""
+
+GIVE_UP_S = 1.0
+"""How long an agent that was told to end at once, or has no launcher, tries to write what is left of the output."""
+
+
+@final
+class Agent:
+    """A single-threaded loop over the controller's messages, signals and standard input; output has its own threads."""
+
+    def __init__(self, charge: Charge, address: str) -> None:
+        self._charge, self._address = charge, address
+        self._start: StartWorkers | None = None
+        self._screens: Screens | None = None
+        self._streams: Streams | None = None
+        self._writing: set[int] = set()
+        self._workers: dict[int, int] = {}
+        self._news: list[Started | Exited] = []
+        """Of workers, since the controller was told last."""
+        self._ended: deque[Exited] = deque(maxlen=MOST_ENDS)
+        self._relay: Relay | None = None
+        self._link: AgentLink | None = None
+        self._link_fds: set[int] = set()
+        self._poll = select.poll()
+        self._kill_at: float | None = None
+        self._give_up_at: float | None = None
+        self._finishing = self._dismissed = False
+        self._heard = b""
+        self._launcher_lives = True
+        self._parent = os.getppid()
+        self._signals = -1
+
+    def run(self) -> None:
+        """Start the workers and serve until all have ended and all they wrote is written."""
+        with process.signals_as_bytes((signal.SIGCHLD, signal.SIGTERM)) as self._signals:
+            for fd in (0, self._signals):
+                self._poll.register(fd, select.POLLIN)
+            if self._charge.start is not None:
+                self._begin(self._charge.start, Screens.own())  # they have more to load than we
+            self._connect()
+            self._reap()
+            self._serve()
+        self._post(Goodbye())
+        if self._link is not None:
+            self._link.close()
+
+    def _begin(self, start: StartWorkers, screens: Screens) -> None:
+        self._start, self._screens = start, screens
+        self._streams = Streams(start, screens)
+        self._start_workers(start, self._streams)
+        screens.start()
+        self._writing = set(screens.ended)
+        for fd in self._writing:
+            self._poll.register(fd, select.POLLIN)
+
+    def _start_workers(self, start: StartWorkers, streams: Streams) -> None:
+        known = {*self._workers.values(), *(each.place for each in self._ended)}  # a new controller may repeat an order
+        for spec in start.workers:
+            if spec.place not in known:
+                self._start_worker(spec, start, streams)
+
+    def _start_worker(self, spec: WorkerSpec, start: StartWorkers, streams: Streams) -> None:
+        contact = {CONTROLLER: self._address if self._relay is None else self._relay.address}
+        environment = {**_threads(spec), **os.environ, **start.environment, **spec.environment, **contact}
+        command = spec.command
+        death_signal: int | None = signal.SIGKILL
+        try:
+            if self._charge.stays:  # and starts workers while its threads run
+                command, death_signal = process.bound(command, signal.SIGKILL, environment, start.cwd), None
+            with streams.open(spec.place) as (stdout, stderr):
+                pid = process.spawn(
+                    command,
+                    death_signal=death_signal,
+                    stdout=stdout,
+                    stderr=stderr,
+                    environment=environment,
+                    cwd=start.cwd,
+                )
+        except UsageError as error:
+            self._refuse(spec, process.NOT_EXECUTABLE, str(error))
+        except OSError as error:
+            self._refuse(spec, *process.refusal(spec.command, error))
+        else:
+            self._workers[pid] = spec.place
+            self._news.append(Started(spec.place, pid))
+
+    def _refuse(self, spec: WorkerSpec, code: int, words: str) -> None:
+        self._ended.append(Exited(spec.place, -1, code, "", words))
+        self._news.append(self._ended[-1])
+
+    def _connect(self) -> None:
+        """Join the control plane."""
+        charge, keys = self._charge, JobKeys.from_secret(self._charge.secret)
+        if charge.relay:
+            from farandole.runtime.relay.relay import Relay  # small jobs need none
+
+            self._relay = Relay(keys, charge.host, charge.silence_s, charge.interface)
+        self._link = AgentLink(self._address, keys, charge.host, charge.silence_s, self._relay, charge.name)
+        self._report_start()
+
+    def _report_start(self) -> None:
+        for message in self._news:
+            self._post(message)
+        self._news.clear()
+
+    def _serve(self) -> None:
+        while not self._is_over():
+            self._watch_link()
+            ready = {fd for fd, _ in self._poll.poll(self._patience_ms())}
+            if self._signals in ready:
+                self._on_signals()
+            if 0 in ready:
+                self._hear()
+            self._receive()
+            for fd in self._writing & ready:
+                self._poll.unregister(fd)
+                self._writing.discard(fd)
+            if self._kill_at is not None and time.monotonic() >= self._kill_at:
+                self._stop(0.0)
+
+    def _is_over(self) -> bool:
+        if self._give_up_at is not None and time.monotonic() >= self._give_up_at:
+            return True
+        if self._screens is None:
+            return self._dismissed
+        return not self._writing and self._screens.delivered
+
+    def _watch_link(self) -> None:
+        """Its descriptors change when it gets a parent in the tree, and when it ends."""
+        current = set(self._link.fds) if self._link is not None else set()
+        for fd in self._link_fds - current:
+            with contextlib.suppress(KeyError):
+                self._poll.unregister(fd)
+        for fd in current - self._link_fds:
+            self._poll.register(fd, select.POLLIN)
+        self._link_fds = current
+
+    def _patience_ms(self) -> float | None:
+        moments = (self._kill_at, self._give_up_at, self._link.deadline_s if self._link is not None else None)
+        deadlines = [moment for moment in moments if moment is not None]
+        return max(0.0, min(min(deadlines) - time.monotonic(), LONGEST_WAIT_S)) * 1000 if deadlines else None
+
+    def _on_signals(self) -> None:
+        if signal.SIGTERM in os.read(self._signals, 4096):
+            if self._charge.stays and self._workers and not self._dismissed and os.getppid() == self._parent:
+                self._depart()
+            else:
+                self._orphaned()
+        self._reap()
+
+    def _hear(self) -> None:
+        """Print what the launcher says; the end of it is the end of the launcher."""
+        text = b"" if self._finishing else os.read(0, 2**16)
+        lines, newline, self._heard = (self._heard + text).rpartition(b"\n")
+        if newline and self._screens is not None:
+            self._screens.say(STDERR, lines + newline)
+        if not text:
+            self._launcher_lives = False
+            self._poll.unregister(0)
+            self._orphaned()
+
+    def _receive(self) -> None:
+        if self._link is None:
+            return
+        try:
+            for message in self._link.receive():
+                self._obey(message)
+            self._link.beat()
+        except ControlError as error:
+            if self._charge.stays and self._link.may_come_back:
+                self._renew(self._link)
+                return
+            if self._launcher_lives:
+                os.write(2, f"farandole: the agent on {self._charge.host} ends: {error}\n".encode())
+            self._orphaned()
+
+    def _renew(self, link: AgentLink) -> None:
+        """The controller is gone. The launcher, whose end we would hear of otherwise, starts another one."""
+        link.renew(COMES_BACK_S, [Started(place, pid) for pid, place in self._workers.items()], self._ended)
+        if self._screens is not None:
+            self._screens.forgive()
+
+    def _obey(self, message: object) -> None:
+        if isinstance(message, StartWorkers) and self._link is not None and not self._dismissed:
+            if self._screens is None or self._streams is None:
+                for name in SSH_SESSION:
+                    os.environ.pop(name, None)
+                self._begin(message, Screens.remote(self._link.send))
+            else:
+                self._start_workers(message, self._streams)
+            self._report_start()
+            self._reap()
+        elif isinstance(message, Written) and self._screens is not None:
+            self._screens.written(message)
+        elif isinstance(message, KillWorker):
+            self._kill(message.place)
+        elif isinstance(message, StopWorkers):
+            self._dismiss(message.grace_s)
+
+    def _dismiss(self, grace_s: float) -> None:
+        """The job is over."""
+        self._dismissed = True
+        if not grace_s or self._kill_at is None:  # a new controller may repeat an order
+            self._stop(grace_s)
+        self._reap()
+        if not grace_s:  # now means now, also if nobody takes the output
+            self._give_up_at = time.monotonic() + GIVE_UP_S
+
+    def _post(self, message: Message) -> None:
+        if self._link is not None:
+            self._link.send(message)
+
+    def _reap(self) -> None:
+        for pid, code in process.reap():
+            if pid in self._workers:
+                place = self._workers.pop(pid)
+                self._ended.append(Exited(place, pid, code, self._last_words(place, code)))
+                self._post(self._ended[-1])
+        if self._charge.stays and not self._dismissed:
+            process.kill(process.descendants(but=self._workers))  # what workers that have ended left running
+            return
+        if self._start is None or self._screens is None or self._workers or self._finishing:
+            return
+        if not process.has_children():
+            self._finishing, self._kill_at = True, None
+            if self._launcher_lives:
+                self._poll.modify(0, 0)  # what the launcher says from now on it prints itself; only its end is news
+            self._screens.finish()
+        elif self._kill_at is None:
+            self._stop(self._start.grace_s)
+
+    def _last_words(self, place: int, code: int) -> str:
+        """The end of its standard error, if it may be the cause of what follows."""
+        if self._streams is None:
+            return ""
+        tail = self._streams.tail(place, SETTLE_S) if code and self._kill_at is None else ""
+        self._streams.forget(place)
+        return tail
+
+    def _kill(self, place: int) -> None:
+        """End a worker, and what it has started with it."""
+        for pid in [pid for pid, own in self._workers.items() if own == place]:
+            process.kill([pid, *process.descendants(pid)])
+
+    def _stop(self, grace_s: float) -> None:
+        """TERM for all workers and what they started; KILL when the grace is over, and again until none is left."""
+        if self._finishing:
+            return
+        process.signal_descendants(signal.SIGTERM if grace_s > 0 else signal.SIGKILL)
+        self._kill_at = time.monotonic() + (grace_s or KILL_AGAIN_S)
+
+    def _depart(self) -> None:
+        """A scheduler wants the host: workers leave when a step is whole. Who sent the signal ends what takes long."""
+        self._dismissed = True
+        process.signal_descendants(signal.SIGTERM)
+
+    def _orphaned(self) -> None:
+        """Nobody is left to work for."""
+        self._dismissed = True
+        if self._link is not None:
+            self._link.close(deliver=False)
+            self._link = None
+        if self._screens is not None:
+            self._screens.cut()
+        self._give_up_at = time.monotonic() + GIVE_UP_S
+        self._stop(0.0)
+
+
+def main() -> None:
+    """Entry of the process."""
+    process.die_with_parent(signal.SIGTERM)
+    line = sys.stdin.buffer.readline()
+    if not line.endswith(b"\n"):
+        sys.exit("farandole: the agent got no charge: 'farandole run' starts it, not you")
+    process.adopt_orphans()
+    charge = msgspec.json.decode(line, type=Charge)
+    charge = msgspec.structs.replace(charge, host=charge.host or os.environ[SLURM_HOST])
+    try:
+        Agent(charge, _address(charge)).run()
+    except ControlError as error:
+        sys.exit(f"farandole: the agent on {charge.host} cannot join the job: {error}")
+
+
+def _threads(spec: WorkerSpec) -> dict[str, str]:
+    """The worker's share of this host's cores: numeric libraries take all of them otherwise, each worker from each."""
+    neighbours = int(spec.environment.get(OWN.local_size, "1"))
+    cores = len(os.sched_getaffinity(0))
+    return {"OMP_NUM_THREADS": str(max(1, cores // neighbours))} if neighbours > 1 else {}
+
+
+def _address(charge: Charge) -> str:
+    """Where the controller answers; on its own host, it does."""
+    if charge.addresses[0].startswith("ipc://"):
+        return charge.addresses[0]
+    return first_answering(charge.addresses, JobKeys.from_secret(charge.secret), charge.dial_s, lifeline=0)
+
+
+if __name__ == "__main__":
+    main()

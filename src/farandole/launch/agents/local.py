@@ -1,0 +1,31 @@
+"""The agent of this host: a child of the launcher."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+from farandole.control.entry import entry_command
+from farandole.control.process import describe
+from farandole.launch.agents.agents import AgentStarter, Group
+from farandole.launch.agents.charge import MODULE
+from farandole.settings import Settings
+
+
+@final
+class Local(AgentStarter):
+    """Starts nothing on other hosts."""
+
+    def groups(self, hosts: Sequence[str], here: str) -> list[Group]:
+        """All hosts are this one."""
+        return [Group(self, tuple(dict.fromkeys(hosts)))]
+
+    def command(self, hosts: Sequence[str], settings: Settings) -> list[str]:
+        """A new Python."""
+        return entry_command(MODULE)
+
+    def explain(self, hosts: Sequence[str], code: int, said: str) -> str:
+        """How it ended; what it said is on the launcher's standard error, or here."""
+        lines = [line.removeprefix("farandole: ") for line in said.splitlines() if line.strip()]
+        reason = f" ({lines[-1]})" if lines else ""
+        return f"the agent on {', '.join(hosts)} {describe(code)}{reason}; its workers were killed"

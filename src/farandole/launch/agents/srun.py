@@ -1,0 +1,49 @@
+"""Agents by Slurm, inside an allocation: one ``srun`` for all hosts, and no ssh.
+
+    Srun().command(["node1", "node2"], settings)
+
+The step overlaps with others of the job and has all that the job has on these hosts. Slurm gives its tasks the
+launcher's environment, and broadcasts what the agents are told on standard input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+from farandole.control.entry import entry_command
+from farandole.control.process import describe
+from farandole.launch.agents.agents import AgentStarter, Group
+from farandole.launch.agents.charge import MODULE
+from farandole.settings import Settings
+
+OPTIONS = (
+    "--overlap", "--ntasks-per-node=1", "--cpu-bind=none", "--mpi=none", "--kill-on-bad-exit=0", "--wait=0",
+    "--export=ALL", "--input=all", "--output=all", "--error=all", "--job-name=farandole",
+)  # fmt: skip
+"""Whatever the user's ``SLURM_`` variables say; an agent that ends must not take those of the other hosts along."""
+
+
+@final
+class Srun(AgentStarter):
+    """Agents of all hosts, also of the launcher's own, are tasks of one job step."""
+
+    def groups(self, hosts: Sequence[str], here: str) -> list[Group]:
+        """All together."""
+        return [Group(self, tuple(dict.fromkeys(hosts)))]
+
+    def command(self, hosts: Sequence[str], settings: Settings) -> list[str]:
+        """Each host gets one task, which knows its host by Slurm's variable."""
+        number = str(len(hosts))
+        where = ["--nodes", number, "--ntasks", number, "--nodelist", ",".join(hosts)]
+        return ["srun", *OPTIONS, *where, *entry_command(MODULE)]
+
+    def explain(self, hosts: Sequence[str], code: int, said: str) -> str:
+        """The errors that ``srun`` and the agents wrote."""
+        lines = [line.strip().removeprefix("farandole: ") for line in said.splitlines() if line.strip()]
+        errors = [line for line in lines if "error:" in line or "cannot join" in line or "No module named" in line]
+        reason = f": {'; '.join((errors or lines)[-3:])}" if lines else ""
+        return (
+            f"the srun that starts the agents of {', '.join(hosts)} {describe(code)}{reason} "
+            "(--launcher ssh starts them without Slurm)"
+        )

@@ -1,0 +1,147 @@
+"""The command ``farandole run``: its options, and the job they ask for.
+
+parser = argparse.ArgumentParser()
+add_parser(parser.add_subparsers())
+args = parser.parse_args(["run", "-np", "4", "python", "train.py"])
+sys.exit(main(args))
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import socket
+import sys
+import typing
+
+import msgspec
+
+import farandole
+from farandole.launch.agents.ssh import Ssh
+from farandole.launch.command.options import add_knobs, knob_arguments, read_file
+from farandole.launch.hosts import plan
+from farandole.launch.hosts.elastic_job import ElasticJob, elastic_job
+from farandole.launch.hosts.where import LauncherName, Means, read_hosts, where
+from farandole.launch.job.launcher import Launcher
+from farandole.settings import Settings
+
+EXAMPLES = """\
+examples:
+  farandole run -np 4 python train.py --epochs 10
+  farandole run -np 4 --output-filename logs python train.py
+  farandole run -np 2 --horovod python script_written_for_horovod.py
+  farandole run --min-np 2 --max-np 8 --hostfile hosts.txt python train.py
+
+Each line that a worker prints appears with its rank, [2]<stdout>: or
+[2]<stderr>:. The first worker that fails ends the job, and its exit code is
+the job's; 128+N stands for signal N. Ctrl-C ends the job in good order, twice
+at once. What a worker leaves running is ended too. Workers read nothing from
+standard input.
+"""
+HOROVOD_SITE = os.path.join(os.path.dirname(os.path.abspath(farandole.__file__)), "compat", "site")
+"""Holds a package named ``horovod`` that is Farandole."""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``run`` to the commands."""
+    parser = subparsers.add_parser(
+        "run",
+        help="run a command on N workers",
+        usage="farandole run -np N [options] COMMAND ...",
+        description=EXAMPLES,
+    )
+    add_job_options(parser)
+    parser.add_argument(
+        "--horovod", action="store_true", help="let 'import horovod' mean Farandole in the workers and their children"
+    )
+    add_knobs(parser)
+    parser.add_argument("command", nargs=argparse.PARSER, metavar="COMMAND", help="what every worker runs")
+    parser.set_defaults(main=main)
+
+
+def add_job_options(parser: argparse.ArgumentParser) -> None:
+    """The options that say how many workers, where, and what becomes of their output; the names are Horovod's."""
+    parser.add_argument("-np", "--num-proc", type=int, dest="np", metavar="N", help="number of workers")
+    places = parser.add_mutually_exclusive_group()
+    places.add_argument(
+        "-H", "--hosts", metavar="HOST:SLOTS,...", help="where they run (default: Slurm's allocation, or localhost:N)"
+    )
+    places.add_argument("-hostfile", "--hostfile", metavar="FILE", help="the same from a file, lines of: HOST slots=N")
+    parser.add_argument(
+        "--launcher",
+        choices=typing.get_args(LauncherName),
+        default="auto",
+        help="what reaches other hosts (default: auto: srun where Slurm has given the hosts, else ssh)",
+    )
+    parser.add_argument("-p", "--ssh-port", type=int, metavar="PORT", help="port of the ssh servers")
+    parser.add_argument("-i", "--ssh-identity-file", default="", metavar="FILE", help="private key for ssh")
+    parser.add_argument(
+        "--ssh-option", action="append", default=[], metavar="NAME=VALUE", help="as in ssh_config (can be repeated)"
+    )
+    parser.add_argument(
+        "--output-filename", default="", metavar="DIR", help="write to DIR/rank.<rank>/stdout and stderr, not here"
+    )
+    parser.add_argument(
+        "-prefix-timestamp",
+        "--prefix-output-with-timestamp",
+        action="store_true",
+        dest="timestamps",
+        help="put the time before every line",
+    )
+    parser.add_argument("--verbose", action="store_true", help="say what is started where")
+    parser.add_argument("--config-file", metavar="FILE", help='settings in TOML: engine = "shm"')
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the job that ``args`` ask for; returns its exit status."""
+    command = args.command[1:] if args.command[0] == "--" else args.command
+    settings = Settings.resolve(
+        knob_arguments(args), read_file(args.config_file) if args.config_file else None, os.environ
+    )
+    return run_job(job(args, command, settings, (HOROVOD_SITE,) if args.horovod else ()))
+
+
+def job(
+    args: argparse.Namespace, command: list[str], settings: Settings, python_path: tuple[str, ...]
+) -> plan.Job | ElasticJob:
+    """The job that the options of ``add_job_options`` describe; raises ``UsageError`` for one that cannot be."""
+    means = Means(args.launcher, Ssh(args.ssh_port, args.ssh_identity_file, tuple(args.ssh_option)))
+    here = socket.gethostname()
+    asked = plan.Job(
+        command,
+        (),
+        settings,
+        output_dir=args.output_filename,
+        timestamps=args.timestamps,
+        verbose=args.verbose,
+        python_path=python_path,
+    )
+    if settings.is_elastic:
+        return elastic_job(asked, args.np, args.hosts or "", args.hostfile or "", means, os.environ, here)
+    named = read_hosts(args.hosts or "", args.hostfile or "")
+    hosts, starter = where(args.np, named, means, os.environ, here)
+    return msgspec.structs.replace(asked, hosts=hosts, starter=starter)
+
+
+def run_job(job: plan.Job | ElasticJob) -> int:
+    """Run a job to its end in this process, say how it ended if that was not well, and return its exit status."""
+    asked = job.job if isinstance(job, ElasticJob) else job
+    if HOROVOD_SITE in asked.python_path:
+        _say_which_horovod()
+    if isinstance(job, ElasticJob):
+        from farandole.launch.job.elastic_launcher import ElasticLauncher  # other jobs need not wait for it to load
+
+        status, words = ElasticLauncher(job).run()
+    else:
+        status, words = Launcher(job, owns_process=True).run()
+    if words:
+        print(f"farandole: {words}", file=sys.stderr)
+    return status
+
+
+def _say_which_horovod() -> None:
+    """With the real one installed too, say which one the workers get."""
+    real = importlib.util.find_spec("horovod")
+    if real is not None and real.origin and not real.origin.startswith(HOROVOD_SITE):
+        print(f"farandole: 'import horovod' is Farandole in this job, not {real.origin} (--horovod)", file=sys.stderr)

@@ -1,0 +1,138 @@
+"""``farandole horovodrun``: Horovod's command line, for scripts and habits that know it.
+
+    farandole horovodrun -np 4 -H localhost:4 --cycle-time-ms 5 python train.py
+
+It is ``farandole run --horovod`` with more flags: those that mean nothing here are accepted, and named with the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Collection
+from typing import Any, NamedTuple, final
+
+import farandole
+from farandole.launch.command import command
+from farandole.launch.command.options import add_knobs, knob_arguments, read_file
+from farandole.launch.hosts.elastic_job import ElasticJob
+from farandole.launch.hosts.plan import Job
+from farandole.settings import Settings
+
+SPOKEN = "0.28.1"
+"""The version of Horovod whose words these are."""
+
+
+@final
+class Foreign(NamedTuple):
+    """Flags of Horovod's that we take without acting on them: how many values they have (0: a switch), and why."""
+
+    why: str
+    values: int
+    flags: tuple[str, ...]
+
+
+_NO_CYCLE = "messages are sent when there is something to say, there are no cycles"
+_CHOSEN = "the way of moving bytes is chosen, see --engine"
+
+FOREIGN = (
+    Foreign("nothing is checked over ssh that could be remembered", 0, ("--disable-cache",)),
+    Foreign(_NO_CYCLE, 1, ("--cycle-time-ms",)),
+    Foreign(_NO_CYCLE, 0, ("--timeline-mark-cycles",)),
+    Foreign(_CHOSEN, 0, (
+        "--hierarchical-allreduce", "--no-hierarchical-allreduce", "--hierarchical-allgather",
+        "--no-hierarchical-allgather", "--torus-allreduce", "--no-torus-allreduce", "--gloo", "--mpi", "--jsrun",
+        "--tcp",
+    )),
+    Foreign("nothing is tuned while a job runs", 0, ("--autotune", "--no-autotune")),
+    Foreign("nothing is tuned while a job runs", 1, (
+        "--autotune-log-file", "--autotune-warmup-samples", "--autotune-steps-per-sample",
+        "--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise",
+    )),
+    Foreign("log lines always have the time", 0, (
+        "--log-with-timestamp", "--log-without-timestamp", "--log-hide-timestamp", "--no-log-hide-timestamp",
+    )),
+    Foreign("no worker is started by MPI", 0, ("--mpi-threads-disable", "--no-mpi-threads-disable")),
+    Foreign("no worker is started by MPI", 1, ("--mpi-args", "--binding-args")),
+    Foreign("NCCL chooses its streams", 1, ("--num-nccl-streams",)),
+    Foreign("no thread of ours is pinned", 1, ("--thread-affinity",)),
+    Foreign("waits end at --start-timeout and --stall-check-shutdown-time-seconds", 1, ("--gloo-timeout-seconds",)),
+)  # fmt: skip
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``horovodrun`` to the commands."""
+    parser = subparsers.add_parser(
+        "horovodrun",
+        help="run a script written for Horovod, with horovodrun's flags",
+        usage="farandole horovodrun -np N [options] COMMAND ...",
+        description="Runs COMMAND as 'farandole run --horovod' does. Flags of horovodrun that mean\n"
+        "nothing here are accepted; a line says so.",
+    )
+    parser.add_argument("-v", "--version", action="version", version=f"{SPOKEN} (farandole {farandole.__version__})")
+    parser.add_argument("-cb", "--check-build", action=_CheckBuild, nargs=0, help="what is usable here, and why not")
+    command.add_job_options(parser)
+    _add_foreign(parser)
+    add_knobs(parser)
+    parser.add_argument("command", nargs=argparse.PARSER, metavar="COMMAND", help="what every worker runs")
+    parser.set_defaults(main=main, foreign=[])
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the job that ``args`` ask for; returns its exit status."""
+    job = asked(args)
+    for line in without_meaning(args.foreign):
+        print(f"farandole horovodrun: {line}", file=sys.stderr)
+    return command.run_job(job)
+
+
+def asked(args: argparse.Namespace) -> Job | ElasticJob:
+    """The job that ``args`` ask for; raises ``UsageError`` for one that cannot be."""
+    words = args.command[1:] if args.command[0] == "--" else args.command
+    file = read_file(args.config_file) if args.config_file else None
+    settings = Settings.resolve(knob_arguments(args), file, os.environ)
+    return command.job(args, words, settings, (command.HOROVOD_SITE,))
+
+
+def without_meaning(flags: Collection[str]) -> list[str]:
+    """One line for each reason why some of ``flags`` are not acted on."""
+    lines = []
+    for why in dict.fromkeys(foreign.why for foreign in FOREIGN):
+        mine = [flag for foreign in FOREIGN if foreign.why == why for flag in foreign.flags if flag in flags]
+        if mine:
+            lines.append(f"{', '.join(mine)}: accepted without effect, {why}")
+    return lines
+
+
+def _add_foreign(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("accepted without effect")
+    for foreign in FOREIGN:
+        spellings = [foreign.flags] if foreign.flags[0].count("-") == 1 else [(flag,) for flag in foreign.flags]
+        for flags in spellings:
+            group.add_argument(*flags, action=_Note, nargs=foreign.values, metavar="X" if foreign.values else None,
+                               default=argparse.SUPPRESS, help=argparse.SUPPRESS)  # fmt: skip
+
+
+@final
+class _Note(argparse.Action):
+    """Remembers that a foreign flag was given."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        """Add its longest spelling."""
+        namespace.foreign = [*namespace.foreign, self.option_strings[-1]]
+
+
+@final
+class _CheckBuild(argparse.Action):
+    """Prints what ``farandole check`` prints, and ends."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        """See the class."""
+        from farandole.launch.tools.check import examine, report
+
+        parser.exit(report(examine()))

@@ -1,0 +1,1 @@
+"""``farandole.run``: a function on many workers."""

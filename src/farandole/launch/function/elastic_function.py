@@ -1,0 +1,138 @@
+"""``farandole.run`` of an elastic job: a function on workers that come and go.
+
+    run_elastic(Request(job, np=None, hosts="", hostfile="hosts.txt", ssh=Ssh()), task)
+
+The launcher of an elastic job needs a process of its own, with signals, children and no threads, which a notebook is
+not: it is a child here. Function and results do not pass through it. Every worker, also one that comes late, fetches
+the one from the caller, and brings it the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import sys
+from typing import Any, final
+
+import msgspec
+
+from farandole.cluster.contact import Contact
+from farandole.cluster.environment import CALLER
+from farandole.control import process
+from farandole.control.addresses import EVERYWHERE, own_endpoints, own_host_only
+from farandole.control.channel import Router
+from farandole.control.entry import entry_command
+from farandole.control.keys import JobKeys, new_secret
+from farandole.control.task_messages import FetchTask, Result, Task
+from farandole.errors import ControlError
+from farandole.launch.agents.ssh import Ssh
+from farandole.launch.function.results import Results, raise_again
+from farandole.launch.hosts.elastic_job import ElasticJob, elastic_job
+from farandole.launch.hosts.plan import Job
+from farandole.launch.hosts.where import Means
+from farandole.launch.job.elastic_launcher import ElasticLauncher
+from farandole.launch.job.loop import Outcome
+
+MODULE = "farandole.launch.function.elastic_function"
+
+
+@final
+class Request(msgspec.Struct, frozen=True):
+    """What the caller wants, as ``elastic_job`` takes it."""
+
+    job: Job
+    np: int | None
+    hosts: str
+    hostfile: str
+    ssh: Ssh
+
+    def resolve(self) -> ElasticJob:
+        """The job; raises ``UsageError`` for one that cannot be."""
+        is_named = self.hosts or self.hostfile or self.job.settings.host_discovery_script
+        means = Means("auto" if is_named else "local", self.ssh)
+        return elastic_job(self.job, self.np, self.hosts, self.hostfile, means, os.environ, socket.gethostname())
+
+
+def run_elastic(request: Request, task: bytes) -> list[Any]:
+    """See ``farandole.run``. A job that fails raises what its last worker did, unless that only tells of others."""
+    spread, settings = request.resolve().reaches_out, request.job.settings
+    secret, results, answer = new_secret(), Results(), Task(task)
+    with Router(JobKeys.from_secret(secret), EVERYWHERE if spread else own_host_only()) as router:
+        addresses = own_endpoints(router.address, settings.network_interface) if spread else [router.address]
+        told = {**request.job.environment, CALLER: Contact(addresses, secret).encode().decode()}
+        job = msgspec.structs.replace(request.job, environment=told)
+        with _Child(msgspec.structs.replace(request, job=job)) as launcher:
+            router.watch(launcher.fd)
+            while launcher.outcome is None:
+                if router.wait():
+                    launcher.attend()
+                while (got := router.recv()) is not None:
+                    identity, message = got
+                    if isinstance(message, FetchTask):
+                        router.send(identity, answer)
+                    elif isinstance(message, Result):
+                        results.add(message.place, message.ok, message.payload)
+            router.unwatch(launcher.fd)
+    status, words = launcher.outcome
+    if status:
+        raise_again(results.failures[::-1])
+        raise ControlError(words)
+    if not results.places:
+        raise ControlError("all workers ended well but returned nothing: did the function call os._exit()?")
+    return results.values()
+
+
+@final
+class _Child:
+    """The process of the launcher. The kernel kills it when this one dies, and its agents end then."""
+
+    def __init__(self, request: Request) -> None:
+        self.outcome: Outcome | None = None
+        self._said = b""
+        self._ours, theirs = socket.socketpair()
+        self.fd = self._ours.fileno()
+        command = process.bound(entry_command(MODULE), signal.SIGKILL, os.environ)
+        with theirs:
+            self._pid = process.spawn(command, stdin=theirs.fileno())
+        with contextlib.suppress(BrokenPipeError):  # it has died, which the end of the stream says as well
+            self._ours.sendall(pickle.dumps(request))
+
+    def attend(self) -> None:
+        """Take in what it says; ``outcome`` is there when it has ended."""
+        try:
+            text = self._ours.recv(2**16)
+        except ConnectionResetError:
+            text = b""
+        self._said += text
+        if not text:
+            code = self._reap()
+            died = Outcome(process.exit_status(code) or 1, f"the launcher {process.describe(code)}")
+            self.outcome = msgspec.json.decode(self._said, type=Outcome) if self._said else died
+
+    def __enter__(self) -> _Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._pid:  # we were interrupted; once more, and the workers get no time to end
+            with contextlib.suppress(KeyboardInterrupt):
+                os.kill(self._pid, signal.SIGTERM)
+                self._reap()
+        self._ours.close()
+
+    def _reap(self) -> int:
+        _, status = os.waitpid(self._pid, 0)
+        self._pid = 0
+        return os.waitstatus_to_exitcode(status)
+
+
+def main() -> None:
+    """Entry of the launcher's process."""
+    with socket.socket(fileno=0) as caller:
+        with caller.makefile("rb") as file:
+            request = pickle.load(file)  # noqa: S301 (from our parent)
+        outcome = ElasticLauncher(request.resolve()).run()
+        caller.sendall(msgspec.json.encode(outcome))
+    sys.exit(outcome.status)

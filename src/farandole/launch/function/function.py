@@ -1,0 +1,105 @@
+"""``farandole.run``: call a Python function on N workers, from a script, a test or a notebook.
+
+    def train(epochs):
+        import farandole.torch as hvd
+        hvd.init()
+        ...
+        return hvd.rank()
+
+    farandole.run(train, args=(3,), np=4)          # [0, 1, 2, 3]
+
+The launcher's loop runs in the calling thread; there is no process besides the agent and the workers (in a job whose
+size is fixed: of others see ``elastic_function``). The function travels as bytes over the job's authenticated
+connections; workers unpickle it, and nobody else does.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import cloudpickle
+import msgspec
+
+from farandole.control.entry import entry_command
+from farandole.errors import ControlError, UsageError
+from farandole.launch.agents.ssh import Ssh
+from farandole.launch.function.results import Results, raise_again
+from farandole.launch.function.task import MODULE, Task
+from farandole.launch.hosts.plan import Job
+from farandole.launch.hosts.where import Means, read_hosts, where
+from farandole.launch.job.launcher import Launcher
+from farandole.settings import Settings
+
+
+def run(
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    np: int | None = None,
+    *,
+    hosts: str = "",
+    hostfile: str = "",
+    ssh: Ssh | None = None,
+    output_filename: str = "",
+    verbose: bool = False,
+    env: Mapping[str, str] | None = None,
+    python_path: Sequence[str] = (),
+    **knobs: Any,
+) -> list[Any]:
+    """Call ``func(*args, **kwargs)`` on ``np`` new workers (default: 1) and return what they returned, in rank order.
+
+        farandole.run(train, kwargs={"lr": 0.1}, np=2, engine="shm", start_timeout_s=60)
+        farandole.run(train, min_np=2, max_np=8, hostfile="hosts.txt")
+
+    ``func`` is pickled with cloudpickle, so that it may be a closure or live in a notebook. The workers run on this
+    host, or on ``hosts`` (``"a:2,b:2"``) or those of a ``hostfile``, as with ``farandole run``; ``ssh`` holds options
+    for getting there. ``env`` holds variables for the workers, ``output_filename`` a folder for their output instead of
+    this process's own; ``python_path`` is put before their ``PYTHONPATH``. ``knobs`` are settings by their names; an
+    unknown one is refused with the legal ones.
+
+    With ``min_np``, ``max_np`` or ``host_discovery_script`` workers come and go: what is returned are the results of
+    those that have finished, and failures that were made good raise nothing.
+
+    Raises ``RemoteError`` with the remote traceback, from the original exception, if a worker raises (the others are
+    ended); ``ControlError`` if one ends without a result. A ``KeyboardInterrupt`` ends the workers and goes on.
+    """
+    job = Job(
+        command=entry_command(MODULE),
+        hosts=(),
+        settings=Settings.resolve(arguments=knobs),
+        output_dir=output_filename,
+        verbose=verbose,
+        python_path=tuple(python_path),
+        environment=dict(env or {}),
+    )
+    if np is not None and np < 1:
+        raise UsageError(f"np={np} asks for no worker; it must be at least 1")
+    task = msgspec.msgpack.encode(Task(list(sys.path), cloudpickle.dumps((func, tuple(args), dict(kwargs or {})))))
+    if job.settings.is_elastic:
+        from farandole.launch.function.elastic_function import (  # other jobs need not wait for it to load
+            Request,
+            run_elastic,
+        )
+
+        return run_elastic(Request(job, np, hosts, hostfile, ssh or Ssh()), task)
+    return _run_static(job, 1 if np is None else np, hosts, hostfile, ssh or Ssh(), task)
+
+
+def _run_static(job: Job, np: int, hosts: str, hostfile: str, ssh: Ssh, task: bytes) -> list[Any]:
+    means = Means("auto" if hosts or hostfile else "local", ssh)
+    placed, starter = where(np, read_hosts(hosts, hostfile), means, os.environ, socket.gethostname())
+    # Results come straight to this process, so that none can arrive after the news of its worker's end.
+    settings = msgspec.structs.replace(job.settings, tree_radix=max(job.settings.tree_radix, np))
+    job = msgspec.structs.replace(job, hosts=placed, starter=starter, settings=settings)
+    results = Results()
+    outcome = Launcher(job, task=task, on_result=results.add).run()
+    raise_again(results.failures)
+    if outcome.status:
+        raise ControlError(outcome.words)
+    if missing := [place for place in range(job.size) if place not in results.places]:
+        raise ControlError(f"ranks {missing} ended well but returned nothing: did the function call os._exit()?")
+    return results.values()

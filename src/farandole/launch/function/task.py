@@ -1,0 +1,148 @@
+"""A worker of ``farandole.run``: fetches the function, calls it, and sends back what it returned or raised.
+
+The launcher starts it; it finds its place and the controller in its environment, as any worker does. In an elastic job
+it asks the process that has called ``farandole.run``, which is not the launcher.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import traceback
+import uuid
+from typing import final
+
+import cloudpickle
+import msgspec
+
+from farandole.cluster.contact import Contact, is_loopback
+from farandole.cluster.detect import detect
+from farandole.cluster.environment import CALLER, Environment
+from farandole.control import task_messages
+from farandole.control.channel import Dealer
+from farandole.control.dial import first_answering
+from farandole.control.keys import JobKeys
+from farandole.errors import AbortError, ControlError, FarandoleError
+from farandole.settings import Settings
+
+MODULE = "farandole.launch.function.task"
+
+
+@final
+class Task(msgspec.Struct, frozen=True):
+    """The function, its arguments, and where the caller finds modules; the path counts before anything is unpickled."""
+
+    path: list[str]
+    call: bytes
+
+
+@final
+class Value(msgspec.Struct, frozen=True):
+    """What the function returned, and the rank of the worker when it did."""
+
+    rank: int
+    pickled: bytes
+
+
+@final
+class Failure(msgspec.Struct, frozen=True):
+    """What the function raised, and where: for people, and pickled (empty if it cannot be).
+
+    ``is_consequence`` if it raised because another rank had left or died.
+    """
+
+    rank: int
+    host: str
+    summary: str
+    traceback: str
+    exception: bytes
+    is_consequence: bool
+
+
+def main() -> None:
+    """Entry of the process; its exit code is 1 if the function raised."""
+    environment = detect()
+    if not environment.controller:
+        sys.exit("farandole: this process runs the function given to farandole.run(), which starts it; you cannot")
+    try:
+        with _connect(environment) as dealer:
+            sys.exit(_serve(dealer, environment))
+    except FarandoleError as error:
+        sys.exit(f"farandole: rank {environment.place} on {environment.host}: {error}")
+
+
+def _connect(environment: Environment) -> Dealer:
+    caller = os.environ.pop(CALLER, "")  # jobs that the function starts have others
+    said = Contact.decode(caller.encode()) if caller else Contact.read(environment.controller, environment.key)
+    keys, timeout_s = JobKeys.from_secret(said.key), Settings.resolve().start_timeout_s
+    address = said.addresses[0]
+    if caller and not is_loopback(address):
+        address = first_answering(said.addresses, keys, timeout_s)
+    return Dealer(address, f"task-{uuid.uuid4().hex}".encode(), keys, timeout_s)
+
+
+def _serve(dealer: Dealer, environment: Environment) -> int:
+    timeout_s = Settings.resolve().start_timeout_s
+    dealer.send(task_messages.FetchTask(environment.place))
+    answer = dealer.recv(timeout_s)
+    if not isinstance(answer, task_messages.Task):
+        raise ControlError(f"the launcher sent no function within {timeout_s:g} s, but {answer!r}")
+    ok, payload = call(answer.payload, environment)
+    try:
+        dealer.send(task_messages.Result(environment.place, ok, payload))
+    except ControlError as error:  # too large
+        ok = False
+        dealer.send(task_messages.Result(environment.place, ok, _failed(error, environment)))
+    dealer.flush(timeout_s)  # the news of our end travels another way, and must not overtake a large result
+    return 0 if ok else 1
+
+
+def call(payload: bytes, environment: Environment) -> tuple[bool, bytes]:
+    """Unpickle and call; whatever goes wrong is a result too, and is printed as Python would.
+
+    Where workers come and go, one of them may be told to leave: then it ends as it would in a script.
+    """
+    try:
+        task = msgspec.msgpack.decode(payload, type=Task)
+        sys.path[:] = task.path
+        func, args, kwargs = pickle.loads(task.call)  # noqa: S301 (from our launcher, over an authenticated channel)
+        pickled = cloudpickle.dumps(func(*args, **kwargs))
+        return True, msgspec.msgpack.encode(Value(_rank(environment), pickled))
+    except BaseException as error:
+        if environment.is_elastic and isinstance(error, SystemExit):
+            raise
+        if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
+            error.__traceback__ = error.__traceback__.tb_next  # what happened in the function, without our call of it
+        traceback.print_exception(error)
+        return False, _failed(error, environment)
+
+
+def _rank(environment: Environment) -> int:
+    """In an elastic job that of the last generation, if the function took part in any."""
+    if not environment.is_elastic:
+        return environment.place
+    from farandole.runtime.session.session import (
+        last_rank,  # a function that does not train need not wait for it to load
+    )
+
+    rank = last_rank()
+    return environment.place if rank is None else rank
+
+
+def _failed(error: BaseException, environment: Environment) -> bytes:
+    summary = "".join(traceback.format_exception_only(error)).strip()
+    text = "".join(traceback.format_exception(error))
+    rank, is_consequence = _rank(environment), isinstance(error, AbortError)
+    return msgspec.msgpack.encode(
+        Failure(rank, environment.host, summary, text, _pickled(error), is_consequence=is_consequence)
+    )
+
+
+def _pickled(error: BaseException) -> bytes:
+    try:
+        pickled: bytes = cloudpickle.dumps(error.with_traceback(None))
+        pickle.loads(pickled)  # noqa: S301 (made in the line above)
+    except Exception:
+        return b""
+    return pickled

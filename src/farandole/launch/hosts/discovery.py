@@ -1,0 +1,293 @@
+"""Where workers of an elastic job may run, as that changes: a fixed list, a file that is watched, or a script.
+
+    discovery = Script("./discover.sh", slots_each=1)
+    wait_for(discovery.fds, until=discovery.deadline_s)
+    hosts = discovery.look(time.monotonic())        # None: nothing is new
+
+Nothing here waits. What cannot be read, or fails, is said once, and the hosts stay what they were: none, at first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shlex
+import shutil
+import signal
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import final
+
+from farandole.control import process
+from farandole.errors import UsageError
+from farandole.launch.hosts.plan import Host, parse_host_lines
+
+EVERY_S = 1.0
+"""How often a file or a script is looked at."""
+
+SCRIPT_S = 30.0
+"""How long a script may take, and a file until people are told that it cannot be read."""
+
+LONGEST_REASON = 500
+
+AGAIN = f"it is looked at again every {EVERY_S:g} s"
+
+
+class Discovery(ABC):
+    """Hosts and their slots."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self.say: Callable[[str], object] = lambda _: None
+        """Shows a text to people."""
+        self._last: tuple[Host, ...] | None = None
+        self._has_inherited = False
+        self._complaint = ""
+
+    @property
+    @abstractmethod
+    def deadline_s(self) -> float | None:
+        """When ``look`` may find something."""
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """``look`` may also find something when one of these is readable."""
+        return ()
+
+    def look(self, now: float) -> tuple[Host, ...] | None:
+        """The hosts there are now, in the order in which to fill them; ``None`` if that is what was said last.
+
+        None are there as long as nobody could say.
+        """
+        try:
+            hosts = self._find(now)
+        except UsageError as error:
+            if str(error) != self._complaint:
+                self._complaint = str(error)
+                so = "the hosts stay what they were" if self._last or self._has_inherited else "no host is known yet"
+                self.say(f"{error}; {so}; {AGAIN}")
+            if self._last is not None or self._has_inherited:
+                return None
+            self._last = ()  # the time that a job may have too few workers begins with this news
+            return ()
+        if hosts is None:
+            return None
+        self._complaint = ""
+        if hosts == self._last:
+            return None
+        self._last = hosts
+        if not hosts:
+            self.say(f"{self._source} names no host; {AGAIN}")
+        return hosts
+
+    def inherit(self) -> None:
+        """The job has hosts already, which another process found: they stay as long as nothing is found here."""
+        self._has_inherited = True
+
+    @abstractmethod
+    def _find(self, now: float) -> tuple[Host, ...] | None:
+        """The hosts; ``None`` if it is not known or not time. Raises ``UsageError`` for what cannot be."""
+
+    def close(self) -> None:  # noqa: B027 (most have nothing to end)
+        """End what still runs."""
+
+
+@final
+class Fixed(Discovery):
+    """Hosts that stay: those of ``-H``, or of an allocation."""
+
+    def __init__(self, hosts: Sequence[Host]) -> None:
+        super().__init__("-H")
+        self._hosts: tuple[Host, ...] | None = tuple(hosts)
+
+    @property
+    def deadline_s(self) -> float | None:
+        """At once, and never again."""
+        return 0.0 if self._hosts is not None else None
+
+    def _find(self, now: float) -> tuple[Host, ...] | None:
+        hosts, self._hosts = self._hosts, None
+        return hosts
+
+
+@final
+class Watched(Discovery):
+    """A file with a host a line: ``NAME``, ``NAME:N`` or ``NAME slots=N``.
+
+    A thread reads it: the file system of a cluster may not answer for minutes, and nobody is to wait for it here.
+    """
+
+    def __init__(self, path: str, slots_each: int) -> None:
+        super().__init__(f"the host file {path}")
+        self._path, self._slots_each = path, slots_each
+        self._next_s = 0.0
+        self._bell = -1  # opened by the process that looks; ours may only be its parent
+        self._is_reading = False
+        self._found: bytes | OSError | None = None
+
+    @property
+    def deadline_s(self) -> float | None:
+        """The next look, or the end of the patience with this one."""
+        return self._next_s
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """Something is read."""
+        return (self._bell,) if self._bell >= 0 else ()
+
+    def _find(self, now: float) -> tuple[Host, ...] | None:
+        if self._bell < 0:
+            self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._bell)
+        if self._found is not None:
+            return self._take(self._found, now)
+        if now < self._next_s:
+            return None
+        self._next_s = now + SCRIPT_S
+        if self._is_reading:
+            raise UsageError(f"{self._source} has not been read for {SCRIPT_S:g} s: its file system does not answer")
+        self._is_reading = True
+        threading.Thread(target=self._read, name="farandole-hosts", daemon=True).start()
+        return None
+
+    def _take(self, found: bytes | OSError, now: float) -> tuple[Host, ...]:
+        self._is_reading, self._found, self._next_s = False, None, now + EVERY_S
+        if isinstance(found, OSError):
+            raise UsageError(f"{self._source} cannot be read: {found.strerror}") from found
+        return parse_host_lines(found.decode(errors="replace"), self._slots_each, self._source)
+
+    def _read(self) -> None:
+        try:
+            with open(self._path, "rb") as file:
+                self._found = file.read()
+        except OSError as error:
+            self._found = error
+        os.eventfd_write(self._bell, 1)
+
+    def close(self) -> None:
+        """Free the descriptor, unless it is read still: then the process is about to end."""
+        if self._bell >= 0 and not self._is_reading:
+            os.close(self._bell)
+            self._bell = -1
+
+
+@final
+class Script(Discovery):
+    """A program that prints the same, started again a second after it has ended."""
+
+    def __init__(self, command: str, slots_each: int) -> None:
+        super().__init__(f"what {command} prints")
+        self._command, self._slots_each = shlex.split(command), slots_each
+        if not self._command or shutil.which(self._command[0]) is None:
+            raise UsageError(
+                f"--host-discovery-script {command}: there is no such program that can be executed; write ./NAME for "
+                "one in this folder, and type: chmod +x NAME"
+            )
+        self._run: _Run | None = None
+        self._last_run: _Run | None = None  # kept until nobody looks at its descriptors any more
+        self._next_s = 0.0
+
+    @property
+    def deadline_s(self) -> float | None:
+        """The next start, or the end of the patience with the last one."""
+        return self._next_s
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """What it says, and its end."""
+        return self._run.fds if self._run is not None else ()
+
+    def _find(self, now: float) -> tuple[Host, ...] | None:
+        if self._run is None:
+            if now >= self._next_s:
+                self.close()
+                self._next_s = now + EVERY_S
+                self._run, self._next_s = _Run(self._command), now + SCRIPT_S
+            return None
+        self._run.attend()
+        if self._run.code is None and now < self._next_s:
+            return None
+        self._last_run, self._run, self._next_s = self._run, None, now + EVERY_S
+        self._last_run.end()
+        return self._read(self._last_run)
+
+    def _read(self, run: _Run) -> tuple[Host, ...]:
+        name = self._command[0]
+        if run.code is None:
+            raise UsageError(f"{name} took longer than {SCRIPT_S:g} s and was killed")
+        out, err = (text.decode(errors="replace") for text in run.said)
+        if run.code:
+            reason = f", and said: {err.strip()[-LONGEST_REASON:]}" if err.strip() else ""
+            raise UsageError(f"{name} {process.describe(run.code)}{reason}")
+        return parse_host_lines(out, self._slots_each, self._source)
+
+    def close(self) -> None:
+        """Kill it."""
+        for run in (self._run, self._last_run):
+            if run is not None:
+                run.end()
+                run.close()
+        self._run = self._last_run = None
+
+
+@final
+class _Run:
+    """A script that runs, its two streams, and its end."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self.code: int | None = None
+        """How it ended, once it has by itself and all it said is read."""
+        self._is_reaped = False
+        self.said = [b"", b""]
+        pipes = [os.pipe(), os.pipe()]
+        try:
+            self._pid = process.spawn(command, stdout=pipes[0][1], stderr=pipes[1][1])
+        except OSError as error:
+            for reader, _ in pipes:
+                os.close(reader)
+            raise UsageError(process.refusal(command, error)[1]) from error
+        finally:
+            for _, writer in pipes:
+                os.close(writer)
+        self._readers = [reader for reader, _ in pipes]
+        self._open = dict(enumerate(self._readers))
+        for reader in self._readers:
+            os.set_blocking(reader, False)
+        self._ending = os.pidfd_open(self._pid)
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """When one of these is readable, call ``attend``."""
+        return (*self._open.values(), self._ending)
+
+    def attend(self) -> None:
+        """Take in what it has said, and whether it has ended."""
+        end = select.poll()
+        end.register(self._ending, select.POLLIN)
+        has_ended = bool(end.poll(0))  # looked at first: what it said is there then
+        for stream, reader in list(self._open.items()):
+            with contextlib.suppress(BlockingIOError):
+                while text := os.read(reader, 2**16):
+                    self.said[stream] += text
+                del self._open[stream]
+        if has_ended:
+            self.code = self._reap()
+
+    def end(self) -> None:
+        """Kill it, if it has not ended, and what it has left."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._pid, signal.SIGKILL)
+        if not self._is_reaped:
+            self._reap()
+
+    def close(self) -> None:
+        """Free its descriptors."""
+        for fd in (*self._readers, self._ending):
+            os.close(fd)
+
+    def _reap(self) -> int:
+        self._is_reaped = True
+        return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])

@@ -1,0 +1,144 @@
+"""The controller of an elastic job: a process of its own, so that its death is not that of the training.
+
+    controller = ElasticController(elastic, secret, listen="ipc://@...", journal=fd)
+    pid = process.fork(lambda: controller.run(line, Legacy(...)), keep=[line.fd, fd], death_signal=SIGKILL)
+
+It is forked from the launcher, which starts another one when it ends before the job does: everything that it has
+decided stands in the journal, before anybody obeys it; what became of that it is told by agents and workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import time
+from functools import partial
+from typing import final
+
+import msgspec
+
+from farandole.control import process
+from farandole.control.channel import Router
+from farandole.control.keys import JobKeys
+from farandole.elastic.membership.formation import ElasticFormation
+from farandole.elastic.membership.journal import Recorded
+from farandole.elastic.membership.policy import Policy
+from farandole.engines.choose import choose
+from farandole.events import logger
+from farandole.launch.hosts.elastic_job import ElasticJob
+from farandole.launch.job.elastic_loop import ElasticLoop
+from farandole.launch.job.far_agents import FarAgents
+from farandole.launch.job.line import Finished, Line, Listening
+from farandole.launch.job.loop import Outcome
+from farandole.runtime.controller.former import Former
+from farandole.runtime.controller.root import Root
+from farandole.runtime.coordination.stall import Limits
+from farandole.runtime.session.joining import ANY
+from farandole.settings import Settings
+
+PROCESS_NAME = "farandole-ctl"
+"""What ``ps`` calls it; the kernel takes fifteen characters."""
+
+
+@final
+class Legacy(msgspec.Struct, frozen=True):
+    """What the controllers before have left: the last agent of each host, by name, and those that are ``live``.
+
+    If they have ``decided`` that the job is to end, also how.
+    """
+
+    names: dict[str, str] = {}
+    live: tuple[str, ...] = ()
+    decided: Outcome | None = None
+
+
+@final
+class ElasticController:
+    """Everything that is the same for each of them. ``journal`` is in memory; ``copy``, or -1, the user's file."""
+
+    def __init__(self, elastic: ElasticJob, settings: Settings, secret: str, journal: int, copy: int) -> None:
+        self._elastic, self._settings, self._secret, self._journal = elastic, settings, secret, journal
+        self._copy = _Copy(settings.elastic_journal, copy)
+        self._membership: Recorded | None = None
+        """As the controllers before have left it, by the part of their journal that was read."""
+        self._read_bytes = 0
+
+    def follow(self) -> None:
+        """Read on in the journal. The launcher does so all the time: who takes over a long job has none for that."""
+        text = os.pread(self._journal, os.fstat(self._journal).st_size - self._read_bytes, self._read_bytes)
+        whole = text[: text.rfind(b"\n") + 1]
+        lines = [line.decode() for line in whole.splitlines(keepends=True)]  # text has other ends of lines, too
+        self._read_bytes += len(whole)
+        if self._membership is not None:
+            self._membership.follow(lines)
+        elif lines:
+            self._membership = Recorded(Policy.of(self._settings), self._write, lines)
+
+    def run(self, line: Line, listen: str, legacy: Legacy) -> None:
+        """Serve until the job is over, and say how it ended."""
+        process.name_this(PROCESS_NAME)
+        outcome = self._serve(line, listen, legacy)
+        line.send(Finished(*outcome))  # once all that was said and written is on its way
+
+    def _serve(self, line: Line, listen: str, legacy: Legacy) -> Outcome:
+        with contextlib.ExitStack() as held:
+            router = held.enter_context(Router(JobKeys.from_secret(self._secret), listen))
+            line.send(Listening(router.address))
+            inherited = self.inherit()
+            membership = inherited or Recorded(Policy.of(self._settings), self._write)
+            engine = partial(choose, self._settings.engine, across=self._settings.across)
+            formation = ElasticFormation(membership, engine, time.monotonic)
+            held.callback(self._elastic.discovery.close)
+            root = Root(router, self._settings, ANY, formation)
+            agents = FarAgents(line, legacy.live, inherits=self._elastic.starter.passes_environment)
+            loop = ElasticLoop(self._elastic, agents, root, line, formation, self._secret)
+            held.enter_context(loop)
+            if inherited is not None:
+                found = membership.generation, membership.members, membership.over
+                limits = Limits.of(self._settings)
+                root.controller.former = Former(router.send, formation, time.monotonic, *found, limits)
+                formation.orders.extend([membership.finish] if membership.finish else [])
+                loop.take_over(legacy.names, legacy.decided)
+            return loop.run()
+
+    def inherit(self) -> Recorded | None:
+        """The membership as its journal has it, which is gone on with; a last line that was torn is cut off."""
+        self.follow()
+        os.ftruncate(self._journal, self._read_bytes)
+        os.lseek(self._journal, self._read_bytes, os.SEEK_SET)
+        self._copy.begin(os.pread(self._journal, self._read_bytes, 0))
+        return self._membership
+
+    def _write(self, line: str) -> None:
+        data = line.encode()
+        os.write(self._journal, data)
+        self._copy.write(data)
+
+
+@final
+class _Copy:
+    """What the user gets: whole lines. A job does not end because its file cannot go on."""
+
+    def __init__(self, path: str, fd: int) -> None:
+        self._path, self._fd = path, fd
+
+    def begin(self, text: bytes) -> None:
+        """It has this, and no more; a line that the controller before has torn is whole again."""
+        if text and self._fd >= 0:
+            with contextlib.suppress(OSError):  # a pipe, which keeps what it has
+                os.ftruncate(self._fd, 0)
+                os.lseek(self._fd, 0, os.SEEK_SET)
+                self.write(text)
+
+    def write(self, data: bytes) -> None:
+        """The next lines, unless one is missing before them: what comes after a gap cannot be replayed."""
+        if self._fd < 0:
+            return
+        try:
+            reason = "" if os.write(self._fd, data) == len(data) else os.strerror(errno.ENOSPC)
+        except OSError as error:
+            reason = str(error.strerror)
+        if reason:
+            logger.warning("--elastic-journal %s: %s: it ends here, and the job goes on", self._path, reason)
+            self._fd = -1

@@ -1,0 +1,261 @@
+"""The launcher of an elastic job.
+
+    status, words = ElasticLauncher(ElasticJob(job, Watched("hosts.txt", 1), Ssh(), here="node1")).run()
+
+It decides nothing. It has what the job cannot lose: the children that start agents, the signals of the user, and the
+controller, a child as well, in whose place another one comes when it dies (``elastic_controller``). There are never
+two: one that hangs is killed, and only when the kernel says that it has ended does the next one begin, at the same
+address. When the launcher dies, everything ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from typing import final
+
+import msgspec
+
+from farandole.control import process
+from farandole.control.addresses import EVERYWHERE, own_endpoints, own_host_only
+from farandole.control.keys import new_secret
+from farandole.errors import UsageError
+from farandole.launch.agents.agents import AgentProcess, Agents, print_now
+from farandole.launch.agents.charge import Charge
+from farandole.launch.agents.policy import INTERRUPTS
+from farandole.launch.hosts.elastic_job import ElasticJob
+from farandole.launch.job.elastic_controller import ElasticController, Legacy
+from farandole.launch.job.launcher import DIAL_SHARE
+from farandole.launch.job.line import (
+    AgentEnded,
+    AgentSaid,
+    Decided,
+    Finished,
+    GiveUp,
+    Line,
+    Listening,
+    Ping,
+    SendFor,
+    Signal,
+)
+from farandole.launch.job.loop import Outcome
+from farandole.runtime.session.joining import configure_logging
+from farandole.settings import Settings
+
+MOST_DEATHS = 5
+"""So many controllers may die within ``WITHIN_S``: what kills each of them at once will kill the next one, too."""
+
+WITHIN_S = 60.0
+
+FOLLOW_S = 60.0
+"""How often the journal is read at least."""
+
+PINGS = 4
+"""How often a controller is asked for a sign of life within the time after which it counts as hung."""
+
+
+@final
+class ElasticLauncher:
+    """Runs one job to its end, in a process that is its own."""
+
+    def __init__(self, elastic: ElasticJob) -> None:
+        settings = elastic.job.settings
+        if not elastic.reaches_out:  # nobody's silence counts on the host of the controller
+            settings = msgspec.structs.replace(settings, host_timeout_s=0.0)
+        self._elastic, self._settings = elastic, settings
+
+    def run(self) -> Outcome:
+        """Serve until the job is over, and leave nothing behind."""
+        settings = self._settings
+        with contextlib.ExitStack() as held:
+            held.enter_context(process.no_descendants_left())
+            interrupts = held.enter_context(process.signals_as_bytes(INTERRUPTS))
+            configure_logging(settings.log_level)
+            journal, copy = os.memfd_create("journal"), _opened(settings.elastic_journal)
+            agents = held.enter_context(Agents([], settings, captured=True))
+            return _Keeper(self._elastic, settings, agents, interrupts, journal, copy).run()
+
+
+def _opened(path: str) -> int:
+    """The descriptor of ``--elastic-journal``; -1 for none."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666) if path else -1
+    except OSError as error:
+        raise UsageError(f"--elastic-journal {path}: {error.strerror}") from error
+
+
+@final
+class _Keeper:
+    """What a launcher has while its job runs."""
+
+    def __init__(
+        self, elastic: ElasticJob, settings: Settings, agents: Agents, interrupts: int, journal: int, copy: int
+    ) -> None:
+        self._elastic, self._settings, self._agents, self._interrupts = elastic, settings, agents, interrupts
+        self._secret = new_secret()
+        self._controller = ElasticController(elastic, settings, self._secret, journal, copy)
+        self._journals = journal, copy
+        self._listen = EVERYWHERE if elastic.reaches_out else own_host_only()
+        self._addresses: list[str] = []
+        """Where agents on other hosts find the controller."""
+        self._named: dict[str, AgentProcess] = {}
+        self._names: dict[str, str] = {}
+        self._said: dict[str, str] = {}
+        self._signals: list[int] = []
+        self._deaths: list[float] = []
+        self._decided: Outcome | None = None
+        self._outcome: Outcome | None = None
+        self._begin()
+
+    def run(self) -> Outcome:
+        """Until the job is over."""
+        while self._outcome is None:
+            ready = self._wait()
+            if self._interrupts in ready:
+                self._on_signals()
+            for name, agent in list(self._named.items()):
+                if not ready.isdisjoint(agent.fds):
+                    self._attend(name, agent)
+            self._line.flush()
+            for message in self._line.receive():
+                self._on_controller(message)
+            self._controller.follow()
+            if self._outcome is None:
+                self._look_after()
+        self._bury()
+        return self._outcome
+
+    # -- the controller -----------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """The next controller, with what the one before has left."""
+        ours, theirs = Line.pair()
+        live = [name for name, agent in self._named.items() if agent.code is None and agent.hosts]
+        legacy = Legacy(self._names, tuple(live), self._decided)
+
+        def serve() -> None:
+            ours.close()
+            self._controller.run(theirs, self._listen, legacy)
+
+        for number in self._signals:
+            ours.send(Signal(number))  # the first thing that it hears
+        kept = (ours.fd, theirs.fd, *self._journals)
+        self._pid = process.fork(serve, kept, signal.SIGKILL)
+        theirs.close()
+        self._line, self._ending = ours, os.pidfd_open(self._pid)
+        self._asked_s: float | None = None
+        self._ask_s = time.monotonic()
+
+    def _on_controller(self, message: object) -> None:
+        self._asked_s = None  # it turns, or waited for us
+        if isinstance(message, Listening):
+            self._listen = message.address
+            if self._elastic.reaches_out:
+                self._addresses = own_endpoints(message.address, self._settings.network_interface)
+        elif isinstance(message, SendFor):
+            self._send_for(message.host, message.name)
+        elif isinstance(message, GiveUp) and message.name in self._named:
+            self._named[message.name].give_up()
+        elif isinstance(message, Decided):
+            self._decided = Outcome(message.status, message.words)
+        elif isinstance(message, Finished):
+            self._outcome = Outcome(message.status, message.words)
+
+    def _look_after(self) -> None:
+        """Another controller for one that has ended; the end of one that hangs."""
+        limit_s, now = self._settings.hang_timeout_s, time.monotonic()
+        if _is_readable(self._ending):
+            for message in self._line.receive():
+                self._on_controller(message)
+            if self._outcome is None:
+                self._replace(f"the controller {process.describe(self._bury())}", now)
+        elif self._asked_s is not None and now >= self._asked_s + limit_s:
+            self._bury()
+            self._replace(f"the controller was killed: it had not answered for {limit_s:g} s", now)
+        elif limit_s and self._asked_s is None and now >= self._ask_s:
+            self._asked_s, self._ask_s = now, now + limit_s / PINGS
+            self._line.send(Ping())
+
+    def _replace(self, why: str, now: float) -> None:
+        self._deaths = [*(each for each in self._deaths if now - each < WITHIN_S), now]
+        if len(self._deaths) >= MOST_DEATHS:
+            self._outcome = Outcome(1, f"{why}; it is the {MOST_DEATHS}th within {WITHIN_S:g} s")
+            return
+        self._begin()
+        print_now(f"farandole: {why}: another one takes over\n".encode())  # last: perhaps nobody reads
+
+    def _bury(self) -> int:
+        """It is gone when this returns; how it ended, as ``waitpid`` gives it. Idempotent."""
+        if not self._pid:
+            return 0
+        process.kill([self._pid])
+        code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        os.close(self._ending)
+        self._line.close()
+        self._pid = 0
+        return code
+
+    # -- what else happens --------------------------------------------------------------------------------------------
+
+    def _wait(self) -> set[int]:
+        poll = select.poll()
+        fds = [self._interrupts, self._line.fd, self._ending, *(fd for each in self._named.values() for fd in each.fds)]
+        for fd in fds:
+            poll.register(fd, select.POLLIN)
+        if self._line.is_behind:
+            poll.modify(self._line.fd, select.POLLIN | select.POLLOUT)
+        limit_s = self._settings.hang_timeout_s
+        due_s = self._ask_s if self._asked_s is None else self._asked_s + limit_s
+        patience_s = max(0.0, due_s - time.monotonic()) if limit_s else FOLLOW_S
+        return {fd for fd, _ in poll.poll(min(patience_s, FOLLOW_S) * 1000)}
+
+    def _on_signals(self) -> None:
+        for number in os.read(self._interrupts, 4096):
+            if number in INTERRUPTS:
+                self._signals.append(number)
+                self._line.send(Signal(number))
+
+    def _send_for(self, host: str, name: str) -> None:
+        """Start an agent, or say why that cannot be."""
+        self._names[host] = name
+        try:
+            [group] = self._elastic.starter.groups([host], self._elastic.here)
+            agent = self._agents.add(group)
+            agent.charge(self._charge(host, name))
+        except UsageError as error:
+            self._line.send(AgentEnded(name, 1, str(error)))
+        else:
+            self._named[name] = agent
+
+    def _charge(self, host: str, name: str) -> Charge:
+        settings = self._settings
+        return Charge(
+            self._addresses or [self._listen],
+            self._secret,
+            host=host,
+            dial_s=DIAL_SHARE * settings.start_timeout_s,
+            silence_s=settings.host_timeout_s,
+            interface=settings.network_interface,
+            stays=True,
+            name=name,
+        )
+
+    def _attend(self, name: str, agent: AgentProcess) -> None:
+        agent.attend()
+        if agent.code is not None:
+            if agent.hosts:
+                self._line.send(AgentEnded(name, agent.code, agent.explain()))
+            del self._named[name]
+            self._agents.drop(agent)
+        elif agent.said != self._said.get(name, ""):
+            self._said[name] = agent.said
+            self._line.send(AgentSaid(name, agent.said))
+
+
+def _is_readable(fd: int) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(0))

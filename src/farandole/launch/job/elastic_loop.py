@@ -1,0 +1,316 @@
+"""The loop of the controller of an elastic job: workers and hosts come and go as the membership decides.
+
+Agents are started when a host is first needed, and again when a host that was lost has come back. They stay until the
+job ends, with workers or without; so they do when another controller takes the place of this one, which gets to know
+from them what became of the workers meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, final
+
+import msgspec
+
+from farandole.cluster.environment import PLACE, variables_for
+from farandole.control.addresses import is_own
+from farandole.control.agent_messages import AgentHello, Exited, KillWorker, StopWorkers, WorkerSpec
+from farandole.control.process import signal_name
+from farandole.elastic.membership import decisions
+from farandole.elastic.membership.happenings import Found, HostLost, Succeeded
+from farandole.elastic.membership.workers import Phase
+from farandole.launch.agents.agents import END_S
+from farandole.launch.agents.policy import End
+from farandole.launch.hosts.elastic_job import ElasticJob
+from farandole.launch.hosts.plan import Host, by_own_name, start_workers, variables_for_all
+from farandole.launch.job.far_agents import FarAgents
+from farandole.launch.job.line import LIMIT_BYTES, AgentEnded, AgentSaid, Decided, Ended, Line, Ping, Signal
+from farandole.launch.job.loop import NO_SIGNALS, Loop, Outcome
+from farandole.topology import Topology
+
+if TYPE_CHECKING:
+    from farandole.elastic.membership.formation import ElasticFormation
+    from farandole.runtime.controller.root import Root
+
+MOST_WORDS = 3
+"""How many of the last failures a job that has failed is described with."""
+
+LONGEST_WORDS = LIMIT_BYTES // 5
+"""In characters: workers say why they gave up, and that may be long."""
+
+SAID = (decisions.Abort, decisions.Announce, decisions.Kill, decisions.Form, decisions.Refuse)
+"""Decisions that people are told of, from the first generation on; of all others they are with ``--verbose``."""
+
+
+@final
+class ElasticLoop(Loop):
+    """Obeys ``formation``, and listens to the launcher at the other end of the ``line``."""
+
+    def __init__(
+        self, elastic: ElasticJob, agents: FarAgents, root: Root, line: Line, formation: ElasticFormation, secret: str
+    ) -> None:
+        super().__init__(elastic.job, agents, root, NO_SIGNALS)
+        self._elastic, self._formation, self._secret = elastic, formation, secret
+        self._far, self._line = agents, line
+        self._inherited: set[str] = set()
+        """Hosts whose agents had another controller or connection before, and are to say what became of the workers."""
+        self._discovery = elastic.discovery
+        self._discovery.say = self._say
+        self._formation.on_decision = self._note
+        self._formation.on_over = self._say_once
+        self._shared = variables_for_all(elastic.job, os.environ)
+        self._hosts: dict[int, str] = {}
+        """Where the workers are that run, or are to be started, by place."""
+        self._slots: dict[str, int] = {}
+        self._waiting: dict[str, list[WorkerSpec]] = {}
+        """What agents that have not answered yet are to start."""
+        self._failures: list[End] = []
+        self._signals: list[int] = []
+        self._orders: StopWorkers | None = None
+        self._said = ""
+        self._decided: Outcome | None = None
+        self._result = Outcome(0, "")
+        self._open_screens()
+
+    def take_over(self, names: Mapping[str, str], decided: Outcome | None) -> None:
+        """Be the next controller of a job, with agents of these names, by host, and with what the membership knows.
+
+        If its end was decided, it is ``decided`` what is said of it.
+        """
+        self._decided = decided
+        self._formation.tell(Succeeded())
+        until_s = time.monotonic() + self._job.settings.start_timeout_s
+        workers = self._formation.membership.workers.values()
+        self._hosts = {worker.place: worker.slot.host for worker in workers}
+        if self._hosts:
+            self._discovery.inherit()
+        self._slots = {host: len([w for w in workers if w.slot.host == host]) for host in self._hosts.values()}
+        self._inherited = {host for agent in self._far for host in agent.hosts}
+        self._open |= self._inherited
+        self._coming |= self._inherited
+        for host, name in names.items():
+            self._root.adopt(host, name, until_s if host in self._inherited else None)
+        for host in dict.fromkeys(self._hosts.values()):
+            if host not in self._inherited:
+                self._lost(host, f"the agent of {host} ended while no controller was there")
+
+    # -- what the loop waits for --------------------------------------------------------------------------------------
+
+    @property
+    def _deadline_s(self) -> float | None:
+        return None if self._orders is not None else self._discovery.deadline_s
+
+    @property
+    def _fds(self) -> tuple[int, ...]:
+        return (self._line.fd, *(() if self._orders is not None else self._discovery.fds))
+
+    def _on_descriptors(self, ready: set[int]) -> None:
+        super()._on_descriptors(ready)
+        if self._line.fd in ready:
+            for message in self._line.receive():
+                self._on_launcher(message)
+
+    def _on_launcher(self, message: object) -> None:
+        if isinstance(message, Ping):
+            self._line.send(message)
+        elif isinstance(message, Signal):
+            self._on_signal(message.number)
+        elif isinstance(message, AgentSaid | AgentEnded):
+            agent = self._far.take(message)
+            if agent is not None:
+                self._note_end(agent)
+        elif isinstance(message, Ended):
+            raise SystemExit("the launcher is gone")
+
+    def _on_turn(self, now: float) -> None:
+        if self._orders is None and (hosts := self._discovery.look(now)) is not None:
+            self._find(hosts)
+        orders = []
+        while self._formation.orders:
+            orders.append(self._formation.orders.popleft())
+        starts = [each.action for each in orders if isinstance(each.action, decisions.Start)]
+        self._hosts.update((start.place, start.host) for start in starts)
+        for order in orders:
+            self._obey(order)
+
+    def _find(self, hosts: tuple[Host, ...]) -> None:
+        own = by_own_name(hosts, self._elastic.here, is_own)
+        self._slots = {host.name: host.slots for host in own}
+        self._formation.tell(Found(self._slots))
+
+    def _outcome(self) -> Outcome:
+        return self._result
+
+    # -- what is decided ----------------------------------------------------------------------------------------------
+
+    def _note(self, decision: decisions.Decision) -> None:
+        action = decision.action
+        is_first = isinstance(action, decisions.Form) and action.generation == 1
+        if self._job.verbose or (isinstance(action, SAID) and not is_first):
+            self._say_once(decision.reason)
+
+    def _say_once(self, text: str) -> None:
+        """Say it, unless that is what was said last: one cause often has several consequences."""
+        if text != self._said:
+            self._say(text)
+            self._said = text
+
+    def _obey(self, decision: decisions.Decision) -> None:
+        action = decision.action
+        if self._orders is not None:
+            return
+        if isinstance(action, decisions.Start):
+            self._start(action)
+        elif isinstance(action, decisions.Kill):
+            self._root.tell(self._hosts.get(action.place, ""), KillWorker(action.place))
+        elif isinstance(action, decisions.Finish):
+            words = self._words(decision.reason) if action.status else ""
+            self._result = self._decided or Outcome(action.status, words)
+            self._line.send(Decided(*self._result))
+            self._stop(self._job.settings.grace_s)
+
+    def _start(self, start: decisions.Start) -> None:
+        host = start.host
+        if host not in self._open:
+            self._send_for(host)
+        spec = self._spec(start)
+        if host in self._coming:
+            self._waiting.setdefault(host, []).append(spec)
+        else:
+            self._tell_to_start(host, [spec])
+
+    def _send_for(self, host: str) -> None:
+        """Have an agent started there."""
+        self._far.add(host, self._root.name(host, time.monotonic() + self._job.settings.start_timeout_s))
+        self._open.add(host)
+        self._coming.add(host)
+
+    def _spec(self, start: decisions.Start) -> WorkerSpec:
+        """Rank and size are what they would be if nobody came or went until it calls ``init``."""
+        places = sorted(self._hosts)
+        topology = Topology.of(places.index(start.place), tuple(self._hosts[place] for place in places), 0)
+        slots = self._slots.get(start.host, topology.local_size)
+        topology = msgspec.structs.replace(topology, local_rank=start.slot, local_size=slots)
+        own = {PLACE: str(start.place), "HOROVOD_ELASTIC": "1"}
+        told = variables_for(topology, "", self._secret)
+        return WorkerSpec(start.place, self._job.command, {**self._shared, **told, **own})
+
+    def _tell_to_start(self, host: str, specs: list[WorkerSpec]) -> None:
+        size = max(self._job.settings.max_np, self._job.settings.min_np, len(self._hosts))
+        self._root.tell(host, start_workers(self._job, specs, size, inherits=self._agents.of(host).inherits))
+
+    # -- agents -------------------------------------------------------------------------------------------------------
+
+    def _on_agent(self, host: str, message: object) -> None:
+        if isinstance(message, AgentHello) and host not in self._open:  # it was cut off, and given up
+            self._root.tell(host, StopWorkers(0.0))
+        elif isinstance(message, AgentHello) and host not in self._coming:  # it was cut off, and what was said is lost
+            self._inherited.add(host)
+        super()._on_agent(host, message)
+
+    def _on_hello(self, host: str, hello: AgentHello) -> None:
+        if self._orders is not None:
+            self._root.tell(host, self._orders)
+            return
+        if host in self._inherited:
+            self._inherited.discard(host)
+            self._compare(host, hello)
+        if specs := self._waiting.pop(host, []):
+            self._tell_to_start(host, specs)
+
+    def _compare(self, host: str, hello: AgentHello) -> None:
+        """Learn from an agent what became of the workers, and of the orders, of the controller before."""
+        for ended in hello.ended:
+            self._on_exit(host, ended)
+        for started in hello.running:
+            self._on_agent(host, started)
+        running = {started.place for started in hello.running}
+        fresh = {spec.place for spec in self._waiting.get(host, [])}
+        fresh |= {each.action.place for each in self._formation.orders if isinstance(each.action, decisions.Start)}
+        for place, worker in list(self._formation.membership.workers.items()):
+            if worker.slot.host != host or place in fresh:
+                continue
+            if place in running:
+                if worker.phase is Phase.DOOMED:
+                    self._root.tell(host, KillWorker(place))
+            elif worker.phase is Phase.STARTING:
+                self._waiting.setdefault(host, []).append(self._spec(decisions.Start(place, host, worker.slot.index)))
+            else:
+                self._on_exit(host, Exited(place, -1, -signal.SIGKILL, "", "it ended while no controller was there"))
+
+    def _on_exit(self, host: str, message: Exited) -> None:
+        if self._hosts.pop(message.place, None) is None:
+            return  # it was told before, to the controller that is gone
+        end = End(message.place, host, message.code, message.tail, message.error, title="worker")
+        if end.code:
+            self._failures = [*self._failures[1 - MOST_WORDS :], end]
+        self._controller.worker_exited(message.place, message.pid, message.code, str(end))
+
+    def _on_end(self, host: str) -> None:
+        self._lose(host, self._agents.of(host).explain())
+
+    def _on_goodbye(self, host: str) -> None:
+        if self._orders is None:
+            self._lose(host, f"the agent on {host} was told to end (SIGTERM)")
+        else:
+            self._close(host)
+
+    def _on_lost(self, host: str, reason: str) -> None:
+        said = self._agents.of(host).said if host in self._coming else ""
+        self._lose(host, f"{reason} ({said})" if said else reason)
+
+    def _lose(self, host: str, reason: str) -> None:
+        if host not in self._open:
+            return
+        self._root.tell(host, StopWorkers(0.0))  # should it come back
+        self._agents.of(host).give_up()
+        self._close(host)
+        self._lost(host, reason)
+
+    def _lost(self, host: str, reason: str) -> None:
+        """Nothing that ran there counts any more."""
+        self._waiting.pop(host, None)
+        self._hosts = {place: name for place, name in self._hosts.items() if name != host}
+        if self._orders is None:
+            self._say_once(reason)
+            self._formation.tell(HostLost(host, reason))
+
+    def _close(self, host: str) -> None:
+        super()._close(host)
+        if self._orders is not None and not self._open:
+            self._finish()
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def _on_signal(self, number: int) -> None:
+        self._signals.append(number)
+        again = len(self._signals) > 1
+        what = "again: killing the workers" if again else f"ending {len(self._hosts)} workers (again: kill at once)"
+        self._say(f"{signal_name(number)}{' ' if again else ': '}{what}")
+        first = self._signals[0]
+        self._result = Outcome(128 + first, f"the job was ended by {signal_name(first)}")
+        if again:
+            self._give_up_at = time.monotonic() + END_S
+        self._stop(0.0 if again else self._job.settings.grace_s)
+
+    def _stop(self, grace_s: float) -> None:
+        """End what runs, and then the agents."""
+        self._orders = StopWorkers(grace_s)
+        for host in tuple(self._open):
+            if host in self._coming - self._inherited:  # nothing runs there yet
+                self._agents.of(host).give_up()
+                self._close(host)
+            else:
+                self._root.tell(host, self._orders)
+        if not self._open:
+            self._finish()
+
+    def _words(self, reason: str) -> str:
+        """Why the job ended as it did, with the last words of the workers that failed last."""
+        lines = [reason]
+        for end in reversed(self._failures):
+            lines += end.account()
+        return "\n".join(lines)[:LONGEST_WORDS]

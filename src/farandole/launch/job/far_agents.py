@@ -1,0 +1,92 @@
+"""The agents of an elastic job as its controller sees them: they are children of the launcher, at the end of a line.
+
+agents = FarAgents(line, live=["a/1"], inherits=False)
+agents.add("b", "b/1")
+agents.take(AgentEnded("b/1", 255, "host b cannot be reached: ..."))
+agents.of("b").explain()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import final
+
+from farandole.launch.job.line import AgentEnded, AgentSaid, GiveUp, Line, SendFor
+
+
+@final
+class FarAgent:
+    """The child that starts, or is, the agent of one host: what an ``AgentProcess`` is in the launcher itself."""
+
+    fds: tuple[int, ...] = ()
+
+    def __init__(self, line: Line, name: str, *, inherits: bool) -> None:
+        self.name = name
+        self.hosts: tuple[str, ...] = (host_of(name),)
+        self.code: int | None = None
+        """How it ended, as ``waitpid`` gives it; ``None`` before."""
+        self.said = ""
+        """The last line that it wrote."""
+        self.inherits = inherits
+        """True if its agents get the launcher's variables by themselves."""
+        self.why = ""
+        self._line = line
+
+    @property
+    def has_ended(self) -> bool:
+        """True if nothing need be waited for."""
+        return self.code is not None or not self.hosts
+
+    def attend(self) -> None:
+        """Nothing: the launcher does."""
+
+    def explain(self) -> str:
+        """Why it has ended."""
+        return self.why
+
+    def tell(self, text: bytes) -> bytes:
+        """Nothing: these agents print no more than their workers' lines. Returns what is left."""
+        return text
+
+    def give_up(self) -> None:
+        """Its host is lost: end it; what it says counts no more, and others may serve it."""
+        if self.hosts:
+            self._line.send(GiveUp(self.name))
+        self.hosts = ()
+
+
+@final
+class FarAgents:
+    """One for each host that the launcher has sent for."""
+
+    def __init__(self, line: Line, live: Iterable[str], *, inherits: bool) -> None:
+        self._line, self._inherits = line, inherits
+        self._by_host = {host_of(name): FarAgent(line, name, inherits=inherits) for name in live}
+
+    def __iter__(self) -> Iterator[FarAgent]:
+        return iter(tuple(self._by_host.values()))
+
+    def of(self, host: str) -> FarAgent:
+        """The one of ``host``."""
+        return self._by_host[host]
+
+    def add(self, host: str, name: str) -> None:
+        """Have one started, which is to call itself ``name``."""
+        self._by_host[host] = FarAgent(self._line, name, inherits=self._inherits)
+        self._line.send(SendFor(host, name))
+
+    def take(self, message: AgentSaid | AgentEnded) -> FarAgent | None:
+        """The launcher has news; returns whom they concern, unless that was given up."""
+        agent = self._by_host.get(host_of(message.name))
+        if agent is None or agent.name != message.name or not agent.hosts:
+            return None
+        if isinstance(message, AgentSaid):
+            agent.said = message.text
+        else:
+            agent.code, agent.why = message.code, message.why
+        return agent
+
+
+def host_of(name: str) -> str:
+    """Where the agent is that calls itself so, see ``Root.name``."""
+    return name.partition("/")[0]

@@ -1,0 +1,115 @@
+"""The launcher: holds the controller, starts the agents, and turns the ends of workers into the end of the job.
+
+    status, words = Launcher(Job(["python", "train.py"], hosts=("here",) * 4)).run()
+
+What happens while the job runs is in ``loop``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from typing import final
+
+import msgspec
+
+from farandole.control import process
+from farandole.control.addresses import EVERYWHERE, own_endpoints, own_host_only
+from farandole.control.agent_messages import StartWorkers, WorkerSpec
+from farandole.launch.agents.agents import Agents
+from farandole.launch.agents.charge import Charge
+from farandole.launch.agents.local import Local
+from farandole.launch.agents.policy import INTERRUPTS
+from farandole.launch.hosts.plan import Job, start_workers, workers
+from farandole.launch.job.loop import Outcome
+from farandole.launch.job.static_loop import StaticLoop
+
+DIAL_SHARE = 0.5
+"""How much of the start time-out an agent may look for the controller: then it can still say that it found none."""
+
+
+@final
+class Launcher:
+    """Runs one job to its end.
+
+    ``task`` is what workers get that ask for it, ``on_result`` is called with what they send back (``farandole.run``).
+    With ``owns_process`` (the command line) signals end the job and orphans of a killed agent are ended too; without it
+    (inside somebody's program) neither handlers nor other children are touched.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        *,
+        task: bytes = b"",
+        on_result: Callable[[int, bool, bytes], None] | None = None,
+        owns_process: bool = False,
+    ) -> None:
+        self._job = job
+        self._hosts = list(dict.fromkeys(job.hosts))
+        self._is_spread = job.starter is not None
+        self._starter = job.starter or Local()
+        self._settings = job.settings
+        if not self._is_spread:  # nobody's silence counts on the host of the controller
+            self._settings = msgspec.structs.replace(job.settings, host_timeout_s=0.0)
+        self._task, self._on_result = task, on_result
+        self._owns_process = owns_process
+
+    def run(self) -> Outcome:
+        """Start everything, serve until the last worker has ended, and leave nothing behind."""
+        with contextlib.ExitStack() as held:
+            interrupts = -1
+            if self._owns_process:
+                held.enter_context(process.no_descendants_left())
+                interrupts = held.enter_context(process.signals_as_bytes(INTERRUPTS))
+            agents = held.enter_context(self._agents())
+            # Loaded only now: the agents load their modules meanwhile.
+            from farandole.control.channel import Router
+            from farandole.control.keys import JobKeys, new_secret
+            from farandole.runtime.controller.root import Root
+            from farandole.runtime.session.joining import configure_logging
+
+            if self._owns_process:
+                configure_logging(self._settings.log_level)
+            secret = new_secret()
+            address = EVERYWHERE if self._is_spread else own_host_only()
+            router = held.enter_context(Router(JobKeys.from_secret(secret), address))
+            root = Root(router, self._settings, self._job.size)
+            root.controller.task, root.controller.on_result = self._task, self._on_result
+            loop = StaticLoop(self._job, agents, root, interrupts)
+            held.enter_context(loop)
+            specs = workers(self._job, secret, os.environ)
+            if self._is_spread:
+                self._charge(agents, own_endpoints(router.address, self._settings.network_interface), secret)
+                loop.start_later({host: self._start(specs, host, agents) for host in self._hosts})
+            else:
+                self._charge(agents, [router.address], secret, self._start(specs, self._hosts[0], agents))
+            return loop.run()
+
+    def _agents(self) -> Agents:
+        """The children, on their way. Inside somebody's program there may be threads, which a death signal forbids."""
+        groups = self._starter.groups(self._job.hosts, socket.gethostname())
+        death_signal = signal.SIGTERM if self._owns_process and self._is_spread else None
+        return Agents(groups, self._settings, captured=self._is_spread, death_signal=death_signal)
+
+    def _charge(self, agents: Agents, addresses: list[str], secret: str, start: StartWorkers | None = None) -> None:
+        settings = self._settings
+        charge = Charge(
+            addresses,
+            secret,
+            start=start,
+            dial_s=DIAL_SHARE * settings.start_timeout_s,
+            silence_s=settings.host_timeout_s,
+            relay=self._is_spread and self._job.size > settings.tree_radix,
+            interface=settings.network_interface,
+        )
+        for agent in agents:
+            agent.charge(msgspec.structs.replace(charge, host=agent.hosts[0] if len(agent.hosts) == 1 else ""))
+
+    def _start(self, specs: Sequence[WorkerSpec], host: str, agents: Agents) -> StartWorkers:
+        """What the agent of ``host`` is to start."""
+        own = [spec for spec in specs if self._job.hosts[spec.place] == host]
+        return start_workers(self._job, own, self._job.size, inherits=agents.of(host).inherits)

@@ -1,0 +1,232 @@
+"""The loop of a running job, between the agents, the controller and the signals of the user.
+
+It sleeps until a message, a signal or the end of a child. Messages of workers go straight to the ``Controller``. What
+the end of a worker or a host means is for those to say who derive from it: ``static_loop`` and ``elastic_loop``.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from farandole.control.agent_messages import (
+    AgentHello,
+    Exited,
+    Goodbye,
+    Output,
+    Stack,
+    Started,
+)
+from farandole.launch.agents.agents import AgentProcess, Agents, print_now
+from farandole.launch.agents.policy import INTERRUPTS
+from farandole.launch.agents.screens import STDERR, Receipts, Screens
+from farandole.launch.hosts.plan import Job
+
+if TYPE_CHECKING:
+    from farandole.launch.job.far_agents import FarAgent, FarAgents
+    from farandole.runtime.controller.root import Root
+
+GOODBYE_S = 2.0
+"""How long the last messages of an agent that has ended well may take to arrive."""
+
+NO_SIGNALS = -1
+"""In place of a descriptor, where somebody else hears them."""
+
+GIVE_UP_S = 1.0
+"""How long a job that was told to end at once tries to write what is left of the output."""
+
+
+AnyAgent: TypeAlias = "AgentProcess | FarAgent"
+
+
+class Outcome(NamedTuple):
+    """How a job ended: its exit status, and why it is not 0."""
+
+    status: int
+    words: str
+
+
+class Loop(ABC):
+    """Everything that changes while a job runs. ``interrupts`` has a byte for each signal; or it is ``NO_SIGNALS``."""
+
+    def __init__(self, job: Job, agents: Agents | FarAgents, root: Root, interrupts: int) -> None:
+        self._job, self._agents, self._root, self._controller = job, agents, root, root.controller
+        self._interrupts = interrupts
+        self._open: set[str] = set()
+        """Hosts whose agent has neither finished nor been lost."""
+        self._coming: set[str] = set()
+        """Those of them whose agent has not answered yet."""
+        self._pids: dict[int, int] = {}
+        self._due: dict[str, float] = {}
+        """When the goodbye of an agent whose process has ended is given up."""
+        self._give_up_at: float | None = None
+        self._screens: Screens | None = None
+        self._receipts: Receipts | None = None
+        self._writing: set[int] = set()
+        self._watched: dict[int, AnyAgent | None] = {}
+        root.on_agent, root.on_lost = self._on_agent, self._on_lost
+        root.controller.report = self._say
+
+    def run(self) -> Outcome:
+        """Serve until all agents have ended, and all output is written."""
+        while not self._is_over():
+            self._watch()
+            self._on_descriptors(self._root.turn(self._until_s()))
+            now = time.monotonic()
+            for host in [host for host, due_s in self._due.items() if due_s <= now]:
+                self._on_end(host)
+            self._on_turn(now)
+        return self._outcome()
+
+    def __enter__(self) -> Loop:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for fd in self._watched:
+            self._root.router.unwatch(fd)
+        if self._screens is not None and self._receipts is not None and self._screens.close(GIVE_UP_S):
+            self._receipts.close()
+
+    # -- what a kind of job decides -----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _on_hello(self, host: str, hello: AgentHello) -> None:
+        """The agent of a host has answered."""
+
+    @abstractmethod
+    def _on_exit(self, host: str, message: Exited) -> None:
+        """A worker has ended."""
+
+    @abstractmethod
+    def _on_end(self, host: str) -> None:
+        """The process of an agent, or the one that had started it, has ended before its time."""
+
+    @abstractmethod
+    def _on_lost(self, host: str, reason: str) -> None:
+        """A host is silent, has never answered, or has another version."""
+
+    @abstractmethod
+    def _on_signal(self, number: int) -> None:
+        """The user wants an end."""
+
+    @abstractmethod
+    def _on_turn(self, now: float) -> None:
+        """Everything that had come is taken in."""
+
+    @abstractmethod
+    def _outcome(self) -> Outcome:
+        """How the job ended."""
+
+    # -- what the loop waits for --------------------------------------------------------------------------------------
+
+    def _is_over(self) -> bool:
+        if self._give_up_at is not None and time.monotonic() >= self._give_up_at:
+            return True
+        return not self._open and not self._writing and all(each.has_ended for each in self._agents)
+
+    def _until_s(self) -> float | None:
+        moments = [*self._due.values(), self._give_up_at, self._deadline_s]
+        return min((moment for moment in moments if moment is not None), default=None)
+
+    @property
+    @abstractmethod
+    def _deadline_s(self) -> float | None:
+        """When ``_on_turn`` has something to do, whatever comes or not."""
+
+    @property
+    def _fds(self) -> tuple[int, ...]:
+        """What else wakes the loop."""
+        return ()
+
+    def _watch(self) -> None:
+        wanted: dict[int, AnyAgent | None] = {fd: agent for agent in self._agents for fd in agent.fds}
+        wanted |= dict.fromkeys((*self._writing, *self._fds))
+        if self._receipts is not None:
+            wanted[self._receipts.fd] = None
+        if self._interrupts >= 0:
+            wanted[self._interrupts] = None
+        for fd in self._watched.keys() - wanted.keys():
+            self._root.router.unwatch(fd)
+        for fd in wanted.keys() - self._watched.keys():
+            self._root.router.watch(fd)
+        self._watched = wanted
+
+    def _on_descriptors(self, ready: set[int]) -> None:
+        if self._interrupts in ready:
+            for number in os.read(self._interrupts, 4096):
+                if number in INTERRUPTS:
+                    self._on_signal(number)
+        if self._receipts is not None and self._receipts.fd in ready:
+            for host, receipt in self._receipts.collect():
+                self._root.tell(host, receipt)
+        self._writing -= ready
+        for agent in {id(each): each for fd in ready if (each := self._watched.get(fd)) is not None}.values():
+            agent.attend()
+            self._note_end(agent)
+
+    def _note_end(self, agent: AnyAgent) -> None:
+        """Its last messages may still be on their way, if it has ended."""
+        if agent.code is not None:
+            due_s = time.monotonic() + (0.0 if agent.code else GOODBYE_S)
+            for host in self._open & set(agent.hosts):
+                self._due.setdefault(host, due_s)
+
+    # -- agents -------------------------------------------------------------------------------------------------------
+
+    def _on_agent(self, host: str, message: object) -> None:
+        if host not in self._open:
+            return
+        if isinstance(message, Exited):
+            self._on_exit(host, message)
+        elif isinstance(message, Stack):
+            self._controller.stack_arrived(message.place, message.text)
+        elif isinstance(message, Started):
+            self._pids[message.place] = message.pid
+            self._controller.worker_started(message.place, message.pid, host)
+            if self._job.verbose:
+                self._say(f"started rank {message.place} on {host} as process {message.pid}")
+        elif isinstance(message, Output) and self._receipts is not None:
+            self._receipts.take(host, message)
+        elif isinstance(message, AgentHello):
+            self._coming.discard(host)
+            self._on_hello(host, message)
+        elif isinstance(message, Goodbye):
+            self._on_goodbye(host)
+
+    def _on_goodbye(self, host: str) -> None:
+        """Its agent has ended all workers, and ends."""
+        self._close(host)
+
+    def _close(self, host: str) -> None:
+        """Its agent has finished, or is not waited for any more."""
+        self._open.discard(host)
+        self._coming.discard(host)
+        self._due.pop(host, None)
+        self._root.hosts.ended(host)
+
+    def _finish(self) -> None:
+        """Nobody is left who could write anything."""
+        if self._screens is not None:
+            self._screens.finish()
+            if self._give_up_at is not None:
+                self._give_up_at = min(self._give_up_at, time.monotonic() + GIVE_UP_S)
+
+    # -- output -------------------------------------------------------------------------------------------------------
+
+    def _open_screens(self) -> None:
+        """Agents send us what workers write."""
+        self._screens = Screens.own()
+        self._receipts = Receipts(self._screens)
+        self._writing = set(self._screens.ended)
+        self._screens.start()
+
+    def _say(self, text: str) -> None:
+        """Print between the lines of workers, so that none is torn."""
+        line = f"farandole: {text}\n".encode()
+        if self._screens is not None:
+            self._screens.say(STDERR, line)
+            return
+        agent = self._agents.of(self._job.hosts[0])
+        print_now(agent.tell(line) if agent.code is None and not self._coming else line)

@@ -1,0 +1,129 @@
+"""The loop of a job whose workers are there from the beginning; what an end means is decided by ``policy``.
+
+In a job on several hosts no worker is started before every agent has answered: where a host cannot take part, nothing
+has begun anywhere.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, final
+
+from farandole.control.agent_messages import AgentHello, Exited, StartWorkers, StopWorkers
+from farandole.control.process import exit_status
+from farandole.launch.agents.agents import END_S, Agents
+from farandole.launch.agents.policy import Action, Decision, End, Loss, Policy
+from farandole.launch.hosts.plan import Job
+from farandole.launch.job.loop import Loop, Outcome
+
+if TYPE_CHECKING:
+    from farandole.runtime.controller.root import Root
+
+
+@final
+class StaticLoop(Loop):
+    """Nothing is decided here."""
+
+    def __init__(self, job: Job, agents: Agents, root: Root, interrupts: int) -> None:
+        super().__init__(job, agents, root, interrupts)
+        self._processes = agents
+        self._policy = Policy(job.size, job.settings.on_failure)
+        self._open = set(job.hosts)
+        self._coming = set(job.hosts)
+        self._lost: set[str] = set()
+        self._starts: Mapping[str, StartWorkers] = {}
+        """What is still to be started."""
+        self._orders: StopWorkers | None = None
+        self._await_until: float | None = None
+        """When the ends of ranks that had left the job, and may be the cause of a failure, are not awaited any more."""
+
+    def start_later(self, starts: Mapping[str, StartWorkers]) -> None:
+        """The agents on these hosts are to answer first, and to send us what workers write."""
+        self._starts = starts
+        until_s = time.monotonic() + self._job.settings.start_timeout_s
+        for host in starts:
+            self._root.hosts.expect(host, until_s)
+        self._open_screens()
+
+    @property
+    def _deadline_s(self) -> float | None:
+        return self._await_until
+
+    def _on_turn(self, now: float) -> None:
+        if self._await_until is not None and now >= self._await_until:
+            self._act(self._policy.overdue())
+
+    def _outcome(self) -> Outcome:
+        return Outcome(self._policy.status, self._policy.last_words())
+
+    def _on_signal(self, number: int) -> None:
+        decision = self._policy.interrupted(number)
+        self._say(decision.reason)
+        self._act(decision)
+
+    # -- agents -------------------------------------------------------------------------------------------------------
+
+    def _on_exit(self, host: str, message: Exited) -> None:
+        end = End(message.place, host, message.code, message.tail, message.error)
+        self._controller.worker_exited(message.place, message.pid, message.code, str(end))
+        self._act(self._policy.exited(end, self._controller.left()))
+
+    def _on_hello(self, host: str, hello: AgentHello) -> None:
+        if self._orders is not None:
+            self._root.tell(host, self._orders)
+        elif not self._coming:
+            for each, start in self._starts.items():
+                self._root.tell(each, start)
+            self._starts = {}
+
+    def _on_end(self, host: str) -> None:
+        agent = self._agents.of(host)
+        assert agent.code is not None
+        self._lose(host, Loss(agent.explain(), 1 if self._screens is not None else exit_status(agent.code) or 1))
+
+    def _on_lost(self, host: str, reason: str) -> None:
+        said = self._agents.of(host).said if host in self._coming else ""
+        self._lose(host, Loss(f"{reason} ({said})" if said else reason))
+
+    def _lose(self, host: str, loss: Loss) -> None:
+        if host not in self._open:
+            return
+        self._root.tell(host, StopWorkers(0.0))  # should it come back
+        self._lost.add(host)
+        self._close(host)
+        places = [place for place, name in enumerate(self._job.hosts) if name == host]
+        running = set(self._policy.running())
+        decision = self._policy.host_lost(places, loss)
+        for place in running & set(places):
+            self._controller.worker_exited(place, self._pids.get(place, -1), -signal.SIGKILL, loss.reason)
+        self._act(decision)
+
+    def _close(self, host: str) -> None:
+        super()._close(host)
+        agent = self._processes.of(host)
+        if not self._open & set(agent.hosts) and self._lost & set(agent.hosts):
+            agent.kill()
+        if not self._open:
+            self._finish()
+
+    # -- orders -------------------------------------------------------------------------------------------------------
+
+    def _act(self, decision: Decision) -> None:
+        if decision.action is Action.GO_ON:
+            return
+        if decision.action is Action.AWAIT:
+            self._await_until = self._await_until or time.monotonic() + self._job.settings.grace_s
+            return
+        self._await_until = None
+        kill = decision.action is Action.KILL
+        self._orders = StopWorkers(0.0 if kill else self._job.settings.grace_s)
+        if kill:
+            self._give_up_at = time.monotonic() + END_S
+        for host in tuple(self._open):
+            if host not in self._coming:
+                self._root.tell(host, self._orders)
+            elif kill or self._starts:  # it has nothing to end
+                self._lost.add(host)
+                self._close(host)

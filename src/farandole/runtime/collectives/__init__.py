@@ -1,0 +1,1 @@
+"""Collectives as frameworks call them: verbs, objects, and the planned lane."""

@@ -1,0 +1,165 @@
+"""What every framework's module offers besides collectives: who am I, process sets, join, timeline, probes.
+
+    init()
+    if rank() == 0:
+        print(f"training on {size()} workers")
+
+Names, arguments and meaning are Horovod's. Everything but ``is_initialized`` and the probes raises ``ValueError``
+before ``init``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from farandole.collective import ReduceOp
+from farandole.engines.candidates import CANDIDATES, usable
+from farandole.runtime.session.process_sets import ProcessSet, ProcessSetLike, global_process_set
+from farandole.runtime.session.session import current
+
+Average, Sum, Adasum = ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM
+Min, Max, Product = ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT
+
+
+def rank() -> int:
+    """The number of this process among all, from 0."""
+    return current("rank()").topology.rank
+
+
+def size() -> int:
+    """The number of processes."""
+    return current("size()").topology.size
+
+
+def local_rank() -> int:
+    """The number of this process among those on its host, from 0."""
+    return current("local_rank()").topology.local_rank
+
+
+def local_size() -> int:
+    """The number of processes on this host."""
+    return current("local_size()").topology.local_size
+
+
+def cross_rank() -> int:
+    """The number of this host among those that have a process with this local rank, from 0."""
+    return current("cross_rank()").topology.cross_rank
+
+
+def cross_size() -> int:
+    """The number of hosts that have a process with this local rank."""
+    return current("cross_size()").topology.cross_size
+
+
+def is_homogeneous() -> bool:
+    """True if every host has the same number of processes."""
+    return current("is_homogeneous()").topology.is_homogeneous
+
+
+def statistics() -> dict[str, Any]:
+    """What there is to know of this rank: generation, rank, size, the engine and why, what engines count.
+
+    >>> print(hvd.statistics()["engine"], hvd.statistics()["reason"])
+    shm all 2 ranks are on one host
+    """
+    return current("statistics()").statistics()
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Return when every member of the set has called this.
+
+    >>> if hvd.rank() == 0:
+    ...     download()
+    >>> hvd.barrier()
+    """
+    session = current("barrier()")
+    session.barrier(process_set.process_set_id if process_set.process_set_id is not None else -1)
+
+
+def add_process_set(process_set: ProcessSetLike) -> ProcessSet:
+    """Register a set of ranks for the ``process_set`` argument of the collectives; every rank of the job calls this.
+
+    >>> evens = hvd.add_process_set([0, 2])
+    """
+    return current("add_process_set()").add_process_set(process_set)
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """End a process set; false if it is the global one or not registered. Every rank of the job calls this.
+
+    >>> hvd.remove_process_set(evens)
+    True
+    """
+    return current("remove_process_set()").remove_process_set(process_set)
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Begin to write a timeline of all ranks to ``file_path`` (a Chrome trace); what rank 0 says counts.
+
+    >>> hvd.start_timeline("step.json")
+    >>> train_one_step()
+    >>> hvd.stop_timeline()
+
+    When it returns on rank 0, every rank records.
+    """
+    current("start_timeline()").set_timeline(file_path, mark_cycles)
+
+
+def stop_timeline() -> None:
+    """End the timeline.
+
+    >>> hvd.stop_timeline()
+
+    When it returns on rank 0, the file is complete and no rank writes to it any more.
+    """
+    current("stop_timeline()").set_timeline("")
+
+
+def mpi_threads_supported() -> bool:
+    """True if mpi4py is installed: the engine ``mpi`` asks for a library that many threads may call, or refuses."""
+    return not CANDIDATES["mpi"].uninstalled()
+
+
+def mpi_enabled() -> bool:
+    """False: jobs are not controlled by MPI."""
+    return False
+
+
+def mpi_built() -> bool:
+    """True if mpi4py is installed, which the engine ``mpi`` is built on."""
+    return not CANDIDATES["mpi"].uninstalled()
+
+
+def gloo_enabled() -> bool:
+    """True: jobs are controlled without MPI, which is what scripts ask this for."""
+    return True
+
+
+def gloo_built() -> bool:
+    """True if there is an engine that needs no MPI between hosts, as Horovod has Gloo for: ``tcp``."""
+    return "tcp" in usable()
+
+
+def nccl_built() -> int:
+    """1 if the engine ``nccl`` can be used here, else 0 (Horovod returns its version)."""
+    return int("nccl" in usable())
+
+
+def ddl_built() -> bool:
+    """False: there is no such engine."""
+    return False
+
+
+def ccl_built() -> bool:
+    """False: there is no such engine."""
+    return False
+
+
+def cuda_built() -> bool:
+    """False: nothing here is compiled against CUDA. ``nccl_built()`` says whether CUDA tensors are served."""
+    return False
+
+
+def rocm_built() -> bool:
+    """False: nothing here is compiled against ROCm."""
+    return False

@@ -1,0 +1,136 @@
+"""The planned lane: collectives whose order every member knows beforehand, so that nobody has to ask.
+
+    lane = PlannedLane(current(), global_process_set, "optimizer.0")
+    said = lane.meet("step 7", "ready")             # an error on every member unless all are at step 7
+    lane.allreduce("bucket 0", array, Reduction(ReduceOp.AVERAGE))
+
+One thread at a time uses a lane. Its engine is its own, so it neither waits for the negotiated lane nor holds it up.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, final
+
+from farandole import events
+from farandole.collective import Array
+from farandole.engines.engine import Memory
+from farandole.errors import MismatchError
+from farandole.runtime.collectives.verbs import number_of
+from farandole.runtime.lanes.reduction import Reduction
+from farandole.runtime.session.process_sets import ProcessSet
+
+if TYPE_CHECKING:
+    from farandole.runtime.session.session import Session
+
+JOINED = "joined"
+"""The state of a member that has called ``join``: it takes part in everything, wherever the others are."""
+
+REFUSED = "refused"
+"""The state of a member that cannot go on: it raises its own error, and everybody else one that names it."""
+
+
+@final
+class PlannedLane:
+    """An engine of its own among the members of a process set. Making one is collective: all use the same ``label``."""
+
+    def __init__(self, session: Session, process_set: ProcessSet, label: str) -> None:
+        self.session, self.label = session, label
+        self._process_set = number_of(process_set)
+        self._sequence = 0
+        with self._inside("connecting"):
+            self._engine = session.planned_engine(self._process_set, label)
+        self._group = self._engine.group
+
+    @property
+    def crosses_hosts(self) -> bool:
+        """True if its bytes travel over a network."""
+        return len(set(self._group.hosts)) > 1
+
+    @property
+    def adds_as_tree(self) -> bool:
+        """See ``Engine``."""
+        return self._engine.adds_as_tree
+
+    @property
+    def size(self) -> int:
+        """How many members there are."""
+        return self._group.size
+
+    @property
+    def rank(self) -> int:
+        """Which of them this is."""
+        return self._group.rank
+
+    def allocate(self, nbytes: int) -> Memory:
+        """Zeroed memory in which collectives are fastest. Collective."""
+        with self._inside("allocating"):
+            return self._engine.allocate(nbytes)
+
+    def meet(self, point: str, state: str) -> list[str]:
+        """Learn every member's ``state``; all must be at the same ``point`` of the program, except who has ``JOINED``.
+
+        Both together are at most 60 bytes. Raises ``MismatchError`` on every member if they are not, or if one has
+        ``REFUSED``; the next call works.
+        """
+        with self._inside(point or state), self.phase("meet", "negotiate"):
+            answers = self._engine.gather_small(f"{point}|{state}".encode())
+        said = [answer.decode().partition("|")[::2] for answer in answers]
+        if len({there for there, how in said if how != JOINED}) > 1:
+            each = "; ".join(
+                f"{self._group.name(i)} is at {there!r}" for i, (there, how) in enumerate(said) if how != JOINED
+            )
+            raise MismatchError(
+                f"the members of {self.label} are not at the same point of the program: {each}. Every rank must build "
+                "the same model and optimizer, and call backward() and step() equally often; uneven data ends in join()"
+            )
+        refused = [self._group.name(i) for i, (_, how) in enumerate(said) if how == REFUSED]
+        if refused and state != REFUSED:
+            raise MismatchError(f"{self.label} cannot go on at {point!r}: {', '.join(refused)} raised an error there")
+        return [how for _, how in said]
+
+    def allreduce(self, what: str, array: Array, how: Reduction) -> None:
+        """Reduce in place; ``what`` names it in reports and in the timeline."""
+        with self._inside(what), self.phase(what, "reduce", array.nbytes):
+            self._engine.allreduce(array, how.op, how.prescale, how.postscale)
+
+    def alltoall(
+        self, what: str, send: Array, send_counts: Sequence[int], recv: Array, recv_counts: Sequence[int]
+    ) -> None:
+        """Consecutive slices of ``send`` go to the members; ``recv`` holds what came, in member order."""
+        with self._inside(what), self.phase(what, "exchange", recv.nbytes):
+            self._engine.alltoall(send, send_counts, recv, recv_counts)
+
+    def allgather(self, what: str, send: Array, recv: Array, counts: Sequence[int]) -> None:
+        """Everybody's ``send``, one after the other, in ``recv``."""
+        with self._inside(what), self.phase(what, "gather", recv.nbytes):
+            self._engine.allgather(send, recv, counts)
+
+    @contextmanager
+    def phase(self, what: str, phase: str, nbytes: int = 0, row: str = "planned") -> Iterator[None]:
+        """What is done inside shows in the timeline."""
+        begin_s = time.monotonic() if events.subscribers else 0.0
+        yield
+        if begin_s:
+            name, end_s = f"{self.label}.{what}", time.monotonic()
+            events.emit(events.Phase(row, name, "allreduce", phase, begin_s, end_s, nbytes))
+
+    def _inside(self, what: str) -> AbstractContextManager[None]:
+        """Should it take too long, reports will name ``what``, and the members that have not come to it."""
+        self._sequence += 1
+        return self.session.inside(self._process_set, self.label, self._sequence, f"{self.label}: {what}")
+
+    def abort(self, reason: str) -> None:
+        """Wake who waits in it, from another thread; it cannot be used any more."""
+        self._engine.abort(f"{self.label}: {reason}")
+
+    def close(self) -> None:
+        """Nobody will use it any more; what it has allocated stays as long as it is referenced."""
+        self._engine.close()
+
+    def note(self, text: str) -> None:
+        """Say something worth knowing about this lane."""
+        rank = self._group.ranks[self._group.rank]
+        events.emit(events.Note(time.monotonic(), rank, f"{self.label}: {text}"))

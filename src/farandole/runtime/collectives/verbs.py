@@ -1,0 +1,371 @@
+"""The verbs of data-parallel training, once for all frameworks.
+
+    verbs = Verbs(TorchAdapter())
+    request = verbs.allreduce([tensor], "loss", Reduction(ReduceOp.AVERAGE), global_process_set)
+    [mean] = request.run()
+
+A framework brings an ``Adapter`` for its tensors; names, checks, groups, in-place and asynchronous variants are here.
+Every verb takes a list of tensors (a plain call is a group of one) and returns a ``Request``, to run now or to begin.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar, final
+
+from farandole.collective import Array, Kind, ReduceOp
+from farandole.errors import CollectiveError, UnsupportedError, UsageError
+from farandole.runtime.collectives.adapter import Adapter
+from farandole.runtime.lanes.call import Call, Handle, Outcome
+from farandole.runtime.lanes.reduction import COMPLEX_REDUCTIONS, REDUCTIONS, Reduction
+from farandole.runtime.session.process_sets import ProcessSet
+from farandole.runtime.session.session import Session, current
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@final
+class Pending(Generic[R]):
+    """A verb in flight on this rank."""
+
+    __slots__ = ("_finish", "_handle")
+
+    def __init__(self, handle: Handle | None, finish: Callable[[list[Outcome]], R]) -> None:
+        self._handle, self._finish = handle, finish
+
+    def done(self) -> bool:
+        """True once ``wait`` would return or raise at once."""
+        return self._handle is None or self._handle.done()
+
+    def wait(self) -> R:
+        """Block until it is done; returns its result, or raises the ``CollectiveError`` that ended it."""
+        return self._finish([] if self._handle is None else self._handle.wait())
+
+
+@final
+class Request(Generic[R]):
+    """A verb that is ready to go: ``run`` it here and now, or ``begin`` it and let this thread do something else."""
+
+    __slots__ = ("_calls", "_finish", "_session")
+
+    def __init__(self, session: Session, calls: list[Call], finish: Callable[[list[Outcome]], R]) -> None:
+        self._session, self._calls, self._finish = session, calls, finish
+
+    def run(self) -> R:
+        """Its result. Faster than ``begin`` and ``wait``: this thread does the work, nobody has to be woken."""
+        return self._submit(background=False).wait()
+
+    def begin(self) -> Pending[R]:
+        """Announce it."""
+        return self._submit(background=True)
+
+    def then(self, change: Callable[[R], Any]) -> Request[Any]:
+        """The same, with ``change`` applied to its result."""
+        finish = self._finish
+        return Request(self._session, self._calls, lambda outcomes: change(finish(outcomes)))
+
+    def _submit(self, background: bool) -> Pending[R]:
+        if not self._calls:
+            return Pending(None, self._finish)
+        first = self._calls[0]
+        with _Telling(first.kind, first.name, first.process_set):
+            return Pending(self._session.submit(self._calls, background), self._finish)
+
+
+@final
+class Verbs(Generic[T]):
+    """The collectives of one framework, on lists of its tensors.
+
+    All raise ``UsageError`` (a ``ValueError``) at once for what cannot be right on this rank alone, and the others then
+    raise ``MismatchError``; what the ranks disagree on is raised when it has run. ``name`` identifies a call across
+    ranks; without one, calls are matched by their order within their process set.
+    """
+
+    def __init__(self, adapter: Adapter[T]) -> None:
+        self._adapter = adapter
+        self._unnamed = _Counters()
+
+    def allreduce(
+        self, tensors: Sequence[T], name: str | None, how: Reduction, process_set: ProcessSet, *, in_place: bool = False
+    ) -> Request[list[T]]:
+        """Combine what every member gives, elementwise; all get the result. Shapes and dtypes agree between members."""
+        name = self._name(Kind.ALLREDUCE, name, process_set)
+        with _Telling(Kind.ALLREDUCE, name, number_of(process_set)):
+            work = [self._adapter.dense(t) if in_place else self._adapter.clone(t) for t in tensors]
+            calls = [
+                Call(
+                    Kind.ALLREDUCE,
+                    each,
+                    self._array(Kind.ALLREDUCE, t, how),
+                    self._adapter.shape(t),
+                    number_of(process_set),
+                    how.op,
+                    how.prescale,
+                    how.postscale,
+                )
+                for each, t in zip(_group(name, len(work)), work, strict=True)
+            ]
+            return self._request(calls, lambda _: self._settle(tensors, work) if in_place else work)
+
+    def reducescatter(
+        self, tensors: Sequence[T], name: str | None, how: Reduction, process_set: ProcessSet
+    ) -> Request[list[T]]:
+        """Combine like ``allreduce``, and keep this member's share of dimension 0; odd rows go to the first members."""
+        name = self._name(Kind.REDUCESCATTER, name, process_set)
+        with _Telling(Kind.REDUCESCATTER, name, number_of(process_set)):
+            outputs = _Outputs(self._adapter)
+            calls = [
+                Call(
+                    Kind.REDUCESCATTER,
+                    each,
+                    self._array(Kind.REDUCESCATTER, t, how),
+                    self._rows("reducescatter", t),
+                    number_of(process_set),
+                    how.op,
+                    how.prescale,
+                    how.postscale,
+                    allocate=outputs.reserve(t),
+                )
+                for each, t in zip(_group(name, len(tensors)), map(self._adapter.dense, tensors), strict=True)
+            ]
+            return self._request(calls, outputs.collect)
+
+    def allgather(
+        self, tensors: Sequence[T], name: str | None, process_set: ProcessSet
+    ) -> Request[list[tuple[T, tuple[int, ...]]]]:
+        """Concatenate along dimension 0, whose length may differ between members; a scalar counts as one row.
+
+        Each result comes with the rows that each member gave.
+        """
+        name = self._name(Kind.ALLGATHER, name, process_set)
+        with _Telling(Kind.ALLGATHER, name, number_of(process_set)):
+            outputs = _Outputs(self._adapter)
+            calls = [
+                Call(
+                    Kind.ALLGATHER,
+                    each,
+                    self._adapter.array(t),
+                    self._adapter.shape(t) or (1,),
+                    number_of(process_set),
+                    allocate=outputs.reserve(t),
+                )
+                for each, t in zip(_group(name, len(tensors)), map(self._adapter.dense, tensors), strict=True)
+            ]
+            return self._request(
+                calls, lambda done: [(t, o.received_splits) for t, o in zip(outputs.collect(done), done, strict=True)]
+            )
+
+    def broadcast(
+        self, tensors: Sequence[T], root: int, name: str | None, process_set: ProcessSet, *, in_place: bool = False
+    ) -> Request[list[T]]:
+        """Give every member what the one with global rank ``root`` has."""
+        name = self._name(Kind.BROADCAST, name, process_set)
+        with _Telling(Kind.BROADCAST, name, number_of(process_set)):
+            if root not in process_set.ranks:
+                raise UsageError(
+                    f"broadcast from root_rank={root!r}, but the process set holds the ranks {process_set.ranks}: "
+                    "the root is a global rank among them"
+                )
+            work = [self._adapter.dense(t) if in_place else self._adapter.clone(t) for t in tensors]
+            calls = [
+                Call(
+                    Kind.BROADCAST,
+                    each,
+                    self._adapter.array(t),
+                    self._adapter.shape(t),
+                    number_of(process_set),
+                    root=int(root),
+                )
+                for each, t in zip(_group(name, len(work)), work, strict=True)
+            ]
+            return self._request(calls, lambda _: self._settle(tensors, work) if in_place else work)
+
+    def alltoall(
+        self, tensor: T, splits: Sequence[int] | None, name: str | None, process_set: ProcessSet
+    ) -> Request[tuple[T, tuple[int, ...]]]:
+        """Send ``splits[i]`` rows to member ``i``, or equal parts; returns what came, and how many rows from whom.
+
+        Where the rows of one member do not go that way, all raise ``MismatchError``: the others would wait for it.
+        """
+        name = self._name(Kind.ALLTOALL, name, process_set)
+        with _Telling(Kind.ALLTOALL, name, number_of(process_set)):
+            dense = self._adapter.dense(tensor)
+            shape = self._rows("alltoall", dense)
+            outputs = _Outputs(self._adapter)
+            call = Call(
+                Kind.ALLTOALL,
+                name,
+                self._adapter.array(dense),
+                shape,
+                number_of(process_set),
+                splits=_splits(splits),
+                allocate=outputs.reserve(dense),
+            )
+            return self._request([call], lambda outcomes: (outputs.collect(outcomes)[0], outcomes[0].received_splits))
+
+    def telling(self, kind: Kind, name: str, process_set: ProcessSet) -> _Telling:
+        """For what a framework does before a verb: what is raised in this block, the other members raise there, too."""
+        return _Telling(kind, self._name(kind, name, process_set), number_of(process_set))
+
+    def _request(self, calls: list[Call], finish: Callable[[list[Outcome]], R]) -> Request[R]:
+        devices = {call.array.device for call in calls}
+        if len(devices) > 1:
+            raise UnsupportedError(
+                f"the tensors of one group are on {' and '.join(sorted(devices))}: move them to one device, "
+                "or reduce them in one group per device"
+            )
+        return Request(current(), calls, finish)
+
+    def _name(self, kind: Kind, name: str | None, process_set: ProcessSet) -> str:
+        """The name on the wire; verbs do not share names: a gradient and its broadcast may both be called ``w``."""
+        session = current()
+        if not process_set.included():
+            raise UsageError(
+                f"{kind.label}: rank {session.topology.rank} is not in {process_set}: "
+                "call it only where process_set.included()"
+            )
+        if name is None:
+            return f"{kind.label}.noname.{self._unnamed.next(session, kind, number_of(process_set))}"
+        return f"{kind.label}.{name}"
+
+    def _array(self, kind: Kind, tensor: T, how: Reduction) -> Array:
+        array, op = self._adapter.array(tensor), how.checked().op
+        legal = REDUCTIONS[kind]
+        if array.dtype.is_complex:
+            legal &= COMPLEX_REDUCTIONS
+        if op is ReduceOp.ADASUM and not array.dtype.is_floating:
+            legal -= {ReduceOp.ADASUM}
+        if op not in legal:
+            raise UnsupportedError(
+                f"{kind.label} with op={op.label} of a {array.dtype.label} tensor: "
+                f"use one of {', '.join(o.label for o in sorted(legal))}"
+            )
+        return array
+
+    def _rows(self, verb: str, tensor: T) -> tuple[int, ...]:
+        shape = self._adapter.shape(tensor)
+        if not shape:
+            raise UsageError(f"{verb} cuts dimension 0, but the tensor is a scalar: give it at least one dimension")
+        return shape
+
+    def _settle(self, tensors: Sequence[T], work: Sequence[T]) -> list[T]:
+        """End an in-place verb: copy what had to be worked on elsewhere, and tell the framework that memory changed."""
+        for tensor, result in zip(tensors, work, strict=True):
+            if tensor is result:
+                self._adapter.written(tensor)
+            else:
+                self._adapter.assign(tensor, result)
+        return list(tensors)
+
+
+@final
+class Handles:
+    """Verbs in flight by number, as Horovod's asynchronous functions hand them out.
+
+    handles = Handles()
+    number = handles.begin(request)
+    result = handles.synchronize(number)
+    """
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._pending: dict[int, Pending[Any]] = {}
+
+    def begin(self, request: Request[Any]) -> int:
+        """Begin it, and keep it until it is asked for."""
+        number = next(self._numbers)
+        self._pending[number] = request.begin()
+        return number
+
+    def poll(self, number: int) -> bool:
+        """True once ``synchronize`` would not block."""
+        pending = self._pending.get(number)
+        if pending is None:
+            raise UsageError(f"poll: {number!r} is no handle in flight; synchronize() ends a handle's life")
+        return pending.done()
+
+    def synchronize(self, number: int) -> Any:
+        """The result; ``None`` for a handle that is not known, as in Horovod."""
+        pending = self._pending.pop(number, None)
+        return None if pending is None else pending.wait()
+
+
+@final
+class _Telling:
+    """Tells the other members what keeps this rank from beginning a collective: they would wait for it."""
+
+    __slots__ = ("_asked",)
+
+    def __init__(self, kind: Kind, name: str, process_set: int) -> None:
+        self._asked = process_set, name, kind
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, CollectiveError):
+            current().refuse(*self._asked, error)
+
+
+@final
+class _Outputs(Generic[T]):
+    """Tensors that are made when their shape is known."""
+
+    def __init__(self, adapter: Adapter[T]) -> None:
+        self._adapter = adapter
+        self._made: list[T] = []
+
+    def reserve(self, like: T) -> Callable[[tuple[int, ...]], Array]:
+        """An allocator for one more output."""
+        place = len(self._made)
+        self._made.append(like)
+
+        def allocate(shape: tuple[int, ...]) -> Array:
+            self._made[place] = self._adapter.empty(shape, like)
+            return self._adapter.array(self._made[place])
+
+        return allocate
+
+    def collect(self, _: list[Outcome]) -> list[T]:
+        """All of them, once filled."""
+        return self._made
+
+
+@final
+class _Counters:
+    """Numbers for unnamed calls: one count per verb and process set, from zero in every session."""
+
+    def __init__(self) -> None:
+        self._session: object = None
+        self._counts: dict[tuple[Kind, int], itertools.count[int]] = {}
+
+    def next(self, session: object, kind: Kind, process_set: int) -> int:
+        """The next number."""
+        if session is not self._session:
+            self._session, self._counts = session, {}
+        return next(self._counts.setdefault((kind, process_set), itertools.count()))
+
+
+def number_of(process_set: ProcessSet) -> int:
+    """The number of a set that includes this rank."""
+    number = process_set.process_set_id
+    assert number is not None, "a set that includes this rank is registered"
+    return number
+
+
+def _group(name: str, size: int) -> list[str]:
+    """Names of a group's members. The first stands for the group: ranks that differ in the size of it still meet."""
+    return [name if i == 0 else f"{name}.{i}" for i in range(size)]
+
+
+def _splits(splits: Sequence[int] | None) -> tuple[int, ...]:
+    if splits is None:
+        return ()
+    given = tuple(int(s) for s in splits)
+    if min(given, default=-1) < 0:
+        raise UsageError(
+            f"alltoall with splits={list(given)}: give every member's count of rows, none of them negative"
+        )
+    return given

@@ -1,0 +1,397 @@
+"""The controller: routes messages between the workers and the state machines that decide.
+
+    controller = Controller(router.send, settings, expected=4, clock=time.monotonic)
+    while True:
+        router.wait(until controller.deadline())
+        while (got := router.recv()) is not None:
+            controller.handle(*got)
+        if controller.deadline() is due:
+            controller.tick(time.monotonic())
+
+``handle`` only takes in. What became ready is ordered by ``tick``, when everything that has arrived is in: that is what
+lets collectives be fused. Whoever runs the loop reports the ends of workers, and sets ``request_stack``, ``report``,
+``task`` and ``on_result`` as far as it can serve them. Nothing a worker sends can raise here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias, final
+
+from farandole.control.clock import Stamp
+from farandole.control.message import Message
+from farandole.control.messages import (
+    Abort,
+    AskProgress,
+    Blocked,
+    ChangeDue,
+    Entry,
+    Exchange,
+    Hello,
+    Leave,
+    Letters,
+    Orders,
+    Parts,
+    Progress,
+    Ready,
+    Resend,
+    SetTimeline,
+    Submit,
+    TimelineSet,
+    Unheard,
+    Welcome,
+)
+from farandole.control.task_messages import FetchTask, Result, Task
+from farandole.runtime.controller.former import Former
+from farandole.runtime.coordination.downlink import CONTROL, ORDERS, Downlink, Send
+from farandole.runtime.coordination.formation import Due, Formation, Formed, Over
+from farandole.runtime.coordination.generation import Generation
+from farandole.runtime.coordination.negotiation import Delivery
+from farandole.runtime.coordination.process_groups import GLOBAL
+from farandole.runtime.coordination.rank_set import RankSet, alike
+from farandole.runtime.coordination.stall import Inquiry, Report, Verdict
+from farandole.runtime.coordination.static_formation import StaticFormation
+from farandole.settings import Settings
+
+logger = logging.getLogger("farandole.controller")
+
+Clock: TypeAlias = Callable[[], float]
+
+FAREWELL_S = 0.1
+"""How long the ``Leave`` of a worker that ended well may come after the news of its end: they travel different ways."""
+
+RELAYED = 10
+"""How much longer that is where it comes through relays, each of which may be busy."""
+
+
+@final
+class Controller:
+    """One per job; one thread. Peers are workers and, in large jobs, relays. An elastic one brings a ``formation``."""
+
+    def __init__(
+        self, send: Send, settings: Settings, expected: int, clock: Clock, formation: Formation | None = None
+    ) -> None:
+        self.request_stack: Callable[[Hello], object] = lambda _: None
+        """Have the Python stack of a worker, by its ``Hello``, brought to ``stack_arrived``."""
+        self.report: Callable[[str], object] = logger.warning
+        """Show a text to people."""
+        self.task = b""
+        """What workers get that ask for a function to run."""
+        self.on_result: Callable[[int, bool, bytes], object] | None = None
+        """Told what such a function returned or raised: place, success, payload."""
+        self.on_hello: Callable[[Hello], object] = lambda _: None
+        """Told of every worker that has called ``init``."""
+        self.refuse: Callable[[str, str], object] = lambda _kind, _detail: None
+        """Told, by kind, who has the job's key and is none of its workers."""
+        self._settings, self._expected, self._clock = settings, expected, clock
+        self._downlink = Downlink(send)
+        self._formation = formation or StaticFormation.of(settings, expected)
+        self.former = Former(send, self._formation, clock)  # another one, of a controller that is not the job's first
+        self._generation: Generation | None = None
+        self._rejected: Counter[str] = Counter()
+        self._received = 0
+        self._handlers: dict[type, Callable[[bytes, Any], None]] = {
+            Ready: self._on_ready,
+            Letters: self._on_letters,
+            Hello: self._on_hello,
+            Parts: self._on_parts,
+            Leave: self._on_leave,
+            FetchTask: self._on_fetch,
+            Result: self._on_result,
+        }
+        self._handlers_of_ranks: dict[type, Callable[[Generation, int, Any], None]] = {
+            Submit: self._on_submit,
+            Exchange: self._on_exchange,
+            Blocked: self._on_blocked,
+            Unheard: self._on_unheard,
+            Progress: self._on_progress,
+            SetTimeline: self._on_timeline,
+            TimelineSet: self._on_timeline_set,
+        }
+
+    # -- what the loop calls ------------------------------------------------------------------------------------------
+
+    def handle(self, identity: bytes, message: Message) -> None:
+        """A message has come from the socket ``identity``."""
+        self._received += 1
+        if not self.former.takes(identity, message):
+            self._take(identity, message)
+
+    def worker_started(self, place: int, pid: int, host: str) -> None:
+        """A worker runs; should it never call ``init``, the others can be told where it is."""
+        self._formation.started(place, f"rank {place} on {host} (process {pid})")
+
+    def worker_exited(self, place: int, pid: int, code: int, description: str) -> None:
+        """A worker has ended: ``code`` as ``waitpid`` gives it, ``description`` for people."""
+        now = self._clock()
+        self._formation.gone(place, pid, code, description)
+        generation = self._generation
+        rank = None if generation is None else generation.rank_at(place, pid)
+        if generation is not None and rank is not None:
+            if code:
+                generation.leave(rank, description)
+                self.abort(description)
+            elif not generation.has_left(rank):
+                patience_s = FAREWELL_S * (RELAYED if self._downlink.branches else 1)
+                generation.expect_farewell(rank, now + patience_s, description)
+        self._form(now)
+
+    def left(self) -> list[int]:
+        """The places of the workers that have left the current generation or ended, in that order."""
+        return self._generation.left() if self._generation is not None else []
+
+    def stack_arrived(self, place: int, text: str) -> None:
+        """The stack that ``request_stack`` asked for, or why there is none."""
+        if self._generation is not None:
+            self._generation.stack_arrived(place, text, self._clock())
+
+    def abort(self, reason: str, kind: str = "AbortError") -> None:
+        """End the generation for everybody who is still in it."""
+        generation = self._generation
+        if generation is None:
+            self.former.end(reason)
+        elif generation.over is None:
+            generation.over = Abort(generation.number, reason, kind)
+            self._formation.over(generation.number, reason)
+            for suffix in (CONTROL, ORDERS):
+                self._tell(generation.present(), suffix, generation.over)
+
+    def deadline(self) -> float | None:
+        """When ``tick`` is due, by the clock; ``None`` if only a message can bring news."""
+        current = self.former if self._generation is None else self._generation
+        moments = (self._formation.deadline_s, current.deadline_s)
+        return min((moment for moment in moments if moment is not None), default=None)
+
+    def tick(self, now: float) -> None:
+        """Do what is due."""
+        generation = self._generation
+        self.former.tick(now)
+        if generation is not None and (reason := generation.unsaid(now)):
+            self.abort(reason)
+        if generation is not None and generation.over is None:
+            expiry_s, stall_s = generation.negotiation.expiry_s, generation.stall.deadline_s
+            if expiry_s is not None and expiry_s <= now:
+                generation.negotiation.expire(now)
+            if generation.negotiation.undecided:
+                self._order(generation, generation.negotiation.decide(now))
+            if stall_s is not None and stall_s <= now:
+                self._look(generation, now)
+        if self._formation.deadline_s is not None:
+            self._form(now)
+
+    def statistics(self) -> dict[str, int]:
+        """Counters: messages received and refused, and those of the current generation."""
+        generation = self._generation
+        refused = self._rejected.total() + (generation.rejected.total() if generation else 0)
+        own = generation.statistics() if generation is not None else {}
+        return {"received": self._received, "sent": self._downlink.sent, "refused": refused, **own}
+
+    # -- messages -----------------------------------------------------------------------------------------------------
+
+    def _take(self, identity: bytes, message: Any) -> None:
+        handler, of_rank = self._handlers.get(type(message)), self._handlers_of_ranks.get(type(message))
+        if handler is not None:
+            handler(identity, message)
+        elif of_rank is None:
+            self._rejected[f"{type(message).__name__} from a worker"] += 1
+        elif (found := self._find(identity, message.generation)) is not None:
+            of_rank(*found, message)
+
+    def _on_submit(self, generation: Generation, rank: int, message: Submit) -> None:
+        self._submit(generation, [(RankSet.only(rank), message.entry, message.contribution)])
+
+    def _on_ready(self, identity: bytes, message: Ready) -> None:
+        generation, present = self._below(identity, message.generation)
+        if generation is not None:
+            members, shares = self._downlink.members, message.shares
+            self._submit(generation, [(members(s.entry.process_set, s.ranks) & present, s.entry, b"") for s in shares])
+
+    def _submit(self, generation: Generation, said: Sequence[tuple[RankSet, Entry, bytes]]) -> None:
+        now = self._clock()
+        for ranks, entry, contribution in said:
+            if forgotten := generation.negotiation.submit(ranks, entry, now, contribution):
+                self._tell(forgotten, ORDERS, Resend(generation.number, entry.process_set, [entry.name]))
+        generation.stall.expect(now)
+
+    def _below(self, relay: bytes, number: int) -> tuple[Generation | None, RankSet]:
+        """What a relay's message counts for, and the ranks there that are present."""
+        generation = self._generation
+        if not generation or generation.over or number != generation.number or relay not in self._downlink.branches:
+            self._rejected["messages of another generation"] += 1
+            return None, RankSet()
+        return generation, self._downlink.branches[relay] & generation.present()
+
+    def _on_letters(self, identity: bytes, message: Letters) -> None:
+        """A relay passes on what workers below it have sent."""
+        for sender, inner in self._downlink.opened(identity, message):
+            if inner is None or isinstance(inner, Letters | Ready | Parts):
+                self._rejected["letters that are not from workers"] += 1
+            else:
+                self._take(sender, inner)
+
+    def _on_hello(self, identity: bytes, hello: Hello) -> None:
+        now, generation = self._clock(), self._generation
+        if reason := self._formation.turn_away(identity[:-1], hello):
+            self.refuse("processes that are none of the job's workers", reason)
+        else:
+            rank = None if generation is None else generation.rank_at(hello.place, hello.pid)
+            if generation is not None and rank is not None:
+                generation.leave(rank)
+                self._stop_waiting(generation)
+            self._formation.hello(identity[:-1], hello, now)
+            self.on_hello(hello)
+        self._form(now)
+
+    def _on_exchange(self, generation: Generation, rank: int, message: Exchange) -> None:
+        self._gather(generation, message.key, tuple(message.ranks), {rank: message.payload})
+
+    def _on_parts(self, identity: bytes, message: Parts) -> None:
+        generation, present = self._below(identity, message.generation)
+        if generation is not None:
+            parts = {rank: payload for rank, payload in message.parts if rank in present}
+            self._gather(generation, message.key, tuple(message.ranks), parts)
+
+    def _gather(self, generation: Generation, key: str, ranks: tuple[int, ...], parts: Mapping[int, bytes]) -> None:
+        complete = generation.exchange(key, ranks, parts)
+        if complete is None:
+            self._stop_waiting(generation)
+        else:
+            self._tell(RankSet.of(ranks), CONTROL, complete)
+
+    def _on_leave(self, identity: bytes, message: Leave) -> None:
+        found = self._find(identity, message.generation, ended=True)  # who left before whom matters then, too
+        if found is None:
+            return
+        generation, rank = found
+        generation.leave(rank, message.reason, message.following)
+        if message.reason:
+            self.abort(message.reason)
+        else:
+            self._stop_waiting(generation)
+        if message.ending or not message.reason:
+            self._formation.left(generation.members[rank].hello.place, message.ending)
+
+    def _on_blocked(self, generation: Generation, rank: int, message: Blocked) -> None:
+        now = self._clock()
+        if not generation.blockages.add(rank, message, now):
+            self._rejected["Blocked in an impossible place"] += 1
+            return
+        if message.step_s:
+            self._formation.paced(message.step_s)
+        reason = generation.gone_among(generation.negotiation.groups.get(message.process_set) or ())
+        if reason:
+            self.abort(reason)
+        else:
+            generation.stall.hurry(now)
+
+    def _on_unheard(self, generation: Generation, rank: int, message: Unheard) -> None:
+        if message.host not in generation.hosts:
+            self._rejected["Unheard of a host without ranks"] += 1
+            return
+        self._do_without(generation, *generation.parted(rank, message.host))
+
+    def _do_without(self, generation: Generation, ranks: Sequence[int], reason: str, kind: str = "AbortError") -> None:
+        """It cannot go on with these ranks; perhaps others can without them."""
+        if not self._formation.stalled(generation.places(ranks), reason):
+            self.report(reason)
+            self.abort(reason, kind)
+
+    def _on_progress(self, generation: Generation, rank: int, message: Progress) -> None:
+        generation.stall.answered(rank, message, self._clock())
+
+    def _on_timeline(self, generation: Generation, rank: int, message: SetTimeline) -> None:
+        if rank:
+            self._rejected["SetTimeline from another rank than 0"] += 1
+            return
+        self._tell(generation.begin_timeline(message.number), CONTROL, message)
+        self._answer_timeline(generation)
+
+    def _on_timeline_set(self, generation: Generation, rank: int, message: TimelineSet) -> None:
+        generation.timeline.answered(rank, message.number)
+        self._answer_timeline(generation)
+
+    def _on_fetch(self, identity: bytes, _: FetchTask) -> None:
+        self._downlink.post([identity], Task(self.task))
+
+    def _on_result(self, _: bytes, message: Result) -> None:
+        if self.on_result is None:
+            self._rejected["Result that nobody asked for"] += 1
+        else:
+            self.on_result(message.place, message.ok, message.payload)
+
+    def _find(self, identity: bytes, number: int, ended: bool = False) -> tuple[Generation, int] | None:
+        """The generation and rank that a message counts for; those of a dead one are reminded of its end."""
+        generation = self._generation
+        rank = None if generation is None else generation.rank_of(identity[:-1])
+        if generation is None or rank is None or number != generation.number:
+            self._rejected["messages of another generation"] += 1
+        elif generation.over is not None and not ended:
+            self._rejected["messages after the end of their generation"] += 1
+            self._tell(RankSet.only(rank), CONTROL, generation.over)
+            self._formation.answered(generation.members[rank].hello.place)
+        elif generation.has_left(rank):
+            self._rejected["messages of ranks that have left"] += 1
+        else:
+            return generation, rank
+        return None
+
+    # -- generations --------------------------------------------------------------------------------------------------
+
+    def _form(self, now: float) -> None:
+        """Let in, or turn away, whom that is due for."""
+        while (decision := self._formation.decide(now)) is not None:
+            if isinstance(decision, Formed):
+                self._begin(decision)
+            elif isinstance(decision, Over):
+                self.abort(decision.reason)
+            elif not isinstance(decision, Due):
+                self._downlink.post([member.uid + CONTROL for member in decision.members], decision.answer)
+            elif self._generation is not None:
+                self._tell(self._generation.present(), CONTROL, ChangeDue(self._generation.number, decision.reason))
+
+    def _begin(self, formed: Formed) -> None:
+        self.former.replace()
+        self._generation = Generation(formed, self._settings, self._expected)
+        self._generation.stall.begin(self._clock())
+        self._downlink.begin(
+            Welcome(formed.generation, -1, formed.hosts, formed.engine, formed.reason, Stamp.now()),
+            formed.static_sets,
+            [(rank, member.uid) for rank, member in enumerate(formed.members)],
+        )
+
+    def _stop_waiting(self, generation: Generation) -> None:
+        """Outside the negotiated lane, too, nobody may wait for a rank that has left."""
+        if reason := generation.exchange_without():
+            self.abort(reason)
+        self._answer_timeline(generation)
+
+    def _answer_timeline(self, generation: Generation) -> None:
+        """Tell rank 0 once all have done what it asked of their timelines."""
+        number = generation.timeline.finished()
+        if number is not None:
+            self._tell(RankSet.only(0), CONTROL, TimelineSet(generation.number, number))
+
+    # -- what is due --------------------------------------------------------------------------------------------------
+
+    def _order(self, generation: Generation, deliveries: Sequence[Delivery]) -> None:
+        """Send each rank its orders, in one message; ranks with the same orders get the same one."""
+        for delivery in deliveries:
+            self._downlink.note(delivery.order)
+        for ranks, which in alike([delivery.ranks for delivery in deliveries]):
+            self._tell(ranks, ORDERS, Orders(generation.number, [deliveries[i].order for i in which]))
+
+    def _look(self, generation: Generation, now: float) -> None:
+        step = generation.stall.look(now, generation.waiting(now), generation.negotiation.last)
+        if isinstance(step, Inquiry):
+            self._tell(RankSet.of(step.ranks), CONTROL, AskProgress(generation.number))
+            for rank in step.ranks:
+                self.request_stack(generation.members[rank].hello)
+        elif isinstance(step, Report):
+            self.report(step.text)
+        elif isinstance(step, Verdict):
+            self._do_without(generation, step.missing, step.reason, "StallError")
+
+    def _tell(self, ranks: RankSet, suffix: bytes, message: Message) -> None:
+        self._downlink.tell(GLOBAL, ranks, suffix, message)

@@ -1,0 +1,143 @@
+"""The root of the control plane: the socket, the controller behind it, and the agents of the hosts.
+
+    root = Root(router, settings, expected=4)
+    root.on_agent = lambda host, message: ...           # what agents say
+    root.on_lost = lambda host, reason: ...             # a host that will not come back
+    while not over:
+        ready = root.turn(until_s=None)                 # sleeps; returns the watched descriptors that are readable
+
+Launcher and stand-alone controller drive one each, and know what the end of a worker means.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, final
+
+import farandole
+from farandole.control.agent_messages import AGENT, AgentHello, Alive, Branch, DumpStack, Exited, Severed, StopWorkers
+from farandole.control.messages import Hello, Submit
+from farandole.runtime.controller.controller import Controller
+from farandole.runtime.coordination.hosts import Hosts
+from farandole.runtime.coordination.tree import Tree
+from farandole.settings import Settings
+
+if TYPE_CHECKING:
+    from farandole.control.channel import Router
+    from farandole.control.message import Message
+    from farandole.runtime.coordination.formation import Formation
+
+
+@final
+class Root:
+    """One thread. The ``router`` is the caller's to close. ``formation`` is that of an elastic job."""
+
+    def __init__(self, router: Router, settings: Settings, expected: int, formation: Formation | None = None) -> None:
+        self.router = router
+        self.controller = Controller(router.send, settings, expected, time.monotonic, formation)
+        self.controller.request_stack = self._request_stack
+        self.controller.refuse = router.refuse
+        self._is_elastic = formation is not None
+        self.hosts = Hosts(settings.host_timeout_s)
+        self._tree = Tree(settings.tree_radix)
+        self._relays: dict[str, tuple[str, ...]] = {}
+        self._names: dict[str, str] = {}
+        self.on_agent: Callable[[str, Any], object] = lambda _host, _message: None
+        """Told what agents say, after ``AgentHello`` has been checked; of ``Alive`` nothing is said."""
+        self.on_lost: Callable[[str, str], object] = lambda _host, _reason: None
+        """Told of a host that is lost, and why; the ends of its workers are the caller's to report."""
+
+    def turn(self, until_s: float | None) -> set[int]:
+        """Sleep until something comes, is due, or ``until_s``; take it in. Returns the watched descriptors to read.
+
+        What workers of a static job submit is a matter of the controller alone: this does not return for it.
+        """
+        while True:
+            ready = self.router.wait(self._patience_s(until_s))
+            is_more = self._take_in()
+            now = time.monotonic()
+            for lost in self.hosts.lost(now):
+                self.on_lost(*lost)
+                is_more = True
+            deadline = self.controller.deadline()
+            if deadline is not None and now >= deadline:
+                self.controller.tick(now)
+            if ready or is_more or self._is_elastic or (until_s is not None and now >= until_s):
+                return ready
+
+    def _take_in(self) -> bool:
+        """Everything that has come; True unless it was submissions, and at least one of them."""
+        later: list[tuple[str, Any]] = []  # the end of a worker, after what the worker said and may be here as well
+        count = submitted = 0
+        while (got := self.router.recv()) is not None:
+            identity, message = got
+            count += 1
+            if type(message) is Submit:
+                submitted += 1
+            host = self._host_of(identity)
+            if host is not None and (isinstance(message, Exited) or any(host == other for other, _ in later)):
+                later.append((host, message))
+            elif host is not None:
+                self._on_agent(host, message)
+            elif isinstance(message, AgentHello):  # its host has another one
+                self.router.send(identity, StopWorkers(0.0))
+            else:
+                self.controller.handle(identity, message)
+        for host, message in later:
+            self._on_agent(host, message)
+        return not submitted or count > submitted
+
+    def tell(self, host: str, message: Message) -> bool:
+        """Send something to the agent of ``host``; False if it is not connected."""
+        return self.router.send(AGENT + self._names.get(host, host).encode(), message)
+
+    def name(self, host: str, until_s: float) -> str:
+        """How the next agent of ``host`` is to call itself, which answers by then; what others say counts no more."""
+        times = int(self._names.get(host, "/0").rpartition("/")[2])
+        self._names[host] = f"{host}/{times + 1}"
+        self.hosts.readmit(host)
+        self.hosts.expect(host, until_s)
+        return self._names[host]
+
+    def adopt(self, host: str, name: str, until_s: float | None) -> None:
+        """The last agent of ``host`` had another controller before, and is to answer by then, or has ended."""
+        self._names[host] = name
+        if until_s is None:
+            self.hosts.ended(host)
+        else:
+            self.hosts.expect(host, until_s)
+
+    def _host_of(self, identity: bytes) -> str | None:
+        """Whose agent this is; ``None`` for anybody else, also for an agent that is not the host's last."""
+        if not identity.startswith(AGENT):
+            return None
+        name = identity.removeprefix(AGENT).decode(errors="replace")
+        host = name.partition("/")[0]
+        return host if name == self._names.get(host, host) else None
+
+    def _on_agent(self, host: str, message: Any) -> None:
+        if isinstance(message, AgentHello) and message.version != farandole.__version__:
+            reason = f"host {host} has Farandole {message.version} and this one has {farandole.__version__}"
+            self.router.refuse("agents of another version", reason)
+            self.hosts.ended(host)
+            self.on_lost(host, f"{reason}: install the same version on both")
+            return
+        if not isinstance(message, Hello):  # only agents are heard of here
+            self.hosts.heard(host, time.monotonic())
+        if isinstance(message, AgentHello) and message.relay:
+            self._relays[host] = message.relay
+            parent = self._tree.add(host)
+            self.tell(host, Branch(parent, self._relays[parent]) if self.hosts.is_up(parent) else Branch())
+        elif isinstance(message, Severed):
+            self.controller.abort(message.reason)
+            self.tell(host, Branch())  # what comes next need not fail, too
+        if not isinstance(message, Alive | Severed):
+            self.on_agent(host, message)
+
+    def _patience_s(self, until_s: float | None) -> float | None:
+        moments = [m for m in (until_s, self.controller.deadline(), self.hosts.deadline_s) if m is not None]
+        return max(0.0, min(moments) - time.monotonic()) if moments else None
+
+    def _request_stack(self, hello: Hello) -> None:
+        self.tell(hello.host, DumpStack(hello.place, hello.pid, hello.stack_signal, hello.stack_fd))

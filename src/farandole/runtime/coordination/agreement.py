@@ -1,0 +1,218 @@
+"""Do all ranks mean the same? The rules by which what they said under one name is compared.
+
+    >>> mine = Signature(Kind.ALLREDUCE, [DType.FLOAT32], [[3]])
+    >>> yours = Signature(Kind.ALLREDUCE, [DType.INT64], [[3]])
+    >>> settle("loss", 0, (0, 1), Statements.of({0: mine, 1: yours}), ["a", "b"]).error
+    "allreduce 'loss': the ranks differ in the dtype: rank 0 on a said float32; rank 1 on b said int64"
+
+Shapes and splits are compared by the rule of the kind; texts name each rank and its host.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, final
+
+from farandole.collective import DType, Kind, ReduceOp
+from farandole.control.messages import Signature
+from farandole.runtime.coordination.statements import Statements
+from farandole.runtime.coordination.wording import by_saying, name_rank, shorten
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the members of a set will do under one name, or the ``error`` they will raise.
+
+    ``fusion`` is what another allreduce must have in common to travel with this one (``None``: it travels alone).
+    """
+
+    signature: Signature
+    dims: list[int] = field(default_factory=list)
+    splits: list[int] = field(default_factory=list)
+    fusion: tuple[object, ...] | None = None
+    nbytes: int = 0
+    error: str = ""
+    error_kind: str = ""
+
+
+def settle(
+    name: str,
+    process_set: int,
+    members: Collection[int],
+    statements: Statements,
+    hosts: Sequence[str],
+) -> Plan:
+    """Compare the ``statements``; members that made none have joined and contribute nothing."""
+    first = statements.first
+    error = _difference(statements, hosts) or _impossibility(members, statements, hosts)
+    if error:
+        return Plan(first, error=f"{title(first.kind, name, process_set)}: {error}", error_kind="MismatchError")
+    kind = Kind(first.kind)
+    return Plan(
+        first,
+        dims=_dims(members, statements) if kind is Kind.ALLGATHER else [],
+        splits=_split_matrix(members, statements) if kind is Kind.ALLTOALL else [],
+        fusion=_fusion(process_set, first) if kind is Kind.ALLREDUCE and len(set(first.dtypes)) == 1 else None,
+        nbytes=sum(map(_nbytes, first.dtypes, first.shapes)),
+    )
+
+
+def title(kind: int, name: str, process_set: int) -> str:
+    """How texts call a collective: ``allreduce 'loss'``, with its process set unless that is the global one.
+
+    On the wire the name begins with the verb; there is no need to say it twice.
+    """
+    verb = Kind(kind).label
+    place = f" in process set {process_set}" if process_set else ""
+    return f"{verb} {shorten(name.removeprefix(verb + '.'))!r}{place}"
+
+
+def malformed(signature: Signature | None) -> str:
+    """Why no rank can mean this, or "": numbers that are no kind, operation, dtype or size."""
+    if signature is None:
+        return "neither a signature nor a number for one"
+    if signature.kind not in _KINDS:
+        return f"{signature.kind} is no kind of collective"
+    if signature.op not in _OPS:
+        return f"{signature.op} is no reduce operation"
+    if unknown := [d for d in signature.dtypes if not 0 <= d < len(DType)]:
+        return f"{unknown[0]} is no dtype"
+    if len(signature.dtypes) != len(signature.shapes):
+        return f"{len(signature.dtypes)} dtypes for {len(signature.shapes)} shapes"
+    if not signature.dtypes and not signature.refusal and signature.kind in _KINDS_WITH_TENSORS:
+        return "no tensors"
+    if any(n < 0 for sizes in (*signature.shapes, signature.splits) for n in sizes):
+        return "a negative size"
+    return ""
+
+
+class _Aspect(NamedTuple):
+    """What is compared: its name, and what a rank said about it as texts, one for the call or one for each tensor."""
+
+    label: str
+    say: Callable[[Signature], list[str]]
+
+
+_KIND = _Aspect("the operation", lambda s: [Kind(s.kind).label])
+_ABILITY = _Aspect("what they can do", lambda s: [f"it cannot: {s.refusal}" if s.refusal else "it can"])
+_DEVICE = _Aspect("the device", lambda s: [s.device.partition(":")[0]])
+_COUNT = _Aspect("the members of the group", lambda s: [f"{len(s.shapes)} tensor{'s' * (len(s.shapes) != 1)}"])
+_DTYPE = _Aspect("the dtype", lambda s: [DType(d).label for d in s.dtypes])
+_SHAPE = _Aspect("the shape", lambda s: [str(shape) for shape in s.shapes])
+_TAIL = _Aspect("the shape after dimension 0", lambda s: [_tail(shape) for shape in s.shapes])
+_OP = _Aspect("the reduce operation", lambda s: [ReduceOp(s.op).label])
+_PRESCALE = _Aspect("the prescale factor", lambda s: [repr(s.prescale)])
+_POSTSCALE = _Aspect("the postscale factor", lambda s: [repr(s.postscale)])
+_ROOT = _Aspect("the root rank", lambda s: [str(s.root)])
+_RANKS = _Aspect("the ranks of the process set", lambda s: [str(sorted(s.splits))])
+_ID = _Aspect("the process set", lambda s: [str(s.splits)])
+
+_TENSOR = (_KIND, _ABILITY, _DEVICE, _COUNT, _DTYPE)
+_REDUCTION = (*_TENSOR, _SHAPE, _OP, _PRESCALE, _POSTSCALE)
+
+_ASPECTS: dict[Kind, tuple[_Aspect, ...]] = {
+    Kind.ALLREDUCE: _REDUCTION,
+    Kind.ALLGATHER: (*_TENSOR, _TAIL),
+    Kind.BROADCAST: (*_TENSOR, _SHAPE, _ROOT),
+    Kind.ALLTOALL: (*_TENSOR, _TAIL),
+    Kind.REDUCESCATTER: _REDUCTION,
+    Kind.BARRIER: (_KIND,),
+    Kind.JOIN: (_KIND,),
+    Kind.ADD_SET: (_KIND, _RANKS),
+    Kind.REMOVE_SET: (_KIND, _ID),
+}
+_KINDS = frozenset(Kind)
+_OPS = frozenset(ReduceOp)
+_KINDS_WITH_TENSORS = frozenset(kind for kind, aspects in _ASPECTS.items() if _DTYPE in aspects)
+
+
+def _difference(statements: Statements, hosts: Sequence[str]) -> str:
+    """The first aspect in which the ranks differ, and what each said; "" if there is none."""
+    if len(statements) == 1:
+        return ""
+    for aspect in _ASPECTS[Kind(statements.first.kind)]:
+        texts = [aspect.say(signature) for signature, _ in statements]
+        for tensor, said in enumerate(zip(*texts, strict=True)):
+            if len(set(said)) > 1:
+                which = f" of tensor {tensor}" if len(texts[0]) > 1 else ""
+                whose = zip(said, statements, strict=True)
+                by_rank = {rank: saying for saying, (_, ranks) in whose for rank in ranks}
+                return f"the ranks differ in {aspect.label}{which}: {by_saying(by_rank, hosts)}"
+    return ""
+
+
+def _impossibility(members: Collection[int], statements: Statements, hosts: Sequence[str]) -> str:
+    """Why this cannot be done although all agree; "" if it can."""
+    first = statements.first
+    if first.refusal:
+        return f"no rank can do it: {first.refusal}"
+    if first.kind == Kind.BROADCAST and first.root not in members:
+        return f"the root is rank {first.root}, which is no member; the members are {list(members)}"
+    if first.kind == Kind.BROADCAST and first.root not in statements.ranks:
+        return f"the root is {name_rank(first.root, hosts)}, which has called join()"
+    if first.kind == Kind.REDUCESCATTER and not all(first.shapes):
+        return "a tensor without dimensions cannot be scattered: give it at least one"
+    if first.kind == Kind.ALLTOALL:
+        wrong = {
+            rank: text
+            for signature, ranks in statements
+            if (text := _wrong_splits(signature, len(members)))
+            for rank in ranks
+        }
+        return "; ".join(f"{name_rank(rank, hosts)}: {text}" for rank, text in sorted(wrong.items()))
+    return ""
+
+
+def _wrong_splits(signature: Signature, members: int) -> str:
+    if len(signature.shapes) != 1 or not signature.shapes[0]:
+        return "takes one tensor of at least one dimension"
+    rows, splits = signature.shapes[0][0], signature.splits
+    if not splits and rows % members:
+        return f"{rows} rows cannot be split evenly among {members} ranks: give splits"
+    if splits and len(splits) != members:
+        return f"{len(splits)} splits for {members} ranks: give one for each"
+    if splits and sum(splits) != rows:
+        return f"the splits {shorten(str(splits))} add up to {sum(splits)}, but dimension 0 has {rows} rows"
+    return ""
+
+
+def _dims(members: Collection[int], statements: Statements) -> list[int]:
+    """First dimensions, member by member; a tensor without dimensions counts as one row."""
+    signatures, tensors = statements.by_rank(), len(statements.first.shapes)
+    dims: list[int] = []
+    for rank in members:
+        dims += [shape[0] if shape else 1 for shape in signatures[rank].shapes] if rank in signatures else [0] * tensors
+    return dims
+
+
+def _split_matrix(members: Collection[int], statements: Statements) -> list[int]:
+    """Rows sent, ``[sender * members + receiver]``."""
+    size = len(members)
+    signatures = statements.by_rank()
+    matrix: list[int] = []
+    for rank in members:
+        signature = signatures.get(rank)
+        if signature is None:
+            matrix += [0] * size
+        else:
+            matrix += signature.splits or [signature.shapes[0][0] // size] * size
+    return matrix
+
+
+def _fusion(process_set: int, signature: Signature) -> tuple[object, ...] | None:
+    """Adasum weighs each tensor by its own dot products, so it travels alone."""
+    if signature.op == ReduceOp.ADASUM:
+        return None
+    device = signature.device.partition(":")[0]
+    return process_set, signature.dtypes[0], signature.op, signature.prescale, signature.postscale, device
+
+
+def _nbytes(dtype: int, shape: list[int]) -> int:
+    return math.prod(shape) * DType(dtype).itemsize
+
+
+def _tail(shape: list[int]) -> str:
+    return str(["*", *shape[1:]]).replace("'", "") if shape else "[]"

@@ -1,0 +1,88 @@
+"""The process sets of one generation, by id, as the controller knows them.
+
+    >>> groups = ProcessGroups(4, [[2, 3]])
+    >>> groups.get(0), groups.get(1), groups.get(2)
+    (RankSet(0-3), RankSet(2-3), None)
+    >>> groups.add([3, 1])
+    (2, '')
+    >>> groups.add([1, 3])
+    (-1, 'process set 2 has these ranks already: [1, 3]')
+
+Workers know them as ``ProcessSet`` objects; this is the one list that gives the ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+from farandole.runtime.coordination.rank_set import RankSet
+
+GLOBAL = 0
+"""The id of the set of all ranks."""
+
+
+@final
+class ProcessGroups:
+    """Ids are given in order and never twice, so a late message about a removed set cannot hit another."""
+
+    def __init__(self, size: int, static_sets: Sequence[Sequence[int]] = (), dynamic: bool = True) -> None:
+        self._size = size
+        self._dynamic = True
+        self._ranks: dict[int, RankSet] = {GLOBAL: RankSet.span(0, size)}
+        self._next_id = 1
+        for ranks in static_sets:
+            self.add(ranks)
+        self._dynamic = dynamic
+
+    def __len__(self) -> int:
+        return len(self._ranks)
+
+    def get(self, process_set: int) -> RankSet | None:
+        """The ranks of a set; ``None`` for an id that is not in use."""
+        return self._ranks.get(process_set)
+
+    def of(self, rank: int) -> list[int]:
+        """The ids of the sets that ``rank`` is in."""
+        return [process_set for process_set, ranks in self._ranks.items() if rank in ranks]
+
+    def add(self, ranks: Sequence[int]) -> tuple[int, str]:
+        """Make a set: its id and "", or -1 and why there is none."""
+        if not self._dynamic:
+            return -1, "process sets can be added only in init(): dynamic_process_sets is off"
+        if error := wrong_ranks(sorted(ranks), self._size):
+            return -1, error
+        own = RankSet.of(ranks)
+        for process_set, others in self._ranks.items():
+            if others == own:
+                return -1, f"process set {process_set} has these ranks already: {list(own)}"
+        self._ranks[self._next_id] = own
+        self._next_id += 1
+        return self._next_id - 1, ""
+
+    def remove(self, process_set: int) -> str:
+        """End a set; returns why that cannot be, or ""."""
+        if not self._dynamic:
+            return "process sets cannot be removed: dynamic_process_sets is off"
+        if process_set == GLOBAL:
+            return "the global process set cannot be removed"
+        if self._ranks.pop(process_set, None) is None:
+            return f"there is no process set {process_set}; there are {list(self._ranks)}"
+        return ""
+
+
+def fitting(static_sets: Sequence[list[int]], size: int) -> list[list[int]]:
+    """Those of the sets given to ``init`` that an elastic job has at this size."""
+    groups = ProcessGroups(size)
+    return [ranks for ranks in static_sets if not groups.add(ranks)[1]]
+
+
+def wrong_ranks(ranks: Sequence[int], size: int) -> str:
+    """Why ``ranks`` are no process set of a job of ``size`` ranks, or ""."""
+    if not ranks:
+        return "a process set needs at least one rank"
+    if len(set(ranks)) != len(ranks):
+        return f"a rank is named twice in {list(ranks)}"
+    if outside := [rank for rank in ranks if not 0 <= rank < size]:
+        return f"rank {outside[0]} is not in this job, whose ranks are 0 to {size - 1}"
+    return ""

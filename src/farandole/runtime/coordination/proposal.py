@@ -1,0 +1,118 @@
+"""A collective on its way from the first rank that is ready for it to its order.
+
+    everybody = RankSet.span(0, 2)
+    proposal = Proposal(0, "loss", members=everybody, missing=everybody, since_s=now, latest_s=now)
+    proposal.enter(RankSet.of([0]), signature, line=None, now=now)
+    proposal.missing                                     # RankSet(1)
+
+``Negotiation`` keeps them; nothing here decides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import final
+
+from farandole.control.messages import Signature
+from farandole.runtime.coordination.agreement import title
+from farandole.runtime.coordination.cache import Key, Line
+from farandole.runtime.coordination.rank_set import NOBODY, RankSet
+from farandole.runtime.coordination.statements import Statements
+
+
+@final
+@dataclass(slots=True)
+class Proposal:
+    """Who is ready and what they said, who is ``missing``, since when, and when the latest came.
+
+    ``line`` is the cache line that the first ranks named by number, ``numbered`` all that named that one, ``said`` what
+    the others said, and ``refused`` who of them cannot do it and does not wait; ``given`` is what ranks sent
+    along; ``error``, ``number`` and ``value`` are those of the order to come.
+    """
+
+    process_set: int
+    name: str
+    members: RankSet
+    missing: RankSet
+    since_s: float
+    latest_s: float
+    line: Line | None = None
+    numbered: RankSet = NOBODY
+    said: Statements = field(default_factory=Statements)
+    refused: RankSet = NOBODY
+    given: dict[int, bytes] = field(default_factory=dict)
+    latest: RankSet = NOBODY
+    error: str = ""
+    error_kind: str = ""
+    number: int = -1
+    value: int = -1
+
+    @property
+    def key(self) -> Key:
+        """What no other open proposal has."""
+        return self.process_set, self.name
+
+    @property
+    def first(self) -> Signature:
+        """What the first ranks said."""
+        return self.line.plan.signature if self.line is not None else self.said.first
+
+    @property
+    def kind(self) -> int:
+        """The kind, as the first ranks gave it."""
+        return self.first.kind
+
+    @property
+    def title(self) -> str:
+        """How texts call it."""
+        return title(self.kind, self.name, self.process_set)
+
+    @property
+    def ready(self) -> RankSet:
+        """Who has said something."""
+        return self.numbered | self.said.ranks
+
+    @property
+    def silent(self) -> RankSet:
+        """The members that have said nothing; once nobody is missing, these are the ones that joined."""
+        return self.members - self.numbered - self.said.ranks
+
+    def enter(
+        self, ranks: RankSet, signature: Signature, line: Line | None, now: float, contribution: bytes = b""
+    ) -> None:
+        """These ranks are ready and mean ``signature``, or, if they gave a number, what its ``line`` has of them.
+
+        A single rank may send its ``contribution`` along.
+        """
+        if line is None:
+            self.said.add(ranks, signature)
+        elif line is self.line:
+            self.numbered |= ranks
+        else:
+            self.said.update(line.statements, ranks)
+        if contribution:
+            self.given[ranks.last()] = contribution
+        if signature.refusal:
+            self.refused |= ranks
+        self.missing -= ranks
+        self.latest, self.latest_s = ranks, now
+
+    def contributions(self, nbytes: int) -> list[bytes]:
+        """``nbytes`` of each member by its place (``b""`` if it joined); ``[]`` unless all others sent them along."""
+        given = self.given
+        if not given or len(given) != len(self.ready) or any(len(part) != nbytes for part in given.values()):
+            return []
+        return [given.get(rank, b"") for rank in self.members]
+
+    def statements(self) -> Statements:
+        """What all said."""
+        if self.line is None:
+            return self.said
+        statements = Statements()
+        statements.update(self.line.statements, self.numbered)
+        statements.update(self.said, self.said.ranks)
+        return statements
+
+    def crosses(self, other: Proposal) -> bool:
+        """True if a rank that is ready here is missing there, and the other way round."""
+        return not self.missing.isdisjoint(other.ready) and not other.missing.isdisjoint(self.ready)

@@ -1,0 +1,333 @@
+"""When a wait is long enough to be said, whom to ask, and what the report says; without any I/O.
+
+    inspector = StallInspector(Limits(warning_s=60.0, shutdown_s=600.0), hosts=["a", "a"])
+    inspector.expect(now)                      # something waits from now on: look at deadline_s
+    inspector.look(now, waiting, last)         # Inquiry((1,)): ask these ranks where they are
+    inspector.answered(1, progress); inspector.stack(1, text)
+    inspector.look(now, waiting, last)         # Report(text), or Verdict(reason) once it has taken too long
+
+Reports about the same ranks come at doubling intervals, however many collectives wait for them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias, final
+
+from farandole.control.messages import Progress
+from farandole.runtime.coordination.wording import name_rank, name_ranks, shorten
+from farandole.settings import Settings
+
+STEPS_OF_PATIENCE = 5
+"""In an elastic job a rank hangs, and is not slow, when others wait for it longer than so many recent steps."""
+
+BLAMELESS = 2
+"""So many times as long an elastic job waits where all its ranks do: if their hosts do not hear each other, that is
+found out meanwhile (``engines.silence``), and then it is known who has to go."""
+
+ANSWERING = "--stall-check-shutdown-time-seconds"
+"""Where people set how long others wait for a rank whose process answers."""
+
+IDLE = 0.01
+"""A process that does nothing takes no more than this share of a processor."""
+
+SIGNS = 5
+"""How many signs of life a rank gives in the time after which it counts as hung without any."""
+
+PATIENCE_S = 1.0
+"""How long a report waits for the ranks it is about to say where they are."""
+
+MOST_WAITS = 5
+MOST_STACKS = 8
+
+
+@final
+class Limits(NamedTuple):
+    """How long a collective may wait until that is said, and until it counts as stalled; 0 is for ever.
+
+    ``remedy`` says where people set the latter, ``end`` what it means. With ``answering_s``, ranks give signs of life,
+    and ``shutdown_s`` is for those that give none: they are stopped, or hold the interpreter's lock. Who answers does
+    something of its own, such as to validate, and the others wait for it as long as ``answering_s``.
+    """
+
+    warning_s: float
+    shutdown_s: float
+    remedy: str = "FARANDOLE_STALL_SHUTDOWN_S"
+    end: str = "every rank raises StallError"
+    steps: int = 0
+    """A wait may also take so many of the longest recent steps."""
+    answering_s: float = 0.0
+
+    @property
+    def sign_s(self) -> float:
+        """How often a rank gives a sign of life; 0 for never."""
+        return self.shutdown_s / SIGNS if self.answering_s else 0.0
+
+    @classmethod
+    def of(cls, settings: Settings) -> Limits:
+        """Those of a job. In an elastic one a rank that hangs is killed, and the others go on."""
+        if not settings.stall_check:
+            return cls(0.0, 0.0)
+        if not settings.is_elastic or not settings.hang_timeout_s:
+            return cls(settings.stall_warning_s, settings.stall_shutdown_s)
+        warning_s = min(settings.stall_warning_s or math.inf, settings.hang_timeout_s / 2)
+        end = "those that do not come are killed"
+        answering_s = max(settings.hang_timeout_s, settings.stall_shutdown_s or math.inf)
+        return cls(warning_s, settings.hang_timeout_s, "--hang-timeout", end, STEPS_OF_PATIENCE, answering_s)
+
+
+@final
+class Waiting(NamedTuple):
+    """A collective that some ranks are ready for since ``since_s``, and others are not.
+
+    ``key`` stays the same while it waits. The news may be ``age_s`` old, so an end may have gone unnoticed that long.
+    With steps of ``step_s`` it may take some of these.
+    """
+
+    key: tuple[object, ...]
+    what: str
+    since_s: float
+    ready: tuple[int, ...]
+    missing: tuple[int, ...]
+    age_s: float = 0.0
+    step_s: float = 0.0
+
+
+@final
+class Inquiry(NamedTuple):
+    """Ask these ranks for their progress and their Python stack."""
+
+    ranks: tuple[int, ...]
+
+
+@final
+class Report(NamedTuple):
+    """Say this to people."""
+
+    text: str
+
+
+@final
+class Verdict(NamedTuple):
+    """These ranks do not come any more: unless others can go on without them, it ends with a ``StallError``."""
+
+    reason: str
+    missing: tuple[int, ...] = ()
+
+
+Step: TypeAlias = Inquiry | Report | Verdict | None
+Last: TypeAlias = Callable[[int], str]
+
+
+@final
+@dataclass(slots=True)
+class _Asked:
+    """An inquiry under way."""
+
+    ranks: tuple[int, ...]
+    until_s: float
+    progress: dict[int, Progress] = field(default_factory=dict)
+    stacks: dict[int, str] = field(default_factory=dict)
+
+    def complete(self) -> bool:
+        return len(self.progress) == len(self.stacks) == len(self.ranks)
+
+
+@final
+class StallInspector:
+    """One generation's. ``deadline_s`` says when to ``look`` next, ``None`` for never."""
+
+    def __init__(self, limits: Limits, hosts: Sequence[str]) -> None:
+        self.deadline_s: float | None = None
+        self.reports = 0
+        self._limits = limits
+        self._warning_s = limits.warning_s if limits.warning_s > 0 else math.inf
+        self._shutdown_s = limits.shutdown_s if limits.shutdown_s > 0 else math.inf
+        self._hosts = hosts
+        self._asked: _Asked | None = None
+        self._told: dict[tuple[object, ...], frozenset[int]] = {}
+        self._heard_s: dict[int, float] = {}
+        self._work: dict[int, float] = {}
+        self._moved_s, self._mild_until_s = math.inf, -math.inf
+        self._repeat_s = self._interval_s = self._warning_s
+
+    def begin(self, now: float) -> None:
+        """The generation begins; where ranks give signs of life, it is noticed if none of them goes on."""
+        if self._limits.answering_s:
+            self._moved_s = now
+            self.expect(now)
+
+    def expect(self, now: float) -> None:
+        """Something began to wait ``now``."""
+        soonest_s = now + min(self._warning_s, self._shutdown_s)
+        if self.deadline_s is None or soonest_s < self.deadline_s:
+            self._look_again(soonest_s)
+
+    def hurry(self, now: float) -> None:
+        """There is something new to look at ``now``."""
+        if self._asked is None and self._warning_s < math.inf:
+            self.deadline_s = now
+
+    def answered(self, rank: int, progress: Progress, now: float) -> None:
+        """A rank has said where it is, perhaps because it was asked."""
+        self._heard_s[rank] = now
+        if progress.work >= self._work.get(rank, 0.0) + 1 + IDLE * (now - self._moved_s):
+            self._work[rank], self._moved_s = progress.work, now
+        self._take(rank, now, progress=progress)
+
+    def stack(self, rank: int, text: str, now: float) -> None:
+        """The Python stack of a rank that was asked has come."""
+        self._take(rank, now, stack=text)
+
+    def look(self, now: float, waiting: Iterable[Waiting], last: Last) -> Step:
+        """What is due; ``last`` tells the last collective that a rank was ordered to do."""
+        every = list(waiting)
+        self._forgive(now)
+        if verdict := self._judge(now, every):
+            return verdict
+        overdue = [one for one in every if now - one.since_s >= self._warning_s]
+        step = self._consider(now, overdue) if self._asked is None else self._conclude(now, overdue, self._asked, last)
+        if self._asked is None:
+            self._plan_next(now, every)
+        return step
+
+    def _forgive(self, now: float) -> None:
+        """If this process was stopped, and perhaps all were, nobody had the time to do what is judged here."""
+        stopped_s = now - (self.deadline_s or now)
+        if self._limits.answering_s and stopped_s > PATIENCE_S:
+            self._moved_s, self._mild_until_s = now, now + self._shutdown_s
+
+    def _judge(self, now: float, every: Sequence[Waiting]) -> Verdict | None:
+        """Who hangs: others have waited too long for it, or all do and nobody waits."""
+        late = [one for one in every if now >= max(self._expiry_s(one), self._mild_until_s)]
+        lost = _lost(late, every)
+        last = [one for one in late if now >= self._expiry_s(one, least_s=self._limits.answering_s)]
+        silent = [rank for rank in lost if self._is_silent(rank, now)]
+        hung = tuple(rank for rank in lost if rank in silent or rank in _lost(last, every))
+        is_static = not self._limits.steps
+        is_blameless = not lost and any(is_static or now >= self._expiry_s(one, BLAMELESS) for one in late)
+        if hung or is_blameless:
+            is_answering = self._limits.answering_s and hung and not silent
+            return Verdict(self._verdict(now, late, ANSWERING if is_answering else self._limits.remedy), hung)
+        if self._limits.answering_s and not every and now >= self._moved_s + self._limits.answering_s:
+            return Verdict(
+                f"no rank has done anything for {now - self._moved_s:.1f} s, longer than {ANSWERING}: "
+                "all are stopped, or wait for each other in the script",
+                tuple(range(len(self._hosts))),
+            )
+        return None
+
+    def _is_silent(self, rank: int, now: float) -> bool:
+        return now >= self._heard_s.get(rank, -math.inf) + self._shutdown_s
+
+    def _consider(self, now: float, overdue: Sequence[Waiting]) -> Inquiry | None:
+        """Ask, if there is something that has not been said, or has been said long ago."""
+        self._told = {one.key: self._told[one.key] for one in overdue if one.key in self._told}
+        if not self._told:
+            self._repeat_s, self._interval_s = now, self._warning_s
+        fresh = [one for one in overdue if not any(told.issuperset(one.missing) for told in self._told.values())]
+        if not (fresh or (overdue and now >= self._repeat_s)):
+            return None
+        self._told = {one.key: frozenset(one.missing) for one in overdue}
+        self._repeat_s = now + self._interval_s
+        self._interval_s *= 2
+        ranks = {rank for one in overdue for rank in one.missing or one.ready}
+        self._asked = _Asked(tuple(sorted(ranks)[:MOST_STACKS]), now + PATIENCE_S)
+        self._look_again(self._asked.until_s)
+        return Inquiry(self._asked.ranks)
+
+    def _conclude(self, now: float, overdue: Sequence[Waiting], asked: _Asked, last: Last) -> Report | None:
+        """Report, if all answers are there or will not come."""
+        if now < asked.until_s and not asked.complete():
+            return None
+        self._asked = None
+        still = [one for one in overdue if not _has_moved_on(one, asked)]
+        return Report(self._report(now, still, asked, last)) if still else None
+
+    # -- timing -------------------------------------------------------------------------------------------------------
+
+    def _take(self, rank: int, now: float, progress: Progress | None = None, stack: str | None = None) -> None:
+        asked = self._asked
+        if asked is None or rank not in asked.ranks:
+            return
+        if progress is not None:
+            asked.progress[rank] = progress
+        if stack is not None:
+            asked.stacks[rank] = stack
+        if asked.complete():
+            self._look_again(now)
+
+    def _plan_next(self, now: float, waiting: Sequence[Waiting]) -> None:
+        moments = [one.since_s + self._warning_s for one in waiting]
+        moments += [self._expiry_s(one, times) for one in waiting for times in (1, BLAMELESS)]
+        if self._limits.answering_s:
+            moments += [now + self._limits.sign_s for one in waiting if now >= self._expiry_s(one)]
+            moments += [self._mild_until_s, self._moved_s + self._limits.answering_s]
+        moments = [moment for moment in moments if moment > now]
+        repeats = [self._repeat_s] if self._told else []
+        self._look_again(min(moments + repeats, default=math.inf))
+
+    def _expiry_s(self, one: Waiting, times: int = 1, least_s: float = 0.0) -> float:
+        patience_s = times * max(self._shutdown_s, self._limits.steps * one.step_s)
+        return one.since_s + one.age_s + max(least_s, patience_s)
+
+    def _look_again(self, moment: float) -> None:
+        self.deadline_s = moment if moment < math.inf else None
+
+    # -- words --------------------------------------------------------------------------------------------------------
+
+    def _verdict(self, now: float, late: Sequence[Waiting], limit: str) -> str:
+        return "; ".join(f"{self._wait(now, one)}: longer than {limit}" for one in late[:MOST_WAITS])
+
+    def _wait(self, now: float, one: Waiting) -> str:
+        missing = f"{name_ranks(one.missing, self._hosts)} did not come" if one.missing else "all ranks are inside"
+        return (
+            f"{one.what} has waited {now - one.since_s:.1f} s: {missing}; ready: {name_ranks(one.ready, self._hosts)}"
+        )
+
+    def _report(self, now: float, overdue: Sequence[Waiting], asked: _Asked, last: Last) -> str:
+        self.reports += 1
+        lines = [f"stalled: {self._wait(now, one)}" for one in overdue[:MOST_WAITS]]
+        if len(overdue) > MOST_WAITS:
+            lines.append(f"stalled: {len(overdue) - MOST_WAITS} more")
+        for rank in asked.ranks:
+            lines += [f"  {self._where(rank, asked, last)}"]
+            lines += [f"    {line}" for line in asked.stacks.get(rank, "").splitlines()]
+        if left := len({rank for one in overdue for rank in one.missing} - set(asked.ranks)):
+            lines.append(f"  and {left} more ranks")
+        if self._shutdown_s < math.inf:
+            lines.append(f"  {self._limits.end} after {self._shutdown_s:g} s ({self._limits.remedy})")
+        if 0 < self._limits.answering_s < math.inf:
+            lines[-1] += f"; those that answer, after {self._limits.answering_s:g} s ({ANSWERING})"
+        return "\n".join(lines)
+
+    def _where(self, rank: int, asked: _Asked, last: Last) -> str:
+        progress = asked.progress.get(rank)
+        finished = (progress.last if progress else "") or last(rank)
+        text = f"{name_rank(rank, self._hosts)} last finished {shorten(finished) or 'nothing'}"
+        if progress is None:
+            text += ", and has not answered since (it holds the interpreter's lock, or is stopped)"
+        elif progress.inside:
+            text += f", and is inside {shorten(progress.inside)}"
+        else:
+            text += ", and is outside Farandole"
+        stack = "its Python stack now:" if rank in asked.stacks else f"its stack did not come within {PATIENCE_S:g} s"
+        return f"{text}; {stack}"
+
+
+def _lost(late: Sequence[Waiting], every: Sequence[Waiting]) -> tuple[int, ...]:
+    """Who keeps the others waiting, and does not wait itself: one rank that stops may part the others in two.
+
+    Some are past a meeting, and wait for it in what follows; some are still inside.
+    """
+    waiting = {rank for one in every for rank in one.ready}
+    return tuple(sorted({rank for one in late for rank in one.missing} - waiting))
+
+
+def _has_moved_on(one: Waiting, asked: _Asked) -> bool:
+    """True if all the ranks seem to be inside a collective, and one of them says by now that it is not."""
+    return not one.missing and any(
+        rank in asked.progress and one.what not in asked.progress[rank].inside for rank in one.ready
+    )

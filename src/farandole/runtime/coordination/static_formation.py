@@ -1,0 +1,228 @@
+"""The generations of a job whose size does not change; without any I/O.
+
+    formation = StaticFormation(expected=2, start_timeout_s=30.0, excuse_failures=False, choose=choose_engine)
+    formation.hello(b"7f3a", hello, now)
+    formation.decide(now)              # None: one is missing. Then Formed(...), or Refused(...) with the reason
+
+A generation forms when every place that has not ended has said hello. Survivors of the one before keep their order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import final
+
+from farandole.control.messages import Hello
+from farandole.engines.choose import choose
+from farandole.errors import FarandoleError
+from farandole.runtime.coordination.formation import Choose, Formation, Formed, Member, Refused, Roster, disagreement
+from farandole.runtime.coordination.process_groups import ProcessGroups
+from farandole.runtime.coordination.wording import by_saying, name_numbers
+from farandole.settings import Settings
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _End:
+    """How the worker of a place ended; ``excused`` if the job goes on without it."""
+
+    description: str
+    excused: bool
+
+
+@final
+class StaticFormation(Formation):
+    """Collects hellos. With ``excuse_failures`` a job may start without those that failed before calling ``init``."""
+
+    def __init__(self, expected: int, start_timeout_s: float, excuse_failures: bool, choose: Choose) -> None:
+        self._expected = expected
+        self._start_timeout_s = start_timeout_s
+        self._excuse_failures = excuse_failures
+        self._choose = choose
+        self._waiting: dict[int, Member] = {}  # by place
+        self._strangers: list[Refused] = []
+        self._ends: dict[tuple[int, int], _End] = {}  # by size of the job, and place in it
+        self._started: dict[int, str] = {}
+        self._homes: dict[int, str] = {}
+        self._sizes: Counter[int] = Counter()  # of the job, as those who wait have it
+        self._latest: tuple[Member, ...] = ()
+        self._roster = Roster((), expected)
+        self._first_hello_s: float | None = None
+        self._generation = 0
+
+    @classmethod
+    def of(cls, settings: Settings, expected: int) -> StaticFormation:
+        """As these settings want it."""
+        engine = partial(choose, settings.engine, across=settings.across)
+        return cls(expected, settings.start_timeout_s, settings.on_failure == "continue", engine)
+
+    # -- taking in ----------------------------------------------------------------------------------------------------
+
+    def started(self, place: int, description: str) -> None:
+        """The worker of ``place`` runs; texts that miss it can say where."""
+        self._started[place] = description
+
+    def turn_away(self, uid: bytes, hello: Hello) -> str:
+        """Who wants a place that there is not, or that another has, or brings another version into a running job."""
+        member = Member(uid, hello)
+        reason = self._objection(member)
+        if reason:
+            self._strangers.append(Refused((member,), reason))
+        return reason
+
+    def hello(self, uid: bytes, hello: Hello, now: float) -> None:
+        """A worker has called ``init``."""
+        self._dismiss(hello.place)
+        self._waiting[hello.place] = Member(uid, hello)
+        self._sizes[hello.expected] += 1
+        if self._first_hello_s is None:
+            self._first_hello_s = now
+
+    def gone(self, place: int, pid: int, code: int, description: str) -> None:
+        """The worker of ``place`` has ended. It is excused if it had its part in a generation, or may fail."""
+        excused = code != 0 and self._excuse_failures
+        size = self._expected
+        rank = self._roster.find(place, pid)
+        worker = self._latest[rank] if rank is not None else self._waiting_worker(place, pid)
+        if worker is not None:
+            place, size = worker.hello.place, worker.hello.expected
+            excused = excused or rank is not None
+            self._dismiss(place)
+        self._ends[size, place] = _End(description, excused)
+        if not self._waiting:
+            self._first_hello_s = None
+
+    def left(self, place: int, ending: bool) -> None:
+        """Nothing depends on that."""
+
+    def answered(self, place: int) -> None:
+        """Nothing depends on that."""
+
+    def over(self, generation: int, reason: str) -> None:
+        """Nothing depends on that."""
+
+    def paced(self, step_s: float) -> None:
+        """Nothing depends on that."""
+
+    def stalled(self, places: Collection[int], reason: str) -> bool:
+        """The others cannot go on without them."""
+        return False
+
+    def _objection(self, newcomer: Member) -> str:
+        hello, other = newcomer.hello, self._waiting.get(newcomer.hello.place)
+        if not 0 <= hello.place < min(hello.expected, self._expected):
+            place = f"expects ranks 0 to {self._expected - 1}, and this process says it is rank {hello.place}"
+            return f"the job {place} of {hello.expected}"
+        if self._latest and hello.version != (version := self._latest[0].hello.version):
+            return (
+                f"the job runs Farandole {version}, and {newcomer.name} has {hello.version}: install the same version"
+            )
+        if other is not None and other.hello.pid != hello.pid:
+            return f"{other.name} is process {other.hello.pid} already: is the job started twice with one controller?"
+        home = self._homes.get(hello.place) if hello.expected == self._expected else None
+        if home and home != hello.host:
+            return (
+                f"rank {hello.place} is on {home}, not on {hello.host}: is the job started twice with one controller?"
+            )
+        return ""
+
+    def _waiting_worker(self, place: int, pid: int) -> Member | None:
+        members = list(self._waiting.values())
+        index = Roster([member.hello for member in members], self._expected).find(place, pid)
+        return None if index is None else members[index]
+
+    def _dismiss(self, place: int) -> None:
+        member = self._waiting.pop(place, None)
+        if member is not None:
+            self._sizes -= Counter({member.hello.expected: 1})
+
+    # -- deciding -----------------------------------------------------------------------------------------------------
+
+    @property
+    def deadline_s(self) -> float | None:
+        """When ``decide`` will refuse for lack of time; ``None`` while nobody waits."""
+        return None if self._first_hello_s is None else self._first_hello_s + self._start_timeout_s
+
+    def decide(self, now: float) -> Formed | Refused | None:
+        """The next generation, a refusal, or ``None`` as long as neither is due. Call it until it returns ``None``."""
+        if self._strangers:
+            return self._strangers.pop(0)
+        if not self._waiting or self._is_early(now):
+            return None
+        sizes = {place: member.hello.expected for place, member in self._waiting.items()}
+        size = max(sizes.values())
+        if size > min(*sizes.values(), self._expected):
+            said = by_saying({place: str(own) for place, own in sizes.items()}, self._host_by_place())
+            return self._refuse(
+                f"the ranks differ in the size of the job, which was started for {self._expected}: {said}"
+            )
+        ends = {place: end for (job, place), end in sorted(self._ends.items()) if job == size}
+        lost = [end.description for end in ends.values() if not end.excused]
+        if lost:
+            return self._refuse(f"the job cannot start: {'; '.join(lost)}, before it had called init()")
+        missing = [place for place in range(size) if place not in self._waiting and place not in ends]
+        if not missing:
+            return self._form()
+        if self.deadline_s is not None and now >= self.deadline_s:
+            return self._refuse(self._too_late(missing))
+        return None
+
+    def _is_early(self, now: float) -> bool:
+        """True if nothing can be wrong yet and somebody is missing: what is known after each hello, without a look."""
+        few = len(self._waiting) < min(self._sizes) and not self._ends
+        in_time = self.deadline_s is not None and now < self.deadline_s
+        return few and in_time and len(self._sizes) == 1 and max(self._sizes) <= self._expected
+
+    def _form(self) -> Formed | Refused:
+        seniority = {member.hello.place: rank for rank, member in enumerate(self._latest)}
+        order = sorted(self._waiting, key=lambda place: (seniority.get(place, self._expected), place))
+        members = tuple(self._waiting[place] for place in order)
+        error = disagreement(members) or _misfit(members)
+        if error:
+            return self._refuse(error)
+        try:
+            engine, reason = self._choose(
+                [member.hello.host for member in members], [member.hello.engines for member in members]
+            )
+        except FarandoleError as failure:
+            return self._refuse(str(failure))
+        self._generation += 1
+        if len(members) == self._expected:
+            self._homes = {member.hello.place: member.hello.host for member in members}
+        self._latest, self._roster = members, Roster([member.hello for member in members], self._expected)
+        self._clear()
+        return Formed(self._generation, members, engine, reason)
+
+    def _refuse(self, reason: str) -> Refused:
+        members = tuple(self._waiting.values())
+        self._clear()
+        return Refused(members, reason)
+
+    def _clear(self) -> None:
+        self._waiting, self._sizes = {}, Counter()
+        self._first_hello_s = None
+
+    def _too_late(self, missing: list[int]) -> str:
+        places = [self._started.get(place, f"rank {place}") for place in missing]
+        who = ", ".join(places) if len(places) <= 4 or self._started else name_numbers(missing)
+        have = "has" if len(missing) == 1 else "have"
+        return (
+            f"{who} {have} not called init() within {self._start_timeout_s:g} s of the first rank that did: "
+            "look at its output, or give it more time with --start-timeout (FARANDOLE_START_TIMEOUT_S)"
+        )
+
+    def _host_by_place(self) -> list[str]:
+        hosts = ["?"] * self._expected
+        for place, member in self._waiting.items():
+            hosts[place] = member.hello.host
+        return hosts
+
+
+def _misfit(members: Sequence[Member]) -> str:
+    """Why a job of these cannot have the process sets that were given to ``init``, or ""."""
+    groups = ProcessGroups(len(members))
+    errors = [error for ranks in members[0].hello.process_sets if (error := groups.add(ranks)[1])]
+    return f"init(process_sets=...) cannot be: {errors[0]}" if errors else ""

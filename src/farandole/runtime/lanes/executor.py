@@ -1,0 +1,150 @@
+"""Executes one order of the controller on the engine of a process set.
+
+    outcomes = Executor(engine, ranks=(0, 1)).perform(order, [calls])
+
+The order says what all members agreed on; the calls are this rank's tensors, or ``None`` for what it never submitted
+because it has joined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from math import prod
+from typing import TypeAlias, final
+
+from farandole.collective import Array, DType, Kind, ReduceOp
+from farandole.control.messages import Order, Signature
+from farandole.engines.engine import Engine
+from farandole.runtime.lanes import adasum, eager
+from farandole.runtime.lanes.call import Call, Outcome
+from farandole.runtime.lanes.fusion import Fusion
+from farandole.runtime.lanes.packing import identity, scratch
+from farandole.runtime.lanes.phases import Phases
+
+Mine: TypeAlias = Sequence[Sequence[Call] | None]
+"""Per name of an order: this rank's calls, or ``None`` if it has joined."""
+
+
+@final
+class Executor:
+    """Performs orders of one process set, one thread at a time. Raises what the engine or ``Call.allocate`` raises."""
+
+    def __init__(self, engine: Engine, ranks: Sequence[int]) -> None:
+        self.engine = engine
+        self.phases = Phases()
+        self._ranks = tuple(ranks)
+        self._place = engine.group.rank
+        self._fusion = Fusion(engine, self.phases)
+
+    def perform(self, order: Order, mine: Mine) -> list[list[Outcome]]:
+        """One list of outcomes per name. Collective."""
+        kind = Kind(order.kind)
+        self.phases.of(order.names, kind)
+        if kind is Kind.ALLREDUCE:
+            return self._allreduce(order, mine)
+        outcomes = []
+        for i, signature in enumerate(order.signatures):
+            calls = mine[i]
+            done = []
+            for j in range(len(signature.dtypes)):
+                begin = self.phases.begin()
+                call = None if calls is None else calls[j]
+                done.append(self._one(kind, order, i, j, call))
+                self.phases.end("reduce", begin, 0 if call is None else call.array.nbytes)
+            outcomes.append(done or [Outcome(value=order.value)])
+        return outcomes
+
+    def _one(self, kind: Kind, order: Order, i: int, j: int, call: Call | None) -> Outcome:
+        signature = order.signatures[i]
+        if kind is Kind.BROADCAST:
+            return self._broadcast(signature, j, call)
+        if kind is Kind.REDUCESCATTER:
+            return self._reducescatter(signature, j, call)
+        if kind is Kind.ALLGATHER:
+            return self._allgather(signature, j, call, order.dims[i][j :: len(signature.dtypes)])
+        assert kind is Kind.ALLTOALL, kind
+        return self._alltoall(signature, j, call, order.splits[i])
+
+    def _allreduce(self, order: Order, mine: Mine) -> list[list[Outcome]]:
+        if order.contributions:
+            begin = self.phases.begin()
+            eager.reduce(order.signatures[0], order.contributions, mine[0] or ())
+            self.phases.end("reduce", begin, sum(map(len, order.contributions)))
+        else:
+            self._reduce(order, mine)
+        return [[Outcome(c.array, c.shape) for c in calls or ()] for calls in mine]
+
+    def _reduce(self, order: Order, mine: Mine) -> None:
+        for (dtype, op, prescale, postscale, on_host), items in groupby(_contributions(order, mine), _way):
+            arrays = [array for array, _ in items]
+            if op != ReduceOp.ADASUM:
+                self._fusion.allreduce(arrays, op, prescale, postscale, on_host)
+            elif len(self._ranks) == 1:
+                self._fusion.allreduce(arrays, ReduceOp.SUM, prescale, postscale)
+            else:
+                begin = self.phases.begin()
+                adasum.allreduce(self.engine, arrays, dtype, prescale * postscale)
+                self.phases.end("reduce", begin, sum(a.nbytes for a in arrays))
+
+    def _broadcast(self, signature: Signature, j: int, call: Call | None) -> Outcome:
+        array = call.array if call else scratch(DType(signature.dtypes[j]), prod(signature.shapes[j]))
+        self.engine.broadcast(array, self._ranks.index(signature.root))
+        return Outcome(array, tuple(signature.shapes[j]))
+
+    def _allgather(self, signature: Signature, j: int, call: Call | None, rows: Sequence[int]) -> Outcome:
+        dtype, row_shape = DType(signature.dtypes[j]), tuple(signature.shapes[j][1:])
+        shape = (sum(rows), *row_shape)
+        counts = [r * prod(row_shape) for r in rows]
+        recv = _output(call, dtype, shape)
+        self.engine.allgather(call.array if call else scratch(dtype, 0), recv, counts)
+        return Outcome(recv, shape, received_splits=tuple(rows))
+
+    def _alltoall(self, signature: Signature, j: int, call: Call | None, matrix: Sequence[int]) -> Outcome:
+        dtype, row_shape = DType(signature.dtypes[j]), tuple(signature.shapes[j][1:])
+        size, per_row = len(self._ranks), prod(row_shape)
+        sent = matrix[self._place * size : (self._place + 1) * size]
+        received = matrix[self._place :: size]
+        shape = (sum(received), *row_shape)
+        recv = _output(call, dtype, shape)
+        send = call.array if call else scratch(dtype, 0)
+        self.engine.alltoall(send, [s * per_row for s in sent], recv, [r * per_row for r in received])
+        return Outcome(recv, shape, received_splits=tuple(received))
+
+    def _reducescatter(self, signature: Signature, j: int, call: Call | None) -> Outcome:
+        dtype, (first, *row_shape) = DType(signature.dtypes[j]), signature.shapes[j]
+        op, size = ReduceOp(signature.op), len(self._ranks)
+        rows = [first // size + (place < first % size) for place in range(size)]
+        counts = [r * prod(row_shape) for r in rows]
+        shape = (rows[self._place], *row_shape)
+        send = call.array if call else identity(dtype, sum(counts), op)
+        recv = _output(call, dtype, shape)
+        self.engine.reducescatter(send, recv, counts, op, signature.prescale, signature.postscale)
+        return Outcome(recv, shape)
+
+
+def _contributions(order: Order, mine: Mine) -> Iterator[tuple[Array, Signature]]:
+    for signature, calls in zip(order.signatures, mine, strict=True):
+        if calls is not None:
+            for call in calls:
+                yield call.array, signature
+        else:
+            for dtype, shape in zip(signature.dtypes, signature.shapes, strict=True):
+                yield identity(DType(dtype), prod(shape), ReduceOp(signature.op)), signature
+
+
+def _way(item: tuple[Array, Signature]) -> tuple[DType, ReduceOp, float, float, bool]:
+    """What arrays must have in common to be reduced as one; the last is whether they are in the memory of the host.
+
+    The signature knows: what a rank that has joined contributes always is.
+    """
+    array, signature = item
+    return array.dtype, ReduceOp(signature.op), signature.prescale, signature.postscale, signature.device == "cpu"
+
+
+def _output(call: Call | None, dtype: DType, shape: tuple[int, ...]) -> Array:
+    """The caller's memory for a result; memory of our own where a joined rank only helps the others."""
+    if call is None:
+        return scratch(dtype, prod(shape))
+    assert call.allocate is not None, call.kind
+    return call.allocate(shape)

@@ -1,0 +1,71 @@
+"""Reducing many small arrays as one, through a buffer in engine memory.
+
+    fusion = Fusion(engine, Phases())
+    fusion.allreduce([a, b, c], ReduceOp.SUM, prescale=1.0, postscale=1.0)      # in place, in each
+
+What is packed and what is reduced alone follows from the sizes only, so that every member does the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+from farandole.collective import Array, ReduceOp
+from farandole.engines.engine import Engine, Memory
+from farandole.runtime.lanes.packing import batches, pack, unpack
+from farandole.runtime.lanes.phases import Phases
+
+PACKED_BYTES = 128 * 2**10
+"""Arrays up to this size are packed. Above, two copies cost more than the call they save."""
+
+BUFFER_BYTES = 8 * 2**20
+"""The most memory a buffer may take; what does not fit is reduced in turns."""
+
+SMALLEST_BUFFER_BYTES = 64 * 2**10
+
+
+@final
+class Fusion:
+    """Reduces lists of arrays on one engine. Its buffer is made when first needed, and doubles when it must."""
+
+    def __init__(self, engine: Engine, phases: Phases) -> None:
+        self._engine, self._phases = engine, phases
+        self._buffer: Memory | None = None
+
+    def allreduce(
+        self, arrays: Sequence[Array], op: ReduceOp, prescale: float, postscale: float, on_host: bool = True
+    ) -> None:
+        """Reduce each in place; all have one dtype. Collective: every member gives the same sizes.
+
+        Only what is ``on_host``, on every member, is packed.
+        """
+        small = [a for a in arrays if 0 < a.nbytes <= PACKED_BYTES and on_host]
+        for array in arrays:
+            if array.nbytes > PACKED_BYTES or not on_host or (len(small) == 1 and array is small[0]):
+                begin = self._phases.begin()
+                self._engine.allreduce(array, op, prescale, postscale)
+                self._phases.end("reduce", begin, array.nbytes)
+        if len(small) > 1:
+            for batch in batches(small, BUFFER_BYTES):
+                self._packed(batch, op, prescale, postscale)
+
+    def _packed(self, batch: Sequence[Array], op: ReduceOp, prescale: float, postscale: float) -> None:
+        nbytes = sum(a.nbytes for a in batch)
+        memory = self._room(nbytes)
+        begin = self._phases.begin()
+        pack(batch, memory.address)
+        begin = self._phases.end("copy", begin, nbytes)
+        count = nbytes // batch[0].dtype.itemsize
+        self._engine.allreduce(memory.array(batch[0].dtype, 0, count), op, prescale, postscale)
+        begin = self._phases.end("reduce", begin, nbytes)
+        unpack(memory.address, batch)
+        self._phases.end("copy", begin, nbytes)
+
+    def _room(self, nbytes: int) -> Memory:
+        if self._buffer is None or self._buffer.nbytes < nbytes:
+            size = SMALLEST_BUFFER_BYTES
+            while size < nbytes:
+                size *= 2
+            self._buffer = self._engine.allocate(size)
+        return self._buffer

@@ -1,0 +1,101 @@
+"""Names under which ranks tell each other what they contribute, without asking the controller; without any I/O.
+
+    grants = Grants(size=2)
+    grant = grants.open(order)             # one with ``direct``: every rank has it, and all have orders in one sequence
+    grant.hear(0, b"mine")                 # which has been sent to all others
+    grant.hear(1, b"theirs")
+    grant.next_round()                     # [b"mine", b"theirs"]
+
+A grant is used in rounds. In each round every rank says one thing to all others: what it contributes, or ``WITHDRAWN``.
+If one has withdrawn, this round and what follows under this name is the controller's again; else all have what they
+need. So every rank ends a round in the same way as the others, whoever is faster, and nobody has to ask for that.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias, final
+
+from farandole.control.messages import Order
+from farandole.runtime.coordination.agreement import title
+from farandole.runtime.lanes.ask import Key
+
+Said: TypeAlias = bytes | None
+WITHDRAWN: Said = None
+
+
+@final
+class Grant:
+    """What all ranks have said in this round, and the faster ones in the next. ``is_open`` until one has withdrawn."""
+
+    __slots__ = ("_said", "is_open", "key", "lane", "number", "order", "round", "title")
+
+    def __init__(self, order: Order, size: int) -> None:
+        self.order, self.number = order, order.direct
+        self.key: Key = (order.process_set, order.names[0])
+        self.lane = f"direct {order.direct}"
+        self.title = title(order.kind, order.names[0], order.process_set)
+        self.is_open = True
+        self.round = 0
+        self._said: list[list[Said]] = [[] for _ in range(size)]
+
+    def hear(self, rank: int, said: Said) -> None:
+        """A rank's part of its next round."""
+        self._said[rank].append(said)
+
+    def lacks(self, rank: int) -> bool:
+        """True if this rank's part of the round has not come."""
+        return not self._said[rank]
+
+    def next_round(self) -> list[bytes]:
+        """What all contribute, by rank, once that is known: the round is over then. [] before, and if it is closed."""
+        if any(said and said[0] is WITHDRAWN for said in self._said):
+            self.is_open = False
+        if not self.is_open or not all(self._said):
+            return []
+        self.round += 1
+        return [part for said in self._said if (part := said.pop(0)) is not None]
+
+
+@final
+class Grants:
+    """Those of one rank. Not for several threads."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._by_key: dict[Key, Grant] = {}
+        self._by_number: dict[int, Grant] = {}
+        self._newest = 0
+        self._early: dict[int, list[tuple[int, Said]]] = {}
+
+    def open(self, order: Order) -> Grant:
+        """Ranks may do this by themselves now; some have perhaps said something already."""
+        grant = Grant(order, self._size)
+        self.close(self._by_key.get(grant.key))
+        self._by_key[grant.key] = self._by_number[grant.number] = grant
+        self._newest = grant.number
+        for rank, said in self._early.pop(grant.number, ()):
+            grant.hear(rank, said)
+        return grant
+
+    def find(self, key: Key) -> Grant | None:
+        """The one for a name."""
+        return self._by_key.get(key)
+
+    def all(self) -> list[Grant]:
+        """Every one, oldest first."""
+        return list(self._by_number.values())
+
+    def hear(self, rank: int, number: int, said: Said) -> Grant | None:
+        """What another rank says; ``None`` where its grant has ended here, or has not come yet."""
+        grant = self._by_number.get(number)
+        if grant is not None:
+            grant.hear(rank, said)
+        elif number > self._newest:
+            self._early.setdefault(number, []).append((rank, said))
+        return grant
+
+    def close(self, grant: Grant | None) -> None:
+        """It is used no more."""
+        if grant is not None:
+            grant.is_open = False
+            del self._by_key[grant.key], self._by_number[grant.number]

@@ -1,0 +1,159 @@
+"""An agent's connection to the controller: its hello, its heartbeats, and the stacks it is asked for.
+
+    link = AgentLink("tcp://10.0.0.1:7000", keys, "hostA", silence_s=3.0)
+    poll.register(fd, select.POLLIN) for fd in link.fds
+    while True:
+        poll.poll(until link.deadline_s)
+        for message in link.receive(): ...
+        link.beat()
+
+Raises ``ControlError`` from ``receive`` once the controller is gone, or silent for ``silence_s``. Where another one
+will come, as in elastic jobs, it goes on after ``renew``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, final
+
+import farandole
+from farandole.control import process
+from farandole.control.agent_messages import (
+    AGENT,
+    AgentHello,
+    Alive,
+    Branch,
+    DumpStack,
+    Exited,
+    Severed,
+    Stack,
+    Started,
+)
+from farandole.control.channel import Dealer
+from farandole.control.keys import JobKeys
+from farandole.control.message import Message
+from farandole.errors import ControlError
+from farandole.runtime.coordination.hosts import HEARTBEATS
+
+if TYPE_CHECKING:
+    from farandole.runtime.relay.relay import Relay
+
+
+@final
+class AgentLink:
+    """Connects without waiting. ``silence_s=0`` is for the host of the controller: there, nobody's silence counts.
+
+    The ``relay`` of the host, in a job that needs a tree, is served and closed together with it. ``name`` is given
+    where a host may have one agent after another, see ``Root.name``.
+    """
+
+    def __init__(
+        self, address: str, keys: JobKeys, host: str, silence_s: float, relay: Relay | None = None, name: str = ""
+    ) -> None:
+        self._dealer = Dealer(address, AGENT + (name or host).encode(), keys, timeout_s=None, silence_s=silence_s)
+        self._silence_s, self._pause_s = silence_s, silence_s / HEARTBEATS
+        self._next_s = time.monotonic() + self._pause_s
+        self._relay, self._severed = relay, False
+        self._host = host
+        self._lost_s: float | None = None
+        """Since when no controller is there."""
+        self._patience_s = 0.0
+        self.send(AgentHello(host, os.getpid(), farandole.__version__, tuple(relay.addresses) if relay else ()))
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """When one of these is readable, or ``deadline_s`` has come, call ``receive``, then ``beat``."""
+        return self._dealer.fds + (self._relay.fds if self._relay else ())
+
+    @property
+    def deadline_s(self) -> float | None:
+        """When ``receive`` or ``beat`` has something to do."""
+        relay_s = self._relay.deadline_s if self._relay else None
+        moments = (self._next_s if self._pause_s else None, relay_s, self._given_up_s)
+        return min((moment for moment in moments if moment is not None), default=None)
+
+    @property
+    def may_come_back(self) -> bool:
+        """False once another controller has been awaited for too long."""
+        until_s = self._given_up_s
+        return until_s is None or time.monotonic() < until_s
+
+    def send(self, message: Message) -> None:
+        """Queue ``message`` for the controller."""
+        self._dealer.send(message)
+
+    def receive(self) -> Iterator[Any]:
+        """Everything that is there, but for requests that are answered here. Never blocks."""
+        self._serve_relay()
+        while (message := self._next()) is not None:
+            if isinstance(message, DumpStack):
+                threading.Thread(target=self._dump, args=(message,), daemon=True).start()
+            elif isinstance(message, Branch) and self._relay:
+                self._relay.attach(message.addresses or (self._dealer.address,), message.host)
+                self._severed = False
+            else:
+                yield message
+
+    def renew(self, patience_s: float, running: Sequence[Started], ended: Sequence[Exited]) -> None:
+        """After ``receive`` has raised: wait for another controller, and tell it what became of the workers here.
+
+        It may take ``patience_s``, but if its host does not answer, no longer than that may be silent.
+        """
+        self._dealer.renew()
+        self._patience_s = patience_s
+        self._lost_s = time.monotonic() if self._lost_s is None else self._lost_s
+        self.send(AgentHello(self._host, os.getpid(), farandole.__version__, (), tuple(running), tuple(ended)))
+
+    def beat(self) -> None:
+        """Tell the controller that this host is there, if it is time to."""
+        now = time.monotonic()
+        if self._pause_s and now >= self._next_s:
+            self._next_s = now + self._pause_s
+            self.send(Alive())
+
+    def close(self, *, deliver: bool = True) -> None:
+        """Deliver what was sent, unless there is nobody to deliver it to, and disconnect. Idempotent."""
+        if self._relay:
+            self._relay.close()
+            self._relay = None
+        self._dealer.close(deliver=deliver)
+
+    @property
+    def _given_up_s(self) -> float | None:
+        """When another controller than the one that is gone is awaited no longer."""
+        if self._lost_s is None:
+            return None
+        is_cut_off = self._silence_s > 0 and not self._dealer.peer.reached
+        return self._lost_s + (self._silence_s if is_cut_off else self._patience_s)
+
+    def _next(self) -> Any:
+        try:
+            message = self._dealer.recv(0.0)
+        except ControlError as error:
+            if self._relay:
+                self._relay.abort(str(error))
+            raise
+        if self._dealer.peer.connected:
+            self._lost_s = None
+        if not self.may_come_back:
+            raise ControlError(f"the controller at {self._dealer.address} is gone, and no other came in time")
+        return message
+
+    def _serve_relay(self) -> None:
+        if self._relay:
+            self._relay.serve()
+            if self._relay.lost and not self._severed:
+                self._severed = True
+                self.send(Severed(self._relay.lost))
+
+    def _dump(self, message: DumpStack) -> None:
+        try:
+            text = process.dump_stack(message.pid, message.signal, message.fd)
+        except ControlError as error:
+            text = str(error)
+        with contextlib.suppress(ControlError):  # the job has ended meanwhile
+            self.send(Stack(message.place, text))

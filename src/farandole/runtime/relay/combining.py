@@ -1,0 +1,149 @@
+"""What ranks are ready for, on its way up: said once for all that are below, where they say the same; without any I/O.
+
+    combining = Combining(downlink)
+    combining.submit(RankSet.of([4]), entry, now)      # rank 4 is ready, and so is
+    combining.submit(RankSet.of([5]), entry, now)      # rank 5, the last one below
+    combining.take(now)                                # [Share(entry)]: everybody below is
+    combining.deadline_s                               # None: nothing waits here
+
+An entry waits until all below have submitted it who are in its process set and have not joined, for at most ``HOLD_S``.
+It is then passed on as far as it came, because somebody above has to know who is missing. Nothing is decided here,
+nothing is left out, and nothing that a rank said is overtaken by its joining.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TypeAlias, final
+
+import msgspec
+
+from farandole.collective import Kind
+from farandole.control.messages import Entry, Order, Share
+from farandole.runtime.coordination.downlink import Downlink
+from farandole.runtime.coordination.rank_set import RankSet
+
+HOLD_S = 0.25
+"""How long an entry waits for more ranks; as long as nobody is late, none waits that long."""
+
+_Key: TypeAlias = tuple[int, str]
+
+
+@final
+@dataclass(slots=True)
+class _Held:
+    """One name: who has come since everybody came last, and what of it has not been passed on."""
+
+    arrived: RankSet
+    due_s: float
+    shares: dict[int | bytes, tuple[Entry, RankSet]] = field(default_factory=dict)
+
+
+@final
+class Combining:
+    """Knows from ``downlink`` who is below, and who of them is in which process set."""
+
+    def __init__(self, downlink: Downlink, hold_s: float = HOLD_S) -> None:
+        self.deadline_s: float | None = None
+        """When ``take`` may have something to pass on that is not complete."""
+        self._downlink, self._hold_s = downlink, hold_s
+        self._held: dict[_Key, _Held] = {}
+        self._complete: list[Share] = []
+        self._joined = RankSet()
+        self._joins = _Held(RankSet(), math.inf)
+
+    def begin(self) -> None:
+        """A generation begins, or ends: nothing of what was said counts any more."""
+        self._held, self._complete, self.deadline_s = {}, [], None
+        self._joined, self._joins = RankSet(), _Held(RankSet(), math.inf)
+
+    # -- taking in ----------------------------------------------------------------------------------------------------
+
+    def submit(self, ranks: RankSet, entry: Entry, now: float) -> None:
+        """These ranks are ready for ``entry``."""
+        if entry.signature is not None and entry.signature.kind == Kind.JOIN:
+            self._join(ranks, entry, now)
+            return
+        key = (entry.process_set, entry.name)
+        held = self._held.get(key)
+        if held is None:
+            held = self._held[key] = _Held(RankSet(), now + self._hold_s)
+        elif not held.shares:
+            held.due_s = now + self._hold_s
+        _add(held, ranks, entry)
+        if self._is_complete(key, held):
+            self._release(key, held)
+            del self._held[key]
+        elif self.deadline_s is None:
+            self.deadline_s = held.due_s
+
+    def ordered(self, order: Order, ranks: RankSet) -> None:
+        """These ranks have been told what became of some names; they may submit them again."""
+        for name in order.names:
+            self.forget((order.process_set, name), ranks)
+        if order.kind == Kind.JOIN:
+            self._joined -= ranks
+
+    def forget(self, key: tuple[int, str], ranks: RankSet) -> None:
+        """These ranks will say it again."""
+        held = self._held.get(key)
+        if held is not None:
+            held.arrived -= ranks
+            if not held.arrived and not held.shares:
+                del self._held[key]
+
+    def _join(self, ranks: RankSet, entry: Entry, now: float) -> None:
+        """They are not waited for from now on; that this is so goes up with the next collective that needs it."""
+        if not self._joins.shares:
+            self._joins.due_s = now + self._hold_s
+        _add(self._joins, ranks, entry)
+        self._joined |= ranks
+        for key, held in list(self._held.items()):
+            if self._is_complete(key, held):
+                self._release(key, held)
+                del self._held[key]
+        if self.deadline_s is None:
+            self.deadline_s = self._joins.due_s
+
+    # -- passing on ---------------------------------------------------------------------------------------------------
+
+    def take(self, now: float) -> list[Share]:
+        """What is to be passed on now."""
+        if self.deadline_s is not None and self.deadline_s <= now:
+            self._expire(now)
+        if self._joins.shares and (self._complete or self._joins.due_s <= now or self._downlink.ranks <= self._joined):
+            for key, held in self._held.items():
+                self._release(key, held)
+            self._complete += self._shares((0, ""), self._joins)
+        shares, self._complete = self._complete, []
+        return shares
+
+    def _expire(self, now: float) -> None:
+        self.deadline_s = self._joins.due_s if self._joins.shares and self._joins.due_s > now else None
+        for key, held in self._held.items():
+            if held.shares and held.due_s <= now:
+                self._release(key, held)
+            elif held.shares and (self.deadline_s is None or held.due_s < self.deadline_s):
+                self.deadline_s = held.due_s
+
+    def _is_complete(self, key: _Key, held: _Held) -> bool:
+        members = self._downlink.sets.get(key[0])
+        return members is None or members & self._downlink.ranks <= held.arrived | self._joined
+
+    def _release(self, key: _Key, held: _Held) -> None:
+        self._complete += self._shares(key, held)
+
+    def _shares(self, key: _Key, held: _Held) -> list[Share]:
+        everybody = self._downlink.sets.get(key[0], RankSet()) & self._downlink.ranks
+        shares = [Share(entry, [] if ranks == everybody else ranks.spans()) for entry, ranks in held.shares.values()]
+        held.shares = {}
+        return shares
+
+
+def _add(held: _Held, ranks: RankSet, entry: Entry) -> None:
+    """Note that these ranks said ``entry``, together with those that said the same before them."""
+    said = entry.cached if entry.cached >= 0 else msgspec.msgpack.encode(entry.signature)
+    _, before = held.shares.get(said, (entry, RankSet()))
+    held.shares[said] = (entry, before | ranks)
+    held.arrived |= ranks

@@ -1,0 +1,78 @@
+"""The parts of exchanges, on their way up: one message for all that are below; without any I/O.
+
+    gathering = Gathering(downlink)
+    gathering.submit("shm.0", (4, 5, 9), {4: b"..."}, now)
+    gathering.submit("shm.0", (4, 5, 9), {5: b"..."}, now)       # all of these ranks that are below
+    gathering.take(now)                                          # [Parts("shm.0", ...)]
+
+As ``Combining`` does with collectives; but what a rank says here it says once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias, final
+
+from farandole.control.messages import Parts
+from farandole.runtime.coordination.downlink import Downlink
+from farandole.runtime.coordination.process_groups import GLOBAL
+from farandole.runtime.coordination.rank_set import RankSet
+from farandole.runtime.relay.combining import HOLD_S
+
+_Key: TypeAlias = tuple[str, tuple[int, ...]]
+
+
+@final
+@dataclass(slots=True)
+class _Held:
+    """One exchange: who below has not come, and what has not been passed on."""
+
+    missing: RankSet
+    due_s: float
+    parts: dict[int, bytes] = field(default_factory=dict)
+
+
+@final
+class Gathering:
+    """Knows from ``downlink`` who is below."""
+
+    def __init__(self, downlink: Downlink, hold_s: float = HOLD_S) -> None:
+        self._downlink, self._hold_s = downlink, hold_s
+        self._held: dict[_Key, _Held] = {}
+
+    def begin(self) -> None:
+        """A generation begins, or ends."""
+        self._held = {}
+
+    def accepts(self, ranks: Sequence[int]) -> bool:
+        """True if these can be the ranks of an exchange in this generation."""
+        everybody = self._downlink.sets.get(GLOBAL, RankSet())
+        return bool(ranks) and min(ranks) >= 0 and max(ranks) <= everybody.last()
+
+    def submit(self, key: str, ranks: tuple[int, ...], parts: Mapping[int, bytes], now: float) -> None:
+        """``parts`` by rank have come, of an exchange among ``ranks``."""
+        held = self._held.get((key, ranks))
+        if held is None:
+            held = _Held(RankSet.of(ranks) & self._downlink.ranks, now + self._hold_s)
+            self._held[key, ranks] = held
+        elif not held.parts:
+            held.due_s = now + self._hold_s
+        held.parts.update(parts)
+        held.missing -= RankSet.of(parts)
+
+    @property
+    def deadline_s(self) -> float | None:
+        """When ``take`` has something to pass on that is not complete."""
+        return min((held.due_s for held in self._held.values() if held.parts), default=None)
+
+    def take(self, now: float) -> list[Parts]:
+        """What is to be passed on now."""
+        taken: list[Parts] = []
+        for (key, ranks), held in list(self._held.items()):
+            if held.parts and (not held.missing or held.due_s <= now):
+                taken.append(Parts(self._downlink.generation, key, list(ranks), list(held.parts.items())))
+                held.parts = {}
+            if not held.missing:
+                del self._held[key, ranks]
+        return taken

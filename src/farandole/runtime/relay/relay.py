@@ -1,0 +1,161 @@
+"""The relay of a host: what its workers, and the relays below, have instead of a connection to the controller.
+
+    relay = Relay(keys, "node7", silence_s=3.0)
+    poll.register(fd, select.POLLIN) for fd in relay.fds
+    relay.attach(branch.addresses, branch.host)     # what the controller answered to AgentHello(relay=relay.addresses)
+    while True:
+        poll.poll(until relay.deadline_s)
+        relay.serve()
+        if relay.lost: ...                          # all below have been told; the controller should be, too
+
+A thin loop around ``Relaying``, driven by the loop of the host's agent. Nothing here waits.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import select
+import threading
+import time
+from collections.abc import Sequence
+from typing import final
+
+from farandole.control.addresses import EVERYWHERE, own_endpoints
+from farandole.control.agent_messages import RELAY
+from farandole.control.channel import Dealer, Router
+from farandole.control.dial import first_answering
+from farandole.control.keys import JobKeys
+from farandole.control.message import Message
+from farandole.errors import ControlError
+from farandole.runtime.relay.combining import HOLD_S
+from farandole.runtime.relay.relaying import Relaying
+
+DIAL_S = 30.0
+"""How long a parent may take to answer."""
+
+
+@final
+class Relay:
+    """Listens from the beginning; what is to go up before the parent has answered is kept until then."""
+
+    def __init__(self, keys: JobKeys, host: str, silence_s: float, interface: str = "", hold_s: float = HOLD_S) -> None:
+        self.lost = ""
+        """Why there is no parent any more."""
+        self._keys, self._host, self._silence_s = keys, host, silence_s
+        self._router = Router(keys, EVERYWHERE)
+        port = self._router.address.rpartition(":")[2]
+        self.address = f"tcp://127.0.0.1:{port}"
+        """Where workers of this host reach it."""
+        self.addresses = own_endpoints(self._router.address, interface)
+        """Where relays of other hosts may reach it."""
+        self._relaying = Relaying(self._router.send, self._send_up, time.monotonic, hold_s)
+        self._parent: Dealer | None = None
+        self._parent_host = ""
+        self._kept: list[Message] = []
+        self._answers: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._epoll = select.epoll()
+        for fd in (self._router.fd, self._bell):
+            self._epoll.register(fd, select.EPOLLIN)
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """When this is readable, or ``deadline_s`` has come, call ``serve``."""
+        return (self._epoll.fileno(),)
+
+    @property
+    def deadline_s(self) -> float | None:
+        """When ``serve`` has something to do although nothing came, by ``time.monotonic``."""
+        return self._relaying.deadline_s
+
+    def attach(self, addresses: Sequence[str], parent: str = "") -> None:
+        """Connect to the relay of the host ``parent`` (default: the controller), where it answers first."""
+        self.lost, self._parent_host = "", parent
+        threading.Thread(target=self._dial, args=(addresses,), name="farandole-dial", daemon=True).start()
+
+    def serve(self) -> None:
+        """Take in everything that is there, and pass it on."""
+        ready = {fd for fd, _ in self._epoll.poll(0)}
+        if self._bell in ready:
+            os.eventfd_read(self._bell)
+        while not self._answers.empty():
+            self._connect(*self._answers.get())
+        self._router.wait(0.0)
+        self._take_in()
+        self._relaying.flush()
+        while self._take_in():  # sending may have swallowed the signal of what came meanwhile
+            self._relaying.flush()
+
+    def abort(self, reason: str) -> None:
+        """The controller is gone: tell all below."""
+        self._relaying.abort(reason)
+        os.eventfd_write(self._bell, 1)
+
+    def statistics(self) -> dict[str, int]:
+        """Counters of messages, by where they came from and went to."""
+        return {**self._router.statistics(), **self._relaying.statistics()}
+
+    def close(self) -> None:
+        """Deliver what was sent, and disconnect."""
+        if self._parent is not None:
+            self._parent.close()
+        self._epoll.close()
+        self._router.close()
+        with self._lock:  # perhaps somebody still dials
+            self._closed = True
+            os.close(self._bell)
+
+    # -- upwards ------------------------------------------------------------------------------------------------------
+
+    def _take_in(self) -> bool:
+        came = False
+        while (got := self._router.recv()) is not None:
+            self._relaying.from_below(*got)
+            came = True
+        try:
+            while self._parent is not None and (message := self._parent.recv(0.0)) is not None:
+                self._relaying.from_above(message)
+                came = True
+        except ControlError as error:
+            self._lose(str(error))
+        return came
+
+    def _dial(self, addresses: Sequence[str]) -> None:
+        try:
+            self._answers.put((first_answering(addresses, self._keys, DIAL_S), ""))
+        except ControlError as error:
+            self._answers.put(("", str(error)))
+        with self._lock:
+            if not self._closed:
+                os.eventfd_write(self._bell, 1)
+
+    def _connect(self, address: str, error: str) -> None:
+        if error:
+            self._lose(error)
+            return
+        identity = RELAY + self._host.encode()
+        self._parent = Dealer(address, identity, self._keys, timeout_s=None, silence_s=self._silence_s)
+        for fd in self._parent.fds:
+            self._epoll.register(fd, select.EPOLLIN)
+        for message in self._kept:
+            self._parent.send(message)
+        self._kept = []
+
+    def _lose(self, reason: str) -> None:
+        if self._parent is not None:
+            for fd in self._parent.fds:
+                self._epoll.unregister(fd)
+            self._parent.close(deliver=False)
+            self._parent = None
+        above = f"host {self._parent_host}" if self._parent_host else "the controller"
+        self.lost = f"host {self._host} was connected through {above} to the others, and is cut off: {reason}"
+        self.abort(self.lost)
+
+    def _send_up(self, message: Message) -> None:
+        if self._parent is not None:
+            self._parent.send(message)
+        elif not self.lost:
+            self._kept.append(message)

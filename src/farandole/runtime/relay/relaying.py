@@ -1,0 +1,170 @@
+"""What a relay does with each message; without any I/O.
+
+    relaying = Relaying(send=router.send, up=dealer.send, clock=time.monotonic)
+    relaying.from_below(identity, message)
+    relaying.from_above(message)
+    relaying.flush()                           # when all that is there has been taken in, and when deadline_s has come
+
+Upwards, what ranks are ready for is combined, and everything else is put into envelopes as it is; a turn of the loop
+makes at most one message of each sort. Downwards, a message for many ranks stays one until it has reached their host.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, final
+
+from farandole.control.message import Message
+from farandole.control.messages import (
+    Abort,
+    Begin,
+    Exchange,
+    Hello,
+    Letter,
+    Letters,
+    Multicast,
+    Orders,
+    Parts,
+    Ready,
+    Refuse,
+    Resend,
+    Submit,
+    decode,
+    encode,
+)
+from farandole.runtime.coordination.downlink import CONTROL, ORDERS, Downlink, Send
+from farandole.runtime.coordination.process_groups import GLOBAL
+from farandole.runtime.coordination.rank_set import RankSet
+from farandole.runtime.relay.combining import HOLD_S, Combining
+from farandole.runtime.relay.gathering import Gathering
+
+
+@final
+class Relaying:
+    """One per relay; one thread. Nothing that comes from below can raise here."""
+
+    def __init__(
+        self, send: Send, up: Callable[[Message], object], clock: Callable[[], float], hold_s: float = HOLD_S
+    ) -> None:
+        self._counts: Counter[str] = Counter()
+        self._downlink = Downlink(send)
+        self._combining = Combining(self._downlink, hold_s)
+        self._gathering = Gathering(self._downlink, hold_s)
+        self._up, self._clock = up, clock
+        self._letters: list[Letter] = []
+        self._hopeful: set[bytes] = set()
+        self._over = False
+
+    @property
+    def deadline_s(self) -> float | None:
+        """When ``flush`` has something to do although nothing came."""
+        moments = [self._combining.deadline_s, self._gathering.deadline_s]
+        return min((moment for moment in moments if moment is not None), default=None)
+
+    def from_below(self, identity: bytes, message: Message) -> None:
+        """A worker of this host, or a child, has sent this."""
+        self._counts["from_below"] += 1
+        if isinstance(message, Ready | Parts):
+            branch = self._downlink.branches.get(identity)
+            if branch is not None and self._is_current(message.generation):
+                self._merge(branch, message)
+        elif isinstance(message, Letters):
+            for letter in message.letters:
+                self._downlink.learn(letter.identity, via=identity)
+            self._letters += message.letters
+        elif not self._combine(self._downlink.direct.get(identity[:-1]), message):
+            if isinstance(message, Hello):
+                self._hopeful.add(identity[:-1])
+            self._letters.append(Letter(identity, encode(message)))
+
+    def from_above(self, message: Any) -> None:
+        """The parent has sent this."""
+        self._counts["from_above"] += 1
+        if isinstance(message, Begin):
+            self._over = False
+            self._hopeful.difference_update(uid for _, uid in message.members)
+            self._forget()
+            self._downlink.begin(message.welcome, message.process_sets, message.members)
+        elif isinstance(message, Multicast) and message.generation == self._downlink.generation:
+            inner = decode(message.frame)
+            self._learn(inner, self._downlink.pass_on(message, inner))
+        elif isinstance(message, Letters):
+            for letter in message.letters:
+                self._downlink.post([letter.identity], decode(letter.frame))
+
+    def flush(self) -> None:
+        """Send up what is to go."""
+        if shares := self._combining.take(self._clock()):
+            self._say(Ready(self._downlink.generation, shares))
+        for parts in self._gathering.take(self._clock()):
+            self._say(parts)
+        if self._letters:
+            self._say(Letters(self._letters))
+            self._letters = []
+
+    def abort(self, reason: str) -> None:
+        """There is nobody above any more: end it for all below."""
+        if self._is_current(self._downlink.generation):
+            over = Abort(self._downlink.generation, reason)
+            for suffix in (CONTROL, ORDERS):
+                self._downlink.tell(GLOBAL, None, suffix, over)
+            self._end()
+        self._downlink.post([uid + CONTROL for uid in self._hopeful], Refuse(reason))
+        self._hopeful = set()
+
+    def statistics(self) -> dict[str, int]:
+        """Messages that came from, and went to, workers and children; the same for the parent."""
+        names = ("from_below", "from_above", "to_above")
+        return {**{name: self._counts[name] for name in names}, "to_below": self._downlink.sent}
+
+    def _combine(self, rank: int | None, message: Message) -> bool:
+        """Let what a worker has said wait for others; False for what goes up by itself."""
+        if rank is None or not isinstance(message, Submit | Exchange) or not self._is_current(message.generation):
+            return False
+        now = self._clock()
+        if isinstance(message, Submit):
+            self._combining.submit(RankSet.of([rank]), message.entry, now)
+            return True
+        if not self._gathering.accepts(message.ranks):
+            return False
+        self._gathering.submit(message.key, tuple(message.ranks), {rank: message.payload}, now)
+        return True
+
+    def _merge(self, branch: RankSet, message: Ready | Parts) -> None:
+        """Let what a child has combined wait for others."""
+        now = self._clock()
+        if isinstance(message, Ready):
+            for share in message.shares:
+                ranks = self._downlink.members(share.entry.process_set, share.ranks) & branch
+                self._combining.submit(ranks, share.entry, now)
+        elif self._gathering.accepts(message.ranks):
+            parts = {rank: payload for rank, payload in message.parts if rank in branch}
+            self._gathering.submit(message.key, tuple(message.ranks), parts, now)
+
+    def _learn(self, message: Message, whom: RankSet) -> None:
+        """What passes on its way down says which sets there are, and who may submit what again."""
+        if isinstance(message, Orders):
+            for order in message.orders:
+                self._combining.ordered(order, whom)
+                self._downlink.note(order)
+        elif isinstance(message, Resend):
+            for name in message.names:
+                self._combining.forget((message.process_set, name), whom)
+        elif isinstance(message, Abort):
+            self._end()
+
+    def _end(self) -> None:
+        self._over = True
+        self._forget()
+
+    def _forget(self) -> None:
+        self._combining.begin()
+        self._gathering.begin()
+
+    def _is_current(self, generation: int) -> bool:
+        return 0 < generation == self._downlink.generation and not self._over
+
+    def _say(self, message: Message) -> None:
+        self._counts["to_above"] += 1
+        self._up(message)

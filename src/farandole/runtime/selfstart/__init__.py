@@ -1,0 +1,1 @@
+"""Jobs that no launcher started: the controller and the agents that workers start for themselves."""

@@ -1,0 +1,115 @@
+"""The agent of a host in a job that no launcher started: ``python -m farandole.runtime.selfstart.host_agent``.
+
+The first worker of a host other than the controller's starts it, with one line of JSON (``hosted.AgentCharge``) on its
+standard input, and is answered by an empty line. It tells the controller that the host is there, and how the workers
+fare that it is asked to watch; it ends when all of them have, or the controller.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import time
+from typing import final
+
+import msgspec
+
+from farandole.control.agent_messages import Exited, Watch
+from farandole.control.keys import JobKeys
+from farandole.control.sockets import LONGEST_WAIT_S
+from farandole.errors import ControlError
+from farandole.runtime.relay.agent_link import AgentLink
+from farandole.runtime.relay.relay import Relay
+from farandole.runtime.selfstart.host_socket import tell
+from farandole.runtime.selfstart.hosted import FOR_WORKERS, AgentCharge
+from farandole.runtime.selfstart.standalone import STDIN, STDOUT, first_line
+from farandole.settings import Settings
+
+
+@final
+class HostAgent:
+    """A single-threaded loop over the controller's messages, the ends of processes, and questions for ``address``."""
+
+    def __init__(self, charge: AgentCharge, link: AgentLink, address: str) -> None:
+        self._link = link
+        self._claimed, self._address = socket.socket(fileno=charge.claimed), address
+        self._poll = select.poll()
+        self._poll.register(charge.claimed, select.POLLIN)
+        self._fds: dict[int, int] = {}  # the descriptor of each process that is watched
+        self._places: dict[int, int] = {}  # those the controller has asked for
+        for fd in link.fds:
+            self._poll.register(fd, select.POLLIN)
+        self._watch(charge.starter)
+
+    def serve(self) -> None:
+        """Return when nobody is left to watch; raises ``ControlError`` when the controller is gone."""
+        while self._fds:
+            ready = {fd for fd, _ in self._poll.poll(self._patience_ms())}
+            for message in self._link.receive():
+                if isinstance(message, Watch):
+                    self._places[message.pid] = message.place
+                    if not self._watch(message.pid):
+                        self._report(message.pid)
+            if self._claimed.fileno() in ready:
+                tell(self._claimed, self._address)
+            for pid, fd in list(self._fds.items()):
+                if fd in ready:
+                    self._unwatch(pid)
+                    self._report(pid)
+            self._link.beat()
+
+    def close(self) -> None:
+        """Stop watching."""
+        for pid in list(self._fds):
+            self._unwatch(pid)
+        self._claimed.close()
+
+    def _patience_ms(self) -> float | None:
+        deadline_s = self._link.deadline_s
+        return None if deadline_s is None else max(0.0, min(deadline_s - time.monotonic(), LONGEST_WAIT_S)) * 1000
+
+    def _watch(self, pid: int) -> bool:
+        """False if the process has ended already."""
+        if pid not in self._fds:
+            try:
+                fd = os.pidfd_open(pid)
+            except ProcessLookupError:
+                return False
+            self._fds[pid] = fd
+            self._poll.register(fd, select.POLLIN)
+        return True
+
+    def _unwatch(self, pid: int) -> None:
+        fd = self._fds.pop(pid)
+        self._poll.unregister(fd)
+        os.close(fd)
+
+    def _report(self, pid: int) -> None:
+        """Once. Not its parent, we do not know how it ended."""
+        if pid in self._places:
+            self._link.send(Exited(self._places.pop(pid), pid, 0, ""))
+
+
+def main() -> None:
+    """Read the charge, connect, serve."""
+    for number in FOR_WORKERS:
+        signal.signal(number, signal.SIG_IGN)
+    charge = msgspec.json.decode(first_line(STDIN), type=AgentCharge)
+    keys = JobKeys.from_secret(charge.secret)
+    relay = Relay(keys, charge.host, charge.silence_s, Settings.resolve().network_interface) if charge.relay else None
+    address = relay.address if relay is not None else charge.address
+    with (
+        contextlib.closing(AgentLink(charge.address, keys, charge.host, charge.silence_s, relay)) as link,
+        contextlib.closing(HostAgent(charge, link, address)) as agent,
+        contextlib.suppress(ControlError),
+    ):
+        with contextlib.suppress(BrokenPipeError):  # nobody waits any more
+            os.write(STDOUT, b"\n")
+        agent.serve()
+
+
+if __name__ == "__main__":
+    main()

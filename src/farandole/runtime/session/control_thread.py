@@ -1,0 +1,200 @@
+"""The thread of a worker that listens to the controller: exchanges, aborts, questions, the timeline.
+
+    thread = ControlThread(link, generation, hooks)
+    payloads = thread.exchange("shm.0", ranks=(0, 1), payload=b"...", timeout_s=30.0)
+
+It is also the one that notices when this process stays in a collective for too long, and whose signs of life
+say that the interpreter runs, whatever other threads do. With ``stay`` it outlives the controller: another one comes,
+and is told that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Protocol, final
+
+import msgspec
+
+from farandole.control.channel import Dealer
+from farandole.control.message import Message
+from farandole.control.messages import (
+    Abort,
+    AskProgress,
+    ChangeDue,
+    Exchange,
+    Exchanged,
+    Progress,
+    SetTimeline,
+    Stay,
+    TimelineSet,
+)
+from farandole.errors import AbortError, ControlError, StartError
+from farandole.runtime.coordination.stall import Limits
+from farandole.runtime.lanes.failure import Failure
+from farandole.runtime.lanes.ongoing import Ongoing
+
+TICKS_PER_WARNING = 4
+LONGEST_TICK_S = 3600.0
+
+
+class Hooks(Protocol):
+    """What the thread calls; from its own stack, so the calls return quickly."""
+
+    def generation_ended(self, failure: Failure) -> None:
+        """The generation is over; the thread goes on listening."""
+
+    def change(self, reason: str) -> None:
+        """A change of the membership is due."""
+
+    def progress(self) -> tuple[str, str]:
+        """The last collective finished, and the one inside of now ("" for none)."""
+
+    def timeline(self, path: str, mark_cycles: bool) -> None:
+        """Start writing to ``path``, or stop where it is ""; it has happened on return."""
+
+
+@final
+class ControlThread:
+    """Reads ``control`` until it is interrupted; ``up`` is what answers go out by. ``stop`` joins it."""
+
+    def __init__(
+        self,
+        control: Dealer,
+        up: Dealer,
+        generation: int,
+        hooks: Hooks,
+        ongoing: Ongoing,
+        limits: Limits,
+        stay: Stay | None = None,
+    ) -> None:
+        self.away = False
+        """True once the controller that formed the generation is gone."""
+        self._control, self._up, self._generation, self._stay = control, up, generation, stay
+        self._waiting = 0
+        self._hooks, self._ongoing = hooks, ongoing
+        self._warning_s, self._sign_s = limits.warning_s or math.inf, limits.sign_s or math.inf
+        self._came = threading.Condition()
+        self._payloads: dict[str, list[bytes]] = {}
+        self._timelines = itertools.count(1)
+        self._timeline_set = 0
+        self._ended: Failure | None = None
+        self._thread = threading.Thread(target=self._listen, name="farandole-control", daemon=True)
+        self._thread.start()
+
+    def exchange(self, key: str, ranks: Sequence[int], payload: bytes, timeout_s: float) -> list[bytes]:
+        """All-gather of small bytes among ``ranks``; a key serves once. Raises ``StartError`` after ``timeout_s``."""
+        with self._waits(), self._came:
+            self._say(Exchange(self._generation, key, list(ranks), payload))
+            self._came.wait_for(lambda: key in self._payloads or self._ended is not None, timeout_s)
+            if key in self._payloads:
+                return self._payloads.pop(key)
+            if self._ended is not None:
+                raise self._ended.fresh()
+        raise StartError(
+            f"ranks {list(ranks)} could not connect with each other: not all came to {key!r} within {timeout_s:g} s. "
+            "Every member must do this at the same point of the program. Is one slow? Raise FARANDOLE_STALL_SHUTDOWN_S"
+        )
+
+    def set_timeline(self, path: str, mark_cycles: bool, timeout_s: float) -> bool:
+        """Have the other ranks write to ``path``, or stop where it is ""; False if not all have within ``timeout_s``.
+
+        Ranks that have left are not waited for, and nobody is once the generation has ended.
+        """
+        number = next(self._timelines)
+        with self._waits(), self._came:
+            self._say(SetTimeline(self._generation, number, path, mark_cycles))
+            return self._came.wait_for(lambda: self._timeline_set >= number or self._ended is not None, timeout_s)
+
+    def end(self, failure: Failure) -> None:
+        """Fail exchanges in progress and later ones."""
+        with self._came:
+            self._ended = self._ended or failure
+            self._came.notify_all()
+
+    def stop(self) -> None:
+        """Interrupt and join."""
+        self._control.interrupt()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    @contextlib.contextmanager
+    def _waits(self) -> Iterator[None]:
+        """Somebody waits for what only the controller can do."""
+        with self._came:
+            self._waiting += 1
+            if self.away and self._stay is not None:
+                with contextlib.suppress(ControlError):  # the generation has ended, which is said below
+                    self._control.send(msgspec.structs.replace(self._stay, wait=True))
+        try:
+            yield
+        finally:
+            with self._came:
+                self._waiting -= 1
+
+    def _say(self, message: Message) -> None:
+        """Tell the controller; who waits for its answer learns of an end first."""
+        try:
+            self._up.send(message)
+        except ControlError:
+            if self._ended is None:
+                raise
+
+    def _listen(self) -> None:
+        tick_s = min(LONGEST_TICK_S, self._warning_s / TICKS_PER_WARNING, self._sign_s)
+        signed_s = -math.inf
+        while not self._control.interrupted:
+            try:
+                message = self._control.recv(tick_s)
+                if message is not None:
+                    self._take(message)
+                for blocked in self._ongoing.older_than(self._warning_s, self._generation):
+                    self._up.send(blocked)
+                if time.monotonic() >= signed_s + self._sign_s:
+                    signed_s = time.monotonic()
+                    self._up.send(self._progress())
+            except ControlError as error:
+                if self._stay is not None and not self._control.interrupted:
+                    self._outlive(self._stay)
+                    continue
+                if not self._control.interrupted:
+                    self._over(Failure(AbortError, f"this rank lost the controller: {error}", error))
+                return
+
+    def _outlive(self, stay: Stay) -> None:
+        """The controller is gone, and another will come: what needs none goes on."""
+        with self._came:
+            self.away = True
+            self._control.renew()
+            self._control.send(msgspec.structs.replace(stay, wait=self._waiting > 0))
+
+    def _take(self, message: object) -> None:
+        if isinstance(message, Exchanged):
+            with self._came:
+                self._payloads[message.key] = message.payloads
+                self._came.notify_all()
+        elif isinstance(message, Abort):
+            self._over(Failure.named(message.kind, message.reason))
+        elif isinstance(message, ChangeDue):
+            self._hooks.change(message.reason)
+        elif isinstance(message, AskProgress):
+            self._up.send(self._progress())
+        elif isinstance(message, SetTimeline):
+            self._hooks.timeline(message.path, message.mark_cycles)
+            self._up.send(TimelineSet(self._generation, message.number))
+        elif isinstance(message, TimelineSet):
+            with self._came:
+                self._timeline_set = message.number
+                self._came.notify_all()
+
+    def _progress(self) -> Progress:
+        work = self._ongoing.pace.begun + time.process_time()
+        return Progress(self._generation, *self._hooks.progress(), work)
+
+    def _over(self, failure: Failure) -> None:
+        self.end(failure)  # whoever made this thread may not have it yet, and could not tell it
+        self._hooks.generation_ended(failure)

@@ -1,0 +1,391 @@
+"""One process's membership in a job, from ``init`` to ``shutdown``.
+
+    session = Session(settings, topology, "shm", "all ranks are on one host", sets=[])
+    handle = session.submit([Call(Kind.ALLREDUCE, "allreduce.loss", array, shape=())])
+    handle.wait()
+    session.close()
+
+A session lasts for one generation. When that has ended (a worker died) every operation raises until ``shutdown`` and
+``init`` have made the next one, in the same process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any, final
+
+from farandole import events
+from farandole.collective import Kind
+from farandole.control.messages import Leave, Order, Unheard
+from farandole.engines.candidates import CANDIDATES
+from farandole.engines.choose import base
+from farandole.engines.engine import Engine
+from farandole.engines.reach import known_address
+from farandole.errors import AbortError, ControlError, EngineError, FarandoleError
+from farandole.runtime.coordination.agreement import title
+from farandole.runtime.coordination.stall import Limits
+from farandole.runtime.lanes.alone import LoneLane
+from farandole.runtime.lanes.ask import Ask
+from farandole.runtime.lanes.call import Call, Handle, Outcome, require_device
+from farandole.runtime.lanes.direct import DirectLane
+from farandole.runtime.lanes.failure import Failure
+from farandole.runtime.lanes.negotiated import Lane, NegotiatedLane
+from farandole.runtime.lanes.ongoing import Ongoing
+from farandole.runtime.lanes.presence import Presence
+from farandole.runtime.session.control_thread import ControlThread
+from farandole.runtime.session.crews import Crews
+from farandole.runtime.session.hearsay import await_news
+from farandole.runtime.session.link import Link
+from farandole.runtime.session.process_sets import ProcessSet, ProcessSetLike, Registry
+from farandole.runtime.session.timeline import Recorder, create, path_of
+from farandole.settings import Settings
+from farandole.topology import Topology
+
+DYNAMIC = "DYNAMIC"
+"""Horovod's value of ``HOROVOD_TIMELINE`` for: none yet, ``start_timeline`` will name the file."""
+
+FOREVER_S = 1e8
+
+CONSEQUENCES = (AbortError, EngineError)
+"""What an engine raises where another rank has left or died."""
+
+LONGEST_REASON = 500
+"""What the others are told of an error that only this rank has, in characters."""
+
+
+@final
+class Session:
+    """Where collectives are submitted, from any thread. ``link`` is ``None`` in a job that nobody started."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        topology: Topology,
+        engine: str,
+        reason: str,
+        sets: Sequence[ProcessSet],
+        link: Link | None = None,
+        clock_offset_s: float = 0.0,
+    ) -> None:
+        self.settings, self.topology, self.generation = settings, topology, topology.generation
+        self.engine, self.reason = engine, reason
+        self.devices = CANDIDATES[base(engine)].devices
+        """Kinds of device whose tensors the engine takes."""
+        self.change_due = ""  # or why the generation should end when the state allows it
+        own = Topology.of(0, (topology.host,), 0) if self.provisional else topology
+        self._counters: dict[str, itertools.count[int]] = defaultdict(itertools.count)
+        self._ended: Failure | None = None
+        self._struck = False
+        self._told = threading.Event()
+        self._recorder = Recorder(topology.rank, topology.host, clock_offset_s)
+        self._presence, self._ongoing = Presence(), Ongoing()
+        self.pace = self._ongoing.pace
+        self._sets = Registry(own.rank, own.size)
+        for number, process_set in enumerate(sets, 1):
+            self._sets.add(number, process_set)
+        self._link = link
+        self._control: ControlThread | None = None
+        self._crews = self._make_crews(own)
+        self._lane = self._open_lane(sets)
+        if link is not None:
+            limits, stay = Limits.of(settings), link.stay(self.generation)
+            self._control = ControlThread(link.control, link.up, self.generation, self, self._ongoing, limits, stay)
+        try:
+            self._introduce()
+        except BaseException as error:
+            self.abort(f"it could not start: {error}")
+            self.close()
+            raise
+
+    @property
+    def provisional(self) -> bool:
+        """True in an elastic job until this worker takes part: it is alone, and ``topology`` is a forecast."""
+        return self.generation == 0
+
+    @property
+    def broken(self) -> bool:
+        """True when the generation has ended otherwise than by ``shutdown()``: a peer may be lost."""
+        return self._crews.broken.is_set()
+
+    # -- collectives --------------------------------------------------------------------------------------------------
+
+    def submit(self, calls: Sequence[Call], background: bool = True) -> Handle:
+        """Announce that this rank is ready for ``calls``; several are one group.
+
+        With ``background=False`` nothing happens until somebody waits: for callers that wait at once. Raises
+        ``DuplicateNameError``, ``UsageError``, or what ended the generation.
+        """
+        first = calls[0]
+        self._sets.members(first.process_set, first.name)
+        for call in calls:
+            require_device(call, self.engine, self.devices)
+        self.pace.beat()
+        with self._presence:
+            return self._lane.submit(Ask(first.process_set, first.name, first.kind, calls), background)
+
+    def refuse(self, process_set: int, name: str, kind: Kind, error: Exception) -> None:
+        """Tell the other members that ``error`` keeps this rank from a collective, which it would otherwise submit."""
+        reason = str(error) if isinstance(error, FarandoleError) else f"{type(error).__name__}: {error}"
+        with self._presence:
+            self._lane.refuse(Ask(process_set, name, kind, (), refusal=reason[:LONGEST_REASON]))
+
+    def join(self) -> int:
+        """Take part in no further collectives until every rank has called this; returns the rank that came last."""
+        return self._agree(0, Kind.JOIN).value
+
+    def barrier(self, process_set: int = 0) -> None:
+        """Return when every member has called it."""
+        self._sets.members(process_set, "barrier")
+        self._agree(process_set, Kind.BARRIER)
+
+    def add_process_set(self, ranks: ProcessSetLike) -> ProcessSet:
+        """Register a set; every rank of the job calls it with the same ranks."""
+        process_set = self._sets.admit(ranks)
+        self._sets.add(self._agree(0, Kind.ADD_SET, process_set.ranks).value, process_set)
+        return process_set
+
+    def remove_process_set(self, process_set: ProcessSet) -> bool:
+        """End a set on every rank; false if it is the global one or not registered."""
+        number = process_set.process_set_id
+        if not number or number not in self._sets:
+            return False
+        self._agree(0, Kind.REMOVE_SET, [number])
+        self._sets.remove(number)
+        self._crews.drop(number)
+        return True
+
+    def process_sets(self) -> dict[int, ProcessSet]:
+        """The registered sets by number, the global one included."""
+        return {s.process_set_id: s for s in self._sets if s.process_set_id is not None}
+
+    # -- the planned lane ---------------------------------------------------------------------------------------------
+
+    def planned_engine(self, process_set: int, label: str, name: str = "") -> Engine:
+        """A new engine for collectives in an order that every member knows. Collective; ``shutdown`` closes it.
+
+        ``name`` is that of another engine than the job's.
+        """
+        ranks = self._sets.members(process_set, label)
+        with self._presence:
+            return self._crews.engine(ranks, f"{label} of process set {process_set}", name)
+
+    @contextlib.contextmanager
+    def inside(self, process_set: int, lane: str, sequence: int, what: str) -> Iterator[None]:
+        """This thread does the ``sequence``-th collective of a planned lane; reports say ``what`` if it takes long."""
+        with self._presence:
+            self._ongoing.enter(process_set, lane, sequence, what)
+            try:
+                yield
+            except CONSEQUENCES:
+                self._explain()
+                raise
+            finally:
+                self._ongoing.leave()
+
+    # -- the generation and its end -----------------------------------------------------------------------------------
+
+    def abort(self, reason: str, *, ending: bool = False) -> None:
+        """End the generation for all: nobody can rely on this rank any more; if it is ``ending``, in no later one."""
+        reason = f"{self._name()} gave up: {reason}"
+        self._end(Failure(AbortError, reason), reason, reason, ending)
+
+    def generation_ended(self, failure: Failure) -> None:
+        """Wake everybody here; every operation raises from now on. Called by whoever learns of it."""
+        self._end(failure, failure.text)
+
+    def close(self) -> None:
+        """Leave the job and free everything. Once; what is still in flight here raises ``AbortError``.
+
+        A signal handler may call it in the middle of a collective: that raises as soon as the handler has returned,
+        and what it still uses is freed then.
+        """
+        self._recorder.close()  # first: rank 0 takes the timeline for complete when the others have left
+        reason = f"shutdown() was called on {self._name()}"
+        self._end(Failure(AbortError, reason), reason, "")
+        if self._presence.here():
+            threading.Thread(target=self._free, name="farandole-shutdown").start()
+        else:
+            self._free()
+
+    def _free(self) -> None:
+        """Give everything back once nobody uses it any more."""
+        self._lane.close()
+        if self._control is not None:
+            self._control.stop()
+        if self._link is not None:
+            self._link.close()
+        self._crews.close()
+        self._sets.clear()
+
+    # -- looking ------------------------------------------------------------------------------------------------------
+
+    def set_timeline(self, path: str, mark_cycles: bool = False) -> None:
+        """Write one timeline of all ranks to ``path``, or stop where it is ""; every rank does when this returns.
+
+        Only rank 0's call counts.
+        """
+        if self.topology.rank:
+            return
+        if path:
+            path = os.path.abspath(path)
+            create(path)
+        self._recorder.record(path, mark_cycles)
+        if self._control is None:
+            return
+        limit_s = self._limit_s(self.settings.stall_warning_s)
+        with self._presence:
+            all_have = self._control.set_timeline(path, mark_cycles, limit_s)
+        if not all_have:
+            events.logger.warning(
+                "not every rank has %s its timeline within %g s: it will once it answers the controller again",
+                "begun" if path else "ended",
+                limit_s,
+            )
+
+    def timeline(self, path: str, mark_cycles: bool) -> None:
+        """Rank 0 wants it so, says the controller."""
+        self._recorder.record(path, mark_cycles)
+
+    def change(self, reason: str) -> None:
+        """A change of the membership is due, says the controller."""
+        self.change_due = reason
+
+    def progress(self) -> tuple[str, str]:
+        """The last collective finished here, and the one inside of now."""
+        return _title(self._lane.last), self._ongoing.now() or _title(self._lane.inside)
+
+    def statistics(self) -> dict[str, Any]:
+        """Who this rank is, the engine and why it was chosen, and what its engines count."""
+        return {
+            "generation": self.generation,
+            "rank": self.topology.rank,
+            "size": self.topology.size,
+            "engine": self.engine,
+            "reason": self.reason,
+            "engines": self._crews.statistics(),
+        }
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _make_crews(self, topology: Topology) -> Crews:
+        settings = self.settings
+        address = known_address(settings.network_interface, self._link.controller if self._link else "")
+        limit_s = self._limit_s(settings.stall_shutdown_s)
+        silence_s = settings.host_timeout_s
+        return Crews(topology, self.engine, self._share, limit_s, address, silence_s, self._on_silence)
+
+    def _open_lane(self, sets: Sequence[ProcessSet]) -> Lane:
+        if self._link is None or self.topology.size == 1:
+            dynamic = self.settings.dynamic_process_sets
+            return LoneLane(self._perform, self.topology.host, [s.ranks for s in sets], dynamic)
+        connect = self._crews.connect if self._crews.has_reach else None
+        direct = DirectLane(self.topology, connect, self._link.orders, self._ongoing, self._explain)
+        return NegotiatedLane(
+            direct,
+            self._link.up.send,
+            self.generation,
+            self._perform,
+            self._torn,
+            self._presence,
+            self.settings.cache_capacity,
+            eager=self.topology.size <= self.settings.tree_radix,  # relays combine, and these cannot be combined
+            stay=self._link.stay(self.generation, wait=True),
+        )
+
+    def _introduce(self) -> None:
+        # Made now and not when first needed: what stops an engine should stop init(), not the first step.
+        self._crews.executor(0, self._sets[0].ranks)
+        text = f"engine {self.engine}: {self.reason}"
+        if events.subscribers:
+            events.emit(events.Note(time.monotonic(), self.topology.rank, text))
+        if self.topology.rank == 0:
+            events.logger.info("%s", text)
+            if self.settings.timeline not in ("", DYNAMIC):
+                self.set_timeline(path_of(self.settings.timeline, self.generation))
+
+    def _perform(self, order: Order, mine: Sequence[Sequence[Call] | None]) -> list[list[Outcome]]:
+        if not order.signatures[0].dtypes:  # agreed on, and nothing to move
+            return [[Outcome(value=order.value)] for _ in mine]
+        executor = self._crews.executor(order.process_set, self._sets[order.process_set].ranks)
+        if order.contributions:  # nothing to wait for
+            return executor.perform(order, mine)
+        self._ongoing.enter_agreed(order.process_set, _title(order))
+        try:
+            return executor.perform(order, mine)
+        except CONSEQUENCES:
+            self._explain()
+            raise
+        finally:
+            self._ongoing.leave()
+
+    def _agree(self, process_set: int, kind: Kind, splits: Sequence[int] = ()) -> Outcome:
+        """Come to one point of the program with all members; they are matched by the order of their calls."""
+        label = f"{kind.label}.noname"
+        name = f"{label}.{next(self._counters[f'{label} {process_set}'])}"
+        self.pace.beat()
+        with self._presence:
+            [outcome] = self._lane.submit(Ask(process_set, name, kind, (), splits), background=False).wait()
+        return outcome
+
+    def _share(self, key: str, ranks: Sequence[int], payload: bytes) -> list[bytes]:
+        if self._control is None:
+            return [payload]
+        # A rank comes to its first planned collective when it has done what precedes it, and that may take long.
+        return self._control.exchange(key, ranks, payload, self._limit_s(self.settings.stall_shutdown_s))
+
+    def _on_silence(self, host: str) -> None:
+        """An engine has waited in vain for what comes from ``host``: it is for the controller to say what follows."""
+        if self._link is not None:
+            with contextlib.suppress(ControlError):
+                self._link.up.send(Unheard(self.generation, host))
+
+    def _explain(self) -> None:
+        """An engine has lost somebody: raise what the controller says of that."""
+        self._struck = True
+        if self._link is not None:
+            await_news(self._told, lambda: self._ongoing.older_than(0.0, self.generation), self._link.up)
+        if self._ended is not None:
+            raise self._ended.fresh()
+
+    def _torn(self, failure: Failure) -> None:
+        """A collective broke on this rank, in the middle: the others must not wait for it."""
+        if self._ended is None:
+            known = failure.kind is AbortError  # then somebody else broke it, and the text says who
+            reason = failure.text if known else f"{self._name()} could not go on: {failure.text}"
+            self._end(failure, reason, reason)
+
+    def _end(self, failure: Failure, reason: str, leave: str | None = None, ending: bool = False) -> None:
+        """End the generation here: ``failure`` is raised on this rank, engines tell ``reason`` to their peers.
+
+        Before these can end because of it, the controller is told that this rank was the first to ``leave``.
+        """
+        if self._ended is not None:
+            return
+        self._ended = failure
+        self._told.set()
+        if self._control is not None:
+            self._control.end(failure)
+        self._lane.end(failure)
+        if self._link is not None and leave is not None:
+            try:
+                self._link.up.send(Leave(self.generation, leave, self._struck, ending, self._link.place))
+            except ControlError as error:
+                events.logger.debug("%s leaves without saying so: %s", self._name(), error)
+        self._crews.abort(reason, orderly=leave == "")
+
+    def _name(self) -> str:
+        return f"rank {self.topology.rank} on {self.topology.host}"
+
+    def _limit_s(self, seconds: float) -> float:
+        """A limit of the stall inspector as seconds; switched off, or 0 as Horovod says it, means none."""
+        return seconds if self.settings.stall_check and seconds > 0 else FOREVER_S
+
+
+def _title(order: Order | None) -> str:
+    return "" if order is None else title(order.kind, order.names[-1], order.process_set)

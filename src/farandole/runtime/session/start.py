@@ -1,0 +1,135 @@
+"""Forms a session: from what started this process to a rank among the others.
+
+session = start(comm=None, process_sets=None, overrides={}, Past())
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from itertools import pairwise
+from typing import Any, NamedTuple, final
+
+from farandole import events
+from farandole.cluster.mpi_library import heed
+from farandole.control.messages import Hello
+from farandole.engines.candidates import usable
+from farandole.engines.choose import choose
+from farandole.engines.factory import load
+from farandole.errors import StartError
+from farandole.runtime.coordination.process_groups import fitting
+from farandole.runtime.session.joining import ANY, configure_logging, environment_of, part_of, settings_of, static_sets
+from farandole.runtime.session.link import Link, LostError, Seat
+from farandole.runtime.session.meeting import meet
+from farandole.runtime.session.member import Session
+from farandole.runtime.session.process_sets import ProcessSet, ProcessSetLike
+from farandole.runtime.session.stacks import stack_dump
+from farandole.settings import Settings
+from farandole.topology import Topology
+
+MOST_REFUSALS = 3
+"""A handshake may fail because the controller dies in it, but not time and again."""
+
+
+@final
+class Past(NamedTuple):
+    """What a process says that has had a session before, see ``Hello``; ``step_s`` is ``None`` if it has not."""
+
+    step_s: float | None = None
+    state: str = ""
+    state_step: int = 0
+
+
+def start(
+    comm: object,
+    process_sets: Sequence[ProcessSetLike] | str | None,
+    overrides: Mapping[str, Any],
+    past: Past,
+) -> Session:
+    """See ``session.init``."""
+    environment = environment_of(comm)
+    settings = settings_of(environment, overrides)
+    part = part_of(environment, comm)
+    sets = static_sets(process_sets, part.expected)
+    configure_logging(settings.log_level)
+    if part.expected > 1 or environment.is_elastic or (environment.launched and environment.size > 1):
+        session = _persistently(meet(environment, part, settings), settings, sets, past)
+        heed(lambda: session.broken)
+        return session
+    host = environment.host
+    engine, reason = choose(settings.engine, [host], [usable()], settings.across)
+    return Session(settings, Topology.of(0, (host,), 1), engine, reason, sets)
+
+
+def _persistently(seat: Seat, settings: Settings, sets: Sequence[ProcessSet], past: Past) -> Session:
+    """Where a controller is lost another one is asked, unless they refuse us one after the other."""
+    refusals = 0
+    while True:
+        try:
+            return _among_others(seat, settings, sets, past)
+        except LostError as error:
+            refusals = refusals + 1 if error.refused else 0
+            if refusals == MOST_REFUSALS:
+                raise StartError(str(error)) from error
+            events.logger.info("%s; looking for the next one", error)
+
+
+def _among_others(seat: Seat, settings: Settings, sets: Sequence[ProcessSet], past: Past) -> Session:
+    moments = [time.monotonic()]
+    is_elastic = seat.expected == ANY
+    link = Link(seat, settings.start_timeout_s, settings.host_timeout_s, replaced=is_elastic)
+    try:
+        moments.append(time.monotonic())
+        welcome = link.join(_hello(link, seat, sets, past), settings.elastic_timeout_s if is_elastic else 0)
+        moments.append(time.monotonic())
+        offset_s = welcome.sent.offset_s(moments[-1]) if welcome.sent is not None else 0.0
+        topology = Topology.of(welcome.rank, tuple(welcome.hosts), welcome.generation)
+        if not welcome.generation:
+            link.close()
+            load(welcome.engine)  # now, while the others train
+            return Session(settings, topology, "solo", welcome.reason, [])
+        _tell_phases(welcome.generation, ("dial", "form"), moments)
+        if is_elastic:
+            there = fitting([s.ranks for s in sets], topology.size)
+            sets = [s for s in sets if s.ranks in there]
+        session = Session(settings, topology, welcome.engine, welcome.reason, sets, link, offset_s)
+    except BaseException:
+        link.close()
+        raise
+    _tell_phases(welcome.generation, ("connect",), [moments[-1], time.monotonic()])
+    return session
+
+
+def _tell_phases(generation: int, phases: Sequence[str], moments: Sequence[float]) -> None:
+    if events.subscribers:
+        for phase, (begin_s, end_s) in zip(phases, pairwise(moments), strict=True):
+            events.emit(events.Phase("generation", f"generation {generation}", "init", phase, begin_s, end_s))
+
+
+def _hello(link: Link, seat: Seat, sets: Sequence[ProcessSet], past: Past) -> Hello:
+    fd, number = stack_dump()
+    return Hello(
+        worker=link.worker,
+        place=seat.place,
+        expected=seat.expected,
+        host=seat.host,
+        pid=os.getpid(),
+        version=_version(),
+        engines=usable(),
+        stack_fd=fd,
+        stack_signal=number,
+        process_sets=[s.ranks for s in sets],
+        ready=past.step_s is not None,
+        step_s=past.step_s or 0.0,
+        state=past.state,
+        state_step=past.state_step,
+    )
+
+
+def _version() -> str:
+    try:
+        return metadata.version("farandole")
+    except metadata.PackageNotFoundError:  # run from the sources
+        return "sources"
