@@ -6,17 +6,19 @@ VENV ?= .venv
 NP ?= 2
 SECONDS ?= 900
 SEED ?= 1
+PROGRAMS ?= 10000
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.farandole-installed
 CORE := $(VENV)/.farandole-compiled
+MODULES := $(VENV)/.farandole-modules
 PIP = $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 SOURCES := src benchmarks examples tests docs
 
 NATIVE := $(wildcard CMakeLists.txt native/*.cpp native/*.hpp)
 
 .DEFAULT_GOAL := help
-.PHONY: help bytecode setup demo test large lint format bench faults soak clean
+.PHONY: help bytecode setup demo test large lint format bench faults attacks model soak fuzz stress clean FORCE
 
 help: ## say what there is
 	@echo "make TARGET, where TARGET is one of"
@@ -33,8 +35,12 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) --no-build-isolation -e '.[torch,dev]'
 	@touch $@
 
-# The Python of src/ is used where it lies; the native core is compiled again when its sources are newer.
-$(CORE): $(STAMP) $(NATIVE)
+$(MODULES): FORCE | $(STAMP)
+	@find src -name '*.py' | sort > $@.new; if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
+
+# The Python of src/ is used where it lies, which is noted: again when some was added, moved or deleted. The native core
+# is compiled again when its sources are newer.
+$(CORE): $(STAMP) $(NATIVE) $(MODULES)
 	@$(PIP) --no-build-isolation --no-deps -e .
 	@touch $@
 
@@ -70,9 +76,24 @@ bench: $(CORE) ## measure against Gloo, DDP and MPI, side by side (BENCH=--quick
 faults: bytecode ## play all faults that an elastic job survives, and write docs/reference/faults.md (8 minutes)
 	@$(BIN)/python -m farandole.testing.survival faults --write docs/reference/faults.md
 
+attacks: bytecode ## play what has been attacked and takes long (docs/reference/attacks.md; 10 minutes)
+	@for attack in numbers controllers clock network; do $(BIN)/python -m farandole.testing.attacks $$attack || exit 1; done
+
+model: $(CORE) ## search larger models of the direct lane, and play 100,000 random schedules (20 minutes)
+	@$(BIN)/python -m farandole.testing.peers.searches
+	@$(BIN)/python -m farandole.testing.peers.simulation 0 100000
+
 soak: bytecode ## train under random faults, and re-form 1000 times (SECONDS=900 SEED=1)
 	@$(BIN)/python -m farandole.testing.survival soak --seconds $(SECONDS) --seed $(SEED)
 	@$(BIN)/python -m farandole.testing.survival reforms
+
+# SECONDS bounds it only where it is given.
+fuzz: bytecode ## run generated programs on 1, 2 and 3 ranks beside plain PyTorch (PROGRAMS=10000 SEED=1 SECONDS=)
+	@$(BIN)/python -m farandole.testing.differential --programs $(PROGRAMS) --seed $(SEED) \
+	    --seconds $(if $(filter file,$(origin SECONDS)),0,$(SECONDS))
+
+stress: bytecode ## repeat what is concurrent under load and random stalls; a hang shows all stacks (SECONDS=1800 SEED=1)
+	@$(BIN)/python -m farandole.testing.stress --seconds $(if $(filter file,$(origin SECONDS)),1800,$(SECONDS)) --seed $(SEED)
 
 clean: ## remove what the other targets made
 	rm -rf $(VENV) out build dist

@@ -13,6 +13,13 @@
 
 #define FARANDOLE_INLINE inline __attribute__((always_inline))
 
+// Before a loop whose iterations are independent although what it writes may be one of the arrays it reads.
+#ifdef __clang__
+#define FARANDOLE_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define FARANDOLE_INDEPENDENT _Pragma("GCC ivdep")
+#endif
+
 namespace farandole {
 
 template <class To, class From>
@@ -87,37 +94,24 @@ FARANDOLE_INLINE T saturate(double value) {
     return value >= past ? Limits::max() : static_cast<T>(value);
 }
 
-// Factors are given in double; bool is not scaled.
+// Integers with a factor or divisor are exact.hpp's business.
 template <class W>
 FARANDOLE_INLINE W times(W value, double factor) {
-    if constexpr (std::is_integral_v<W>) {
-        return saturate<W>(static_cast<double>(value) * factor);
-    } else {
-        return value * static_cast<W>(factor);
-    }
+    return value * static_cast<W>(factor);
 }
 template <class T>
 FARANDOLE_INLINE Complex<T> times(Complex<T> value, double factor) {
     return {value.re * static_cast<T>(factor), value.im * static_cast<T>(factor)};
 }
-FARANDOLE_INLINE Bool times(Bool value, double) { return value; }
 
-// Integers truncate toward zero; up to 32 bits, double has room for the exact result, and vector code for the division.
 template <class W>
 FARANDOLE_INLINE W over(W value, std::int64_t divisor) {
-    if constexpr (!std::is_integral_v<W>) {
-        return value / static_cast<W>(divisor);
-    } else if constexpr (sizeof(W) <= 4) {
-        return static_cast<W>(static_cast<double>(value) / static_cast<double>(divisor));
-    } else {
-        return value / divisor;
-    }
+    return value / static_cast<W>(divisor);
 }
 template <class T>
 FARANDOLE_INLINE Complex<T> over(Complex<T> value, std::int64_t divisor) {
     return {value.re / static_cast<T>(divisor), value.im / static_cast<T>(divisor)};
 }
-FARANDOLE_INLINE Bool over(Bool value, std::int64_t) { return value; }
 
 // Unsigned and at least as wide as int, so that neither promotion nor sign can overflow.
 template <class W>

@@ -1,4 +1,4 @@
-// The Python face of the native core, module `farandole._native`. Memory arrives as plain addresses.
+// The Python face of the native core, module `farandole.native.core`. Memory arrives as plain addresses.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -8,10 +8,12 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <numeric>
 #include <string>
 #include <tuple>
 #include <vector>
 
+#include "digest.hpp"
 #include "dtype.hpp"
 #include "elementwise.hpp"
 #include "endpoint.hpp"
@@ -102,7 +104,29 @@ void adasum_combine_at(std::uintptr_t a, std::uintptr_t b, std::uintptr_t out, s
     work(count * itemsize(t), [&] { adasum_combine({at(a), at(b), at(out), count, ca, cb}, t); });
 }
 
+std::vector<std::uint64_t> digest_at(const std::vector<std::uintptr_t>& addresses,
+                                     const std::vector<std::size_t>& nbytes) {
+    if (addresses.size() != nbytes.size()) {
+        throw Unsupported("as many lengths as addresses are needed, got " + std::to_string(nbytes.size()) + " for " +
+                          std::to_string(addresses.size()));
+    }
+    std::vector<std::uint64_t> digests(addresses.size());
+    const auto all = [&] {
+        for (std::size_t i = 0; i < addresses.size(); ++i) digests[i] = Digest::of(at(addresses[i]), nbytes[i]);
+    };
+    // Read once and not written, so a range costs less than with the other kernels before the GIL is worth giving away.
+    constexpr std::size_t small_digest_bytes = 1 << 20;
+    if (std::accumulate(nbytes.begin(), nbytes.end(), std::size_t{0}) <= small_digest_bytes) {
+        all();
+    } else {
+        const nb::gil_scoped_release released;
+        all();
+    }
+    return digests;
+}
+
 void bind_kernels(nb::module_& m) {
+    m.def("digest", digest_at, "addresses"_a, "nbytes"_a);
     m.def("copy", copy_at, "dst"_a, "src"_a, "nbytes"_a);
     m.def("fill", fill_at, "address"_a, "count"_a, "dtype"_a, "value"_a);
     m.def("fill_identity", fill_identity_at, "address"_a, "count"_a, "dtype"_a, "op"_a);
@@ -261,7 +285,7 @@ void bind_endpoint(nb::module_& m) {
 
 }  // namespace
 
-NB_MODULE(_native, m) {
+NB_MODULE(core, m) {
     nb::set_leak_warnings(false);  // a script may end while tensors in engine memory are alive
     // A tensor may view an engine's memory and outlive the interpreter, as every script that ends with its model alive
     // shows; the process returns that memory, and nobody has to be told.

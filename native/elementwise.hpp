@@ -1,4 +1,4 @@
-// Kernels on one or two arrays that are no collectives: scaling, identities, Adasum's dot products.
+// Kernels on one or two arrays that are no reductions: constants, identities, Adasum's dot products.
 #pragma once
 
 #include <cstddef>
@@ -12,47 +12,6 @@
 #include "versions.hpp"
 
 namespace farandole {
-
-struct ScaleJob {
-    std::byte* address;
-    std::size_t count;
-    double factor;
-};
-
-template <class T>
-struct ScaleKernel {
-    static FARANDOLE_INLINE void run(const ScaleJob& job) {
-        T* values = reinterpret_cast<T*>(job.address);
-        for (std::size_t i = 0; i < job.count; ++i) values[i] = narrow(times(widen(values[i]), job.factor), Type<T>{});
-    }
-};
-
-// Multiply by `factor`; integers in double, truncating.
-inline void scale(std::byte* address, std::size_t count, DType dtype, double factor) {
-    visit(dtype,
-          [&](auto type) { fastest<ScaleKernel<typename decltype(type)::type>>(ScaleJob{address, count, factor}); });
-}
-
-struct DivideJob {
-    std::byte* address;
-    std::size_t count;
-    std::int64_t divisor;
-};
-
-template <class T>
-struct DivideKernel {
-    static FARANDOLE_INLINE void run(const DivideJob& job) {
-        T* values = reinterpret_cast<T*>(job.address);
-        for (std::size_t i = 0; i < job.count; ++i) values[i] = narrow(over(widen(values[i]), job.divisor), Type<T>{});
-    }
-};
-
-// Divide by `divisor`; integers truncate toward zero.
-inline void divide(std::byte* address, std::size_t count, DType dtype, std::int64_t divisor) {
-    if (divisor <= 0) throw Unsupported("a divisor must be positive, got " + std::to_string(divisor));
-    visit(dtype,
-          [&](auto type) { fastest<DivideKernel<typename decltype(type)::type>>(DivideJob{address, count, divisor}); });
-}
 
 template <class T>
 T number(double value) {
@@ -173,7 +132,7 @@ struct CombineKernel {
 
 // out = weight_a * a + weight_b * b, computed in float64; `out` may be one of them.
 inline void adasum_combine(const CombineJob& job, DType dtype) {
-    visit_floating(dtype, [&](auto type) { fastest<CombineKernel<typename decltype(type)::type>>(job); });
+    visit_floating(dtype, [&](auto type) { portable<CombineKernel<typename decltype(type)::type>>(job); });
 }
 
 }  // namespace farandole

@@ -177,6 +177,7 @@ public:
     }
 
     Statistics statistics() {
+        if (!is_mine()) return {};
         const std::lock_guard alive(alive_);
         return group_ ? group_->statistics() : Statistics{};
     }

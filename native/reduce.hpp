@@ -14,6 +14,7 @@
 
 #include "arithmetic.hpp"
 #include "dtype.hpp"
+#include "exact.hpp"
 #include "versions.hpp"
 
 namespace farandole {
@@ -24,6 +25,8 @@ struct Scaling {
     double prescale = 1.0;
     double postscale = 1.0;
     std::int64_t divisor = 1;
+
+    bool has_factors() const { return prescale != 1.0 || postscale != 1.0 || divisor != 1; }
 };
 
 // `sources` in rank order; the target is one of them or apart from all of them.
@@ -38,26 +41,30 @@ struct Reduction {
 template <class T, class O>
 struct ReduceKernel {
     using W = wide_t<T>;
+    static constexpr bool has_factors = !std::is_integral_v<T> && !std::is_same_v<T, Bool>;
+    // Only here does a multiplication by one take time that is noticed.
+    static constexpr bool is_plain_sum = std::is_same_v<T, W> && std::is_same_v<O, Sum>;
     // One block of accumulators stays in the first-level cache together with the block being added.
     static constexpr std::size_t block = 8192 / sizeof(W);
 
+    // One loop for each thing to do: every loop is compiled for every type, operation and processor level.
     static FARANDOLE_INLINE void run(const Reduction& job) {
         alignas(64) W sum[block];
         const std::unique_ptr<W[]> waiting(new W[waiting_sums(job.source_count) * block]);
         for (std::size_t start = 0; start < job.count; start += block) {
             const std::size_t n = std::min(block, job.count - start);
             T* target = reinterpret_cast<T*>(job.target) + start;
+            W* into = sum;
+            // Two arrays that are not widened need no accumulator.
+            if constexpr (std::is_same_v<T, W>) into = job.source_count <= 2 ? target : sum;
+            accumulate(job, start, n, into, waiting.get());
+            finish(job.scaling, into, n);
             if constexpr (std::is_same_v<T, W>) {
-                // Two arrays that are neither widened nor scaled need no accumulator.
-                if (job.source_count == 2 && job.scaling.prescale == 1.0) {
-                    accumulate(job, start, n, target, waiting.get());
-                    finish(job.scaling, target, n);
-                    continue;
-                }
+                if (into == sum) std::memcpy(target, sum, n * sizeof(T));
+            } else {
+                FARANDOLE_INDEPENDENT
+                for (std::size_t i = 0; i < n; ++i) target[i] = narrow(sum[i], Type<T>{});
             }
-            accumulate(job, start, n, sum, waiting.get());
-            finish(job.scaling, sum, n);
-            for (std::size_t i = 0; i < n; ++i) target[i] = narrow(sum[i], Type<T>{});
         }
     }
 
@@ -84,6 +91,7 @@ struct ReduceKernel {
                 --depth;
                 W* left = depth == 1 ? sum : waiting + static_cast<std::size_t>(depth - 2) * block;
                 const W* right = waiting + static_cast<std::size_t>(depth - 1) * block;
+                FARANDOLE_INDEPENDENT
                 for (std::size_t i = 0; i < n; ++i) left[i] = O::apply(left[i], right[i]);
             }
         }
@@ -91,9 +99,16 @@ struct ReduceKernel {
 
     // What `rank` and the next one have, if there is a next one.
     static FARANDOLE_INLINE void pair(const Reduction& job, int rank, std::size_t start, std::size_t n, W* sum) {
-        const double factor = job.scaling.prescale;
-        if (factor == 1.0) return pair(job, rank, start, n, sum, [](W value) { return value; });
-        pair(job, rank, start, n, sum, [factor](W value) { return times(value, factor); });
+        const auto as_is = [](W value) { return value; };
+        if constexpr (!has_factors) {
+            pair(job, rank, start, n, sum, as_is);
+        } else {
+            const double factor = job.scaling.prescale;
+            if constexpr (is_plain_sum) {
+                if (factor == 1.0) return pair(job, rank, start, n, sum, as_is);
+            }
+            pair(job, rank, start, n, sum, [factor](W value) { return times(value, factor); });
+        }
     }
 
     template <class F>
@@ -101,52 +116,103 @@ struct ReduceKernel {
                                       F scaled) {
         const T* first = source(job, rank, start);
         if (rank + 1 == job.source_count) {
+            FARANDOLE_INDEPENDENT
             for (std::size_t i = 0; i < n; ++i) sum[i] = scaled(widen(first[i]));
             return;
         }
         const T* second = source(job, rank + 1, start);
+        FARANDOLE_INDEPENDENT
         for (std::size_t i = 0; i < n; ++i) sum[i] = O::apply(scaled(widen(first[i])), scaled(widen(second[i])));
     }
 
     static FARANDOLE_INLINE void finish(const Scaling& scaling, W* sum, std::size_t n) {
-        if (scaling.divisor != 1) {
-            for (std::size_t i = 0; i < n; ++i) sum[i] = over(sum[i], scaling.divisor);
-        }
-        if (scaling.postscale != 1.0) {
-            for (std::size_t i = 0; i < n; ++i) sum[i] = times(sum[i], scaling.postscale);
+        if constexpr (has_factors) {
+            if (scaling.divisor != 1) {
+                for (std::size_t i = 0; i < n; ++i) sum[i] = over(sum[i], scaling.divisor);
+            }
+            if (scaling.postscale != 1.0) {
+                for (std::size_t i = 0; i < n; ++i) sum[i] = times(sum[i], scaling.postscale);
+            }
         }
     }
 };
+
+inline void reduce_booleans(const Reduction& job, Op op) {
+    // The average of booleans is "all of them"; they are not scaled.
+    const bool any = op == Op::sum || op == Op::max;
+    return any ? portable<ReduceKernel<Bool, Sum>>(job) : portable<ReduceKernel<Bool, Product>>(job);
+}
+
+// Sums and products are the same bits for signed and unsigned numbers.
+template <class T>
+void reduce_integers(const Reduction& job, Op op) {
+    using Unsigned = std::make_unsigned_t<T>;
+    if (job.scaling.has_factors()) return reduce_exactly<T>(job, op);
+    switch (op) {
+        case Op::product: return portable<ReduceKernel<Unsigned, Product>>(job);
+        case Op::min: return portable<ReduceKernel<T, Min>>(job);
+        case Op::max: return portable<ReduceKernel<T, Max>>(job);
+        default: return portable<ReduceKernel<Unsigned, Sum>>(job);
+    }
+}
+
+template <class T>
+void reduce_floats(const Reduction& job, Op op) {
+    switch (op) {
+        case Op::product: return portable<ReduceKernel<T, Product>>(job);
+        case Op::min: return portable<ReduceKernel<T, Min>>(job);
+        case Op::max: return portable<ReduceKernel<T, Max>>(job);
+        default: return fastest<ReduceKernel<T, Sum>>(job);
+    }
+}
+
+// Complex numbers are added, scaled and divided part by part.
+template <class Part>
+void reduce_complex(const Reduction& job, Op op) {
+    if (op == Op::product) return portable<ReduceKernel<Complex<Part>, Product>>(job);
+    Reduction parts = job;
+    parts.count *= 2;
+    reduce_floats<Part>(parts, op);
+}
 
 // Run `job` on arrays of `dtype`. For `average` the divisor is the caller's to set.
 inline void reduce(const Reduction& job, DType dtype, Op op) {
     require_served(dtype, op);
     if (job.count == 0) return;
-    visit(dtype, [&](auto type) {
-        using T = typename decltype(type)::type;
-        constexpr bool ordered = !std::is_same_v<T, Complex<float>> && !std::is_same_v<T, Complex<double>>;
-        switch (op) {
-            case Op::product: return fastest<ReduceKernel<T, Product>>(job);
-            case Op::min:
-                if constexpr (ordered) return fastest<ReduceKernel<T, Min>>(job);
-                return;
-            case Op::max:
-                if constexpr (ordered) return fastest<ReduceKernel<T, Max>>(job);
-                return;
-            default:
-                // The average of booleans is "all of them".
-                if constexpr (std::is_same_v<T, Bool>) {
-                    if (op == Op::average) return fastest<ReduceKernel<T, Product>>(job);
-                }
-                return fastest<ReduceKernel<T, Sum>>(job);
-        }
-    });
+    switch (dtype) {
+        case DType::uint8: return reduce_integers<std::uint8_t>(job, op);
+        case DType::int8: return reduce_integers<std::int8_t>(job, op);
+        case DType::uint16: return reduce_integers<std::uint16_t>(job, op);
+        case DType::int16: return reduce_integers<std::int16_t>(job, op);
+        case DType::int32: return reduce_integers<std::int32_t>(job, op);
+        case DType::int64: return reduce_integers<std::int64_t>(job, op);
+        case DType::float16: return reduce_floats<Float16>(job, op);
+        case DType::bfloat16: return reduce_floats<BFloat16>(job, op);
+        case DType::float32: return reduce_floats<float>(job, op);
+        case DType::float64: return reduce_floats<double>(job, op);
+        case DType::boolean: return reduce_booleans(job, op);
+        case DType::complex64: return reduce_complex<float>(job, op);
+        case DType::complex128: return reduce_complex<double>(job, op);
+    }
 }
 
 // dst = dst op src, element by element.
 inline void reduce_into(std::byte* dst, const std::byte* src, std::size_t count, DType dtype, Op op) {
     const std::byte* sources[] = {dst, src};
     reduce({sources, 2, dst, count, {}}, dtype, op);
+}
+
+// Multiply by `factor`.
+inline void scale(std::byte* address, std::size_t count, DType dtype, double factor) {
+    const std::byte* source = address;
+    reduce({&source, 1, address, count, {factor, 1.0, 1}}, dtype, Op::sum);
+}
+
+// Divide by `divisor`.
+inline void divide(std::byte* address, std::size_t count, DType dtype, std::int64_t divisor) {
+    if (divisor <= 0) throw Unsupported("a divisor must be positive, got " + std::to_string(divisor));
+    const std::byte* source = address;
+    reduce({&source, 1, address, count, {1.0, 1.0, divisor}}, dtype, Op::sum);
 }
 
 }  // namespace farandole

@@ -58,6 +58,10 @@ private:
 };
 
 // A mapped segment: the first page holds the token, what its owner may use begins after it.
+//
+// Forked children (a data loader's workers) do not get it: one that lives on would keep the memory of every session it
+// was born in, and could write into what its parent reduces. There the addresses are nobody's, and soon perhaps another
+// mapping's, so a child that drops an inherited object must not unmap them; one that reads them ends by SIGSEGV.
 class Mapping {
 public:
     Mapping() = default;
@@ -69,16 +73,18 @@ public:
         }
         base_ = static_cast<std::byte*>(base);
         madvise(base_, length_, MADV_HUGEPAGE);  // fewer address translations where the system allows it
+        madvise(base_, length_, MADV_DONTFORK);
     }
     Mapping(Mapping&& other) noexcept
-        : base_(std::exchange(other.base_, nullptr)), length_(std::exchange(other.length_, 0)) {}
+        : base_(std::exchange(other.base_, nullptr)), length_(std::exchange(other.length_, 0)), owner_(other.owner_) {}
     Mapping& operator=(Mapping&& other) noexcept {
         std::swap(base_, other.base_);
         std::swap(length_, other.length_);
+        std::swap(owner_, other.owner_);
         return *this;
     }
     ~Mapping() {
-        if (base_ != nullptr) munmap(base_, length_);
+        if (base_ != nullptr && owner_ == getpid()) munmap(base_, length_);
     }
 
     explicit operator bool() const { return base_ != nullptr; }
@@ -98,6 +104,7 @@ private:
 
     std::byte* base_ = nullptr;
     std::size_t length_ = 0;
+    pid_t owner_ = getpid();
 };
 
 inline Failure no_memory(const char* step, std::size_t nbytes, int error) {

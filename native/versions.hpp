@@ -1,7 +1,9 @@
 // Function multi-versioning: one binary carries every kernel for several x86-64 levels and picks at run time.
 //
 // A kernel is a struct with `static FARANDOLE_INLINE void run(const Job&)`; `fastest<Kernel>(job)` runs the version for
-// this processor. Elsewhere (aarch64 has its vector unit always on) there is one version.
+// this processor. Elsewhere (aarch64 has its vector unit always on) there is one version. `portable<Kernel>(job)` runs
+// the version for every processor: each further one costs compile time, and only sums of floating point numbers, which
+// are what training waits for, are worth it.
 #pragma once
 
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
@@ -60,5 +62,10 @@ void fastest(const Job& job) {
 }
 
 #endif
+
+template <class Kernel, class Job>
+__attribute__((noinline)) void portable(const Job& job) {
+    Kernel::run(job);
+}
 
 }  // namespace farandole

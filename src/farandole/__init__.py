@@ -15,6 +15,7 @@ from farandole.errors import (
     AbortError,
     CollectiveError,
     ControlError,
+    DivergenceError,
     DuplicateNameError,
     EngineError,
     FarandoleError,
@@ -28,16 +29,16 @@ from farandole.errors import (
     UnsupportedError,
     UsageError,
 )
+from farandole.version import __version__
 
 if TYPE_CHECKING:
     from farandole.launch.function.function import run as run
-
-__version__ = "0.1.0"
 
 __all__ = [
     "AbortError",
     "CollectiveError",
     "ControlError",
+    "DivergenceError",
     "DuplicateNameError",
     "EngineError",
     "FarandoleError",

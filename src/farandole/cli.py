@@ -1,4 +1,4 @@
-"""The command line: ``farandole run``, ``check``, ``bench``, ``horovodrun``.
+"""The command line: ``farandole run``, ``check``, ``bench``, ``horovodrun``, ``horovod``.
 
 main(["run", "-np", "4", "python", "train.py"])      # returns the exit status
 """
@@ -10,16 +10,17 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from farandole import __version__
 from farandole.control.process import open_standard_streams
 from farandole.errors import FarandoleError, UsageError
 from farandole.launch.command.options import USAGE_ERROR, Parser
+from farandole.version import __version__
 
 COMMANDS = {
     "run": "farandole.launch.command.command",
     "check": "farandole.launch.tools.check",
     "bench": "farandole.launch.tools.bench",
     "horovodrun": "farandole.launch.command.horovodrun",
+    "horovod": "farandole.launch.tools.horovod_command",
 }
 """Modules with ``add_parser(subparsers)``, which sets ``main``: from the parsed arguments to the exit status."""
 
@@ -29,6 +30,7 @@ Data-parallel deep learning, in the words of Horovod.
   farandole run -np 4 python train.py     train on four workers
   farandole check                         what is usable here, and why not
   farandole bench                         how fast the engines are here
+  farandole horovod install               let 'import horovod' mean Farandole
   farandole COMMAND --help                more about a command
 """
 

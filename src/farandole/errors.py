@@ -5,12 +5,14 @@
     │   ├── SettingsError                  an unknown or ill-typed knob
     │   ├── NotInitializedError            an operation before ``init()``
     │   ├── DuplicateNameError             the same name twice in flight on one rank
-    │   └── UnsupportedError               a dtype, device or option that no engine serves
+    │   └── UnsupportedError (NotImplementedError)
+    │                                      a dtype, device or option that no engine serves
     ├── CollectiveError (RuntimeError)     a collective failed: alias ``HorovodInternalError``
     │   ├── MismatchError (ValueError)     ranks asked for different things; the next collective works
     │   ├── StallError                     some rank never came; the deadline has passed
     │   ├── AbortError                     the generation has ended: a worker died or left
     │   └── EngineError                    the bytes could not be moved
+    ├── DivergenceError (RuntimeError)     ranks step with different numbers; all of them raise it
     ├── StartError (RuntimeError)          the job could not be formed in time
     ├── ControlError (RuntimeError)        the control plane refused or lost a peer
     ├── CheckpointError (RuntimeError)     a checkpoint could not be written, or the one asked for is not whole
@@ -23,7 +25,7 @@ Texts say what was asked, what was found and what to type. Errors about another 
 
 from __future__ import annotations
 
-from typing import final
+from typing import ClassVar, final
 
 
 class FarandoleError(Exception):
@@ -43,8 +45,11 @@ class SettingsError(UsageError):
 class NotInitializedError(UsageError):
     """An operation that needs a job was called before ``init()`` or after ``shutdown()``."""
 
+    foreword: ClassVar[str] = ""
+    """The sentence that clients of a package with another name look for, set by that package."""
+
     def __init__(self, asked: str) -> None:
-        super().__init__(f"{asked} was called, but Farandole is not initialized: call init() first")
+        super().__init__(f"{self.foreword}{asked} was called, but Farandole is not initialized: call init() first")
 
 
 @final
@@ -53,8 +58,11 @@ class DuplicateNameError(UsageError):
 
 
 @final
-class UnsupportedError(UsageError):
-    """A dtype, device, option or combination that no engine serves."""
+class UnsupportedError(UsageError, NotImplementedError):
+    """A dtype, device, option or combination that no engine serves.
+
+    Scripts written for Horovod expect a ``RuntimeError`` here, or a ``NotImplementedError``, or a ``ValueError``.
+    """
 
 
 class CollectiveError(FarandoleError, RuntimeError):
@@ -82,6 +90,14 @@ class AbortError(CollectiveError):
 @final
 class EngineError(CollectiveError):
     """An engine could not move the bytes (a lost connection, no memory)."""
+
+
+@final
+class DivergenceError(FarandoleError, RuntimeError):
+    """Ranks do not step with the same numbers; the text names the tensor, the step and two of the ranks.
+
+    No ``CollectiveError``: an elastic job that went back to its last commit could not tell whether that is right.
+    """
 
 
 @final

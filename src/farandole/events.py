@@ -25,8 +25,8 @@ logger = logging.getLogger("farandole")
 class Phase(msgspec.Struct, frozen=True):
     """A finished phase of a collective on this rank.
 
-    It is ``submit``, ``negotiate``, ``queue``, ``reduce``, ``copy`` or ``wait``; ``begin_s`` and
-    ``end_s`` are ``time.monotonic()`` seconds of this host.
+    It is ``submit``, ``negotiate``, ``queue``, ``execute``, ``reduce``, ``copy``, ``wait`` or, without length,
+    ``cycle``; ``begin_s`` and ``end_s`` are ``time.monotonic()`` seconds of this host.
     """
 
     lane: str

@@ -21,6 +21,8 @@ from farandole.errors import SettingsError
 
 PREFIX = "FARANDOLE_"
 
+FOREVER_S = 1e8
+
 
 @final
 class Knob(msgspec.Struct, frozen=True):
@@ -46,6 +48,7 @@ Across = Literal["auto", "mpi", "tcp", "nccl"]
 Overlap = Literal["auto", "step", "backward"]
 LogLevel = Literal["trace", "debug", "info", "warning", "error", "fatal"]
 OnFailure = Literal["stop", "continue"]
+CheckDivergence = Literal["off", "sampled", "every-step"]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Radix = Annotated[int, msgspec.Meta(ge=2)]
@@ -77,6 +80,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Count,
         Knob("signatures that are remembered; 0 turns the cache off", ("--cache-capacity",), "HOROVOD_CACHE_CAPACITY"),
     ] = 1024
+    check_divergence: Annotated[
+        CheckDivergence,
+        Knob(
+            "compare what the ranks step with: a part of it now and then, or all of it at every step",
+            ("--check-divergence",),
+        ),
+    ] = "sampled"
     stall_check: Annotated[
         bool,
         Knob(
@@ -154,6 +164,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             group="start and end",
         ),
     ] = "stop"
+    horovod: Annotated[
+        bool,
+        Knob(
+            "let 'import horovod' mean Farandole in the workers and in what they start",
+            ("--horovod",),
+            group="start and end",
+        ),
+    ] = False
     min_np: Annotated[
         Count,
         Knob(
@@ -236,6 +254,15 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             group="what is recorded",
         ),
     ] = ""
+    timeline_mark_cycles: Annotated[
+        bool,
+        Knob(
+            "mark in the timeline when orders came to begin collectives",
+            ("--timeline-mark-cycles",),
+            "HOROVOD_TIMELINE_MARK_CYCLES",
+            group="what is recorded",
+        ),
+    ] = False
     log_level: Annotated[
         LogLevel,
         Knob("least severe message that is logged", ("--log-level",), "HOROVOD_LOG_LEVEL", group="what is recorded"),
@@ -245,6 +272,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def is_elastic(self) -> bool:
         """True if workers may come and go while the job runs."""
         return bool(self.min_np or self.max_np or self.host_discovery_script)
+
+    def stall_limit_s(self, seconds: float) -> float:
+        """A limit of the stall inspector; switched off, or 0 as Horovod says it, means none."""
+        return seconds if self.stall_check and seconds > 0 else FOREVER_S
 
     def as_static(self) -> Settings:
         """The same for a job whose size is fixed, whatever it was asked for: nobody can start workers for it."""
@@ -295,7 +326,7 @@ IDENTITY = tuple(
     PREFIX + n
     for n in (
         "RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE",
-        "HOSTNAME", "CONTROLLER", "KEY", "LAUNCHED", "PLACE", "CALLER",
+        "HOSTNAME", "CONTROLLER", "KEY", "LAUNCHED", "PLACE", "CALLER", "PYTHON", "OUTPUT",
     )
 )  # fmt: skip
 """Variables that say who a process is; they are not knobs, and ``cluster`` reads them."""

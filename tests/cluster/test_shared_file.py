@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -58,6 +60,16 @@ def test_what_others_could_have_written_is_not_believed(tmp_path: Path) -> None:
     file.path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(StartError, match="cannot be read"):
         file.share(None, DEADLINE_S)
+
+
+@pytest.mark.parametrize(("make", "kind"), [(os.mkfifo, "FIFO"), (os.mkdir, "folder")])
+def test_what_is_no_file_is_refused_at_once(make: Callable[[Path], None], kind: str, tmp_path: Path) -> None:
+    file = SharedFile(str(tmp_path), "job")
+    make(file.path)
+    begin_s = time.monotonic()
+    with pytest.raises(StartError, match=f"not from rank 0: it is no file, but a {kind} of user {os.geteuid()}. Remov"):
+        file.share(None, DEADLINE_S)
+    assert time.monotonic() < begin_s + DEADLINE_S
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")

@@ -157,7 +157,7 @@ def test_a_host_without_farandole_or_with_another_version_is_named(
     """The launcher is a copy of the package in the head's own memory, of a later version."""
     package = Path(farandole.__file__).parent
     cluster.run("head", ["cp", "-r", str(package), "/dev/shm/farandole"])
-    front = cluster.path("head", "/dev/shm/farandole/__init__.py")
+    front = cluster.path("head", "/dev/shm/farandole/version.py")
     front.write_text(front.read_text().replace(f'"{farandole.__version__}"', '"9.9.9"'))
     environment = {"PYTHONPATH": os.pathsep.join(["/dev/shm", *filter(None, sys.path)])}
     # Without site: an editable installation would have the first word on where the package is.

@@ -90,12 +90,13 @@ def test_rank_0_that_never_comes_is_missed_in_time(by: str, tmp_path: Path) -> N
     assert re.search(ended if by == "broadcast" else missed, done.stderr, re.DOTALL), done.stderr
 
 
-def test_torchrun_places_its_ranks_on_one_node_and_on_two(tmp_path: Path) -> None:
+def test_torchrun_places_its_ranks_on_one_node_and_on_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--no-python"]
     done = run([*torchrun, "--nproc-per-node", "2"], FACTS + 'join("first")\njoin("again")', tmp_path).ok()
     for when in ("first", "again"):
         assert column(told(done.stdout, when), "local") == [[0, 2], [1, 2]]
         assert column(told(done.stdout, when), "sum") == [3.0] * 2
+    monkeypatch.setenv("FARANDOLE_KEY", new_secret())  # for all nodes
     nodes = [*torchrun, "--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port"]
     nodes += [str(free_port()), "--node-rank"]
     (tmp_path / "rank.py").write_text(FACTS + 'join("first")')
@@ -113,3 +114,35 @@ def test_torchrun_places_its_ranks_on_one_node_and_on_two(tmp_path: Path) -> Non
         finally:
             second.kill()
     assert column(told(done.stdout + stdout, "first"), "sum") == [3.0] * 2, stderr
+
+
+def test_what_torchruns_store_tells_is_no_secret(tmp_path: Path) -> None:
+    script = (
+        FACTS
+        + """
+from farandole.cluster.torchrun import _store
+store = _store(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), False, 30.0)
+init()
+session = current()
+tell(when="said", rank=place, store=store.get("farandole/0").decode(), key=session._link._seat.key)
+session.barrier()
+shutdown()
+"""
+    )
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--no-python", "--nproc-per-node", "2"]
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    done = run(torchrun, script, tmp_path, {"TMPDIR": str(temporary)}).ok()
+    facts = told(done.stdout, "said")
+    assert len(set(column(facts, "key"))) == 1
+    assert len(facts[0]["key"]) == 64
+    assert not any("key" in each["store"] or each["key"] in each["store"] for each in facts)
+    assert list(temporary.glob(".farandole*")) == []
+
+
+def test_torchrun_on_several_hosts_needs_a_secret_and_says_what_to_type(tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--no-python", "--nnodes", "1", "--nproc-per-node", "1"]
+    done = run(torchrun, "import os\nos.environ['WORLD_SIZE'] = '2'\n" + FACTS + 'join("first")', tmp_path)
+    assert done.code != 0
+    assert "SettingsError: torchrun started this job on several hosts, and FARANDOLE_KEY is not set" in done.stderr
+    assert "export FARANDOLE_KEY=" in done.stderr

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -28,7 +30,7 @@ NAMES = {
     "horovod.torch.mpi_ops": "allreduce_async_ synchronize poll rank size Average is_homogeneous HorovodAllreduce",
     "horovod.torch.compression": "Compression Compressor NoneCompressor FP16Compressor",
     "horovod.torch.functions": "broadcast_object broadcast_parameters broadcast_optimizer_state allgather_object",
-    "horovod.torch.optimizer": "DistributedOptimizer",
+    "horovod.torch.optimizer": "DistributedOptimizer _DistributedOptimizer _DistributedAdasumOptimizer",
     "horovod.torch.sync_batch_norm": "SyncBatchNorm",
     "horovod.torch.elastic": "run TorchState ElasticSampler",
     "horovod.torch.elastic.sampler": "ElasticSampler",
@@ -39,10 +41,11 @@ NAMES = {
     "horovod.common.exceptions": "HorovodInternalError HostsUpdatedInterrupt HorovodVersionMismatchError",
     "horovod.common.process_sets": "ProcessSet global_process_set add_process_set remove_process_set",
     "horovod.common.util": "env gloo_built mpi_built nccl_built extension_available check_extension gpu_available"
-    " split_list is_version_greater_equal_than _cache",
+    " split_list is_version_greater_equal_than _cache num_rank_is_power_2 is_iterable ddl_built ccl_built",
     "horovod.data": "BaseDataLoader AsyncDataLoaderMixin",
     "horovod.data.data_loader_base": "BaseDataLoader AsyncDataLoaderMixin",
     "horovod.runner": "run",
+    "horovod.runner.util.threads": "in_thread on_event execute_function_multithreaded",
 }
 
 
@@ -59,13 +62,20 @@ def test_names(module: str, horovod_site: str) -> None:
     assert [name for name in NAMES[module].split() if not hasattr(found, name)] == []
 
 
-def test_both_names_are_one_library(horovod_site: str) -> None:
+def test_both_names_are_one_library_but_for_horovods_numbers(horovod_site: str) -> None:
     pytest.importorskip("torch")
     import farandole.torch
 
     horovod: Any = importlib.import_module("horovod.torch")
     assert horovod.allreduce is farandole.torch.allreduce
     assert horovod.mpi_ops is importlib.import_module("horovod.torch.mpi_ops")
+    assert horovod.mpi_ops.allreduce is horovod.allreduce
+    differs = {name for name in farandole.torch.__all__ if getattr(horovod, name) is not getattr(farandole.torch, name)}
+    gradients = {"allgather", "grouped_allgather", "broadcast", "reducescatter", "grouped_reducescatter"}
+    assert differs == gradients | {"DistributedOptimizer", "broadcast_optimizer_state"}
+    for name in differs:
+        ours, theirs = (inspect.signature(getattr(module, name)) for module in (farandole.torch, horovod))
+        assert ours.parameters == theirs.parameters, name
     assert horovod.elastic is importlib.import_module("horovod.torch.elastic") is farandole.torch.elastic
     assert horovod.elastic.state is importlib.import_module("horovod.torch.elastic.state")
     exceptions: Any = importlib.import_module("horovod.common.exceptions")
@@ -76,17 +86,46 @@ def test_both_names_are_one_library(horovod_site: str) -> None:
 @pytest.mark.parametrize(
     ("module", "comes"),
     [
-        ("horovod.tensorflow", "; TensorFlow comes in a later release"),
-        ("horovod.tensorflow.keras", "; TensorFlow comes in a later release"),
-        ("horovod.keras", "; Keras comes in a later release"),
-        ("horovod.mxnet", ""),
-        ("horovod.spark", ""),
-        ("horovod.ray", ""),
+        ("horovod.tensorflow", "it comes in a later release"),
+        ("horovod.tensorflow.keras", "it comes in a later release"),
+        ("horovod.keras", "it comes in a later release"),
+        ("horovod.mxnet", "it is not planned"),
+        ("horovod.spark", "it is not planned"),
+        ("horovod.spark.torch", "it is not planned"),
+        ("horovod.ray", "it is not planned"),
+        ("horovod.runner.common.util.settings", "it starts jobs in Horovod's way"),
+        ("horovod.runner.elastic.discovery", "it starts jobs in Horovod's way"),
+        ("horovod.runner.util.network", "it starts jobs in Horovod's way"),
     ],
 )
 def test_what_is_missing_says_so(module: str, comes: str, horovod_site: str) -> None:
-    with pytest.raises(ImportError, match=rf"is not in Farandole .* has horovod.torch{comes}. .*without --horovod"):
+    with pytest.raises(ModuleNotFoundError, match=rf"is not in Farandole .* has horovod.torch: {comes}.*--horovod"):
         importlib.import_module(module)
+    importlib.import_module("horovod")
+    assert [type(finder).__name__ for finder in sys.meta_path].count("AbsentModules") == 1
+    assert importlib.util.find_spec("horovod.unheard_of") is None
+
+
+def test_threads(horovod_site: str) -> None:
+    threads: Any = importlib.import_module("horovod.runner.util.threads")
+    done: list[int] = []
+    threads.in_thread(done.append, (1,), name="adds").join()
+    event, stop = threading.Event(), threading.Event()
+    waiting = threads.on_event(event, done.append, (2,))
+    event.set()
+    waiting.join()
+    assert done == [1, 2]
+    stop.set()
+    threads.on_event(threading.Event(), done.append, (3,), stop, check_stop_interval_s=0.01, daemon=False).join()
+    threads.in_thread(done.index, (9,), silent=True).join()
+    assert done == [1, 2]
+    arguments = [[i, 2] for i in range(9)]
+    assert threads.execute_function_multithreaded(pow, arguments, True, 3) == {i: i * i for i in range(9)}
+    assert arguments[0] == [0, 2]
+    with pytest.raises(RuntimeError, match=r"1 of 2 calls .* raised; the first: ZeroDivisionError"):
+        threads.execute_function_multithreaded(pow, [[1, -1], [0, -1]])
+    with pytest.raises(ValueError, match="give a tuple"):
+        threads.in_thread(print, ["x"])
 
 
 def test_util(horovod_site: str) -> None:
@@ -172,12 +211,14 @@ def test_run_takes_horovods_arguments(horovod_site: str, capfd: pytest.CaptureFi
         hosts="localhost:2",
         ssh_port=22,
         disable_cache=True,
+        use_mpi=True,
         verbose=0,
     )
     assert found == ["speaks 0.28.1 0", "speaks 0.28.1 1"]
     said = capfd.readouterr().err
-    assert "horovod.run: --disable-cache: accepted without effect" in said
-    assert "--gloo: accepted without effect" in said
+    assert "horovod.run: --mpi: accepted without effect" in said
+    assert "--gloo" not in said
+    assert "--disable-cache" not in said
     with pytest.raises(farandole.UnsupportedError, match="min_num_proc asks for an elastic job"):
         horovod.run(which, num_proc=2, min_num_proc=1)
     with pytest.raises(TypeError, match="unexpected arguments: nump"):

@@ -27,6 +27,14 @@ def test_mnist_learns(arguments: Sequence[str], launch: Any) -> None:
     assert job.stderr == ""
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_numbers_warnings_and_refusals_are_horovods(size: int, launch: Any) -> None:
+    job = launch(size, SCRIPTS / "horovods_numbers.py", options=["--horovod"]).ok()
+    assert sorted(job.lines()) == [f"rank {rank} of {size} has seen Horovod's numbers" for rank in range(size)]
+    (line,) = job.stderr.splitlines()
+    assert "as in Horovod 0.28.1, whose package this script imports" in line
+
+
 def test_warm_up_with_accumulation_checkpoints_and_resume(launch: Any, tmp_path: Path) -> None:
     first = launch(2, SCRIPTS / "resnet_warmup.py", options=["--horovod"], arguments=["--epochs", "1"]).ok()
     assert "models are equal: True" in first.stdout

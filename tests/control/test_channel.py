@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import resource
 import select
 import socket
 import threading
@@ -275,3 +276,50 @@ def test_connecting_again_and_again_grows_nothing(host: Host) -> None:
             assert dealer.recv(DEADLINE_S) == Abort(n, "left")
     host.until(lambda: len(os.listdir("/proc/self/task")) <= before[1] + 2)
     assert held()[0] <= before[0] + 2
+
+
+def test_a_knock_of_the_router_tells_who_is_there_and_nobody_notices() -> None:
+    with Router(KEYS) as router:
+        assert not router.reaches(b"w0c")
+        with contextlib.ExitStack() as held:
+            dealing = threading.Thread(
+                target=lambda: held.enter_context(Dealer(router.address, b"w0c", KEYS, DEADLINE_S)).recv(DEADLINE_S)
+            )
+            dealing.start()
+            while not router.reaches(b"w0c"):
+                router.wait(0.1)
+                router.recv()
+            assert router.send(b"w0c", Leave(1))
+            dealing.join(DEADLINE_S)
+            assert not dealing.is_alive()
+        while router.reaches(b"w0c"):
+            router.wait(0.1)
+            router.recv()
+
+
+def test_a_flood_of_strangers_beyond_the_soft_limit_keeps_no_worker_out() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 64, before[1]))
+    try:
+        host = Host()  # raises it
+        with contextlib.closing(host), contextlib.ExitStack() as held:
+            for _ in range(300):
+                held.enter_context(socket.create_connection(("127.0.0.1", int(host.address.rpartition(":")[2]))))
+            with Dealer(host.address, b"w0u", KEYS, DEADLINE_S) as dealer:
+                dealer.send(Leave(3))
+                assert dealer.recv(DEADLINE_S) == Abort(3, "left")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_who_hangs_up_in_the_handshake_may_have_no_room() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as full:
+
+        def hang_up() -> None:
+            full.accept()[0].close()
+
+        hangs_up = threading.Thread(target=hang_up)
+        hangs_up.start()
+        with pytest.raises(ControlError, match=r"broke the handshake off: .*FARANDOLE_KEY.*, or has no descriptor"):
+            Dealer(f"tcp://127.0.0.1:{full.getsockname()[1]}", b"w0u", KEYS, DEADLINE_S)
+        hangs_up.join(DEADLINE_S)

@@ -51,11 +51,13 @@ class Bench:
         version: str = "1",
         engines: Sequence[str] = ("mpi", "shm"),
         state: str = "",
+        pid: int = 0,
     ) -> None:
         """A worker calls ``init``; its socket is named after its place."""
         sets = [[0, 1], [0, 5]]
-        hello = Hello("w", place, 0, f"h{place}", place, version, list(engines), 2, 40, sets, ready, 0.5, state)
-        self.formation.hello(b"%d" % place, hello, self.now)
+        hello = Hello("w", place, 0, f"h{place}", pid or place, version, list(engines), 2, 40, sets, ready, 0.5, state)
+        if not self.formation.turn_away(b"%d" % place, hello):
+            self.formation.hello(b"%d" % place, hello, self.now)
 
     def succeed(self) -> None:
         """Another controller takes over."""
@@ -220,3 +222,15 @@ def test_the_end_is_for_the_launcher() -> None:
     assert bench.decisions() == []
     assert isinstance(bench.formation.orders[-1].action, Finish)
     assert bench.formation.deadline_s is None
+
+
+def test_a_child_cannot_come_in_its_parents_place() -> None:
+    bench = Bench({"a": 2})
+    bench.begin(0, 1)
+    bench.hello(1, ready=False, pid=77)
+    (refused,) = bench.decisions()
+    assert isinstance(refused, Refused)
+    assert refused.reason.startswith("rank 1 on h1 is process 1, which has not left the job, and process 77 on h1")
+    bench.formation.left(1, ending=True)
+    bench.hello(1, ready=False, pid=77)
+    assert not any(isinstance(each, Refused) for each in bench.decisions())

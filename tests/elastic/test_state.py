@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from farandole.elastic.worker.parts import StateHandler
 from farandole.elastic.worker.run import ATTEMPTS, run
 from farandole.elastic.worker.sampler import GlobalBatch, SampleCursor
 from farandole.elastic.worker.state import ObjectState
-from farandole.errors import CollectiveError, EngineError, HostsUpdatedInterrupt, MismatchError, StartError
+from farandole.errors import CollectiveError, EngineError, HostsUpdatedInterrupt, MismatchError, StartError, UsageError
 from farandole.runtime.session.session import current, init, shutdown
 from farandole.testing.jobs import run_job
 from farandole.testing.rank import Member
@@ -249,3 +250,22 @@ LOST_AT_THE_BEGINNING = """
 def test_a_worker_that_is_lost_while_the_first_generation_forms_takes_nobody_along(launch: Any) -> None:
     said = launch(3, LOST_AT_THE_BEGINNING, options=["--min-np", "2"]).ok()
     assert said.lines() == ["done 4"] * 2, said
+
+
+def test_a_value_that_cannot_be_kept_is_named(job: None) -> None:
+    with pytest.raises(UsageError, match=r"its value 'guard', a lock: TypeError: cannot pickle.*state_dict"):
+        ObjectState(epoch=0, guard=threading.Lock())
+    state: Any = ObjectState(epoch=0, names=None)
+    state.names = Uncopied()
+    with pytest.raises(UsageError, match=r"its value 'names', a Uncopied: RuntimeError: not this one"):
+        state.sync()
+
+
+class Uncopied:
+    """Can be copied, and not pickled."""
+
+    def __deepcopy__(self, _: object) -> Uncopied:
+        return self
+
+    def __reduce__(self) -> str:
+        raise RuntimeError("not this one")

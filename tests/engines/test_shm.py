@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from farandole import _native
 from farandole.collective import Array, DType, ReduceOp
 from farandole.engines.engine import Group
 from farandole.engines.shm import ShmEngine
 from farandole.errors import AbortError, CollectiveError, EngineError, MismatchError, StallError, UnsupportedError
+from farandole.native import core
 from farandole.testing import reference
 from farandole.testing.harness import Died, run_ranks
 from farandole.testing.rank import Member
@@ -82,7 +82,7 @@ def _three_ways(member: Member) -> list[bytes]:
         small = large[-1000:].copy()
         memory = engine.allocate(large.nbytes)
         inside = memory.array(dtype)
-        _native.copy(inside.address, large.ctypes.data, large.nbytes)
+        core.copy(inside.address, large.ctypes.data, large.nbytes)
         for array in (Array(large.ctypes.data, large.size, dtype), Array(small.ctypes.data, 1000, dtype), inside):
             engine.allreduce(array, ReduceOp.AVERAGE, 0.3, 0.7)
         found.append(small.tobytes())

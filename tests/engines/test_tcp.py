@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import threading
@@ -50,6 +51,29 @@ def test_a_killed_peer_is_noticed_at_once_and_named() -> None:
         assert took < 10  # of the 20 s after which a wait would end by itself
         assert text.startswith("EngineError: the connection to rank")
         assert "in process set 0 was lost" in text
+
+
+def test_a_script_that_ends_by_sigpipe_does_not_for_a_lost_peer() -> None:
+    """As scripts do whose output goes to ``head``; the kernel sends that signal for the second try after a goodbye."""
+    from farandole.engines.tcp import TcpEngine
+
+    def program(member: Member) -> str:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        engine = TcpEngine(member.group("lane"), member.exchange)
+        array = engine.allocate(32 * 2**20).array(DType.FLOAT32)
+        engine.barrier()
+        if member.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        [connection] = engine._transport._connections.values()  # type: ignore[attr-defined]
+        gone = select.poll()
+        gone.register(connection, select.POLLRDHUP)
+        assert gone.poll(20_000)
+        return error_of(lambda: engine.broadcast(array, 0))
+
+    said, died = run_ranks(program, 2, may_die=[0, 1])
+    assert isinstance(died, Died)
+    assert isinstance(said, str), "it was killed, too"
+    assert said.startswith("EngineError: the connection to rank 1 on localhost in lane was lost")
 
 
 def test_one_launch_for_the_rest() -> None:

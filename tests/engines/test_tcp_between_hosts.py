@@ -125,7 +125,7 @@ def test_hosts_between_which_one_way_is_cut_tell_it_in_a_collective_and_when_the
     there_to_here = "rank 1 on node2 does not reach rank 0 on node1: no answer"
     lost = f"EngineError: not all of lane could connect to the others. {there_to_here}"
     for (told, errors), other in zip(found, ("node2", "node1"), strict=True):
-        assert told == [other, other]
+        assert told in ([other, other], [other])  # unless it hears from the other one first why they do not connect
         assert errors == [f"AbortError: nothing comes from {other}", lost]
 
 

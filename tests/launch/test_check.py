@@ -25,7 +25,7 @@ def test_what_is_missing_comes_with_reason_and_remedy(capsys: pytest.CaptureFixt
     findings = check.examine(find=lambda _: None, version_of=lambda package: versions.get(package, ""))
     assert check.report(findings) == 1
     text = " ".join(capsys.readouterr().out.split())
-    assert "shm no the native core farandole._native is not built; install a wheel of farandole" in text
+    assert "shm no the native core farandole.native.core is not built; install a wheel of farandole" in text
     assert "torch no torch is not installed; type: pip install 'farandole[torch]'" in text
     assert "keras no Keras 3.1 is installed, but this release serves PyTorch only" in text
     assert "jax" not in text

@@ -132,3 +132,17 @@ def test_verbose_says_who_was_started_where(job: StartJob) -> None:
         "farandole: started rank 0",
         "farandole: started rank 1",
     ]
+
+
+@pytest.mark.parametrize("size", ["-np 1", "--min-np 1 -np 1", "-np 1 --horovod"])
+def test_a_folder_that_is_gone_is_named(
+    size: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    try:
+        assert main(["run", *size.split(), "true"]) == 2
+    finally:
+        os.chdir(tmp_path)
+    assert "the current folder, where the workers are to run, is not there any more" in capsys.readouterr().err

@@ -248,3 +248,31 @@ def test_an_idle_job_uses_no_cpu(job: StartJob) -> None:
     running.until(settled, "for launcher and agent to be still")
     os.kill(running.process.pid, signal.SIGTERM)
     assert running.end() == 143
+
+
+HANDLES = """
+import os, signal
+reader, writer = os.pipe()
+os.set_blocking(writer, False)
+signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+if os.environ["FARANDOLE_LOCAL_RANK"] == "0":
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, lambda number, _: os.write(1, f"got {number}\\n".encode()))
+signal.signal(signal.SIGTERM, lambda *_: None)
+os.write(1, b"up\\n")
+while os.read(reader, 1)[0] != signal.SIGTERM: pass
+"""
+
+
+@pytest.mark.parametrize("options", [("-np", "2"), ("-np", "2", "--min-np", "2")])
+def test_what_schedulers_announce_an_end_with_reaches_workers_that_handle_it_and_ends_nobody(
+    options: tuple[str, ...], job: StartJob
+) -> None:
+    running = job(*options, bash=f"python3 -c '{HANDLES}'; true")
+    running.prints("up", 2)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        running.process.send_signal(number)
+        running.prints(f"got {number:d}")
+    running.process.send_signal(signal.SIGTERM)
+    assert running.end() == 143
+    assert running.stdout.count("got") == 2

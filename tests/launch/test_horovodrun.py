@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from farandole import cli
-from farandole.launch.command import command, horovodrun
+from farandole.launch.command import horovodrun
 from farandole.launch.hosts.elastic_job import ElasticJob
 from farandole.launch.hosts.plan import Job
 
@@ -45,9 +45,9 @@ def test_every_flag_of_horovodrun_is_taken(flag: str) -> None:
     assert isinstance(job, Job)
     assert job.command == ["python", "train.py", "--batch-size", "32"]
     assert job.size == 2
-    assert job.python_path == (command.HOROVOD_SITE,)
+    assert job.settings.horovod
     spelled = flag.replace("=", " ").split(maxsplit=1)[0]
-    foreign = any(spelled in f.flags for f in horovodrun.FOREIGN)
+    foreign = any(spelled in f.flags for f in horovodrun.FOREIGN if f.why)
     assert len(horovodrun.without_meaning(args.foreign)) == int(foreign)
 
 
@@ -61,17 +61,23 @@ def test_flags_arrive_as_settings() -> None:
 
 
 def test_flags_with_one_reason_share_a_line() -> None:
-    args = parse("-np 1 --gloo --cycle-time-ms 5 --timeline-mark-cycles --hierarchical-allreduce python x.py")
+    args = parse("-np 1 --mpi --cycle-time-ms 5 --hierarchical-allreduce python x.py")
     cycles, chosen = horovodrun.without_meaning(args.foreign)
-    assert cycles.startswith("--cycle-time-ms, --timeline-mark-cycles: accepted without effect, messages are sent")
-    assert chosen.startswith("--hierarchical-allreduce, --gloo: accepted without effect, the way of")
+    assert cycles.startswith("--cycle-time-ms: accepted without effect, messages are sent")
+    assert chosen.startswith("--hierarchical-allreduce, --mpi: accepted without effect, the way of")
+
+
+def test_nothing_is_said_about_what_happens_anyway() -> None:
+    args = parse("-np 1 --gloo --disable-cache --no-autotune --log-with-timestamp python x.py")
+    assert len(args.foreign) == 4
+    assert horovodrun.without_meaning(args.foreign) == []
 
 
 @pytest.mark.parametrize("flag", ["--min-np 1", "--max-num-proc 4", "--host-discovery-script true"])
 def test_some_flags_make_a_job_elastic(flag: str) -> None:
     job = horovodrun.asked(parse(f"-np 2 {flag} python x.py"))
     assert isinstance(job, ElasticJob)
-    assert job.job.python_path == (command.HOROVOD_SITE,)
+    assert job.job.settings.horovod
 
 
 def test_unknown_flags_are_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:

@@ -138,3 +138,17 @@ def test_the_status_is_zero_only_if_nobody_failed(
     assert policy.running() == []
     assert (policy.status == 0) == (not any(codes)) == (policy.last_words() == "")
     assert asked.count(Action.STOP) == (on_failure == "stop" and any(codes))
+
+
+def test_a_traceback_that_was_shown_is_not_shown_again() -> None:
+    tail = 'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n    f()\nOSError: no\nwhy'
+    policy = Policy(1, "stop")
+    policy.exited(End(0, "a", 1, tail, advice="try again", shown=True))
+    assert policy.last_words().splitlines() == [
+        "rank 0 on a exited with code 1; its traceback is above, at [0]<stderr>:",
+        "    OSError: no",
+        "    why",
+        "try again",
+    ]
+    assert End(0, "a", 1, tail).account()[1:] == [f"    {line}" for line in tail.splitlines()]
+    assert "the last lines" in End(0, "a", 1, "glibc: corrupted", shown=True).account()[0]

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <numeric>
 
+#include "digest.hpp"
 #include "ranks.hpp"
 
 namespace {
@@ -237,6 +238,15 @@ void closing_and_aborting_may_come_from_other_threads() {
     }
 }
 
+// tests/native/test_digest.py has the definition.
+void a_digest_is_the_same_everywhere() {
+    std::byte memory[101];
+    for (const int offset : {0, 1}) {
+        for (int i = 0; i < 100; ++i) memory[offset + i] = static_cast<std::byte>(i);
+        check(Digest::of(memory + offset, 100) == 0xD371F6303E5C8166, "the digest of 0, 1, ... 99");
+    }
+}
+
 }  // namespace
 
 #define CASE(f) \
@@ -249,7 +259,8 @@ int main() {
           CASE(a_mismatch_is_everybodys_and_the_next_call_works), CASE(splits_that_do_not_fit_are_a_mismatch),
           CASE(an_abort_ends_every_call), CASE(the_deadline_names_who_is_missing),
           CASE(engine_memory_is_reduced_in_place), CASE(ranks_may_drop_memory_at_different_times),
-          CASE(a_failed_allocation_is_everybodys), CASE(closing_and_aborting_may_come_from_other_threads)}) {
+          CASE(a_failed_allocation_is_everybodys), CASE(closing_and_aborting_may_come_from_other_threads),
+          CASE(a_digest_is_the_same_everywhere)}) {
         const auto began = std::chrono::steady_clock::now();
         run();
         std::printf("%-60s %5.1f s\n", name,

@@ -7,9 +7,9 @@ import itertools
 import numpy as np
 import pytest
 
-from farandole import _native
 from farandole.collective import DType, ReduceOp
 from farandole.gradients.shard_tree import Shards, combine
+from farandole.native import core
 from farandole.testing import reference
 
 OPS = [op for op in ReduceOp if op is not ReduceOp.ADASUM]
@@ -29,7 +29,7 @@ def test_reduce(dtype: DType, op: ReduceOp) -> None:
         said = [reference.sample(dtype, count, seed) for seed in range(size)]
         out = np.zeros(count, said[0].dtype)
         divisor = size if op is ReduceOp.AVERAGE else 1
-        _native.reduce([_address(s) for s in said], _address(out), count, dtype, op, divisor=divisor)
+        core.reduce([_address(s) for s in said], _address(out), count, dtype, op, divisor=divisor)
         assert reference.same(dtype, out, reference.reduce(dtype, op, said))
 
 
@@ -39,7 +39,7 @@ def test_sums_are_a_tree_over_the_sources(size: int) -> None:
     count = BLOCK // 4 + 5
     said = {Shards(r, r + 1): random.normal(size=count).astype(np.float32) for r in range(size)}
     out = np.zeros(count, np.float32)
-    _native.reduce([_address(s) for s in said.values()], _address(out), count, DType.FLOAT32, ReduceOp.SUM)
+    core.reduce([_address(s) for s in said.values()], _address(out), count, DType.FLOAT32, ReduceOp.SUM)
     assert np.array_equal(out, combine(Shards(0, size), said, np.add))
 
 
@@ -47,10 +47,10 @@ def test_sums_are_a_tree_over_the_sources(size: int) -> None:
 def test_what_fills_for_a_rank_that_has_nothing_changes_nothing(dtype: DType, op: ReduceOp) -> None:
     said = reference.sample(dtype, 100, 1)
     nothing = np.zeros_like(said)
-    _native.fill_identity(_address(nothing), 100, dtype, op)
+    core.fill_identity(_address(nothing), 100, dtype, op)
     for order in ([said, nothing], [nothing, said]):
         into = order[0].copy()
-        _native.reduce_into(_address(into), _address(order[1]), 100, dtype, op)
+        core.reduce_into(_address(into), _address(order[1]), 100, dtype, op)
         assert into.tobytes() == said.tobytes()
 
 
@@ -61,10 +61,10 @@ def test_scale_and_divide(dtype: DType) -> None:
         if dtype in (DType.UINT8, DType.UINT16) and factor < 0:
             continue
         scaled = said.copy()
-        _native.scale(_address(scaled), 100, dtype, factor)
+        core.scale(_address(scaled), 100, dtype, factor)
         assert reference.same(dtype, scaled, reference.reduce(dtype, ReduceOp.SUM, [said], prescale=factor))
     divided = said.copy()
-    _native.divide(_address(divided), 100, dtype, 3)
+    core.divide(_address(divided), 100, dtype, 3)
     zeros = [np.zeros_like(said)] * 2
     expected = said if dtype is DType.BOOL else reference.reduce(dtype, ReduceOp.AVERAGE, [said, *zeros])
     assert reference.same(dtype, divided, expected)
@@ -72,21 +72,21 @@ def test_scale_and_divide(dtype: DType) -> None:
 
 def test_division_truncates_toward_zero_and_scaling_saturates() -> None:
     values = np.array([-7, 7, -(2**63), 2**63 - 1], np.int64)
-    _native.divide(_address(values), 4, DType.INT64, 2)
+    core.divide(_address(values), 4, DType.INT64, 2)
     assert values.tolist() == [-3, 3, -(2**62), 2**62 - 1]
-    _native.scale(_address(values), 4, DType.INT64, 1e30)
+    core.scale(_address(values), 4, DType.INT64, 1e30)
     assert values.tolist() == [-(2**63), 2**63 - 1, -(2**63), 2**63 - 1]
     small = np.array([3, 200], np.uint8)
-    _native.scale(_address(small), 2, DType.UINT8, -1.0)
+    core.scale(_address(small), 2, DType.UINT8, -1.0)
     assert small.tolist() == [0, 0]
-    _native.fill(_address(small), 2, DType.UINT8, float("nan"))
+    core.fill(_address(small), 2, DType.UINT8, float("nan"))
     assert small.tolist() == [0, 0]
 
 
 def test_every_float16_survives_the_way_through_float32() -> None:
     every = np.arange(1 << 16, dtype=np.uint16)
     values = every.copy()
-    _native.scale(_address(values), values.size, DType.FLOAT16, 1.0)
+    core.scale(_address(values), values.size, DType.FLOAT16, 1.0)
     nan = np.isnan(every.view(np.float16))
     assert np.array_equal(values[~nan], every[~nan])
     assert np.isnan(values.view(np.float16)[nan]).all()
@@ -98,7 +98,7 @@ def test_sums_of_any_two_float16_round_like_numpy() -> None:
     with np.errstate(over="ignore", invalid="ignore"):
         expected = (a.astype(np.float32) + b.astype(np.float32)).astype(np.float16)
     total = a.copy()
-    _native.reduce_into(_address(total), _address(b), a.size, DType.FLOAT16, ReduceOp.SUM)
+    core.reduce_into(_address(total), _address(b), a.size, DType.FLOAT16, ReduceOp.SUM)
     nan = np.isnan(expected)
     assert np.array_equal(total[~nan].view(np.uint16), expected[~nan].view(np.uint16))
     assert np.isnan(total[nan]).all()
@@ -108,7 +108,7 @@ def test_bfloat16_rounds_to_even_and_keeps_nan() -> None:
     # 1 + 2^-8 lies between 1 and the next bfloat16: to even, down. 1 + 3 * 2^-8 goes up.
     ones = np.array([0x3F80, 0x3F81, 0x7F80, 0x7FC0], np.uint16)
     halves = np.array([0x3B80, 0x3B80, 0xFF80, 0x3F80], np.uint16)
-    _native.reduce_into(_address(ones), _address(halves), 4, DType.BFLOAT16, ReduceOp.SUM)
+    core.reduce_into(_address(ones), _address(halves), 4, DType.BFLOAT16, ReduceOp.SUM)
     assert ones[:2].tolist() == [0x3F80, 0x3F82]
     assert np.isnan(reference.decode(DType.BFLOAT16, ones)[2:]).all()
 
@@ -116,7 +116,7 @@ def test_bfloat16_rounds_to_even_and_keeps_nan() -> None:
 @pytest.mark.parametrize("op", [ReduceOp.MIN, ReduceOp.MAX])
 def test_minimum_and_maximum_keep_nan_of_either_side(op: ReduceOp) -> None:
     a, b = np.array([np.nan, 1, 1], np.float32), np.array([1, np.nan, 2], np.float32)
-    _native.reduce_into(_address(a), _address(b), 3, DType.FLOAT32, op)
+    core.reduce_into(_address(a), _address(b), 3, DType.FLOAT32, op)
     assert np.isnan(a[:2]).all()
     assert a[2] == (1 if op is ReduceOp.MIN else 2)
 
@@ -125,15 +125,15 @@ def test_minimum_and_maximum_keep_nan_of_either_side(op: ReduceOp) -> None:
 def test_adasum(dtype: DType) -> None:
     a, b = reference.sample(dtype, 1003, 3), reference.sample(dtype, 1003, 4)
     x, y = (reference.decode(dtype, v).astype(np.float64) for v in (a, b))
-    assert _native.adasum_dots(_address(a), _address(b), 1003, dtype) == pytest.approx((x @ x, x @ y, y @ y))
+    assert core.adasum_dots(_address(a), _address(b), 1003, dtype) == pytest.approx((x @ x, x @ y, y @ y))
     out = np.zeros_like(a)
-    _native.adasum_combine(_address(a), _address(b), _address(out), 1003, dtype, 0.75, -0.5)
+    core.adasum_combine(_address(a), _address(b), _address(out), 1003, dtype, 0.75, -0.5)
     assert reference.same(dtype, out, reference.encode(dtype, 0.75 * x - 0.5 * y))
 
 
 def test_copies_may_overlap() -> None:
     values = np.arange(100_000, dtype=np.int64)
-    _native.copy(_address(values) + 8, _address(values), 8 * 99_999)
+    core.copy(_address(values) + 8, _address(values), 8 * 99_999)
     assert values[0] == 0
     assert np.array_equal(values[1:], np.arange(99_999))
 
@@ -141,12 +141,12 @@ def test_copies_may_overlap() -> None:
 def test_what_no_kernel_serves_is_refused_by_name() -> None:
     two = np.zeros(2, np.complex64)
     with pytest.raises(ValueError, match="Min of complex64: complex numbers have no order"):
-        _native.reduce_into(_address(two), _address(two), 2, DType.COMPLEX64, ReduceOp.MIN)
+        core.reduce_into(_address(two), _address(two), 2, DType.COMPLEX64, ReduceOp.MIN)
     with pytest.raises(ValueError, match="Adasum of complex64"):
-        _native.adasum_dots(_address(two), _address(two), 2, DType.COMPLEX64)
+        core.adasum_dots(_address(two), _address(two), 2, DType.COMPLEX64)
     with pytest.raises(ValueError, match="no dtype has the number 13"):
-        _native.fill(_address(two), 2, 13, 0.0)
+        core.fill(_address(two), 2, 13, 0.0)
     with pytest.raises(ValueError, match="no reduction has the number 6"):
-        _native.reduce_into(_address(two), _address(two), 2, DType.FLOAT32, 6)
+        core.reduce_into(_address(two), _address(two), 2, DType.FLOAT32, 6)
     with pytest.raises(ValueError, match="a divisor must be positive, got 0"):
-        _native.divide(_address(two), 2, DType.COMPLEX64, 0)
+        core.divide(_address(two), 2, DType.COMPLEX64, 0)

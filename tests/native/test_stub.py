@@ -6,9 +6,9 @@ import ast
 import re
 from pathlib import Path
 
-from farandole import _native
+from farandole.native import core
 
-STUB = Path(__file__).parents[2] / "src/farandole/_native.pyi"
+STUB = Path(__file__).parents[2] / "src/farandole/native/core.pyi"
 
 
 def _declared() -> dict[str, list[str]]:
@@ -26,7 +26,7 @@ def _declared() -> dict[str, list[str]]:
 def _present() -> dict[str, list[str]]:
     """The same, from what nanobind wrote in the docstrings."""
     found: dict[str, list[str]] = {}
-    for name, value in vars(_native).items():
+    for name, value in vars(core).items():
         if name.startswith("_"):
             continue
         for attribute, member in vars(value).items() if isinstance(value, type) else [("", value)]:

@@ -19,8 +19,9 @@ from farandole.engines.silence import Lookout
 from farandole.errors import EngineError
 from farandole.runtime.lanes.ask import Ask
 from farandole.runtime.lanes.call import Call
-from farandole.runtime.lanes.direct import MOST_GRANTS, DirectLane
+from farandole.runtime.lanes.direct import DirectLane
 from farandole.runtime.lanes.ongoing import Ongoing
+from farandole.runtime.lanes.peer import MOST_GRANTS
 from farandole.topology import Topology
 
 
@@ -82,11 +83,11 @@ def pair() -> Iterator[Pair]:
 def test_both_have_what_both_give(pair: Pair) -> None:
     first, last = pair.lanes
     assert first.give(ask(b"0"))
-    assert first.is_busy
+    assert first._ongoing.now() == "allreduce 'loss'"
     assert last.give(ask(b"1"))
     for rank in (0, 1):
         assert pair.heard(rank) == [[b"0", b"1"]]
-    assert not any(lane.is_busy for lane in pair.lanes)
+    assert not any(lane._ongoing.now() for lane in pair.lanes)
     assert not first.give(ask(b"0", "another"))
 
 

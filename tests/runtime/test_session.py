@@ -6,6 +6,9 @@ import os
 import re
 import resource
 import socket
+import subprocess
+import sys
+import textwrap
 import threading
 
 import numpy as np
@@ -89,6 +92,25 @@ def test_what_one_process_cannot_be() -> None:
     with pytest.raises(SettingsError, match=r"engin .*did you mean engine"):
         init(engin="shm")
     assert not is_initialized()
+
+
+def test_a_subinterpreter_is_told_to_leave_it_to_the_main_one() -> None:
+    code = (
+        "from farandole.runtime.session.session import init\ntry:\n init()\nexcept ValueError as error:\n print(error)"
+    )
+    script = f"""
+        try:
+            import _interpreters as interpreters
+            number = interpreters.create("legacy")
+        except ImportError:
+            import _xxsubinterpreters as interpreters
+            number = interpreters.create(isolated=False)
+        interpreters.run_string(number, {code!r})
+        interpreters.destroy(number)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True)
+    assert done.stdout == "init() was called in a subinterpreter: call it in the main interpreter\n"
+    assert done.stderr == ""
 
 
 def test_nobody_at_the_controllers_address(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from farandole.control.keys import JobKeys, new_secret
 from farandole.topology import Topology
 
 DEADLINE_S = 60.0
+FREE_THREADED = "import sys; sys._is_gil_enabled = lambda: False; "  # as such a build says under PYTHON_GIL=0
 WORKER = "from farandole.runtime.session.session import init; init()"
 
 
@@ -30,3 +31,11 @@ def test_a_refused_key_is_final() -> None:
     assert worker.returncode == 1
     assert "StartError" in worker.stderr
     assert "refused this process's key" in worker.stderr
+
+
+def test_an_interpreter_without_its_lock_is_refused() -> None:
+    script = [sys.executable, "-c", FREE_THREADED + WORKER]
+    worker = subprocess.run(script, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert worker.returncode == 1
+    assert "UsageError: init() was called in a Python that runs without its global interpreter lock" in worker.stderr
+    assert "PYTHON_GIL=1" in worker.stderr

@@ -164,8 +164,40 @@ def test_a_second_process_in_one_place_is_refused_and_the_first_stays() -> None:
     forming = formation(2)
     arrive(forming, hello(0, 2))
     decision = refused(arrive(forming, hello(0, 2, pid=999)))
-    assert "rank 0 on a is process 100 already" in decision.reason
+    says = "rank 0 on a is process 100, which has not left the job, and process 999 on a says that it is rank 0, too. "
+    assert decision.reason.startswith(says)
+    assert 'if __name__ == "__main__":' in decision.reason
     assert len(formed(arrive(forming, hello(1, 2))).members) == 2
+
+
+def test_nobody_takes_the_place_of_a_member_that_is_still_there() -> None:
+    forming = formation(2)
+    formed(arrive(forming, hello(0, 2), hello(1, 2)))
+    for place in (0, 1):  # one child of each: they would be a job
+        assert (
+            f"is process {100 + place}, which has not left" in refused(arrive(forming, hello(place, 2, pid=9))).reason
+        )
+    assert forming.decide(100.0) is None
+    forming.left(0, ending=False)
+    assert arrive(forming, hello(0, 2, pid=9)) is None
+    forming.gone(1, 101, -9, "rank 1 on b was killed by SIGKILL")
+    assert [member.hello.pid for member in formed(forming.decide(0.0)).members] == [9]
+
+
+def test_a_member_whose_connections_are_gone_makes_room_without_a_word() -> None:
+    forming = formation(1)
+    formed(arrive(forming, hello(0, 1)))
+    asked: list[bytes] = []
+
+    def is_connected(identity: bytes) -> bool:
+        asked.append(identity)
+        return False
+
+    forming.occupants.is_connected = is_connected
+    assert formed(arrive(forming, hello(0, 1, pid=9))).members[0].hello.pid == 9
+    assert asked == [b"0c"]
+    forming.occupants.below(lambda uid: uid == b"0")
+    assert refused(arrive(forming, hello(0, 1, pid=10))).reason.startswith("rank 0 on a is process 9")
 
 
 def test_another_version_and_another_host_are_turned_away_from_a_job_that_has_begun() -> None:

@@ -135,7 +135,7 @@ def _traced(member: Member, path: str) -> None:
         handles = [do.submit(do.reduction(f"{i}.{j}", np.ones(9))) for j in range(3)]
         for handle in handles:
             handle.wait()
-    last, deadline = rf'"pid":{member.rank},.*"allreduce\.49\.2".*"queue"', time.monotonic() + 20
+    last, deadline = rf'"pid":{member.rank},.*"ALLREDUCE".*"allreduce\.49\.2"', time.monotonic() + 20
     while not re.search(last, Path(path).read_text()):
         assert time.monotonic() < deadline
     session.barrier()
@@ -153,11 +153,44 @@ def test_the_timeline_of_all_ranks_is_readable_after_a_crash(tmp_path: Path) -> 
     assert text.endswith(",\n")
     lines = msgspec.json.decode(text.rstrip(",\n") + "]")
     phases = {(line["pid"], line["name"]) for line in lines if line["ph"] in "Xbi"}
-    expected = {"submit", "negotiate", "queue", "reduce", "copy", "cycle"}
+    expected = {"submit", "NEGOTIATE_ALLREDUCE", "queue", "ALLREDUCE", "reduce", "copy", "CYCLE_START"}
     assert phases >= {(rank, phase) for rank in (0, 1) for phase in expected}
     names = {line["args"]["name"] for line in lines if line["name"] == "process_name"}
     assert {name.partition(" on ")[0] for name in names} == {"rank 0", "rank 1"}
+    rows = {(line["pid"], line["args"]["name"]): line["tid"] for line in lines if line["name"] == "thread_name"}
+    for rank in (0, 1):  # the entries of a name lie on its row, one after the other
+        mine = [line for line in lines if (line["pid"], line.get("tid")) == (rank, rows[rank, "allreduce.7.1"])][1:]
+        submit, (negotiate, queue, execute) = mine[:-3], mine[-3:]  # no submit where the order overtakes its end
+        assert [line["name"] for line in submit] in (["submit"], [])
+        shown = [line["name"] for line in (negotiate, queue, execute)]
+        assert shown == ["NEGOTIATE_ALLREDUCE", "queue", "ALLREDUCE"]
+        assert {line["args"]["name"] for line in mine} == {"allreduce.7.1"}
+        assert negotiate["ts"] + negotiate["dur"] <= execute["ts"] + 0.01
+    assert (0, "barrier.noname") in rows
     reduced = {line["args"]["name"].partition(" and ")[0] for line in lines if line["name"] == "reduce"}
     assert any(name.startswith("allreduce.") for name in reduced)
-    begins = [line["ts"] for line in lines if line["ph"] == "b"]
+    begins = [line["ts"] for line in lines if line["ph"] == "X"]
     assert max(begins) - min(begins) < 60e6  # one clock
+
+
+def _read_along(member: Member, path: str) -> list[float]:
+    init()
+    current().barrier()  # afterwards every rank records
+    do, delays, shown = NumpyCalls(), [], ("NEGOTIATE_ALLREDUCE", "ALLREDUCE", "CYCLE_START")
+    for i in range(20):
+        do.submit(do.reduction("loss", np.ones(1))).wait()
+        done_s = time.monotonic()
+        while not all(len(re.findall(f'"pid":{member.rank},.*"{s}"', Path(path).read_text())) > i for s in shown):
+            assert time.monotonic() < done_s + 20
+        delays.append(time.monotonic() - done_s)
+    shutdown()
+    return delays
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_timeline_can_be_read_while_its_job_runs(size: int, tmp_path: Path) -> None:
+    path = str(tmp_path / "trace.json")
+    recorded = {"HOROVOD_TIMELINE": path, "HOROVOD_TIMELINE_MARK_CYCLES": "1"}
+    for delays in run_job(_read_along, size, path, environment=recorded):
+        assert sorted(delays)[10] < 0.1, delays
+    assert re.search(r'"name":"thread_name","tid":\d+,"args":{"name":"allreduce.loss"}', Path(path).read_text())

@@ -106,3 +106,17 @@ def test_without_torch_it_says_what_to_install() -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 1
     assert "pip install 'farandole[torch]'" in done.stderr
+
+
+def test_a_name_that_no_text_can_carry_is_refused_with_one_that_can() -> None:
+    hvd.init()
+    try:
+        for call in (
+            lambda: hvd.allreduce(torch.ones(1), name="\ud800x"),
+            lambda: hvd.broadcast_object(1, 0, "\ud800x"),
+        ):
+            with pytest.raises(ValueError, match=r"'\\ud800x(.size)?' has half of a surrogate pair.*pass name="):
+                call()
+        assert hvd.allreduce(torch.ones(1), name="\\ud800x").item() == 1.0
+    finally:
+        hvd.shutdown()

@@ -7,11 +7,11 @@ import errno
 import os
 import socket
 import threading
+import weakref
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Literal, TypeAlias, final
 
-import farandole
 from farandole.checkpoint import folder, restoring
 from farandole.checkpoint.codec import Codec, share_out, take_apart
 from farandole.checkpoint.folder import Manifest, Shard, Unfit
@@ -20,6 +20,7 @@ from farandole.errors import CheckpointError, UsageError
 from farandole.events import logger
 from farandole.runtime.collectives.objects import allgather_object, broadcast_object
 from farandole.runtime.session import session
+from farandole.version import __version__
 
 OnError: TypeAlias = Literal["raise", "warn"]
 
@@ -47,6 +48,7 @@ class Checkpoints:
     ranks, as in data-parallel training). What was saved by any number of ranks is restored by any other number.
     ``keep`` is how many stay (0: all). ``on_error="warn"`` logs what goes wrong in writing (no space, no right) and
     lets the training go on; ``"raise"`` raises ``CheckpointError`` at the next call. Works without ``init()`` as well.
+    A process that ends without ``close`` waits for its last checkpoint, and logs what went wrong with it.
     """
 
     def __init__(
@@ -65,7 +67,8 @@ class Checkpoints:
         self.root = Path(root)
         self._codec, self._keep, self._sharded, self._on_error = codec, keep, sharded, on_error
         self._writer: threading.Thread | None = None
-        self._error: CheckpointError | None = None
+        self._unsaid: list[CheckpointError] = []
+        weakref.finalize(self, _tell, self._unsaid)
 
     def save(self, step: int, state: Any) -> None:
         """Write ``state`` in the background: nested dicts, lists and tuples of tensors and plain values.
@@ -84,9 +87,10 @@ class Checkpoints:
         content: dict[str, Any] = {TENSORS: {number: self._codec.copy(tensors[number]) for number in owned}}
         if place.rank == 0:
             content[TREE] = tree
-        self._writer = threading.Thread(
-            target=self._write, args=(step, content, place), name="farandole-checkpoint", daemon=True
-        )
+        # No daemon: the interpreter waits for it before it begins to end, and before the session leaves the job.
+        self._writer = threading.Thread(target=self._write, args=(step, content, place), name="farandole-checkpoint")
+        if place.writers > 1:
+            session.finish_before_leaving(self._writer)
         self._writer.start()
 
     def wait(self) -> None:
@@ -94,9 +98,8 @@ class Checkpoints:
         if self._writer is not None:
             self._writer.join()
             self._writer = None
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+        if self._unsaid:
+            raise self._unsaid.pop()
 
     def restore(self, step: int | None = None) -> Restored | None:
         """The newest checkpoint that is whole, or that of ``step``; ``None`` if there is none. All ranks get the same.
@@ -147,7 +150,7 @@ class Checkpoints:
             failure = CheckpointError(f"the checkpoint of step {step} in {self.root} was not written: {error}")
             failure.__cause__ = error
             if self._on_error == "raise":
-                self._error = failure
+                self._unsaid.append(failure)
             else:
                 logger.warning("%s; training goes on", failure)
 
@@ -166,7 +169,7 @@ class Checkpoints:
         wrong = [each for each in shards if isinstance(each, str)]
         if place.rank == 0 and not wrong:
             whole = [each for each in shards if isinstance(each, Shard)]
-            folder.finish(writing, Manifest(step, whole, farandole.__version__))
+            folder.finish(writing, Manifest(step, whole, __version__))
             folder.retain(self.root, self._keep)
         elif wrong:
             folder.discard(writing)
@@ -235,6 +238,12 @@ class _Place:
     def agree(self, value: Any) -> Any:
         """What rank 0 has."""
         return broadcast_object(value, 0, "checkpoint.agree") if self._size > 1 else value
+
+
+def _tell(unsaid: list[CheckpointError]) -> None:
+    """Log what no call has raised, and none will."""
+    for error in unsaid:
+        logger.error("%s", error)
 
 
 def _remedy(error: OSError) -> str:

@@ -65,6 +65,9 @@ PLACE = "FARANDOLE_PLACE"
 CALLER = "FARANDOLE_CALLER"
 """Whom a worker of an elastic ``farandole.run`` asks for the function, a ``Contact`` in JSON; else the controller."""
 
+OUTPUT = "FARANDOLE_OUTPUT"
+"""The inodes of the pipes that a worker got as standard output and standard error."""
+
 
 def variables_for(topology: Topology, controller: str, key: str) -> dict[str, str]:
     """All variables that a launcher sets for the worker at ``topology.rank``; Horovod's names without the key."""
@@ -92,6 +95,8 @@ class Environment(ABC):
     name: ClassVar[str]
     remedy: ClassVar[str] = ""
     """How to start a job so that its variables are right."""
+    marks: ClassVar[tuple[str, ...]] = (CONTROLLER, KEY, PLACE)
+    """Variables, besides those of the vocabulary, by which jobs, or places in one, differ."""
 
     def __init__(self, variables: Mapping[str, str]) -> None:
         self._variables = variables
@@ -124,6 +129,12 @@ class Environment(ABC):
         if size < 1:
             raise SettingsError(f"{self.vocabulary.size} must be at least 1, found {size}. {self.remedy}")
         return size
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """What all processes with this place of this job have in common, and no other has."""
+        names = (self.vocabulary.job, self.vocabulary.rank, self.vocabulary.size, *self.marks)
+        return (self.name, *(self._variables.get(name, "") for name in names))
 
     @property
     def local_place(self) -> int:

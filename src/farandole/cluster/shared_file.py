@@ -76,16 +76,28 @@ class SharedFile:
         try:
             # NFS remembers that a name did not exist until the folder is opened again.
             os.close(os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY))
-            fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW)
+            # In a folder of several users anything may lie there; a FIFO would hold an open() up for ever.
+            fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
         except OSError as error:
             raise StartError(f"{self.path}, by which rank 0 says where it is, cannot be read: {error}") from error
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            os.close(fd)
+            raise StartError(
+                f"{self.path} is not from rank 0: it is no file, but a {_kind(status.st_mode)} of user "
+                f"{status.st_uid}. Remove it, or {REMEDY}"
+            )
         with open(fd, "rb") as file:
-            status = os.fstat(fd)
             if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
                 raise StartError(
                     f"{self.path} is not from rank 0: it belongs to user {status.st_uid} with mode "
                     f"{stat.S_IMODE(status.st_mode):o}, not to you alone. Remove it, or {REMEDY}"
                 )
             return file.read()
+
+
+def _kind(mode: int) -> str:
+    kinds = {stat.S_IFIFO: "FIFO", stat.S_IFDIR: "folder", stat.S_IFCHR: "device", stat.S_IFBLK: "device"}
+    return kinds.get(stat.S_IFMT(mode), "socket")

@@ -32,6 +32,7 @@ class Slurm(Environment):
     name = "srun"
     remedy = "Slurm sets it for every task: start the job with: srun python train.py"
     vocabulary = VOCABULARY
+    marks = (STEP, RESTARTS)
 
     @classmethod
     def recognises(cls, variables: Mapping[str, str]) -> bool:

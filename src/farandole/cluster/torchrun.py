@@ -4,6 +4,9 @@
 >>> Torchrun(told).place, Torchrun(told).spans_hosts
 (1, False)
 
+Its store is open to everybody who reaches its port, so the secret of the job never goes there: on one host it is in a
+file that only its owner can read, and a job on several hosts has to be given one.
+
 Variables named RANK and WORLD_SIZE alone do not count: many scripts set them by themselves, for other purposes.
 """
 
@@ -11,11 +14,15 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
+import re
+import secrets
+import tempfile
 from collections.abc import Mapping
 from typing import Any, final
 
 from farandole.cluster.contact import Contact, Meeting
-from farandole.cluster.environment import Environment, Vocabulary
+from farandole.cluster.environment import KEY, Environment, Vocabulary
+from farandole.cluster.shared_file import SharedFile
 from farandole.errors import SettingsError, StartError
 
 VOCABULARY = Vocabulary(
@@ -27,6 +34,7 @@ VOCABULARY = Vocabulary(
 )
 STORE_HOST, STORE_PORT, RESTARTS = "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"
 AGENT_HAS_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+MARK = re.compile(rb"[0-9a-f]{16}")
 
 
 @final
@@ -36,14 +44,53 @@ class Torchrun(Environment):
     name = "torchrun"
     remedy = "torchrun sets it for every worker: start the job with: torchrun --nproc-per-node N train.py"
     vocabulary = VOCABULARY
+    marks = (STORE_HOST, STORE_PORT, RESTARTS)
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        super().__init__(variables)
+        self._mark = secrets.token_hex(8)
 
     @classmethod
     def recognises(cls, variables: Mapping[str, str]) -> bool:
         """True if its name for the job is there."""
         return VOCABULARY.job in variables and VOCABULARY.rank in variables
 
+    @property
+    def key(self) -> str:
+        """The secret; raises ``SettingsError`` if it is missing and would have to travel between hosts."""
+        key = super().key
+        if not key and self.spans_hosts:
+            raise SettingsError(
+                f"torchrun started this job on several hosts, and {KEY} is not set: torchrun's store, by which the "
+                "ranks could learn the secret of the job, is open to everybody who reaches its port. Give all nodes "
+                f"the same one before torchrun: export {KEY}=SECRET, where SECRET is what this says once: "
+                "python -c 'import secrets; print(secrets.token_hex(32))'"
+            )
+        return key
+
+    def file(self, meeting: Meeting) -> SharedFile | None:
+        """One with a name that is its own, as runs of torchrun have none; ``None`` where the secret is known."""
+        return None if self.key else _file(self._mark)
+
     def share(self, contact: Contact | None, meeting: Meeting) -> Contact:
-        """By the store of its rendezvous, under a key of this job and this attempt at it."""
+        """By the store of its rendezvous, under a key of this job and attempt; of a file, it has only the name."""
+        file = self.file(meeting)
+        if contact is not None and file is not None:
+            file.share(contact, meeting.timeout_s)
+        payload = None if contact is None else self._mark.encode() if file is not None else contact.encode()
+        said = self._exchange(payload, meeting)
+        if contact is not None:
+            return contact
+        if file is None:
+            return Contact.decode(said)
+        if not MARK.fullmatch(said):
+            raise StartError(
+                f"what torchrun's store says is not from rank 0, as that has no {KEY}: is it set here only?"
+            )
+        return _file(said.decode()).share(None, meeting.timeout_s)
+
+    def _exchange(self, said: bytes | None, meeting: Meeting) -> bytes:
+        """Tell the others, or hear what rank 0 tells."""
         host, port = self._variables.get(STORE_HOST, ""), self._number(STORE_PORT)
         if not host:
             raise SettingsError(f"{STORE_HOST} is not set. {self.remedy}")
@@ -51,16 +98,20 @@ class Torchrun(Environment):
         serve = self.place == 0 and self._variables.get(AGENT_HAS_STORE) != "True"
         try:
             store = _store(host, port, serve, meeting.timeout_s)
-            if contact is None:
-                return Contact.decode(store.get(key))
-            store.set(key, contact.encode())
+            if said is None:
+                return bytes(store.get(key))
+            store.set(key, said)
         except RuntimeError as error:
             raise StartError(
                 f"rank {self.place} did not learn where rank 0 is from torchrun's store at {host}:{port} within "
                 f"{meeting.timeout_s:.3g} s: has rank 0 called init()? If it needs longer: --start-timeout "
                 f"(FARANDOLE_START_TIMEOUT_S). The store says: {error}"
             ) from error
-        return contact
+        return said
+
+
+def _file(mark: str) -> SharedFile:
+    return SharedFile(tempfile.gettempdir(), f"torchrun-{mark}")
 
 
 @functools.cache

@@ -1,5 +1,5 @@
-"""What lets scripts written for Horovod run unchanged: ``site`` holds a real package named ``horovod``.
+"""A real package named ``horovod``, in ``site``, and the command ``horovodrun``, in ``bin``: scripts run unchanged.
 
-``farandole run --horovod`` puts ``site`` first on the workers' ``PYTHONPATH``, so that it reaches their child processes
-too; it is importable nowhere else.
+It is importable only where somebody has said so: in the workers of ``farandole run --horovod`` and what they start, by
+the variable ``FARANDOLE_HOROVOD``, and after ``farandole horovod install`` (``launch/hosts/horovod_site.py``).
 """

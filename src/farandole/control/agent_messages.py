@@ -66,6 +66,7 @@ class WorkerSpec(msgspec.Struct, frozen=True):
 class StartWorkers(Message, frozen=True):
     """Start these; write their output to ``output_dir`` if given, else to the launcher's standard streams.
 
+    ``nested`` if those streams are themselves the output of a worker, whose launcher says which of them it is.
     ``environment`` is for all of them, before their own. ``size`` is that of the job; ``grace_s`` is for what workers
     leave running when they end.
     """
@@ -75,6 +76,7 @@ class StartWorkers(Message, frozen=True):
     output_dir: str = ""
     timestamps: bool = False
     colour: bool = False
+    nested: bool = False
     cwd: str = ""
     size: int = 1
     grace_s: float = 5.0
@@ -98,13 +100,17 @@ class Watch(Message, frozen=True):
 
 @final
 class Exited(Message, frozen=True):
-    """A worker ended. ``code`` is the exit status, or minus the signal; ``tail`` the last lines of its stderr."""
+    """A worker ended. ``code`` is the exit status, or minus the signal; ``tail`` the last lines of its stderr.
+
+    ``out_of_memory``: it was killed, and the kernel has just killed a process of that host because memory ran out.
+    """
 
     place: int
     pid: int
     code: int
     tail: str
     error: str = ""
+    out_of_memory: bool = False
 
 
 @final
@@ -128,6 +134,13 @@ class KillWorker(Message, frozen=True):
     """End one worker and what it has started, now; the others go on."""
 
     place: int
+
+
+@final
+class PassSignal(Message, frozen=True):
+    """Send this signal to every worker that has a handler for it."""
+
+    number: int
 
 
 @final
@@ -162,5 +175,5 @@ class Goodbye(Message, frozen=True):
 
 Any: TypeAlias = (
     AgentHello | Branch | Severed | Alive | StartWorkers | Started | Watch | Exited | Output | Written | KillWorker
-    | StopWorkers | DumpStack | Stack | Goodbye
+    | PassSignal | StopWorkers | DumpStack | Stack | Goodbye
 )  # fmt: skip

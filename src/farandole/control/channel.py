@@ -36,6 +36,7 @@ from farandole.control.sockets import (
     NOBLOCK,
     RCVMORE,
     SNDMORE,
+    allow_descriptors,
     client_socket,
     is_readable,
     new_socket,
@@ -65,6 +66,7 @@ class Router:
         self._refused: Counter[str] = Counter()
         self._received = self._sent = 0
         self._last: tuple[Message | None, bytes] = (None, b"")
+        allow_descriptors()
         self._context = zmq.Context()
         self._door = Door(self._context, keys.client.public)
         self._socket = new_socket(self._context, zmq.ROUTER)
@@ -140,6 +142,10 @@ class Router:
             self._last = (message, frame)
         return self._deliver(identity, frame)
 
+    def reaches(self, identity: bytes) -> bool:
+        """Whether a peer of that name is connected: knock there. A peer that only receives does not notice."""
+        return self._deliver(identity, KNOCK)
+
     def refuse(self, kind: str, detail: str) -> None:
         """Count something that was dropped under ``kind``; the first of each kind is logged."""
         self._refused[kind] += 1
@@ -152,6 +158,7 @@ class Router:
 
     def close(self) -> None:
         """Say how much was refused in all, deliver what is queued (for at most a second) and free everything."""
+        self._note_strangers()
         for kind, number in self._refused.items():
             if number > 1 and kind != QUITTERS:
                 logger.warning("control plane: refused %d %s in all", number, kind)
@@ -256,7 +263,8 @@ class Dealer:
         """The next message; ``None`` after ``timeout_s`` seconds (``None``: no limit) or once interrupted."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._receiving:
-            frame = self._next_frame(deadline)
+            while (frame := self._next_frame(deadline)) == KNOCK:
+                pass  # somebody wants to know whether we are still there
         return None if frame is None else messages.decode(frame)
 
     def renew(self) -> None:
@@ -367,9 +375,10 @@ class Dealer:
         with self._lock:
             events = [event for event, _ in self._monitor.drain()]
             if any(event & HANDSHAKE_FAILED for event in events):
-                self._lost = (
-                    f"the controller at {self.address} refused this process's key: pass FARANDOLE_KEY on exactly as "
-                    "the launcher set it"
+                self._lost = (  # which of the two it was, ZeroMQ does not tell
+                    f"the controller at {self.address} broke the handshake off: it refused this process's key (pass "
+                    "FARANDOLE_KEY on exactly as the launcher set it), or has no descriptor left for another "
+                    "connection, as under a flood of them (raise the limit where it runs: ulimit -n)"
                 )
             elif zmq.EVENT_DISCONNECTED in events:
                 self._lost = f"the controller at {self.address} is gone"

@@ -54,8 +54,9 @@ class Order(msgspec.Struct, frozen=True, array_like=True):
     ranks that contribute nothing. ``sequence`` grows from order to order over all sets, so a rank may see gaps.
     ``value`` is the id of the set (ADD_SET, REMOVE_SET) or the rank that joined last (JOIN). An order with an
     ``error`` goes to the ranks that submitted it, never to joined ones; ``error_kind`` is the class of
-    ``farandole.errors`` to raise, and ``refused`` says that a rank could not do it. ``contributions`` are those
-    of the members, by their place in the set (``b""`` for joined ones), if all sent them: no more is to be moved then.
+    ``farandole.errors`` to raise. With ``refused``, as a rank could not do it, it goes to all members: they count that.
+    ``contributions`` are those of the members, by their place in the set (``b""`` for joined ones), if all sent them:
+    no more is to be moved then.
     With ``direct``, a number that grows, the ranks may tell each other what comes under this name from now on.
     """
 

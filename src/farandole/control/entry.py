@@ -6,10 +6,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
-import farandole
+from farandole.version import PACKAGE
 
 
 def entry_command(module: str) -> list[str]:
@@ -17,5 +16,5 @@ def entry_command(module: str) -> list[str]:
 
     It is told to look where this package is instead of in the current folder, which may hold a ``signal.py``.
     """
-    home = os.path.dirname(os.path.dirname(os.path.abspath(farandole.__file__)))
+    home = str(PACKAGE.parent)
     return [sys.executable, "-c", f"import sys; sys.path[0] = {home!r}; from {module} import main; main()"]

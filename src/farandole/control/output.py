@@ -9,6 +9,10 @@
 
 A pump is one thread: a slow reader of a sink slows down the producers of all its sources (as a pipe does) and nothing
 else. Lines are looked for in C, a chunk at a time: 50 MB/s cost a few percent of a core.
+
+A progress bar is a line that is drawn over with carriage returns. A terminal gets it as it is written. Anywhere else
+(a file, a pipe, another host) its latest state is written every few seconds, as a line of its own, and the state that
+it ends with; those between are dropped, so that a bar takes a few hundred bytes here, however long it is drawn.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import math
 import os
 import select
 import threading
@@ -36,7 +41,10 @@ STDERR = 2
 TAIL_LINES = 20
 TAIL_BYTES = 2**13
 PARTIAL_AFTER_S = 0.1
-"""An unfinished line (a progress bar) older than this is shown on a terminal."""
+"""An unfinished line (a progress bar) older than this is shown on a terminal, and taken for whole elsewhere."""
+
+STATE_EVERY_S = 3.0
+"""How often the state of a progress bar is written where nobody watches it grow."""
 
 
 Write: TypeAlias = Callable[[bytes], bool]
@@ -114,12 +122,20 @@ class Source:
         self._parts: list[bytes] = []
         self._size = 0
         self._recent = b""
-        self.partial_since: float | None = None
+        self._fed_s = 0.0
+        self._is_bar = False
+        self._state: bytes | None = None
+        """What was written last of the line that is drawn over."""
+        self._state_s = -math.inf
+        self.due_s: float | None = None
+        """When the unfinished line is to be shown."""
 
     @property
     def tail(self) -> str:
         """The last lines, at most ``TAIL_LINES``."""
-        text = (self._recent + b"".join(self._parts)[-TAIL_BYTES:]).decode(errors="replace")
+        unfinished = b"".join(self._parts)[-TAIL_BYTES:]
+        rest = b"" if _visible(unfinished) == self._state else unfinished
+        text = (self._recent + rest).decode(errors="replace")
         return "\n".join(text.splitlines()[-TAIL_LINES:])
 
     def feed(self, chunk: bytes, now: float) -> None:
@@ -127,30 +143,63 @@ class Source:
         head, newline, rest = chunk.rpartition(b"\n")
         if newline:
             self._flush_lines(b"".join((*self._parts, head, newline)))
-            self._parts, self._size, self.partial_since = [], 0, None
+            self._clear()
         if rest:
-            self._parts.append(rest)
-            self._size += len(rest)
-            if self._size > LONGEST_LINE_BYTES:
-                self.end()
-            elif self.sink.live and self.partial_since is None:
-                self.partial_since = now
+            self._grow(rest, now)
 
-    def show_partial(self) -> None:
-        """Write the unfinished line as far as it came."""
+    def show(self, now: float) -> None:
+        """Write the unfinished line as far as it came: on a terminal all of it, elsewhere the state of a bar."""
         text = b"".join(self._parts)
-        self.sink.partial(self, self._tag(), text)
-        self._recent = (self._recent + text)[-TAIL_BYTES:]
-        self._parts, self._size, self.partial_since = [], 0, None
+        if self.sink.live:
+            self.sink.partial(self, self._tag(), text)
+            self._remember(text)
+            self._clear()
+            return
+        is_whole = now - self._fed_s >= PARTIAL_AFTER_S  # else the rest of it may be on its way
+        state = _visible(text if is_whole else text.rpartition(b"\r")[0])
+        again_s = STATE_EVERY_S if state.strip() else PARTIAL_AFTER_S
+        self.due_s = None if is_whole else now + again_s
+        if state.strip() and state != self._state:
+            self._write(state + b"\n")
+            self._state, self._state_s = state, now
 
     def end(self) -> None:
         """Finish the last line, if it has no newline of its own."""
         if self._parts or self.sink.waits_for(self):
             self.feed(b"\n", 0.0)
 
+    def _grow(self, rest: bytes, now: float) -> None:
+        """The unfinished line goes on; of one that is drawn over, what cannot be seen any more is dropped."""
+        self._parts.append(rest)
+        self._size += len(rest)
+        self._fed_s = now
+        if not self.sink.live and b"\r" in rest:
+            drawn, _, drawing = b"".join(self._parts).rpartition(b"\r")
+            self._parts, self._is_bar = [_visible(drawn) + b"\r" + drawing], True
+            self._size = len(self._parts[0])
+        if self._size > LONGEST_LINE_BYTES:
+            self.end()
+        elif self.due_s is None and (self.sink.live or self._is_bar):
+            self.due_s = max(now + PARTIAL_AFTER_S, self._state_s + STATE_EVERY_S)
+
     def _flush_lines(self, text: bytes) -> None:
-        self.sink.lines(self, self._tag(), text)
+        if not self.sink.live and b"\r" in text:
+            lines = text.split(b"\n")
+            written = _visible(lines[0]) == self._state
+            text = b"\n".join(_visible(line) if b"\r" in line[:-1] else line for line in lines[written:])
+        if text:
+            self._write(text)
+
+    def _write(self, lines: bytes) -> None:
+        self.sink.lines(self, self._tag(), lines)
+        self._remember(lines)
+
+    def _remember(self, text: bytes) -> None:
         self._recent = (self._recent + text[-TAIL_BYTES:])[-TAIL_BYTES:]
+
+    def _clear(self) -> None:
+        """A new line begins."""
+        self._parts, self._size, self._is_bar, self._state, self.due_s = [], 0, False, None, None
 
 
 @final
@@ -226,7 +275,7 @@ class Pump(threading.Thread):
                         self._requests.popleft()()
                 elif source := self._sources.get(fd):
                     self._read(source)
-            self._show_partials()
+            self._show_due()
         for source in tuple(self._sources.values()):
             while self._read(source):
                 pass
@@ -264,14 +313,23 @@ class Pump(threading.Thread):
             os.close(source.fd)
 
     def _patience_s(self) -> float | None:
-        waiting = [s.partial_since for s in self._sources.values() if s.partial_since is not None]
-        return max(0.0, min(waiting) + PARTIAL_AFTER_S - time.monotonic()) if waiting else None
+        due = [source.due_s for source in self._sources.values() if source.due_s is not None]
+        return max(0.0, min(due) - time.monotonic()) if due else None
 
-    def _show_partials(self) -> None:
+    def _show_due(self) -> None:
         now = time.monotonic()
         for source in self._sources.values():
-            if source.partial_since is not None and now - source.partial_since >= PARTIAL_AFTER_S:
-                source.show_partial()
+            if source.due_s is not None and source.due_s <= now:
+                source.show(now)
+
+
+def _visible(text: bytes) -> bytes:
+    r"""What is to be seen of a line that is drawn over.
+
+    >>> _visible(b"  0%\r 50%\r"), _visible(b"\r100%")
+    (b' 50%', b'100%')
+    """
+    return text.rstrip(b"\r").rpartition(b"\r")[2]
 
 
 def _redrawn(text: bytes, tag: bytes) -> bytes:

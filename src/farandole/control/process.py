@@ -197,6 +197,18 @@ def kill(pids: Iterable[int], number: int = signal.SIGKILL) -> None:
             os.kill(pid, number)
 
 
+def signal_handlers(pids: Iterable[int], number: int) -> None:
+    """Send a signal to each of these processes, or, as far as they have no handler, to the next below that do.
+
+    A shell around a script would die of it, and so would a script that knows nothing of it.
+    """
+    for pid in pids:
+        if _handles(pid, number):
+            kill([pid], number)
+        else:
+            signal_handlers([child for child, parent in _parents() if parent == pid], number)
+
+
 def reap() -> Iterator[tuple[int, int]]:
     """The children that have ended, each with its exit status or minus the signal's number. Never blocks."""
     while True:
@@ -285,6 +297,14 @@ def _until_quiet(size: Callable[[], int], before: int, deadline_s: float, quiet_
         time.sleep(0.005)
     if seen == before:
         raise ControlError(f"the process wrote no stack within {deadline_s:g} s; is it stopped?")
+
+
+def _handles(pid: int, number: int) -> bool:
+    """As the kernel has it in ``/proc``: a bit for each signal, from 1."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as file:
+        caught = next((line for line in file if line.startswith("SigCgt:")), "SigCgt: 0")
+        return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+    return False
 
 
 def _parents() -> Iterator[tuple[int, int]]:

@@ -7,6 +7,8 @@ if is_readable(socket): frame = socket.recv(NOBLOCK)
 
 from __future__ import annotations
 
+import resource
+
 import zmq
 
 from farandole.control.keys import JobKeys
@@ -17,6 +19,9 @@ EVENTS, POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 """As plain integers: ZeroMQ's own enumerations cost microseconds in the path of every message."""
 
 LINGER_MS = 1000
+
+MOST_DESCRIPTORS = 2**16
+"""More than a job has workers; some programs are slow where the limit is a thousand million."""
 
 LONGEST_WAIT_S = 86400.0
 """The kernel takes no time-outs of more than some weeks; who asks for more waits again and again."""
@@ -42,6 +47,14 @@ def new_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket
     socket.linger = LINGER_MS
     socket.maxmsgsize = CUT_BYTES
     return socket
+
+
+def allow_descriptors() -> None:
+    """Raise the soft limit of this process: strangers at an open port must not use up what workers need."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def is_readable(socket: zmq.Socket[bytes]) -> bool:

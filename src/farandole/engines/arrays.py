@@ -9,9 +9,9 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
-from farandole import _native
 from farandole.collective import Array
 from farandole.engines.engine import Memory
+from farandole.native import core
 
 
 def plain_memory(nbytes: int) -> Memory:
@@ -23,7 +23,7 @@ def plain_memory(nbytes: int) -> Memory:
 def copy(target: Array, source: Array) -> None:
     """Copy all of ``source``; what is in its place already stays."""
     if target.address != source.address:
-        _native.copy(target.address, source.address, source.nbytes)
+        core.copy(target.address, source.address, source.nbytes)
 
 
 def split(array: Array, counts: Sequence[int]) -> list[Array]:

@@ -27,7 +27,7 @@ GPUS = Path("/proc/driver/nvidia/gpus")
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 _MISSING = {
-    "farandole._native": "the native core farandole._native is not built",
+    "farandole.native.core": "the native core farandole.native.core is not built",
     "torch": "torch is not installed",
     "mpi4py": "mpi4py is not installed",
 }
@@ -99,7 +99,7 @@ CANDIDATES = {
     candidate.name: candidate
     for candidate in (
         Candidate("solo", "jobs of one rank", (), ""),
-        Candidate("shm", "ranks of one host, in shared memory", ("farandole._native",), _NATIVE),
+        Candidate("shm", "ranks of one host, in shared memory", ("farandole.native.core",), _NATIVE),
         Candidate(
             "nccl",
             "ranks with a GPU each, and their CUDA tensors",
@@ -112,13 +112,13 @@ CANDIDATES = {
         Candidate(
             "mpi",
             "any hosts, over the MPI that started the job",
-            ("farandole._native", "mpi4py"),
+            ("farandole.native.core", "mpi4py"),
             "type: pip install 'farandole[mpi]', or 'farandole[mpi-wheel]' where there is no MPI",
             _not_started_by_mpi,
             "start it by mpirun or srun",
         ),
-        Candidate("tcp", "any hosts, over TCP", ("farandole._native",), _NATIVE),
-        Candidate("hybrid", "several hosts: shm inside, another engine across", ("farandole._native",), _NATIVE),
+        Candidate("tcp", "any hosts, over TCP", ("farandole.native.core",), _NATIVE),
+        Candidate("hybrid", "several hosts: shm inside, another engine across", ("farandole.native.core",), _NATIVE),
     )
 }
 """Every engine there is, in the order in which ``farandole check`` lists them."""

@@ -132,8 +132,9 @@ class Engine(ABC):
       bfloat16 accumulate in float32; between hosts, partial results may travel in the type itself. AVERAGE is the sum
       divided by ``group.size`` (integers truncate toward zero). BOOL: SUM and MAX are *or*, MIN and PRODUCT are *and*,
       AVERAGE is *and*. Complex types know SUM, AVERAGE and PRODUCT. What does not exist raises ``UnsupportedError`` on
-      every member (``require_served``). Results are multiplied by ``postscale``, contributions by ``prescale`` (in
-      float64 for integers, truncating).
+      every member (``require_served``). Results are multiplied by ``postscale``, contributions by ``prescale``.
+      Integers wrap around in a plain SUM or PRODUCT; with a factor, and in an AVERAGE, they are exact and then limited
+      to the dtype (``core.reduce`` says how).
     * Roots and counts are in group places, not global ranks. Empty arrays and zero counts are legal. In an all-gather
       ``send`` may be its own place in ``recv``, and in a reduce-scatter ``recv`` its own place in ``send``.
     * ``abort`` may come from any thread at any time, wakes every waiter at once, and is final. ``close`` is idempotent,

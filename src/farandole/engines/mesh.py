@@ -10,6 +10,7 @@ read and nothing more.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hmac
 import os
 import secrets
@@ -120,9 +121,13 @@ class _Meeting:
         lost: dict[int, str] = {}
         for place, there in enumerate(places[: self._group.rank]):
             call = self._watched(socket.socket(family_of(there.address)), select.POLLOUT)
-            call.connect_ex((there.address, there.port))
-            calling[call.fileno()] = place
             self._calls.append(call)
+            code = call.connect_ex((there.address, there.port))
+            if code in (0, errno.EINPROGRESS):
+                calling[call.fileno()] = place
+            else:  # said at once, and not a second time: there is no route, or nothing but our own host
+                self._poll.unregister(call)
+                lost[place] = os.strerror(code)
         while calling and time.monotonic() < until:
             for fd in self._ready():
                 self._poll.unregister(fd)
@@ -198,7 +203,7 @@ class _Meeting:
     def _send_greeting(self, connection: socket.socket, key: bytes) -> None:
         """The first that is sent, for which there is room. That it does not arrive is seen by who waits for it."""
         with contextlib.suppress(OSError):
-            connection.send(_GREETING.pack(self._group.rank, _digest(self._group.rank, key)))
+            connection.send(_GREETING.pack(self._group.rank, _digest(self._group.rank, key)), socket.MSG_NOSIGNAL)
 
     def _place(self, heard: bytes | bytearray) -> int:
         """Whose greeting this is; -1 for nobody's who knows the key."""

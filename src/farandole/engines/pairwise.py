@@ -12,11 +12,11 @@ import ctypes
 from collections.abc import Sequence
 from typing import ClassVar
 
-from farandole import _native
 from farandole.collective import Array, DType, ReduceOp
 from farandole.engines.arrays import copy, pieces, plain_memory, shares, split
 from farandole.engines.engine import PAYLOAD_BYTES, Engine, Group, Memory, require_served, require_short
 from farandole.engines.transport import Transport
+from farandole.native import core
 
 SMALL_BYTES = 128 * 1024
 """Up to here, counting everybody's, all get everything and reduce it all: one exchange instead of two."""
@@ -131,7 +131,7 @@ class PairwiseEngine(Engine):
         """Reduce ``parts``, in the order of members, into ``target``."""
         divisor = self.group.size if op is ReduceOp.AVERAGE else 1
         addresses = [part.address for part in parts]
-        _native.reduce(addresses, target.address, target.count, target.dtype, op, prescale, postscale, divisor)
+        core.reduce(addresses, target.address, target.count, target.dtype, op, prescale, postscale, divisor)
 
     def _collect(self, mine: Array, outgoing: Sequence[Array]) -> list[Array]:
         """Send ``outgoing[i]`` to member ``i``; everybody's part of ``mine``, in the order of members."""

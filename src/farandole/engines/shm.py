@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, final
 
-from farandole import _native
 from farandole.collective import Array, ReduceOp
 from farandole.engines.choose import SHM_MEMBERS
 from farandole.engines.engine import Engine, Exchange, Group, Memory, require_short
 from farandole.errors import UnsupportedError
+from farandole.native import core
 
 SPIN_S = 50e-6
 """About what sleeping and waking cost: to watch for longer cannot pay."""
@@ -39,7 +39,7 @@ class ShmEngine(Engine):
             )
         self.group = group
         names = [group.name(place) for place in range(group.size)]
-        self._endpoint = _native.Endpoint(group.rank, names, group.label, group.deadline_s, exchange, spin_s)
+        self._endpoint = core.Endpoint(group.rank, names, group.label, group.deadline_s, exchange, spin_s)
 
     def allocate(self, nbytes: int) -> Memory:
         region = self._endpoint.allocate(nbytes)

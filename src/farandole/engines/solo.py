@@ -11,10 +11,10 @@ import mmap
 from collections.abc import Sequence
 from typing import ClassVar, final
 
-from farandole import _native
 from farandole.collective import Array, ReduceOp
 from farandole.engines.engine import Engine, Group, Memory, require_short
 from farandole.errors import AbortError
+from farandole.native import core
 
 
 @final
@@ -38,7 +38,7 @@ class SoloEngine(Engine):
 
     def allreduce(self, array: Array, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0) -> None:
         self._begin()
-        _native.reduce([array.address], array.address, array.count, array.dtype, op, prescale, postscale)
+        core.reduce([array.address], array.address, array.count, array.dtype, op, prescale, postscale)
 
     def allgather(self, send: Array, recv: Array, counts: Sequence[int]) -> None:
         self._copy(send, recv)
@@ -59,7 +59,7 @@ class SoloEngine(Engine):
         postscale: float = 1.0,
     ) -> None:
         self._begin()
-        _native.reduce([send.address], recv.address, recv.count, send.dtype, op, prescale, postscale)
+        core.reduce([send.address], recv.address, recv.count, send.dtype, op, prescale, postscale)
 
     def barrier(self) -> None:
         self._begin()
@@ -85,4 +85,4 @@ class SoloEngine(Engine):
 
     def _copy(self, send: Array, recv: Array) -> None:
         self._begin()
-        _native.copy(recv.address, send.address, send.nbytes)
+        core.copy(recv.address, send.address, send.nbytes)

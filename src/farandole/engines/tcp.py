@@ -13,6 +13,7 @@ import select
 import socket
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import final
 
 from farandole.collective import Array
@@ -51,7 +52,7 @@ class TcpTransport(Transport):
         incoming = {peer: _memory(array) for peer, array in receives}
         try:
             for peer in list(outgoing):
-                self._pass(peer, outgoing, self._connections[peer].send)
+                self._pass(peer, outgoing, partial(_send, self._connections[peer]))
             if outgoing or incoming:
                 self._wait(outgoing, incoming)
         except BaseException as error:
@@ -80,7 +81,7 @@ class TcpTransport(Transport):
                 if peer in incoming and event & ~select.POLLOUT:
                     self._pass(peer, incoming, self._connections[peer].recv_into)
                 if peer in outgoing and event & ~select.POLLIN:
-                    self._pass(peer, outgoing, self._connections[peer].send)
+                    self._pass(peer, outgoing, partial(_send, self._connections[peer]))
                 if wanted := _events(peer, outgoing, incoming):
                     poll.modify(fd, wanted)
                 else:
@@ -115,6 +116,11 @@ class TcpTransport(Transport):
     def _release(self, clean: bool) -> None:
         for connection in self._connections.values():
             connection.close()
+
+
+def _send(connection: socket.socket, left: memoryview) -> int:
+    """Without a signal for a lost peer: a script that has given SIGPIPE its default action would die of it."""
+    return connection.send(left, socket.MSG_NOSIGNAL)
 
 
 def _events(peer: int, outgoing: dict[int, memoryview], incoming: dict[int, memoryview]) -> int:

@@ -9,9 +9,9 @@ found.schedule.plot("schedule.png")
 
 from __future__ import annotations
 
-from farandole.largebatch.advice import Advice, Advised, Prospect, Refusal, advise
+from farandole.largebatch.advice import Advice, Advised, Refusal, advise
 from farandole.largebatch.decays import Constant, Cosine, Decay, Exponential, Piecewise, Polynomial
-from farandole.largebatch.goodput import StepModel, SyncTime, Timing, fit
+from farandole.largebatch.goodput import Prospect, StepModel, SyncTime, Timing, fit
 from farandole.largebatch.noise import Estimate, Estimated, NoEstimate, NoiseEstimator, NormPair, across_ranks
 from farandole.largebatch.recipe import Choice, Recipe, recipe
 from farandole.largebatch.scaling import BASE_RATES, RULES, Rule, gain

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, final
 
 from farandole.errors import UsageError
-from farandole.largebatch.goodput import StepModel, Timing, fit
+from farandole.largebatch.goodput import Prospect, StepModel, Timing, fit
 from farandole.largebatch.noise import Estimate, Estimated
 
 if TYPE_CHECKING:
@@ -32,21 +32,6 @@ WORTH = 0.05
 """More workers must save at least this share of the time."""
 WIDEST = 10.0
 """Bounds of the noise scale that are farther apart say nothing; where there is no upper one, the lower one counts."""
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Prospect:
-    """What is to be expected on so many workers; times and samples are of the whole training."""
-
-    workers: int
-    batch: float
-    samples: float
-    seconds: float
-    slowest_s: float
-    """If the noise scale is at its lower bound."""
-    fastest_s: float
-    """If it is at its upper one."""
 
 
 @final
@@ -118,7 +103,7 @@ class Advice:
         """Draw time and samples over the number of workers, and write the picture to ``path`` if it is given."""
         from farandole.largebatch.picture import draw_advice
 
-        return draw_advice(self, path)
+        return draw_advice(self.prospects, self.workers, self.estimate.low, path)
 
 
 Advised: TypeAlias = Advice | Refusal

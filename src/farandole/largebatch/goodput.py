@@ -25,6 +25,21 @@ _EXPONENTS = tuple(1.0 + i / 4 for i in range(37))
 
 @final
 @dataclass(frozen=True, slots=True)
+class Prospect:
+    """Expectation for a number of workers; times and samples are of the whole training."""
+
+    workers: int
+    batch: float
+    samples: float
+    seconds: float
+    slowest_s: float
+    """If the noise scale is at its lower bound."""
+    fastest_s: float
+    """If it is at its upper one."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class Timing:
     """Steps that were measured: ``seconds`` each, of which ``compute_s`` before communication had to be waited for.
 

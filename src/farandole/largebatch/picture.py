@@ -2,63 +2,68 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from farandole.largebatch.goodput import Prospect
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from farandole.largebatch.advice import Advice
-    from farandole.largebatch.schedule import Schedule
 
-_STEPS = 1000
+class Curves(NamedTuple):
+    """Learning rate and global batch over the epochs, of which the first ``warm`` ones warm up."""
+
+    title: str
+    epochs: list[float]
+    rates: list[float]
+    batches: list[int]
+    warm: float
+    end: float
 
 
-def draw_schedule(schedule: Schedule, path: str | Path | None) -> Figure:
+def draw_curves(curves: Curves, path: str | Path | None) -> Figure:
     """Rate over epochs, and the batch where it changes."""
     figure = _figure()
     axis: Any = figure.subplots()
-    position = schedule.begin(epoch_samples=max(1, round(_STEPS * 1e6 / schedule.epochs)))
-    epochs, rates, batches = [], [], []
-    while position.epoch < schedule.epochs:
-        epochs.append(position.epoch)
-        rates.append(schedule.rate(position))
-        batches.append(schedule.batch(position))
-        position = schedule.advance(position, samples=10**6, gain=10**6 / schedule.base_batch)
-    (line,) = axis.plot(epochs, rates, color="tab:blue", label="learning rate")
+    epochs, batches, warm = curves.epochs, curves.batches, curves.warm
+    (line,) = axis.plot(epochs, curves.rates, color="tab:blue", label="learning rate")
     lines = [line]
     if min(batches) < max(batches):
         other = axis.twinx()
         (line,) = other.plot(epochs, batches, color="tab:orange", ls="--", label="global batch")
         other.set(ylabel="samples in a step", ylim=(0, 1.05 * max(batches)))
         lines.append(line)
-    warm = schedule.begin(1).scale.end
     if warm:
         axis.axvspan(0, warm, color="tab:gray", alpha=0.15, lw=0)
         axis.text(warm, 0.02, " warm-up", transform=axis.get_xaxis_transform(), ha="left", va="bottom", fontsize=8)
-    axis.set(xlabel="epoch", ylabel="learning rate", xlim=(0, schedule.epochs), ylim=(0, None))
-    axis.set_title(f"{schedule.rule} scaling from a batch of {schedule.base_batch} to {schedule.global_batch}")
+    axis.set(xlabel="epoch", ylabel="learning rate", xlim=(0, curves.end), ylim=(0, None))
+    axis.set_title(curves.title)
     axis.grid(alpha=0.3)
     axis.legend(handles=lines, loc="center right")
     return _written(figure, path)
 
 
-def draw_advice(advice: Advice, path: str | Path | None) -> Figure:
-    """Time to the end, with its bounds, and samples to the end, over the number of workers."""
+def draw_advice(prospects: Sequence[Prospect], recommended: int, low: float, path: str | Path | None) -> Figure:
+    """Time to the end, with its bounds, and samples to the end, over the number of workers.
+
+    ``low`` is the lower bound of the critical batch.
+    """
     figure = _figure()
     left, right = figure.subplots(1, 2)
-    workers = [p.workers for p in advice.prospects]
-    unit, seconds = _unit(max(p.slowest_s for p in advice.prospects))
-    slow, fast = ([getattr(p, name) / seconds for p in advice.prospects] for name in ("slowest_s", "fastest_s"))
+    workers = [p.workers for p in prospects]
+    unit, seconds = _unit(max(p.slowest_s for p in prospects))
+    slow, fast = ([getattr(p, name) / seconds for p in prospects] for name in ("slowest_s", "fastest_s"))
     left.fill_between(workers, fast, slow, color="tab:blue", alpha=0.2, lw=0, label="noise scale at its bounds (95 %)")
-    left.plot(workers, [p.seconds / seconds for p in advice.prospects], "o-", ms=3, color="tab:blue", label="predicted")
+    left.plot(workers, [p.seconds / seconds for p in prospects], "o-", ms=3, color="tab:blue", label="predicted")
     left.set(ylabel=unit, title="time of the training", ylim=(0, None))
-    right.plot(workers, [p.samples / 1e6 for p in advice.prospects], "o-", ms=3, color="tab:orange", label="predicted")
+    right.plot(workers, [p.samples / 1e6 for p in prospects], "o-", ms=3, color="tab:orange", label="predicted")
     right.set(ylabel="million samples", title="samples of the training", ylim=(0, None))
     for axis in (left, right):
-        axis.axvline(advice.workers, color="tab:green", label=f"recommended: {advice.workers}")
-        _mark_critical(axis, advice)
+        axis.axvline(recommended, color="tab:green", label=f"recommended: {recommended}")
+        _mark_critical(axis, prospects, low)
         axis.set(xlabel="workers", xlim=(0.5, workers[-1] + 0.5))
         axis.xaxis.get_major_locator().set_params(integer=True)
         axis.grid(alpha=0.3)
@@ -66,11 +71,11 @@ def draw_advice(advice: Advice, path: str | Path | None) -> Figure:
     return _written(figure, path)
 
 
-def _mark_critical(axis: Any, advice: Advice) -> None:
+def _mark_critical(axis: Any, prospects: Sequence[Prospect], low: float) -> None:
     """Where the batch passes the lower bound of the critical one."""
-    for before, after in pairwise(advice.prospects):
-        if before.batch <= advice.estimate.low < after.batch:
-            label, begin, end = "batch above the lower bound", before.workers + 0.5, len(advice.prospects) + 0.5
+    for before, after in pairwise(prospects):
+        if before.batch <= low < after.batch:
+            label, begin, end = "batch above the lower bound", before.workers + 0.5, len(prospects) + 0.5
             axis.axvspan(begin, end, color="tab:red", alpha=0.08, lw=0, label=label)
 
 

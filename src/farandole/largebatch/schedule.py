@@ -19,7 +19,11 @@ from typing import TYPE_CHECKING, Any, final
 
 from farandole.errors import UsageError
 from farandole.largebatch.decays import Constant, Decay
+from farandole.largebatch.picture import Curves, draw_curves
 from farandole.largebatch.scaling import Rule, rule_named
+
+_STEPS = 1000
+"""In a picture."""
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -185,9 +189,15 @@ class Schedule:
 
     def plot(self, path: str | Path | None = None) -> Figure:
         """Draw rate and batch over the epochs, and write the picture to ``path`` if it is given."""
-        from farandole.largebatch.picture import draw_schedule
-
-        return draw_schedule(self, path)
+        title = f"{self.rule} scaling from a batch of {self.base_batch} to {self.global_batch}"
+        position = self.begin(epoch_samples=max(1, round(_STEPS * 1e6 / self.epochs)))
+        curves = Curves(title, [], [], [], position.scale.end, self.epochs)
+        while position.epoch < self.epochs:
+            curves.epochs.append(position.epoch)
+            curves.rates.append(self.rate(position))
+            curves.batches.append(self.batch(position))
+            position = self.advance(position, samples=10**6, gain=10**6 / self.base_batch)
+        return draw_curves(curves, path)
 
     @property
     def _rule(self) -> Rule:

@@ -10,7 +10,9 @@ Arrays are kept as they lie in memory; bfloat16, which NumPy lacks, lies in uint
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -65,14 +67,16 @@ def reduce(
     if dtype is DType.BOOL:
         union = op in (ReduceOp.SUM, ReduceOp.MAX)
         return np.asarray((np.logical_or if union else np.logical_and).reduce(contributions))
+    if _is_exact(dtype, op, prescale, postscale):
+        return _reduce_exactly(dtype, op, contributions, prescale, postscale)
     with np.errstate(over="ignore", invalid="ignore"):
-        scaled = [_scale(dtype, decode(dtype, c), prescale) for c in contributions]
+        scaled = [_scale(decode(dtype, c), prescale) for c in contributions]
         total = scaled[0]
         for value in scaled[1:]:
             total = _combine(op, total, value)
         if op is ReduceOp.AVERAGE:
-            total = _divide(dtype, total, len(contributions))
-        return encode(dtype, _scale(dtype, total, postscale))
+            total = _divide(total, len(contributions))
+        return encode(dtype, _scale(total, postscale))
 
 
 def same(dtype: DType, found: Values, expected: Values, slack: Values | float = 0.0) -> bool:
@@ -116,15 +120,48 @@ def _combine(op: ReduceOp, left: Values, right: Values) -> Values:
     return np.asarray(left * right if op is ReduceOp.PRODUCT else left + right)
 
 
-def _divide(dtype: DType, total: Values, size: int) -> Values:
-    if dtype.is_floating or dtype.is_complex:
-        return np.asarray(total / size).astype(total.dtype)
-    return np.trunc(total.astype(np.float64) / size).astype(total.dtype)
+def _divide(total: Values, size: int) -> Values:
+    return np.asarray(total / size).astype(total.dtype)
 
 
-def _scale(dtype: DType, values: Values, factor: float) -> Values:
-    if factor == 1.0:
-        return values
-    if dtype.is_floating or dtype.is_complex:
-        return (values * factor).astype(values.dtype)
-    return np.trunc(values.astype(np.float64) * factor).astype(values.dtype)
+def _scale(values: Values, factor: float) -> Values:
+    return values if factor == 1.0 else (values * factor).astype(values.dtype)
+
+
+def _is_exact(dtype: DType, op: ReduceOp, prescale: float, postscale: float) -> bool:
+    is_integer = not (dtype.is_floating or dtype.is_complex)
+    return is_integer and (op is ReduceOp.AVERAGE or (prescale, postscale) != (1.0, 1.0))
+
+
+def _reduce_exactly(
+    dtype: DType, op: ReduceOp, contributions: Sequence[Values], prescale: float, postscale: float
+) -> Values:
+    """Integers with a factor or divisor, by Python's own."""
+    results = []
+    for values in zip(*(c.tolist() for c in contributions), strict=True):
+        scaled = [_scale_integer(value, prescale) for value in values]
+        if op is ReduceOp.PRODUCT:
+            total = functools.reduce(lambda a, b: _limit(a * b, 64), scaled)
+        elif op in (ReduceOp.MIN, ReduceOp.MAX):
+            total = min(scaled) if op is ReduceOp.MIN else max(scaled)
+        else:
+            total = sum(scaled)
+        mean = int(Fraction(total, len(scaled))) if op is ReduceOp.AVERAGE else total
+        results.append(_scale_integer(mean, postscale))
+    limits = np.iinfo(storage(dtype))
+    return np.array([min(max(r, limits.min), limits.max) for r in results], object).astype(storage(dtype))
+
+
+def _scale_integer(value: int, factor: float) -> int:
+    """Exact for whole factors and for 1/n; truncated toward zero, and the nearest number of 64 bits."""
+    n = round(1 / factor) if factor else 0
+    if factor == int(factor):
+        return _limit(value * int(factor), 64)
+    if n and 1 / n == factor:
+        return _limit(int(Fraction(value, n)), 64)
+    return _limit(int(value * factor), 64)
+
+
+def _limit(value: int, bits: int) -> int:
+    limit: int = 2 ** (bits - 1)
+    return min(max(value, -limit), limit - 1)

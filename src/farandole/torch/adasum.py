@@ -6,16 +6,23 @@ MLSys 2021, equation 1): parallel changes are averaged, orthogonal ones are summ
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import torch
 
 from farandole.collective import ReduceOp
 from farandole.errors import UnsupportedError
+from farandole.runtime.collectives.divergence import Comparison
+from farandole.runtime.collectives.objects import allgather_object
 from farandole.runtime.lanes.reduction import Reduction
+from farandole.runtime.session.session import Session, current
 from farandole.torch.adapter import verbs
+from farandole.torch.divergence import StepSnapshots
+from farandole.torch.front import refuse_copies
 from farandole.torch.gradients import Terms
+from farandole.torch.identity import Names
+from farandole.torch.joining import joins
 
 
 class AdasumOptimizer(torch.optim.Optimizer):
@@ -23,14 +30,21 @@ class AdasumOptimizer(torch.optim.Optimizer):
 
     backward_passes_per_step: int
     _terms: Terms
-    _parameter_names: dict[torch.Tensor, str]
+    _are_named: bool
+    _parameter_names: Mapping[torch.Tensor, str]
     _handles: dict[torch.Tensor, int]
+    _compared_since: tuple[Session, int] | None
+    _snapshots: StepSnapshots
+    _comparison: Comparison
 
     def step(self, closure: Callable[[], Any] | None = None, **others: Any) -> Any:
         """Step as the user's class does, then replace the change of every parameter by all ranks' changes combined."""
         params = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+        if self._are_named:  # all ranks in one order
+            params.sort(key=lambda param: self._parameter_names.get(param, ""))
         if not params or not self._terms.process_set.included() or len(self._terms.process_set.ranks) == 1:
             return super().step(closure, **others)
+        self._compare(params)
         start = [p.detach().clone() for p in params]
         loss = super().step(closure, **others)
         with torch.no_grad():
@@ -46,11 +60,34 @@ class AdasumOptimizer(torch.optim.Optimizer):
                 param.copy_(before + self._terms.compression.decompress(delta, context))
         return loss
 
+    def _compare(self, params: list[torch.Tensor]) -> None:
+        """Raise ``DivergenceError`` on every rank if the parameters are not the same on all; not at every step."""
+        session = current("step()")
+        if self._compared_since != (session, joins()):  # the ranks may have made more steps or fewer
+            self._compared_since, self._snapshots = (session, joins()), StepSnapshots()
+            ranks = self._terms.process_set.ranks
+            self._comparison = Comparison("Adasum", [f"rank {r} on {session.topology.hosts[r]}" for r in ranks])
+        names = self._parameter_names
+        due = self._snapshots.is_due()
+        snapshot = self._snapshots.take(lambda: [(names[p], p.detach()) for p in params]) if due else None
+        if snapshot is None:
+            return
+
+        def gather(payload: bytes) -> list[bytes]:
+            return allgather_object(payload, f"adasum.compare.{names[params[0]]}", self._terms.process_set)
+
+        marks = [mark.decode() for mark in gather(snapshot.mark.encode())]
+        if len(marks) == len(self._terms.process_set.ranks) and self._comparison.is_suspect(marks):
+            self._comparison.explain(gather, snapshot)
+
+    __reduce_ex__ = refuse_copies
+
     step.hooked = True  # type: ignore[attr-defined] # the user's class runs the step hooks; once is enough
 
-    def _begin(self, names: dict[torch.Tensor, str], terms: Terms, passes: int) -> None:
-        self.backward_passes_per_step = passes
-        self._parameter_names, self._handles, self._terms = names, {}, terms
+    def _begin(self, names: Names, terms: Terms, passes: int) -> None:
+        self.backward_passes_per_step, self._are_named = passes, names.are_given
+        self._parameter_names, self._handles, self._terms = names.of, {}, terms
+        self._compared_since = None
 
     def synchronize(self) -> None:
         """Nothing to do: gradients are not reduced."""

@@ -2,22 +2,43 @@
 
 The gradient of each is that of the sum, over ranks, of what each rank computes from its result: with a loss L(r) on
 rank r, ``x.grad`` is the derivative of L(0) + L(1) + ... by this rank's ``x``. A backward pass therefore runs
-collectives too, and every member must run it.
+collectives too, and every member must run it. Horovod has other factors; the package ``horovod`` asks for them.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, final
 
 import torch
 
+from farandole import events
 from farandole.collective import ReduceOp
 from farandole.errors import UnsupportedError
 from farandole.runtime.lanes.reduction import Reduction
 from farandole.runtime.session.process_sets import ProcessSet
+from farandole.runtime.session.session import current
 from farandole.torch.adapter import verbs
 
 _SUM = Reduction(ReduceOp.SUM)
+
+
+@final
+@dataclass(frozen=True)
+class Factors:
+    """Powers of the number of members by which gradients differ from the derivative, for each collective."""
+
+    allgather: int = 0
+    broadcast: int = 0
+    reducescatter: int = 0
+
+
+DERIVATIVE = Factors()
+HOROVOD = Factors(allgather=-1, broadcast=-1, reducescatter=1)
+"""Horovod 0.28.1 averages the gradients of what it gathers or broadcasts, and does not undo reducescatter's average.
+
+For ``op=Sum`` it multiplies the gradients of reducescatter by the number of members, so its factor is one for both.
+"""
 
 
 def wanted(*tensors: torch.Tensor) -> bool:
@@ -40,6 +61,23 @@ def _linear(how: Reduction, verb: str) -> None:
             f"the gradient of {verb} is known for op=Sum and op=Average, found op={how.op.label}: "
             "call it on tensor.detach()"
         )
+
+
+_told: list[bool] = []
+
+
+def _factor(power: int, process_set: ProcessSet) -> float:
+    """What a gradient is multiplied by; the first that is not the derivative is told of, once."""
+    members = len(process_set.ranks)
+    if power and members > 1 and not _told:
+        _told.append(True)
+        if current("a gradient").topology.rank == 0:
+            events.logger.warning(
+                "gradients of allgather and broadcast are divided by the number of ranks here, those of reducescatter "
+                "multiplied by it, as in Horovod 0.28.1, whose package this script imports; farandole.torch has "
+                "the derivatives"
+            )
+    return float(members) ** power
 
 
 class Allreduce(torch.autograd.Function):
@@ -78,31 +116,34 @@ class Allgather(torch.autograd.Function):
     """Differentiable (grouped) allgather; each rank gets back the sum of the gradients of its own rows."""
 
     @staticmethod
-    def forward(ctx: Any, name: str | None, process_set: ProcessSet, *tensors: torch.Tensor) -> Any:
+    def forward(ctx: Any, name: str | None, process_set: ProcessSet, factors: Factors, *tensors: torch.Tensor) -> Any:
         """Concatenate."""
         gathered = verbs.allgather(tensors, name, process_set).run()
-        ctx.name, ctx.process_set = name, process_set
+        ctx.name, ctx.process_set, ctx.factors = name, process_set, factors
         ctx.shapes, ctx.rows = [t.shape for t in tensors], [rows for _, rows in gathered]
         return tuple(tensor for tensor, _ in gathered)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         """Send every rank the gradients of its rows, and add up what came."""
+        factor = _factor(ctx.factors.allgather, ctx.process_set)
         results = []
         for i, (grad, shape, rows) in enumerate(zip(grads, ctx.shapes, ctx.rows, strict=True)):
             name = None if ctx.name is None else f"{ctx.name}.grad{i}"
             received = apply(Alltoall, grad, rows, name, ctx.process_set)[0]
-            results.append(received.reshape(len(rows), *shape).sum(dim=0))
-        return None, None, *results
+            results.append(_times(factor, received.reshape(len(rows), *shape).sum(dim=0)))
+        return None, None, None, *results
 
 
 class Broadcast(torch.autograd.Function):
     """Differentiable broadcast; the root gets the sum of all gradients, the others get zero."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, root: int, name: str | None, process_set: ProcessSet) -> Any:
+    def forward(
+        ctx: Any, tensor: torch.Tensor, root: int, name: str | None, process_set: ProcessSet, factors: Factors
+    ) -> Any:
         """Copy from the root."""
-        ctx.name, ctx.process_set = name, process_set
+        ctx.name, ctx.process_set, ctx.factors = name, process_set, factors
         ctx.is_root = process_set.ranks[process_set.rank() or 0] == root
         return verbs.broadcast([tensor], root, name, process_set).run()[0]
 
@@ -110,7 +151,8 @@ class Broadcast(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         """Add up for the root."""
         total = apply(Allreduce, grads[0], _grad_name(ctx.name), _SUM, ctx.process_set)
-        return total if ctx.is_root else torch.zeros_like(total), None, None, None
+        factor = _factor(ctx.factors.broadcast, ctx.process_set)
+        return _times(factor, total) if ctx.is_root else torch.zeros_like(total), None, None, None, None
 
 
 class Alltoall(torch.autograd.Function):
@@ -136,9 +178,16 @@ class Reducescatter(torch.autograd.Function):
     """Differentiable (grouped) reducescatter; every rank gets back the gradients of all rows."""
 
     @staticmethod
-    def forward(ctx: Any, name: str | None, how: Reduction, process_set: ProcessSet, *tensors: torch.Tensor) -> Any:
+    def forward(
+        ctx: Any,
+        name: str | None,
+        how: Reduction,
+        process_set: ProcessSet,
+        factors: Factors,
+        *tensors: torch.Tensor,
+    ) -> Any:
         """Reduce and keep a share."""
-        ctx.name, ctx.how, ctx.process_set = name, how, process_set
+        ctx.name, ctx.how, ctx.process_set, ctx.factors = name, how, process_set, factors
         ctx.scale = how.prescale * how.postscale
         if how.op is ReduceOp.AVERAGE:
             ctx.scale /= len(process_set.ranks)
@@ -148,5 +197,10 @@ class Reducescatter(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         """Gather what each share's owner has."""
         _linear(ctx.how, "reducescatter")
-        gathered = apply(Allgather, _grad_name(ctx.name), ctx.process_set, *grads)
-        return None, None, None, *(g * ctx.scale for g in gathered)
+        scale = ctx.scale * _factor(ctx.factors.reducescatter, ctx.process_set)
+        gathered = apply(Allgather, _grad_name(ctx.name), ctx.process_set, ctx.factors, *grads)
+        return None, None, None, None, *(g * scale for g in gathered)
+
+
+def _times(factor: float, grad: torch.Tensor) -> torch.Tensor:
+    return grad if factor == 1.0 else grad * factor

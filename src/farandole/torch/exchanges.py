@@ -46,9 +46,7 @@ def grouped_allgather(
 
     >>> predictions, labels = hvd.grouped_allgather([predictions, labels], name="evaluation")
     """
-    if autograd.wanted(*tensors):
-        return list(autograd.apply(autograd.Allgather, name, process_set, *tensors))
-    return [tensor for tensor, _ in verbs.allgather(tensors, name, process_set).run()]
+    return gathered(tensors, name, process_set, autograd.DERIVATIVE)
 
 
 def grouped_allgather_async(
@@ -69,10 +67,7 @@ def broadcast(
     >>> hvd.broadcast(torch.tensor([hvd.rank()]), root_rank=1)
     tensor([1])
     """
-    if autograd.wanted(tensor):
-        result: torch.Tensor = autograd.apply(autograd.Broadcast, tensor, root_rank, name, process_set)
-        return result
-    return verbs.broadcast([tensor], root_rank, name, process_set).run()[0]
+    return copied(tensor, root_rank, name, process_set, autograd.DERIVATIVE)
 
 
 def broadcast_async(
@@ -141,6 +136,25 @@ def alltoall_async(
     rows = _rows(splits)
     request = verbs.alltoall(tensor, rows, name, process_set)
     return handles.begin(request.then(lambda result: _received(*result, with_counts=rows is not None)))
+
+
+def gathered(
+    tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet, factors: autograd.Factors
+) -> list[torch.Tensor]:
+    """``grouped_allgather`` whose gradients have these factors."""
+    if autograd.wanted(*tensors):
+        return list(autograd.apply(autograd.Allgather, name, process_set, factors, *tensors))
+    return [tensor for tensor, _ in verbs.allgather(tensors, name, process_set).run()]
+
+
+def copied(
+    tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet, factors: autograd.Factors
+) -> torch.Tensor:
+    """``broadcast`` whose gradients have these factors."""
+    if autograd.wanted(tensor):
+        result: torch.Tensor = autograd.apply(autograd.Broadcast, tensor, root_rank, name, process_set, factors)
+        return result
+    return verbs.broadcast([tensor], root_rank, name, process_set).run()[0]
 
 
 def _rows(splits: torch.Tensor | Sequence[int] | None) -> tuple[int, ...] | None:

@@ -6,9 +6,11 @@ isinstance(larc, torch.optim.SGD)                           # True
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
+
+from farandole.errors import UsageError
 
 
 def put_before(front: type[torch.optim.Optimizer], optimizer: torch.optim.Optimizer) -> Any:
@@ -18,3 +20,15 @@ def put_before(front: type[torch.optim.Optimizer], optimizer: torch.optim.Optimi
     fronted.__dict__.update(optimizer.__dict__)
     fronted.__dict__.pop("step", None)  # a scheduler has put its own there, which would bypass ours
     return fronted
+
+
+def refuse_copies(self: torch.optim.Optimizer, protocol: object = None) -> NoReturn:  # noqa: ARG001 (of pickle)
+    """Stands for ``__reduce_ex__``: a copy would step without the other ranks, or reduce into the original's gradients.
+
+    Raises ``UsageError``.
+    """
+    raise UsageError(
+        f"a distributed {type(self).__name__} cannot be copied or pickled, as it is connected with other ranks: copy "
+        f"the model, make DistributedOptimizer({type(self).__name__}(copy.parameters(), ...)) on every rank, and give "
+        "it this one's state_dict() by load_state_dict()"
+    )

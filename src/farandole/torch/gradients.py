@@ -3,8 +3,8 @@
     exchange = GradientExchange(lane, params, names, Terms())
     exchange.run("step 7")                  # now every param.grad is the average
 
-A run *meets* (are all at the same step, and is everything as last time?), reduces each bucket, and makes the buckets'
-contents the gradients. What the ranks have is compared in detail only where some rank says that it is not as last time.
+A run *meets* (are all at the same step, and is everything as last time?), reduces each bucket, and writes what came of
+it over the gradients. What the ranks have is compared in detail only where some rank says that it is not as last time.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from typing import TypeAlias, final
 import torch
 
 from farandole.collective import ReduceOp
-from farandole.errors import UsageError
+from farandole.errors import MismatchError, UsageError
 from farandole.gradients.buckets import Piece, lay_out
 from farandole.gradients.overlap import choose_overlap
+from farandole.runtime.collectives.divergence import Snapshot
 from farandole.runtime.collectives.planned import JOINED, REFUSED, PlannedLane
 from farandole.runtime.lanes.reduction import Reduction
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
@@ -33,14 +34,14 @@ from farandole.torch.memory import (
     GradientBucket,
     LoneGradient,
     as_bytes,
+    dense,
     travelling,
 )
-from farandole.torch.overlap import BEGIN, OverlappedPass
+from farandole.torch.overlap import BEGIN, WAIT, OverlappedPass
+from farandole.torch.places import Gradients, GradientSpec, HandedOut, Places, overlap
 from farandole.torch.reductions import sparse_allreduce_async
 from farandole.torch.riders import Rider
-
-Codes: TypeAlias = list[int]
-"""Per parameter: 0 no gradient, 1 a dense one, 1 + d a sparse one with d sparse dimensions."""
+from farandole.torch.survey import Agreed, agree, code_of, dtype_of
 
 Weigh: TypeAlias = Callable[[], float]
 
@@ -50,8 +51,8 @@ def unweighted() -> float:
     return 1.0
 
 
-SAME, CHANGED = "same", "changed"
-RIDES = "+sums"
+SAME, CHANGED = "same", "new"
+RIDES = "+"
 
 
 @final
@@ -74,130 +75,220 @@ class GradientExchange:
         self.params = list(params)
         self.buckets: list[GradientBucket] = []
         self.lane, self._names, self._terms = lane, names, terms
-        self._codes: Codes | None = None
+        self._agreed: Agreed | None = None
         self._bucketed: list[bool] = []
         self._bucket_bytes = lane.session.settings.bucket_bytes
         self._during_backward = self._choose_overlap()
         self._digest = f"{len(self.params)} parameters, plan {self._fingerprint()}"
         self._pass: OverlappedPass | None = None
         self._weight = 1.0
+        self._specs = [GradientSpec.of(param) for param in self.params]
+        self._places = Places(self._specs)
+        self._left = HandedOut() if terms.how.op is not ReduceOp.AVERAGE else None
 
     @property
     def overlaps(self) -> bool:
         """True if gradients are reduced while backward passes run, for which the first run must have made buckets."""
-        return self._during_backward and self._codes is not None
+        return self._during_backward and self._agreed is not None
 
     def begin_pass(self, step: str, weigh: Weigh) -> OverlappedPass | None:
         """A backward pass begins whose gradients will be reduced; returns who wants to know when each is complete."""
         self._weight = weigh()
+        self.refuse_failed_pass(step)
+        if self.overlaps:
+            self._require_shapes(step)
+            gradients = [param.grad for param in self.params]
+            waits = overlap(gradients) or self._was_cast() or self._without_stale(gradients) is not gradients
+            self._pass = OverlappedPass(
+                self.lane, self.buckets, self._point(step), self._terms.how, self._weight, waits
+            )
+        return self._pass
+
+    def refuse_failed_pass(self, step: str) -> None:
+        """Raise on every member if the pass that began last has not come to its end here."""
         failed, self._pass = self._pass, None
         if failed is not None:
             failed.finish()  # as the others do, who will now learn that this rank is not where they are
             self.refuse(step)
             raise UsageError(
-                "the backward pass before this one failed half-way, when some of its gradients had been reduced: "
-                "start again from a checkpoint, or set FARANDOLE_OVERLAP=step to be able to skip a batch"
+                "a backward pass failed half-way, when some of its gradients had been reduced: start again from a "
+                "checkpoint, or set FARANDOLE_OVERLAP=step to be able to skip a batch"
             )
-        if self.overlaps:
-            self._pass = OverlappedPass(self.lane, self.buckets, self._point(step), self._terms.how, self._weight)
-        return self._pass
 
-    def run(self, step: str, weigh: Weigh = unweighted, rider: Rider | None = None) -> list[float] | None:
+    def run(
+        self, step: str, weigh: Weigh = unweighted, rider: Rider | None = None, snapshot: Snapshot | None = None
+    ) -> list[float] | None:
         """Replace every gradient by the reduced one. ``step`` says where in the program this is.
 
-        ``weigh`` gives the factor of this rank's gradients, and is asked once. Returns the sums of what the members'
+        ``weigh`` gives the factor of this rank's gradients, and is asked once. ``snapshot`` is of what this rank last
+        stepped with, if that is to be compared. Returns the sums of what the members'
         riders had to say; ``None`` unless all of them had something.
         """
         overlapped = self._pass or self.begin_pass(step, weigh)
         if overlapped is not None:
             self._pass = None
-            overlapped.finish()
-        survey = self._survey()
-        state = SAME if survey == self._codes else CHANGED
-        riding = None if rider is None or self._codes is None else rider.departs(self._weight)
-        states = self.lane.meet(self._point(step), state + (RIDES if riding else ""))
-        codes = self._conclude(states, survey)
-        if overlapped is not None:
-            for bucket in self.buckets:
-                bucket.publish(codes)
-            bucketed = self._bucketed
-            self._adopt(codes)
+            if not overlapped.finish():
+                overlapped = None
+            elif overlapped.late is not None:
+                self._refuse_late(step, overlapped.late)
+        gradients, agreed = self._without_stale([param.grad for param in self.params]), self._agreed
+        is_ordinary = self._places.are_ordinary(gradients)
+        if not is_ordinary and overlapped is None:
+            self._require_shapes(step)
+        if is_ordinary and agreed is not None and agreed.is_dense:
+            survey = agreed.codes
         else:
-            self._adopt(codes)
+            survey = list(map(code_of, self.params, gradients))
+        state = SAME if agreed is not None and survey == agreed.codes else CHANGED
+        riding = None if rider is None or agreed is None else rider.departs(self._weight)
+        states = self.lane.meet(self._point(step), state + (RIDES if riding else ""), snapshot)
+        agreed = self._conclude(states, survey)
+        if overlapped is not None:
+            bucketed = self._finish(agreed)
+        else:
+            self._adopt(agreed)
             bucketed = self._bucketed
-            for i, bucket in enumerate(self.buckets):
-                with self.lane.phase(f"bucket {i}", "copy", bucket.nbytes):
-                    bucket.fill()
-                    if self._weight != 1.0:
-                        bucket.weigh(self._weight)
-                self.lane.allreduce(f"bucket {i}", bucket.array, self._terms.how)
-                bucket.publish(codes)
-        self._reduce_others(codes, bucketed)
+            self._reduce(gradients, gradients if is_ordinary else self._places.of(gradients), agreed)
+        self._reduce_others(gradients, agreed, bucketed)
+        if self._left is not None:
+            self._left.note(self.params)
         return self._sum(riding) if riding and all(state.endswith(RIDES) for state in states) else None
+
+    def _refuse_late(self, step: str, late: torch.Tensor) -> None:
+        """Raise on every member: what was added to the gradient of ``late`` would be lost."""
+        self.refuse(step)
+        [name] = (name for name, param in zip(self._names, self.params, strict=True) if param is late)
+        raise UsageError(
+            f"the gradient of {name} was reduced during the backward pass and added to afterwards, as reentrant "
+            "checkpointing of two blocks that share a parameter does: call checkpoint(..., use_reentrant=False), or "
+            "set FARANDOLE_OVERLAP=step"
+        )
 
     def holds_any(self) -> bool:
         """True if some gradient is what a run has left."""
-        return any(bucket.holds_any() for bucket in self.buckets)
+        return self._left is not None and self._left.any_of(self.params)
 
     def refuse(self, step: str) -> None:
         """Make the others, who are reducing, raise: this rank cannot."""
         self.lane.meet(self._point(step), REFUSED)
 
-    def serve(self) -> None:
-        """Contribute nothing to the others' runs until all members serve; for a rank that has joined."""
+    def serve(self) -> int:
+        """Contribute nothing to the others' runs until all members serve; for a rank that has joined. Counts them."""
+        deferred, served = False, 0
         while set(states := self.lane.meet("", JOINED)) != {JOINED}:
-            overlaps = self.overlaps
+            if WAIT in states:
+                deferred = True
+                continue
+            served += 1
+            overlaps = self.overlaps and not deferred
+            deferred = False
             if BEGIN not in states:
                 self._adopt(self._conclude(states, [0] * len(self.params)))
             if overlaps == (BEGIN in states):
                 for i, bucket in enumerate(self.buckets):
                     bucket.clear()
                     self.lane.allreduce(f"bucket {i}", bucket.array, self._terms.how)
+        return served
+
+    def _was_cast(self) -> bool:
+        """Whether the pass that begins will leave gradients of other dtypes than the last."""
+        pairs = zip(map(dtype_of, self.params), self._specs, strict=True)
+        return any(dtype is not None and dtype is not spec.dtype for dtype, spec in pairs)
 
     def _point(self, step: str) -> str:
         return f"{step}, {self._digest}"
 
-    def _survey(self) -> Codes:
-        return [
-            0 if (grad := param.grad) is None else 1 + grad.sparse_dim() if grad.is_sparse else 1
-            for param in self.params
-        ]
+    def _require_shapes(self, step: str) -> None:
+        """Raise on every member if a parameter has got another shape here, which its place in a bucket has not."""
+        for name, param, spec in zip(self._names, self.params, self._specs, strict=True):
+            if param.shape != spec.shape:
+                self.refuse(step)
+                raise UsageError(
+                    f"{name} has got the shape {tuple(param.shape)}, it was {tuple(spec.shape)} when its gradient was "
+                    "first reduced: make a new DistributedOptimizer after replacing param.data, on every rank"
+                )
 
-    def _conclude(self, states: Sequence[str], mine: Codes) -> Codes:
+    def _without_stale(self, gradients: Gradients) -> Gradients:
+        """``gradients``, or what is left without those that a run has left and no pass has touched since."""
+        return gradients if self._left is None else self._left.without_stale(self.params, gradients)
+
+    def _finish(self, agreed: Agreed) -> list[bool]:
+        """After an overlapped pass; says which gradients were in buckets."""
+        dtypes, bucketed = self._dtypes(), self._bucketed
+        now = agreed.dtypes(dtypes)
+        if now != dtypes:
+            [name, *_] = (name for name, a, b in zip(self._names, now, dtypes, strict=True) if a is not b)
+            raise UsageError(
+                f"the dtype of the gradient of {name} changed during a backward pass that reduces gradients as they "
+                "come: cast between passes, or set FARANDOLE_OVERLAP=step"
+            )
+        for bucket in self.buckets:
+            bucket.publish(agreed)
+        self._adopt(agreed)
+        return bucketed
+
+    def _reduce(self, gradients: Gradients, places: Gradients, agreed: Agreed) -> None:
+        """Reduce what is in buckets."""
+        if places is not gradients:  # what shares memory with a place is read before that is written
+            pairs = zip(gradients, places, strict=True)
+            gradients = [g if g is None or place is not None else dense(g).clone() for g, place in pairs]
+        for i, bucket in enumerate(self.buckets):
+            with self.lane.phase(f"bucket {i}", "copy", bucket.nbytes):
+                taken = [gradients[piece] for piece in bucket.pieces]
+                bucket.fill(taken, taken if places is gradients else [places[piece] for piece in bucket.pieces])
+                if self._weight != 1.0:
+                    bucket.weigh(self._weight)
+            self.lane.allreduce(f"bucket {i}", bucket.array, self._terms.how)
+            bucket.publish(agreed)
+
+    def _conclude(self, states: Sequence[str], mine: list[int]) -> Agreed:
         """What the members have together, from what they said and, if that changed, from asking in detail."""
-        if self._codes is not None and not any(state.startswith(CHANGED) for state in states):
-            return self._codes
-        codes = torch.tensor(mine, dtype=torch.uint8)
-        self.lane.allreduce("codes", adapter.array(codes), Reduction(ReduceOp.MAX))
-        found: Codes = codes.tolist()
-        return found
+        if self._agreed is not None and (
+            states.count(SAME) == len(states) or not any(state.startswith(CHANGED) for state in states)
+        ):
+            return self._agreed
+        return agree(self.lane, mine, self._names)
 
-    def _adopt(self, codes: Codes) -> None:
-        """Make buckets for what is dense now. Collective where that changed."""
-        known = self._bucketed or [True] * len(codes)
-        bucketed = [
-            before if code == 0 else code == 1 or self._terms.sparse_as_dense
-            for code, before in zip(codes, known, strict=True)
-        ]
-        self._codes = codes
-        if bucketed == self._bucketed:
+    def _dtypes(self) -> list[torch.dtype]:
+        return [spec.dtype for spec in self._specs]
+
+    def _adopt(self, agreed: Agreed) -> None:
+        """Make buckets for what is dense now. Collective where that changed, or a dtype."""
+        if agreed is self._agreed:
             return
-        pieces = [self._piece(param) if dense else None for param, dense in zip(self.params, bucketed, strict=True)]
+        known = self._bucketed or [True] * len(agreed.kinds)
+        bucketed = [
+            before if kind == 0 else kind == 1 or self._terms.sparse_as_dense
+            for kind, before in zip(agreed.kinds, known, strict=True)
+        ]
+        self._agreed, dtypes = agreed, self._dtypes()
+        now = agreed.dtypes(dtypes)
+        if bucketed == self._bucketed and now == dtypes:
+            return
+        self._specs = [spec._replace(dtype=dtype) for spec, dtype in zip(self._specs, now, strict=True)]
+        self._places = Places(self._specs)
+        pieces = [
+            self._piece(param, spec) if is_dense else None
+            for param, spec, is_dense in zip(self.params, self._specs, bucketed, strict=True)
+        ]
         self.buckets = self._make_buckets(pieces)
         self._bucketed = bucketed
 
     def _make_buckets(self, pieces: Sequence[Piece | None]) -> list[GradientBucket]:
-        params, compression = self.params, self._terms.compression
+        params, specs, compression = self.params, self._specs, self._terms.compression
         plain = compression is Compression.none
         layout = lay_out(pieces, self._bucket_bytes, min(LONE_BYTES, self._bucket_bytes) if plain else math.inf)
         memory = self.lane.allocate(layout.nbytes)
         content = as_bytes(memory)
         if not plain:
-            return [CompressedBucket(b, params, content, memory, compression) for b in layout.buckets]
-        return [LoneGradient(b, params) if b.lone else DirectBucket(b, params, content, memory) for b in layout.buckets]
+            return [CompressedBucket(b, params, specs, content, memory, compression) for b in layout.buckets]
+        return [
+            LoneGradient(b, params, specs) if b.lone else DirectBucket(b, params, specs, content, memory)
+            for b in layout.buckets
+        ]
 
-    def _piece(self, param: torch.Tensor) -> Piece:
-        array = adapter.array(travelling(param, self._terms.compression))
+    def _piece(self, param: torch.Tensor, spec: GradientSpec) -> Piece:
+        array = adapter.array(travelling(spec, self._terms.compression))
         return Piece(array.count, array.dtype, array.device, self._terms.groups.get(id(param), -1))
 
     def _sum(self, riding: Sequence[float]) -> list[float]:
@@ -206,22 +297,29 @@ class GradientExchange:
         sums: list[float] = numbers.tolist()
         return sums
 
-    def _reduce_others(self, codes: Codes, bucketed: Sequence[bool]) -> None:
+    def _reduce_others(self, gradients: Gradients, agreed: Agreed, bucketed: Sequence[bool]) -> None:
         """Reduce what was in no bucket, through the negotiated lane: what is sparse, and what just ceased to be so."""
         if all(bucketed):
             return
         terms = self._terms
         pending: list[tuple[torch.Tensor, Callable[[], torch.Tensor]]] = []
-        for param, name, code, done in zip(self.params, self._names, codes, bucketed, strict=True):
-            if code == 1 and not done:
-                grad = torch.zeros_like(param) if param.grad is None else self._weighed(param.grad)
-                dense = verbs.allreduce([grad], name, terms.how, terms.process_set).then(lambda found: found[0])
-                pending.append((param, dense.begin().wait))
-            elif code > 1 and not done:
-                grad = self._weighed(_as_sparse(param, code - 1))
+        every = zip(self.params, gradients, self._specs, self._names, agreed.kinds, bucketed, strict=True)
+        for param, given, spec, name, kind, done in every:
+            if kind == 1 and not done:
+                grad = spec.empty().zero_() if given is None else self._weighed(given)
+                mean = verbs.allreduce([grad], name, terms.how, terms.process_set).then(lambda found: found[0])
+                pending.append((param, mean.begin().wait))
+            elif kind > 1 and not done:
+                grad = self._weighed(_as_sparse(spec, given, kind - 1))
                 pending.append((param, sparse_allreduce_async(grad, name, terms.how.op, terms.process_set)))
+        error: MismatchError | None = None
         for param, finish in pending:
-            param.grad = finish()
+            try:
+                param.grad = finish()
+            except MismatchError as found:  # the others have to be waited for: their names come again
+                error = error or found
+        if error is not None:
+            raise error
 
     def _weighed(self, grad: torch.Tensor) -> torch.Tensor:
         return grad if self._weight == 1.0 else grad * self._weight
@@ -236,16 +334,18 @@ class GradientExchange:
     def _fingerprint(self) -> str:
         """The same on two members if their buckets are laid out and reduced alike."""
         terms = self._terms
-        everything = [(str(p.dtype), tuple(p.shape), p.stride(), terms.groups.get(id(p), -1)) for p in self.params]
+        everything = [
+            (name, str(p.dtype), tuple(p.shape), p.stride(), terms.groups.get(id(p), -1))
+            for name, p in zip(self._names, self.params, strict=True)
+        ]
         compression = getattr(terms.compression, "__name__", "")
         also = (terms.how, compression, terms.sparse_as_dense, self._bucket_bytes, self._during_backward)
         return hashlib.blake2b(repr((everything, also)).encode(), digest_size=4).hexdigest()
 
 
-def _as_sparse(param: torch.Tensor, sparse_dims: int) -> torch.Tensor:
-    grad = param.grad
+def _as_sparse(spec: GradientSpec, grad: torch.Tensor | None, sparse_dims: int) -> torch.Tensor:
     if grad is None:
         indices = torch.empty(sparse_dims, 0, dtype=torch.int64)
-        values = torch.empty(0, *param.shape[sparse_dims:], dtype=param.dtype)
-        return torch.sparse_coo_tensor(indices, values, param.shape, is_coalesced=True, check_invariants=False)
+        values = torch.empty(0, *spec.shape[sparse_dims:], dtype=spec.dtype)
+        return torch.sparse_coo_tensor(indices, values, spec.shape, is_coalesced=True, check_invariants=False)
     return grad if grad.is_sparse else grad.to_sparse(sparse_dims)

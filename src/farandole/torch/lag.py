@@ -16,9 +16,11 @@ from typing import TypeAlias, final
 
 import torch
 
-from farandole.errors import UnsupportedError
+from farandole.errors import UnsupportedError, UsageError
+from farandole.runtime.collectives.divergence import Snapshot
 from farandole.runtime.collectives.planned import PlannedLane
 from farandole.torch.gradients import GradientExchange, Weigh, unweighted
+from farandole.torch.places import HandedOut
 
 Gradients: TypeAlias = list[torch.Tensor | None]
 
@@ -57,77 +59,106 @@ class LaggedExchange:
         self._exchange = make(self._shadows)
         self._lag = lag
         self._runs: deque[_Run] = deque()
-        self._given: list[weakref.ref[torch.Tensor]] = []
+        self._given = HandedOut()
+        self._lasting: dict[int, torch.Tensor] = {}  # what was handed out where some run has found it stale
 
     @property
     def lane(self) -> PlannedLane:
         """What the runs use; nobody else may."""
         return self._exchange.lane
 
-    def run(self, step: str, weigh: Weigh = unweighted, rider: object = None) -> None:
+    def run(self, step: str, weigh: Weigh = unweighted, rider: object = None, snapshot: Snapshot | None = None) -> None:
         """Begin to reduce the gradients of ``step``, and replace them by the reduced ones of ``lag`` runs ago."""
         if rider is not None:
             raise UnsupportedError(
                 "NoiseScale compares gradients before and after their reduction: not with GradientLag"
             )
-        taken: Gradients = [param.grad for param in self.params]
+        self._require_likeness(step)
+        present: Gradients = [param.grad for param in self.params]
+        taken = list(self._given.without_stale(self.params, present))
+        stale = {i for i, (grad, here) in enumerate(zip(taken, present, strict=True)) if grad is not here}
         weight = weigh()
-        self._runs.append(_Run(lambda: self._reduce(step, taken, weight), self._runs[-1] if self._runs else None))
+        previous = self._runs[-1] if self._runs else None
+        self._runs.append(_Run(lambda: self._reduce(step, taken, weight, snapshot), stale, previous))
         try:
-            given = self._runs.popleft().finish() if len(self._runs) > self._lag else self._zeros(taken)
+            given = self._hand_out(present)
         except BaseException:
             self.forget()
             raise
         for param, grad in zip(self.params, given, strict=True):
             param.grad = grad
-        self._given = [weakref.ref(grad) for grad in given if grad is not None]
+        self._given.note(self.params)
+        pairs = [(i, given[i]) for run in self._runs for i in run.stale]
+        self._lasting = {i: grad.clone() for i, grad in pairs if grad is not None}
 
     def begin_pass(self, step: str, weigh: Weigh) -> None:
         """See ``GradientExchange``: nothing is reduced during the pass that makes it."""
 
+    def refuse_failed_pass(self, step: str) -> None:
+        """See ``GradientExchange``: nothing is reduced during a pass."""
+
     def holds_any(self) -> bool:
         """True if some gradient is what a run has handed out."""
-        given = {id(grad) for reference in self._given if (grad := reference()) is not None}
-        return any(id(param.grad) in given for param in self.params)
+        return self._given.any_of(self.params)
 
     def refuse(self, step: str) -> None:
         """See ``GradientExchange``."""
         self.forget()
         self._exchange.refuse(step)
 
-    def serve(self) -> None:
+    def serve(self) -> int:
         """See ``GradientExchange``; afterwards the lag begins with zeros on every rank."""
         self.forget()
-        self._exchange.serve()
+        return self._exchange.serve()
 
     def forget(self) -> None:
         """Wait for what is on its way, and drop it; what went wrong there shows at the next run, if it still is."""
         while self._runs:
             self._runs.popleft().wait()
 
-    def _reduce(self, step: str, taken: Gradients, weight: float) -> Gradients:
+    def _require_likeness(self, step: str) -> None:
+        """Raise on every member if a parameter has become another one here than when the lag began."""
+        for param, shadow in zip(self.params, self._shadows, strict=True):
+            if param.shape != shadow.shape or param.dtype is not shadow.dtype or param.device != shadow.device:
+                self.refuse(step)
+                raise UsageError(
+                    f"a parameter of {tuple(shadow.shape)} and {shadow.dtype} on {shadow.device} is one of "
+                    f"{tuple(param.shape)} and {param.dtype} on {param.device} now, while gradients are on their way: "
+                    "make the DistributedOptimizer and its GradientLag after that, on every rank"
+                )
+
+    def _reduce(self, step: str, taken: Gradients, weight: float, snapshot: Snapshot | None) -> Gradients:
         with torch.no_grad():
             for shadow, grad in zip(self._shadows, taken, strict=True):
                 shadow.grad = grad
-            self._exchange.run(step, lambda: weight)
-            return [self._own(shadow, grad) for shadow, grad in zip(self._shadows, taken, strict=True)]
+            self._exchange.run(step, lambda: weight, snapshot=snapshot)
+            reduced = [shadow.grad for shadow in self._shadows]
+            for shadow in self._shadows:
+                shadow.grad = None
+            return reduced
 
-    def _own(self, shadow: torch.Tensor, taken: torch.Tensor | None) -> torch.Tensor | None:
-        """The reduced gradient in memory that the next run leaves alone."""
-        grad, shadow.grad = shadow.grad, None
-        return grad if grad is None or grad is taken else grad.clone()
+    def _hand_out(self, present: Gradients) -> Gradients:
+        """The gradients of ``lag`` runs ago; those that were stale there are still what they were before.
 
-    def _zeros(self, taken: Gradients) -> Gradients:
-        """For all parameters alike, or ranks with and without a gradient would step differently."""
-        pairs = zip(self.params, taken, strict=True)
-        return [torch.zeros_like(param if grad is None else grad) for param, grad in pairs]
+        In the beginning zeros for all parameters alike, or ranks with and without a gradient would step differently.
+        """
+        if len(self._runs) > self._lag:
+            run = self._runs.popleft()
+            pairs = enumerate(run.finish())
+            return [self._lasting.get(i) if grad is None and i in run.stale else grad for i, grad in pairs]
+        likes = (param if grad is None else grad for param, grad in zip(self.params, present, strict=True))
+        return list(map(torch.zeros_like, likes))
 
 
 @final
 class _Run:
-    """One reduction on a thread of its own, after the ``previous`` one."""
+    """One reduction on a thread of its own, after the ``previous`` one.
 
-    def __init__(self, reduce: Callable[[], Gradients], previous: _Run | None) -> None:
+    It takes nothing of the parameters in ``stale``, which are frozen, and whose gradients an earlier run has left.
+    """
+
+    def __init__(self, reduce: Callable[[], Gradients], stale: set[int], previous: _Run | None) -> None:
+        self.stale = stale
         self._reduced: Gradients = []
         self._error: BaseException | None = None
         self._thread = threading.Thread(

@@ -1,20 +1,29 @@
-"""Where gradients lie while they are reduced: side by side in engine memory, or where autograd put a large one."""
+"""Where gradients lie while they are reduced: side by side in engine memory, or where autograd put a large one.
+
+A bucket takes the values of gradients and gives the reduced values back. Engine memory is for staging alone, no tensor
+that a user gets is a view of it. So it does not matter where a gradient lies, whether it is the tensor that it was in
+the last step, whether that has got other memory meanwhile, and who else has kept it.
+"""
 
 from __future__ import annotations
 
 import ctypes
-import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias, final
+from collections.abc import Sequence
+from typing import Any, final
 
 import torch
 
 from farandole.collective import Array
 from farandole.engines.engine import Memory
 from farandole.gradients.buckets import Bucket
-from farandole.torch.adapter import TORCH_DTYPES
+from farandole.torch.adapter import TORCH_DTYPES, adapter
 from farandole.torch.compression import Compression, CompressorLike
+from farandole.torch.places import Gradients, GradientSpec, Places
+from farandole.torch.survey import Agreed
+
+LONE_BYTES = 2**20
+"""Gradients from this size on are reduced where they lie: copying them into engine memory costs more than it saves."""
 
 
 def as_bytes(memory: Memory) -> torch.Tensor:
@@ -24,98 +33,120 @@ def as_bytes(memory: Memory) -> torch.Tensor:
     return torch.frombuffer(content, dtype=torch.uint8)
 
 
-Published: TypeAlias = Callable[[], torch.Tensor | None]
-"""A weak reference to a gradient that a run has left. A strong one would keep its memory, and its address alone may be
-that of the next gradient, after ``zero_grad()`` has given the memory back."""
-
-LONE_BYTES = 2**20
-"""Gradients from this size on are reduced where they lie: copying them into engine memory costs more than it saves."""
-
-
 class GradientBucket(ABC):
     """The gradients of some parameters, reduced as one ``array``: what ``fill`` or ``clear`` has left there.
 
-    ``codes`` say per parameter what the members have: 0 no gradient, 1 a dense one, 1 + d a sparse one with d sparse
-    dimensions.
+    ``pieces`` say which ones, as places in ``params`` and ``specs``.
     """
 
     array: Array
+    _is_ordinary = False
 
-    def __init__(self, bucket: Bucket, params: Sequence[torch.Tensor]) -> None:
+    def __init__(self, bucket: Bucket, params: Sequence[torch.Tensor], specs: Sequence[GradientSpec]) -> None:
         self.nbytes = bucket.nbytes
         self.slots = bucket.slots
-        self.params = [params[slot.piece] for slot in bucket.slots]
+        self.pieces = [slot.piece for slot in bucket.slots]
+        self.params = [params[piece] for piece in self.pieces]
+        self.specs = [specs[piece] for piece in self.pieces]
+        self._here = Places(self.specs)
+        self._places: Gradients = []
 
     @abstractmethod
     def clear(self) -> None:
         """Contribute nothing."""
 
+    def fill(self, gradients: Gradients, places: Gradients) -> None:
+        """Take ``gradients``; zeros where there is none. ``places``: where ``publish`` may write the reduced ones.
+
+        If they are the same object, all gradients are ordinary.
+        """
+        self._places, self._is_ordinary = places, places is gradients
+        self._fill(gradients)
+
+    def fill_alone(self) -> None:
+        """Take the gradients as they are now, none of which shares memory with those of another bucket."""
+        gradients = [param.grad for param in self.params]
+        self.fill(gradients, self._here.of(gradients))
+
     @abstractmethod
-    def fill(self) -> None:
-        """Take the gradients; zeros where there is none."""
+    def _fill(self, gradients: Gradients) -> None: ...
 
     @abstractmethod
     def weigh(self, weight: float) -> None:
         """Multiply what ``fill`` has taken."""
 
     @abstractmethod
-    def publish(self, codes: Sequence[int]) -> None:
+    def _reduced(self) -> list[torch.Tensor]:
+        """The reduced gradients, in memory that may be overwritten later."""
+
+    def publish(self, agreed: Agreed) -> None:
         """Make the reduced values the gradients; those of parameters that no member used stay as they are."""
+        places, self._places = self._places, []
+        if self._is_ordinary and agreed.is_dense:
+            self._write(places, self._reduced(), self.params)
+            return
+        targets, sources, owners = [], [], []
+        for piece, param, place, value in zip(self.pieces, self.params, places, self._reduced(), strict=True):
+            if (kind := agreed.kinds[piece]) > 1:
+                param.grad = value.to_sparse(kind - 1)
+            elif kind and place is None:
+                param.grad = new_gradient(param, value)
+            elif kind and place is not None:
+                targets.append(place)
+                sources.append(value)
+                owners.append(param)
+        if targets:
+            self._write(targets, sources, owners)
 
-    @abstractmethod
-    def holds_any(self) -> bool:
-        """True if some gradient is one that ``publish`` has made."""
-
-    def _used(self, codes: Sequence[int]) -> Iterator[tuple[int, torch.Tensor, int]]:
-        """Position, parameter and code of the parameters that some member used."""
-        for i, (slot, param) in enumerate(zip(self.slots, self.params, strict=True)):
-            if code := codes[slot.piece]:
-                yield i, param, code
+    @staticmethod
+    def _write(targets: Gradients, sources: list[torch.Tensor], owners: Sequence[torch.Tensor]) -> None:
+        try:
+            torch._foreach_copy_(targets, sources)  # type: ignore[arg-type] # none is missing
+        except RuntimeError:  # memory that cannot be written, as that of inference tensors
+            for param, value in zip(owners, sources, strict=True):
+                param.grad = new_gradient(param, value)
 
 
 @final
 class LoneGradient(GradientBucket):
-    """One large gradient that is reduced where it lies."""
+    """One large gradient that is reduced where it lies, if its elements lie there as they do on the other members."""
 
-    def __init__(self, bucket: Bucket, params: Sequence[torch.Tensor]) -> None:
-        super().__init__(bucket, params)
-        self._param = self.params[0]
-        self._strides = _strides(self._param)
+    def __init__(self, bucket: Bucket, params: Sequence[torch.Tensor], specs: Sequence[GradientSpec]) -> None:
+        super().__init__(bucket, params, specs)
         self._dtype = bucket.dtype
-        self._published: Published = _nothing
+        self._lies = False
 
     def clear(self) -> None:
         """See ``GradientBucket``."""
-        self._travel(torch.zeros_like(self._param))
+        self._travel(self.specs[0].empty().zero_())
 
-    def fill(self) -> None:
-        """See ``GradientBucket``."""
-        grad = self._param.grad
-        if grad is None:
+    def _fill(self, gradients: Gradients) -> None:
+        [gradient], [place], [spec] = gradients, self._places, self.specs
+        self._lies = gradient is place and is_like(gradient, spec)
+        if gradient is None:
             self.clear()
-            return
-        if grad.is_sparse:
-            grad = grad.to_dense()
-        if grad.stride() != self._strides or grad.is_conj() or grad.is_neg():
-            grad = torch.empty_like(self._param).copy_(grad)
-        self._travel(grad)
+        else:
+            self._travel(gradient if self._lies else spec.empty().copy_(dense(gradient)))
 
     def weigh(self, weight: float) -> None:
         """See ``GradientBucket``."""
         self.array.owner.mul_(weight)
 
-    def publish(self, codes: Sequence[int]) -> None:
+    def publish(self, agreed: Agreed) -> None:
         """See ``GradientBucket``."""
-        grad = self.array.owner
+        [place], [param], [piece] = self._places, self.params, self.pieces
+        if self._lies and agreed.kinds[piece] == 1:
+            adapter.written(self.array.owner)
+        elif agreed.kinds[piece] == 1 and place is None:
+            value = self.array.owner
+            param.grad = value if value.stride() == param.stride() else new_gradient(param, value)
+        else:
+            super().publish(agreed)
+        self._places = []
         del self.array  # it would keep the memory of the gradient
-        for _, param, code in self._used(codes):
-            param.grad = grad.to_sparse(code - 1) if code > 1 else grad
-            self._published = weakref.ref(grad) if code == 1 else _nothing
 
-    def holds_any(self) -> bool:
-        """See ``GradientBucket``."""
-        grad = self._param.grad
-        return grad is not None and grad is self._published()
+    def _reduced(self) -> list[torch.Tensor]:
+        return [self.array.owner]
 
     def _travel(self, tensor: torch.Tensor) -> None:
         self.array = Array(tensor.data_ptr(), tensor.numel(), self._dtype, tensor)
@@ -124,8 +155,15 @@ class LoneGradient(GradientBucket):
 class EngineBucket(GradientBucket):
     """Gradients side by side in engine memory, ``flat``."""
 
-    def __init__(self, bucket: Bucket, params: Sequence[torch.Tensor], content: torch.Tensor, memory: Memory) -> None:
-        super().__init__(bucket, params)
+    def __init__(
+        self,
+        bucket: Bucket,
+        params: Sequence[torch.Tensor],
+        specs: Sequence[GradientSpec],
+        content: torch.Tensor,
+        memory: Memory,
+    ) -> None:
+        super().__init__(bucket, params, specs)
         self.array = memory.array(bucket.dtype, bucket.start, bucket.count)
         self.flat = content[bucket.start : bucket.start + bucket.nbytes].view(TORCH_DTYPES[bucket.dtype])
 
@@ -140,95 +178,96 @@ class EngineBucket(GradientBucket):
 
 @final
 class DirectBucket(EngineBucket):
-    """Gradients travel as they are, and are views of the bucket afterwards; one that still is is not copied."""
-
-    def __init__(self, bucket: Bucket, params: Sequence[torch.Tensor], content: torch.Tensor, memory: Memory) -> None:
-        super().__init__(bucket, params, content, memory)
-        self.views = [
-            self.flat[slot.offset : slot.offset + slot.count].as_strided(param.shape, _strides(param))
-            for slot, param in zip(self.slots, self.params, strict=True)
-        ]
-
-    def fill(self) -> None:
-        """See ``GradientBucket``."""
-        targets, sources, absent = [], [], []
-        for param, view in zip(self.params, self.views, strict=True):
-            grad = param.grad
-            if grad is None:
-                absent.append(view)
-            elif grad is not view:
-                targets.append(view)
-                sources.append(grad.to_dense() if grad.is_sparse else grad)
-        if targets:
-            torch._foreach_copy_(targets, sources)
-        if absent:
-            torch._foreach_zero_(absent)
-
-    def publish(self, codes: Sequence[int]) -> None:
-        """See ``GradientBucket``."""
-        for i, param, code in self._used(codes):
-            if code > 1:
-                param.grad = self.views[i].to_sparse(code - 1)
-            elif param.grad is not self.views[i]:
-                param.grad = self.views[i]
-
-    def holds_any(self) -> bool:
-        """See ``GradientBucket``."""
-        return any(param.grad is view for param, view in zip(self.params, self.views, strict=True))
-
-
-@final
-class CompressedBucket(EngineBucket):
-    """Gradients are compressed into the bucket, and what comes back is decompressed into new ones."""
+    """Gradients travel as they are."""
 
     def __init__(
         self,
         bucket: Bucket,
         params: Sequence[torch.Tensor],
+        specs: Sequence[GradientSpec],
+        content: torch.Tensor,
+        memory: Memory,
+    ) -> None:
+        super().__init__(bucket, params, specs, content, memory)
+        self._views = [
+            self.flat[slot.offset : slot.offset + slot.count].as_strided(spec.shape, spec.strides)
+            for slot, spec in zip(self.slots, self.specs, strict=True)
+        ]
+
+    def _fill(self, gradients: Gradients) -> None:
+        if self._is_ordinary:
+            torch._foreach_copy_(self._views, gradients)  # type: ignore[arg-type] # none is missing
+            return
+        targets, sources, absent = [], [], []
+        for gradient, view in zip(gradients, self._views, strict=True):
+            if gradient is None:
+                absent.append(view)
+            else:
+                targets.append(view)
+                sources.append(gradient)
+        if targets:
+            torch._foreach_copy_(targets, [dense(each) for each in sources])
+        if absent:
+            torch._foreach_zero_(absent)
+
+    def _reduced(self) -> list[torch.Tensor]:
+        return self._views
+
+
+@final
+class CompressedBucket(EngineBucket):
+    """Gradients are compressed into the bucket, and what comes back is decompressed."""
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        params: Sequence[torch.Tensor],
+        specs: Sequence[GradientSpec],
         content: torch.Tensor,
         memory: Memory,
         compression: CompressorLike,
     ) -> None:
-        super().__init__(bucket, params, content, memory)
+        super().__init__(bucket, params, specs, content, memory)
         self._compression = compression
         self._contexts: list[Any] = [None] * len(self.slots)
-        self._published: list[Published] = [_nothing] * len(self.slots)
         self._views = [
-            self.flat[slot.offset : slot.offset + slot.count].view(travelling(param, compression).shape)
-            for slot, param in zip(self.slots, self.params, strict=True)
+            self.flat[slot.offset : slot.offset + slot.count].view(travelling(spec, compression).shape)
+            for slot, spec in zip(self.slots, self.specs, strict=True)
         ]
 
-    def fill(self) -> None:
-        """See ``GradientBucket``."""
-        for i, (param, view) in enumerate(zip(self.params, self._views, strict=True)):
-            grad = torch.zeros_like(param) if param.grad is None else param.grad
-            compressed, self._contexts[i] = self._compression.compress(grad.to_dense() if grad.is_sparse else grad)
+    def _fill(self, gradients: Gradients) -> None:
+        for i, (gradient, spec, view) in enumerate(zip(gradients, self.specs, self._views, strict=True)):
+            taken = spec.empty().zero_() if gradient is None else dense(gradient)
+            compressed, self._contexts[i] = self._compression.compress(taken)
             view.copy_(compressed)
 
-    def publish(self, codes: Sequence[int]) -> None:
-        """See ``GradientBucket``."""
-        for i, param, code in self._used(codes):
-            grad = self._compression.decompress(self._views[i], self._contexts[i])
-            param.grad = grad.to_sparse(code - 1) if code > 1 else grad
-            self._published[i] = _nothing if code > 1 else weakref.ref(grad)
-
-    def holds_any(self) -> bool:
-        """See ``GradientBucket``."""
-        pairs = zip(self.params, self._published, strict=True)
-        return any(param.grad is not None and param.grad is published() for param, published in pairs)
+    def _reduced(self) -> list[torch.Tensor]:
+        pairs = zip(self._views, self._contexts, strict=True)
+        return [self._compression.decompress(view, context) for view, context in pairs]
 
 
-def _nothing() -> None:
-    """No gradient."""
+def new_gradient(param: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """A gradient with this ``value``, laid out as autograd lays one out now.
+
+    A step rounds by the way in which the elements lie: ranks with other strides would come to other bits.
+    """
+    return torch.empty_like(param, dtype=value.dtype, requires_grad=False).copy_(value)
 
 
-def _strides(param: torch.Tensor) -> tuple[int, ...]:
-    """Those autograd would choose, so that optimizers meet gradients that lie as their parameters do."""
-    return torch.empty_like(param, device="meta").stride()
+def travelling(spec: GradientSpec, compression: CompressorLike) -> torch.Tensor:
+    """A tensor of the shape and dtype in which such a gradient travels."""
+    empty = spec.empty()
+    return empty if compression is Compression.none else compression.compress(empty.zero_())[0]
 
 
-def travelling(param: torch.Tensor, compression: CompressorLike) -> torch.Tensor:
-    """A tensor of the shape and dtype in which the gradient of ``param`` travels."""
-    if compression is Compression.none:
-        return param
-    return compression.compress(torch.zeros_like(param))[0]
+def dense(gradient: torch.Tensor) -> torch.Tensor:
+    """The same values with an element for each."""
+    return gradient.to_dense() if gradient.is_sparse else gradient
+
+
+def is_like(gradient: torch.Tensor | None, spec: GradientSpec) -> bool:
+    """Whether the elements of ``gradient``, as they lie in memory, are what ``spec`` says."""
+    if gradient is None:
+        return False
+    is_same = gradient.dtype is spec.dtype and gradient.shape == spec.shape and gradient.stride() == spec.strides
+    return is_same and not gradient.is_conj() and not gradient.is_neg()

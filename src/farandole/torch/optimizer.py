@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
@@ -22,8 +22,9 @@ from farandole.runtime.lanes.reduction import reduction
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
 from farandole.torch.adasum import AdasumOptimizer
 from farandole.torch.compression import Compression, CompressorLike
-from farandole.torch.front import put_before
+from farandole.torch.front import put_before, refuse_copies
 from farandole.torch.gradients import Terms
+from farandole.torch.identity import Identity, Names
 from farandole.torch.reducer import GradientReducer
 from farandole.torch.reducing import Reducer
 from farandole.torch.virtual_workers import Shard, ShardReducer, VirtualWorkers, require_plain
@@ -38,7 +39,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
     backward_passes_per_step: int
     gradient_lag: int = 0
     _reducer: Reducer
-    _parameter_names: dict[torch.Tensor, str]
+    _parameter_names: Mapping[torch.Tensor, str]
     _handles: dict[torch.Tensor, int]
     _should_synchronize: bool
 
@@ -53,11 +54,13 @@ class ReducingOptimizer(torch.optim.Optimizer):
         self._reducer.stepped()
         return loss
 
+    __reduce_ex__ = refuse_copies
+
     step.hooked = True  # type: ignore[attr-defined] # the user's class runs the step hooks; once is enough
 
-    def _begin(self, names: dict[torch.Tensor, str], terms: Terms, passes: int, virtual: VirtualWorkers | None) -> None:
+    def _begin(self, names: Names, terms: Terms, passes: int, virtual: VirtualWorkers | None) -> None:
         self.backward_passes_per_step, self._should_synchronize = passes, True
-        self._parameter_names, self._handles = names, {}
+        self._parameter_names, self._handles = names.of, {}
         reference = weakref.ref(self)  # the optimizer owns its reducer, not the other way round
 
         def groups() -> list[dict[str, Any]]:
@@ -67,10 +70,12 @@ class ReducingOptimizer(torch.optim.Optimizer):
         def params() -> list[torch.Tensor]:
             return [p for group in groups() for p in group["params"]]
 
+        kind = "optimizer" if virtual is None else "virtual workers"
+        identity = Identity(params(), names, terms.process_set, kind)
         if virtual is None:
-            self._reducer = GradientReducer(params, names, terms, passes)
+            self._reducer = GradientReducer(params, identity, terms, passes)
         else:
-            self._reducer = ShardReducer(groups, terms, virtual)
+            self._reducer = ShardReducer(groups, identity, terms, virtual)
 
     def shards(self, rows: int) -> Iterator[Shard]:
         """This worker's shards of a global batch of ``rows`` rows; needs ``virtual_workers``.
@@ -151,7 +156,8 @@ def DistributedOptimizer(  # noqa: N802 (it stands for a class)
     It is an instance of the class of ``optimizer`` and shares its state. Gradients are reduced when a backward pass
     ends, so they may be clipped, unscaled or replaced before ``step()``, without ritual. A rank without a backward pass
     since the last step, or without a gradient for some parameter, contributes zeros; where no rank has one, ``grad``
-    stays ``None``.
+    stays ``None``. Parameters put into ``param_groups`` by hand are watched from the next reduction on; until then,
+    they are reduced in ``step()``.
 
     ``backward_passes_per_step``: sum the gradients of that many passes on each rank before reducing (divide the loss by
     it for a mean). ``op``: ``Average``, ``Sum``, ``Min``, ``Max``, ``Product``, or ``Adasum``, which lets every rank
@@ -191,8 +197,8 @@ def _positive(passes: int) -> int:
     return passes
 
 
-def _names(optimizer: torch.optim.Optimizer, named_parameters: Named | None) -> dict[torch.Tensor, str]:
-    """Name by parameter; checks what the user gave."""
+def _names(optimizer: torch.optim.Optimizer, named_parameters: Named | None) -> Names:
+    """Names of the parameters; checks what the user gave."""
     every = [(f"group{i}.{j}", p) for i, g in enumerate(optimizer.param_groups) for j, p in enumerate(g["params"])]
     named: list[Any] = every if named_parameters is None else list(named_parameters)
     if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in named):
@@ -207,7 +213,7 @@ def _names(optimizer: torch.optim.Optimizer, named_parameters: Named | None) -> 
             f"named_parameters lacks {len(nameless)} of the optimizer's parameters ({', '.join(nameless[:8])}): "
             "pass the named_parameters() of every model that it trains, or None"
         )
-    return names
+    return Names(names, are_given=named_parameters is not None)
 
 
 def _groups(optimizer: torch.optim.Optimizer, groups: Groups | None, num_groups: int) -> dict[int, int]:

@@ -10,30 +10,31 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from operator import is_
-from typing import Any, Protocol, final
+from typing import Any, final
 
 import torch
 
 from farandole.collective import ReduceOp
 from farandole.elastic.worker.ballot import Meet, alone
 from farandole.errors import UsageError
+from farandole.runtime.collectives.divergence import Snapshot
 from farandole.runtime.collectives.planned import PlannedLane
 from farandole.runtime.lanes.reduction import Reduction
 from farandole.runtime.session.session import Session, current
 from farandole.torch.adapter import verbs
+from farandole.torch.divergence import KeptGradients
 from farandole.torch.gradients import GradientExchange, Terms
+from farandole.torch.identity import Identity
 from farandole.torch.lag import LaggedExchange
 from farandole.torch.overlap import OverlappedPass
+from farandole.torch.passes import ArrivalHooks, Arrived, PassEnd, no_pass
 from farandole.torch.reducing import Closure, Reducer
 from farandole.torch.riders import Passing, Rider
-
-
-class _Removable(Protocol):
-    def remove(self) -> None: ...
-
+from farandole.torch.siblings import Siblings
 
 _numbers = itertools.count()
 _living: weakref.WeakSet[GradientReducer] = weakref.WeakSet()
@@ -46,29 +47,31 @@ def living_reducers() -> list[GradientReducer]:
 
 @final
 class GradientReducer(Reducer):
-    """Watches the parameters of one optimizer. ``params`` lists them, ``names`` are theirs."""
+    """Watches the parameters of one optimizer, which ``params`` lists."""
 
     def __init__(
         self,
         params: Callable[[], list[torch.Tensor]],
-        names: Mapping[torch.Tensor, str],
+        identity: Identity,
         terms: Terms,
         passes_per_step: int,
     ) -> None:
         self.number = next(_numbers)
-        self.label = f"optimizer.{self.number}"
         super().__init__(terms)
         self.passes_per_step = passes_per_step
-        self._params, self._names = params, names
+        self.params, self._identity = params, identity
         self._held = _Held()
         self._lag = 0
         self._exchange: GradientExchange | LaggedExchange | None = None
-        self._graph_task = -1
+        self._ongoing: Callable[[], PassEnd | None] = no_pass
         self._passes = self._steps = self._runs = 0
         self._reduced = False
         self._overlapped: OverlappedPass | None = None
         self._rider: Rider | None = None
         self._reads: Rider | None = None  # in this pass
+        self._kept = KeptGradients()
+        self._siblings = Siblings(self, living_reducers)
+        self._hook, self._end = _hook_of(weakref.ref(self)), weakref.WeakMethod(self.pass_ended)
         weakref.finalize(self, self._held.release).atexit = False
         _living.add(self)
         if self._is_needed(current("DistributedOptimizer()")):
@@ -76,16 +79,21 @@ class GradientReducer(Reducer):
 
     def settle(self) -> None:
         """Reduce what has not been reduced since the last step; a rank without a backward pass contributes zeros."""
-        if not self._reduced or self._passes:
-            self._reduce()
+        if self._reduced and not self._passes:
+            return
+        session = current("step()")
+        if self._is_needed(session):
+            self._bind(session).refuse_failed_pass(self._where())
+        self._reduce()
 
     def rejoin(self, label: str) -> None:
         """See ``Reducer``."""
-        self.label = label
+        self._identity.rename(label)
         self._steps = self._runs = 0
-        self._graph_task, self._overlapped = -1, None
+        self._ongoing, self._overlapped = no_pass, None
+        self._forget_snapshots()
         self.restart()
-        for param in self._params():
+        for param in self.params():
             param.grad = None
         if self._is_needed(current("the next generation")):
             self._watch()
@@ -97,10 +105,12 @@ class GradientReducer(Reducer):
         self._steps += 1
         self._passes = self._runs = 0
         self._reduced = False
+        self._ongoing = no_pass
 
     def zeroed(self) -> None:
         """The gradients have been zeroed: whatever comes next is new."""
         self._reduced = False
+        self._ongoing = no_pass  # the end of a nested pass that failed may be kept alive by the graph around it
 
     def restart(self) -> None:
         """Forget how far an accumulation has come, and what is on its way."""
@@ -115,6 +125,11 @@ class GradientReducer(Reducer):
         self._lag, self._exchange = lag, None
         if self._is_needed(current("GradientLag()")):
             self._watch()
+
+    @property
+    def label(self) -> str:
+        """What the lanes are called, the same on all ranks."""
+        return self._identity.label
 
     @property
     def op(self) -> ReduceOp:
@@ -150,14 +165,18 @@ class GradientReducer(Reducer):
 
         return evaluate
 
-    def serve(self) -> None:
-        """Keep the other ranks company until all have joined, contributing nothing."""
-        if self._is_needed(current("join()")):
-            self._bind(current()).serve()
-            self._steps = self._runs = 0
+    def serve(self) -> int:
+        """Keep the other ranks company until all have joined, contributing nothing; returns for how many reductions."""
+        if not self._is_needed(current("join()")):
+            return 0
+        served = self._bind(current()).serve()
+        self._steps = self._runs = 0
+        self._forget_snapshots()
+        return served
 
     def forsake(self, served: Callable[[], object]) -> None:
         """End ``serve``, for which ``served`` waits: other ranks are without this optimizer."""
+        self._identity.withdraw(current("join()"))
         lanes, self._held.lanes = self._held.lanes, {}
         for lane in lanes.values():
             lane.abort("other ranks do not have this optimizer any more")
@@ -170,31 +189,24 @@ class GradientReducer(Reducer):
 
     def watch_again(self) -> None:
         """There are more parameters than before."""
+        self._siblings.changed()
         if self._held.hooks:
             self._watch()
 
     def _watch(self) -> list[torch.Tensor]:
-        """See to it that what is trained now is watched; returns that, and what was trained earlier."""
+        """Watch what is trained now; returns that, what was trained earlier, and what has a gradient.
+
+        Optimizers step with any gradient that is there, also with one that somebody has given to a frozen parameter.
+        """
         hooks = self._held.hooks
-        params = [p for p in self._params() if p.requires_grad or id(p) in hooks]
-        reference = weakref.ref(self)  # a model must not keep its optimizer alive
-
-        def arrived(param: torch.Tensor) -> None:
-            reducer = reference()
-            if reducer is not None:
-                reducer._arrived(param)
-
-        for param in params:
-            if id(param) not in hooks:
-                hooks[id(param)] = param, param.register_post_accumulate_grad_hook(arrived)
+        params = [p for p in self.params() if p.requires_grad or p in hooks or p.grad is not None]
+        hooks.add(params, self._hook)
         return params
 
     def _arrived(self, param: torch.Tensor) -> None:
-        task = torch._C._current_graph_task_id()
-        if task != self._graph_task:  # the first gradient of this pass; one that failed half-way has left no trace
-            self._graph_task = task
+        if self._ongoing() is None:  # the first gradient of this pass; one that failed half-way has left no trace
             self._pass_begins()
-            torch.autograd.Variable._execution_engine.queue_callback(self._pass_ended)
+            self._ongoing = PassEnd.queued(self._end)
         if self._overlapped is not None:
             if self._reads is not None:
                 self._reads.read([param])
@@ -202,21 +214,31 @@ class GradientReducer(Reducer):
 
     def _pass_begins(self) -> None:
         self._overlapped = self._reads = None
+        is_shared = bool(self._siblings.find())
+        if torch.is_grad_enabled() and self._passes + 1 >= self.passes_per_step:
+            self._refuse_graph()
         if self._rider is not None and not self._reduced:
             alone = not self._is_needed(current("backward()"))
             passing = Passing(self._steps, self._passes + 1, self.passes_per_step, alone)
             self._reads = self._rider if self._rider.begins(passing) else None
         if self._exchange is None or not self._exchange.overlaps or self._passes + 1 < self.passes_per_step:
             return
+        if is_shared:  # the one would write gradients while the other reads them
+            return
         session = current("the reduction of gradients")
         if self._is_needed(session):
             exchange = self._bind(session)
             self._refuse_repetition()
+            self._kept.begin()
             self._overlapped = exchange.begin_pass(self._where(), self._weigh)
 
-    def _pass_ended(self) -> None:
+    def pass_ended(self) -> None:
+        """The outermost backward pass is over."""
+        if self._ongoing() is None:
+            return  # this is the end of one that failed, whose graph was gone through again
+        self._ongoing = no_pass
         if self._reads is not None and self._overlapped is None:
-            self._reads.read(self._params())
+            self._reads.read(self.params())
         if self._rider is not None:
             self._rider.ended()
         self._overlapped = self._reads = None
@@ -235,12 +257,16 @@ class GradientReducer(Reducer):
         if self._is_needed(session):
             exchange = self._bind(session)
             self._refuse_repetition()
+            self._refuse_siblings()
+            if not self._kept.begun:
+                self._kept.begin()
             with torch.no_grad(), exchange.lane.phase(self._where(), "wait", row="training"):
-                sums = exchange.run(self._where(), self._weigh, self._rider)
+                sums = exchange.run(self._where(), self._weigh, self._rider, self._uncompared())
+            self._kept.end(self._named)
             self._runs += 1
         self._reduced = True
         if self._rider is not None:
-            self._rider.returns(sums, self._params())
+            self._rider.returns(sums, self.params())
 
     def _is_needed(self, session: Session) -> bool:
         process_set = self._terms.process_set
@@ -250,7 +276,8 @@ class GradientReducer(Reducer):
 
     def _bind(self, session: Session) -> GradientExchange | LaggedExchange:
         """The exchange for this session and these parameters."""
-        params, exchange = self._watch(), self._exchange
+        self._pair(session)
+        params, exchange = self._identity.arrange(self._watch()), self._exchange
         if exchange is not None and exchange.lane.session is not session:
             exchange = None
         if exchange is None or len(params) != len(exchange.params) or not all(map(is_, params, exchange.params)):
@@ -258,7 +285,7 @@ class GradientReducer(Reducer):
         return exchange
 
     def _make_exchange(self, session: Session, params: list[torch.Tensor]) -> GradientExchange | LaggedExchange:
-        names = [f"{self.label}.{self._names.get(p, i)}" for i, p in enumerate(params)]
+        names = [f"{self.label}.{self._identity.name(p, i)}" for i, p in enumerate(params)]
         if not self._lag:
             return GradientExchange(self._lane(session), params, names, self._terms)
         lane = self._lane(session, ".lag")  # steps are voted while gradients are on their way
@@ -275,16 +302,28 @@ class GradientReducer(Reducer):
         self._held.wait = lagged.forget
         return lagged
 
-    def _meet(self) -> Meet:
+    def _named(self) -> list[tuple[str, torch.Tensor]]:
+        if not self._is_needed(current("step()")) or self._exchange is None:
+            return []
+        return [(self._identity.name(p, i), p) for i, p in enumerate(self._identity.arrange(self.params()))]
+
+    def _meet(self, snapshot: Snapshot | None) -> Meet:
         session = current("the vote of a step")
-        return self._lane(session).meet if self._is_needed(session) else alone
+        return partial(self._lane(session).meet, snapshot=snapshot) if self._is_needed(session) else alone
 
     def _lane(self, session: Session, purpose: str = "") -> PlannedLane:
         """The lane of this session; the first time, made by all ranks."""
         lane = self._held.lanes.get(purpose)
         if lane is None or lane.session is not session:
+            self._pair(session)
             lane = self._held.lanes[purpose] = PlannedLane(session, self._terms.process_set, self.label + purpose)
         return lane
+
+    def _pair(self, session: Session) -> None:
+        """Find the others' reducers that belong to this one. Collective the first time."""
+        if self._identity.is_settled(session):
+            return
+        self._identity.settle(session, self.params(), lambda label: any(label == each.label for each in _living))
 
     def _weigh(self) -> float:
         """How much this rank counts: where it is known how many samples each has, as much as those."""
@@ -294,6 +333,17 @@ class GradientReducer(Reducer):
 
     def _where(self) -> str:
         return f"step {self._steps}.{self._runs}"
+
+    def _refuse_graph(self) -> None:
+        """Reduced values have no graph: what is computed from them would lack terms, and nobody would notice."""
+        session = current("backward()")
+        if not self._is_needed(session):
+            return
+        self._bind(session).refuse(self._where())
+        raise UsageError(
+            "backward(create_graph=True) would leave reduced gradients without a graph: compute what has to be "
+            "differentiated again with torch.autograd.grad(..., create_graph=True), and call backward() on the sum"
+        )
 
     def _refuse_repetition(self) -> None:
         """Averaging what is averaged already changes nothing; any other reduction must see each gradient once."""
@@ -307,6 +357,24 @@ class GradientReducer(Reducer):
             "zero_grad() in between"
         )
 
+    def _refuse_siblings(self) -> None:
+        """Two optimizers reduce a gradient twice, which changes nothing if both average."""
+        siblings = self._siblings.find()
+        if not siblings:
+            return
+        siblings = [each for each in siblings if each._is_needed(current("the reduction of gradients"))]
+        if all(each.op is ReduceOp.AVERAGE and not each._lag for each in (self, *siblings)):
+            return
+        shared = {id(p) for each in siblings for p in each.params() if p.requires_grad}
+        names = [self._identity.name(p, i) for i, p in enumerate(self.params()) if id(p) in shared]
+        if names and self._exchange is not None:
+            self._exchange.refuse(self._where())
+            raise UsageError(
+                f"two distributed optimizers train {names[0]}, whose gradient both would reduce: that is right only "
+                "if both have op=Average and no GradientLag. Make one optimizer of all parameters, or drop the one "
+                "that is not used any more (del optimizer, and its scheduler)"
+            )
+
     def _average(self, loss: Any) -> Any:
         session = current()
         if not isinstance(loss, torch.Tensor | float) or not self._is_needed(session):
@@ -316,19 +384,29 @@ class GradientReducer(Reducer):
         return mean if isinstance(loss, torch.Tensor) else mean.item()
 
 
+def _hook_of(reference: weakref.ref[GradientReducer]) -> Arrived:
+    """A hook for parameters: a model must not keep its optimizer alive."""
+
+    def arrived(param: torch.Tensor) -> None:
+        reducer = reference()
+        if reducer is not None:
+            reducer._arrived(param)
+
+    return arrived
+
+
 @final
 class _Held:
     """What a reducer has outside of itself; given back when its optimizer is gone."""
 
     def __init__(self) -> None:
-        self.hooks: dict[int, tuple[torch.Tensor, _Removable]] = {}  # by id: hashing a tensor is slow
+        self.hooks = ArrivalHooks()
         self.lanes: dict[str, PlannedLane] = {}  # by purpose
         self.wait: Callable[[], object] = lambda: None  # until no thread uses them
 
     def release(self) -> None:
         """Once."""
-        for _, hook in self.hooks.values():
-            hook.remove()
+        self.hooks.remove()
         self.wait()
         for lane in self.lanes.values():
             lane.close()

@@ -6,8 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+import torch
+
 from farandole.elastic.worker.ballot import Ballot, Meet
-from farandole.runtime.session.process_sets import global_process_set
+from farandole.runtime.collectives.divergence import Snapshot
+from farandole.runtime.session.process_sets import ProcessSet, global_process_set
+from farandole.torch.divergence import StepSnapshots
 from farandole.torch.gradients import Terms
 
 Closure: TypeAlias = Callable[[], Any]
@@ -22,16 +26,39 @@ class Reducer(ABC):
         self._terms = terms
         self.ballot: Ballot | None = None
         """Where steps are voted, in elastic jobs."""
+        self._snapshots = StepSnapshots()
+        self._snapshot: Snapshot | None = None
+        """Of the last step, if no meeting has compared it yet."""
 
     @property
     def is_global(self) -> bool:
         """True if all ranks reduce together."""
         return self._terms.process_set is global_process_set
 
+    @property
+    def process_set(self) -> ProcessSet:
+        """The ranks that reduce together."""
+        return self._terms.process_set
+
     def vote(self) -> None:
-        """Where steps are voted: return when all ranks have reduced their gradients, and know that."""
+        """Where steps are voted: return when all ranks have reduced their gradients, and know that.
+
+        Where they are not, what this rank steps with is compared when the ranks meet next.
+        """
+        snapshot = self._snapshots.take(self._named) if self._snapshots.is_due() else None
         if self.ballot is not None:
-            self.ballot.cast(self._meet())
+            self.ballot.cast(self._meet(snapshot))
+        elif snapshot is not None:
+            self._snapshot = snapshot
+
+    def _uncompared(self) -> Snapshot | None:
+        """What is to be compared in the next meeting, once."""
+        snapshot, self._snapshot = self._snapshot, None
+        return snapshot
+
+    def _forget_snapshots(self) -> None:
+        """Begin anew, as all ranks do now."""
+        self._snapshots, self._snapshot = StepSnapshots(), None
 
     @abstractmethod
     def settle(self) -> None:
@@ -62,5 +89,9 @@ class Reducer(ABC):
         """There are more parameters than before."""
 
     @abstractmethod
-    def _meet(self) -> Meet:
-        """How the ranks that reduce together hear each other."""
+    def _named(self) -> list[tuple[str, torch.Tensor]]:
+        """The parameters that all ranks step alike, by name; [] if this rank shares them with nobody."""
+
+    @abstractmethod
+    def _meet(self, snapshot: Snapshot | None) -> Meet:
+        """How the ranks that reduce together hear each other, and compare ``snapshot``."""

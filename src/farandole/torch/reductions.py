@@ -5,10 +5,13 @@
 Common to all: tensors are of any dtype in ``farandole.collective.DType`` and any strides, in host memory. ``name``
 identifies the call across ranks; calls without a name are matched by their order in the process set. ``op`` is one of
 ``Average`` (the default), ``Sum``, ``Min``, ``Max``, ``Product`` and ``Adasum``; ``average`` is its older form.
-Integers are averaged by truncating division. Inputs are multiplied by ``prescale_factor``, results by
-``postscale_factor``. ``_async`` variants return a handle for ``synchronize``, variants with a trailing underscore work
-in place. They raise ``ValueError`` for what cannot be right, ``HorovodInternalError`` for what went wrong between
-ranks, on every rank of the process set.
+Inputs are multiplied by ``prescale_factor``, results by ``postscale_factor``. ``_async`` variants return a handle for
+``synchronize``, variants with a trailing underscore work in place. They raise ``ValueError`` for what cannot be right,
+``HorovodInternalError`` for what went wrong between ranks, on every rank of the process set.
+
+A ``Sum`` or ``Product`` of integers without factors wraps around, as in PyTorch. An ``Average`` of integers, and any
+reduction of them with a factor, is exact, truncates toward zero after each step (factor, reduction and division,
+factor), and ends at the limits of the dtype. Factors that are whole or 1/n are exact, others multiply in float64.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import torch
 
 from farandole.collective import Kind, ReduceOp
 from farandole.errors import UnsupportedError, UsageError
-from farandole.runtime.lanes.reduction import reduction
+from farandole.runtime.lanes.reduction import Reduction, reduction
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
 from farandole.torch import autograd
 from farandole.torch.adapter import handles, verbs
@@ -264,13 +267,7 @@ def grouped_reducescatter(
     >>> shares = hvd.grouped_reducescatter([weights, biases], name="layer", op=hvd.Sum)
     """
     how = reduction(None, op, prescale_factor, postscale_factor)
-    compressed = [compression.compress(t) for t in tensors]
-    travelling = [t for t, _ in compressed]
-    if autograd.wanted(*travelling):
-        reduced = autograd.apply(autograd.Reducescatter, name, how, process_set, *travelling)
-    else:
-        reduced = verbs.reducescatter(travelling, name, how, process_set).run()
-    return [compression.decompress(t, context) for t, (_, context) in zip(reduced, compressed, strict=True)]
+    return scattered(tensors, name, compression, how, process_set, autograd.DERIVATIVE)
 
 
 def grouped_reducescatter_async(
@@ -287,6 +284,24 @@ def grouped_reducescatter_async(
     """
     how = reduction(None, op, prescale_factor, postscale_factor)
     return handles.begin(verbs.reducescatter(tensors, name, how, process_set))
+
+
+def scattered(
+    tensors: Sequence[torch.Tensor],
+    name: str | None,
+    compression: CompressorLike,
+    how: Reduction,
+    process_set: ProcessSet,
+    factors: autograd.Factors,
+) -> list[torch.Tensor]:
+    """``grouped_reducescatter`` whose gradients have these factors."""
+    compressed = [compression.compress(t) for t in tensors]
+    travelling = [t for t, _ in compressed]
+    if autograd.wanted(*travelling):
+        reduced = autograd.apply(autograd.Reducescatter, name, how, process_set, factors, *travelling)
+    else:
+        reduced = verbs.reducescatter(travelling, name, how, process_set).run()
+    return [compression.decompress(t, context) for t, (_, context) in zip(reduced, compressed, strict=True)]
 
 
 def _first(results: list[torch.Tensor]) -> torch.Tensor:

@@ -14,14 +14,13 @@ shards, and where they run, then changes who computes and nothing of what is com
 from __future__ import annotations
 
 import hashlib
-import itertools
 import random
 import sys
 import weakref
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, final
 
 import torch
@@ -30,15 +29,14 @@ from farandole.collective import ReduceOp
 from farandole.elastic.worker.ballot import Meet, alone
 from farandole.errors import UsageError
 from farandole.gradients.shard_tree import Shards, block, cover, halves
+from farandole.runtime.collectives.divergence import Snapshot
 from farandole.runtime.collectives.planned import REFUSED, PlannedLane
 from farandole.runtime.lanes.reduction import Reduction
 from farandole.runtime.session.session import current
 from farandole.torch.gradients import Terms
+from farandole.torch.identity import Identity
 from farandole.torch.reducing import Closure, Reducer
 from farandole.torch.shard_sums import ShardSums, add_tensors
-
-_numbers: defaultdict[tuple[int, ...], itertools.count[int]] = defaultdict(itertools.count)
-"""By the ranks that share gradients: those alone count how many such optimizers they have made."""
 
 STEP = "virtual_step"
 """The key in the optimizer's first parameter group that counts steps: it travels with checkpoints."""
@@ -80,16 +78,17 @@ class _Buffer:
 class ShardReducer(Reducer):
     """Does for an optimizer with virtual workers what ``GradientReducer`` does for others: gradients of all shards."""
 
-    def __init__(self, groups: Callable[[], list[dict[str, Any]]], terms: Terms, virtual: VirtualWorkers) -> None:
+    def __init__(
+        self, groups: Callable[[], list[dict[str, Any]]], identity: Identity, terms: Terms, virtual: VirtualWorkers
+    ) -> None:
         super().__init__(terms)
-        self._groups, self._virtual = groups, virtual
+        self._groups, self._identity, self._virtual = groups, identity, virtual
         self._whole = Shards(0, virtual.count)
         self._lanes: list[PlannedLane] = []
         """The one that is used now, if any; closed when the optimizer is gone."""
         weakref.finalize(self, _close, self._lanes).atexit = False
         self._sums: ShardSums | None = None
         self._plan = ""
-        self._label = f"virtual workers.{next(_numbers[tuple(terms.process_set.ranks)])}"
         self._stack: list[tuple[Shards, list[torch.Tensor]]] = []
         self._used: list[bool] = []
         self._counted: list[int] = []
@@ -125,8 +124,9 @@ class ShardReducer(Reducer):
 
     def rejoin(self, label: str) -> None:
         """See ``Reducer``. A step that was not applied never was."""
-        self._label = label
+        self._identity.rename(label)
         _close(self._lanes)
+        self._forget_snapshots()
         self.abandon()
 
     def settle(self) -> None:
@@ -142,13 +142,14 @@ class ShardReducer(Reducer):
             self._publish(totals, [*map(int, self._used), *self._counted])
             return
         if not self._lanes or self._lanes[0].session is not session:
-            self._lanes[:], self._sums = [PlannedLane(session, process_set, self._label)], None
+            self._pair()
+            self._lanes[:], self._sums = [PlannedLane(session, process_set, self._identity.label)], None
         lane, plan = self._lanes[0], self._fingerprint()
         point = f"step {self._groups()[0].get(STEP, 0)}, plan {plan}"
         if not self._is_complete():
             lane.meet(point, REFUSED)
             self._require_complete()
-        lane.meet(point, "ready")
+        lane.meet(point, "ready", self._uncompared())
         if self._sums is None or plan != self._plan:
             self._plan, self._sums = plan, ShardSums(lane, self._whole, self._leaves(), self._scales())
         self._publish(self._sums.of(dict(self._stack)), self._sums.largest([*map(int, self._used), *self._counted]))
@@ -181,14 +182,17 @@ class ShardReducer(Reducer):
         """There are more parameters than before."""
         self.restart()
 
-    def _meet(self) -> Meet:
-        return self._lanes[0].meet if self._lanes else alone
+    def _named(self) -> list[tuple[str, torch.Tensor]]:
+        return [(f"parameter {i}", p) for i, p in enumerate(self._params())] if self._lanes else []
+
+    def _meet(self, snapshot: Snapshot | None) -> Meet:
+        return partial(self._lanes[0].meet, snapshot=snapshot) if self._lanes else alone
 
     # -- shards -------------------------------------------------------------------------------------------------------
 
     def _own(self) -> Shards:
         process_set = self._terms.process_set
-        current("shards()")
+        self._pair()
         size, rank = len(process_set.ranks), process_set.rank()
         if size > self._virtual.count:
             raise UsageError(
@@ -250,8 +254,18 @@ class ShardReducer(Reducer):
         self._statistics, self._counters = [], []
         self.restart()
 
+    def _pair(self) -> None:
+        """Find the others' reducers that belong to this one, and one order of the parameters. Collective, once."""
+        session, process_set = current("shards()"), self._terms.process_set
+        if process_set.included() and len(process_set.ranks) > 1:
+            params = [p for group in self._groups() for p in group["params"]]
+            if not self._identity.is_settled(session):
+                self._identity.settle(session, params, lambda _: False)
+
     def _params(self) -> list[torch.Tensor]:
-        return [p for group in self._groups() for p in group["params"] if p.requires_grad]
+        """All in the order agreed on."""
+        params = [p for group in self._groups() for p in group["params"] if p.requires_grad]
+        return self._identity.arrange(params)
 
     def _leaves(self) -> list[torch.Tensor]:
         return [*self._params(), *(each.tensor for each in self._statistics)]

@@ -9,28 +9,7 @@ import pytest
 import torch
 
 import farandole.torch as hvd
-from farandole.runtime.session.session import current
-from farandole.torch.autograd import apply
-
-
-def gradient(rank: int, like: torch.Tensor) -> torch.Tensor:
-    """Some gradient that depends on the rank."""
-    return torch.arange(like.numel(), dtype=like.dtype).reshape(like.shape) + 10 * rank
-
-
-def mean_over(ranks: list[int], like: torch.Tensor) -> torch.Tensor:
-    """What remains of the gradients of some ranks, averaged over all."""
-    return sum((gradient(r, like) for r in ranks), torch.zeros_like(like)) / hvd.size()
-
-
-def backward(*params: torch.Tensor) -> None:
-    """A backward pass that gives each parameter this rank's gradient."""
-    torch.stack([(p * gradient(hvd.rank(), p.detach())).sum() for p in params]).sum().backward()
-
-
-def parameters(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> list[torch.nn.Parameter]:
-    """Ones."""
-    return [torch.nn.Parameter(torch.ones(shape, dtype=dtype)) for shape in shapes]
+from tests.rank_gradients import backward, gradient, mean_over, parameters
 
 
 def check_parameters_unused_on_some_ranks_and_on_all() -> None:
@@ -191,6 +170,26 @@ def check_parameters_that_are_frozen_now_and_then() -> None:
         frozen.requires_grad_(True)
 
 
+def check_that_a_frozen_gradient_is_summed_once() -> None:
+    trained, frozen = parameters((2,), (3,))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([trained, frozen], lr=1.0), op=hvd.Sum)
+    everyone = list(range(hvd.size()))
+    backward(trained, frozen)
+    optimizer.step()
+    frozen.requires_grad_(False)
+    for _ in range(3):
+        trained.grad = None
+        backward(trained)
+        for param in (trained, frozen):
+            torch.testing.assert_close(param.grad, mean_over(everyone, param.detach()) * hvd.size())
+        optimizer.step()
+    assert frozen.grad is not None
+    frozen.grad.fill_(1.0)  # the user's own, and not what a run has left
+    trained.grad = None
+    backward(trained)
+    assert frozen.grad.tolist() == [float(hvd.size())] * 3
+
+
 def check_an_optimizer_that_is_gone_leaves_its_parameters_alone() -> None:
     (param,) = parameters((3,))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([param], lr=1.0))
@@ -236,6 +235,8 @@ def check_process_sets() -> None:
     torch.testing.assert_close(param.grad, sum(gradient(r, param.detach()) for r in among) / len(among))
     optimizer.step()
     hvd.barrier()
+    if hvd.size() > 2:
+        hvd.remove_process_set(pair)
 
 
 def check_adasum_combines_what_the_ranks_have_stepped() -> None:
@@ -273,64 +274,6 @@ def check_that_programs_which_differ_raise_everywhere() -> None:
         backward(other)
 
 
-class Fails(torch.autograd.Function):
-    """Cannot be differentiated."""
-
-    @staticmethod
-    def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(*_: Any) -> Any:
-        raise OverflowError("half-way")
-
-
-def check_that_a_failed_pass_of_ranks_that_were_apart_is_told_once() -> None:
-    if hvd.size() == 1 or current().settings.overlap != "backward":
-        return
-    params = parameters((3,), (3,))
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(params, lr=1.0))
-    backward(*params)
-    optimizer.step()
-    for first in (True, False):  # one rank is a step ahead of the others, and they catch up
-        if first == (hvd.rank() == 0):
-            with optimizer.skip_synchronize():
-                optimizer.step()
-        if first:
-            with pytest.raises(OverflowError):
-                (apply(Fails, params[0]).sum() + params[1].sum()).backward()
-    with pytest.raises(hvd.HorovodInternalError, match="same point of the program"):
-        backward(*params)
-    optimizer.zero_grad()
-    backward(*params)
-    torch.testing.assert_close(params[1].grad, mean_over(list(range(hvd.size())), params[1].detach()))
-
-
-def check_a_backward_pass_that_fails_half_way() -> None:
-    params = parameters((3,), (3,))
-
-    def hooked(x: torch.Tensor) -> torch.Tensor:
-        y = x.clone()
-        y.register_hook(Fails.backward)
-        return y
-
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(params, lr=1.0))
-    everyone = list(range(hvd.size()))
-    overlapped = False
-    for fail in (lambda x: apply(Fails, x), hooked):
-        with pytest.raises(OverflowError):
-            (fail(params[0]).sum() + params[1].sum()).backward()
-        optimizer.zero_grad()
-        if overlapped and hvd.size() > 1:  # the others have reduced a part of it: there is no way back
-            with pytest.raises(ValueError, match="FARANDOLE_OVERLAP=step"):
-                backward(*params)
-            return
-        overlapped = current().settings.overlap == "backward"
-        backward(*params)
-        torch.testing.assert_close(params[1].grad, mean_over(everyone, params[1].detach()))
-        optimizer.step()
-
-
 def check_arguments() -> None:
     model = torch.nn.Linear(2, 2)
     named = list(model.named_parameters())
@@ -351,31 +294,3 @@ def check_arguments() -> None:
     ):
         with pytest.raises(ValueError, match=text):
             make(**options)
-
-
-def check_join_with_an_optimizer_that_only_one_rank_still_has() -> None:
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters((3,)), lr=1.0))
-    [param] = optimizer.param_groups[0]["params"]
-    backward(param)
-    kept = [optimizer] if hvd.rank() == 0 else []
-    del optimizer
-    assert 0 <= hvd.join() < hvd.size()
-    assert len(kept) == (hvd.rank() == 0)
-
-
-def check_join_with_uneven_data() -> None:
-    size, rank = hvd.size(), hvd.rank()
-    (param,) = parameters((3,))
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([param], lr=1.0))
-    idle = hvd.DistributedOptimizer(torch.optim.SGD(parameters((2,)), lr=1.0))
-    for epoch in range(2):
-        for batch in range(2 * rank + epoch):
-            optimizer.zero_grad()
-            backward(param)
-            training = [r for r in range(size) if batch < 2 * r + epoch]
-            torch.testing.assert_close(param.grad, mean_over(training, param.detach()))
-            optimizer.step()
-            hvd.allreduce(param.detach(), name="metric")
-        last = hvd.join()
-        assert hvd.broadcast_object(last) == last
-    del idle

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 import farandole.torch as hvd
+from farandole.collective import ReduceOp
 from farandole.torch import optim
 from farandole.torch.amp import GradScaler
+from tests.rank_gradients import parameters
 from tests.torch.equations import STEPS, Layer, advance, make, rate_at
 
 ROWS = 4
@@ -195,6 +197,7 @@ def check_an_overflow_on_one_rank_skips_the_step_on_all() -> None:
         (ours, {"op": hvd.Min}),
         (ours, {"op": hvd.Adasum}),
     ]
+    torch.manual_seed(1)
     for make_scaler, options in cases:
         for bad in (float("inf"), float("nan")):
             table, head = torch.nn.Embedding(5, 3, sparse=options.get("op", 0) in (0, hvd.Sum)), torch.nn.Linear(3, 2)
@@ -299,3 +302,25 @@ def check_error_bounds_of_compression() -> None:
         error = (param.grad.double() - every.mean(0)).abs()
         roundings = hvd.size() + 1  # one for each rank's share, and one for each addition at the most
         assert bool((error <= roundings * (unit * every.abs().mean(0) + smallest)).all())
+
+
+def check_that_the_gradient_of_a_frozen_parameter_lags_like_the_others() -> None:
+    def gradients(op: ReduceOp, lag: int) -> list[list[list[float]]]:
+        trained, frozen = parameters((2,), (3,))
+        optimizer: Any = distributed(torch.optim.SGD([trained, frozen], lr=1.0), op=op)
+        optimizer = optim.GradientLag(optimizer, lag) if lag else optimizer
+        found = []
+        for step in range(8):
+            frozen.requires_grad_(step not in (2, 3, 4))
+            for param in (trained, frozen):
+                if param.requires_grad:
+                    param.grad = None
+            ((trained.sum() + (frozen.sum() if frozen.requires_grad else 0)) * (hvd.rank() + step + 1.0)).backward()
+            found.append([[] if p.grad is None else p.grad.tolist() for p in (trained, frozen)])
+            optimizer.step()
+        return found
+
+    for op in (hvd.Average, hvd.Sum):
+        plain = gradients(op, 0)
+        for lag in (1, 2):
+            assert gradients(op, lag)[lag:] == plain[:-lag]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -287,3 +288,27 @@ def check_grad_scaler() -> None:
             scaler.update()
         assert scalers[0].get_scale() == scalers[1].get_scale() == (2.0**10 if step < 1 else 2.0**9)
         same(model, alone, rtol=1e-4, atol=1e-6)
+
+
+def check_copies_are_refused_with_what_to_do_instead() -> None:
+    model = torch.nn.Linear(3, 2)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    for op in (hvd.Average, hvd.Adasum):
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model.named_parameters(), op=op
+        )
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+        for copied in (copy.copy, copy.deepcopy, pickle.dumps, lambda it: copy.deepcopy((model, it))):
+            with pytest.raises(ValueError, match="load_state_dict"):
+                copied(optimizer)
+        twin = copy.deepcopy(model)
+        other = hvd.DistributedOptimizer(
+            torch.optim.SGD(twin.parameters(), lr=0.1, momentum=0.9), twin.named_parameters(), op=op
+        )
+        other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        for each, stepper in ((model, optimizer), (twin, other)):
+            stepper.zero_grad()
+            each(torch.full((1, 3), 1.0 + hvd.rank())).sum().backward()
+            stepper.step()
+        assert torch.equal(model.weight, twin.weight)

@@ -40,6 +40,7 @@ class ElasticFormation(Formation):
     """Stands between the controller, which knows sockets and ranks, and the membership, which knows places."""
 
     def __init__(self, membership: Membership | Recorded, choose: Choose, clock: Callable[[], float]) -> None:
+        super().__init__()
         self.orders: deque[decisions.Decision] = deque()
         """What the launcher is to do."""
         self.on_decision: Callable[[decisions.Decision], object] = lambda _: None
@@ -77,9 +78,17 @@ class ElasticFormation(Formation):
         """See ``Formation``."""
         self.tell(happenings.Started(place))
 
+    def turn_away(self, uid: bytes, hello: Hello) -> str:
+        """See ``Formation``."""
+        taken = self.occupants.objection(hello)
+        if taken:
+            self._due.append(Refused((Member(uid, hello),), taken))
+        return taken
+
     def hello(self, uid: bytes, hello: Hello, now: float) -> None:
         """See ``Formation``."""
         member = Member(uid, hello)
+        self.occupants.enter(uid, hello)
         reference = self._formed or tuple(self._known.values())
         is_new = hello.place not in self._seniors
         misfit = disagreement((reference[0], member)) if reference and is_new else ""
@@ -93,12 +102,14 @@ class ElasticFormation(Formation):
 
     def gone(self, place: int, pid: int, code: int, description: str) -> None:
         """See ``Formation``."""
+        self.occupants.leave(place)
         self._known.pop(place, None)
         self._seniors.discard(place)
         self.tell(happenings.Ended(place, code, description))
 
     def left(self, place: int, ending: bool) -> None:
         """See ``Formation``."""
+        self.occupants.leave(place)
         self.tell(happenings.Left(place, ending))
 
     def answered(self, place: int) -> None:

@@ -1,4 +1,4 @@
-"""A job told again (``python -m farandole.elastic.membership.replay FILE``): what happened, what was decided, and why.
+"""What happened in an elastic job, and what was decided: ``python -m farandole.elastic.membership.replay FILE``.
 
 The decisions are made anew from the events of the journal; the command fails if one comes out otherwise.
 """

@@ -22,7 +22,7 @@ import cloudpickle
 
 from farandole import events
 from farandole.elastic.membership.vote import NEW, Agreement, Claim, agree
-from farandole.elastic.worker.parts import Leaves, Part
+from farandole.elastic.worker.parts import Leaves, Part, unfit
 from farandole.elastic.worker.transfer import Flat, transfer
 from farandole.errors import UsageError
 from farandole.runtime.collectives.objects import allgather_object, broadcast_object
@@ -141,7 +141,7 @@ def synchronize(
     claim = Claim(standing.step, digest, inventory.private(), standing.joined)
     agreement = agree(allgather_object(claim, "elastic.claims"))
     _warn_of_divergence(agreement, place)
-    mine = (inventory.skeletons, bytes(cloudpickle.dumps(objects)))
+    mine = (inventory.skeletons, _pickled(objects))
     theirs, their_objects = broadcast_object(mine, agreement.root, "elastic.state")
     receives = place in agreement.receivers
     inventory.adopt(theirs, agreement.alike if receives else ())
@@ -159,6 +159,13 @@ def synchronize(
         objects = pickle.loads(their_objects)  # noqa: S301 (from a member of this job)
     end_s = time.monotonic()
     return Synced(max(agreement.step, 0), receives, objects, nbytes, agreed_s - begin_s, end_s - agreed_s)
+
+
+def _pickled(objects: Mapping[str, Any]) -> bytes:
+    try:
+        return bytes(cloudpickle.dumps(objects))
+    except Exception as error:
+        raise unfit(objects, cloudpickle.dumps, error) from error
 
 
 def _warn_of_divergence(agreement: Agreement, place: int) -> None:

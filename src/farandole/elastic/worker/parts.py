@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeVar, final
 
 from farandole.collective import Array
 from farandole.elastic.worker.sampler import SampleCursor
+from farandole.errors import UsageError
 
 T = TypeVar("T")
 
@@ -87,6 +88,27 @@ class Part(StateHandler):
 
     def sync(self) -> None:
         """Nothing: see ``exchange.synchronize``."""
+
+
+def copied(values: dict[str, Any]) -> dict[str, Any]:
+    """Independent of ``values``; raises ``UsageError`` for one that cannot be copied, by its name."""
+    try:
+        return copy.deepcopy(values)
+    except Exception as error:
+        raise unfit(values, copy.deepcopy, error) from error
+
+
+def unfit(values: Mapping[str, Any], keep: Callable[[Any], object], error: Exception) -> UsageError:
+    """Which of the ``values`` of a state ``keep`` cannot take, as ``error`` says of them all; what to do about it."""
+    for name, value in values.items():
+        try:
+            keep(value)
+        except Exception as own:
+            return UsageError(
+                f"the state cannot keep its value {name!r}, a {type(value).__name__}: {type(own).__name__}: {own}. "
+                "Keep such an object out of the state, or give its class state_dict() and load_state_dict()"
+            )
+    return UsageError(f"the state cannot keep its values {', '.join(values)}: {type(error).__name__}: {error}")
 
 
 @final

@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 from farandole.elastic.membership.vote import NEW, goes_on_from
 from farandole.elastic.worker.ballot import Ballot
 from farandole.elastic.worker.exchange import Inventory, Standing, Synced, synchronize
-from farandole.elastic.worker.parts import Leaves, NoLeaves, Part, SamplerPart, StatefulPart, StateHandler
+from farandole.elastic.worker.parts import Leaves, NoLeaves, Part, SamplerPart, StatefulPart, StateHandler, copied
 from farandole.errors import HostsUpdatedInterrupt
 from farandole.runtime.collectives.objects import allgather_object
 from farandole.runtime.session.session import current
@@ -139,7 +139,7 @@ class ObjectState(State):
 
     def save(self) -> None:
         """See ``State``."""
-        self._saved = copy.deepcopy(self._objects())
+        self._saved = copied(self._objects())
         for handler in (*self._parts.values(), *self._handlers.values()):
             handler.save()
         self._saved_at = self._ballot.step

@@ -12,9 +12,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import ClassVar, TypeAlias, TypeVar, cast, final
 
-from farandole import _native
 from farandole.collective import Array, DType, ReduceOp
-from farandole.engines.arrays import copy, plain_memory, split
+from farandole.engines.arrays import copy, pieces, plain_memory, split
 from farandole.engines.engine import (
     PAYLOAD_BYTES,
     Engine,
@@ -30,8 +29,11 @@ from farandole.engines.hybrid.parts import Parts, Rounds, Shared
 from farandole.engines.hybrid.pipeline import IN_FLIGHT, Phase, Pipeline
 from farandole.engines.shm import ShmEngine
 from farandole.errors import CollectiveError, EngineError, MismatchError, StallError, UnsupportedError
+from farandole.native import core
 
 Made = TypeVar("Made", bound="Engine | None")
+EXACT_BYTES = 32 * 2**20
+"""What a reduction in one step holds at once of all members' arrays."""
 MakeAcross: TypeAlias = Callable[[Group, Rendezvous], Engine]
 
 
@@ -81,6 +83,9 @@ class HybridEngine(Engine):
     def allreduce(self, array: Array, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0) -> None:
         """Reduce inside, each carrier a share; all-reduce the shares across; gather them inside."""
         require_served(array.dtype, op)
+        if _is_exact(array.dtype, op, prescale, postscale):
+            self._allreduce_whole(array, op, prescale, postscale)
+            return
         steps = _Steps(array.dtype, op, prescale, postscale, self.group.size)
         shared = Shared(self._layout, array)
 
@@ -96,6 +101,21 @@ class HybridEngine(Engine):
             self._inside.allgather(shared.own[k], shared.pieces[k], shared.counts[k])
 
         self._run(len(shared.pieces), before, across, after)
+
+    def _allreduce_whole(self, array: Array, op: ReduceOp, prescale: float, postscale: float) -> None:
+        """Bring everybody's array to all, and reduce it in one step."""
+        size = self.group.size
+        for piece in pieces(array, max(EXACT_BYTES // size, array.dtype.itemsize)):
+            parts = plain_memory(piece.nbytes * size).array(piece.dtype, 0, piece.count * size)
+            self.allgather(piece, parts, [piece.count] * size)
+            self._combine(parts, piece, op, prescale, postscale)
+
+    def _combine(self, parts: Array, target: Array, op: ReduceOp, prescale: float, postscale: float) -> None:
+        """Reduce everybody's part, in the order of members."""
+        size = self.group.size
+        addresses = [part.address for part in split(parts, [target.count] * size)]
+        divisor = size if op is ReduceOp.AVERAGE else 1
+        core.reduce(addresses, target.address, target.count, target.dtype, op, prescale, postscale, divisor)
 
     def broadcast(self, array: Array, root: int) -> None:
         """From the root to its neighbours; each carrier brings a share to the other hosts; they gather inside."""
@@ -177,6 +197,11 @@ class HybridEngine(Engine):
     ) -> None:
         """Reduce inside, each carrier the parts of its passengers on all hosts; reduce-scatter them across."""
         require_served(send.dtype, op)
+        if _is_exact(send.dtype, op, prescale, postscale):
+            parts = plain_memory(recv.nbytes * self.group.size).array(recv.dtype, 0, recv.count * self.group.size)
+            self.alltoall(send, counts, parts, [recv.count] * self.group.size)
+            self._combine(parts, recv, op, prescale, postscale)
+            return
         steps = _Steps(send.dtype, op, prescale, postscale, self.group.size)
         rounds = Rounds(self._layout, send.dtype, counts, self._rooms)
 
@@ -286,12 +311,18 @@ def _together(group: Group, rendezvous: Rendezvous, make: Callable[[], Made]) ->
     return cast("Made", made)
 
 
+def _is_exact(dtype: DType, op: ReduceOp, prescale: float, postscale: float) -> bool:
+    """Whether a partial result has more digits than the dtype: averages of integers, and integers with a factor."""
+    is_integer = not (dtype.is_floating or dtype.is_complex or dtype is DType.BOOL)
+    return is_integer and (op is ReduceOp.AVERAGE or (prescale, postscale) != (1.0, 1.0))
+
+
 @final
 class _Steps:
     """A reduction in two steps, inside and across; scales and the division by the number of members are applied once.
 
     Sums of 16-bit floats are scaled and divided inside, in float32: what crosses then overflows only where the result
-    does. Everything else is divided and scaled at the end, as only that gives integers and products what they must be.
+    does. Everything else is divided and scaled at the end, as only that gives products what they must be.
     """
 
     def __init__(self, dtype: DType, op: ReduceOp, prescale: float, postscale: float, size: int) -> None:
@@ -307,4 +338,4 @@ class _Steps:
     def finish(self, array: Array) -> None:
         """Do what is left to do when ``array`` has been reduced across."""
         if self._at_end != (1.0, 1):
-            _native.reduce([array.address], array.address, array.count, array.dtype, self.op, 1.0, *self._at_end)
+            core.reduce([array.address], array.address, array.count, array.dtype, self.op, 1.0, *self._at_end)

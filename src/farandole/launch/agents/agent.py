@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, final
 
 import msgspec
 
-from farandole.cluster.environment import CONTROLLER, OWN
+from farandole.cluster.environment import CONTROLLER, OUTPUT, OWN
 from farandole.control import process
 from farandole.control.agent_messages import (
     Exited,
     Goodbye,
     KillWorker,
+    PassSignal,
     Started,
     StartWorkers,
     StopWorkers,
@@ -35,11 +36,13 @@ from farandole.control.agent_messages import (
 from farandole.control.dial import first_answering
 from farandole.control.keys import JobKeys
 from farandole.control.message import Message
+from farandole.control.shortage import Shortage
 from farandole.control.sockets import LONGEST_WAIT_S
 from farandole.errors import ControlError, UsageError
 from farandole.launch.agents.charge import Charge
+from farandole.launch.agents.policy import PASSED_ON
 from farandole.launch.agents.screens import STDERR, Screens
-from farandole.launch.agents.streams import Streams
+from farandole.launch.agents.streams import Streams, pipes
 from farandole.runtime.relay.agent_link import AgentLink
 
 if TYPE_CHECKING:
@@ -88,13 +91,15 @@ class Agent:
         self._give_up_at: float | None = None
         self._finishing = self._dismissed = False
         self._heard = b""
+        self._shortage = Shortage()
         self._launcher_lives = True
         self._parent = os.getppid()
         self._signals = -1
 
     def run(self) -> None:
         """Start the workers and serve until all have ended and all they wrote is written."""
-        with process.signals_as_bytes((signal.SIGCHLD, signal.SIGTERM)) as self._signals:
+        # What a scheduler sends to all processes of a job (USR1, USR2) is for workers: here it must only not kill.
+        with process.signals_as_bytes((signal.SIGCHLD, signal.SIGTERM, *PASSED_ON)) as self._signals:
             for fd in (0, self._signals):
                 self._poll.register(fd, select.POLLIN)
             if self._charge.start is not None:
@@ -130,6 +135,7 @@ class Agent:
             if self._charge.stays:  # and starts workers while its threads run
                 command, death_signal = process.bound(command, signal.SIGKILL, environment, start.cwd), None
             with streams.open(spec.place) as (stdout, stderr):
+                environment[OUTPUT] = pipes(stdout, stderr)
                 pid = process.spawn(
                     command,
                     death_signal=death_signal,
@@ -256,6 +262,8 @@ class Agent:
             self._screens.written(message)
         elif isinstance(message, KillWorker):
             self._kill(message.place)
+        elif isinstance(message, PassSignal):
+            process.signal_handlers(self._workers, message.number)
         elif isinstance(message, StopWorkers):
             self._dismiss(message.grace_s)
 
@@ -273,10 +281,13 @@ class Agent:
             self._link.send(message)
 
     def _reap(self) -> None:
-        for pid, code in process.reap():
+        ended = list(process.reap())
+        is_short = any(code == -signal.SIGKILL for _, code in ended) and self._shortage.has_struck()
+        for pid, code in ended:
             if pid in self._workers:
                 place = self._workers.pop(pid)
-                self._ended.append(Exited(place, pid, code, self._last_words(place, code)))
+                is_victim = is_short and code == -signal.SIGKILL
+                self._ended.append(Exited(place, pid, code, self._last_words(place, code), out_of_memory=is_victim))
                 self._post(self._ended[-1])
         if self._charge.stays and not self._dismissed:
             process.kill(process.descendants(but=self._workers))  # what workers that have ended left running

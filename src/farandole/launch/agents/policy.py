@@ -20,6 +20,9 @@ from farandole.control.process import describe, exit_status, signal_name
 from farandole.settings import OnFailure
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+"""To workers that handle them: schedulers announce the end of a job by these, or ask for a checkpoint."""
+SHORTAGE = " (out of memory? the kernel has just killed a process of that host for that)"
 
 
 @final
@@ -41,7 +44,11 @@ class Decision(NamedTuple):
 
 @final
 class End(msgspec.Struct, frozen=True):
-    """How one worker ended. ``error`` says why it could not be started at all, ``title`` how texts call workers."""
+    """How one worker ended. ``error`` says why it could not be started at all, ``title`` how texts call workers.
+
+    ``advice`` is what to do about it, if that is known; ``shown`` if what it wrote is on this screen already.
+    ``out_of_memory`` is as in ``Exited``.
+    """
 
     place: int
     host: str
@@ -49,11 +56,16 @@ class End(msgspec.Struct, frozen=True):
     tail: str = ""
     error: str = ""
     title: str = "rank"
+    advice: str = ""
+    shown: bool = False
+    out_of_memory: bool = False
 
     def __str__(self) -> str:
         """Who ended and how, for people."""
         who = f"{self.title} {self.place} on {self.host}"
-        return f"{who} could not be started: {self.error}" if self.error else f"{who} {describe(self.code)}"
+        if self.error:
+            return f"{who} could not be started: {self.error}"
+        return f"{who} {describe(self.code)}{SHORTAGE if self.out_of_memory else ''}"
 
     @property
     def status(self) -> int:
@@ -61,11 +73,27 @@ class End(msgspec.Struct, frozen=True):
         return exit_status(self.code)
 
     def account(self) -> list[str]:
-        """The same with the last lines of its standard error."""
+        """The same with the last lines of its standard error, of a traceback that was shown only the exception."""
         if self.error:
             return [str(self)]
-        tail = [f"    {line}" for line in self.tail.splitlines()]
-        return [f"{self}; the last lines of its stderr:" if tail else f"{self}; it wrote nothing to stderr", *tail]
+        lines = self.tail.splitlines()
+        raised = raised_lines(lines) if self.shown else []
+        if raised:
+            words = f"{self}; its traceback is above, at [{self.place}]<stderr>:"
+        else:
+            words = f"{self}; the last lines of its stderr:" if lines else f"{self}; it wrote nothing to stderr"
+        return [words, *(f"    {line}" for line in raised or lines), *([self.advice] if self.advice else [])]
+
+
+def raised_lines(lines: Sequence[str]) -> list[str]:
+    """The end of some output from the exception on that ends a traceback; [] if there is none.
+
+    >>> raised_lines(["Traceback ...", '  File "a.py", line 1, in <module>', "    f()", "OSError: no"])
+    ['OSError: no']
+    """
+    frames = [number for number, line in enumerate(lines) if line.startswith('  File "')]
+    after = range(frames[-1] + 1, len(lines)) if frames else ()
+    return next((list(lines[number:]) for number in after if not lines[number].startswith(" ")), [])
 
 
 @final

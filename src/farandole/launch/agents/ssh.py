@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, final
 
-import farandole
 from farandole.control.entry import entry_command
 from farandole.control.process import describe
 from farandole.launch.agents.agents import AgentStarter, Group
 from farandole.launch.agents.charge import MODULE
 from farandole.launch.agents.local import Local
 from farandole.settings import Settings
+from farandole.version import __version__
 
 CONNECT_SHARE = 0.8
 """How much of the start time-out ssh may take to connect, so that it can still say why it could not."""
@@ -102,7 +102,7 @@ class Ssh(AgentStarter):
         for trouble in TROUBLES:
             for line in reversed(lines):
                 if any(words in line for words in trouble.words):
-                    remedy = trouble.remedy.format(host=host, python=sys.executable, version=farandole.__version__)
+                    remedy = trouble.remedy.format(host=host, python=sys.executable, version=__version__)
                     return f"host {host}: {line.removeprefix('farandole: ')}: {remedy}"
         reason = f", and said: {lines[-1]}" if lines else ""
         return f"host {host}: the ssh that started its agent {describe(code)}{reason}"

@@ -1,18 +1,19 @@
 """Where the output of each worker goes, and what is put before its lines.
 
-On the launcher's own streams a line reads ``[3]<stderr>:text``, the form that Horovod's launcher gave it. In files
-there is one folder per rank, ``rank.<padded>/stdout`` and ``stderr``, and the lines are bare; the agent of the rank's
-host writes them.
+On the launcher's own streams a line reads ``[3]<stderr>:text``, the form that Horovod's launcher gave it. Where these
+streams are the output of a worker, the stream is named once: ``[0]<stderr>:[3]:text``. In files there is one folder per
+rank, ``rank.<padded>/stdout`` and ``stderr``, and the lines are bare; the agent of the rank's host writes them.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import final
 
+from farandole.cluster.environment import OUTPUT
 from farandole.control.agent_messages import StartWorkers
 from farandole.control.output import Sink, Source, Tag
 from farandole.errors import UsageError
@@ -20,6 +21,19 @@ from farandole.launch.agents.screens import STDERR, Screens
 
 STREAMS = ("stdout", "stderr")
 COLOURS = (36, 33, 35, 32, 34, 31)
+
+
+def pipes(stdout: int, stderr: int) -> str:
+    """The value of ``OUTPUT`` for a process with these descriptors."""
+    return f"{os.fstat(stdout).st_ino} {os.fstat(stderr).st_ino}"
+
+
+def is_nested(variables: Mapping[str, str]) -> bool:
+    """True if our own standard streams are those that a launcher has given a worker, us or an ancestor."""
+    try:
+        return variables.get(OUTPUT) == pipes(1, 2)
+    except OSError:  # one of them is closed
+        return False
 
 
 @final
@@ -72,7 +86,8 @@ class Streams:
             ) from error
 
     def _tag(self, place: int, name: str) -> Tag:
-        fixed = b"" if self._start.output_dir else f"[{place}]<{name}>:".encode()
+        tag = f"[{place}]:" if self._start.nested else f"[{place}]<{name}>:"
+        fixed = b"" if self._start.output_dir else tag.encode()
         if self._start.colour and fixed:
             fixed = b"\x1b[%dm%s\x1b[0m" % (COLOURS[place % len(COLOURS)], fixed)
         return (lambda: _now() + fixed) if self._start.timestamps else (lambda: fixed)

@@ -17,11 +17,12 @@ import typing
 
 import msgspec
 
-import farandole
+from farandole.errors import UsageError
 from farandole.launch.agents.ssh import Ssh
 from farandole.launch.command.options import add_knobs, knob_arguments, read_file
 from farandole.launch.hosts import plan
 from farandole.launch.hosts.elastic_job import ElasticJob, elastic_job
+from farandole.launch.hosts.horovod_site import HOROVOD_SITE
 from farandole.launch.hosts.where import LauncherName, Means, read_hosts, where
 from farandole.launch.job.launcher import Launcher
 from farandole.settings import Settings
@@ -36,11 +37,9 @@ examples:
 Each line that a worker prints appears with its rank, [2]<stdout>: or
 [2]<stderr>:. The first worker that fails ends the job, and its exit code is
 the job's; 128+N stands for signal N. Ctrl-C ends the job in good order, twice
-at once. What a worker leaves running is ended too. Workers read nothing from
-standard input.
+at once; USR1 and USR2 are passed on to the workers that handle them. What a
+worker leaves running is ended too. Workers read nothing from standard input.
 """
-HOROVOD_SITE = os.path.join(os.path.dirname(os.path.abspath(farandole.__file__)), "compat", "site")
-"""Holds a package named ``horovod`` that is Farandole."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -52,9 +51,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description=EXAMPLES,
     )
     add_job_options(parser)
-    parser.add_argument(
-        "--horovod", action="store_true", help="let 'import horovod' mean Farandole in the workers and their children"
-    )
     add_knobs(parser)
     parser.add_argument("command", nargs=argparse.PARSER, metavar="COMMAND", help="what every worker runs")
     parser.set_defaults(main=main)
@@ -99,13 +95,12 @@ def main(args: argparse.Namespace) -> int:
     settings = Settings.resolve(
         knob_arguments(args), read_file(args.config_file) if args.config_file else None, os.environ
     )
-    return run_job(job(args, command, settings, (HOROVOD_SITE,) if args.horovod else ()))
+    return run_job(job(args, command, settings))
 
 
-def job(
-    args: argparse.Namespace, command: list[str], settings: Settings, python_path: tuple[str, ...]
-) -> plan.Job | ElasticJob:
+def job(args: argparse.Namespace, command: list[str], settings: Settings) -> plan.Job | ElasticJob:
     """The job that the options of ``add_job_options`` describe; raises ``UsageError`` for one that cannot be."""
+    _require_a_folder()
     means = Means(args.launcher, Ssh(args.ssh_port, args.ssh_identity_file, tuple(args.ssh_option)))
     here = socket.gethostname()
     asked = plan.Job(
@@ -115,7 +110,6 @@ def job(
         output_dir=args.output_filename,
         timestamps=args.timestamps,
         verbose=args.verbose,
-        python_path=python_path,
     )
     if settings.is_elastic:
         return elastic_job(asked, args.np, args.hosts or "", args.hostfile or "", means, os.environ, here)
@@ -127,7 +121,7 @@ def job(
 def run_job(job: plan.Job | ElasticJob) -> int:
     """Run a job to its end in this process, say how it ended if that was not well, and return its exit status."""
     asked = job.job if isinstance(job, ElasticJob) else job
-    if HOROVOD_SITE in asked.python_path:
+    if asked.settings.horovod:
         _say_which_horovod()
     if isinstance(job, ElasticJob):
         from farandole.launch.job.elastic_launcher import ElasticLauncher  # other jobs need not wait for it to load
@@ -138,6 +132,17 @@ def run_job(job: plan.Job | ElasticJob) -> int:
     if words:
         print(f"farandole: {words}", file=sys.stderr)
     return status
+
+
+def _require_a_folder() -> None:
+    """Workers are started in the current one."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise UsageError(
+            f"the current folder, where the workers are to run, is not there any more ({error.strerror}): "
+            "cd to another one, or to its path again if it was made anew"
+        ) from error
 
 
 def _say_which_horovod() -> None:

@@ -13,46 +13,44 @@ import sys
 from collections.abc import Collection
 from typing import Any, NamedTuple, final
 
-import farandole
 from farandole.launch.command import command
 from farandole.launch.command.options import add_knobs, knob_arguments, read_file
 from farandole.launch.hosts.elastic_job import ElasticJob
+from farandole.launch.hosts.horovod_site import SPOKEN
 from farandole.launch.hosts.plan import Job
 from farandole.settings import Settings
-
-SPOKEN = "0.28.1"
-"""The version of Horovod whose words these are."""
+from farandole.version import __version__
 
 
 @final
 class Foreign(NamedTuple):
-    """Flags of Horovod's that we take without acting on them: how many values they have (0: a switch), and why."""
+    """Flags of Horovod's that we take without acting on them: how many values they have (0: a switch), and why.
+
+    Without a reason they ask for what happens anyway, and nothing is said.
+    """
 
     why: str
     values: int
     flags: tuple[str, ...]
 
 
-_NO_CYCLE = "messages are sent when there is something to say, there are no cycles"
 _CHOSEN = "the way of moving bytes is chosen, see --engine"
 
 FOREIGN = (
-    Foreign("nothing is checked over ssh that could be remembered", 0, ("--disable-cache",)),
-    Foreign(_NO_CYCLE, 1, ("--cycle-time-ms",)),
-    Foreign(_NO_CYCLE, 0, ("--timeline-mark-cycles",)),
-    Foreign(_CHOSEN, 0, (
-        "--hierarchical-allreduce", "--no-hierarchical-allreduce", "--hierarchical-allgather",
-        "--no-hierarchical-allgather", "--torus-allreduce", "--no-torus-allreduce", "--gloo", "--mpi", "--jsrun",
-        "--tcp",
+    Foreign("", 0, (
+        "--gloo", "--disable-cache", "--no-autotune", "--no-hierarchical-allreduce", "--no-hierarchical-allgather",
+        "--no-torus-allreduce", "--log-with-timestamp", "--no-log-hide-timestamp",
     )),
-    Foreign("nothing is tuned while a job runs", 0, ("--autotune", "--no-autotune")),
+    Foreign("messages are sent when there is something to say, nobody waits for a cycle", 1, ("--cycle-time-ms",)),
+    Foreign(_CHOSEN, 0, (
+        "--hierarchical-allreduce", "--hierarchical-allgather", "--torus-allreduce", "--mpi", "--jsrun", "--tcp",
+    )),
+    Foreign("nothing is tuned while a job runs", 0, ("--autotune",)),
     Foreign("nothing is tuned while a job runs", 1, (
         "--autotune-log-file", "--autotune-warmup-samples", "--autotune-steps-per-sample",
         "--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise",
     )),
-    Foreign("log lines always have the time", 0, (
-        "--log-with-timestamp", "--log-without-timestamp", "--log-hide-timestamp", "--no-log-hide-timestamp",
-    )),
+    Foreign("log lines always have the time", 0, ("--log-without-timestamp", "--log-hide-timestamp")),
     Foreign("no worker is started by MPI", 0, ("--mpi-threads-disable", "--no-mpi-threads-disable")),
     Foreign("no worker is started by MPI", 1, ("--mpi-args", "--binding-args")),
     Foreign("NCCL chooses its streams", 1, ("--num-nccl-streams",)),
@@ -70,7 +68,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="Runs COMMAND as 'farandole run --horovod' does. Flags of horovodrun that mean\n"
         "nothing here are accepted; a line says so.",
     )
-    parser.add_argument("-v", "--version", action="version", version=f"{SPOKEN} (farandole {farandole.__version__})")
+    parser.add_argument("-v", "--version", action="version", version=f"{SPOKEN} (farandole {__version__})")
     parser.add_argument("-cb", "--check-build", action=_CheckBuild, nargs=0, help="what is usable here, and why not")
     command.add_job_options(parser)
     _add_foreign(parser)
@@ -91,14 +89,13 @@ def asked(args: argparse.Namespace) -> Job | ElasticJob:
     """The job that ``args`` ask for; raises ``UsageError`` for one that cannot be."""
     words = args.command[1:] if args.command[0] == "--" else args.command
     file = read_file(args.config_file) if args.config_file else None
-    settings = Settings.resolve(knob_arguments(args), file, os.environ)
-    return command.job(args, words, settings, (command.HOROVOD_SITE,))
+    return command.job(args, words, Settings.resolve({**knob_arguments(args), "horovod": True}, file, os.environ))
 
 
 def without_meaning(flags: Collection[str]) -> list[str]:
     """One line for each reason why some of ``flags`` are not acted on."""
     lines = []
-    for why in dict.fromkeys(foreign.why for foreign in FOREIGN):
+    for why in dict.fromkeys(foreign.why for foreign in FOREIGN if foreign.why):
         mine = [flag for foreign in FOREIGN if foreign.why == why for flag in foreign.flags if flag in flags]
         if mine:
             lines.append(f"{', '.join(mine)}: accepted without effect, {why}")

@@ -122,9 +122,7 @@ def _rank(environment: Environment) -> int:
     """In an elastic job that of the last generation, if the function took part in any."""
     if not environment.is_elastic:
         return environment.place
-    from farandole.runtime.session.session import (
-        last_rank,  # a function that does not train need not wait for it to load
-    )
+    from farandole.runtime.session.session import last_rank  # slow to load, and some functions do not train
 
     rank = last_rank()
     return environment.place if rank is None else rank

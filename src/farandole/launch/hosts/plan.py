@@ -20,6 +20,8 @@ from farandole.cluster.environment import variables_for
 from farandole.control.agent_messages import StartWorkers, WorkerSpec
 from farandole.errors import UsageError
 from farandole.launch.agents.agents import AgentStarter
+from farandole.launch.agents.streams import is_nested
+from farandole.launch.hosts import horovod_site
 from farandole.launch.hosts.inherit import for_other_hosts
 from farandole.settings import Settings
 from farandole.topology import Topology
@@ -153,6 +155,7 @@ def start_workers(job: Job, specs: Sequence[WorkerSpec], size: int, *, inherits:
         output_dir=os.path.abspath(job.output_dir) if job.output_dir else "",
         timestamps=job.timestamps,
         colour=os.isatty(1) and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb",
+        nested=is_nested(os.environ),
         cwd=os.getcwd(),
         size=size,
         grace_s=job.settings.grace_s,
@@ -165,6 +168,8 @@ def variables_for_all(job: Job, inherited: Mapping[str, str]) -> dict[str, str]:
     if "PYTHONUNBUFFERED" not in inherited:
         shared["PYTHONUNBUFFERED"] = "1"  # lines appear when they are printed, and none is lost with a killed worker
     shared.update(job.environment)
+    if job.settings.horovod:
+        shared.update(horovod_site.variables({**inherited, **shared}))
     if job.python_path:
         rest = shared.get("PYTHONPATH", inherited.get("PYTHONPATH"))
         shared["PYTHONPATH"] = os.pathsep.join([*job.python_path, *filter(None, [rest])])

@@ -25,7 +25,7 @@ from farandole.control.keys import new_secret
 from farandole.errors import UsageError
 from farandole.launch.agents.agents import AgentProcess, Agents, print_now
 from farandole.launch.agents.charge import Charge
-from farandole.launch.agents.policy import INTERRUPTS
+from farandole.launch.agents.policy import INTERRUPTS, PASSED_ON
 from farandole.launch.hosts.elastic_job import ElasticJob
 from farandole.launch.job.elastic_controller import ElasticController, Legacy
 from farandole.launch.job.launcher import DIAL_SHARE
@@ -72,7 +72,7 @@ class ElasticLauncher:
         settings = self._settings
         with contextlib.ExitStack() as held:
             held.enter_context(process.no_descendants_left())
-            interrupts = held.enter_context(process.signals_as_bytes(INTERRUPTS))
+            interrupts = held.enter_context(process.signals_as_bytes((*INTERRUPTS, *PASSED_ON)))
             configure_logging(settings.log_level)
             journal, copy = os.memfd_create("journal"), _opened(settings.elastic_journal)
             agents = held.enter_context(Agents([], settings, captured=True))
@@ -216,6 +216,7 @@ class _Keeper:
         for number in os.read(self._interrupts, 4096):
             if number in INTERRUPTS:
                 self._signals.append(number)
+            if number in (*INTERRUPTS, *PASSED_ON):
                 self._line.send(Signal(number))
 
     def _send_for(self, host: str, name: str) -> None:

@@ -117,7 +117,7 @@ class ElasticLoop(Loop):
         if isinstance(message, Ping):
             self._line.send(message)
         elif isinstance(message, Signal):
-            self._on_signal(message.number)
+            self._hear(message.number)
         elif isinstance(message, AgentSaid | AgentEnded):
             agent = self._far.take(message)
             if agent is not None:
@@ -244,7 +244,7 @@ class ElasticLoop(Loop):
     def _on_exit(self, host: str, message: Exited) -> None:
         if self._hosts.pop(message.place, None) is None:
             return  # it was told before, to the controller that is gone
-        end = End(message.place, host, message.code, message.tail, message.error, title="worker")
+        end = self._end_of(message, host, title="worker")
         if end.code:
             self._failures = [*self._failures[1 - MOST_WORDS :], end]
         self._controller.worker_exited(message.place, message.pid, message.code, str(end))

@@ -22,7 +22,7 @@ from farandole.control.agent_messages import StartWorkers, WorkerSpec
 from farandole.launch.agents.agents import Agents
 from farandole.launch.agents.charge import Charge
 from farandole.launch.agents.local import Local
-from farandole.launch.agents.policy import INTERRUPTS
+from farandole.launch.agents.policy import INTERRUPTS, PASSED_ON
 from farandole.launch.hosts.plan import Job, start_workers, workers
 from farandole.launch.job.loop import Outcome
 from farandole.launch.job.static_loop import StaticLoop
@@ -64,7 +64,7 @@ class Launcher:
             interrupts = -1
             if self._owns_process:
                 held.enter_context(process.no_descendants_left())
-                interrupts = held.enter_context(process.signals_as_bytes(INTERRUPTS))
+                interrupts = held.enter_context(process.signals_as_bytes((*INTERRUPTS, *PASSED_ON)))
             agents = held.enter_context(self._agents())
             # Loaded only now: the agents load their modules meanwhile.
             from farandole.control.channel import Router

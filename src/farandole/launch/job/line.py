@@ -71,7 +71,7 @@ class Ping(Said, frozen=True):
 
 @final
 class Signal(Said, frozen=True):
-    """The user wants an end."""
+    """The user wants an end, or a signal passed on to the workers."""
 
     number: int
 

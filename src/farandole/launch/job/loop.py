@@ -16,13 +16,15 @@ from farandole.control.agent_messages import (
     Exited,
     Goodbye,
     Output,
+    PassSignal,
     Stack,
     Started,
 )
 from farandole.launch.agents.agents import AgentProcess, Agents, print_now
-from farandole.launch.agents.policy import INTERRUPTS
+from farandole.launch.agents.policy import INTERRUPTS, PASSED_ON, End
 from farandole.launch.agents.screens import STDERR, Receipts, Screens
 from farandole.launch.hosts.plan import Job
+from farandole.launch.job.hints import advice
 
 if TYPE_CHECKING:
     from farandole.launch.job.far_agents import FarAgent, FarAgents
@@ -156,8 +158,7 @@ class Loop(ABC):
     def _on_descriptors(self, ready: set[int]) -> None:
         if self._interrupts in ready:
             for number in os.read(self._interrupts, 4096):
-                if number in INTERRUPTS:
-                    self._on_signal(number)
+                self._hear(number)
         if self._receipts is not None and self._receipts.fd in ready:
             for host, receipt in self._receipts.collect():
                 self._root.tell(host, receipt)
@@ -165,6 +166,14 @@ class Loop(ABC):
         for agent in {id(each): each for fd in ready if (each := self._watched.get(fd)) is not None}.values():
             agent.attend()
             self._note_end(agent)
+
+    def _hear(self, number: int) -> None:
+        """A signal to the launcher."""
+        if number in INTERRUPTS:
+            self._on_signal(number)
+        elif number in PASSED_ON:
+            for host in self._open:
+                self._root.tell(host, PassSignal(number))
 
     def _note_end(self, agent: AnyAgent) -> None:
         """Its last messages may still be on their way, if it has ended."""
@@ -194,6 +203,14 @@ class Loop(ABC):
             self._on_hello(host, message)
         elif isinstance(message, Goodbye):
             self._on_goodbye(host)
+
+    def _end_of(self, message: Exited, host: str, title: str = "rank") -> End:
+        """For people. With a folder for output, its lines are not on this screen."""
+        return End(
+            message.place, host, message.code, message.tail, message.error, title,
+            advice(message.tail, self._job.settings.horovod), shown=not self._job.output_dir,
+            out_of_memory=message.out_of_memory,
+        )  # fmt: skip
 
     def _on_goodbye(self, host: str) -> None:
         """Its agent has ended all workers, and ends."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, final
 from farandole.control.agent_messages import AgentHello, Exited, StartWorkers, StopWorkers
 from farandole.control.process import exit_status
 from farandole.launch.agents.agents import END_S, Agents
-from farandole.launch.agents.policy import Action, Decision, End, Loss, Policy
+from farandole.launch.agents.policy import Action, Decision, Loss, Policy
 from farandole.launch.hosts.plan import Job
 from farandole.launch.job.loop import Loop, Outcome
 
@@ -66,7 +66,7 @@ class StaticLoop(Loop):
     # -- agents -------------------------------------------------------------------------------------------------------
 
     def _on_exit(self, host: str, message: Exited) -> None:
-        end = End(message.place, host, message.code, message.tail, message.error)
+        end = self._end_of(message, host)
         self._controller.worker_exited(message.place, message.pid, message.code, str(end))
         self._act(self._policy.exited(end, self._controller.left()))
 

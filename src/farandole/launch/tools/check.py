@@ -19,8 +19,8 @@ from typing import final
 
 import msgspec
 
-import farandole
 from farandole.engines.candidates import CANDIDATES, Find
+from farandole.version import __version__
 
 WIDTH = 80
 LATER_FRAMEWORKS = {"tensorflow": "TensorFlow", "keras": "Keras", "jax": "JAX", "mxnet": "MXNet"}
@@ -59,9 +59,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def report(findings: Sequence[Finding], json: bool = False) -> int:
     """Print them; returns the exit status."""
     if json:
-        print(
-            msgspec.json.format(msgspec.json.encode({"version": farandole.__version__, "findings": findings})).decode()
-        )
+        print(msgspec.json.format(msgspec.json.encode({"version": __version__, "findings": findings})).decode())
     else:
         _print_table(findings)
     ready = {finding.kind for finding in findings if finding.usable and finding.name != "solo"}
@@ -78,7 +76,7 @@ def examine(find: Find = find_spec, version_of: Callable[[str], str] | None = No
         lack = candidate.lack(find)
         remedy = candidate.cure(find) if lack else ""
         engines.append(Finding("engine", name, not lack, lack or candidate.serves, remedy))
-    return [*engines, *_frameworks(version_of or _installed_version), *_launchers()]
+    return [*engines, *_frameworks(version_of or _installed_version), _horovod(), *_launchers()]
 
 
 def _frameworks(version_of: Callable[[str], str]) -> Iterator[Finding]:
@@ -93,6 +91,19 @@ def _frameworks(version_of: Callable[[str], str]) -> Iterator[Finding]:
                 "framework", package, False, f"{title} {version} is installed, but this release serves PyTorch only",
                 f"wait for the release with farandole.{package}",
             )  # fmt: skip
+
+
+def _horovod() -> Finding:
+    from farandole.launch.tools import horovod_install  # slow to load, as it asks for installed packages
+
+    if horovod_install.is_active():
+        return Finding("framework", "horovod", True, "'import horovod' means Farandole here")
+    if real := horovod_install.foreign():
+        return Finding("framework", "horovod", False, f"'import horovod' means {real}", "type: farandole run --horovod")
+    return Finding(
+        "framework", "horovod", False, "'import horovod' finds nothing here",
+        "type: farandole run --horovod, or once: farandole horovod install",
+    )  # fmt: skip
 
 
 def _launchers() -> Iterator[Finding]:
@@ -113,7 +124,7 @@ def _print_table(findings: Sequence[Finding]) -> None:
 
     console = Console(width=WIDTH, highlight=False, soft_wrap=False)
     where = f"Python {platform.python_version()}, {sys.platform} {platform.machine()}"
-    console.print(f"farandole {farandole.__version__}, {where}, {len(os.sched_getaffinity(0))} cores")
+    console.print(f"farandole {__version__}, {where}, {len(os.sched_getaffinity(0))} cores")
     for kind in dict.fromkeys(finding.kind for finding in findings):
         table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
         table.add_column(width=12, no_wrap=True)

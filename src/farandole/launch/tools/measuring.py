@@ -18,11 +18,11 @@ from typing import TypeAlias, final
 
 import msgspec
 
-from farandole import _native
 from farandole.collective import Array, DType, ReduceOp
 from farandole.engines.candidates import usable
 from farandole.engines.engine import Engine, Memory
 from farandole.errors import EngineError, FarandoleError
+from farandole.native import core
 from farandole.runtime.session.session import current, init, shutdown
 
 SIZES = (4, 1024, 16 * 2**10, 256 * 2**10, 2**20, 4 * 2**20, 16 * 2**20)
@@ -91,7 +91,7 @@ def _once(engine: Engine, array: Array) -> float:
 
     Raises ``EngineError`` if it did not sum what they wrote.
     """
-    _native.fill(array.address, array.count, array.dtype, 1.0)
+    core.fill(array.address, array.count, array.dtype, 1.0)
     begin = time.perf_counter()
     engine.allreduce(array, ReduceOp.SUM)
     seconds = time.perf_counter() - begin

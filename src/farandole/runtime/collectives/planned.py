@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, final
 
 from farandole import events
 from farandole.collective import Array
 from farandole.engines.engine import Memory
 from farandole.errors import MismatchError
+from farandole.runtime.collectives.divergence import Comparison, Snapshot
 from farandole.runtime.collectives.verbs import number_of
 from farandole.runtime.lanes.reduction import Reduction
 from farandole.runtime.session.process_sets import ProcessSet
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 JOINED = "joined"
 """The state of a member that has called ``join``: it takes part in everything, wherever the others are."""
+
+_UNTIMED = nullcontext()
 
 REFUSED = "refused"
 """The state of a member that cannot go on: it raises its own error, and everybody else one that names it."""
@@ -43,6 +46,7 @@ class PlannedLane:
         with self._inside("connecting"):
             self._engine = session.planned_engine(self._process_set, label)
         self._group = self._engine.group
+        self._comparison = Comparison(label, [self._group.name(i) for i in range(self._group.size)])
 
     @property
     def crosses_hosts(self) -> bool:
@@ -64,20 +68,29 @@ class PlannedLane:
         """Which of them this is."""
         return self._group.rank
 
+    def name(self, place: int) -> str:
+        """How an error names a member."""
+        return self._group.name(place)
+
     def allocate(self, nbytes: int) -> Memory:
         """Zeroed memory in which collectives are fastest. Collective."""
         with self._inside("allocating"):
             return self._engine.allocate(nbytes)
 
-    def meet(self, point: str, state: str) -> list[str]:
+    def meet(self, point: str, state: str, snapshot: Snapshot | None = None) -> list[str]:
         """Learn every member's ``state``; all must be at the same ``point`` of the program, except who has ``JOINED``.
 
-        Both together are at most 60 bytes. Raises ``MismatchError`` on every member if they are not, or if one has
-        ``REFUSED``; the next call works.
+        Both together are at most 54 bytes. Raises ``MismatchError`` on every member if they are not, or if one has
+        ``REFUSED``; the next call works. Raises ``DivergenceError`` on every member if their ``snapshot`` differ.
         """
+        mark = "" if snapshot is None else snapshot.mark
+        own = f"{mark}|{point}|{state}".encode()
         with self._inside(point or state), self.phase("meet", "negotiate"):
-            answers = self._engine.gather_small(f"{point}|{state}".encode())
-        said = [answer.decode().partition("|")[::2] for answer in answers]
+            answers = self._engine.gather_small(own)
+        if answers.count(own) == len(answers):
+            return [state] * len(answers)
+        marks, points, states = zip(*(answer.decode().split("|", 2) for answer in answers), strict=True)
+        said = list(zip(points, states, strict=True))
         if len({there for there, how in said if how != JOINED}) > 1:
             each = "; ".join(
                 f"{self._group.name(i)} is at {there!r}" for i, (there, how) in enumerate(said) if how != JOINED
@@ -89,7 +102,10 @@ class PlannedLane:
         refused = [self._group.name(i) for i, (_, how) in enumerate(said) if how == REFUSED]
         if refused and state != REFUSED:
             raise MismatchError(f"{self.label} cannot go on at {point!r}: {', '.join(refused)} raised an error there")
-        return [how for _, how in said]
+        if not refused and self._comparison.is_suspect(marks):
+            with self._inside(f"comparing {point}"):
+                self._comparison.explain(self._engine.gather_small, snapshot)
+        return list(states)
 
     def allreduce(self, what: str, array: Array, how: Reduction) -> None:
         """Reduce in place; ``what`` names it in reports and in the timeline."""
@@ -108,14 +124,16 @@ class PlannedLane:
         with self._inside(what), self.phase(what, "gather", recv.nbytes):
             self._engine.allgather(send, recv, counts)
 
-    @contextmanager
-    def phase(self, what: str, phase: str, nbytes: int = 0, row: str = "planned") -> Iterator[None]:
+    def phase(self, what: str, phase: str, nbytes: int = 0, row: str = "planned") -> AbstractContextManager[None]:
         """What is done inside shows in the timeline."""
-        begin_s = time.monotonic() if events.subscribers else 0.0
+        return self._timed(what, phase, nbytes, row) if events.subscribers else _UNTIMED
+
+    @contextmanager
+    def _timed(self, what: str, phase: str, nbytes: int, row: str) -> Iterator[None]:
+        begin_s = time.monotonic()
         yield
-        if begin_s:
-            name, end_s = f"{self.label}.{what}", time.monotonic()
-            events.emit(events.Phase(row, name, "allreduce", phase, begin_s, end_s, nbytes))
+        name, end_s = f"{self.label}.{what}", time.monotonic()
+        events.emit(events.Phase(row, name, "allreduce", phase, begin_s, end_s, nbytes))
 
     def _inside(self, what: str) -> AbstractContextManager[None]:
         """Should it take too long, reports will name ``what``, and the members that have not come to it."""

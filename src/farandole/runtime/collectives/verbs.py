@@ -228,7 +228,13 @@ class Verbs(Generic[T]):
             )
         if name is None:
             return f"{kind.label}.noname.{self._unnamed.next(session, kind, number_of(process_set))}"
-        return f"{kind.label}.{name}"
+        text = f"{kind.label}.{name}"
+        if not _is_text(text):
+            raise UsageError(
+                f"{kind.label}: the name {name!r} has half of a surrogate pair, which no encoding of text can carry to "
+                f"the other ranks: pass name={name.encode('ascii', 'backslashreplace').decode()!r}, or another one"
+            )
+        return text
 
     def _array(self, kind: Kind, tensor: T, how: Reduction) -> Array:
         array, op = self._adapter.array(tensor), how.checked().op
@@ -247,7 +253,9 @@ class Verbs(Generic[T]):
     def _rows(self, verb: str, tensor: T) -> tuple[int, ...]:
         shape = self._adapter.shape(tensor)
         if not shape:
-            raise UsageError(f"{verb} cuts dimension 0, but the tensor is a scalar: give it at least one dimension")
+            raise UnsupportedError(
+                f"{verb} cuts dimension 0, but the tensor is a scalar: give it at least one dimension"
+            )
         return shape
 
     def _settle(self, tensors: Sequence[T], work: Sequence[T]) -> list[T]:
@@ -353,6 +361,14 @@ def number_of(process_set: ProcessSet) -> int:
     number = process_set.process_set_id
     assert number is not None, "a set that includes this rank is registered"
     return number
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _group(name: str, size: int) -> list[str]:

@@ -88,10 +88,10 @@ class Controller:
         self._settings, self._expected, self._clock = settings, expected, clock
         self._downlink = Downlink(send)
         self._formation = formation or StaticFormation.of(settings, expected)
+        self.occupants = self._formation.occupants.below(self._downlink.is_relayed)
         self.former = Former(send, self._formation, clock)  # another one, of a controller that is not the job's first
         self._generation: Generation | None = None
-        self._rejected: Counter[str] = Counter()
-        self._received = 0
+        self._received, self._rejected = 0, Counter[str]()
         self._handlers: dict[type, Callable[[bytes, Any], None]] = {
             Ready: self._on_ready,
             Letters: self._on_letters,

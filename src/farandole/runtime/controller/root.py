@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, final
 
-import farandole
 from farandole.control.agent_messages import AGENT, AgentHello, Alive, Branch, DumpStack, Exited, Severed, StopWorkers
 from farandole.control.messages import Hello, Submit
 from farandole.runtime.controller.controller import Controller
 from farandole.runtime.coordination.hosts import Hosts
 from farandole.runtime.coordination.tree import Tree
 from farandole.settings import Settings
+from farandole.version import __version__
 
 if TYPE_CHECKING:
     from farandole.control.channel import Router
@@ -37,7 +37,7 @@ class Root:
         self.router = router
         self.controller = Controller(router.send, settings, expected, time.monotonic, formation)
         self.controller.request_stack = self._request_stack
-        self.controller.refuse = router.refuse
+        self.controller.refuse, self.controller.occupants.is_connected = router.refuse, router.reaches
         self._is_elastic = formation is not None
         self.hosts = Hosts(settings.host_timeout_s)
         self._tree = Tree(settings.tree_radix)
@@ -117,8 +117,8 @@ class Root:
         return host if name == self._names.get(host, host) else None
 
     def _on_agent(self, host: str, message: Any) -> None:
-        if isinstance(message, AgentHello) and message.version != farandole.__version__:
-            reason = f"host {host} has Farandole {message.version} and this one has {farandole.__version__}"
+        if isinstance(message, AgentHello) and message.version != __version__:
+            reason = f"host {host} has Farandole {message.version} and this one has {__version__}"
             self.router.refuse("agents of another version", reason)
             self.hosts.ended(host)
             self.on_lost(host, f"{reason}: install the same version on both")

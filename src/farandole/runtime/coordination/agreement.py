@@ -119,10 +119,10 @@ _ASPECTS: dict[Kind, tuple[_Aspect, ...]] = {
     Kind.BROADCAST: (*_TENSOR, _SHAPE, _ROOT),
     Kind.ALLTOALL: (*_TENSOR, _TAIL),
     Kind.REDUCESCATTER: _REDUCTION,
-    Kind.BARRIER: (_KIND,),
+    Kind.BARRIER: (_KIND, _ABILITY),
     Kind.JOIN: (_KIND,),
-    Kind.ADD_SET: (_KIND, _RANKS),
-    Kind.REMOVE_SET: (_KIND, _ID),
+    Kind.ADD_SET: (_KIND, _ABILITY, _RANKS),
+    Kind.REMOVE_SET: (_KIND, _ABILITY, _ID),
 }
 _KINDS = frozenset(Kind)
 _OPS = frozenset(ReduceOp)

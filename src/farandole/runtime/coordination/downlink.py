@@ -54,6 +54,10 @@ class Downlink:
         """A message of this socket has come from the child ``via``."""
         self._via[identity] = via
 
+    def is_relayed(self, uid: bytes) -> bool:
+        """True for a worker whose messages come through a child."""
+        return uid + UP in self._via
+
     def opened(self, via: bytes, letters: Letters) -> Iterator[tuple[bytes, Any]]:
         """What the child ``via`` passes on, with the socket each came from; ``None`` for what is no message."""
         for letter in letters.letters:

@@ -15,6 +15,7 @@ from typing import TypeAlias, final
 
 from farandole.control.message import Message
 from farandole.control.messages import Hello, Refuse, Welcome
+from farandole.runtime.coordination.occupants import Occupants
 from farandole.runtime.coordination.process_groups import fitting
 from farandole.runtime.coordination.wording import by_saying
 
@@ -111,13 +112,17 @@ Decision: TypeAlias = Formed | Refused | Deferred | Due | Over
 class Formation(ABC):
     """Hears who is there and who is not; says who forms a generation with whom."""
 
+    def __init__(self) -> None:
+        self.occupants = Occupants()
+        """Who has which place; whoever wants it as well is turned away."""
+
     @abstractmethod
     def started(self, place: int, description: str) -> None:
         """The worker of ``place`` runs; texts that miss it can say where."""
 
+    @abstractmethod
     def turn_away(self, uid: bytes, hello: Hello) -> str:
         """Why this process can be none of the job's workers; a decision to come tells it. "" if it may be one."""
-        return ""
 
     @abstractmethod
     def hello(self, uid: bytes, hello: Hello, now: float) -> None:

@@ -27,6 +27,7 @@ from farandole.collective import Kind
 from farandole.control.messages import Entry, Order, Signature
 from farandole.runtime.coordination.agreement import Plan, malformed, settle, title
 from farandole.runtime.coordination.cache import Key, Line, SignatureCache
+from farandole.runtime.coordination.overdue import Overdue
 from farandole.runtime.coordination.process_groups import GLOBAL, ProcessGroups
 from farandole.runtime.coordination.proposal import Proposal
 from farandole.runtime.coordination.rank_set import NOBODY, RankSet
@@ -85,6 +86,7 @@ class Negotiation:
         self._proposals: dict[Key, Proposal] = {}
         self._queue: list[Proposal] = []
         self._join: Proposal | None = None
+        self._overdue = Overdue()
         self._left: dict[int, str] = {}
         self._gone = NOBODY
         self._last: dict[int, Order] = {}
@@ -101,21 +103,29 @@ class Negotiation:
         key = (entry.process_set, entry.name)
         if entry.cached >= 0:
             line = self._cache.find(entry.cached, key)
-            if line is None:
-                return ranks
-            if known := ranks & line.statements.ranks:
+            known = NOBODY if line is None else ranks & line.statements.ranks
+            if line is not None and known:
                 self._enter(known, key, line.plan.signature, line, now, contribution)
-            return ranks - known
+            if unknown := ranks - known:
+                self._overdue.expect(unknown, key)
+            return unknown
         if reason := malformed(entry.signature):
             self._refuse(ranks, key, _NONSENSE, lambda rank: f"rank {rank} submitted what no rank can mean: {reason}")
         elif entry.signature is not None:
-            self._enter(ranks, key, entry.signature, None, now, contribution)
+            if entry.signature.kind == Kind.JOIN:
+                ranks -= self._overdue.hold(ranks, entry)
+            if ranks:
+                self._enter(ranks, key, entry.signature, None, now, contribution)
+        self._overdue.said(ranks, key)
+        for late, join in self._overdue.free():
+            self.submit(late, join, now)
         return NOBODY
 
     def leave(self, rank: int, reason: str) -> None:
         """``rank`` takes part in nothing from now on; whoever needs it gets an ``AbortError`` with ``reason``."""
         self._left[rank] = reason
         self._gone |= RankSet.only(rank)
+        self._overdue.drop(rank)
         for proposal in self._open():
             self._fail_if_left(proposal)
         for proposal in self._queue:  # submitted by it, perhaps, but it will not be there to do it
@@ -318,11 +328,13 @@ class Negotiation:
         first, plan = proposals[0], plans[0]
         self._orders += 1
         if plan.error:
+            # All members count these, also those that have joined: but not where some have not come, who cannot know.
+            refused = bool(first.refused) and bool(first.members) and not first.missing
             order = Order(
                 first.process_set, self._orders, first.kind, [first.name], [plan.signature],
-                error=plan.error, error_kind=plan.error_kind, refused=bool(first.refused),
+                error=plan.error, error_kind=plan.error_kind, refused=refused,
             )  # fmt: skip
-            return Delivery(first.ready, order)
+            return Delivery(first.members if refused else first.ready, order)
         order = Order(
             first.process_set,
             self._orders,

@@ -38,6 +38,7 @@ class StaticFormation(Formation):
     """Collects hellos. With ``excuse_failures`` a job may start without those that failed before calling ``init``."""
 
     def __init__(self, expected: int, start_timeout_s: float, excuse_failures: bool, choose: Choose) -> None:
+        super().__init__()
         self._expected = expected
         self._start_timeout_s = start_timeout_s
         self._excuse_failures = excuse_failures
@@ -76,6 +77,7 @@ class StaticFormation(Formation):
     def hello(self, uid: bytes, hello: Hello, now: float) -> None:
         """A worker has called ``init``."""
         self._dismiss(hello.place)
+        self.occupants.enter(uid, hello)
         self._waiting[hello.place] = Member(uid, hello)
         self._sizes[hello.expected] += 1
         if self._first_hello_s is None:
@@ -83,6 +85,7 @@ class StaticFormation(Formation):
 
     def gone(self, place: int, pid: int, code: int, description: str) -> None:
         """The worker of ``place`` has ended. It is excused if it had its part in a generation, or may fail."""
+        self.occupants.leave(place)
         excused = code != 0 and self._excuse_failures
         size = self._expected
         rank = self._roster.find(place, pid)
@@ -96,7 +99,8 @@ class StaticFormation(Formation):
             self._first_hello_s = None
 
     def left(self, place: int, ending: bool) -> None:
-        """Nothing depends on that."""
+        """See ``Formation``."""
+        self.occupants.leave(place)
 
     def answered(self, place: int) -> None:
         """Nothing depends on that."""
@@ -112,7 +116,7 @@ class StaticFormation(Formation):
         return False
 
     def _objection(self, newcomer: Member) -> str:
-        hello, other = newcomer.hello, self._waiting.get(newcomer.hello.place)
+        hello = newcomer.hello
         if not 0 <= hello.place < min(hello.expected, self._expected):
             place = f"expects ranks 0 to {self._expected - 1}, and this process says it is rank {hello.place}"
             return f"the job {place} of {hello.expected}"
@@ -120,8 +124,8 @@ class StaticFormation(Formation):
             return (
                 f"the job runs Farandole {version}, and {newcomer.name} has {hello.version}: install the same version"
             )
-        if other is not None and other.hello.pid != hello.pid:
-            return f"{other.name} is process {other.hello.pid} already: is the job started twice with one controller?"
+        if taken := self.occupants.objection(hello):
+            return taken
         home = self._homes.get(hello.place) if hello.expected == self._expected else None
         if home and home != hello.host:
             return (

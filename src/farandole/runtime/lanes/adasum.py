@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
-from farandole import _native
 from farandole.collective import Array, DType, ReduceOp
 from farandole.engines.engine import Engine
+from farandole.native import core
 from farandole.runtime.lanes.packing import pack, scratch, unpack
 
 
@@ -68,7 +68,7 @@ class _Tree:
             for piece in self._pieces:
                 at = 3 * (p * self._tensors + piece.tensor)
                 dots[at : at + 3] = list(
-                    _native.adasum_dots(
+                    core.adasum_dots(
                         self._address(a, piece), self._address(b, piece), piece.count, int(self._held.dtype)
                     )
                 )
@@ -78,7 +78,7 @@ class _Tree:
                 at = 3 * (p * self._tensors + piece.tensor)
                 ca, cb = coefficients(*dots[at : at + 3])
                 left = self._address(a, piece)
-                _native.adasum_combine(
+                core.adasum_combine(
                     left, self._address(b, piece), left, piece.count, int(self._held.dtype), factor * ca, factor * cb
                 )
         return list(vectors[::2])

@@ -6,7 +6,25 @@
     message = lane.recv()                  # from the controller, as ever
     lane.hear()                            # the messages that it would have sent, had it been asked
 
-``grants`` has the rules. Any thread may call ``give`` and the like; one at a time ``open``, ``recv`` and ``hear``.
+``peer`` decides; here are its sockets and its lock.
+
+Threads. Any user thread calls ``give``, ``withdraw``, ``leave`` and ``come_back``. One at a time, which leads the
+negotiated lane (``negotiated`` sees to that), calls ``open``, ``recv`` and ``hear``. Any thread, a signal handler too,
+calls ``interrupt``, which takes no lock, as the thread that has it may be the one that the signal has stopped.
+
+``_lock`` guards ``_peer``, and is held until what it has said has been sent: frames leave in the order in which they
+were decided. It is held while a full socket is waited for; that is rare (``MOST_GRANTS``), and the other rank reads
+without this lock of ours. The leader's own are ``_ready``, ``_has_read_all`` and ``_unread``: nobody else looks there.
+
+Who sleeps. The leader sleeps in ``_wait``, in ``poll``, and without the lock. A thread that gives the last part of a
+round has made an order that no descriptor tells of: it rings ``_bell``. ``_is_due`` says "I sleep" (``_sleeps``) under
+the lock and only when nothing is made, so that whoever makes something afterwards sees it and rings; the bell stays
+readable until ``poll`` has seen it. ``_sleeps`` is taken back without the lock, late if at all: ringing for a leader
+that has just woken costs a look, not ringing would cost a hang. ``poll`` is level-triggered, so what was found and not
+read, as an exception came in between, is found again.
+
+The controller's socket is edge-triggered (ZeroMQ): ``_has_read_all`` remembers that ``recv`` has returned ``None``,
+and only then may anybody sleep.
 """
 
 from __future__ import annotations
@@ -15,24 +33,21 @@ import contextlib
 import os
 import select
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import TypeAlias, final
 
-import msgspec
-
 from farandole.control.channel import Dealer
 from farandole.control.message import Message
-from farandole.control.messages import Order, Orders, Resend, Stay
+from farandole.control.messages import Order, Stay
 from farandole.control.sockets import LONGEST_WAIT_S
 from farandole.engines.silence import Lookout
 from farandole.errors import AbortError, EngineError
 from farandole.runtime.lanes.ask import Ask, Key
 from farandole.runtime.lanes.eager import contribution
-from farandole.runtime.lanes.grants import WITHDRAWN, Grant, Grants, Said
 from farandole.runtime.lanes.ongoing import Ongoing
+from farandole.runtime.lanes.peer import Peer
 from farandole.topology import Topology
 
 Connect: TypeAlias = Callable[[], tuple[Mapping[int, socket.socket], Lookout]]
@@ -40,16 +55,8 @@ Connect: TypeAlias = Callable[[], tuple[Mapping[int, socket.socket], Lookout]]
 
 CONNECTING = "connecting all ranks with each other"
 
-_HEAD = struct.Struct("!IB")
-"""The number of a grant, and of the bytes that follow."""
-
-_NOTHING_FOLLOWS = 255
-
 YIELDS = 4
 """Where ranks share cores, the others speak meanwhile, and waking once for all of them is enough."""
-
-MOST_GRANTS = 256
-"""So much is sent before it is answered that every kernel has room for it."""
 
 _READ_BYTES = 65536
 
@@ -73,27 +80,18 @@ class DirectLane:
         self._ongoing, self._explain = ongoing, explain
         self._has_read_all = False  # of what the controller has sent
         self._connections: dict[int, socket.socket] = {}  # nothing, and then all
-        self._unread: dict[int, bytearray] = {}
+        self._unread: set[int] = set()  # the ranks whose connections have not ended
         self._ranks: dict[int, int] = {}  # by descriptor
         self._controller: tuple[int, ...] = ()  # its descriptors
         self._ready: list[int] = []
         self._poll = select.poll()
         self._bell = -1
         self._lookout: Lookout | None = None
-        self._lock = threading.RLock()  # guards what follows; a signal handler may give while its thread does
-        self._grants = Grants(topology.size)
-        self._since_s: dict[Grant, float] = {}  # when this rank has given something that not all have
-        self._made: list[Message] = []
+        self._lock = threading.RLock()  # guards what follows; a signal handler may shut down while its thread has it
+        self._peer = Peer(topology.rank, topology.size, topology.generation)
         self._sleeps = False  # who is in ``recv``
-        self._lost: set[int] = set()
-        self._has_left = False
 
     # -- what this rank says ------------------------------------------------------------------------------------------
-
-    @property
-    def is_busy(self) -> bool:
-        """True while this rank has given something and not all others have."""
-        return bool(self._since_s)
 
     def open(self, order: Order) -> None:
         """All ranks may do this among themselves from now on. Raises what an engine raises that is being made."""
@@ -102,53 +100,51 @@ class DirectLane:
         if self._lookout is None:
             self._begin(self._connect)
         with self._lock:
-            grant = self._grants.open(order)
-            if self._has_left:
-                self.withdraw(grant.key)
-            else:
-                self._settle(grant)
-            for old in self._grants.all()[:-MOST_GRANTS]:
-                self.withdraw(old.key)
+            self._peer.open(order)
+            self._tell()
 
     def give(self, ask: Ask) -> bool:
         """Send what this rank contributes to all others; False if no grant is open: the controller is to be asked."""
         with self._lock:
-            grant = self._grants.find(ask.key)
+            peer = self._peer
+            grant = peer.find(ask.key)
             if grant is None:
                 return False
-            part = contribution(ask.calls)
-            self._since_s[grant] = time.monotonic()
             self._ongoing.enter_direct(grant.lane, grant.round, grant.title)
-            grant.hear(self._topology.rank, part)
-            self._send(grant, part)
-            self._settle(grant)
-            if self._sleeps and self._made:
+            peer.give(grant, contribution(ask.calls), time.monotonic())
+            self._tell()
+            if peer.made and self._sleeps:
                 os.eventfd_write(self._bell, 1)
             return True
 
     def withdraw(self, key: Key) -> None:
         """What this rank does next under this name is for the controller; nothing happens while it is busy with it."""
         with self._lock:
-            grant = self._grants.find(key)
-            if grant is not None and grant not in self._since_s:
-                self._grants.close(grant)
-                self._send(grant, WITHDRAWN)
+            self._peer.withdraw(key)
+            self._tell()
 
     def leave(self) -> None:
         """This rank is joining: the others must not wait for it, until it has come back."""
         with self._lock:
-            self._has_left = True
-            for grant in self._grants.all():
-                self.withdraw(grant.key)
+            self._peer.leave()
+            self._tell()
 
     def come_back(self) -> None:
         """All have joined."""
-        self._has_left = False
+        self._peer.come_back()
 
-    def _send(self, grant: Grant, said: Said) -> None:
-        frame = _HEAD.pack(grant.number, _NOTHING_FOLLOWS if said is None else len(said)) + (said or b"")
-        for connection in self._connections.values():
-            _send_all(connection, frame)
+    def _tell(self) -> None:
+        """Do what the peer has decided. Called with the lock."""
+        peer = self._peer
+        if peer.outbox:
+            frames = b"".join(peer.outbox)
+            peer.outbox.clear()
+            for connection in self._connections.values():
+                _send_all(connection, frames)
+        if peer.ended:
+            for grant in peer.ended:
+                self._ongoing.leave_direct(grant.lane)
+            peer.ended.clear()
 
     # -- what the others say ------------------------------------------------------------------------------------------
 
@@ -178,8 +174,9 @@ class DirectLane:
             for rank in self._ready:
                 self._hear(rank)
             self._ready = []
-            made, self._made = self._made, []
-            missed = -1 if made else self._missed()
+            self._tell()
+            made = self._peer.take_made()
+            missed = -1 if made else self._peer.missed()
         if missed >= 0:
             self._explain()
             host = self._topology.hosts[missed]
@@ -189,13 +186,9 @@ class DirectLane:
     def _is_due(self) -> bool:
         """True if there is something to ``hear``, and nothing to wait for; else who gives has to ring."""
         with self._lock:
-            is_due = bool(self._made) or self._missed() >= 0
+            is_due = bool(self._peer.made) or self._peer.missed() >= 0
             self._sleeps = not is_due
         return is_due
-
-    def _missed(self) -> int:
-        """A rank of which something is awaited and nothing can come; -1 for none."""
-        return next((rank for rank in self._lost for grant in self._since_s if grant.lacks(rank)), -1)
 
     def _wait(self, lookout: Lookout) -> bool:
         """Sleep until somebody has said something; True if the controller has, or this rank was interrupted."""
@@ -205,7 +198,7 @@ class DirectLane:
             found = {fd for fd, _ in self._poll.poll(min(lookout.pause_s, LONGEST_WAIT_S) * 1000)}
         finally:
             self._sleeps = False
-        for since_s in list(self._since_s.values())[:1]:
+        for since_s in list(self._peer.awaiting.values())[:1]:
             lookout.look(since_s)
         if self._bell in found:
             os.eventfd_read(self._bell)
@@ -213,46 +206,20 @@ class DirectLane:
         return not found.isdisjoint(self._controller)
 
     def _hear(self, rank: int) -> None:
-        connection, unread = self._connections[rank], self._unread[rank]
+        if rank not in self._unread:
+            return
         try:
-            more = connection.recv(_READ_BYTES)
+            more = self._connections[rank].recv(_READ_BYTES)
         except BlockingIOError:
             return
         except OSError:
             more = b""
-        if not more:
-            self._poll.unregister(connection)
-            self._lost.add(rank)
-        unread += more
-        while len(unread) >= _HEAD.size:
-            number, length = _HEAD.unpack_from(unread)
-            end = _HEAD.size + (0 if length == _NOTHING_FOLLOWS else length)
-            if len(unread) < end:
-                break
-            said = WITHDRAWN if length == _NOTHING_FOLLOWS else bytes(unread[_HEAD.size : end])
-            del unread[:end]
-            if grant := self._grants.hear(rank, number, said):
-                self._settle(grant)
-
-    def _settle(self, grant: Grant) -> None:
-        """See what has come of a grant."""
-        if parts := grant.next_round():
-            self._end_round(grant)
-            order = msgspec.structs.replace(grant.order, contributions=parts, direct=0)
-            self._made.append(Orders(self._topology.generation, [order]))
-            if self._has_left:
-                self.withdraw(grant.key)
-                return
-            grant.next_round()
-        if not grant.is_open:
-            self._grants.close(grant)
-            if grant in self._since_s:
-                self._end_round(grant)
-                self._made.append(Resend(self._topology.generation, grant.key[0], [grant.key[1]]))
-
-    def _end_round(self, grant: Grant) -> None:
-        del self._since_s[grant]
-        self._ongoing.leave_direct(grant.lane)
+        if more:
+            self._peer.hear(rank, more)
+        else:
+            self._poll.unregister(self._connections[rank])
+            self._unread.remove(rank)
+            self._peer.lose(rank)
 
     # -- the connections ----------------------------------------------------------------------------------------------
 
@@ -266,7 +233,7 @@ class DirectLane:
         finally:
             self._ongoing.leave_direct(CONNECTING)
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._unread = {rank: bytearray() for rank in connections}
+        self._unread = set(connections)
         self._ranks = {connection.fileno(): rank for rank, connection in connections.items()}
         self._controller = self._orders.fds
         for fd in (*self._ranks, *self._controller, self._bell):
@@ -294,7 +261,7 @@ def _send_all(connection: socket.socket, frame: bytes) -> None:
     left = memoryview(frame)
     while left:
         try:
-            left = left[connection.send(left) :]
+            left = left[connection.send(left, socket.MSG_NOSIGNAL) :]
         except BlockingIOError:
             room = select.poll()
             room.register(connection, select.POLLOUT)

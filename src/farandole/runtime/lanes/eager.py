@@ -12,9 +12,9 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
-from farandole import _native
 from farandole.collective import DType, Kind, ReduceOp
 from farandole.control.messages import Signature
+from farandole.native import core
 from farandole.runtime.lanes.call import Call
 from farandole.runtime.lanes.packing import identity
 
@@ -42,7 +42,7 @@ def reduce(signature: Signature, parts: Sequence[bytes], calls: Sequence[Call]) 
     divisor = len(parts) if signature.op == ReduceOp.AVERAGE else 1
     for call in calls:
         array = call.array
-        _native.reduce(
+        core.reduce(
             list(range(address, end, length)), array.address, array.count, signature.dtypes[0], signature.op,
             signature.prescale, signature.postscale, divisor,
         )  # fmt: skip

@@ -48,9 +48,13 @@ class Grant:
 
     def next_round(self) -> list[bytes]:
         """What all contribute, by rank, once that is known: the round is over then. [] before, and if it is closed."""
-        if any(said and said[0] is WITHDRAWN for said in self._said):
-            self.is_open = False
-        if not self.is_open or not all(self._said):
+        has_come = True
+        for said in self._said:  # no generators: this is done three times in a collective
+            if not said:
+                has_come = False
+            elif said[0] is WITHDRAWN:
+                self.is_open = False
+        if not has_come or not self.is_open:
             return []
         self.round += 1
         return [part for said in self._said if (part := said.pop(0)) is not None]
@@ -84,6 +88,10 @@ class Grants:
     def all(self) -> list[Grant]:
         """Every one, oldest first."""
         return list(self._by_number.values())
+
+    def oldest_beyond(self, most: int) -> list[Grant]:
+        """Those that are more than so many."""
+        return [] if len(self._by_number) <= most else self.all()[:-most]
 
     def hear(self, rank: int, number: int, said: Said) -> Grant | None:
         """What another rank says; ``None`` where its grant has ended here, or has not come yet."""

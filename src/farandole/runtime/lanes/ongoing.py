@@ -4,7 +4,7 @@ ongoing = Ongoing()
 ongoing.enter(0, "optimizer.0", 7, "optimizer.0: bucket 1")     # the calling thread begins it
 ongoing.now()                                                   # "optimizer.0: bucket 1"
 ongoing.older_than(60.0, generation=1)                          # what the controller is to be told
-ongoing.leave()
+ongoing.leave(0, "optimizer.0")
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ class Pace:
 
 @final
 class Ongoing:
-    """The collectives that a process is inside of: one of each thread, and those that wait in the direct lane.
+    """The collectives that a process is inside of: those of its threads, and those that wait in the direct lane.
 
+    A thread is inside of one, and of another one where a signal handler has interrupted it: never of two of one lane.
     Written without a lock, once per collective.
     """
 
@@ -56,16 +57,18 @@ class Ongoing:
     def __init__(self) -> None:
         self.pace = Pace()
         self._agreed: dict[int, int] = {}
-        self._inside: dict[int | str, tuple[float, int, str, int, str]] = {}
+        self._inside: dict[tuple[int, int, str] | str, tuple[float, int, str, int, str]] = {}
 
     def enter(self, process_set: int, lane: str, sequence: int, what: str) -> None:
         """The calling thread begins a planned collective, the ``sequence``-th of ``lane``."""
-        self._inside[threading.get_ident()] = self.pace.beat(), process_set, lane, sequence, what
+        me = threading.get_ident()
+        self._inside[me, process_set, lane] = self.pace.beat(), process_set, lane, sequence, what
 
     def enter_agreed(self, process_set: int, what: str) -> None:
         """The calling thread begins the next collective that all members of a process set have agreed on."""
         sequence = self._agreed[process_set] = self._agreed.get(process_set, 0) + 1
-        self._inside[threading.get_ident()] = time.monotonic(), process_set, AGREED, sequence, what
+        me = threading.get_ident()
+        self._inside[me, process_set, AGREED] = time.monotonic(), process_set, AGREED, sequence, what
 
     def enter_direct(self, lane: str, sequence: int, what: str) -> None:
         """This process waits for what all others contribute, whatever its threads do; for the ``sequence``-th time."""
@@ -75,9 +78,13 @@ class Ongoing:
         """All have contributed, or the controller is asked."""
         self._inside.pop(lane, None)
 
-    def leave(self) -> None:
-        """Its collective has ended, however it did."""
-        self._inside.pop(threading.get_ident(), None)
+    def is_in(self, process_set: int, lane: str) -> bool:
+        """True if the calling thread is inside of a collective of this lane."""
+        return (threading.get_ident(), process_set, lane) in self._inside
+
+    def leave(self, process_set: int, lane: str = AGREED) -> None:
+        """The calling thread's collective of this lane has ended, however it did."""
+        self._inside.pop((threading.get_ident(), process_set, lane), None)
 
     def now(self) -> str:
         """What they are inside of; "" for nothing."""

@@ -9,21 +9,21 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
-from farandole import _native
 from farandole.collective import Array, DType, ReduceOp
+from farandole.native import core
 
 
 def pack(arrays: Sequence[Array], address: int) -> None:
     """Copy the arrays, one after the other, to ``address``."""
     for array in arrays:
-        _native.copy(address, array.address, array.nbytes)
+        core.copy(address, array.address, array.nbytes)
         address += array.nbytes
 
 
 def unpack(address: int, arrays: Sequence[Array]) -> None:
     """Copy back what ``pack`` has put there."""
     for array in arrays:
-        _native.copy(array.address, address, array.nbytes)
+        core.copy(array.address, address, array.nbytes)
         address += array.nbytes
 
 
@@ -50,5 +50,5 @@ def identity(dtype: DType, count: int, op: ReduceOp) -> Array:
     """What a rank that has joined contributes to a reduction: it changes nothing. For Adasum that is zeros."""
     array = scratch(dtype, count)
     if op is not ReduceOp.ADASUM:
-        _native.fill_identity(array.address, count, int(dtype), int(op))
+        core.fill_identity(array.address, count, int(dtype), int(op))
     return array

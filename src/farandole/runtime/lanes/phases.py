@@ -18,6 +18,34 @@ from farandole.collective import Kind
 LANE = "negotiated"
 
 
+def waited(names: Sequence[str], kind: Kind, asked: Sequence[tuple[float, float] | None], received_s: float) -> None:
+    """Emit what happened before the order to execute ``names`` together, which came at ``received_s``.
+
+    ``asked`` says of each when this rank began to announce it and when that was done: 0 where it still is in a thread
+    of the user, ``None`` where this rank does not take part.
+    """
+    now = time.monotonic()
+    for name, times in zip(names, asked, strict=True):
+        if times is not None and times[0]:
+            begin_s, sent_s = times
+            if sent_s:
+                events.emit(events.Phase(LANE, name, kind.label, "submit", begin_s, sent_s))
+            events.emit(events.Phase(LANE, name, kind.label, "negotiate", sent_s or begin_s, received_s))
+        events.emit(events.Phase(LANE, name, kind.label, "queue", received_s, now))
+
+
+def executed(names: Sequence[str], kind: Kind, received_s: float) -> None:
+    """Emit that an order is done with."""
+    now = time.monotonic()
+    for name in names:
+        events.emit(events.Phase(LANE, name, kind.label, "execute", received_s, now))
+
+
+def cycle(received_s: float) -> None:
+    """Emit that orders have come."""
+    events.emit(events.Phase(LANE, "orders", "", "cycle", received_s, received_s))
+
+
 @final
 class Phases:
     """The phases of the collective that one thread executes now. Without subscribers each call is one look-up."""

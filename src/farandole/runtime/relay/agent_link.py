@@ -20,7 +20,6 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, final
 
-import farandole
 from farandole.control import process
 from farandole.control.agent_messages import (
     AGENT,
@@ -38,6 +37,7 @@ from farandole.control.keys import JobKeys
 from farandole.control.message import Message
 from farandole.errors import ControlError
 from farandole.runtime.coordination.hosts import HEARTBEATS
+from farandole.version import __version__
 
 if TYPE_CHECKING:
     from farandole.runtime.relay.relay import Relay
@@ -62,7 +62,7 @@ class AgentLink:
         self._lost_s: float | None = None
         """Since when no controller is there."""
         self._patience_s = 0.0
-        self.send(AgentHello(host, os.getpid(), farandole.__version__, tuple(relay.addresses) if relay else ()))
+        self.send(AgentHello(host, os.getpid(), __version__, tuple(relay.addresses) if relay else ()))
 
     @property
     def fds(self) -> tuple[int, ...]:
@@ -106,7 +106,7 @@ class AgentLink:
         self._dealer.renew()
         self._patience_s = patience_s
         self._lost_s = time.monotonic() if self._lost_s is None else self._lost_s
-        self.send(AgentHello(self._host, os.getpid(), farandole.__version__, (), tuple(running), tuple(ended)))
+        self.send(AgentHello(self._host, os.getpid(), __version__, (), tuple(running), tuple(ended)))
 
     def beat(self) -> None:
         """Tell the controller that this host is there, if it is time to."""

@@ -1,4 +1,6 @@
-"""A controller of its own, for jobs without a launcher: ``python -m farandole.runtime.selfstart.standalone``.
+"""A controller in a process of its own, for jobs that no launcher started.
+
+``python -m farandole.runtime.selfstart.standalone`` is it.
 
 Its standard input brings one line of JSON (``hosted.Charge``), answered on standard output by its addresses as soon as
 it listens. That input ends with the process that started it; then, or when the last worker of this host has ended, this

@@ -17,7 +17,7 @@ import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, final
 
 from farandole import events
@@ -27,7 +27,7 @@ from farandole.engines.candidates import CANDIDATES
 from farandole.engines.choose import base
 from farandole.engines.engine import Engine
 from farandole.engines.reach import known_address
-from farandole.errors import AbortError, ControlError, EngineError, FarandoleError
+from farandole.errors import AbortError, ControlError, EngineError, FarandoleError, UsageError
 from farandole.runtime.coordination.agreement import title
 from farandole.runtime.coordination.stall import Limits
 from farandole.runtime.lanes.alone import LoneLane
@@ -35,7 +35,8 @@ from farandole.runtime.lanes.ask import Ask
 from farandole.runtime.lanes.call import Call, Handle, Outcome, require_device
 from farandole.runtime.lanes.direct import DirectLane
 from farandole.runtime.lanes.failure import Failure
-from farandole.runtime.lanes.negotiated import Lane, NegotiatedLane
+from farandole.runtime.lanes.lane import Lane, interrupted
+from farandole.runtime.lanes.negotiated import NegotiatedLane
 from farandole.runtime.lanes.ongoing import Ongoing
 from farandole.runtime.lanes.presence import Presence
 from farandole.runtime.session.control_thread import ControlThread
@@ -50,7 +51,6 @@ from farandole.topology import Topology
 DYNAMIC = "DYNAMIC"
 """Horovod's value of ``HOROVOD_TIMELINE`` for: none yet, ``start_timeline`` will name the file."""
 
-FOREVER_S = 1e8
 
 CONSEQUENCES = (AbortError, EngineError)
 """What an engine raises where another rank has left or died."""
@@ -84,7 +84,7 @@ class Session:
         self._struck = False
         self._told = threading.Event()
         self._recorder = Recorder(topology.rank, topology.host, clock_offset_s)
-        self._presence, self._ongoing = Presence(), Ongoing()
+        self._presence, self._in_lane, self._ongoing = Presence(), Presence(), Ongoing()
         self.pace = self._ongoing.pace
         self._sets = Registry(own.rank, own.size)
         for number, process_set in enumerate(sets, 1):
@@ -126,14 +126,12 @@ class Session:
         for call in calls:
             require_device(call, self.engine, self.devices)
         self.pace.beat()
-        with self._presence:
-            return self._lane.submit(Ask(first.process_set, first.name, first.kind, calls), background)
+        return self._lane.submit(Ask(first.process_set, first.name, first.kind, calls), background)
 
     def refuse(self, process_set: int, name: str, kind: Kind, error: Exception) -> None:
         """Tell the other members that ``error`` keeps this rank from a collective, which it would otherwise submit."""
         reason = str(error) if isinstance(error, FarandoleError) else f"{type(error).__name__}: {error}"
-        with self._presence:
-            self._lane.refuse(Ask(process_set, name, kind, (), refusal=reason[:LONGEST_REASON]))
+        self._lane.refuse(Ask(process_set, name, kind, (), refusal=reason[:LONGEST_REASON]))
 
     def join(self) -> int:
         """Take part in no further collectives until every rank has called this; returns the rank that came last."""
@@ -175,18 +173,13 @@ class Session:
         with self._presence:
             return self._crews.engine(ranks, f"{label} of process set {process_set}", name)
 
-    @contextlib.contextmanager
-    def inside(self, process_set: int, lane: str, sequence: int, what: str) -> Iterator[None]:
+    def exchange(self, process_set: int, key: str, payload: bytes) -> list[bytes]:
+        """All-gather of small bytes among the members of a process set, by way of the controller. A key serves once."""
+        return self._share(key, self._sets.members(process_set, key), payload)
+
+    def inside(self, process_set: int, lane: str, sequence: int, what: str) -> contextlib.AbstractContextManager[None]:
         """This thread does the ``sequence``-th collective of a planned lane; reports say ``what`` if it takes long."""
-        with self._presence:
-            self._ongoing.enter(process_set, lane, sequence, what)
-            try:
-                yield
-            except CONSEQUENCES:
-                self._explain()
-                raise
-            finally:
-                self._ongoing.leave()
+        return _Inside(self, process_set, lane, sequence, what)
 
     # -- the generation and its end -----------------------------------------------------------------------------------
 
@@ -208,7 +201,7 @@ class Session:
         self._recorder.close()  # first: rank 0 takes the timeline for complete when the others have left
         reason = f"shutdown() was called on {self._name()}"
         self._end(Failure(AbortError, reason), reason, "")
-        if self._presence.here():
+        if self._presence.here() or self._in_lane.here():
             threading.Thread(target=self._free, name="farandole-shutdown").start()
         else:
             self._free()
@@ -232,13 +225,14 @@ class Session:
         """
         if self.topology.rank:
             return
+        mark_cycles |= self.settings.timeline_mark_cycles
         if path:
             path = os.path.abspath(path)
             create(path)
         self._recorder.record(path, mark_cycles)
         if self._control is None:
             return
-        limit_s = self._limit_s(self.settings.stall_warning_s)
+        limit_s = self.settings.stall_limit_s(self.settings.stall_warning_s)
         with self._presence:
             all_have = self._control.set_timeline(path, mark_cycles, limit_s)
         if not all_have:
@@ -276,14 +270,13 @@ class Session:
     def _make_crews(self, topology: Topology) -> Crews:
         settings = self.settings
         address = known_address(settings.network_interface, self._link.controller if self._link else "")
-        limit_s = self._limit_s(settings.stall_shutdown_s)
-        silence_s = settings.host_timeout_s
-        return Crews(topology, self.engine, self._share, limit_s, address, silence_s, self._on_silence)
+        limit_s = settings.stall_limit_s(settings.stall_shutdown_s)
+        return Crews(topology, self.engine, self._share, limit_s, address, settings.host_timeout_s, self._on_silence)
 
     def _open_lane(self, sets: Sequence[ProcessSet]) -> Lane:
         if self._link is None or self.topology.size == 1:
             dynamic = self.settings.dynamic_process_sets
-            return LoneLane(self._perform, self.topology.host, [s.ranks for s in sets], dynamic)
+            return LoneLane(self._perform, self.topology.host, [s.ranks for s in sets], dynamic, self._in_lane)
         connect = self._crews.connect if self._crews.has_reach else None
         direct = DirectLane(self.topology, connect, self._link.orders, self._ongoing, self._explain)
         return NegotiatedLane(
@@ -292,7 +285,7 @@ class Session:
             self.generation,
             self._perform,
             self._torn,
-            self._presence,
+            self._in_lane,
             self.settings.cache_capacity,
             eager=self.topology.size <= self.settings.tree_radix,  # relays combine, and these cannot be combined
             stay=self._link.stay(self.generation, wait=True),
@@ -322,22 +315,29 @@ class Session:
             self._explain()
             raise
         finally:
-            self._ongoing.leave()
+            self._ongoing.leave(order.process_set)
 
     def _agree(self, process_set: int, kind: Kind, splits: Sequence[int] = ()) -> Outcome:
         """Come to one point of the program with all members; they are matched by the order of their calls."""
         label = f"{kind.label}.noname"
         name = f"{label}.{next(self._counters[f'{label} {process_set}'])}"
         self.pace.beat()
-        with self._presence:
-            [outcome] = self._lane.submit(Ask(process_set, name, kind, (), splits), background=False).wait()
+        ask = Ask(process_set, name, kind, (), splits)
+        try:
+            handle = self._lane.submit(ask, background=False)
+        except UsageError as error:
+            if kind is not Kind.JOIN:  # the others wait for it in any case until this rank has joined
+                self.refuse(process_set, name, kind, error)
+            raise
+        [outcome] = handle.wait()
         return outcome
 
     def _share(self, key: str, ranks: Sequence[int], payload: bytes) -> list[bytes]:
         if self._control is None:
             return [payload]
         # A rank comes to its first planned collective when it has done what precedes it, and that may take long.
-        return self._control.exchange(key, ranks, payload, self._limit_s(self.settings.stall_shutdown_s))
+        limit_s = self.settings.stall_limit_s(self.settings.stall_shutdown_s)
+        return self._control.exchange(key, ranks, payload, limit_s)
 
     def _on_silence(self, host: str) -> None:
         """An engine has waited in vain for what comes from ``host``: it is for the controller to say what follows."""
@@ -382,10 +382,32 @@ class Session:
     def _name(self) -> str:
         return f"rank {self.topology.rank} on {self.topology.host}"
 
-    def _limit_s(self, seconds: float) -> float:
-        """A limit of the stall inspector as seconds; switched off, or 0 as Horovod says it, means none."""
-        return seconds if self.settings.stall_check and seconds > 0 else FOREVER_S
-
 
 def _title(order: Order | None) -> str:
     return "" if order is None else title(order.kind, order.names[-1], order.process_set)
+
+
+@final
+class _Inside:
+    """One collective of a planned lane. A class, as the generator of a context manager costs a training step more."""
+
+    __slots__ = ("_lane", "_process_set", "_sequence", "_session", "_what")
+
+    def __init__(self, session: Session, process_set: int, lane: str, sequence: int, what: str) -> None:
+        self._session, self._process_set, self._lane = session, process_set, lane
+        self._sequence, self._what = sequence, what
+
+    def __enter__(self) -> None:
+        ongoing = self._session._ongoing
+        if ongoing.is_in(self._process_set, self._lane):  # its engine is in the middle of something
+            raise interrupted(self._what, "another collective of the same lane")
+        self._session._presence.__enter__()
+        ongoing.enter(self._process_set, self._lane, self._sequence, self._what)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        try:
+            if isinstance(error, CONSEQUENCES):
+                self._session._explain()
+        finally:
+            self._session._ongoing.leave(self._process_set, self._lane)
+            self._session._presence.__exit__()

@@ -6,8 +6,9 @@ session = start(comm=None, process_sets=None, overrides={}, Past())
 from __future__ import annotations
 
 import os
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from itertools import pairwise
 from typing import Any, NamedTuple, final
@@ -18,7 +19,8 @@ from farandole.control.messages import Hello
 from farandole.engines.candidates import usable
 from farandole.engines.choose import choose
 from farandole.engines.factory import load
-from farandole.errors import StartError
+from farandole.errors import StartError, UsageError
+from farandole.runtime.coordination import lineage
 from farandole.runtime.coordination.process_groups import fitting
 from farandole.runtime.session.joining import ANY, configure_logging, environment_of, part_of, settings_of, static_sets
 from farandole.runtime.session.link import Link, LostError, Seat
@@ -49,18 +51,35 @@ def start(
     past: Past,
 ) -> Session:
     """See ``session.init``."""
+    require_gil()
     environment = environment_of(comm)
     settings = settings_of(environment, overrides)
     part = part_of(environment, comm)
     sets = static_sets(process_sets, part.expected)
     configure_logging(settings.log_level)
     if part.expected > 1 or environment.is_elastic or (environment.launched and environment.size > 1):
-        session = _persistently(meet(environment, part, settings), settings, sets, past)
+        lineage.require_no_ancestor(environment)
+        lineage.hold(environment)
+        try:
+            session = _persistently(meet(environment, part, settings), settings, sets, past)
+        except BaseException:
+            lineage.release()
+            raise
         heed(lambda: session.broken)
         return session
     host = environment.host
     engine, reason = choose(settings.engine, [host], [usable()], settings.across)
     return Session(settings, Topology.of(0, (host,), 1), engine, reason, sets)
+
+
+def require_gil() -> None:
+    """Refuse an interpreter whose threads run at once: neither the core nor the lanes are written for that."""
+    is_enabled: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
+    if not is_enabled():
+        raise UsageError(
+            "init() was called in a Python that runs without its global interpreter lock, which Farandole needs: "
+            "type PYTHON_GIL=1 python ..., or use a Python that is not built for free threading"
+        )
 
 
 def _persistently(seat: Seat, settings: Settings, sets: Sequence[ProcessSet], past: Past) -> Session:

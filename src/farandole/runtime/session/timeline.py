@@ -22,12 +22,19 @@ import msgspec
 
 from farandole import events
 from farandole.errors import UsageError
+from farandole.runtime.lanes.phases import LANE
 
-FLUSH_S = 0.2
-"""How much of the timeline a crash may cost."""
+FLUSH_S = 0.05
+"""How much of the timeline a crash may cost; whoever reads along sees a collective within 0.1 s."""
 
-_OVERLAPPING = ("submit", "negotiate", "queue")
-"""Phases in which several collectives of one lane can be at a time; each name gets a row of its own."""
+_BY_NAME = {"submit": "submit", "negotiate": "NEGOTIATE_{kind}", "queue": "queue", "execute": "{kind}"}
+"""What happens to one name of the negotiated lane, and how Horovod's timeline calls it, on a row of that name.
+
+A name is in flight once at a time, so these never overlap there. Horovod's ``ALLREDUCE`` also begins with waiting.
+"""
+
+_CYCLE = "CYCLE_START"
+"""Horovod's word for the moment at which orders came."""
 
 
 def path_of(path: str, number: int) -> str:
@@ -54,7 +61,8 @@ def create(path: str) -> None:
 class Timeline:
     """Appends the events of this process to the file at ``path``, which exists, from now until ``close``.
 
-    ``offset_s`` is added to this host's clock; ``mark_cycles`` also shows when orders of the controller came.
+    ``offset_s`` is added to this host's clock; ``mark_cycles`` also shows when orders to begin collectives came, from
+    the controller or, in the direct lane, from all ranks together.
     """
 
     def __init__(self, path: str, rank: int, host: str, offset_s: float = 0.0, mark_cycles: bool = False) -> None:
@@ -101,17 +109,20 @@ class Timeline:
 
     def _phase(self, phase: events.Phase) -> None:
         begin, end = self._microseconds(phase.begin_s), self._microseconds(phase.end_s)
-        tid = self._tid(phase.lane)
+        tid, lasted = self._tid(phase.lane), round(end - begin, 3)
+        args = {"name": phase.name, "kind": phase.kind, "bytes": phase.nbytes}
         if phase.phase == "cycle":
             if self._mark_cycles:
-                self._line(ph="i", s="t", name="cycle", ts=begin, tid=tid)
-        elif phase.phase in _OVERLAPPING:
+                self._line(ph="i", s="t", name=_CYCLE, ts=begin, tid=tid)
+        elif phase.lane == LANE and phase.phase in _BY_NAME:
+            name, row = _BY_NAME[phase.phase].format(kind=phase.kind.upper()), self._tid(_row(phase.name))
+            self._line(ph="X", cat=phase.lane, name=name, ts=begin, dur=lasted, tid=row, args=args)
+        elif phase.phase == "negotiate":  # several planned lanes share a row, and may meet at the same time
             same = {"cat": phase.lane, "id2": {"local": phase.name}, "name": phase.phase, "tid": tid}
             self._line(ph="b", ts=begin, args={"name": phase.name, "kind": phase.kind}, **same)
             self._line(ph="e", ts=end, **same)
         else:
-            args = {"name": phase.name, "kind": phase.kind, "bytes": phase.nbytes}
-            self._line(ph="X", cat=phase.lane, name=phase.phase, ts=begin, dur=end - begin, tid=tid, args=args)
+            self._line(ph="X", cat=phase.lane, name=phase.phase, ts=begin, dur=lasted, tid=tid, args=args)
 
     def _tid(self, lane: str) -> int:
         """The number of a lane's row; the first use names it."""
@@ -126,6 +137,12 @@ class Timeline:
 
     def _microseconds(self, time_s: float) -> float:
         return round((time_s + self._offset_s) * 1e6, 3)
+
+
+def _row(name: str) -> str:
+    """Collectives without a name, which are numbered, share a row."""
+    before, unnamed, _ = name.partition(".noname.")
+    return before + unnamed[:-1]
 
 
 @final

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from farandole.elastic.membership import vote
 from farandole.elastic.membership.decisions import Decision
 from farandole.elastic.membership.vote import Agreement, Claim
 from farandole.testing.elastic.worker import Content, Life, Simulated
-
-if TYPE_CHECKING:
-    from farandole.testing.elastic.world import World
+from farandole.testing.elastic.world import World
 
 
 def check(world: World) -> None:

@@ -22,6 +22,7 @@ from farandole.elastic.membership import happenings
 from farandole.elastic.membership.decisions import Decision
 from farandole.elastic.membership.membership import Membership
 from farandole.elastic.membership.policy import Policy
+from farandole.testing.elastic import invariants
 from farandole.testing.elastic.job import do
 from farandole.testing.elastic.world import Action, Setup, World
 
@@ -128,7 +129,7 @@ def successors(world: World) -> Iterator[tuple[Action, World]]:
 
 def search(setup: Setup, most: int = 1_000_000) -> Found:
     """All states that can be reached; stops at the first fault."""
-    begin = World(setup, Book(setup.policy).first)
+    begin = World(setup, Book(setup.policy).first, invariants)
     numbers = {key_of(begin): 0}
     reached_from: list[list[int]] = [[]]
     ways: list[tuple[int, Action]] = [(-1, Action("begin"))]

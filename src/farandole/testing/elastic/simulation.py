@@ -22,6 +22,7 @@ from farandole.elastic.membership.decisions import Decision
 from farandole.elastic.membership.journal import Recorded, replay
 from farandole.elastic.membership.membership import Membership
 from farandole.elastic.membership.policy import Policy
+from farandole.testing.elastic import invariants
 from farandole.testing.elastic.job import do
 from farandole.testing.elastic.worker import At
 from farandole.testing.elastic.world import Action, Rules, Setup, World
@@ -218,7 +219,7 @@ def simulate(seed: int, rules: Rules = RIGHT) -> Told:
     is_recorded = seed % JOURNALS == 0
     membership = Recorded(setup.policy, lines.append) if is_recorded else Membership(setup.policy)
     heir = partial(Recorded, setup.policy, lines.append, lines) if is_recorded else None
-    world = World(setup, Live(membership, heir))
+    world = World(setup, Live(membership, heir), invariants)
     schedule = Schedule(world, chance)
     schedule.run()
     if is_recorded:

@@ -1,6 +1,6 @@
 """A job of the model: the real membership, workers that follow the protocol, and everything that is under way.
 
-    world = World(setup, controller)
+    world = World(setup, controller, invariants)
     for action in world.enabled(): ...
     do(world, action)                                   # one atomic step of one of its parts (job.py)
     world.faults                                        # what is broken that must hold; empty, it is hoped
@@ -30,7 +30,6 @@ from farandole.elastic.membership.decisions import (
 )
 from farandole.elastic.membership.policy import Policy
 from farandole.elastic.worker.sampler import GlobalBatch, fixed, per_rank
-from farandole.testing.elastic import invariants
 from farandole.testing.elastic.worker import IN_GENERATION, At, Content, Life, Point, Simulated
 
 
@@ -87,12 +86,26 @@ Word: TypeAlias = tuple[str, int, tuple[int, ...]]
 """The controller to a worker: what, generation, places."""
 
 
+class Invariants(Protocol):
+    """Checks of decisions, which add to the ``faults`` of the world; ``invariants`` has them."""
+
+    def check_formed(self, world: World, places: Sequence[int]) -> None:
+        """Of a generation that is formed."""
+
+    def check_spared(self, world: World, decision: Decision, places: Sequence[int]) -> None:
+        """Of workers that are told to end."""
+
+    def check_end(self, world: World, decision: Decision) -> None:
+        """Of the end of the job."""
+
+
 @final
 class World:
-    """Values in it are immutable, so that a copy of it is shallow."""
+    """State of a simulated job. Values in it are immutable, so that a copy of it is shallow."""
 
-    def __init__(self, setup: Setup, controller: Controller) -> None:
+    def __init__(self, setup: Setup, controller: Controller, invariants: Invariants) -> None:
         self.setup = setup
+        self.invariants = invariants
         self.now = 0.0
         self.controller = controller
         self.workers: dict[int, Simulated] = {}
@@ -239,7 +252,7 @@ class World:
         if isinstance(action, Start):
             self._start(action)
         elif isinstance(action, Form):
-            invariants.check_formed(self, action.places)
+            self.invariants.check_formed(self, action.places)
             self.generation, self.members = action.generation, tuple(action.places)
             for place in action.places:
                 self.tell(place, ("form", action.generation, tuple(action.places)))
@@ -248,14 +261,14 @@ class World:
         elif isinstance(action, Greet):
             self.tell(action.place, ("greet", 0, tuple(action.places)))
         elif isinstance(action, Refuse | Dismiss):
-            invariants.check_spared(self, decision, action.places)
+            self.invariants.check_spared(self, decision, action.places)
             for place in action.places:
                 self.tell(place, ("refuse" if isinstance(action, Refuse) else "dismiss", 0, ()))
         elif isinstance(action, Kill):
-            invariants.check_spared(self, decision, [action.place])
+            self.invariants.check_spared(self, decision, [action.place])
             self.tell(action.place, ("kill", 0, ()))
         elif isinstance(action, Finish):
-            invariants.check_end(self, decision)
+            self.invariants.check_end(self, decision)
             self.status = action.status
         else:
             assert isinstance(action, Rest)

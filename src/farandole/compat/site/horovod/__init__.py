@@ -1,11 +1,16 @@
-"""Horovod's name for Farandole: put on the path of the workers of ``farandole run --horovod``, and installed nowhere.
+"""Horovod's name for Farandole: on the path where somebody asks for it (``farandole horovod --help``).
 
 ``__version__`` is the version of Horovod whose API is spoken here.
 """
 
 from __future__ import annotations
 
+from farandole.errors import NotInitializedError
+from horovod._absent import explain_absent_modules
 from horovod.runner import run
+
+explain_absent_modules()
+NotInitializedError.foreword = "Horovod has not been initialized; use hvd.init(). "  # clients look for it
 
 __version__ = "0.28.1"
 

@@ -1,19 +1,60 @@
-"""What Horovod has and this release of Farandole has not."""
+"""Modules of Horovod 0.28.1 that this release of Farandole has not: importing one says so, in one sentence."""
 
 from __future__ import annotations
 
-import farandole
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import final
 
-_COMES = {
-    "horovod.tensorflow": "TensorFlow",
-    "horovod.keras": "Keras",
+from farandole.version import __version__
+
+_LATER = "comes in a later release"
+_NEVER = "is not planned"
+_INSIDE = "starts jobs in Horovod's way; here the command farandole run does, or horovodrun, or horovod.run()"
+_FATE = {
+    "horovod.tensorflow": _LATER,
+    "horovod.keras": _LATER,
+    "horovod._keras": _LATER,
+    "horovod.mxnet": _NEVER,
+    "horovod.spark": _NEVER,
+    "horovod.ray": _NEVER,
+    **dict.fromkeys(
+        (
+            *(f"horovod.runner.{name}" for name in ("common", "driver", "elastic", "http", "task")),
+            *(f"horovod.runner.{name}" for name in ("gloo_run", "js_run", "mpi_run", "run_task", "task_fn")),
+            *(f"horovod.runner.util.{name}" for name in ("cache", "lsf", "network", "remote", "streams")),
+        ),
+        _INSIDE,
+    ),
 }
 
 
 def explain(module: str) -> str:
-    """Why ``module`` cannot be had, and what can."""
-    coming = f"; {_COMES[module]} comes in a later release" if module in _COMES else ""
-    return (
-        f"{module} is not in Farandole {farandole.__version__}, which has horovod.torch{coming}. "
+    """Why ``module`` cannot be had, and what can; "" if Horovod has no such module either."""
+    fate = next((why for name, why in _FATE.items() if f"{module}.".startswith(f"{name}.")), "")
+    return fate and (
+        f"{module} is not in Farandole {__version__}, which has horovod.torch: it {fate}. "
         "To use an installed Horovod instead, start the script without --horovod"
     )
+
+
+@final
+class AbsentModules(MetaPathFinder):
+    """Asked last, and raises ``ModuleNotFoundError`` for what is absent, as guards around optional imports expect."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """See ``importlib``; finds nothing."""
+        if why := explain(fullname):
+            raise ModuleNotFoundError(why, name=fullname)
+        return None
+
+
+def explain_absent_modules() -> None:
+    """Let imports of absent modules say why, from now on."""
+    if not any(type(finder).__module__ == __name__ for finder in sys.meta_path):
+        sys.meta_path.append(AbsentModules())

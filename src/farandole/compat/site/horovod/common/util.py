@@ -44,6 +44,38 @@ def nccl_built(verbose: bool = False) -> bool:  # noqa: ARG001
     return bool(basics.nccl_built())
 
 
+def ddl_built(verbose: bool = False) -> bool:  # noqa: ARG001
+    """False: there is no such engine."""
+    return basics.ddl_built()
+
+
+def ccl_built(verbose: bool = False) -> bool:  # noqa: ARG001
+    """False: there is no such engine."""
+    return basics.ccl_built()
+
+
+def num_rank_is_power_2(num_rank: int) -> bool:
+    """Whether a number of ranks is a power of two; Adasum needs that in Horovod, and not here.
+
+    >>> [n for n in range(10) if num_rank_is_power_2(n)]
+    [1, 2, 4, 8]
+    """
+    return num_rank > 0 and num_rank & (num_rank - 1) == 0
+
+
+def is_iterable(x: object) -> bool:
+    """Whether ``iter(x)`` works.
+
+    >>> is_iterable("text"), is_iterable(3)
+    (True, False)
+    """
+    try:
+        iter(x)  # type: ignore[call-overload]
+    except TypeError:
+        return False
+    return True
+
+
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:  # noqa: ARG001
     """Whether the framework ``ext_base_name`` sees a CUDA device."""
     if not extension_available(ext_base_name):

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import farandole
 from farandole.errors import UnsupportedError
 from farandole.launch.agents.ssh import Ssh
 from farandole.launch.command.horovodrun import without_meaning
+from farandole.launch.function.function import run as run_function
 
-_SITE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _ELASTIC = ("min_num_proc", "max_num_proc", "host_discovery_script", "min_np", "max_np")
 _OF_ELASTIC = ("slots", "reset_limit", "cooldown_range")
 _FLAGS = {
@@ -65,9 +63,9 @@ def run(
     idle = [f"{', '.join(of_elastic)}: accepted without effect, it belongs to elastic jobs"] * bool(of_elastic)
     for line in [*without_meaning([_FLAGS[name] for name in given if name in _FLAGS]), *idle]:
         print(f"farandole: horovod.run: {line}", file=sys.stderr)
-    return farandole.run(
+    return run_function(
         func, args, kwargs, np or num_proc, hosts=hosts or "", hostfile=hostfile or "",
         ssh=Ssh(ssh_port, ssh_identity_file or ""), start_timeout_s=start_timeout,
         network_interface=network_interface or network_interfaces, output_filename=output_filename or "",
-        verbose=bool(verbose), python_path=[_SITE],
+        verbose=bool(verbose), horovod=True,
     )  # fmt: skip

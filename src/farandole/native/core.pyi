@@ -16,7 +16,7 @@ def fill_identity(address: int, count: int, dtype: int, op: int) -> None:
     """Set every element to what changes nothing in a reduction by ``op``."""
 
 def scale(address: int, count: int, dtype: int, factor: float) -> None:
-    """Multiply in place; integers in float64, truncating; bool is left alone."""
+    """Multiply in place, as ``reduce`` does; bool is left alone."""
 
 def divide(address: int, count: int, dtype: int, n: int) -> None:
     """Divide in place; integers truncate toward zero; bool is left alone."""
@@ -31,6 +31,9 @@ def reduce(
     """``dst[i] = postscale * ((prescale * s0[i] op prescale * s1[i] op ...) / divisor)``, in the order of ``sources``.
 
     ``dst`` is one of the sources or apart from all of them. float16 and bfloat16 are rounded once, at the end.
+    Integers without factors and divisor wrap around. With one the reduction is exact (64 bits for products and scaled
+    contributions, 128 for sums); each step truncates toward zero, and the result is the nearest value of the dtype.
+    Whole factors and 1/n are exact, others multiply in float64.
     """
 
 def adasum_dots(a: int, b: int, count: int, dtype: int) -> tuple[float, float, float]:
@@ -38,6 +41,13 @@ def adasum_dots(a: int, b: int, count: int, dtype: int) -> tuple[float, float, f
 
 def adasum_combine(a: int, b: int, out: int, count: int, dtype: int, ca: float, cb: float) -> None:
     """``out[i] = ca * a[i] + cb * b[i]``, computed in float64 and rounded once; ``out`` may be ``a`` or ``b``."""
+
+def digest(addresses: Sequence[int], nbytes: Sequence[int]) -> list[int]:
+    """64-bit digests of ``nbytes[i]`` bytes at ``addresses[i]``, in the order of the arguments.
+
+    Equal bytes have equal digests on every machine; unequal ones have unequal digests but for chance, about 1 in 2**64.
+    Not a cryptographic hash. The GIL is given away when there is more than 1 MiB to read.
+    """
 
 @final
 class Region:

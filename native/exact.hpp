@@ -1,0 +1,77 @@
+// Averages of integers and integers with a factor: exact where plain sums of their type would wrap or lose digits.
+//
+// Contributions are multiplied, added up in 128 bits, divided and multiplied again; each step truncates toward zero, and
+// the result is the nearest value that the type has. In between, contributions and products hold 64 bits. Whole factors
+// and those that are 1/n for a whole n are exact, all others multiply in double, as the factor itself is rounded.
+// One loop without vector code serves all of it: it is rare, and mostly of a few counters.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "arithmetic.hpp"
+#include "dtype.hpp"
+
+namespace farandole {
+
+__extension__ using Int128 = __int128;
+
+// The nearest value of T.
+template <class T>
+FARANDOLE_INLINE Int128 limited(Int128 value) {
+    constexpr Int128 low = std::numeric_limits<T>::min(), high = std::numeric_limits<T>::max();
+    return std::min(std::max(value, low), high);
+}
+
+class Factor {
+public:
+    explicit Factor(double factor) : real_(factor) {
+        constexpr double whole = 9007199254740992.0;  // from 2^53 on 1/n is not one number's alone
+        const double inverse = std::nearbyint(1.0 / factor);
+        if (std::trunc(factor) == factor && std::fabs(factor) < 1024.0 * whole) {
+            multiplier_ = static_cast<std::int64_t>(factor);
+        } else if (inverse != 0.0 && std::fabs(inverse) < whole && 1.0 / inverse == factor) {
+            divisor_ = static_cast<std::int64_t>(inverse);
+        } else {
+            is_exact_ = false;
+        }
+    }
+
+    // The product, limited to 64 bits.
+    Int128 times(Int128 value) const {
+        if (!is_exact_) return saturate<std::int64_t>(static_cast<double>(value) * real_);
+        constexpr Int128 beyond = (Int128{1} << 63) + 1;  // whatever is larger stays too large
+        if (divisor_ == 1) value = std::min(std::max(value, -beyond), beyond);
+        return limited<std::int64_t>(value * multiplier_ / divisor_);
+    }
+
+private:
+    double real_;
+    std::int64_t multiplier_ = 1, divisor_ = 1;
+    bool is_exact_ = true;
+};
+
+inline Int128 combined(Op op, Int128 a, Int128 b) {
+    switch (op) {
+        case Op::product: return limited<std::int64_t>(a * b);
+        case Op::min: return std::min(a, b);
+        case Op::max: return std::max(a, b);
+        default: return a + b;
+    }
+}
+
+template <class T, class Reduction>
+__attribute__((noinline)) void reduce_exactly(const Reduction& job, Op op) {
+    const Factor before(job.scaling.prescale), after(job.scaling.postscale);
+    T* target = reinterpret_cast<T*>(job.target);
+    for (std::size_t i = 0; i < job.count; ++i) {
+        const auto scaled = [&](int k) { return before.times(reinterpret_cast<const T*>(job.sources[k])[i]); };
+        Int128 total = scaled(0);
+        for (int k = 1; k < job.source_count; ++k) total = combined(op, total, scaled(k));
+        target[i] = static_cast<T>(limited<T>(after.times(total / job.scaling.divisor)));
+    }
+}
+
+}  // namespace farandole

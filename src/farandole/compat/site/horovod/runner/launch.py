@@ -1,0 +1,16 @@
+"""``python -m horovod.runner.launch``, and where the command ``horovodrun`` begins."""
+
+from __future__ import annotations
+
+import sys
+
+from farandole.cli import main
+
+
+def run_commandline() -> None:
+    """Run the job that the command line asks for, and end with its exit status."""
+    sys.exit(main(["horovodrun", *sys.argv[1:]]))
+
+
+if __name__ == "__main__":
+    run_commandline()

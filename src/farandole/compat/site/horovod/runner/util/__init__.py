@@ -1,0 +1,1 @@
+"""Helpers of Horovod's launcher, as far as scripts use them."""

@@ -1,0 +1,37 @@
+"""Whether the kernel kills processes of this host because memory runs out.
+
+    shortage = Shortage()
+    ...                        # a child was killed by SIGKILL
+    shortage.has_struck()      # True if the kernel has killed a process for that since it was last asked
+
+The kernel counts such ends in ``/proc/vmstat``, those at the limit of a control group (a job's, a container's) too, and
+before the signal is sent. It does not say whose they were: that it was this child is likely, not known.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import final
+
+VMSTAT = Path("/proc/vmstat")
+
+
+@final
+class Shortage:
+    """Compares the kernel's count with what it was."""
+
+    def __init__(self, vmstat: Path = VMSTAT) -> None:
+        self._vmstat = vmstat
+        self._known = self._count()
+
+    def has_struck(self) -> bool:
+        """True if it has happened since this was last asked; false where the kernel does not count."""
+        before, self._known = self._known, self._count()
+        return self._known > before
+
+    def _count(self) -> int:
+        try:
+            rows = (line.split() for line in self._vmstat.read_text().splitlines())
+            return next((int(row[1]) for row in rows if row[0] == "oom_kill"), 0)
+        except OSError:
+            return 0

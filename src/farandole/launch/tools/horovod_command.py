@@ -1,0 +1,86 @@
+"""The command ``farandole horovod``: the package named ``horovod`` in this environment, for good.
+
+farandole horovod install        'import horovod' is Farandole, however a script is started
+farandole horovod status         what it is now, and why
+farandole horovod uninstall      as before
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import site
+import sys
+import sysconfig
+
+from farandole.errors import UsageError
+from farandole.launch.tools import horovod_install
+from farandole.launch.tools.horovod_install import INSTALLER, Place
+from farandole.settings import Settings
+
+DESCRIPTION = """\
+Lets 'import horovod' mean Farandole in this environment, however a script is
+started: torchrun, srun, mpirun, pytest, a notebook, python. Package managers
+then take horovod 0.28.1 for installed, and the command horovodrun is there.
+An installed Horovod is never touched.
+
+  farandole horovod install        do so
+  farandole horovod status         say what it means now; exit status 1: not us
+  farandole horovod uninstall      undo it (so does: pip uninstall horovod)
+
+For one job: farandole run --horovod, or the variable FARANDOLE_HOROVOD=1.
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``horovod`` to the commands."""
+    parser = subparsers.add_parser(
+        "horovod", help="let 'import horovod' mean Farandole in this environment", description=DESCRIPTION
+    )
+    parser.add_argument("action", choices=("install", "uninstall", "status"))
+    parser.add_argument("--user", action="store_true", help="not in the environment, but in your own folder")
+    parser.set_defaults(main=main)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Do what ``args`` ask for; returns the exit status."""
+    if args.action == "status":
+        return _status()
+    place = _place(args.user)
+    if args.action == "install":
+        changed = horovod_install.install(place)
+        print("\n".join(f"wrote {path}" for path in changed) or f"it was installed already, in {place.packages}")
+        importlib.invalidate_caches()
+    else:
+        removed = horovod_install.uninstall(place)
+        print("\n".join(f"removed {path}" for path in removed) or f"nothing was installed in {place.packages}")
+    return 0
+
+
+def _place(user: bool) -> Place:
+    """The environment of this Python, or the user's own folder."""
+    if not user:
+        return Place(sysconfig.get_path("purelib"), sysconfig.get_path("scripts"))
+    if not site.ENABLE_USER_SITE:
+        raise UsageError(
+            f"--user: {sys.executable} does not look into your own folder (a virtual environment never does); "
+            "leave --user out, or set FARANDOLE_HOROVOD=1"
+        )
+    return Place(site.getusersitepackages(), os.path.join(site.getuserbase(), "bin"))
+
+
+def _status() -> int:
+    active = horovod_install.is_active()
+    print(f"'import horovod' means {'Farandole' if active else horovod_install.foreign() or 'nothing'} here")
+    for user in (False, True):
+        if user and not site.ENABLE_USER_SITE:
+            continue
+        place = _place(user)
+        if place.installer() == INSTALLER:
+            print(f"installed in {place.packages} (undo: farandole horovod uninstall{' --user' * user})")
+    if Settings.resolve().horovod:
+        print("the variable FARANDOLE_HOROVOD is set")
+    elif not active:
+        print("to change that: farandole horovod install; for one job: farandole run --horovod")
+    return 0 if active else 1

@@ -1,0 +1,242 @@
+"""The package named ``horovod`` in an environment for good: ``farandole horovod install``, ``uninstall``, ``status``.
+
+What is written is what a package manager would have written: a folder of metadata with a ``RECORD`` of every file, so
+that ``pip`` takes ``horovod`` for installed and ``pip uninstall horovod`` works; a ``.pth`` file that leads to
+Farandole's package; and the command ``horovodrun``. The folder of metadata comes last and goes first, each time in one
+step: whoever is interrupted leaves files that the next call finishes or removes.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib import metadata
+from importlib.util import find_spec
+from typing import final
+
+import msgspec
+
+from farandole.errors import UsageError
+from farandole.launch.hosts.horovod_site import HOROVOD_SITE, METADATA, SPOKEN
+from farandole.version import __version__
+
+INSTALLER = "farandole"
+FOLDER = f"horovod-{SPOKEN}.dist-info"
+PTH = "horovod.pth"
+COMMAND = "horovodrun"
+
+_COMMAND = """\
+#!/bin/sh
+'''exec' "{python}" "$0" "$@" # written by: farandole horovod install
+'''
+import sys
+
+from horovod.runner.launch import run_commandline
+
+sys.exit(run_commandline())
+"""
+
+
+@final
+class Place(msgspec.Struct, frozen=True):
+    """Where packages of an environment lie, and its commands."""
+
+    packages: str
+    scripts: str
+
+    def path(self, name: str) -> str:
+        """Where the file ``name`` goes."""
+        return os.path.join(self.scripts if name == COMMAND else self.packages, name)
+
+    def installer(self) -> str:
+        """What has installed the ``horovod`` of this version that is there; "" if none is."""
+        with contextlib.suppress(OSError), open(os.path.join(self.path(FOLDER), "INSTALLER")) as file:
+            return file.read().strip()
+        return "?" if os.path.isdir(self.path(FOLDER)) else ""
+
+
+def foreign() -> str:
+    """Where a ``horovod`` is that is not Farandole's, and its version; "" if there is none."""
+    for found in metadata.distributions(name="horovod"):
+        own_site = str(found.locate_file("")) == HOROVOD_SITE
+        if not own_site and (found.read_text("INSTALLER") or "").strip() != INSTALLER:
+            return f"Horovod {found.version} in {found.locate_file('')}"
+    spec = _spec()
+    return f"a package horovod in {spec}" if spec and not _is_ours(spec) else ""
+
+
+def is_active() -> bool:
+    """True if ``import horovod`` means Farandole in this process."""
+    return _is_ours(_spec())
+
+
+def install(place: Place) -> list[str]:
+    """Write the files, if they are not there as they should be; the paths of those that were written.
+
+    Raises ``UsageError`` where a real Horovod is installed, and for folders that cannot be written to.
+    """
+    if real := foreign():
+        raise UsageError(
+            f"{real} is installed, and stays as it is. Take it away first (pip uninstall horovod), "
+            "or choose Farandole for each job: farandole run --horovod, FARANDOLE_HOROVOD=1"
+        )
+    files = _files(place)
+    with _alone(place):
+        _refuse_strange_files(place)
+        changed = [place.path(name) for name, text in files.items() if _write(place.path(name), text, name == COMMAND)]
+        entries = _metadata(place, files)
+        if changed or _read_folder(place.path(FOLDER)) != entries:
+            _replace_folder(place, entries)
+            changed.append(place.path(FOLDER))
+    return changed
+
+
+def uninstall(place: Place) -> list[str]:
+    """Remove what ``install`` wrote, also in part; the paths of what was removed."""
+    removed = []
+    with _alone(place):
+        if place.installer() == INSTALLER:
+            with _aside(place) as aside:
+                os.rename(place.path(FOLDER), os.path.join(aside, FOLDER))
+            removed.append(place.path(FOLDER))
+        for name in (PTH, COMMAND):
+            if _is_own_file(place.path(name)):
+                os.unlink(place.path(name))
+                removed.append(place.path(name))
+    return removed
+
+
+def _files(place: Place) -> dict[str, str]:
+    """What is installed beside the metadata."""
+    site = HOROVOD_SITE
+    if os.path.commonpath([site, os.path.abspath(place.packages)]) == os.path.abspath(place.packages):
+        site = os.path.relpath(site, place.packages)  # an environment may be moved
+    return {PTH: f"# farandole horovod install\n{site}\n", COMMAND: _COMMAND.format(python=sys.executable)}
+
+
+def _metadata(place: Place, files: dict[str, str]) -> dict[str, str]:
+    """The files of the folder of metadata."""
+    with open(METADATA) as file:
+        said = file.read()
+    with contextlib.suppress(metadata.PackageNotFoundError):  # then pip does not know it, and would look for it
+        metadata.version("farandole")
+        said += "Requires-Dist: farandole\n"
+    generator = f"Generator: farandole {__version__}"
+    entries = {
+        "METADATA": said,
+        "INSTALLER": f"{INSTALLER}\n",
+        "WHEEL": f"Wheel-Version: 1.0\n{generator}\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        "top_level.txt": "horovod\n",
+        "entry_points.txt": f"[console_scripts]\n{COMMAND} = horovod.runner.launch:run_commandline\n",
+        "REQUESTED": "",
+    }
+    rows = {os.path.relpath(place.path(name), place.packages): text for name, text in files.items()}
+    rows |= {f"{FOLDER}/{name}": text for name, text in entries.items()}
+    record = "".join(f"{name},{_digest(text)},{len(text.encode())}\n" for name, text in rows.items())
+    return {**entries, "RECORD": f"{record}{FOLDER}/RECORD,,\n"}
+
+
+def _digest(text: str) -> str:
+    digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=")
+    return f"sha256={digest.decode()}"
+
+
+@contextlib.contextmanager
+def _alone(place: Place) -> Iterator[None]:
+    """Nobody else installs here meanwhile; what the system refuses becomes a sentence."""
+    try:
+        for folder in (place.packages, place.scripts):
+            os.makedirs(folder, exist_ok=True)
+        lock = os.open(place.packages, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+    except OSError as error:
+        raise UsageError(
+            f"{error.filename or place.packages}: {error.strerror}. Where this environment cannot be changed, "
+            "set FARANDOLE_HOROVOD=1 for a job, or install for yourself: farandole horovod install --user"
+        ) from error
+
+
+def _refuse_strange_files(place: Place) -> None:
+    for name in (PTH, COMMAND):
+        path = place.path(name)
+        if os.path.lexists(path) and not _is_own_file(path):
+            raise UsageError(f"{path} is there, and Farandole has not written it: move it away, and try again")
+
+
+def _is_own_file(path: str) -> bool:
+    try:
+        with open(path) as file:
+            return "farandole horovod install" in file.read()
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _write(path: str, text: str, executable: bool) -> bool:
+    """Write a file in one step, unless it is there already."""
+    with contextlib.suppress(OSError, UnicodeDecodeError), open(path) as file:
+        if file.read() == text:
+            return False
+    with tempfile.NamedTemporaryFile("w", dir=os.path.dirname(path), prefix=".farandole-", delete=False) as file:
+        try:
+            file.write(text)
+            os.fchmod(file.fileno(), 0o755 if executable else 0o644)
+            file.flush()
+            os.rename(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
+    return True
+
+
+def _read_folder(path: str) -> dict[str, str]:
+    found = {}
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        for name in os.listdir(path):
+            with open(os.path.join(path, name)) as file:
+                found[name] = file.read()
+    return found
+
+
+def _replace_folder(place: Place, entries: dict[str, str]) -> None:
+    with _aside(place) as aside:
+        new = os.path.join(aside, "new")
+        os.mkdir(new)
+        for name, text in entries.items():
+            with open(os.path.join(new, name), "w") as file:
+                file.write(text)
+        if os.path.isdir(place.path(FOLDER)):
+            os.rename(place.path(FOLDER), os.path.join(aside, "old"))
+        os.rename(new, place.path(FOLDER))
+
+
+@contextlib.contextmanager
+def _aside(place: Place) -> Iterator[str]:
+    """A folder on the same file system that no package manager takes for a package."""
+    path = tempfile.mkdtemp(prefix=".farandole-", dir=place.packages)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _spec() -> str:
+    """Where ``import horovod`` leads in this process, without importing it; "" if nowhere."""
+    found = find_spec("horovod")
+    if found is None:
+        return ""
+    return found.origin or next(iter(found.submodule_search_locations or ()), "")
+
+
+def _is_ours(origin: str) -> bool:
+    return origin.startswith(HOROVOD_SITE + os.sep)

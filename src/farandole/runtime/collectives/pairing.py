@@ -1,0 +1,219 @@
+"""Pairing of what ranks make on their own, by names: the order in which they make it need not be the same.
+
+    agreed = pairing(session, process_set).pair(session, Candidate("optimizer 1f83.0", names), is_known)
+
+A rank that wants to connect something says its label, and goes on when all members have said it. They do so in
+rounds, each an exchange among all of them by way of the controller. Where one thread of each uses one optimizer after
+the other, the first round settles it.
+
+Any thread may pair; one at a time leads a round, for all that wait. Threads of two ranks may come in different orders,
+so a round without result is repeated: when something new is wanted here, or after ``PAUSE_S``, as something new may be
+wanted elsewhere. It is over when no thread is left that could come, or nobody came for long enough. Labels that differ
+in their number alone are then one (a rank has made one more of a kind, and does not use it); else all members raise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias, final
+
+from farandole.errors import AbortError, MismatchError
+from farandole.runtime.collectives.verbs import number_of
+from farandole.runtime.session.process_sets import ProcessSet
+
+if TYPE_CHECKING:
+    from farandole.runtime.session.session import Session
+
+PAUSE_S = 0.1
+UNKNOWN_S = 5.0
+"""How long ranks wait for others that have not even made what they want to connect."""
+
+_SHOWN = 6
+Said: TypeAlias = Mapping[str, Any]
+
+_pairings: weakref.WeakKeyDictionary[Session, dict[tuple[int, ...], Pairing]] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def pairing(session: Session, process_set: ProcessSet) -> Pairing:
+    """The one among the members of ``process_set``, one of which this process is."""
+    number = number_of(process_set)
+    with _lock:
+        known = _pairings.setdefault(session, {})
+        return known.setdefault((number, *process_set.ranks), Pairing(number, process_set.ranks))
+
+
+@final
+@dataclass(frozen=True)
+class Candidate:
+    """Something to be connected under ``label``; ``names`` are those of its parts, in this rank's order."""
+
+    label: str
+    names: tuple[str, ...]
+
+    @property
+    def order(self) -> str:
+        """A digest of the names in their order."""
+        return hashlib.blake2b(repr(self.names).encode(), digest_size=8).hexdigest()
+
+
+@final
+class Pairing:
+    """See the module; ``_changed`` guards everything."""
+
+    def __init__(self, number: int, ranks: Sequence[int]) -> None:
+        self._number, self._ranks = number, ranks
+        self._changed = threading.Condition()
+        self._wanted: dict[str, Candidate] = {}
+        self._threads: dict[str, threading.Thread] = {}
+        self._found: dict[str, Candidate | Exception] = {}
+        self._leading = False
+        self._rounds = 0
+        self._since_s: float | None = None
+        """Since when rounds have had no result."""
+
+    def pair(
+        self, session: Session, candidate: Candidate, is_known: Callable[[str], bool] = lambda _: False
+    ) -> Candidate:
+        """Return when all members have come with this label: it, with the names in the order of the first member.
+
+        ``is_known``: whether this rank could come with a label, too. Raises ``MismatchError`` on every member if their
+        names are not the same ones, or if they wait for each other with different labels.
+        """
+        label = candidate.label
+        with self._changed:
+            self._wanted[label], self._threads[label] = candidate, threading.current_thread()
+            self._changed.notify_all()
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: label in self._found or not self._leading)
+                if label in self._found:
+                    found = self._found.pop(label)
+                    break
+                self._leading = True
+            try:
+                self._round(session, is_known)
+            except BaseException:
+                self._forget(label)
+                raise
+            finally:
+                with self._changed:
+                    self._leading = False
+                    self._changed.notify_all()
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def withdraw(self, label: str) -> None:
+        """Nobody will come with ``label``: raise ``AbortError`` in the thread that waits, after the round it is in."""
+        with self._changed:
+            if label in self._wanted:
+                self._settle(label, AbortError(f"{label}: other ranks do not have this optimizer any more"))
+
+    def _round(self, session: Session, is_known: Callable[[str], bool]) -> None:
+        """One round, led by this thread."""
+        with self._changed:
+            mine = dict(self._wanted)
+            waiting = set(self._threads.values())
+        waited_s = 0.0 if self._since_s is None else time.monotonic() - self._since_s
+        said = self._exchange(
+            session, {"wanted": {k: c.order for k, c in mine.items()}, "free": _may_come(waiting), "waited_s": waited_s}
+        )
+        common = sorted(set.intersection(*(set(each["wanted"]) for each in said)))
+        for label in common:
+            orders = {each["wanted"][label] for each in said}
+            found = mine[label] if len(orders) == 1 else self._agree(session, label, mine[label])
+            with self._changed:
+                self._settle(label, found)
+        if common:
+            self._since_s = None
+            return
+        if not all(each["wanted"] for each in said):
+            return  # somebody has withdrawn everything
+        self._since_s = time.monotonic() - waited_s
+        everything = sorted(set().union(*(each["wanted"] for each in said)))
+        known = self._exchange(session, {"known": [k for k in everything if k in mine or is_known(k)]})
+        hoped = set.intersection(*(set(each["known"]) for each in known))
+        limit_s = max(UNKNOWN_S, session.settings.stall_warning_s) if hoped else UNKNOWN_S
+        if said[0]["waited_s"] > limit_s or not any(each["free"] for each in said):
+            self._give_up(session, mine)
+            return
+        with self._changed:
+            self._changed.wait_for(lambda: self._wanted.keys() != mine.keys(), PAUSE_S)
+
+    def _agree(self, session: Session, label: str, mine: Candidate) -> Candidate | Exception:
+        """The order of the first member, if all have the same names. Collective."""
+        every = [each["names"] for each in self._exchange(session, {"names": mine.names})]
+        if any(sorted(names) != sorted(every[0]) for names in every):
+            return MismatchError(f"{label}: {self._difference(session, every)}")
+        return Candidate(label, tuple(every[0]))
+
+    def _give_up(self, session: Session, mine: Mapping[str, Candidate]) -> None:
+        """Everybody waits, and nobody for the same. Collective."""
+        said = self._exchange(session, {"wanted": {label: each.names for label, each in mine.items()}})
+        parts = [label.rpartition(".") for each in said for label in each["wanted"]]
+        is_one_kind = len({stem for stem, _, _ in parts}) == 1 and all(number[0].isdigit() for _, _, number in parts)
+        if is_one_kind and all(len(each["wanted"]) == 1 for each in said):
+            [(own, candidate)] = mine.items()
+            numbers = dict.fromkeys(number for _, _, number in parts)
+            found = self._agree(session, f"{parts[0][0]}.{'+'.join(numbers)}", candidate)
+            with self._changed:
+                self._since_s = None
+                self._settle(own, found)
+            return
+        names = [[name for part in each["wanted"].values() for name in part] for each in said]
+        who = "; ".join(f"{self._name(session, i)} with {', '.join(each['wanted'])}" for i, each in enumerate(said))
+        text = f"ranks wait for each other with different optimizers: {who}. {self._difference(session, names)}"
+        with self._changed:
+            self._since_s = None
+            for label in mine:
+                self._settle(label, MismatchError(text))
+
+    def _difference(self, session: Session, every: Sequence[Sequence[str]]) -> str:
+        """The parameters that some member lacks."""
+        lacking: dict[str, list[str]] = {}
+        for name in dict.fromkeys(name for names in every for name in names):
+            ranks = [self._name(session, i) for i, names in enumerate(every) if name not in set(names)]
+            if ranks:
+                lacking.setdefault(", ".join(ranks), []).append(name)
+        if not lacking:
+            return (
+                "Their parameters have the same names: make the optimizers of equal models in the same order on every "
+                "rank, and use them in one order"
+            )
+        each = "; ".join(
+            f"{ranks} lacks {', '.join(map(repr, names[:_SHOWN]))}"
+            + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+            for ranks, names in lacking.items()
+        )
+        return f"{each}. Build the same model and optimizer on every rank, and give its parameters the same names"
+
+    def _settle(self, label: str, found: Candidate | Exception) -> None:
+        if self._forget(label):
+            self._found[label] = found
+            self._changed.notify_all()
+
+    def _forget(self, label: str) -> bool:
+        self._threads.pop(label, None)
+        return self._wanted.pop(label, None) is not None
+
+    def _exchange(self, session: Session, payload: Said) -> list[Said]:
+        self._rounds += 1
+        key = f"pairing of process set {self._number}.{self._rounds}"
+        with session.inside(self._number, "pairing", self._rounds, f"connecting {', '.join(self._wanted)}"):
+            return [json.loads(each) for each in session.exchange(self._number, key, json.dumps(payload).encode())]
+
+    def _name(self, session: Session, place: int) -> str:
+        rank = self._ranks[place]
+        return f"rank {rank} on {session.topology.hosts[rank]}"
+
+
+def _may_come(waiting: set[threading.Thread]) -> bool:
+    """Whether this process has a thread besides those ``waiting`` that may want something, too."""
+    return any(not each.name.startswith("farandole") for each in threading.enumerate() if each not in waiting)

@@ -1,0 +1,86 @@
+"""Whether this process is the child of a worker that has not left its job: it inherits the variables that make it one.
+
+    require_no_ancestor(environment)        # StartError in a child that calls init()
+    hold(environment)                       # from now on children of this process are refused
+    release()                               # it has left; a child may take the place
+
+A worker has a name in the abstract namespace of Unix sockets, with its process number in it, so a child needs to ask
+nobody: it looks whether one of its ancestors has that name. This is decided here, before the child contacts anybody,
+because the child of rank 0 would start a controller of its own, and that of a process of MPI's initialise MPI again.
+Who inherits the variables otherwise is the controller's to refuse (``occupants``).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Iterator
+from hashlib import blake2b
+from pathlib import Path
+
+from farandole.cluster.environment import Environment
+from farandole.errors import StartError
+
+GUARD = (
+    "A child process inherits the variables that say which rank its parent is. Call init() in the process that trains "
+    'and in no other: move it, and what follows it, below the line: if __name__ == "__main__": (the children that '
+    "DataLoader and multiprocessing start by spawn or forkserver import the script, without what stands there)"
+)
+"""What to do about it."""
+
+_held: list[socket.socket] = []
+
+
+def require_no_ancestor(environment: Environment) -> None:
+    """Raise ``StartError`` if one of this process's ancestors is a worker of this place."""
+    for ancestor in _ancestors():
+        if _is_held(_name(environment, ancestor)):
+            raise StartError(
+                f"init() was called by process {os.getpid()}, a child of process {ancestor}, which is rank "
+                f"{environment.place} of the job and has not left it. {GUARD}"
+            )
+
+
+def hold(environment: Environment) -> None:
+    """Be known to children as a worker, until ``release``."""
+    release()
+    named = socket.socket(socket.AF_UNIX)
+    try:
+        named.bind(_name(environment, os.getpid()))
+    except OSError:  # no abstract namespace in this sandbox, or a process of another namespace has the same number
+        named.close()
+    else:
+        _held.append(named)
+
+
+def release() -> None:
+    """Be none any more; in a forked child: the name is the parent's."""
+    while _held:
+        _held.pop().close()
+
+
+def _ancestors() -> Iterator[int]:
+    """The parent of this process, its parent, and so on, as far as ``/proc`` shows them."""
+    pid = os.getppid()
+    while pid > 0:
+        yield pid
+        try:
+            pid = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].split()[1])
+        except OSError:
+            return
+
+
+def _is_held(name: bytes) -> bool:
+    with socket.socket(socket.AF_UNIX) as asking:
+        try:
+            asking.bind(name)
+        except OSError as error:
+            return error.errno == errno.EADDRINUSE
+    return False
+
+
+def _name(environment: Environment, pid: int) -> bytes:
+    """Of this job and place only: a worker may start another job, whose processes are its descendants as well."""
+    identity = blake2b(repr(environment.identity).encode(errors="surrogateescape"), digest_size=12).hexdigest()
+    return f"\0farandole-{identity}-{pid}".encode()

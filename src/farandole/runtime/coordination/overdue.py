@@ -1,0 +1,62 @@
+"""Ranks that are to say a name again in full, and the joins that wait for that; without any I/O.
+
+    overdue = Overdue()
+    overdue.expect(RankSet.of([1]), key)          # a Resend is on its way to rank 1
+    overdue.hold(RankSet.of([0, 1]), join)        # RankSet(1): its join has overtaken what it says again
+    overdue.said(RankSet.of([1]), key)
+    overdue.free()                                # [(RankSet(1), join)]
+
+A rank may join as soon as it has announced everything. If it has named something by a number that is forgotten, it says
+that again behind its join. Counted as it comes, that would be refused, or taken for what it does after the join.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+from farandole.control.messages import Entry
+from farandole.runtime.coordination.cache import Key
+from farandole.runtime.coordination.rank_set import NOBODY, RankSet
+
+
+@final
+class Overdue:
+    """Those of one generation. A rank answers every ``Resend``, or its generation ends."""
+
+    def __init__(self) -> None:
+        self._names: dict[Key, RankSet] = {}
+        self._joins: list[tuple[RankSet, Entry]] = []
+
+    def expect(self, ranks: RankSet, key: Key) -> None:
+        """They are asked to say this again."""
+        self._names[key] = self._names.get(key, NOBODY) | ranks
+
+    def said(self, ranks: RankSet, key: Key) -> None:
+        """They have said this in full."""
+        if key in self._names:
+            self._names[key] -= ranks
+            if not self._names[key]:
+                del self._names[key]
+
+    def hold(self, ranks: RankSet, join: Entry) -> RankSet:
+        """Those of ``ranks`` whose join has to wait."""
+        late = NOBODY
+        for each in self._names.values():
+            late |= ranks & each
+        if late:
+            self._joins.append((late, join))
+        return late
+
+    def free(self) -> list[tuple[RankSet, Entry]]:
+        """The joins that need not wait any more, as far as they need not."""
+        if not self._joins:
+            return []
+        joins, self._joins = self._joins, []
+        return [(left, join) for ranks, join in joins if (left := ranks - self.hold(ranks, join))]
+
+    def drop(self, rank: int) -> None:
+        """It takes part in nothing any more."""
+        gone = RankSet.only(rank)
+        for key in list(self._names):
+            self.said(gone, key)
+        self._joins = [(left, join) for ranks, join in self._joins if (left := ranks - gone)]

@@ -1,0 +1,59 @@
+"""Lane of collectives with names, as the session sees it.
+
+handle = lane.submit(ask, background=False)
+handle.wait()
+
+A signal handler may have stopped the main thread in the middle of a lane, where it goes on when the handler has
+returned. So lanes remember who is inside (``Presence``), and refuse a second collective there (``interrupting``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from farandole.control.messages import Order
+from farandole.errors import UsageError
+from farandole.runtime.coordination.agreement import title
+from farandole.runtime.lanes.ask import Ask
+from farandole.runtime.lanes.call import Call, Handle, Outcome
+from farandole.runtime.lanes.failure import Failure
+
+
+class Performer(Protocol):
+    """Executes an order on whatever engine its process set has."""
+
+    def __call__(self, order: Order, mine: Sequence[Sequence[Call] | None]) -> list[list[Outcome]]:
+        """One list of outcomes per name; errors leave every later collective undone, except ``MismatchError``."""
+
+
+class Lane(Protocol):
+    """Where the session submits to. ``last`` is the order executed last, ``inside`` the one being executed now."""
+
+    last: Order | None
+    inside: Order | None
+
+    def submit(self, ask: Ask, background: bool) -> Handle:
+        """Announce that this rank is ready; ``background`` if nobody may wait for it soon."""
+
+    def refuse(self, ask: Ask) -> None:
+        """Tell the others that this rank has come and cannot do it, so that they raise; nobody waits here."""
+
+    def end(self, failure: Failure) -> None:
+        """Fail everything in flight and all that comes later."""
+
+    def close(self) -> None:
+        """Return when no thread is in the lane any more."""
+
+
+def interrupting(ask: Ask) -> UsageError:
+    """A signal handler's collective cannot be done: the thread is inside of another one."""
+    return interrupted(title(ask.kind, ask.name[1], ask.name[0]), "another collective")
+
+
+def interrupted(asked: str, below: str) -> UsageError:
+    """A signal handler has ``asked`` for what cannot be done before what lies below it on the stack has ended."""
+    return UsageError(
+        f"{asked} was asked for in a signal handler that has interrupted this thread in the middle of {below}, which "
+        "can only go on when the handler has returned: set a flag in the handler, and act on it in the training loop"
+    )

@@ -1,0 +1,167 @@
+"""Snapshots of what an optimizer steps with: parameters and gradients, all of them or a part.
+
+    snapshots = StepSnapshots()
+    if snapshots.is_due():
+        snapshot = snapshots.take(lambda: [("fc.weight", model.fc.weight)])
+
+By default the first steps are looked at, then every sixteenth (of small models, whose steps are short, every 64th), and
+of large tensors a part, another one each time: a difference in a gradient becomes one in the parameter, and stays there
+until its part is looked at.
+"""
+
+from __future__ import annotations
+
+import platform
+import weakref
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import TypeAlias, final
+
+import torch
+
+from farandole.errors import DivergenceError
+from farandole.native import core
+from farandole.runtime.collectives.divergence import OF_GRADIENT, Snapshot
+from farandole.runtime.session.session import current
+
+Named: TypeAlias = Sequence[tuple[str, torch.Tensor]]
+
+FIRST_STEPS = 8
+"""So many are all looked at: what goes wrong mostly goes wrong at once."""
+
+EVERY, EVERY_OF_SMALL = 16, 64
+SAMPLE_BYTES = 2**16
+"""Of one tensor, in one snapshot."""
+
+PARTS = 8
+"""In so many places."""
+
+
+@final
+class StepSnapshots:
+    """Chooses the steps of one optimizer, alike on all ranks that begin together."""
+
+    def __init__(self) -> None:
+        self._steps = self._taken = 0
+        self._every = EVERY
+
+    def is_due(self) -> bool:
+        """Count a step; True if a snapshot of it is to be taken."""
+        self._steps += 1
+        return _is_due(self._steps, self._every)
+
+    def take(self, named: Callable[[], Named]) -> Snapshot | None:
+        """The snapshot of this step; ``None`` if there is nothing to compare, or nobody to compare it with."""
+        mode = current("step()").settings.check_divergence
+        found = [] if mode == "off" else named()
+        if not found:
+            return None
+        self._every = _every(mode, found)
+        names = tuple(title for name, _ in found for title in (name, OF_GRADIENT + name))
+        tensors = [tensor for _, param in found for tensor in (param, param.grad)]
+        turn, self._taken = self._taken, self._taken + 1
+        if mode != "every-step":
+            tensors = [tensor if tensor is None else _sample(tensor, turn) for tensor in tensors]
+        return Snapshot(self._steps - 1, names, digests(tensors), _kind(found[0][1]))
+
+
+@final
+class KeptGradients:
+    """Reduced gradients that a script has kept aside: no reduction may write into their memory."""
+
+    def __init__(self) -> None:
+        self._runs, self._every = 0, EVERY
+        self._reduced: list[tuple[str, torch.Tensor, weakref.ref[torch.Tensor]]] = []
+        self._kept: list[tuple[str, torch.Tensor, int]] = []
+        self.begun = False
+        """By a backward pass, as it overlaps with the reduction."""
+
+    def begin(self) -> None:
+        """Buckets are about to be written: look at what is left of the last reduction and is no gradient any more."""
+        self.begun = True
+        if not self._reduced:
+            return
+        alive = [(name, param, grad()) for name, param, grad in self._reduced]
+        kept = [(name, grad) for name, param, grad in alive if grad is not None and grad is not param.grad]
+        found = digests([grad for _, grad in kept]) if kept else []
+        self._kept = [(name, grad, digest) for (name, grad), digest in zip(kept, found, strict=True)]
+
+    def end(self, named: Callable[[], Named]) -> None:
+        """The reduced gradients are there. Raises ``DivergenceError`` if getting there has changed what was kept."""
+        kept, self._kept = self._kept, []
+        self.begun = False
+        self._runs += 1
+        mode = current("the reduction of gradients").settings.check_divergence
+        is_due = mode != "off" and _is_due(self._runs, self._every)
+        found = named() if is_due else []
+        if found:
+            self._every = _every(mode, found)
+        self._reduced = [(name, p, weakref.ref(p.grad)) for name, p in found if p.grad is not None]
+        if not kept:
+            return
+        now = digests([grad for _, grad, _ in kept])
+        changed = [name for (name, _, before), after in zip(kept, now, strict=True) if after != before]
+        if changed:
+            raise DivergenceError(
+                f"the gradient of {changed[0]!r} that was kept from an earlier backward pass has been overwritten by "
+                "the reduction of this one, a fault in Farandole: keep param.grad.clone(), and report it"
+            )
+
+
+def _is_due(number: int, every: int) -> bool:
+    """True for the steps and reductions that are looked at."""
+    return number <= FIRST_STEPS or number % every == 0
+
+
+def _every(mode: str, named: Named) -> int:
+    """How often to look: the same on all ranks."""
+    if mode == "every-step":
+        return 1
+    is_small = all(param.numel() * param.element_size() <= SAMPLE_BYTES for _, param in named)
+    return EVERY_OF_SMALL if is_small else EVERY
+
+
+def digests(tensors: Sequence[torch.Tensor | None]) -> list[int]:
+    """Digests of the values, in logical order; of sparse tensors and of ``None`` only that they are there or not."""
+    dense = [_readable(tensor) for tensor in tensors]
+    return core.digest(
+        [0 if tensor is None else tensor.data_ptr() for tensor in dense],
+        [0 if tensor is None else tensor.nbytes for tensor in dense],
+    )
+
+
+def _readable(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """The same values side by side in host memory."""
+    if tensor is None or tensor.layout is not torch.strided:
+        return None
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    return (tensor if tensor.is_cpu else tensor.cpu()).contiguous()
+
+
+def _sample(tensor: torch.Tensor, turn: int) -> torch.Tensor:
+    """Parts of a large tensor, from all over it, others in each ``turn``: of elements, or of rows if not contiguous."""
+    if tensor.layout is not torch.strided or tensor.nbytes <= SAMPLE_BYTES:
+        return tensor
+    lines = tensor.detach()
+    lines = lines.view(-1) if lines.is_contiguous() else lines
+    section = -(-len(lines) // PARTS)
+    each = max(1, SAMPLE_BYTES * len(lines) // (tensor.nbytes * PARTS))
+    start = turn % -(-section // each) * each
+    parts = (
+        range(first + start, min(first + start + each, first + section)) for first in range(0, len(lines), section)
+    )
+    return torch.cat([lines[part.start : part.stop] for part in parts])
+
+
+def _kind(param: torch.Tensor) -> str:
+    """The same on two ranks whose arithmetic rounds alike."""
+    device = torch.cuda.get_device_name(param.device) if param.is_cuda else ""
+    return f"{_processor()}, {torch.get_num_threads()} threads, torch {torch.__version__} {device}"
+
+
+@cache
+def _processor() -> str:
+    with open("/proc/cpuinfo") as file:
+        model = next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "")
+    return f"{model or platform.machine()} {torch.backends.cpu.get_cpu_capability()}"

@@ -1,0 +1,87 @@
+"""Identity of an optimizer among the ranks: the label of its lanes, and one order of its parameters.
+
+    identity = Identity(params, names, process_set)
+    if not identity.is_settled(session):
+        identity.settle(session, params, is_known)  # collective
+    identity.arrange(params)                        # in the same order on all ranks
+
+Parameters that the user has named are matched by name, as Horovod does. A program may then make its optimizers in any
+order, or more of them on one rank than on another. Nameless ones are matched by position, their optimizers as counted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import final
+
+import torch
+
+from farandole.runtime.collectives.pairing import Candidate, pairing
+from farandole.runtime.session.process_sets import ProcessSet
+from farandole.runtime.session.session import Session
+
+_made: Counter[str] = Counter()
+"""Labels of equal optimizers are numbered as these are made."""
+
+
+@final
+class Names:
+    """Names of parameters; ``are_given`` by the user, or stand for positions."""
+
+    def __init__(self, names: Mapping[torch.Tensor, str], are_given: bool) -> None:
+        self.of, self.are_given = names, are_given
+
+
+@final
+class Identity:
+    """Of an optimizer of ``params`` that the ranks of ``process_set`` share; ``kind`` begins its label."""
+
+    def __init__(
+        self, params: Sequence[torch.Tensor], names: Names, process_set: ProcessSet, kind: str = "optimizer"
+    ) -> None:
+        self._names, self._process_set = names.of, process_set
+        own = sorted(self.name(param, i) for i, param in enumerate(params)) if names.are_given else []
+        ranks = process_set.ranks if process_set.process_set_id else []  # of the global one there may be none yet
+        described = f"{kind} {_short(repr((own, ranks)))}" if own or ranks else kind
+        self.label = f"{described}.{_made[described]}"
+        _made[described] += 1
+        self._session: weakref.ref[Session] | None = None
+        self._places: dict[str, int] = {}
+
+    def rename(self, label: str) -> None:
+        """``label`` is the same on all ranks from now on."""
+        self.label, self._session, self._places = label, None, {}
+
+    def name(self, param: torch.Tensor, position: int) -> str:
+        """The name of a parameter; of one that has none, its position."""
+        return self._names.get(param, str(position))
+
+    def is_settled(self, session: Session) -> bool:
+        """True if ``settle`` has been called in this session. Every step asks."""
+        return self._session is not None and self._session() is session
+
+    def settle(self, session: Session, params: Sequence[torch.Tensor], is_known: Callable[[str], bool]) -> None:
+        """Pair with the other ranks, and agree on an order. Collective, once in each session."""
+        own = tuple(self.name(param, i) for i, param in enumerate(params))
+        agreed = pairing(session, self._process_set).pair(session, Candidate(self.label, own), is_known)
+        self.label = agreed.label
+        self._places = {} if agreed.names == own else {name: i for i, name in enumerate(agreed.names)}
+        self._session = weakref.ref(session)
+
+    def withdraw(self, session: Session) -> None:
+        """Nobody will come to ``settle``."""
+        pairing(session, self._process_set).withdraw(self.label)
+
+    def arrange(self, params: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """``params`` in the order agreed on; what was added since comes last."""
+        if not self._places:
+            return list(params)
+        last = len(self._places)
+        return sorted(params, key=lambda param: self._places.get(self._names.get(param, ""), last))
+
+
+def _short(text: str) -> str:
+    return hashlib.blake2b(text.encode(errors="replace"), digest_size=4).hexdigest()

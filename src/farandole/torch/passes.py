@@ -1,0 +1,86 @@
+"""Backward passes, as those who watch parameters see them: each gradient that is complete, and the end.
+
+hooks = ArrivalHooks()
+hooks.add(params, arrived)
+ongoing = PassEnd.queued(WeakMethod(self.pass_ended))   # in the first ``arrived`` of a pass
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, TypeAlias, final
+
+import torch
+
+Arrived: TypeAlias = Callable[[torch.Tensor], object]
+
+
+class _Removable(Protocol):
+    def remove(self) -> None: ...
+
+
+@final
+class ArrivalHooks:
+    """Hooks on parameters, called when a backward pass has completed a gradient."""
+
+    def __init__(self) -> None:
+        self._hooks: dict[int, tuple[torch.Tensor, _Removable]] = {}  # by id: hashing a tensor is slow
+
+    def __len__(self) -> int:
+        return len(self._hooks)
+
+    def __contains__(self, param: torch.Tensor) -> bool:
+        return id(param) in self._hooks
+
+    def add(self, params: Iterable[torch.Tensor], arrived: Arrived) -> None:
+        """Call ``arrived``, which must keep nobody alive, for those of ``params`` that have no hook yet."""
+        for param in params:
+            if id(param) not in self._hooks and param.requires_grad:
+                self._hooks[id(param)] = param, param.register_post_accumulate_grad_hook(arrived)
+
+    def remove(self) -> None:
+        """Take all of them away."""
+        for _, hook in self._hooks.values():
+            hook.remove()
+        self._hooks = {}
+
+
+def no_pass() -> None:
+    """No backward pass runs."""
+
+
+@final
+class PassEnd:
+    """Called at the end of a backward pass. Autograd owns it: when a pass fails, it is gone.
+
+    Passes nest, as reentrant checkpointing runs one for each block. Of an inner one this is passed on to the next.
+    """
+
+    def __init__(self, ended: weakref.WeakMethod[Callable[[], None]]) -> None:
+        self._ended = ended
+
+    @staticmethod
+    def queued(ended: weakref.WeakMethod[Callable[[], None]]) -> weakref.ref[PassEnd]:
+        """One for the pass that runs; no frame, which the traceback of an error would keep, has another reference."""
+        end = PassEnd(ended)
+        end.queue()
+        return weakref.ref(end)
+
+    def queue(self) -> None:
+        """Wait for the end of the innermost pass."""
+        torch.autograd.Variable._execution_engine.queue_callback(self)
+
+    def __call__(self) -> None:
+        node: Any = torch._C._current_autograd_node()
+        ended = self._ended()
+        if node is not None:  # which has run the pass that is over, and belongs to another one
+            handles: list[_Removable] = []
+
+            def after(*_: object) -> None:
+                handles.pop().remove()
+                self.queue()
+
+            handles.append(node.register_hook(after))
+        elif ended is not None:
+            ended()

@@ -1,0 +1,62 @@
+"""Optimizers that share parameters, each of which reduces the gradients of these.
+
+siblings = Siblings(self, living)           # of each optimizer
+siblings.find()
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar, final
+
+import torch
+
+
+class Owner(Protocol):
+    """The owner of some parameters."""
+
+    params: Callable[[], list[torch.Tensor]]
+
+
+AnOwner = TypeVar("AnOwner", bound=Owner)
+
+
+@final
+class Siblings(Generic[AnOwner]):
+    """Those of ``living`` that share parameters with ``owner``.
+
+    One that is out of reach is gone when the garbage collector has run, on each rank at another time: where there seem
+    to be some, it runs now. That is once, as they are looked for again only after some have come or gone.
+    """
+
+    _changes = 0
+
+    def __init__(self, owner: AnOwner, living: Callable[[], list[AnOwner]]) -> None:
+        self._owner, self._living = weakref.ref(owner), living
+        self._seen = -1
+        self._found: list[weakref.ref[AnOwner]] = []
+        weakref.finalize(owner, self.changed).atexit = False
+        self.changed()
+
+    @staticmethod
+    def changed() -> None:
+        """Some owner is new or gone, or has got other parameters."""
+        Siblings._changes += 1
+
+    def find(self) -> list[AnOwner]:
+        """The others, in the order of ``living``. Every step asks."""
+        if self._seen != Siblings._changes:
+            if self._look():
+                gc.collect()
+            self._found = list(map(weakref.ref, self._look()))
+            self._seen = Siblings._changes
+        return [each for each in (found() for found in self._found) if each is not None] if self._found else []
+
+    def _look(self) -> list[AnOwner]:
+        owner = self._owner()
+        if owner is None:
+            return []
+        mine = set(map(id, owner.params()))
+        return [o for o in self._living() if o is not owner and not mine.isdisjoint(map(id, o.params()))]
