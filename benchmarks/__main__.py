@@ -19,6 +19,7 @@ import farandole
 from benchmarks import (
     allreduce,
     cluster_jobs,
+    divergence,
     elastic,
     footprint,
     hosts,
@@ -36,6 +37,7 @@ SECTIONS: dict[str, Callable[[bool], list[Table]]] = {
     "negotiated": negotiated.run,
     "steps": steps.run,
     "noise": noise.run,
+    "divergence": divergence.run,
     "footprint": footprint.run,
     "optimizers": large_batch.run,
     "hosts": hosts.run,

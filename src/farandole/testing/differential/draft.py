@@ -1,0 +1,116 @@
+"""A program while it is generated: what there is so far, and the entries of the vocabulary that may come next."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias, TypeVar, final
+
+from farandole.testing.differential.program import Program, Step
+
+Emit: TypeAlias = Callable[["Draft"], None]
+When: TypeAlias = Callable[["Draft"], bool]
+T = TypeVar("T")
+
+
+@final
+@dataclass
+class Pair:
+    """A model and its optimizer, ``m0`` and ``o0``, as far as later steps must know them."""
+
+    number: int
+    kind: str
+    how: str = "sgd"
+    dtype: str = "float32"
+    op: str = "Average"
+    passes: int = 1
+    named: bool = False
+    reordered: bool = False
+    frozen: bool = False
+    everywhere: bool = True  # all ranks share its gradients
+
+    @property
+    def m(self) -> str:
+        """The model's variable."""
+        return f"m{self.number}"
+
+    @property
+    def o(self) -> str:
+        """The optimizer's variable."""
+        return f"o{self.number}"
+
+    @property
+    def plain_but_half(self) -> bool:
+        """The same in bfloat16."""
+        return self.op == "Average" and self.passes == 1 and self.everywhere
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing but averages of one pass in full precision are reduced."""
+        return self.op == "Average" and self.passes == 1 and self.dtype == "float32"
+
+
+@final
+@dataclass
+class Draft:
+    """Steps so far. ``without`` are features that may not be used."""
+
+    rng: random.Random
+    without: frozenset[str] = frozenset()
+    steps: list[Step] = field(default_factory=list)
+    pairs: list[Pair] = field(default_factory=list)
+    settings: dict[str, int | str] = field(default_factory=dict)
+    pair: Pair = field(init=False)
+    round: int = 0
+    uneven: bool = False
+    """Whether some ranks alone have had a pass in this round: another one would meet the ends of these."""
+    _numbers: int = 0
+
+    def add(self, feature: str, *lines: str, may_refuse: bool = False) -> None:
+        """One more step."""
+        self.steps.append(Step(feature, lines, may_refuse))
+
+    def number(self) -> int:
+        """One that was not used before, for data, seeds and names."""
+        self._numbers += 1
+        return self._numbers
+
+    def chance(self, probability: float, feature: str = "") -> bool:
+        """True so often, unless the feature is excluded. Always draws: what is excluded shifts nothing else."""
+        return self.rng.random() < probability and feature not in self.without
+
+    def choose(self, *choices: T) -> T:
+        """One of them."""
+        return self.rng.choice(choices)
+
+    def take(self, entries: Sequence[Entry]) -> None:
+        """Let one of the entries that may come now emit its steps."""
+        possible = [entry for entry in entries if entry.feature not in self.without and entry.when(self)]
+        [entry] = self.rng.choices(possible, [entry.weight for entry in possible])
+        entry.emit(self)
+
+    def program(self, seed: int, index: int) -> Program:
+        """What has come of it."""
+        return Program(seed, index, tuple(self.steps), self.settings)
+
+
+@final
+@dataclass(frozen=True)
+class Entry:
+    """Something that users do: how often, when it can be done, and its steps."""
+
+    feature: str
+    weight: float
+    emit: Emit
+    when: When = lambda _: True
+
+
+def entry(table: list[Entry], feature: str, weight: float, when: When = lambda _: True) -> Callable[[Emit], Emit]:
+    """Decorate a function that emits steps, to add it to a table."""
+
+    def register(emit: Emit) -> Emit:
+        table.append(Entry(feature, weight, emit, when))
+        return emit
+
+    return register

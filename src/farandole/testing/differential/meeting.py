@@ -1,0 +1,95 @@
+"""Meeting of the oracle's ranks, which are threads: each gives a value, and all get what all have given.
+
+    given = meetings.meet(rank, "allreduce.loss", value, members=(0, 1))
+
+Threads: one or more for each rank, all under one condition. A meeting is over when each member has given something or
+has joined; ranks whose threads all wait for what cannot come raise ``DeadlockError``, so that no clock is needed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, final
+
+Given: TypeAlias = dict[int, Any]
+"""What ranks have given; those that have joined are not in it."""
+
+
+@final
+class DeadlockError(Exception):
+    """The ranks wait for each other: the program cannot end."""
+
+
+@final
+@dataclass
+class _Meeting:
+    members: tuple[int, ...]
+    given: Given = field(default_factory=dict)
+    over: bool = False
+
+
+@final
+class Meetings:
+    """All meetings of the ranks of one program."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._changed = threading.Condition()
+        self._open: dict[tuple[str, int], _Meeting] = {}
+        self._calls: Counter[tuple[int, str]] = Counter()
+        self._threads = Counter(dict.fromkeys(range(size), 1))  # that are neither waiting nor done, by rank
+        self._joined: list[int] = []
+        self._rounds = self._last = 0
+        self._waiting: list[Callable[[], bool]] = []
+
+    def meet(self, rank: int, name: str, value: Any, members: tuple[int, ...]) -> Given:
+        """Give ``value`` under a name, and return what all members have given."""
+        with self._changed:
+            self._calls[rank, name] += 1
+            key = name, self._calls[rank, name]
+            meeting = self._open.setdefault(key, _Meeting(members))
+            meeting.given[rank] = value
+            self._conclude()
+            self._wait(rank, lambda: meeting.over)
+            return meeting.given
+
+    def join(self, rank: int) -> int:
+        """Give nothing until all have joined; returns who came last."""
+        with self._changed:
+            this_round = self._rounds
+            self._joined.append(rank)
+            self._conclude()
+            if len(self._joined) == self._size:
+                self._last, self._joined, self._rounds = rank, [], self._rounds + 1
+                self._calls.clear()  # ranks have come to different numbers of meetings
+                self._open.clear()
+                self._changed.notify_all()
+            self._wait(rank, lambda: self._rounds > this_round)
+            return self._last
+
+    def more_threads(self, rank: int, number: int) -> None:
+        """The rank has that many more threads that may come to meetings, or fewer."""
+        with self._changed:
+            self._threads[rank] += number
+            self._changed.notify_all()
+
+    def _conclude(self) -> None:
+        for meeting in self._open.values():
+            meeting.over = meeting.over or all(r in meeting.given or r in self._joined for r in meeting.members)
+        self._changed.notify_all()
+
+    def _wait(self, rank: int, done: Callable[[], bool]) -> None:
+        self._threads[rank] -= 1
+        self._waiting.append(done)
+        try:
+            while not done():
+                if not any(self._threads.values()) and not any(each() for each in self._waiting):
+                    self._changed.notify_all()
+                    raise DeadlockError("every rank waits for another one")
+                self._changed.wait(60.0)
+        finally:
+            self._waiting.remove(done)
+            self._threads[rank] += 1

@@ -1,0 +1,24 @@
+"""What must hold when nothing can happen any more."""
+
+from __future__ import annotations
+
+from farandole.testing.peers.rank import OVER
+from farandole.testing.peers.world import World
+
+ENDED = "AbortError"
+
+
+def fault(world: World) -> str:
+    """What is broken at the end of a job, or "". That no result is of another round is seen when it comes."""
+    if not world.is_over:
+        waiting = {rank: machine.view for rank, machine in enumerate(world.ranks) if not machine.view.end}
+        return f"no progress: {waiting}"
+    decided: dict[tuple[object, ...], object] = {}
+    for machine in world.ranks:
+        for *what, outcome in machine.view.outcomes:
+            if outcome != ENDED and decided.setdefault(tuple(what), outcome) != outcome:
+                return f"{what} is {outcome} at one rank and {decided[tuple(what)]} at another"
+    nobody_went = world.kills == world.setup.kills and not any(machine.view.early for machine in world.ranks)
+    if nobody_went and any(machine.view.end == OVER for machine in world.ranks):
+        return "a generation has ended, and nobody has died"
+    return ""

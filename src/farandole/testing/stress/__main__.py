@@ -1,0 +1,5 @@
+"""See ``command``."""
+
+from farandole.testing.stress.command import main
+
+main()

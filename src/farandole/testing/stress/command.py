@@ -1,0 +1,192 @@
+"""``python -m farandole.testing.stress``: play loops under load until the time is up, or one fails."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeAlias, final
+
+from farandole.testing.stress.load import burners
+from farandole.testing.stress.process import FOLDER, LANES, STACKS
+from farandole.testing.stress.stalls import VARIABLE, Stalls
+
+SITE = Path(__file__).parent / "site"
+
+STALLS = Stalls(0, share=0.02, longest_s=0.02)
+LONGEST_OUTPUT = 20_000
+
+ANSWER_S = 3.0
+"""How long processes that hang have to say where they are."""
+
+Command: TypeAlias = Callable[[random.Random], Sequence[str]]
+
+
+class Loop(NamedTuple):
+    """Something to be done again and again; ``deadline_s`` is far beyond what it takes under load."""
+
+    title: str
+    command: Command
+    deadline_s: float
+
+
+def _traffic(draw: random.Random) -> Sequence[str]:
+    job = [sys.executable, "-m", "farandole", "run", "-np", str(draw.choice([2, 3, 4]))]
+    engine = draw.choice(["auto", "auto", "tcp"])
+    return [*job, "--engine", engine, sys.executable, "-m", "farandole.testing.stress.traffic", *_seed(draw), "4"]
+
+
+def _seed(draw: random.Random) -> list[str]:
+    return [str(draw.randrange(10**6))]
+
+
+def _tests(*paths: str) -> Command:
+    return lambda _: [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *paths]
+
+
+def _programs(draw: random.Random) -> Sequence[str]:
+    return [
+        sys.executable,
+        "-m",
+        "farandole.testing.differential",
+        "--programs",
+        "6",
+        "--deadline",
+        "120",
+        "--seed",
+        *_seed(draw),
+    ]
+
+
+LOOPS = (
+    Loop("traffic", _traffic, 180.0),
+    Loop("direct lane", _tests("tests/runtime/test_direct_lane.py", "tests/runtime/test_direct.py"), 600.0),
+    Loop("traffic", _traffic, 180.0),
+    Loop("engines", _tests("tests/engines/test_contract.py", "-k", "(shm or tcp) and (abort or random)"), 600.0),
+    Loop("programs", _programs, 900.0),
+    Loop("failures", _tests("tests/runtime/test_failures.py", "tests/runtime/test_signals.py"), 600.0),
+    Loop("traffic", _traffic, 180.0),
+    Loop("sessions", _tests("tests/runtime/test_collectives.py", "tests/runtime/test_process_sets.py"), 600.0),
+)
+
+
+def main() -> None:
+    """Do what the command line says; exit status 1 if something went wrong."""
+    parser = argparse.ArgumentParser(prog="python -m farandole.testing.stress", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=1800.0, help="how long (default: 1800)")
+    parser.add_argument("--seed", type=int, default=int(time.time()), help="of loops, traffic and stalls")
+    parser.add_argument("--only", default="", help="only loops whose title contains this")
+    asked = parser.parse_args()
+    loops = [loop for loop in LOOPS if asked.only in loop.title]
+    if not loops:
+        parser.error(f"--only {asked.only}: the loops are {', '.join(dict.fromkeys(loop.title for loop in LOOPS))}")
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # else what it has started would go on
+    print(f"seed {asked.seed}, {asked.seconds:g} s", flush=True)
+    with burners():
+        sys.exit(_play(loops, asked.seconds, random.Random(asked.seed)))
+
+
+def _play(loops: Sequence[Loop], seconds: float, draw: random.Random) -> int:
+    end_s = time.monotonic() + seconds
+    number = 0
+    while time.monotonic() < end_s:
+        loop, seed = loops[number % len(loops)], draw.randrange(10**6)
+        begin_s = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="stress-") as folder:
+            wrong = Play(loop, seed, Path(folder)).run()
+        taken_s = time.monotonic() - begin_s
+        print(f"{number:4} {loop.title:14} {taken_s:6.1f} s  {'FAILED' if wrong else 'passed'}", flush=True)
+        if wrong:
+            print(wrong)
+            return 1
+        number += 1
+    print(f"{number} loops passed")
+    return 0
+
+
+@final
+class Play:
+    """One loop, once, with all processes that it starts."""
+
+    def __init__(self, loop: Loop, seed: int, folder: Path) -> None:
+        self._loop, self._folder = loop, folder
+        self._command = loop.command(random.Random(seed))
+        paths = [str(SITE), os.environ.get("PYTHONPATH", "")]
+        self._told = {VARIABLE: STALLS.text(seed), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+    def run(self) -> str:
+        """What went wrong, with how to do it again; "" if nothing did."""
+        environment = {**os.environ, **self._told, FOLDER: str(self._folder)}
+        with open(self._folder / "output", "w+b") as output:
+            process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+            where = ""
+            try:
+                process.wait(self._loop.deadline_s)
+            except subprocess.TimeoutExpired:
+                where = self._ask(process.pid)
+            finally:
+                _end(process)
+            if process.returncode == 0:
+                return ""
+            output.seek(0)
+            again = " ".join([*(f"{name}={value}" for name, value in self._told.items()), *self._command])
+            why = f"hung for {self._loop.deadline_s:g} s" if where else f"exit status {process.returncode}"
+            return f"{why}\n{output.read()[-20_000:].decode(errors='replace')}\n{where}\nagain, under load: {again}"
+
+    def _ask(self, root: int) -> str:
+        """All stacks and lanes of the processes that ``root`` has started, directly or not."""
+        asked = [pid for pid in descendants(root) if (self._folder / f"{pid}.stacks").exists()]
+        for number in (LANES, STACKS):
+            for pid in asked:
+                try:
+                    os.kill(pid, number)
+                except ProcessLookupError:
+                    continue
+            time.sleep(ANSWER_S / 2)
+        return "\n".join(self._answer(pid) for pid in asked)
+
+    def _answer(self, pid: int) -> str:
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")[:200]
+        except FileNotFoundError:
+            command = "(ended)"
+        lanes = self._folder / f"{pid}.lanes"
+        told = lanes.read_text() if lanes.exists() else "(in no job, or stuck in native code)\n"
+        return f"== process {pid}: {command}\n{told}{(self._folder / f'{pid}.stacks').read_text()}"
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """A process and all that it, and what it has started, has started."""
+    yield pid
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            children = task.read_text().split()
+        except OSError:  # ended meanwhile
+            continue
+        for child in children:
+            yield from descendants(int(child))
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End it and what it has started."""
+    if process.poll() is None:
+        for pid in list(descendants(process.pid)):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        process.wait()
