@@ -16,7 +16,7 @@ from benchmarks.models import Task, make
 from benchmarks.noise_rank import CLOCKS, mean
 from benchmarks.steppers import Step, farandole
 from benchmarks.steps_rank import timed
-from farandole.runtime.session.session import current
+from farandole.runtime.session.init import current
 from farandole.torch.divergence import EVERY_OF_SMALL, FIRST_STEPS
 
 FEWEST = 6

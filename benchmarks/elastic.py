@@ -16,7 +16,7 @@ from typing import Any, TypeVar, final
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks.elastic_job import JOB_S, PARTS, Blow, ElasticJob, strikes
+from benchmarks.elastic_job import JOB_S, PARTS, Blow, ElasticJob, faults
 from benchmarks.job import launch
 from benchmarks.measure import Row, Sample, Table, Verdict
 from farandole.testing.cluster import Cluster, Process, UnavailableError
@@ -60,9 +60,9 @@ def run(quick: bool) -> list[Table]:
 class _Section:
     """Shows how far the section has come: after every strike, and between its parts."""
 
-    def __init__(self, strikes: int) -> None:
+    def __init__(self, faults: int) -> None:
         self._bar = Progress(console=Console(stderr=True), transient=True)
-        self._task = self._bar.add_task("elastic", total=strikes)
+        self._task = self._bar.add_task("elastic", total=faults)
 
     def __enter__(self) -> _Section:
         self._bar.start()
@@ -71,10 +71,10 @@ class _Section:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._bar.stop()
 
-    def struck(self, network: str, workers: int, strikes: list[str], cluster: Cluster | None = None) -> list[Blow]:
+    def struck(self, network: str, workers: int, faults: list[str], cluster: Cluster | None = None) -> list[Blow]:
         """What the strikes have cost an elastic job."""
-        where = f"{workers} workers{' on 2 hosts' if cluster else ''}: {', '.join(dict.fromkeys(strikes))}"
-        with ElasticJob(network, workers, strikes, cluster) as job:
+        where = f"{workers} workers{' on 2 hosts' if cluster else ''}: {', '.join(dict.fromkeys(faults))}"
+        with ElasticJob(network, workers, faults, cluster) as job:
             return self.through(where, lambda: job.run(lambda: self._bar.advance(self._task)))
 
     def through(self, what: str, measure: Callable[[], T]) -> T:
@@ -192,4 +192,4 @@ def _resumed(folder: Path) -> list[float]:
         lines = path.read_text().splitlines()
         if lines:
             firsts.setdefault(int(path.name.rpartition("-")[2]), []).append(float(lines[0].split()[1]))
-    return [max(firsts[number + 1]) - at_s for number, (_, at_s) in enumerate(strikes(folder))]
+    return [max(firsts[number + 1]) - at_s for number, (_, at_s) in enumerate(faults(folder))]

@@ -47,8 +47,8 @@ def main() -> None:
 
 
 def _lines(folder: Path) -> list[str]:
-    strikes = folder / "strikes"
-    return strikes.read_text().splitlines() if strikes.exists() else []
+    faults = folder / "strikes"
+    return faults.read_text().splitlines() if faults.exists() else []
 
 
 if __name__ == "__main__":

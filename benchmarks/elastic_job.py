@@ -54,7 +54,7 @@ class ElasticJob:
     """``farandole run`` of ``elastic_rank``, on this machine, or on two hosts of a ``cluster``."""
 
     def __init__(self, network: str, workers: int, struck: list[str], cluster: Cluster | None = None) -> None:
-        self._workers, self._strikes, self._cluster = workers, struck, cluster
+        self._workers, self._faults, self._cluster = workers, struck, cluster
         self._folder = tempfile.TemporaryDirectory(prefix="bench-")
         self._path = Path(self._folder.name)
         least = workers - 1 if cluster is None else workers // 2
@@ -90,9 +90,9 @@ class ElasticJob:
         epochs = max(history.samples(), default=0)  # but for the last one, they are whole
         if problems := history.problems(SAMPLES, epochs):
             raise RuntimeError("the elastic job has gone wrong: " + "; ".join(problems))
-        course, struck = Course(history, self._workers), strikes(self._path)
-        if [kind for kind, _ in struck] != self._strikes:
-            raise RuntimeError(f"the elastic job was struck {len(struck)} times, and not {len(self._strikes)}")
+        course, struck = Course(history, self._workers), faults(self._path)
+        if [kind for kind, _ in struck] != self._faults:
+            raise RuntimeError(f"the elastic job was struck {len(struck)} times, and not {len(self._faults)}")
         return [course.blow(kind, at_s) for kind, at_s in struck]
 
     def _start(self, errors: IO[str]) -> subprocess.Popen[str]:
@@ -121,7 +121,7 @@ class ElasticJob:
         self._folder.cleanup()
 
 
-def strikes(folder: Path) -> list[tuple[str, float]]:
+def faults(folder: Path) -> list[tuple[str, float]]:
     """Kinds and times of those in ``folder``."""
     lines = [line.split() for line in (folder / "strikes").read_text().splitlines()]
     return [(kind, float(at)) for kind, at in lines]

@@ -35,25 +35,25 @@ MOMENTS = ("reduce", "vote", "voted", "commit")
 class Striker:
     """Knows what happens next, and makes it happen."""
 
-    def __init__(self, folder: Path, workers: int, strikes: list[str], host: str) -> None:
-        self._folder, self._workers, self._strikes, self._host = folder, workers, strikes, host
+    def __init__(self, folder: Path, workers: int, faults: list[str], host: str) -> None:
+        self._folder, self._workers, self._faults, self._host = folder, workers, faults, host
         self._due, self._at_step, self._number = "", 0, 0
         events.subscribe(self._watch)
 
     def begin(self, state: Any) -> None:
         """A generation begins: perhaps with what the last strike was for."""
         is_full = hvd.size() == self._workers
-        if state.done < len(self._strikes) and is_full == (self._strikes[state.done] == "join"):
+        if state.done < len(self._faults) and is_full == (self._faults[state.done] == "join"):
             state.done += 1
             if hvd.rank() == 0:
-                print(f"{self._strikes[state.done - 1]} is over", flush=True)
-        self._number, self._due, self._at_step = state.done, "", state._ballot.step + STEPS
-        if state.done < len(self._strikes) and is_full == (self._strikes[state.done] != "join"):
-            self._due = self._strikes[state.done]
+                print(f"{self._faults[state.done - 1]} is over", flush=True)
+        self._number, self._due, self._at_step = state.done, "", state._step_vote.step + STEPS
+        if state.done < len(self._faults) and is_full == (self._faults[state.done] != "join"):
+            self._due = self._faults[state.done]
 
     def is_over(self, state: Any) -> bool:
         """Nothing more will happen, and the last strike has been survived."""
-        return bool(state.done == len(self._strikes) and state._ballot.step >= self._at_step)
+        return bool(state.done == len(self._faults) and state._step_vote.step >= self._at_step)
 
     def _watch(self, event: events.Event) -> None:
         if not isinstance(event, events.Milestone) or event.step != self._at_step or not self._due:
@@ -99,7 +99,7 @@ def train(state: Any, loader: Any, sampler: Any, striker: Striker) -> None:
 
 def main() -> None:
     """Train, and leave in good order."""
-    folder, name, workers, strikes = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4].split(",")
+    folder, name, workers, faults = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4].split(",")
     hvd.init()
     torch.set_num_threads(1)
     task = make(name)
@@ -110,7 +110,7 @@ def main() -> None:
     optimizer = hvd.DistributedOptimizer(task.optimizer(), named_parameters=task.network.named_parameters())
     state = hvd.elastic.TorchState(task.network, optimizer, sampler=sampler, epoch=0, done=0)
     ledger = Ledger(folder, state)
-    train(state, loader, sampler, Striker(folder, workers, strikes, sys.argv[5] if sys.argv[5:] else ""))
+    train(state, loader, sampler, Striker(folder, workers, faults, sys.argv[5] if sys.argv[5:] else ""))
     ledger.close()
     hvd.shutdown()
 

@@ -18,7 +18,7 @@ import farandole.torch as hvd
 from benchmarks.models import Task, make
 from benchmarks.steppers import Step
 from farandole.runtime.collectives.objects import allgather_object
-from farandole.runtime.session.session import current
+from farandole.runtime.session.init import current
 
 WARM = 20
 """Re-forms that are over when what a process holds is looked at first."""
@@ -102,7 +102,7 @@ def reforming(reforms: int) -> dict[str, Any]:
 
     train(state)
     bits = zlib.crc32(b"".join(p.detach().numpy().tobytes() for p in state.model.parameters()))
-    if len(set(allgather_object((bits, state._ballot.step)))) > 1 or current().generation != reforms + 1:
+    if len(set(allgather_object((bits, state._step_vote.step)))) > 1 or current().generation != reforms + 1:
         raise RuntimeError("the ranks differ after all these generations")
     taken = [1e3 * (b - a) for a, b in pairwise(began)]
     return {"ms": taken, "grown": [b - a for a, b in zip(*held, strict=True)]}

@@ -14,7 +14,7 @@ from farandole.checkpoint.codec import Codec
 from farandole.collective import ReduceOp
 from farandole.elastic.worker.run import run
 from farandole.elastic.worker.state import ObjectState
-from farandole.runtime.session.session import current, init
+from farandole.runtime.session.init import current, init
 from farandole.testing.jobs import NumpyCalls
 
 STEP_S = 0.005
@@ -60,7 +60,7 @@ def train(state: Steps) -> None:
 
 def say(text: str) -> None:
     """Print it, with the worker's number."""
-    print(f"place {os.environ['FARANDOLE_PLACE']} {text}", flush=True)
+    print(f"worker {os.environ['FARANDOLE_WORKER_ID']} {text}", flush=True)
 
 
 def main() -> None:

@@ -19,8 +19,8 @@ from typing import Any, TypeVar, final
 import hypothesis
 import pytest
 
-from farandole.testing.cluster import Cluster, Slurm, UnavailableError
-from farandole.testing.leaks import Snapshot, no_leaks
+from farandole.testing.cluster import Cluster, SlurmCluster, UnavailableError
+from farandole.testing.leaks import ResourceSnapshot, no_leaks
 
 hypothesis.settings.register_profile("ci", derandomize=True, max_examples=40, deadline=None, database=None)
 hypothesis.settings.register_profile("dev", max_examples=40, deadline=None)
@@ -28,17 +28,17 @@ hypothesis.settings.register_profile("long", max_examples=2000, deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
 
 
-_Made = TypeVar("_Made", Cluster, Slurm)
+_Made = TypeVar("_Made", Cluster, SlurmCluster)
 
 
 @pytest.fixture(autouse=True)
 def leaves_nothing() -> Iterator[None]:
     """Fail a test that leaves threads, processes, descriptors, shared memory, variables or a directory behind."""
     variables, cwd = _variables(), os.getcwd()
-    before = Snapshot.take()
+    before = ResourceSnapshot.take()
     with no_leaks(allowed=_not_ours):
         yield
-        if Snapshot.take().since(
+        if ResourceSnapshot.take().since(
             before
         ):  # perhaps held by garbage only; collecting after every test would cost a minute
             gc.collect()
@@ -129,9 +129,9 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def slurm(request: pytest.FixtureRequest) -> Iterator[Slurm]:
+def slurm(request: pytest.FixtureRequest) -> Iterator[SlurmCluster]:
     """The same under Slurm: ``slurm.run(["srun", ...])``, ``slurm.cluster``."""
-    with _or_skip(Slurm, getattr(request, "param", 2)) as made:
+    with _or_skip(SlurmCluster, getattr(request, "param", 2)) as made:
         yield made
 
 
@@ -143,10 +143,10 @@ def make_cluster() -> Iterator[Callable[..., Cluster]]:
 
 
 @pytest.fixture
-def make_slurm() -> Iterator[Callable[..., Slurm]]:
+def make_slurm() -> Iterator[Callable[..., SlurmCluster]]:
     """The same under Slurm."""
     with contextlib.ExitStack() as stack:
-        yield lambda nodes, **options: stack.enter_context(_or_skip(Slurm, nodes, **options))
+        yield lambda nodes, **options: stack.enter_context(_or_skip(SlurmCluster, nodes, **options))
 
 
 def _or_skip(kind: Callable[..., _Made], nodes: int, **options: Any) -> _Made:

@@ -1,7 +1,7 @@
 """A worker of an elastic job that trains until a file named ``end`` is there: ``python elastic_worker.py [FAULT]...``
 
 A fault is RANK:STEP:ACTION, as of ``farandole.testing.faults``, and happens in ``commit``; or one of the actions below.
-Every time it begins to train it prints who it is: ``place 3 trains: generation 2, rank 1 of 2, step 30, process 77``.
+Whenever it begins to train it prints who it is: ``worker 3 trains: generation 2, rank 1 of 2, step 30, process 77``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from farandole import events
 from farandole.collective import ReduceOp
 from farandole.elastic.worker.run import run
 from farandole.elastic.worker.state import ObjectState
-from farandole.runtime.session.session import current, init, shutdown
+from farandole.runtime.session.init import current, init, shutdown
 from farandole.testing.faults import Fault, inject
 from farandole.testing.jobs import NumpyCalls
 
@@ -43,9 +43,9 @@ def main() -> None:
     inject(FOLDER, [msgspec.convert(dict(zip(FIELDS, words, strict=True)), Fault, strict=False) for words in others])
     atexit.register(lambda: [do() for do in LAST])  # before init, so that it comes after what that registers
     init()
-    print(f"place {os.environ['FARANDOLE_PLACE']} is up: process {os.getpid()}", flush=True)
+    print(f"worker {os.environ['FARANDOLE_WORKER_ID']} is up: process {os.getpid()}", flush=True)
     train(Steps(step=0), own)
-    print(f"place {os.environ['FARANDOLE_PLACE']} has finished", flush=True)
+    print(f"worker {os.environ['FARANDOLE_WORKER_ID']} has finished", flush=True)
     shutdown()
 
 
@@ -60,8 +60,8 @@ def train(state: Steps, own: dict[tuple[int, int], str]) -> None:
     """Count steps."""
     who, do = current().topology, NumpyCalls()
     print(
-        f"place {os.environ['FARANDOLE_PLACE']} trains: generation {who.generation}, rank {who.rank} of {who.size}, "
-        f"step {state.step}, process {os.getpid()}",
+        f"worker {os.environ['FARANDOLE_WORKER_ID']} trains: generation {who.generation}, rank {who.rank} of "
+        f"{who.size}, step {state.step}, process {os.getpid()}",
         flush=True,
     )
     ends = np.zeros(16, np.int64)  # too much to travel with the agreement

@@ -17,7 +17,7 @@ IN_A_JOB = {
     "farandole.runtime.collectives.basics",
     "farandole.runtime.collectives.objects",
     "farandole.runtime.session.process_sets",
-    "farandole.runtime.session.session",
+    "farandole.runtime.session.init",
     "farandole.testing.controllers",
 }
 """Modules with examples of what only the ranks of a job can do, or with tensors."""

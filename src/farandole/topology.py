@@ -33,10 +33,10 @@ class Topology(msgspec.Struct, frozen=True):
         host = hosts[rank]
         local = [r for r, h in enumerate(hosts) if h == host]
         local_rank = local.index(rank)
-        places: dict[str, list[int]] = {}
+        ranks_of: dict[str, list[int]] = {}
         for r, h in enumerate(hosts):
-            places.setdefault(h, []).append(r)
-        cross = [ranks[local_rank] for ranks in places.values() if len(ranks) > local_rank]
+            ranks_of.setdefault(h, []).append(r)
+        cross = [ranks[local_rank] for ranks in ranks_of.values() if len(ranks) > local_rank]
         return cls(rank, hosts, generation, local_rank, len(local), cross.index(rank), len(cross))
 
     @property

@@ -13,7 +13,7 @@ from tests.conftest import Launch
 LATE = """
 import time
 import numpy as np
-from farandole.runtime.session.session import current, init, shutdown
+from farandole.runtime.session.init import current, init, shutdown
 from farandole.testing.jobs import NumpyCalls
 
 init()

@@ -10,7 +10,7 @@ SCRIPT = """
 import faulthandler, os, signal, socket, sys, threading
 import numpy as np
 from farandole.collective import DType, ReduceOp
-from farandole.runtime.session.session import current, init, shutdown
+from farandole.runtime.session.init import current, init, shutdown
 from farandole.testing.jobs import NumpyCalls
 
 OWN = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGCHLD, signal.SIGALRM)

@@ -28,7 +28,7 @@ def main(how, persistent):
     torch.set_num_threads(1)
     model = torch.nn.Linear(4, 1)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1e-6))
-    sampler, place = hvd.elastic.ElasticSampler(Rows()), os.environ["FARANDOLE_PLACE"]
+    sampler, place = hvd.elastic.ElasticSampler(Rows()), os.environ["FARANDOLE_WORKER_ID"]
     state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0)
     loader = hvd.elastic.DataLoader(
         Rows(), global_batch_size=8, sampler=sampler, num_workers=1, multiprocessing_context=how,

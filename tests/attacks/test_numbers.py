@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from farandole.collective import DType, ReduceOp
-from farandole.testing.attacks.arithmetic import CASES, Case
+from farandole.testing.attacks.arithmetic import CASES, AllreduceCase
 from farandole.testing.attacks.numbers import Ranks, attack
 from farandole.testing.mpi import LAUNCHERS
 from farandole.testing.reference import Values, decode, encode, reduce
@@ -14,7 +14,7 @@ from farandole.testing.reference import Values, decode, encode, reduce
 SUMS = [case for case in CASES if case.count == 1000]
 
 
-def _said(case: Case, size: int = 3) -> list[Values]:
+def _said(case: AllreduceCase, size: int = 3) -> list[Values]:
     return [case.contribution(rank, size) for rank in range(size)]
 
 
@@ -23,7 +23,7 @@ def test_there_are_366() -> None:
 
 
 @pytest.mark.parametrize("case", SUMS, ids=lambda case: case.name)
-def test_the_reference_of_the_contract_is_right_and_that_one_flipped_bit_is_seen(case: Case) -> None:
+def test_the_reference_of_the_contract_is_right_and_that_one_flipped_bit_is_seen(case: AllreduceCase) -> None:
     said = _said(case)
     right = reduce(case.dtype, case.op, said)
     if case.op is ReduceOp.AVERAGE and not case.dtype.is_floating:
@@ -38,7 +38,7 @@ def test_the_reference_of_the_contract_is_right_and_that_one_flipped_bit_is_seen
 
 @pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16])
 def test_a_sum_that_is_rounded_twice_is_seen(dtype: DType) -> None:
-    case = Case(dtype, ReduceOp.SUM, 65_537)
+    case = AllreduceCase(dtype, ReduceOp.SUM, 65_537)
     one, two, three = said = _said(case)
     first = reduce(dtype, ReduceOp.SUM, [one, two])
     assert case.wrong(reduce(dtype, ReduceOp.SUM, [first, three]), said, hosts=1)
@@ -47,7 +47,7 @@ def test_a_sum_that_is_rounded_twice_is_seen(dtype: DType) -> None:
 
 @pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.FLOAT32])
 def test_a_neighbour_of_the_right_number_a_lost_sign_and_a_lost_nan_are_seen(dtype: DType) -> None:
-    case = Case(dtype, ReduceOp.SUM, 1000)
+    case = AllreduceCase(dtype, ReduceOp.SUM, 1000)
     said = _said(case)
     right = reduce(dtype, ReduceOp.SUM, said)
     numbers = decode(dtype, right)

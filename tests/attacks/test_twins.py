@@ -12,7 +12,7 @@ DEADLINE_S = 150.0
 SCRIPT = """
 import sys
 import numpy as np
-from farandole.runtime.session.session import current, init, shutdown
+from farandole.runtime.session.init import current, init, shutdown
 from farandole.testing.jobs import NumpyCalls
 
 init()

@@ -109,10 +109,10 @@ def test_writing_does_not_keep_the_training(tmp_path: Path, monkeypatch: pytest.
 
 @given(data=st.data())
 def test_no_damage_is_restored(data: st.DataObject) -> None:
-    with tempfile.TemporaryDirectory() as place:
-        root = Path(place)
+    with tempfile.TemporaryDirectory() as base:
+        root = Path(base)
         written(root, 1, 2)
-        files = sorted(path for path in folder.place_of(root, 2).iterdir())
+        files = sorted(path for path in folder.writer_of(root, 2).iterdir())
         target = data.draw(st.sampled_from(files))
         content = bytearray(target.read_bytes())
         kind = data.draw(st.sampled_from(["flip", "truncate", "extend", "remove", "foreign"]))
@@ -149,10 +149,10 @@ def test_what_was_refused_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFix
 
 def test_a_manifest_of_another_format_is_refused(tmp_path: Path) -> None:
     written(tmp_path, 1)
-    place = folder.place_of(tmp_path, 1)
-    manifest = folder.read_manifest(place)
+    writer = folder.writer_of(tmp_path, 1)
+    manifest = folder.read_manifest(writer)
     again = folder.Manifest(2, manifest.shards, "9.9", format=99)
-    folder.finish(place.rename(tmp_path / ".writing-2"), again)
+    folder.finish(writer.rename(tmp_path / ".writing-2"), again)
     with TorchCheckpoints(tmp_path) as checkpoints, pytest.raises(CheckpointError, match="format 99"):
         checkpoints.restore(step=2)
 
@@ -170,15 +170,15 @@ def test_objects_are_refused_when_they_are_saved(tmp_path: Path) -> None:
 
 
 @contextlib.contextmanager
-def file_system(options: str, place: Path) -> Iterator[Path]:
+def file_system(options: str, root: Path) -> Iterator[Path]:
     """A small file system of its own."""
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", place], check=False, capture_output=True)
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", root], check=False, capture_output=True)
     if done.returncode:
         pytest.skip(f"mounting a file system is not allowed here: {done.stderr.decode().strip()}")
     try:
-        yield place
+        yield root
     finally:
-        subprocess.run(["umount", place], check=True)
+        subprocess.run(["umount", root], check=True)
 
 
 @pytest.mark.parametrize(("options", "text"), [("size=64k", "free some space"), ("ro", "another folder")])

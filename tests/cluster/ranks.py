@@ -9,7 +9,7 @@ from typing import Any
 FACTS = """
 import json, os, sys
 import numpy as np
-from farandole.runtime.session.session import current, init, shutdown
+from farandole.runtime.session.init import current, init, shutdown
 from farandole.testing.jobs import NumpyCalls
 
 def tell(**what):

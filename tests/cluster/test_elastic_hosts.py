@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.testing.cluster import HEAD, URGENT, Cluster, Slurm
+from farandole.testing.cluster import HEAD, URGENT, Cluster, SlurmCluster
 from tests.cluster.conftest import DEADLINE_S, ClusterJob, StartOnCluster, kill_on
 
 WORKER = Path(__file__).parent.parent / "elastic_worker.py"
@@ -20,15 +20,15 @@ import os
 import numpy as np
 from farandole.elastic.worker.run import run
 from farandole.elastic.worker.state import ObjectState
-from farandole.runtime.session.session import current, init, shutdown
+from farandole.runtime.session.init import current, init, shutdown
 from farandole.testing.jobs import NumpyCalls
 
 @run
 def train(state):
     who, do, ends = current().topology, NumpyCalls(), np.zeros(100_000, np.float32)
     print(
-        f"place {os.environ['FARANDOLE_PLACE']} trains: generation {who.generation}, rank {who.rank} of {who.size}, "
-        f"step {state.step}, process {os.getpid()}",
+        f"worker {os.environ['FARANDOLE_WORKER_ID']} trains: generation {who.generation}, rank {who.rank} of "
+        f"{who.size}, step {state.step}, process {os.getpid()}",
         flush=True,
     )
     while not ends[0]:
@@ -41,10 +41,10 @@ init()
 train(ObjectState(step=0))
 shutdown()
 """
-TRAINS = re.compile(r"place (\d+) trains: generation (\d+), rank (\d+) of (\d+), step (\d+), process (\d+)")
+TRAINS = re.compile(r"worker (\d+) trains: generation (\d+), rank (\d+) of (\d+), step (\d+), process (\d+)")
 SHORT = ("--host-timeout", "2", "--blacklist-cooldown-range", "0.5", "2")
 MakeCluster = Callable[..., Cluster]
-MakeSlurm = Callable[..., Slurm]
+MakeSlurm = Callable[..., SlurmCluster]
 
 
 def generation(running: ClusterJob, size: int, after: int = 0) -> list[tuple[int, ...]]:
@@ -169,8 +169,8 @@ def test_a_job_that_has_to_end_goes_on_from_its_checkpoint_when_slurm_has_requeu
 
     def said(pattern: str) -> list[tuple[int, int]]:
         """By which place, and of which step."""
-        found = re.findall(rf"place (\d+) {pattern}", out.read_text() if out.exists() else "")
-        return sorted((int(place), int(step)) for place, step in found)
+        found = re.findall(rf"worker (\d+) {pattern}", out.read_text() if out.exists() else "")
+        return sorted((int(worker_id), int(step)) for worker_id, step in found)
 
     if not is_short:
         wait_for(lambda: len(said(r"trains: rank . of 4, step (\d+)")) >= 4, "four workers", out)

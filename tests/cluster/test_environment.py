@@ -85,14 +85,14 @@ def test_each_starter_is_recognised_by_its_own_class_and_no_other(name: str) -> 
 @by_starter
 def test_each_says_the_place_and_the_size_and_that_there_are_more_hosts(name: str) -> None:
     environment = detect(STARTERS[name].variables)
-    assert (environment.place, environment.local_place, environment.size) == (2, 0, 3)
+    assert (environment.worker_id, environment.local_worker_id, environment.size) == (2, 0, 3)
     assert environment.spans_hosts
 
 
 @by_starter
 def test_each_knows_its_place_on_the_host(name: str) -> None:
     told = STARTERS[name]
-    assert detect({**told.variables, told.vocabulary.local_rank: "1"}).local_place == 1
+    assert detect({**told.variables, told.vocabulary.local_rank: "1"}).local_worker_id == 1
 
 
 @by_starter
@@ -114,7 +114,7 @@ def test_a_size_of_none_and_a_rank_beyond_it_are_refused(name: str) -> None:
     with pytest.raises(SettingsError, match=f"{told.vocabulary.size} must be at least 1, found 0"):
         print(detect({**told.variables, told.vocabulary.size: "0"}).size)
     with pytest.raises(SettingsError, match=f"{told.vocabulary.rank}=3 is no rank of a job with .*from 0 to 2"):
-        print(detect({**told.variables, told.vocabulary.rank: "3"}).place)
+        print(detect({**told.variables, told.vocabulary.rank: "3"}).worker_id)
 
 
 @by_starter
@@ -122,7 +122,7 @@ def test_one_process_needs_nothing(name: str) -> None:
     told = STARTERS[name]
     alone = {told.vocabulary.rank: "0", told.vocabulary.size: "1", told.vocabulary.local_size: "1"}
     environment = detect({**told.variables, **{name: value for name, value in alone.items() if name}})
-    assert (environment.place, environment.size) == (0, 1)
+    assert (environment.worker_id, environment.size) == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_a_job_known_to_be_on_one_host_need_not_be_reached_from_others() -> None
 
 def test_a_launched_worker_reads_what_the_launcher_said() -> None:
     environment = detect(TOLD)
-    assert (environment.place, environment.size, environment.host, environment.launched) == (2, 3, "b", True)
+    assert (environment.worker_id, environment.size, environment.host, environment.launched) == (2, 3, "b", True)
     assert (environment.controller, environment.key) == ("tcp://a:7000,tcp://[fd77::1]:7000", "secret")
 
 
@@ -198,7 +198,7 @@ def test_horovods_names_are_set_too_but_not_the_key() -> None:
 def test_what_is_missing_is_named_with_what_to_type(variables: dict[str, str], says: str) -> None:
     environment = detect(variables)
     with pytest.raises(SettingsError, match=says):
-        print(environment.place, environment.size, environment.controller, environment.key)
+        print(environment.worker_id, environment.size, environment.controller, environment.key)
 
 
 def test_looking_around_loads_no_framework_and_no_mpi() -> None:

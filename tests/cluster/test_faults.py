@@ -11,7 +11,7 @@ from typing import final
 
 import pytest
 
-from farandole.testing.cluster import HEAD, Cluster, Process, Slurm, UnavailableError
+from farandole.testing.cluster import HEAD, Cluster, Process, SlurmCluster, UnavailableError
 from tests.cluster.conftest import kill_on
 
 HOST_TIMEOUT_S = 2.0
@@ -30,7 +30,7 @@ import numpy as np
 from farandole.errors import FarandoleError
 from farandole.runtime.collectives.planned import PlannedLane
 from farandole.runtime.session.process_sets import global_process_set
-from farandole.runtime.session.session import current, init, shutdown
+from farandole.runtime.session.init import current, init, shutdown
 from farandole.testing.jobs import NumpyCalls
 
 moment, folder, host = sys.argv[1], Path(sys.argv[2]), os.uname().nodename
@@ -250,7 +250,7 @@ def test_hosts_that_lose_the_launcher_end_their_workers(make_cluster: Callable[.
 
 @pytest.mark.parametrize("starter", [SRUN, SRUN_AGENTS], ids=["srun", "salloc"])
 def test_survivors_of_a_host_lost_under_slurm_raise_and_name_it(
-    make_slurm: Callable[..., Slurm], tmp_path: Path, starter: Sequence[str]
+    make_slurm: Callable[..., SlurmCluster], tmp_path: Path, starter: Sequence[str]
 ) -> None:
     slurm = make_slurm(2)
     job = Job(slurm.cluster, tmp_path, "collective", starter)

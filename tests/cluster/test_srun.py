@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.testing.cluster import Slurm
+from farandole.testing.cluster import SlurmCluster
 from tests.cluster.conftest import LAUNCHER, StartOnCluster, kill_on
 from tests.cluster.test_ssh import AGENT, FLOOD, PATIENT, SLEEP
 
@@ -21,7 +21,7 @@ SALLOC = ("salloc", "--quiet", "--nodes=2", "--ntasks=3")
 
 
 @pytest.fixture(autouse=True)
-def no_allocation_is_left(slurm: Slurm) -> Iterator[None]:
+def no_allocation_is_left(slurm: SlurmCluster) -> Iterator[None]:
     """A test that failed must not let all others wait for its hosts."""
     yield
     slurm.run(["scancel", "--user=root"])
@@ -36,7 +36,7 @@ print(json.dumps(facts), flush=True)
 """
 
 
-def test_the_allocation_says_where_and_how_many(slurm: Slurm, start: StartOnCluster) -> None:
+def test_the_allocation_says_where_and_how_many(slurm: SlurmCluster, start: StartOnCluster) -> None:
     job = start(slurm.cluster, *PATIENT, before=SALLOC, python=REPORT, environment={"WORD": "from the launcher"})
     job.until(lambda: job.process.poll() is not None, "for the end")
     assert job.end() == 0
@@ -60,14 +60,14 @@ def test_the_allocation_says_where_and_how_many(slurm: Slurm, start: StartOnClus
     ids=["fewer", "some of its hosts", "others, too", "by ssh", "here"],
 )
 def test_the_command_line_may_say_otherwise(
-    slurm: Slurm, start: StartOnCluster, options: tuple[str, ...], hosts: list[str]
+    slurm: SlurmCluster, start: StartOnCluster, options: tuple[str, ...], hosts: list[str]
 ) -> None:
     job = start(slurm.cluster, *options, *PATIENT, before=SALLOC, bash="hostname")
     assert job.end() == 0
     assert sorted(line.partition(":")[2] for line in job.stdout.splitlines()) == hosts
 
 
-def test_a_batch_script_on_one_node_needs_no_step(slurm: Slurm, start: StartOnCluster, tmp_path: Path) -> None:
+def test_a_batch_script_on_one_node_needs_no_step(slurm: SlurmCluster, start: StartOnCluster, tmp_path: Path) -> None:
     job = start(slurm.cluster, "-np", "1", command=["true"])  # to wait with
     script = "hostname; echo step=$SLURM_STEP_ID; touch ended.$FARANDOLE_RANK"
     wrapped = shlex.join([sys.executable, "-m", "farandole", "run", "--start-timeout", "60", "sh", "-c", script])
@@ -78,7 +78,7 @@ def test_a_batch_script_on_one_node_needs_no_step(slurm: Slurm, start: StartOnCl
     assert sorted(lines) == ["node1"] * 2 + ["step="] * 2
 
 
-def test_more_workers_than_tasks_are_refused_with_the_remedy(slurm: Slurm, start: StartOnCluster) -> None:
+def test_more_workers_than_tasks_are_refused_with_the_remedy(slurm: SlurmCluster, start: StartOnCluster) -> None:
     job = start(slurm.cluster, "-np", "4", before=SALLOC, command=["true"])
     assert job.end() == 2
     assert re.search(r"-np 4 .* has tasks \(3: node1:2,node2:1\): ask for more \(salloc -n 4", job.stderr)
@@ -87,7 +87,7 @@ def test_more_workers_than_tasks_are_refused_with_the_remedy(slurm: Slurm, start
     assert "head is not in the Slurm allocation" in job.stderr
 
 
-def test_a_flood_by_way_of_slurm_arrives_whole(slurm: Slurm, start: StartOnCluster) -> None:
+def test_a_flood_by_way_of_slurm_arrives_whole(slurm: SlurmCluster, start: StartOnCluster) -> None:
     job = start(slurm.cluster, *PATIENT, before=SALLOC, python=FLOOD)
     assert job.end() == 0
     counts: dict[str, int] = defaultdict(int)
@@ -101,7 +101,7 @@ def test_a_flood_by_way_of_slurm_arrives_whole(slurm: Slurm, start: StartOnClust
     assert counts == {str(rank): 60_001 for rank in range(3)}
 
 
-def test_a_failure_ends_the_job_on_all_hosts(slurm: Slurm, start: StartOnCluster) -> None:
+def test_a_failure_ends_the_job_on_all_hosts(slurm: SlurmCluster, start: StartOnCluster) -> None:
     together = "touch up.$FARANDOLE_RANK; until [ $(ls up.* | wc -l) = 3 ]; do sleep 0.02; done"
     failing = "if ((FARANDOLE_RANK == 2)); then echo why >&2; exit 7; fi"
     script = f"trap 'echo told; exit' TERM; {together}; {failing}; while :; do sleep 0.05; done"
@@ -111,7 +111,7 @@ def test_a_failure_ends_the_job_on_all_hosts(slurm: Slurm, start: StartOnCluster
     assert "rank 2 on node2 exited with code 7; the last lines of its stderr:\n    why\n" in job.stderr
 
 
-def test_ctrl_c_lets_workers_tidy_up(slurm: Slurm, start: StartOnCluster) -> None:
+def test_ctrl_c_lets_workers_tidy_up(slurm: SlurmCluster, start: StartOnCluster) -> None:
     job = start(
         slurm.cluster,
         *PATIENT,
@@ -125,7 +125,7 @@ def test_ctrl_c_lets_workers_tidy_up(slurm: Slurm, start: StartOnCluster) -> Non
     assert "the job was ended by SIGINT" in job.stderr
 
 
-def test_killing_the_launcher_leaves_nothing(slurm: Slurm, start: StartOnCluster) -> None:
+def test_killing_the_launcher_leaves_nothing(slurm: SlurmCluster, start: StartOnCluster) -> None:
     job = start(slurm.cluster, *PATIENT, before=SALLOC, bash=SLEEP)
     job.prints("up", 3)
     kill_on(slurm.cluster, "head", LAUNCHER)
@@ -133,7 +133,7 @@ def test_killing_the_launcher_leaves_nothing(slurm: Slurm, start: StartOnCluster
 
 
 @pytest.mark.parametrize("fault", ["kill the agent", "freeze"])
-def test_a_lost_host_is_named(slurm: Slurm, start: StartOnCluster, fault: str) -> None:
+def test_a_lost_host_is_named(slurm: SlurmCluster, start: StartOnCluster, fault: str) -> None:
     job = start(slurm.cluster, "--host-timeout", "3", "--start-timeout", "60", before=SALLOC, bash=SLEEP)
     job.prints("up", 3)
     if fault == "freeze":
@@ -148,7 +148,7 @@ def test_a_lost_host_is_named(slurm: Slurm, start: StartOnCluster, fault: str) -
     assert job.end() == 1
 
 
-def test_an_allocation_that_has_ended_is_named(slurm: Slurm, start: StartOnCluster) -> None:
+def test_an_allocation_that_has_ended_is_named(slurm: SlurmCluster, start: StartOnCluster) -> None:
     job = start(
         slurm.cluster, "--start-timeout", "20", command=["true"],
         environment={"SLURM_JOB_ID": "99999", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_TASKS_PER_NODE": "1(x2)"},

@@ -83,7 +83,7 @@ def test_a_function_is_called_on_hosts_that_may_come_and_go(cluster: Cluster, tm
 import farandole, os
 
 def host(number):
-    from farandole.runtime.session.session import init, shutdown
+    from farandole.runtime.session.init import init, shutdown
     init()
     shutdown()
     return number, os.uname().nodename

@@ -13,7 +13,7 @@ import pytest
 
 from farandole.cluster.environment import CONTROLLER, KEY, OWN
 from farandole.control.keys import new_secret
-from farandole.testing.cluster import Cluster, Slurm
+from farandole.testing.cluster import Cluster, SlurmCluster
 from farandole.testing.mpi import LAUNCHERS
 from tests.cluster.conftest import ClusterJob
 from tests.cluster.ranks import FACTS, LOSES, column, told
@@ -77,7 +77,7 @@ def ranks(tmp_path: Path) -> Iterator[StartRanks]:
         each.close()
 
 
-def srun(slurm: Slurm, folder: Path, script: str, *words: str, **variables: str) -> ClusterJob:
+def srun(slurm: SlurmCluster, folder: Path, script: str, *words: str, **variables: str) -> ClusterJob:
     """``srun WORDS python rank.py`` on the head, from a folder that all hosts see."""
     (folder / "rank.py").write_text(script)
     command = ["srun", *words, sys.executable, "rank.py"]
@@ -88,7 +88,7 @@ def litter(folder: Path) -> list[Path]:
     return list(folder.glob(".farandole*"))
 
 
-def test_srun_places_ranks_in_turn_on_uneven_hosts_and_leaves_nothing(slurm: Slurm, tmp_path: Path) -> None:
+def test_srun_places_ranks_in_turn_on_uneven_hosts_and_leaves_nothing(slurm: SlurmCluster, tmp_path: Path) -> None:
     job = srun(slurm, tmp_path, COUNTS, "-N2", "-n4", "-m", "cyclic")
     assert job.end() == 0, job.stderr
     for when in ("first", "again"):
@@ -107,7 +107,7 @@ def test_srun_places_ranks_in_turn_on_uneven_hosts_and_leaves_nothing(slurm: Slu
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_the_batch_scripts_of_the_documentation_run(slurm: Slurm, tmp_path: Path, number: int) -> None:
+def test_the_batch_scripts_of_the_documentation_run(slurm: SlurmCluster, tmp_path: Path, number: int) -> None:
     blocks = re.findall(r"^```bash script\n(#!/bin/bash.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     (tmp_path / "job.sh").write_text(blocks[number])
     (tmp_path / "train.py").write_text(FACTS + 'join("first")')
@@ -126,7 +126,7 @@ def test_the_batch_scripts_of_the_documentation_run(slurm: Slurm, tmp_path: Path
     assert litter(tmp_path) == []
 
 
-def test_survivors_of_a_killed_task_are_told_who_it_was_and_go_on(slurm: Slurm, tmp_path: Path) -> None:
+def test_survivors_of_a_killed_task_are_told_who_it_was_and_go_on(slurm: SlurmCluster, tmp_path: Path) -> None:
     key = new_secret()
     (tmp_path / "rank.py").write_text(LOSES)
     command = ["srun", "-N2", "-n3", "--ntasks-per-node=2", sys.executable, "rank.py", "again"]
@@ -144,7 +144,9 @@ def test_survivors_of_a_killed_task_are_told_who_it_was_and_go_on(slurm: Slurm, 
     assert column(told(job.stdout, "again"), "size") == [2, 2]
 
 
-def test_a_job_that_is_cancelled_or_loses_rank_0_while_it_forms_leaves_nothing(slurm: Slurm, tmp_path: Path) -> None:
+def test_a_job_that_is_cancelled_or_loses_rank_0_while_it_forms_leaves_nothing(
+    slurm: SlurmCluster, tmp_path: Path
+) -> None:
     script = FACTS + 'import time\njoin("first") if place == 0 else time.sleep(600)'
     for how in ("scancel", "kill"):
         job = srun(slurm, tmp_path, script, "-N2", "-n2")
@@ -160,7 +162,7 @@ def test_a_job_that_is_cancelled_or_loses_rank_0_while_it_forms_leaves_nothing(s
         job.until(lambda: litter(tmp_path) == [], "for the file to go")
 
 
-def test_signals_for_the_workers_of_a_step_do_not_end_the_job(slurm: Slurm, tmp_path: Path) -> None:
+def test_signals_for_the_workers_of_a_step_do_not_end_the_job(slurm: SlurmCluster, tmp_path: Path) -> None:
     """Slurm sends them to every process of the step, the controller and the agents among them."""
     script = LOSES.replace("import time\n", "import signal, time\nsignal.signal(signal.SIGUSR1, lambda *_: leave())\n")
     script = script.replace("init()\nx", "leaving = []\nleave = lambda: leaving.append(1)\ninit()\nx")
@@ -172,7 +174,7 @@ def test_signals_for_the_workers_of_a_step_do_not_end_the_job(slurm: Slurm, tmp_
     assert column(told(job.stdout, "done"), "rank") == [0, 1]
 
 
-def test_a_program_in_an_allocation_is_alone_unless_srun_starts_it(slurm: Slurm, tmp_path: Path) -> None:
+def test_a_program_in_an_allocation_is_alone_unless_srun_starts_it(slurm: SlurmCluster, tmp_path: Path) -> None:
     script = FACTS.replace("if name in os.environ))", "if name in os.environ), 0)").replace("int(next(", "int(next((")
     (tmp_path / "rank.py").write_text(script.replace("in os.environ), 0)", "in os.environ), 0))") + 'join("first")')
     (tmp_path / "batch.sh").write_text(f"#!/bin/bash\n{sys.executable} rank.py\n")
@@ -236,7 +238,7 @@ def test_when_a_rank_under_mpirun_is_killed_the_others_end_in_time_and_nothing_i
 
 @pytest.mark.parametrize(("name", "plugin"), [("mpich", "pmi2"), ("openmpi", "pmix"), ("debian", "pmix")])
 def test_mpi_under_srun_starts_on_all_ranks_also_on_those_with_no_peer_on_the_other_host(
-    slurm: Slurm, tmp_path: Path, name: str, plugin: str
+    slurm: SlurmCluster, tmp_path: Path, name: str, plugin: str
 ) -> None:
     if lack := LAUNCHERS[name].lack():
         pytest.skip(lack)

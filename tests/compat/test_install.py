@@ -10,7 +10,7 @@ import pytest
 
 import farandole
 from farandole.launch.tools import horovod_install
-from farandole.launch.tools.horovod_install import COMMAND, FOLDER, PTH, Place, install, uninstall
+from farandole.launch.tools.horovod_install import COMMAND, FOLDER, PTH, InstallScheme, install, uninstall
 from tests.compat.environment import PACKAGE, Env
 
 FOUND = "import horovod, importlib.metadata as m; print(horovod.__version__, m.version('horovod'), horovod.__file__)"
@@ -92,41 +92,41 @@ def test_a_real_horovod_is_never_touched(env: Env) -> None:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(str(tmp_path / "lib"), str(tmp_path / "bin"))
+def scheme(tmp_path: Path) -> InstallScheme:
+    return InstallScheme(str(tmp_path / "lib"), str(tmp_path / "bin"))
 
 
 @pytest.mark.parametrize("lost", [PTH, COMMAND, FOLDER, f"{FOLDER}/RECORD"])
-def test_what_was_interrupted_is_finished_or_removed(place: Place, lost: str) -> None:
+def test_what_was_interrupted_is_finished_or_removed(scheme: InstallScheme, lost: str) -> None:
     def spoil() -> None:
-        path = Path(place.path(lost))
+        path = Path(scheme.path(lost))
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
-    wrote = install(place)
-    assert sorted(wrote) == sorted(place.path(name) for name in (PTH, COMMAND, FOLDER))
-    assert install(place) == []
+    wrote = install(scheme)
+    assert sorted(wrote) == sorted(scheme.path(name) for name in (PTH, COMMAND, FOLDER))
+    assert install(scheme) == []
     spoil()
-    assert place.path(lost.partition("/")[0]) in install(place)
-    assert install(place) == []
+    assert scheme.path(lost.partition("/")[0]) in install(scheme)
+    assert install(scheme) == []
     spoil()
-    uninstall(place)
-    assert not Path(place.path(FOLDER)).exists()
-    assert os.listdir(place.scripts) == []
+    uninstall(scheme)
+    assert not Path(scheme.path(FOLDER)).exists()
+    assert os.listdir(scheme.scripts) == []
 
 
-def test_strange_files_stay(place: Place) -> None:
-    os.makedirs(place.scripts)
-    Path(place.path(COMMAND)).write_text("#!/bin/sh\nexec theirs\n")
+def test_strange_files_stay(scheme: InstallScheme) -> None:
+    os.makedirs(scheme.scripts)
+    Path(scheme.path(COMMAND)).write_text("#!/bin/sh\nexec theirs\n")
     with pytest.raises(farandole.UsageError, match="Farandole has not written it"):
-        install(place)
-    assert uninstall(place) == []
-    assert Path(place.path(COMMAND)).exists()
+        install(scheme)
+    assert uninstall(scheme) == []
+    assert Path(scheme.path(COMMAND)).exists()
 
 
 def test_where_nothing_can_be_written_it_says_what_to_do(tmp_path: Path) -> None:
     for folder in ("/proc/self/none", "/sys/none"):
         with pytest.raises(farandole.UsageError, match=r"FARANDOLE_HOROVOD=1 for a job, or install for yourself"):
-            install(Place(folder, str(tmp_path)))
+            install(InstallScheme(folder, str(tmp_path)))
 
 
 def test_ones_own_folder_counts_for_nothing_in_a_virtual_environment(env: Env) -> None:
@@ -141,7 +141,7 @@ def test_ones_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(site, "ENABLE_USER_SITE", True)
     monkeypatch.setattr(site, "USER_BASE", str(tmp_path))
     monkeypatch.setattr(site, "USER_SITE", str(tmp_path / "lib"))
-    place = horovod_command._place(user=True)
-    assert place == Place(str(tmp_path / "lib"), str(tmp_path / "bin"))
-    horovod_install.install(place)
-    assert place.installer() == horovod_install.INSTALLER
+    scheme = horovod_command._scheme(user=True)
+    assert scheme == InstallScheme(str(tmp_path / "lib"), str(tmp_path / "bin"))
+    horovod_install.install(scheme)
+    assert scheme.installer() == horovod_install.INSTALLER

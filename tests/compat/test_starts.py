@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from farandole.control.keys import new_secret
-from farandole.testing.cluster import Slurm
+from farandole.testing.cluster import SlurmCluster
 from farandole.testing.mpi import LAUNCHERS
 from tests.compat.environment import Env
 
@@ -57,7 +57,7 @@ def test_by_mpi(env: Env, name: str) -> None:
     assert said(env.run(*words, variables={"FARANDOLE_KEY": new_secret(), **mpi.environment})) == TWO
 
 
-def test_by_slurm(env: Env, slurm: Slurm) -> None:
+def test_by_slurm(env: Env, slurm: SlurmCluster) -> None:
     python = str(env.folder / "bin" / "python")
     done = slurm.run(["srun", "--ntasks=2", f"--chdir={env.folder}", python, "script.py"])
     assert said(done.stdout) == TWO, done.stderr

@@ -18,7 +18,7 @@ import zmq
 from farandole.control.channel import Dealer, Router
 from farandole.control.keys import JobKeys, new_secret
 from farandole.control.messages import LIMIT_BYTES, Abort, Leave, encode
-from farandole.control.task_messages import Result
+from farandole.control.task_messages import TaskResult
 from farandole.errors import ControlError
 
 DEADLINE_S = 30.0
@@ -99,7 +99,7 @@ def test_sending_to_nobody_is_told_and_harmless(host: Host) -> None:
 def test_after_a_flush_everything_has_been_received(host: Host) -> None:
     with Dealer(host.address, b"w0u", KEYS) as dealer:
         for n in range(100):
-            dealer.send(Result(n, True, bytes(100_000)))
+            dealer.send(TaskResult(n, True, bytes(100_000)))
         dealer.flush(DEADLINE_S)
         assert len(host.inbox) == 100
 
@@ -107,10 +107,10 @@ def test_after_a_flush_everything_has_been_received(host: Host) -> None:
 def test_large_messages_pass_and_larger_ones_are_refused_at_the_source(host: Host) -> None:
     with Dealer(host.address, b"w0u", KEYS) as dealer:
         payload = os.urandom(LIMIT_BYTES // 2)
-        dealer.send(Result(0, True, payload))
-        host.until(lambda: (b"w0u", Result(0, True, payload)) in host.inbox)
+        dealer.send(TaskResult(0, True, payload))
+        host.until(lambda: (b"w0u", TaskResult(0, True, payload)) in host.inbox)
         with pytest.raises(ControlError, match="exceeds the limit"):
-            dealer.send(Result(0, True, bytes(LIMIT_BYTES)))
+            dealer.send(TaskResult(0, True, bytes(LIMIT_BYTES)))
 
 
 def test_random_bytes_are_dropped_counted_and_logged_once(host: Host, caplog: pytest.LogCaptureFixture) -> None:

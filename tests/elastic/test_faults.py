@@ -11,22 +11,22 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from farandole.testing.cluster import Cluster, Slurm
+from farandole.testing.cluster import Cluster, SlurmCluster
 from farandole.testing.survival.cases import LAST, ONE_HOST
 from farandole.testing.survival.cases_hosts import TWO_HOSTS
 from farandole.testing.survival.cases_inside import INSIDE
 from farandole.testing.survival.cases_inside import PLAN as IN_CHUNKS
 from farandole.testing.survival.cases_slurm import SALLOC, SLURM
-from farandole.testing.survival.table import PLAN, Result, run
+from farandole.testing.survival.table import PLAN, CaseResult, run
 
 MakeCluster = Callable[..., Cluster]
-MakeSlurm = Callable[..., Slurm]
+MakeSlurm = Callable[..., SlurmCluster]
 STEP_S = 0.02
 """Who trains mostly waits, and leaves the processors to the workers that start."""
 UNHURRIED = replace(PLAN, step_s=STEP_S)
 
 
-def wrong(results: list[Result]) -> list[str]:
+def wrong(results: list[CaseResult]) -> list[str]:
     """What was, in words."""
     return [f"{each.case.fault} in {each.case.phase}: {each.wrong}" for each in results if each.wrong]
 

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import pytest
 
 from farandole.control.messages import Hello, Refuse, Welcome
-from farandole.elastic.membership.decisions import Finish, Kill, Start
+from farandole.elastic.membership.actions import Finish, Kill, Start
 from farandole.elastic.membership.formation import ElasticFormation
-from farandole.elastic.membership.happenings import Found, Succeeded
+from farandole.elastic.membership.job_events import HostsFound, Succeeded
 from farandole.elastic.membership.membership import Membership
 from farandole.elastic.membership.policy import Policy
 from farandole.errors import UnsupportedError
-from farandole.runtime.coordination.formation import Decision, Deferred, Due, Formed, Over, Refused
+from farandole.runtime.coordination.formation import Decision, Deferred, Due, EndNow, Formed, Refused
 
 
 def choose(hosts: Sequence[str], engines: Sequence[Sequence[str]]) -> tuple[str, str]:
@@ -30,7 +30,7 @@ class Bench:
     def __init__(self, hosts: dict[str, int]) -> None:
         self.now = 0.0
         self.formation = ElasticFormation(Membership(Policy()), choose, lambda: self.now)
-        self.formation.tell(Found(hosts))
+        self.formation.tell(HostsFound(hosts))
         assert self.decisions() == []
 
     def decisions(self) -> list[Decision]:
@@ -42,11 +42,11 @@ class Bench:
 
     def orders(self, kind: type[Start | Kill]) -> list[int]:
         """The places of those orders of a kind that have not been taken yet."""
-        return [each.action.place for each in self.formation.orders if isinstance(each.action, kind)]
+        return [each.action.worker_id for each in self.formation.orders if isinstance(each.action, kind)]
 
     def hello(
         self,
-        place: int,
+        worker_id: int,
         ready: bool = True,
         version: str = "1",
         engines: Sequence[str] = ("mpi", "shm"),
@@ -55,20 +55,22 @@ class Bench:
     ) -> None:
         """A worker calls ``init``; its socket is named after its place."""
         sets = [[0, 1], [0, 5]]
-        hello = Hello("w", place, 0, f"h{place}", pid or place, version, list(engines), 2, 40, sets, ready, 0.5, state)
-        if not self.formation.turn_away(b"%d" % place, hello):
-            self.formation.hello(b"%d" % place, hello, self.now)
+        hello = Hello(
+            "w", worker_id, 0, f"h{worker_id}", pid or worker_id, version, list(engines), 2, 40, sets, ready, 0.5, state
+        )
+        if not self.formation.turn_away(b"%d" % worker_id, hello):
+            self.formation.hello(b"%d" % worker_id, hello, self.now)
 
     def succeed(self) -> None:
         """Another controller takes over."""
         self.formation = ElasticFormation(self.formation.membership, choose, lambda: self.now)
         self.formation.tell(Succeeded())
 
-    def begin(self, *places: int) -> Formed:
+    def begin(self, *worker_ids: int) -> Formed:
         """These say hello, and are the first generation."""
-        for place in places:
-            self.formation.started(place, "")
-            self.hello(place, ready=False)
+        for worker_id in worker_ids:
+            self.formation.started(worker_id, "")
+            self.hello(worker_id, ready=False)
         (formed,) = self.decisions()
         assert isinstance(formed, Formed)
         return formed
@@ -78,14 +80,14 @@ def test_the_first_generation_needs_nobody_to_be_ready() -> None:
     bench = Bench({"a": 3})
     assert bench.orders(Start) == [0, 1, 2]
     formed = bench.begin(2, 0, 1)
-    assert [member.hello.place for member in formed.members] == [0, 1, 2]
+    assert [member.hello.worker_id for member in formed.members] == [0, 1, 2]
     assert (formed.engine, formed.static_sets) == ("shm", [[0, 1]])  # never MPI; no set that does not fit
 
 
 def test_a_newcomer_waits_alone_then_all_form_anew_by_seniority() -> None:
     bench = Bench({"a": 1})
     bench.begin(0)
-    bench.formation.tell(Found({"a": 2}))
+    bench.formation.tell(HostsFound({"a": 2}))
     bench.decisions()
     assert bench.orders(Start) == [0, 1]
     bench.hello(1, ready=False)
@@ -106,7 +108,7 @@ def test_a_death_ends_the_generation_and_its_slot_is_filled_again() -> None:
     bench = Bench({"a": 2})
     bench.begin(0, 1)
     bench.formation.gone(1, 1, -9, "worker 1 was killed")
-    assert bench.decisions() == [Over("worker 1 was killed")]
+    assert bench.decisions() == [EndNow("worker 1 was killed")]
     assert bench.orders(Start) == [0, 1, 2]
     bench.hello(0)
     (formed,) = bench.decisions()
@@ -139,7 +141,7 @@ def test_another_controller_waits_for_those_that_waited_before() -> None:
     bench.hello(1)
     (formed,) = bench.decisions()
     assert isinstance(formed, Formed)
-    assert [member.hello.place for member in formed.members] == [0, 1]
+    assert [member.hello.worker_id for member in formed.members] == [0, 1]
 
 
 def test_who_hangs_is_killed_and_a_wait_without_culprit_is_not_for_us() -> None:
@@ -147,7 +149,7 @@ def test_who_hangs_is_killed_and_a_wait_without_culprit_is_not_for_us() -> None:
     bench.begin(0, 1)
     assert not bench.formation.stalled([], "all are inside")
     assert bench.formation.stalled([1], "it hangs")
-    assert bench.decisions() == [Over("it hangs")]
+    assert bench.decisions() == [EndNow("it hangs")]
     assert bench.orders(Kill) == [1]
 
 
@@ -199,7 +201,7 @@ def test_who_trains_something_else_is_refused_before_anybody_waits_for_it() -> N
 def test_who_trains_something_else_is_refused_when_the_others_say_what_they_train() -> None:
     bench = Bench({"a": 1})
     bench.begin(0)
-    bench.formation.tell(Found({"a": 3}))
+    bench.formation.tell(HostsFound({"a": 3}))
     bench.decisions()
     bench.hello(1, ready=False)
     bench.hello(2, ready=False)

@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from farandole.elastic.membership import happenings
+from farandole.elastic.membership import job_events
 from farandole.elastic.membership.journal import Recorded, read, replay
 from farandole.elastic.membership.policy import Policy
 from farandole.elastic.membership.replay import main
 from farandole.errors import UsageError
 
-STORY: list[tuple[float, happenings.Any]] = [
-    (0.0, happenings.Found({"a": 1, "b": 1})),
-    (1.0, happenings.Came(0, ready=False)),
-    (1.5, happenings.Came(1, ready=False)),
-    (9.0, happenings.Ended(1, -9, "worker 1 on b was killed by SIGKILL")),
-    (9.1, happenings.Came(0, ready=True)),
-    (9.2, happenings.HostLost("b", "host b is silent")),
+STORY: list[tuple[float, job_events.Any]] = [
+    (0.0, job_events.HostsFound({"a": 1, "b": 1})),
+    (1.0, job_events.WorkerConnected(0, ready=False)),
+    (1.5, job_events.WorkerConnected(1, ready=False)),
+    (9.0, job_events.WorkerExited(1, -9, "worker 1 on b was killed by SIGKILL")),
+    (9.1, job_events.WorkerConnected(0, ready=True)),
+    (9.2, job_events.HostLost("b", "host b is silent")),
 ]
 
 
@@ -56,10 +56,14 @@ def test_another_controller_goes_on_where_a_journal_ends() -> None:
 def test_the_end_of_the_job_is_decided_once() -> None:
     lines: list[str] = []
     membership = Recorded(Policy(min_np=1), lines.append)
-    for event in (happenings.Found({"a": 1}), happenings.Came(0, ready=False), happenings.Ended(0, 0, "it has ended")):
+    for event in (
+        job_events.HostsFound({"a": 1}),
+        job_events.WorkerConnected(0, ready=False),
+        job_events.WorkerExited(0, 0, "it has ended"),
+    ):
         membership.on(0.0, event)
         decided = membership.decide(0.0)
-    membership.on(1.0, happenings.Found({"a": 2}))  # comes too late for anything
+    membership.on(1.0, job_events.HostsFound({"a": 2}))  # comes too late for anything
     assert membership.decide(1.0) == []
     heir = Recorded(Policy(min_np=1), lines.append, lines)
     assert heir.finish == decided[-1]

@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 from farandole.elastic.membership import vote
-from farandole.elastic.membership.decisions import Abort, AnyAction
+from farandole.elastic.membership.actions import AbortGeneration, AnyAction
+from farandole.elastic.membership.job_state import JobState
 from farandole.elastic.membership.policy import Policy
-from farandole.elastic.membership.standing import Standing
 from farandole.testing.elastic.search import search
 from farandole.testing.elastic.searches import ONCE, SMALL
-from farandole.testing.elastic.world import Rules, Setup
+from farandole.testing.elastic.world import JobSetup, Rules
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -25,7 +25,7 @@ def test_nothing_breaks_what_is_promised(name: str) -> None:
 
 
 def test_a_job_of_which_nobody_is_left_says_so() -> None:
-    found = search(Setup({"a": 2}, ONCE, budget=(("kill", 2),)))
+    found = search(JobSetup({"a": 2}, ONCE, budget=(("kill", 2),)))
     assert not found.fault, found.fault
     assert found.ends[137]
 
@@ -43,9 +43,9 @@ def replace_step(claim: vote.Claim, lowest: int) -> vote.Claim:
     return claim if claim.step == lowest else claim._replace(step=vote.NEW, joined=True)
 
 
-def own_part_only(parts: Sequence[vote.Part]) -> vote.Outcome:
+def own_part_only(parts: Sequence[vote.Vote]) -> vote.VoteOutcome:
     """As if all of a batch of two had come."""
-    return vote.Outcome(parts[0].step + 1, (2,), False)
+    return vote.VoteOutcome(parts[0].step + 1, (2,), False)
 
 
 def no_digest(claims: Sequence[vote.Claim]) -> vote.Agreement:
@@ -53,10 +53,10 @@ def no_digest(claims: Sequence[vote.Claim]) -> vote.Agreement:
     return vote.agree([claim._replace(digest="") for claim in claims])
 
 
-KILL = Setup({"a": 2}, ONCE, budget=(("kill", 1),))
+KILL = JobSetup({"a": 2}, ONCE, budget=(("kill", 1),))
 FAIL = replace(KILL, budget=(("fail", 1),))
 APPLY = replace(KILL, budget=(("fail in apply", 1),))
-JOIN = Setup({"a": 1}, Policy(), plans=({"a": 1, "b": 1},), fixed_batch=False, samples=5)
+JOIN = JobSetup({"a": 1}, Policy(), plans=({"a": 1, "b": 1},), fixed_batch=False, samples=5)
 
 
 @pytest.mark.parametrize(
@@ -78,30 +78,30 @@ JOIN = Setup({"a": 1}, Policy(), plans=({"a": 1, "b": 1},), fixed_batch=False, s
         "keep a state that is half applied",
     ],
 )
-def test_a_broken_rule_is_found(setup: Setup, rules: Rules, promise: str) -> None:
+def test_a_broken_rule_is_found(setup: JobSetup, rules: Rules, promise: str) -> None:
     with pytest.raises(AssertionError, match=promise):
         assert_holds(replace(setup, rules=rules))
 
 
 def test_a_membership_that_does_not_wait_for_survivors_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    awaited = Standing.awaited
-    monkeypatch.setattr(Standing, "awaited", lambda job, now: [] if job.generation else awaited(job, now))
+    awaited = JobState.awaited
+    monkeypatch.setattr(JobState, "awaited", lambda job, now: [] if job.generation else awaited(job, now))
     with pytest.raises(AssertionError, match=r"P[135]"):
         assert_holds(replace(KILL, hosts={"a": 3}))
 
 
 def test_a_membership_that_does_not_end_a_generation_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = Standing._answer
+    answer = JobState._answer
 
-    def keep_silent(standing: Standing, action: AnyAction, reason: str) -> None:
-        if not isinstance(action, Abort):
-            answer(standing, action, reason)
+    def keep_silent(job_state: JobState, action: AnyAction, reason: str) -> None:
+        if not isinstance(action, AbortGeneration):
+            answer(job_state, action, reason)
 
-    monkeypatch.setattr(Standing, "_answer", keep_silent)
+    monkeypatch.setattr(JobState, "_answer", keep_silent)
     with pytest.raises(AssertionError):
-        assert_holds(Setup({"a": 2, "b": 1}, ONCE, budget=(("cut host", 1),)))
+        assert_holds(JobSetup({"a": 2, "b": 1}, ONCE, budget=(("cut host", 1),)))
 
 
-def assert_holds(setup: Setup) -> None:
+def assert_holds(setup: JobSetup) -> None:
     found = search(setup, most=200_000)
     assert not found.fault, found.fault

@@ -82,8 +82,8 @@ def test_no_rank_is_left_without_a_batch(length: int, size: int, batch_size: int
     assert sum(batch.samples for batch in batches) == max(0, length - cursor)
     for batch in batches:
         slices = [batch.computed(rank, size) for rank in range(size)]
-        assert all(batch.start <= place.start < place.stop <= batch.stop for place in slices)
-        assert [len(batch.places(rank, size)) for rank in range(size)] == batch.counts(size)
+        assert all(batch.start <= part.start < part.stop <= batch.stop for part in slices)
+        assert [len(batch.positions(rank, size)) for rank in range(size)] == batch.counts(size)
         if batch.samples >= size:
             assert all(batch.counts(size))
     if len(batches) > 1:

@@ -8,7 +8,7 @@ import pytest
 
 from farandole.testing.cluster import Cluster, UnavailableError
 from farandole.testing.survival.soak import reforms, soak, strangers
-from farandole.testing.survival.trainee import Began
+from farandole.testing.survival.training_script import Began
 
 SECONDS, REFORMS = 60, 60
 

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from farandole import events
-from farandole.elastic.worker.ballot import Ballot, alone
-from farandole.elastic.worker.parts import StateHandler
 from farandole.elastic.worker.run import ATTEMPTS, run
 from farandole.elastic.worker.sampler import GlobalBatch, SampleCursor
 from farandole.elastic.worker.state import ObjectState
+from farandole.elastic.worker.state_parts import StateHandler
+from farandole.elastic.worker.step_vote import StepVote, alone
 from farandole.errors import CollectiveError, EngineError, HostsUpdatedInterrupt, MismatchError, StartError, UsageError
-from farandole.runtime.session.session import current, init, shutdown
+from farandole.runtime.session.init import current, init, shutdown
 from farandole.testing.jobs import run_job
-from farandole.testing.rank import Member
+from farandole.testing.rank import RankContext
 
 
 class Counter:
@@ -71,7 +71,7 @@ def test_where_steps_are_voted_what_is_newer_than_the_last_commit_stays(job: Non
     state.restore()
     assert state.batch == 1  # no step was voted since
     state.batch = 2
-    state._ballot.cast(alone)
+    state._step_vote.cast(alone)
     state.restore()
     assert state.batch == 2  # the last voted step is that of batch 2
 
@@ -87,8 +87,8 @@ def test_a_value_that_is_replaced_is_kept_from_then_on(job: None) -> None:
 
 
 def test_a_vote_moves_the_step_and_the_samples(job: None) -> None:
-    ballot, cursor = Ballot(), SampleCursor(10, size=2)
-    ballot.cursors["sampler"] = cursor
+    step_vote, cursor = StepVote(), SampleCursor(10, size=2)
+    step_vote.cursors["sampler"] = cursor
     cursor.hand_out(GlobalBatch(0, 5))
 
     def meet(point: str, said: str) -> list[str]:
@@ -97,14 +97,14 @@ def test_a_vote_moves_the_step_and_the_samples(job: None) -> None:
 
     phases: list[str] = []
     cancel = events.subscribe(lambda event: phases.append(getattr(event, "phase", "")))
-    ballot.cast(meet)
-    ballot.applied()
+    step_vote.cast(meet)
+    step_vote.applied()
     cancel()
-    assert (ballot.step, cursor.position, ballot.change_due) == (1, 5, True)
+    assert (step_vote.step, cursor.position, step_vote.change_due) == (1, 5, True)
     assert phases == ["vote", "voted", "applied"]
 
 
-def agrees(member: Member) -> list[Any]:
+def agrees(member: RankContext) -> list[Any]:
     """Whose values all have: at first, when one rank is a step ahead, and after a value of one rank's own."""
     init()
     state: Any = ObjectState(name=f"rank {member.rank}", counter=Counter())
@@ -113,9 +113,9 @@ def agrees(member: Member) -> list[Any]:
     said = [state.name, state.counter.count]
     if member.rank == 1:
         state.name, state.counter.count = "ahead", 9
-        state._ballot.step += 1
+        state._step_vote.step += 1
     state.sync()
-    said += [state.name, state.counter.count, state._ballot.step]
+    said += [state.name, state.counter.count, state._step_vote.step]
     state.name = f"own {member.rank}"
     state.sync()
     said.append(state.name)
@@ -152,7 +152,7 @@ class OwnState(ObjectState):
         return Elsewhere(value) if isinstance(value, dict) else super()._handler(value)
 
 
-def loops(member: Member) -> list[Any]:
+def loops(member: RankContext) -> list[Any]:
     """A function that fails, is interrupted, and then is done."""
     init()
     state: Any = OwnState(calls=0, elsewhere={"a": 1})
@@ -184,7 +184,7 @@ def loops(member: Member) -> list[Any]:
     return said
 
 
-def gives_up(member: Member) -> list[Any]:
+def gives_up(member: RankContext) -> list[Any]:
     """Functions that nothing helps."""
     init()
     state = ObjectState(n=member.rank)
@@ -230,10 +230,10 @@ LOST_AT_THE_BEGINNING = """
     import os, signal
     from farandole.elastic.worker.run import run
     from farandole.elastic.worker.state import ObjectState
-    from farandole.runtime.session.crews import Crews
-    from farandole.runtime.session.session import current, init
+    from farandole.runtime.session.engine_pool import Crews
+    from farandole.runtime.session.init import current, init
 
-    if os.environ["FARANDOLE_PLACE"] == "1":
+    if os.environ["FARANDOLE_WORKER_ID"] == "1":
         Crews.executor = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # it has been let in, and connects
 
     @run

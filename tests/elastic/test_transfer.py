@@ -14,9 +14,9 @@ from farandole.collective import Array, DType
 from farandole.elastic.worker import transfer as module
 from farandole.elastic.worker.transfer import Flat, stripes, transfer
 from farandole.errors import AbortError, EngineError
-from farandole.runtime.session.session import init, rejoin, shutdown
+from farandole.runtime.session.init import init, rejoin, shutdown
 from farandole.testing.jobs import run_job
-from farandole.testing.rank import Member
+from farandole.testing.rank import RankContext
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -61,7 +61,7 @@ def test_a_checksum_is_of_the_bytes_wherever_they_lie() -> None:
     assert flat([]).checksum() == 0
 
 
-def moves(member: Member) -> list[bool]:
+def moves(member: RankContext) -> list[bool]:
     """Many sizes, one or several sources, and a damaged stripe, in one job."""
     module.stripes.__defaults__ = (64,)
     init()
@@ -80,7 +80,7 @@ def test_every_rank_has_the_bytes_of_the_sources() -> None:
     assert run_job(moves, 3) == [[True] * 4] * 3
 
 
-def damages(member: Member) -> tuple[str, int]:
+def damages(member: RankContext) -> tuple[str, int]:
     """Rank 0 sends a stripe that does not fit its checksum; then all re-form and do it again."""
     init()
     content = np.full(1000, 7, np.uint8)

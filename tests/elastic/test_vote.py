@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.elastic.membership.vote import NEW, Claim, Outcome, Part, agree, count
+from farandole.elastic.membership.vote import NEW, Claim, Vote, VoteOutcome, agree, count
 from farandole.errors import CollectiveError, StartError
 
 CLAIMS = st.lists(
@@ -17,14 +17,14 @@ CLAIMS = st.lists(
 
 
 def test_a_vote_counts_the_samples_of_all_and_hears_the_one_who_has_heard() -> None:
-    parts = [Part(4, (3, 1)), Part(4, (2, 0), change_due=True), Part(4, (2, 1))]
-    assert count(parts) == Outcome(5, (7, 2), True)
+    parts = [Vote(4, (3, 1)), Vote(4, (2, 0), change_due=True), Vote(4, (2, 1))]
+    assert count(parts) == VoteOutcome(5, (7, 2), True)
 
 
-@pytest.mark.parametrize("other", [Part(5, (1,)), Part(4, ()), Part(3, (1,))])
-def test_only_parts_of_one_step_are_a_vote(other: Part) -> None:
+@pytest.mark.parametrize("other", [Vote(5, (1,)), Vote(4, ()), Vote(3, (1,))])
+def test_only_parts_of_one_step_are_a_vote(other: Vote) -> None:
     with pytest.raises(CollectiveError, match="rank 1 is at step"):
-        count([Part(4, (1,)), other])
+        count([Vote(4, (1,)), other])
 
 
 def test_the_highest_step_wins_and_its_oldest_rank_is_the_root() -> None:

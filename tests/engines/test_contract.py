@@ -11,7 +11,7 @@ from farandole.engines import factory
 from farandole.engines.engine import Engine, Group, Rendezvous
 from farandole.testing.engine_contract import CASES, run_contract
 from farandole.testing.harness import run_ranks
-from farandole.testing.rank import Member
+from farandole.testing.rank import RankContext
 
 HOSTS = ("aa", "ab", "aabb", "aaab", "abbca")
 """Where the ranks of a hybrid engine are, each letter a host: one or two on each, 3 + 1, and 2 + 2 + 1 out of order."""
@@ -32,12 +32,12 @@ def _lane(group: Group, rendezvous: Rendezvous) -> Engine:
 def _create(engine: str, group: Group, rendezvous: Rendezvous) -> Engine:
     if engine != "hybrid":
         return factory.make(engine, group, rendezvous)
-    from farandole.engines.hybrid.hybrid import HybridEngine
+    from farandole.engines.hybrid.engine import HybridEngine
 
     return HybridEngine(group, rendezvous, _lane)
 
 
-def _program(member: Member, engine: str) -> dict[str, str]:
+def _program(member: RankContext, engine: str) -> dict[str, str]:
     return run_contract(member, functools.partial(_create, engine))
 
 

@@ -19,14 +19,14 @@ import pytest
 from farandole.collective import Array, DType, ReduceOp
 from farandole.engines.engine import Engine, Group, Rendezvous
 from farandole.engines.factory import make
-from farandole.engines.hybrid.hybrid import HybridEngine
+from farandole.engines.hybrid.engine import HybridEngine
 from farandole.errors import EngineError
 from farandole.testing.cluster import Cluster
 from farandole.testing.engine_contract import run_contract
 from farandole.testing.harness import Died, run_ranks
 from farandole.testing.leaks import no_leaks
 from farandole.testing.mpi import LAUNCHERS
-from farandole.testing.rank import Member, error_of
+from farandole.testing.rank import RankContext, error_of
 from farandole.testing.reference import Values
 
 LARGE = 2_200_000
@@ -40,7 +40,7 @@ def _lane(group: Group, rendezvous: Rendezvous) -> Engine:
     return TcpEngine(dataclasses.replace(group, hosts=("localhost",) * group.size), rendezvous)
 
 
-def _engine(member: Member, label: str, deadline_s: float = 20.0) -> HybridEngine:
+def _engine(member: RankContext, label: str, deadline_s: float = 20.0) -> HybridEngine:
     return HybridEngine(member.group(label, deadline_s=deadline_s), member.exchange_among(label), _lane)
 
 
@@ -48,7 +48,7 @@ def _array(values: Values) -> Array:
     return Array(values.ctypes.data, values.size, DType.from_name(values.dtype.name), values)
 
 
-def _what_crosses(member: Member) -> dict[str, float]:
+def _what_crosses(member: RankContext) -> dict[str, float]:
     """Do each with large messages; what this member has sent across, in units of one member's part."""
     engine, crossed = _engine(member, "what crosses"), {}
     rank, everybody = member.rank, np.arange(member.size, dtype=np.float32)
@@ -78,7 +78,7 @@ def _what_crosses(member: Member) -> dict[str, float]:
     return crossed
 
 
-def _large_halves(member: Member) -> None:
+def _large_halves(member: RankContext) -> None:
     engine = _engine(member, "halves")
     values, mine = np.full(100_000, 40_000, np.float16), np.empty(25_000, np.float16)
     engine.allreduce(_array(values), ReduceOp.AVERAGE)
@@ -88,7 +88,7 @@ def _large_halves(member: Member) -> None:
     engine.close()
 
 
-def _dropped(member: Member) -> None:
+def _dropped(member: RankContext) -> None:
     for attempt in range(2):
         member.exchange(b"")
         try:
@@ -104,7 +104,7 @@ def _dropped(member: Member) -> None:
     member.exchange(b"")
 
 
-def _one_cannot(member: Member) -> str:
+def _one_cannot(member: RankContext) -> str:
     def lane(group: Group, rendezvous: Rendezvous) -> Engine:
         if 3 in group.ranks:
             raise EngineError("there is no route")
@@ -114,7 +114,7 @@ def _one_cannot(member: Member) -> str:
         return error_of(lambda: HybridEngine(member.group("lame"), member.exchange_among("lame"), lane))
 
 
-def _one_never_comes(member: Member) -> str:
+def _one_never_comes(member: RankContext) -> str:
     engine, found = _engine(member, "late", deadline_s=1.0), ""
     if member.rank != 2:
         found = error_of(lambda: engine.allreduce(_array(np.ones(10, np.float32)), ReduceOp.SUM))
@@ -124,7 +124,7 @@ def _one_never_comes(member: Member) -> str:
     return found
 
 
-def _one_is_interrupted(member: Member) -> str:
+def _one_is_interrupted(member: RankContext) -> str:
     engine, values, found = _engine(member, "interrupted"), np.ones(LARGE, np.float32), ""
     if member.rank == 0:
         timer = threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT])
@@ -143,7 +143,7 @@ def _one_is_interrupted(member: Member) -> str:
     return found
 
 
-def _neighbours_disagree(member: Member) -> str:
+def _neighbours_disagree(member: RankContext) -> str:
     """On the second host; the first one is across by then, where nobody comes."""
     engine = _engine(member, "different")
     values = np.ones(100_000 + (member.rank == 3), np.float32)
@@ -154,7 +154,7 @@ def _neighbours_disagree(member: Member) -> str:
     return found
 
 
-def _everything(member: Member) -> tuple[dict[str, float], str, str, str, str]:
+def _everything(member: RankContext) -> tuple[dict[str, float], str, str, str, str]:
     _large_halves(member)
     _dropped(member)
     crossed, lame, late = _what_crosses(member), _one_cannot(member), _one_never_comes(member)
@@ -214,7 +214,7 @@ def test_an_interrupt_ends_the_engine() -> None:
     assert second == "AbortError: rank 0 on a left"
 
 
-def _one_is_killed(member: Member) -> tuple[str, str]:
+def _one_is_killed(member: RankContext) -> tuple[str, str]:
     engine, values = _engine(member, "killed"), np.ones(LARGE, np.float32)
     survivors = member.exchange_among("survivors", (0, 1, 2))
     engine.allreduce(_array(values), ReduceOp.SUM)
@@ -240,7 +240,7 @@ def test_who_loses_its_peer_on_another_host_names_it() -> None:
     assert "the connection to rank 3 on localhost" in first or "the connection to rank 2 on localhost" in first
 
 
-def _contract_over_mpi(member: Member) -> dict[str, str]:
+def _contract_over_mpi(member: RankContext) -> dict[str, str]:
     from farandole.engines.mpi import MpiEngine
 
     return run_contract(member, lambda group, rendezvous: HybridEngine(group, rendezvous, MpiEngine))
@@ -255,7 +255,7 @@ def test_mpi_may_cross() -> None:
     assert not [wrong for rank in found for wrong in rank.values() if wrong]
 
 
-def _over_the_network(member: Member) -> str:
+def _over_the_network(member: RankContext) -> str:
     engine = make("hybrid+tcp", member.group(), member.exchange_among("made"))
     values = np.full(LARGE, member.rank, np.float32)
     engine.allreduce(_array(values), ReduceOp.SUM)

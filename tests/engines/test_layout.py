@@ -7,15 +7,15 @@ from hypothesis import strategies as st
 
 from farandole.collective import Array, DType
 from farandole.engines.arrays import plain_memory
-from farandole.engines.hybrid.layout import Layout
-from farandole.engines.hybrid.parts import PIECE_BYTES, Parts, Rounds, Shared
+from farandole.engines.hybrid.layout import HostLayout
+from farandole.engines.hybrid.member_parts import PIECE_BYTES, MemberParts, Rounds, Shared
 from farandole.engines.hybrid.pipeline import IN_FLIGHT
 
 PLACEMENTS = st.lists(st.sampled_from("abcd"), min_size=1, max_size=12)
 
 
-def _layouts(hosts: list[str]) -> list[Layout]:
-    return [Layout.of(hosts, place) for place in range(len(hosts))]
+def _layouts(hosts: list[str]) -> list[HostLayout]:
+    return [HostLayout.of(hosts, place) for place in range(len(hosts))]
 
 
 @given(PLACEMENTS)
@@ -60,7 +60,7 @@ def test_carriers_of_a_host_share_all_of_an_array(hosts: list[str], count: int, 
 
 def test_small_arrays_cross_on_the_first_lane() -> None:
     for count, own in ((1, [1, 0]), (8192, [8192, 0]), (8193, [8192, 1]), (40_000, [24_576, 15_424])):
-        shared = [Shared(Layout.of("aabb", place), Array(64, count, DType.FLOAT32)) for place in (0, 1)]
+        shared = [Shared(HostLayout.of("aabb", place), Array(64, count, DType.FLOAT32)) for place in (0, 1)]
         assert [each.own[0].count for each in shared] == own
 
 
@@ -69,7 +69,7 @@ def test_parts_of_a_lane_are_contiguous_by_host(hosts: list[str], data: st.DataO
     counts = [data.draw(st.integers(0, 5)) for _ in hosts]
     whole = Array(640, sum(counts), DType.INT64)
     for place, layout in enumerate(_layouts(hosts)):
-        parts = Parts(layout, whole, counts)
+        parts = MemberParts(layout, whole, counts)
         assert [parts.of[p].count for p in range(len(hosts))] == counts
         assert sum(parts.by_neighbour) == whole.count
         if layout.carries:
@@ -86,7 +86,7 @@ def test_parts_of_a_lane_are_contiguous_by_host(hosts: list[str], data: st.DataO
 def test_rounds_take_everything_once_in_bounded_memory() -> None:
     counts = [0, 5_000_000, 1, 3_000_000]
     rooms = [plain_memory(0)] * IN_FLIGHT
-    rounds = Rounds(Layout.of("aaab", 0), DType.FLOAT32, counts, rooms)
+    rounds = Rounds(HostLayout.of("aaab", 0), DType.FLOAT32, counts, rooms)
     taken = [0] * len(counts)
     assert rounds.number > IN_FLIGHT
     for k in range(rounds.number):

@@ -12,7 +12,7 @@ from farandole.errors import EngineError
 from farandole.testing.engine_contract import CASES, run_contract
 from farandole.testing.harness import run_ranks
 from farandole.testing.mpi import LAUNCHERS
-from farandole.testing.rank import Member
+from farandole.testing.rank import RankContext
 from tests.conftest import run_to_end
 
 SIZES = {"mpich": (2, 3, 4), "openmpi": (2, 3, 4), "debian": (3,)}
@@ -60,7 +60,7 @@ def _launch(launcher: str, size: int) -> list[dict[str, str]]:
     return run_ranks(_contract, size, timeout_s=200, start=LAUNCHERS[launcher].start)
 
 
-def _contract(member: Member) -> dict[str, str]:
+def _contract(member: RankContext) -> dict[str, str]:
     from farandole.engines.mpi import MpiEngine
 
     return run_contract(member, MpiEngine)
@@ -90,7 +90,7 @@ def test_a_process_that_lost_a_peer_ends(name: str, initialised: str, tmp_path: 
 def test_processes_that_no_mpi_has_started_are_told_how_to_be_started() -> None:
     _need("mpich")
 
-    def program(member: Member) -> str:
+    def program(member: RankContext) -> str:
         from farandole.engines.mpi import MpiEngine
 
         with pytest.raises(EngineError) as caught:
@@ -105,7 +105,7 @@ def test_processes_that_no_mpi_has_started_are_told_how_to_be_started() -> None:
 def test_every_member_hears_that_one_has_no_mpi_library() -> None:
     _need("mpich")
 
-    def program(member: Member) -> str:
+    def program(member: RankContext) -> str:
         import os
 
         from farandole.engines.mpi import MpiEngine

@@ -10,7 +10,7 @@ import pytest
 from farandole.engines.candidates import CANDIDATES
 from farandole.testing.engine_contract import CASES, run_contract
 from farandole.testing.harness import run_ranks
-from farandole.testing.rank import Member
+from farandole.testing.rank import RankContext
 
 pytest.importorskip("torch")
 
@@ -18,12 +18,12 @@ NEEDS_ABORT = {"abort_wakes_waiters", "deadline_ends_a_wait", "close_needs_no_pe
 """Gloo, which stands in for NCCL, does not end what was started."""
 
 
-def _over_gloo(member: Member) -> dict[str, str]:
+def _over_gloo(member: RankContext) -> dict[str, str]:
     import torch
     import torch.distributed as dist
 
     from farandole.engines.engine import Exchange, Group
-    from farandole.engines.nccl.nccl import NcclEngine
+    from farandole.engines.nccl.engine import NcclEngine
 
     def connect(store: Any, group: Group) -> Any:
         gloo: Any = dist.ProcessGroupGloo
@@ -37,8 +37,8 @@ def _over_gloo(member: Member) -> dict[str, str]:
     return run_contract(member, create, {name: case for name, case in CASES.items() if name not in NEEDS_ABORT})
 
 
-def _over_nccl(member: Member) -> dict[str, str]:
-    from farandole.engines.nccl.nccl import NcclEngine
+def _over_nccl(member: RankContext) -> dict[str, str]:
+    from farandole.engines.nccl.engine import NcclEngine
 
     return run_contract(member, NcclEngine)
 
@@ -66,11 +66,11 @@ def test_tensors_of_the_gpu_stay_there() -> None:
     if lack := CANDIDATES["nccl"].lack():
         pytest.skip(lack)
 
-    def program(member: Member) -> list[float]:
+    def program(member: RankContext) -> list[float]:
         import torch
 
         from farandole.collective import Array, DType, ReduceOp
-        from farandole.engines.nccl.nccl import NcclEngine
+        from farandole.engines.nccl.engine import NcclEngine
 
         engine = NcclEngine(member.group(), member.exchange)
         results = []

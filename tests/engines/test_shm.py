@@ -21,7 +21,7 @@ from farandole.errors import AbortError, CollectiveError, EngineError, MismatchE
 from farandole.native import core
 from farandole.testing import reference
 from farandole.testing.harness import Died, run_ranks
-from farandole.testing.rank import Member
+from farandole.testing.rank import RankContext
 
 
 def _mapped() -> int:
@@ -53,7 +53,7 @@ def _text(error: type[CollectiveError], engine: ShmEngine, count: int = 10) -> s
     return str(caught.value)
 
 
-def _disagree(member: Member) -> list[str]:
+def _disagree(member: RankContext) -> list[str]:
     engine = ShmEngine(member.group(), member.exchange)
     said = [_text(MismatchError, engine, 10 + member.rank), _text(MismatchError, engine, 100_000 + member.rank)]
     with pytest.raises(MismatchError) as caught:
@@ -74,7 +74,7 @@ def test_a_mismatch_names_what_each_rank_said_on_every_rank() -> None:
     assert "rank 0 on localhost said allocate of 64 bytes; rank 1 on localhost said barrier" in mixed
 
 
-def _three_ways(member: Member) -> list[bytes]:
+def _three_ways(member: RankContext) -> list[bytes]:
     engine = ShmEngine(member.group(), member.exchange)
     found = []
     for dtype in (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16):
@@ -98,7 +98,7 @@ def test_small_staged_and_in_place_give_the_same_bits_on_every_rank() -> None:
     assert results[0] == results[1] == results[2]
 
 
-def _lose_rank_1(member: Member) -> tuple[float, str]:
+def _lose_rank_1(member: RankContext) -> tuple[float, str]:
     engine = ShmEngine(member.group(), member.exchange)
     memory = engine.allocate(100_000)
     pids = [int(pid) for pid in member.exchange(str(os.getpid()).encode())]
@@ -130,7 +130,7 @@ def test_the_survivors_of_a_killed_rank_keep_nothing_and_go_on() -> None:
     assert results[0] == results[2] == (2.0, "rank 1 was killed")
 
 
-def _cycle(member: Member) -> list[tuple[int, int, int, int]]:
+def _cycle(member: RankContext) -> list[tuple[int, int, int, int]]:
     seen = []
     for cycle in range(200):
         engine = ShmEngine(member.group(f"cycle {cycle}"), member.exchange)
@@ -152,7 +152,7 @@ def test_two_hundred_engines_leave_nothing() -> None:
         assert kilobytes[-1] - kilobytes[20] < 1024
 
 
-def _run_out(member: Member) -> list[str]:
+def _run_out(member: RankContext) -> list[str]:
     engine = ShmEngine(member.group(), member.exchange)
     texts = []
     for limit in (resource.RLIMIT_FSIZE, resource.RLIMIT_AS):
@@ -183,7 +183,7 @@ def test_a_lack_of_memory_is_an_error_on_every_rank_and_the_engine_goes_on() -> 
         assert "--engine tcp" in text
 
 
-def _forge(member: Member) -> str:
+def _forge(member: RankContext) -> str:
     def exchange(payload: bytes) -> list[bytes]:
         forged = bytes([payload[0], payload[1] ^ 1]) + payload[2:] if member.rank == 1 and len(payload) > 1 else payload
         return member.exchange(forged)
@@ -201,7 +201,7 @@ def test_memory_without_the_announced_token_is_refused_on_every_rank() -> None:
     assert "does not hold the token that was announced" in results[0]
 
 
-def _idle(member: Member) -> float:
+def _idle(member: RankContext) -> float:
     engine = ShmEngine(member.group(), member.exchange)
     engine.barrier()
     if member.rank == 0:
@@ -217,7 +217,7 @@ def test_who_waits_does_not_use_the_processor() -> None:
     assert max(run_ranks(_idle, 4)) < 0.02
 
 
-def _interrupt(member: Member) -> str:
+def _interrupt(member: RankContext) -> str:
     engine = ShmEngine(member.group(), member.exchange)
     text = ""
     if member.rank == 0:
@@ -244,7 +244,7 @@ def test_ctrl_c_ends_a_wait_and_the_others_are_told() -> None:
     assert run_ranks(_interrupt, 2)[1] == "rank 0 on localhost was interrupted by a signal in barrier"
 
 
-def _be_late(member: Member) -> str:
+def _be_late(member: RankContext) -> str:
     engine = ShmEngine(member.group(deadline_s=0.2), member.exchange)
     text = _text(StallError, engine, 12) if member.rank != 1 else ""
     member.exchange(b"")
@@ -260,7 +260,7 @@ def test_the_deadline_names_who_is_missing() -> None:
     assert "waited 0.2 s in allreduce of 12 float32, Sum on test; missing: rank 1 on localhost" in texts[0]
 
 
-def _leave(member: Member) -> str:
+def _leave(member: RankContext) -> str:
     engine = ShmEngine(member.group(), member.exchange)
     text = ""
     if member.rank == 1:
@@ -284,7 +284,7 @@ def test_more_members_than_it_serves_are_refused_before_anything_is_shared() -> 
         ShmEngine(group, lambda payload: [payload] * 65)
 
 
-def _fork(member: Member) -> float:
+def _fork(member: RankContext) -> float:
     engine = ShmEngine(member.group(), member.exchange)
     if member.rank == 0:
         inside = threading.Thread(target=engine.barrier)

@@ -16,7 +16,7 @@ from farandole.engines.engine import Engine
 from farandole.errors import AbortError, EngineError, StallError
 from farandole.testing.harness import Died, run_ranks
 from farandole.testing.leaks import no_leaks
-from farandole.testing.rank import Member, error_of
+from farandole.testing.rank import RankContext, error_of
 
 
 def _raised(engine: Engine) -> tuple[str, str]:
@@ -29,7 +29,7 @@ def _raised(engine: Engine) -> tuple[str, str]:
 def test_a_killed_peer_is_noticed_at_once_and_named() -> None:
     from farandole.engines.tcp import TcpEngine
 
-    def program(member: Member) -> tuple[float, str]:
+    def program(member: RankContext) -> tuple[float, str]:
         engine = TcpEngine(member.group("process set 0"), member.exchange)
         killed = member.rank == 1
         moments = member.exchange_among("moment", (0, 2))
@@ -57,7 +57,7 @@ def test_a_script_that_ends_by_sigpipe_does_not_for_a_lost_peer() -> None:
     """As scripts do whose output goes to ``head``; the kernel sends that signal for the second try after a goodbye."""
     from farandole.engines.tcp import TcpEngine
 
-    def program(member: Member) -> str:
+    def program(member: RankContext) -> str:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         engine = TcpEngine(member.group("lane"), member.exchange)
         array = engine.allocate(32 * 2**20).array(DType.FLOAT32)
@@ -77,7 +77,7 @@ def test_a_script_that_ends_by_sigpipe_does_not_for_a_lost_peer() -> None:
 
 
 def test_one_launch_for_the_rest() -> None:
-    def program(member: Member) -> None:
+    def program(member: RankContext) -> None:
         from farandole.engines.tcp import TcpEngine
 
         count = [0]
@@ -105,7 +105,7 @@ def _what_is_closed_says_so(engine: Engine) -> None:
         engine.barrier()
 
 
-def _an_abort_wakes_who_has_sent_a_part(engine: Engine, member: Member) -> None:
+def _an_abort_wakes_who_has_sent_a_part(engine: Engine, member: RankContext) -> None:
     """More than the kernels hold, and nobody takes it; what was put away of it makes no difference."""
     if member.rank == 0:
         errors: list[str] = []
@@ -133,7 +133,7 @@ def _a_connection_of_somebody_else_survives_an_abort(engine: Engine) -> None:
     engine.close()
 
 
-def _a_stall_names_who_did_not_come(engine: Engine, member: Member) -> None:
+def _a_stall_names_who_did_not_come(engine: Engine, member: RankContext) -> None:
     if member.rank == 0:
         with pytest.raises(StallError, match=r"rank 1 on localhost did not come to a collective of engine \d in 0.3 s"):
             engine.barrier()
@@ -141,7 +141,7 @@ def _a_stall_names_who_did_not_come(engine: Engine, member: Member) -> None:
     engine.close()
 
 
-def _a_lost_connection_takes_the_reason_of_an_abort_that_follows(engine: Engine, member: Member) -> None:
+def _a_lost_connection_takes_the_reason_of_an_abort_that_follows(engine: Engine, member: RankContext) -> None:
     if member.rank == 0:
         errors: list[str] = []
         waiter = threading.Thread(target=lambda: errors.append(_raised(engine)[0]))
@@ -158,7 +158,7 @@ def _a_lost_connection_takes_the_reason_of_an_abort_that_follows(engine: Engine,
     engine.close()
 
 
-def _nothing_is_left_of_many(make: object, member: Member) -> None:
+def _nothing_is_left_of_many(make: object, member: RankContext) -> None:
     assert callable(make)
     member.exchange(b"")
     with no_leaks():

@@ -15,7 +15,7 @@ from farandole.testing.cluster import Cluster, UnavailableError
 from farandole.testing.cluster.ranks import on_hosts
 from farandole.testing.engine_contract import CASES, run_contract
 from farandole.testing.harness import Died, run_ranks
-from farandole.testing.rank import Member
+from farandole.testing.rank import RankContext
 
 LAUNCHES = {"ipv4": ("node1", "node2", "node3"), "ipv6": ("node1", "node2")}
 DEADLINE_S = 2.0
@@ -31,7 +31,7 @@ def _cluster(hosts: Sequence[str], ipv4: bool = True) -> Iterator[Cluster]:
         yield cluster
 
 
-def _contract(member: Member) -> dict[str, str]:
+def _contract(member: RankContext) -> dict[str, str]:
     from farandole.engines.tcp import TcpEngine
 
     return run_contract(member, TcpEngine)
@@ -51,7 +51,7 @@ def test_engine(by: str, case: str) -> None:
     assert not found, "\n".join(f"{rank}:\n{text}" for rank, text in found.items())
 
 
-def _waits_for_a_silent_host(member: Member, connected: str) -> str:
+def _waits_for_a_silent_host(member: RankContext, connected: str) -> str:
     from farandole.collective import DType, ReduceOp
     from farandole.engines.tcp import TcpEngine
     from farandole.errors import CollectiveError
@@ -68,7 +68,7 @@ def _waits_for_a_silent_host(member: Member, connected: str) -> str:
         return f"{type(error).__name__}: {error}"
 
 
-def _is_parted(member: Member, moments: str) -> tuple[list[str], list[str]]:
+def _is_parted(member: RankContext, moments: str) -> tuple[list[str], list[str]]:
     import dataclasses
     import subprocess
 

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.errors import UsageError
-from farandole.launch.agents.agents import Agents, AgentStarter, Group
+from farandole.launch.agents.agents import Agents, AgentStarter, StarterGroup
 from farandole.launch.agents.local import Local
 from farandole.launch.agents.srun import Srun
 from farandole.launch.agents.ssh import Ssh
-from farandole.launch.hosts.inherit import HOST_SPECIFIC, for_other_hosts
+from farandole.launch.hosts.remote_environment import HOST_SPECIFIC, for_other_hosts
 from farandole.settings import Settings
 
 SETTINGS = Settings(start_timeout_s=10, host_timeout_s=2.5)
@@ -92,14 +92,14 @@ def test_how_an_agent_here_ended() -> None:
 def test_a_starter_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(UsageError, match=r"ssh was not found.* needed to start agents"):
-        Agents([Group(Local(), ("a",)), Group(Ssh(), ("b",))], Settings(), captured=True)
+        Agents([StarterGroup(Local(), ("a",)), StarterGroup(Ssh(), ("b",))], Settings(), captured=True)
 
 
 def test_a_child_that_ignores_everything_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("farandole.launch.agents.agents.END_S", 0.1)
     deaf = "import signal, sys; signal.signal(15, signal.SIG_IGN); print('up', flush=True); signal.pause()"
     monkeypatch.setattr("farandole.launch.agents.local.entry_command", lambda _: [sys.executable, "-c", deaf])
-    with Agents([Group(Local(), ("a",))], Settings(), captured=True) as agents:
+    with Agents([StarterGroup(Local(), ("a",))], Settings(), captured=True) as agents:
         (agent,) = agents
         while agent.said != "up":
             agent.attend()

@@ -16,16 +16,18 @@ from farandole.engines.engine import Engine
 from farandole.errors import EngineError
 from farandole.launch.tools import bench
 from farandole.launch.tools.measuring import ROUNDS, SIZES, _once
-from farandole.testing.rank import Member
+from farandole.testing.rank import RankContext
 from farandole.testing.thread_engine import ThreadWorld, run_threads
 
 
-def report(load: float = 0.1, lacks: dict[str, str] | None = None) -> bench.Report:
+def report(load: float = 0.1, lacks: dict[str, str] | None = None) -> bench.BenchReport:
     """Three engines, of rounds that differ."""
     rounds = [1e-6 * (10 + i) for i in range(ROUNDS)]
     seconds = {name: dict.fromkeys(SIZES, rounds) for name in ("shm", "mpi", "tcp")}
     considered = {"shm": "", "tcp": "rank 0 on a host with a long name cannot use it; there, " + "type this " * 12}
-    return bench.Report(["a", "a"], load, 2, "shm", "all 2 ranks are on one host", considered, seconds, lacks or {})
+    return bench.BenchReport(
+        ["a", "a"], load, 2, "shm", "all 2 ranks are on one host", considered, seconds, lacks or {}
+    )
 
 
 def test_the_table_reads_well_as_plain_text(capsys: pytest.CaptureFixture[str]) -> None:
@@ -48,7 +50,7 @@ def test_a_busy_machine_is_named(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_engine_that_does_not_sum_is_not_measured() -> None:
     world = ThreadWorld()
 
-    def program(member: Member) -> float:
+    def program(member: RankContext) -> float:
         engine = world.create(member.group(), member.exchange)
         array = plain_memory(4000).array(DType.FLOAT32)
         return _once(engine, array)
@@ -71,7 +73,7 @@ def test_an_engine_that_does_not_sum_is_not_measured() -> None:
 
         allocate = allgather = broadcast = alltoall = reducescatter = barrier = abort = close = _none  # type: ignore[assignment]
 
-    def cheat(member: Member) -> str:
+    def cheat(member: RankContext) -> str:
         idle = Idle(world.create(member.group("cheat"), member.exchange))
         with pytest.raises(EngineError, match="engine idle summed 2 ones to 2 and 1"):
             _once(idle, plain_memory(4000).array(DType.FLOAT32))

@@ -51,7 +51,7 @@ def test_workers_outlive_controllers(train: Train) -> None:
     os.kill(controller, signal.SIGKILL)
     whole = generation(running, lambda number, size: number > 2 and size == 2)
     assert whole[0].process == second[1].process
-    assert whole[1].place == 2
+    assert whole[1].worker_id == 2
     assert end(running) == 0
     assert running.stderr.count("the controller was killed by SIGKILL: another one takes over") == 2
 
@@ -85,7 +85,7 @@ def test_a_newcomer_is_greeted_in_a_long_step_of_members_that_have_not_spoken_to
     kill_controller(running)
     running.until(lambda: running.stderr.count(STAY) == 2, "for a word about the hosts that it has inherited")
     hosts.write_text("localhost slots=2\n")
-    running.prints("place 1 is up")
+    running.prints("worker 1 is up")
     (tmp_path / "go").touch()
     grown = generation(running, lambda _, size: size == 2)
     assert grown[0].process == first[0].process
@@ -159,7 +159,7 @@ def test_a_signal_that_comes_with_the_death_of_the_controller_counts(job: StartJ
 NEWCOMER = """
 import os, signal, sys
 from pathlib import Path
-from farandole.runtime.session.session import init
+from farandole.runtime.session.init import init
 
 def take_time(*_):
     print("told", flush=True)
@@ -171,7 +171,7 @@ def take_time(*_):
 init()
 print("these are my last words", file=sys.stderr, flush=True)
 signal.signal(signal.SIGTERM, take_time)
-print("place", os.environ["FARANDOLE_PLACE"], "is up: process", os.getpid(), flush=True)
+print("worker", os.environ["FARANDOLE_WORKER_ID"], "is up: process", os.getpid(), flush=True)
 while True:
     signal.pause()
 """
@@ -183,10 +183,10 @@ def test_workers_keep_their_time_and_words_when_the_controller_dies_after_the_en
     hosts = tmp_path / "hosts"
     hosts.write_text("localhost\n")
     running = job("--min-np", "1", "--hostfile", "hosts", python=NEWCOMER)
-    running.prints("place 0 is up")
+    running.prints("worker 0 is up")
     hosts.write_text("localhost slots=2\n")
-    running.prints("place 1 is up")
-    os.kill(int(re.findall(r"place 0 is up: process (\d+)", running.stdout)[0]), signal.SIGKILL)  # who has the state
+    running.prints("worker 1 is up")
+    os.kill(int(re.findall(r"worker 0 is up: process (\d+)", running.stdout)[0]), signal.SIGKILL)  # who has the state
     running.prints("told")
     kill_controller(running)
     end_of_the_patient(running)

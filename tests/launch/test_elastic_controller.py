@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from farandole.elastic.membership import happenings
+from farandole.elastic.membership import job_events
 from farandole.elastic.membership.journal import Recorded
 from farandole.elastic.membership.policy import Policy
 from farandole.launch.agents.local import Local
@@ -36,13 +36,13 @@ def controller(journal: int) -> ElasticController:
 
 def train(membership: Recorded, generations: int) -> None:
     """Let two workers re-form so often, the last time for a reason that has an end of line of its own."""
-    membership.on(0.0, happenings.Found({"a": 2}))
+    membership.on(0.0, job_events.HostsFound({"a": 2}))
     membership.decide(0.0)
     for number in range(generations):
-        for place in (0, 1):
-            membership.on(1.0, happenings.Came(place, ready=True))
+        for worker_id in (0, 1):
+            membership.on(1.0, job_events.WorkerConnected(worker_id, ready=True))
         membership.decide(1.0)
-        membership.on(2.0, happenings.Over(number + 1, "a worker said: \u2028 \x85"))
+        membership.on(2.0, job_events.GenerationEnded(number + 1, "a worker said: \u2028 \x85"))
         membership.decide(2.0)
 
 
@@ -61,7 +61,7 @@ def test_a_membership_is_inherited_but_for_a_line_that_was_torn(journal: int) ->
     assert (heir.generation, heir.members, heir.over) == (3, (0, 1), membership.over)
     assert heir.workers == membership.workers
     assert os.fstat(journal).st_size == len(whole)
-    heir.on(3.0, happenings.Came(0, ready=True))
+    heir.on(3.0, job_events.WorkerConnected(0, ready=True))
     heir.decide(3.0)
     assert os.pread(journal, 2**20, 0).startswith(whole + b'{"type":"Turn"')
 

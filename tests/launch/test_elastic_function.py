@@ -26,20 +26,20 @@ def test_a_killed_worker_is_replaced_and_the_results_are_of_those_that_finish(
         from farandole.collective import ReduceOp
         from farandole.elastic.worker.run import run
         from farandole.elastic.worker.state import ObjectState
-        from farandole.runtime.session.session import current, init, shutdown
+        from farandole.runtime.session.init import current, init, shutdown
         from farandole.testing.jobs import NumpyCalls
 
-        place = int(os.environ["FARANDOLE_PLACE"])
+        worker_id = int(os.environ["FARANDOLE_WORKER_ID"])
         assert "FARANDOLE_CALLER" not in os.environ
 
         @run
         def until_somebody_new_is_there(state: Any) -> tuple[int, int]:
             newest = np.zeros(1, np.int64)
             while newest[0] < 3:
-                newest[0] = place
+                newest[0] = worker_id
                 NumpyCalls().allreduce("newest", newest, ReduceOp.MAX)
                 state.step += 1
-                if state.step == 5 and place == 1:
+                if state.step == 5 and worker_id == 1:
                     os.kill(os.getpid(), signal.SIGKILL)
                 state.commit()
             return current().topology.rank, current().topology.size
@@ -47,7 +47,7 @@ def test_a_killed_worker_is_replaced_and_the_results_are_of_those_that_finish(
         init()
         rank, size = until_somebody_new_is_there(ObjectState(step=0))
         shutdown()
-        return captured["base"] + number * factor, place, rank, size
+        return captured["base"] + number * factor, worker_id, rank, size
 
     found = farandole.run(train, (2,), {"factor": 3}, np=3, min_np=2, **QUICK)
     assert found == [(106, 0, 0, 3), (106, 2, 1, 3), (106, 3, 2, 3)]
@@ -59,7 +59,7 @@ def test_who_is_done_early_has_a_result_as_well() -> None:
         from farandole.elastic.worker.run import run
         from farandole.elastic.worker.state import ObjectState
         from farandole.runtime.collectives.basics import barrier, rank
-        from farandole.runtime.session.session import init
+        from farandole.runtime.session.init import init
 
         @run
         def until_one_is_left(state: ObjectState) -> tuple[str, int]:
@@ -68,10 +68,10 @@ def test_who_is_done_early_has_a_result_as_well() -> None:
             barrier()
             while size() > 1:
                 if rank() == 1:
-                    return os.environ["FARANDOLE_PLACE"], rank()
+                    return os.environ["FARANDOLE_WORKER_ID"], rank()
                 state.commit()
                 barrier()
-            return os.environ["FARANDOLE_PLACE"], rank()
+            return os.environ["FARANDOLE_WORKER_ID"], rank()
 
         init()
         return until_one_is_left(ObjectState())
@@ -81,7 +81,7 @@ def test_who_is_done_early_has_a_result_as_well() -> None:
 
 def test_an_exception_that_all_raise_is_raised_again(capfd: pytest.CaptureFixture[str]) -> None:
     def fails() -> None:
-        from farandole.runtime.session.session import init
+        from farandole.runtime.session.init import init
 
         init()
         raise KeyError("no such key")
@@ -124,7 +124,7 @@ def test_what_cannot_be_is_refused_before_anything_starts() -> None:
 
 def test_more_workers_than_slots_are_waited_for_as_long_as_was_said(capfd: pytest.CaptureFixture[str]) -> None:
     def waits() -> None:
-        from farandole.runtime.session.session import init
+        from farandole.runtime.session.init import init
 
         init()
 

@@ -15,13 +15,13 @@ import pytest
 from tests.launch.conftest import RunningJob, StartJob
 
 WORKER = Path(__file__).parent.parent / "elastic_worker.py"
-TRAINS = re.compile(r"place (\d+) trains: generation (\d+), rank (\d+) of (\d+), step (\d+), process (\d+)")
+TRAINS = re.compile(r"worker (\d+) trains: generation (\d+), rank (\d+) of (\d+), step (\d+), process (\d+)")
 
 
 class Trains(NamedTuple):
     """What a worker prints when it begins to train."""
 
-    place: int
+    worker_id: int
     generation: int
     rank: int
     size: int
@@ -77,7 +77,7 @@ def test_a_killed_worker_is_replaced_while_the_others_keep_their_processes(train
     survivors = [each.process for each in first if each.rank != rank]
     assert [each.process for each in second] == survivors  # the oldest first
     assert [each.process for each in third][:2] == survivors
-    assert third[2].place == 3
+    assert third[2].worker_id == 3
     assert {each.step for each in second} <= {29, 30}
     assert third[2].step == third[0].step >= second[0].step  # it has the others' state
     assert end(running) == 0
@@ -98,11 +98,11 @@ import os
 import numpy as np
 from farandole.elastic.worker.run import run
 from farandole.elastic.worker.state import ObjectState
-from farandole.runtime.session.session import current, init
+from farandole.runtime.session.init import current, init
 from farandole.testing.jobs import NumpyCalls
 
 init()
-place = int(os.environ["FARANDOLE_PLACE"])
+place = int(os.environ["FARANDOLE_WORKER_ID"])
 
 @run
 def train(state):
@@ -151,10 +151,10 @@ def test_a_newcomer_gets_the_state_and_no_checkpoint(job: StartJob) -> None:
     worker = WORKER.parent / "checkpoint_worker.py"
     running = job("-np", "2", "--min-np", "1", command=[sys.executable, str(worker)])
     running.prints("rank 1 of 2")
-    place, process = re.findall(r"place (\d+) trains: rank 1 of 2, step \d+, process (\d+)", running.stdout)[0]
+    worker_id, process = re.findall(r"worker (\d+) trains: rank 1 of 2, step \d+, process (\d+)", running.stdout)[0]
     os.kill(int(process), signal.SIGTERM)
     running.prints("rank 1 of 2", times=2)
-    assert f"place {place} leaves" in running.stdout
+    assert f"worker {worker_id} leaves" in running.stdout
     running.process.send_signal(signal.SIGTERM)
     assert running.end() == 128 + signal.SIGTERM
     last = max(int(step) for step in re.findall(r"leaves at step (\d+)", running.stdout))
@@ -187,9 +187,9 @@ def test_the_reset_limit_ends_the_job(train: Train) -> None:
 def test_who_ends_well_has_finished_and_the_others_go_on(train: Train) -> None:
     running = train("-np", "3", "--min-np", "1", faults=("1:20:finish",))
     second = generation(running, lambda number, _: number == 2)
-    assert [each.place for each in second] == [0, 2]
+    assert [each.worker_id for each in second] == [0, 2]
     assert end(running) == 0
-    assert {each.place for each in trains(running)} == {0, 1, 2}  # nobody was started for it
+    assert {each.worker_id for each in trains(running)} == {0, 1, 2}  # nobody was started for it
 
 
 def test_a_file_of_hosts_is_watched(train: Train, tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_a_file_of_hosts_is_watched(train: Train, tmp_path: Path) -> None:
     assert [each.process for each in shrunk] == [each.process for each in grown[:2]]
     assert shrunk[0].process == first[0].process
     assert shrunk[0].step >= grown[0].step >= first[0].step
-    running.until(lambda: "2]<stdout>:place 2 has" in running.stdout or len(running.left()) == 5, "for its end")
+    running.until(lambda: "2]<stdout>:worker 2 has" in running.stdout or len(running.left()) == 5, "for its end")
     assert end(running) == 0
 
 
@@ -236,7 +236,7 @@ def test_a_worker_that_hangs_is_killed(train: Train, action: str, limit: str) ->
     others = () if limit == "--hang-timeout" else ("--hang-timeout", "1")
     running = train("-np", "2", "--min-np", "1", limit, "4", *others, faults=(f"1:20:{action}",))
     second = generation(running, lambda number, _: number == 2)
-    assert second[0].place == 0
+    assert second[0].worker_id == 0
     assert end(running) == 0
     assert "rank 1 on" in running.stderr
     assert f"longer than {limit}" in running.stderr
@@ -305,7 +305,7 @@ def test_every_decision_is_written_down(train: Train, tmp_path: Path) -> None:
 REFORMS = """
 import os, threading
 import numpy as np
-from farandole.runtime.session.session import current, init, rejoin, shutdown
+from farandole.runtime.session.init import current, init, rejoin, shutdown
 from farandole.testing.jobs import NumpyCalls
 
 def parent(pid):

@@ -57,7 +57,7 @@ def test_an_exception_is_raised_again_from_the_original_with_the_remote_tracebac
 def test_the_exception_of_the_rank_that_left_first_is_raised(tmp_path: Path) -> None:
     def tidies_up_and_takes_its_time() -> None:
         from farandole.runtime.collectives.basics import barrier, rank
-        from farandole.runtime.session.session import init, shutdown
+        from farandole.runtime.session.init import init, shutdown
 
         init()
         (tmp_path / str(rank())).write_text(str(os.getpid()))

@@ -21,7 +21,7 @@ import os, resource, sys
 import numpy as np
 from farandole.elastic.worker.run import run
 from farandole.elastic.worker.state import ObjectState
-from farandole.runtime.session.session import current, init, shutdown
+from farandole.runtime.session.init import current, init, shutdown
 from farandole.testing.jobs import NumpyCalls
 
 def eat():
@@ -39,9 +39,9 @@ def eat():
 @run
 def train(state):
     who, ends = current().topology, np.ones(16)
-    place = os.environ.get("FARANDOLE_PLACE", who.rank)
+    place = os.environ.get("FARANDOLE_WORKER_ID", who.rank)
     print(
-        f"place {place} trains: generation {who.generation}, rank {who.rank} of {who.size}, "
+        f"worker {place} trains: generation {who.generation}, rank {who.rank} of {who.size}, "
         f"step {state.step}, process {os.getpid()}",
         flush=True,
     )

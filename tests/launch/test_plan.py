@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from farandole.control.entry import entry_command
 from farandole.errors import UsageError
-from farandole.launch.hosts.plan import Host, Job, by_own_name, parse_hostfile, parse_hosts, place, workers
+from farandole.launch.hosts.plan import Host, Job, assign_ranks, by_own_name, parse_hostfile, parse_hosts, workers
 from farandole.settings import Settings
 
 names = st.text("abcdefgh", min_size=1)
@@ -43,23 +43,23 @@ def test_ranks_fill_hosts_in_order_and_never_beyond_their_slots(slots: list[int]
     hosts = [Host(f"host{n}", count) for n, count in enumerate(slots)]
     if np > sum(slots):
         with pytest.raises(UsageError, match=f"-np {np}"):
-            place(np, hosts)
+            assign_ranks(np, hosts)
         return
-    placed = place(np, hosts)
+    placed = assign_ranks(np, hosts)
     assert len(placed) == np
     assert list(placed) == sorted(placed)
     assert all(placed.count(host.name) <= host.slots for host in hosts)
 
 
 def test_slots_default_to_np_and_np_to_the_slots() -> None:
-    assert place(3, ()) == ("localhost",) * 3
-    assert place(None, (Host("a", 2), Host("b", 1))) == ("a", "a", "b")
+    assert assign_ranks(3, ()) == ("localhost",) * 3
+    assert assign_ranks(None, (Host("a", 2), Host("b", 1))) == ("a", "a", "b")
 
 
 @pytest.mark.parametrize("np", [0, -1, None])
 def test_no_workers_are_refused(np: int | None) -> None:
     with pytest.raises(UsageError, match="-np"):
-        place(np, ())
+        assign_ranks(np, ())
 
 
 def test_this_host_has_several_names_and_entries_of_one_host_are_added_up() -> None:
@@ -97,7 +97,7 @@ def test_what_would_be_misunderstood_is_refused(text: str, words: str) -> None:
 def test_a_worker_is_told_who_it_is_and_what_was_asked() -> None:
     job = Job(["true"], ("box",) * 2, Settings(engine="tcp"), python_path=("/a", "/b"), environment={"MINE": "1"})
     specs = workers(job, "ab", {"PYTHONPATH": "/c"})
-    assert [spec.place for spec in specs] == [0, 1]
+    assert [spec.worker_id for spec in specs] == [0, 1]
     told = specs[1].environment
     assert (told["FARANDOLE_RANK"], told["HOROVOD_LOCAL_SIZE"], told["FARANDOLE_ENGINE"]) == ("1", "2", "tcp")
     assert (told["FARANDOLE_KEY"], told["MINE"]) == ("ab", "1")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 
-from farandole.runtime.session.session import current
+from farandole.runtime.session.init import current
 
 
 def play(cases: Mapping[str, Callable[[], object]]) -> dict[str, str]:

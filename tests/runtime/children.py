@@ -17,7 +17,7 @@ from farandole.cluster.environment import LAUNCHED
 from farandole.elastic.worker.run import run
 from farandole.elastic.worker.state import ObjectState
 from farandole.errors import FarandoleError
-from farandole.runtime.session.session import Session, current, init, shutdown
+from farandole.runtime.session.init import Session, current, init, shutdown
 from farandole.testing.jobs import NumpyCalls
 
 QUICKLY_S = 20.0

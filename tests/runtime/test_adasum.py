@@ -14,7 +14,7 @@ from farandole.engines.shm import ShmEngine
 from farandole.runtime.lanes import adasum
 from farandole.testing import reference
 from farandole.testing.harness import run_ranks
-from farandole.testing.rank import Member
+from farandole.testing.rank import RankContext
 
 Values = npt.NDArray[Any]
 
@@ -39,7 +39,7 @@ def _gradients(rank: int) -> list[Values]:
     return [random.normal(size=n) + 0.5 for n in LENGTHS]
 
 
-def _program(member: Member) -> dict[DType, list[Values]]:
+def _program(member: RankContext) -> dict[DType, list[Values]]:
     engine = ShmEngine(member.group(), member.exchange)
     found = {}
     for dtype in TOLERANCE:

@@ -10,7 +10,7 @@ import pytest
 from farandole.collective import DType, Kind, ReduceOp
 from farandole.control.messages import Signature
 from farandole.runtime.coordination.agreement import Plan, malformed, settle
-from farandole.runtime.coordination.statements import Statements
+from farandole.runtime.coordination.signatures_by_rank import SignaturesByRank
 
 F32 = int(DType.FLOAT32)
 
@@ -22,7 +22,7 @@ def allreduce(shape: Sequence[int] = (3,), dtype: int = F32, **more: Any) -> Sig
 def said(*signatures: Signature) -> Plan:
     ranks = range(len(signatures))
     return settle(
-        "x", 0, list(ranks), Statements.of(dict(enumerate(signatures))), [chr(ord("a") + rank) for rank in ranks]
+        "x", 0, list(ranks), SignaturesByRank.of(dict(enumerate(signatures))), [chr(ord("a") + rank) for rank in ranks]
     )
 
 
@@ -117,15 +117,15 @@ def test_what_all_agree_on_may_still_be_impossible(signature: Signature, text: s
 def test_allgather_and_alltoall_say_what_each_rank_brings() -> None:
     assert said(GATHER, Signature(Kind.ALLGATHER, [F32], [[0, 2]])).dims == [3, 0]
     group = Signature(Kind.ALLGATHER, [F32, F32], [[3], []])
-    assert settle("x", 0, [1, 4], Statements.of({4: group}), ["a"] * 5).dims == [0, 0, 3, 1]
+    assert settle("x", 0, [1, 4], SignaturesByRank.of({4: group}), ["a"] * 5).dims == [0, 0, 3, 1]
     even = Signature(Kind.ALLTOALL, [F32], [[4, 2]])
     assert said(A2A, even).splits == [1, 2, 2, 2]
-    assert settle("x", 0, [0, 1], Statements.of({1: even}), ["a"] * 2).splits == [0, 0, 2, 2]
+    assert settle("x", 0, [0, 1], SignaturesByRank.of({1: even}), ["a"] * 2).splits == [0, 0, 2, 2]
 
 
 def test_many_ranks_are_named_in_short() -> None:
     signatures = {rank: BASE if rank != 5 else allreduce((4,)) for rank in range(8)}
-    error = settle("x", 3, range(8), Statements.of(signatures), ["a"] * 4 + ["b"] * 4).error
+    error = settle("x", 3, range(8), SignaturesByRank.of(signatures), ["a"] * 4 + ["b"] * 4).error
     assert error.startswith("allreduce 'x' in process set 3: ")
     assert "ranks 0-3 on a, ranks 4, 6-7 on b said [3]; rank 5 on b said [4]" in error
 

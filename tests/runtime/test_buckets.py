@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.collective import DType
-from farandole.gradients.buckets import ALIGNMENT_BYTES, Layout, Piece, is_lone, lay_out
+from farandole.gradients.buckets import ALIGNMENT_BYTES, BucketLayout, Piece, is_lone, lay_out
 
 pieces_strategy = st.lists(
     st.none()
@@ -23,7 +23,7 @@ pieces_strategy = st.lists(
 )
 
 
-def spans(layout: Layout) -> list[tuple[int, int]]:
+def spans(layout: BucketLayout) -> list[tuple[int, int]]:
     """First byte and byte past the end of every piece."""
     return [
         (b.start + s.offset * b.dtype.itemsize, b.start + (s.offset + s.count) * b.dtype.itemsize)
@@ -77,7 +77,7 @@ def test_the_last_gradients_come_first(pieces: list[Piece | None], bucket_bytes:
 
 
 def test_nothing_needs_nothing() -> None:
-    assert lay_out([], 1024) == lay_out([None], 1024) == Layout((), 0)
+    assert lay_out([], 1024) == lay_out([None], 1024) == BucketLayout((), 0)
 
 
 @given(pieces_strategy, st.integers(64, 4096), st.integers(1, 4096))

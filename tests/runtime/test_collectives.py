@@ -17,11 +17,11 @@ from farandole.collective import Array, DType, Kind, ReduceOp
 from farandole.errors import DuplicateNameError, MismatchError, UnsupportedError, UsageError
 from farandole.runtime.lanes.call import Call
 from farandole.runtime.lanes.eager import EAGER_BYTES
+from farandole.runtime.session.init import current, global_process_set, init, shutdown
 from farandole.runtime.session.process_sets import ProcessSet
-from farandole.runtime.session.session import current, global_process_set, init, shutdown
 from farandole.testing import reference
 from farandole.testing.jobs import NumpyCalls, run_job
-from farandole.testing.rank import Member
+from farandole.testing.rank import RankContext
 from tests.runtime.cases import play, require
 
 Case = Callable[[int, int], None]
@@ -186,10 +186,10 @@ def what_differs_raises_everywhere_and_the_next_works(rank: int, size: int) -> N
         "after dimension 0": lambda: do.allgather("t", np.ones((2, 3 + last))),
     }
     took = []
-    for aspect, ask in differing.items():
+    for aspect, announcement in differing.items():
         begin = time.monotonic()
         with pytest.raises(MismatchError, match=aspect) as caught:
-            ask()
+            announcement()
         took.append(time.monotonic() - begin)
         assert f"rank {size - 1}" in str(caught.value)
         scales_apply_before_and_after(rank, size)
@@ -312,7 +312,7 @@ CASES: dict[str, Case] = {
 }
 
 
-def _program(member: Member) -> dict[str, str]:
+def _program(member: RankContext) -> dict[str, str]:
     init(process_sets=[ProcessSet([0])] if member.size > 1 else None)
     rank = current().topology.rank
     found = play({name: functools.partial(case, rank, member.size) for name, case in CASES.items()})

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.collective import DType, Kind
-from farandole.control.messages import Entry, Order, Parts, Share, Signature, Welcome
+from farandole.control.messages import Entry, GatheredParts, Order, Share, Signature, Welcome
 from farandole.runtime.coordination.downlink import Downlink
 from farandole.runtime.coordination.rank_set import RankSet, alike
 from farandole.runtime.relay.combining import HOLD_S, Combining
@@ -117,12 +117,12 @@ def test_parts_of_an_exchange_go_up_together_or_after_a_while() -> None:
     gathering.submit("k", (6, 2, 0), {6: b"six"}, now=0.0)
     assert gathering.take(0.0) == []
     gathering.submit("k", (6, 2, 0), {2: b"two"}, now=0.0)
-    assert gathering.take(0.0) == [Parts(1, "k", [6, 2, 0], [(6, b"six"), (2, b"two")])]
+    assert gathering.take(0.0) == [GatheredParts(1, "k", [6, 2, 0], [(6, b"six"), (2, b"two")])]
     gathering.submit("slow", (2, 3), {3: b"three"}, now=1.0)
     assert gathering.deadline_s == 1.0 + HOLD_S
-    assert gathering.take(1.0 + HOLD_S) == [Parts(1, "slow", [2, 3], [(3, b"three")])]
+    assert gathering.take(1.0 + HOLD_S) == [GatheredParts(1, "slow", [2, 3], [(3, b"three")])]
     gathering.submit("slow", (2, 3), {2: b"two"}, now=9.0)
-    assert gathering.take(9.0) == [Parts(1, "slow", [2, 3], [(2, b"two")])]
+    assert gathering.take(9.0) == [GatheredParts(1, "slow", [2, 3], [(2, b"two")])]
     assert gathering.deadline_s is None
 
 

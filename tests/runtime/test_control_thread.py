@@ -11,15 +11,15 @@ from farandole.control.channel import Router
 from farandole.control.keys import JobKeys, new_secret
 from farandole.control.messages import Abort
 from farandole.errors import AbortError
-from farandole.runtime.session.link import Link, Seat
-from farandole.runtime.session.member import Session
+from farandole.runtime.session.link import Assignment, Link
+from farandole.runtime.session.session import Session
 from farandole.settings import Settings
 from farandole.topology import Topology
 
 
 def _connected(router: Router, secret: str) -> Link:
     with ThreadPoolExecutor(1) as other_thread:
-        made = other_thread.submit(Link, Seat(0, 2, "a", router.address, secret), 30.0)
+        made = other_thread.submit(Link, Assignment(0, 2, "a", router.address, secret), 30.0)
         while not made.done():
             router.wait(0.1)
             router.recv()

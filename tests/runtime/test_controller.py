@@ -53,16 +53,16 @@ class Job:
         messages.encode(message)
         self.sent.append((identity, message))
 
-    def hello(self, place: int, uid: str = "", **more: Any) -> None:
+    def hello(self, worker_id: int, uid: str = "", **more: Any) -> None:
         said: dict[str, Any] = {
-            "worker": "", "place": place, "expected": self.size, "host": "a", "pid": 100 + place, "version": "1",
-            "engines": ["solo", "shm"], "stack_fd": 5, "stack_signal": 40, "process_sets": [],
+            "worker": "", "worker_id": worker_id, "expected": self.size, "host": "a", "pid": 100 + worker_id,
+            "version": "1", "engines": ["solo", "shm"], "stack_fd": 5, "stack_signal": 40, "process_sets": [],
         }  # fmt: skip
-        self.say(uid or "xyz"[place], Hello(**{**said, **more}))
+        self.say(uid or "xyz"[worker_id], Hello(**{**said, **more}))
 
     def form(self, **more: Any) -> None:
-        for place in range(self.size):
-            self.hello(place, **more)
+        for worker_id in range(self.size):
+            self.hello(worker_id, **more)
         self.take()
 
     def say(self, uid: str, message: Message) -> None:
@@ -293,7 +293,9 @@ def test_a_stall_is_asked_about_reported_and_ended() -> None:
     job.submit("x", "allreduce.loss")
     job.wait(10.0)
     assert job.only(AskProgress) == [("yc", AskProgress(1))]
-    assert [(hello.place, hello.pid, hello.stack_signal, hello.stack_fd) for hello in job.stacks] == [(1, 101, 40, 5)]
+    assert [(hello.worker_id, hello.pid, hello.stack_signal, hello.stack_fd) for hello in job.stacks] == [
+        (1, 101, 40, 5)
+    ]
     job.say("y", Progress(1, "allreduce.acc", ""))
     job.controller.stack_arrived(1, 'File "train.py", line 3')
     job.tick()
@@ -347,10 +349,10 @@ def test_tasks_and_results_are_passed_on() -> None:
     results: list[tuple[int, bool, bytes]] = []
     job.controller.task = b"pickled"
     job.controller.handle(b"task-1", task_messages.FetchTask(1))
-    assert job.only(task_messages.Task) == [("task-1", task_messages.Task(b"pickled"))]
-    job.controller.handle(b"task-1", task_messages.Result(1, True, b"r"))
+    assert job.only(task_messages.TaskPayload) == [("task-1", task_messages.TaskPayload(b"pickled"))]
+    job.controller.handle(b"task-1", task_messages.TaskResult(1, True, b"r"))
     job.controller.on_result = lambda *result: results.append(result)
-    job.controller.handle(b"task-1", task_messages.Result(1, True, b"r"))
+    job.controller.handle(b"task-1", task_messages.TaskResult(1, True, b"r"))
     assert results == [(1, True, b"r")]
 
 
@@ -371,7 +373,7 @@ peers: list[st.SearchStrategy[Message]] = [
     st.builds(Progress, small, text, text),
     st.builds(messages.SetTimeline, small, small, text),
     st.builds(messages.TimelineSet, small, small),
-    st.builds(task_messages.Result, small, st.booleans(), st.binary(max_size=2)),
+    st.builds(task_messages.TaskResult, small, st.booleans(), st.binary(max_size=2)),
     st.builds(task_messages.FetchTask, small),
     st.builds(Welcome, small, small, st.just([]), text, text),
     st.builds(Exited, small, small, small, text),
@@ -386,11 +388,11 @@ moves = st.one_of(
 
 
 @given(st.lists(moves, max_size=25), st.booleans())
-def test_nothing_that_comes_can_break_it(happenings: list[tuple[Any, Any]], formed: bool) -> None:
+def test_nothing_that_comes_can_break_it(job_events: list[tuple[Any, Any]], formed: bool) -> None:
     job = Job(start_timeout_s=30.0)
     if formed:
         job.form()
-    for who, what in happenings:
+    for who, what in job_events:
         if who is None:
             job.wait(what)
         elif who == "exit":

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.errors import DivergenceError
-from farandole.runtime.collectives.divergence import OF_GRADIENT, Comparison, Snapshot
+from farandole.runtime.collectives.divergence import OF_GRADIENT, Comparison, StepDigests
 
 NAMES = ("fc.weight", OF_GRADIENT + "fc.weight", "fc.bias", OF_GRADIENT + "fc.bias")
 
 
-def meet(snapshots: Sequence[Snapshot | None], comparisons: Sequence[Comparison] | None = None) -> list[str]:
+def meet(snapshots: Sequence[StepDigests | None], comparisons: Sequence[Comparison] | None = None) -> list[str]:
     """What each member raises, or warns; "" for nothing."""
     size = len(snapshots)
     comparisons = comparisons or make(size)
@@ -51,8 +51,8 @@ def make(size: int) -> list[Comparison]:
     return [Comparison("optimizer.0", [f"rank {rank} on a" for rank in range(size)]) for _ in range(size)]
 
 
-def snapshot(*digests: int, step: int = 7, kind: str = "x", names: tuple[str, ...] = NAMES) -> Snapshot:
-    return Snapshot(step, names, digests, kind)
+def snapshot(*digests: int, step: int = 7, kind: str = "x", names: tuple[str, ...] = NAMES) -> StepDigests:
+    return StepDigests(step, names, digests, kind)
 
 
 def test_equal_snapshots_are_nothing_to_speak_of() -> None:
@@ -108,9 +108,9 @@ def test_a_difference_between_kinds_is_told() -> None:
 @given(st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=40), st.data())
 def test_any_difference_is_found_where_it_is(digests: list[int], data: st.DataObject) -> None:
     names = tuple(f"{'é' * 40}.{i}" for i in range(len(digests)))
-    place = data.draw(st.integers(0, len(digests) - 1))
+    worker_id = data.draw(st.integers(0, len(digests) - 1))
     other = list(digests)
-    other[place] ^= 1 << data.draw(st.integers(0, 63))
+    other[worker_id] ^= 1 << data.draw(st.integers(0, 63))
     said = meet([snapshot(*digests, names=names), snapshot(*other, names=names)])
     assert said[0] == said[1]
-    assert f".{place}' differs" in said[0]
+    assert f".{worker_id}' differs" in said[0]

@@ -14,7 +14,7 @@ PRELUDE = """
 import os, sys, time
 import numpy as np
 from farandole.errors import CollectiveError
-from farandole.runtime.session.session import current, init, shutdown
+from farandole.runtime.session.init import current, init, shutdown
 from farandole.testing.jobs import NumpyCalls
 from farandole.testing.leaks import no_leaks
 
@@ -75,7 +75,7 @@ def test_survivors_are_told_at_once_and_go_on_in_the_same_process(launch: Launch
 def test_one_that_never_calls_init_is_named(launch: Launch) -> None:
     script = """
         import os, signal
-        from farandole.runtime.session.session import init
+        from farandole.runtime.session.init import init
         init() if os.environ["FARANDOLE_RANK"] == "0" else signal.pause()
     """
     done = launch(2, script, options=["--start-timeout", "0.5"])

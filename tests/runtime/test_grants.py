@@ -83,7 +83,7 @@ class Simulation:
         if grant is not None:
             self.say(rank, grant, WITHDRAWN)
             grants.close(grant)
-        self.ask(rank)
+        self.announcement(rank)
 
     def say(self, rank: Rank, grant: Grant, said: Said) -> None:
         grant.hear(rank.rank, said)
@@ -91,7 +91,7 @@ class Simulation:
             if other is not rank:
                 self.wires[rank.rank, other.rank].append((grant.number, said))
 
-    def ask(self, rank: Rank) -> None:
+    def announcement(self, rank: Rank) -> None:
         rank.asks = True
         self.asked.add(rank.rank)
         if len(self.asked) == len(self.ranks):
@@ -116,7 +116,7 @@ class Simulation:
                 self.grants[rank.rank].close(grant)
             if rank.given is grant:
                 rank.given = None
-                self.ask(rank)
+                self.announcement(rank)
 
 
 @settings(max_examples=2 * settings().max_examples)

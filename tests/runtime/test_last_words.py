@@ -11,7 +11,7 @@ from tests.runtime.test_controller import Job
 PRELUDE = """
 import atexit, contextlib, os, select, sys
 from farandole.runtime.collectives.basics import barrier, rank
-from farandole.runtime.session.session import current, init
+from farandole.runtime.session.init import current, init
 
 def outlast_the_others():
     for other in "02":

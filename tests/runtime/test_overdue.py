@@ -9,9 +9,9 @@ from farandole.control.messages import Entry, Signature
 from farandole.runtime.coordination.negotiation import Negotiation
 from farandole.runtime.coordination.overdue import Overdue
 from farandole.runtime.coordination.rank_set import NOBODY, RankSet
-from farandole.runtime.session.session import current, init, shutdown
+from farandole.runtime.session.init import current, init, shutdown
 from farandole.testing.jobs import NumpyCalls, run_job
-from farandole.testing.rank import Member
+from farandole.testing.rank import RankContext
 
 KEY, OTHER = (0, "a"), (0, "b")
 JOIN = Entry(0, "join", signature=Signature(Kind.JOIN, [], []))
@@ -60,7 +60,7 @@ def _reduce(name: str, *values: float) -> list[float]:
     return result
 
 
-def _join_with_a_forgotten_number(member: Member) -> list[list[float]]:
+def _join_with_a_forgotten_number(member: RankContext) -> list[list[float]]:
     results = []
     for _ in range(10):
         init()

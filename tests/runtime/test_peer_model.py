@@ -13,16 +13,16 @@ from farandole.control.messages import Order
 from farandole.runtime.coordination.negotiation import Delivery, Negotiation
 from farandole.runtime.coordination.overdue import Overdue
 from farandole.runtime.coordination.rank_set import NOBODY
-from farandole.runtime.lanes.ask import Ask
+from farandole.runtime.lanes.announcement import Announcement
 from farandole.runtime.lanes.grants import WITHDRAWN, Grant, Grants, Said
-from farandole.runtime.lanes.peer import HEAD, Peer
+from farandole.runtime.lanes.peer_protocol import HEAD, PeerProtocol
 from farandole.runtime.lanes.submissions import Submissions
 from farandole.testing.peers import rank as model
 from farandole.testing.peers.program import JOIN
 from farandole.testing.peers.search import search
 from farandole.testing.peers.searches import BOTH, SMALL, job
 from farandole.testing.peers.simulation import main, simulate
-from farandole.testing.peers.world import Setup
+from farandole.testing.peers.world import PeerSetup
 
 COUNT = 1500
 
@@ -106,7 +106,7 @@ def forget_what_is_early(patch: pytest.MonkeyPatch) -> None:
 
 
 def join_without_withdrawing(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Peer, "leave", lambda peer: setattr(peer, "_has_left", True))
+    patch.setattr(PeerProtocol, "leave", lambda peer: setattr(peer, "_has_left", True))
 
 
 def join_as_soon_as_the_peers_are_through(patch: pytest.MonkeyPatch) -> None:
@@ -123,7 +123,7 @@ def join_as_soon_as_the_peers_are_through(patch: pytest.MonkeyPatch) -> None:
 
 
 def let_another_shape_go_to_the_peers(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Ask, "fingerprint", property(lambda _: "as ever", lambda *_: None), raising=False)
+    patch.setattr(Announcement, "fingerprint", property(lambda _: "as ever", lambda *_: None), raising=False)
 
 
 def keep_a_name_that_all_have_refused(patch: pytest.MonkeyPatch) -> None:
@@ -160,16 +160,16 @@ def let_a_join_overtake(patch: pytest.MonkeyPatch) -> None:
 
 
 def withdraw_what_is_given(patch: pytest.MonkeyPatch) -> None:
-    def withdraw(peer: Peer, key: tuple[int, str]) -> None:
+    def withdraw(peer: PeerProtocol, key: tuple[int, str]) -> None:
         grant = peer._grants.find(key)
         if grant is not None:
             peer._grants.close(grant)
             peer._say(grant, WITHDRAWN)
 
-    patch.setattr(Peer, "withdraw", withdraw)
+    patch.setattr(PeerProtocol, "withdraw", withdraw)
 
 
-PLANTED: dict[Plant, Setup] = {
+PLANTED: dict[Plant, PeerSetup] = {
     wait_for_nobody_who_withdraws: SMALL["2 ranks, another shape"],
     end_a_round_before_all_have_spoken: SMALL["3 ranks"],
     accept_what_is_late: job("a2 b", "a b", warm=BOTH),
@@ -197,7 +197,7 @@ def test_a_planted_bug_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -
 def test_bytes_may_be_cut_anywhere() -> None:
     """What one rank says comes in pieces."""
     order = Order(0, 1, Kind.ALLREDUCE, ["a"], [], direct=1)
-    peers = [Peer(rank, 2, 1) for rank in (0, 1)]
+    peers = [PeerProtocol(rank, 2, 1) for rank in (0, 1)]
     for peer in peers:
         peer.open(order)
         grant = peer.find((0, "a"))

@@ -21,15 +21,15 @@ from farandole.control.messages import Hello, Order
 from farandole.errors import AbortError
 from farandole.runtime.controller.root import Root
 from farandole.runtime.coordination.stall import Limits
-from farandole.runtime.lanes.ask import Ask
-from farandole.runtime.lanes.call import Call, Outcome
-from farandole.runtime.lanes.direct import DirectLane
+from farandole.runtime.lanes.active_collectives import ActiveCollectives
+from farandole.runtime.lanes.announcement import Announcement
+from farandole.runtime.lanes.call import Call, CallResult
 from farandole.runtime.lanes.failure import Failure
 from farandole.runtime.lanes.negotiated import NegotiatedLane
-from farandole.runtime.lanes.ongoing import Ongoing
-from farandole.runtime.lanes.presence import Presence
+from farandole.runtime.lanes.peer_lane import PeerLane
+from farandole.runtime.lanes.reentry import Reentry
 from farandole.runtime.session.control_thread import ControlThread
-from farandole.runtime.session.link import Link, Seat
+from farandole.runtime.session.link import Assignment, Link
 from farandole.settings import Settings
 from farandole.topology import Topology
 
@@ -97,27 +97,27 @@ class Host:
 class Worker:
     """The negotiated lane of one rank; an order is carried out by noting it."""
 
-    def __init__(self, place: int, size: int, host: str, address: str, secret: str) -> None:
-        self.link = Link(Seat(place, size, host, address, secret), DEADLINE_S)
-        self.hello = Hello(self.link.worker, place, size, host, place, "1", ["tcp"], 2, 40, [])
+    def __init__(self, worker_id: int, size: int, host: str, address: str, secret: str) -> None:
+        self.link = Link(Assignment(worker_id, size, host, address, secret), DEADLINE_S)
+        self.hello = Hello(self.link.worker, worker_id, size, host, worker_id, "1", ["tcp"], 2, 40, [])
         self.done: list[tuple[str, ...]] = []
 
     def join(self) -> None:
         """Wait for the others."""
         self.welcome = self.link.join(self.hello)
         self.lane = NegotiatedLane(
-            DirectLane(Topology.of(0, ("a",), 0), None, self.link.orders, Ongoing(), lambda: None),
+            PeerLane(Topology.of(0, ("a",), 0), None, self.link.orders, ActiveCollectives(), lambda: None),
             self.link.up.send,
             self.welcome.generation,
             self.perform,
             self.end,
-            Presence(),
+            Reentry(),
             8,
             eager=False,
         )
 
         self.control = ControlThread(
-            self.link.control, self.link.up, self.welcome.generation, self, Ongoing(), Limits(DEADLINE_S, 0.0)
+            self.link.control, self.link.up, self.welcome.generation, self, ActiveCollectives(), Limits(DEADLINE_S, 0.0)
         )
 
     def generation_ended(self, failure: Failure) -> None:
@@ -132,9 +132,9 @@ class Worker:
     def timeline(self, path: str, mark_cycles: bool) -> None:
         """There is none."""
 
-    def perform(self, order: Order, mine: Sequence[Sequence[Call] | None]) -> list[list[Outcome]]:
+    def perform(self, order: Order, mine: Sequence[Sequence[Call] | None]) -> list[list[CallResult]]:
         self.done.append(tuple(order.names))
-        return [[Outcome()] for _ in mine]
+        return [[CallResult()] for _ in mine]
 
     def end(self, failure: Failure) -> None:
         self.lane.end(failure)
@@ -154,7 +154,7 @@ class Worker:
 
     def reduce(self, name: str) -> None:
         array = Array(0, 1, DType.FLOAT32)
-        self.lane.submit(Ask(0, name, Kind.ALLREDUCE, [Call(Kind.ALLREDUCE, name, array, (1,))]), False).wait()
+        self.lane.submit(Announcement(0, name, Kind.ALLREDUCE, [Call(Kind.ALLREDUCE, name, array, (1,))]), False).wait()
 
 
 @final
@@ -182,13 +182,13 @@ class Job:
 
     def begin_again(self, without: Host) -> None:
         """The job goes on, without the workers of one host."""
-        for place in (worker.hello.place for worker in self.workers if worker.hello.host == without.name):
-            self.root.controller.worker_exited(place, place, -9, f"rank {place} was killed")
+        for worker_id in (worker.hello.worker_id for worker in self.workers if worker.hello.host == without.name):
+            self.root.controller.worker_exited(worker_id, worker_id, -9, f"rank {worker_id} was killed")
         self.workers = self._begin([host for host in self.hosts if host is not without], len(self.workers))
 
     def _begin(self, hosts: Sequence[Host], size: int) -> list[Worker]:
-        homes = [(place, self.hosts[place % len(self.hosts)]) for place in range(size)]
-        workers = [Worker(place, size, h.name, h.address, self._secret) for place, h in homes if h in hosts]
+        homes = [(worker_id, self.hosts[worker_id % len(self.hosts)]) for worker_id in range(size)]
+        workers = [Worker(worker_id, size, h.name, h.address, self._secret) for worker_id, h in homes if h in hosts]
         for worker in workers:
             self._held.callback(worker.close)
         return workers

@@ -9,7 +9,18 @@ from hypothesis import strategies as st
 
 from farandole.control import messages
 from farandole.control.message import Message
-from farandole.control.messages import Abort, Begin, Exchange, Hello, Letters, Parts, Ready, Refuse, Submit, Welcome
+from farandole.control.messages import (
+    Abort,
+    Begin,
+    Exchange,
+    GatheredParts,
+    Hello,
+    Letters,
+    Ready,
+    Refuse,
+    Submit,
+    Welcome,
+)
 from farandole.runtime.relay.combining import HOLD_S
 from farandole.runtime.relay.relaying import Relaying
 from tests.runtime.test_controller import letters, peers, small
@@ -76,18 +87,20 @@ moves = st.one_of(
         st.sampled_from([b"xu", b"yu", b"zu", b"", b"\xff", CHILD]),
         st.one_of(peers)
         | letters.map(Letters)
-        | st.builds(Parts, small, st.just("k"), st.lists(small), st.lists(st.tuples(small, st.binary(max_size=2)))),
+        | st.builds(
+            GatheredParts, small, st.just("k"), st.lists(small), st.lists(st.tuples(small, st.binary(max_size=2)))
+        ),
     ),
     st.tuples(st.just(None), st.floats(0, 1)),
 )
 
 
 @given(st.lists(moves, max_size=25), st.booleans())
-def test_nothing_that_comes_from_below_can_break_it(happenings: list[tuple[Any, Any]], begun: bool) -> None:
+def test_nothing_that_comes_from_below_can_break_it(job_events: list[tuple[Any, Any]], begun: bool) -> None:
     relay = Relay()
     if begun:
         relay.begin()
-    for who, what in happenings:
+    for who, what in job_events:
         if who is None:
             relay.now += what
         else:
@@ -103,4 +116,4 @@ def test_nothing_that_comes_from_below_can_break_it(happenings: list[tuple[Any, 
             relay.relaying.from_below(uid, Exchange(1, "new", [0, 1], b""))
         relay.now += HOLD_S
         relay.relaying.flush()
-        assert {type(message) for message in relay.up} == {Ready, Parts}
+        assert {type(message) for message in relay.up} == {Ready, GatheredParts}

@@ -28,11 +28,11 @@ from farandole.errors import (
 )
 from farandole.runtime.lanes.call import Call
 from farandole.runtime.lanes.negotiated import NegotiatedLane
+from farandole.runtime.session.init import current, init, is_initialized, shutdown
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
-from farandole.runtime.session.session import current, init, is_initialized, shutdown
 from farandole.testing.jobs import NumpyCalls, free_port, run_job
-from farandole.testing.leaks import Snapshot, no_leaks
-from farandole.testing.rank import Member
+from farandole.testing.leaks import ResourceSnapshot, no_leaks
+from farandole.testing.rank import RankContext
 
 
 def test_alone_everything_works_at_once() -> None:
@@ -95,9 +95,7 @@ def test_what_one_process_cannot_be() -> None:
 
 
 def test_a_subinterpreter_is_told_to_leave_it_to_the_main_one() -> None:
-    code = (
-        "from farandole.runtime.session.session import init\ntry:\n init()\nexcept ValueError as error:\n print(error)"
-    )
+    code = "from farandole.runtime.session.init import init\ntry:\n init()\nexcept ValueError as error:\n print(error)"
     script = f"""
         try:
             import _interpreters as interpreters
@@ -143,7 +141,7 @@ def _stack_descriptor() -> int:
     return fd
 
 
-def _live(member: Member) -> None:
+def _live(member: RankContext) -> None:
     init()
     x = np.full(3, member.rank + 1.0)
     NumpyCalls().allreduce("x", x)
@@ -151,7 +149,7 @@ def _live(member: Member) -> None:
     shutdown()
 
 
-def _lives(member: Member, lives: int) -> int:
+def _lives(member: RankContext, lives: int) -> int:
     for _ in range(lives // 4):
         _live(member)
     before = _resident_bytes()
@@ -171,7 +169,7 @@ def test_two_hundred_generations_in_the_same_processes_leave_nothing() -> None:
         assert growth < 2 * 2**20
 
 
-def _forking(member: Member) -> int:
+def _forking(member: RankContext) -> int:
     init()
     NumpyCalls().allreduce("before", np.ones(1))
     child = os.fork()
@@ -189,7 +187,7 @@ def test_a_forked_child_has_no_session_and_leaves_the_parents_alone() -> None:
     assert run_job(_forking, 2) == [0, 0]
 
 
-def _failing_allocation(member: Member) -> str:
+def _failing_allocation(member: RankContext) -> str:
     init()
 
     def no_memory(_: tuple[int, ...]) -> Array:
@@ -218,9 +216,9 @@ def test_a_failure_on_one_rank_ends_the_generation_for_all_and_the_next_one_work
     assert run_job(_failing_allocation, 3) == ["3.0"] * 3
 
 
-def _broken_start(member: Member) -> str:
+def _broken_start(member: RankContext) -> str:
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    before = Snapshot.take()
+    before = ResourceSnapshot.take()
     if member.rank == 1:
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, limit[1]))  # shared memory is a file to the kernel
     with pytest.raises((EngineError, AbortError)) as caught:
@@ -232,7 +230,11 @@ def _broken_start(member: Member) -> str:
     x = np.ones(1)
     NumpyCalls().allreduce("x", x)
     shutdown()
-    left = [line for line in Snapshot.take().since(before) if line.startswith("descriptors") and "stacks" not in line]
+    left = [
+        line
+        for line in ResourceSnapshot.take().since(before)
+        if line.startswith("descriptors") and "stacks" not in line
+    ]
     assert x[0] == member.size
     return f"{caught.value} {left if member.rank else []}"  # rank 0 keeps its pipe to the controller
 
@@ -243,7 +245,7 @@ def test_a_rank_that_cannot_start_ends_the_start_of_all_and_leaves_nothing() -> 
         assert text.endswith("[]")
 
 
-def _interrupted_with_an_order(member: Member) -> str:
+def _interrupted_with_an_order(member: RankContext) -> str:
     init()
     x = np.ones(100)  # more than travels with the order: the others wait for this rank in the engine
 
@@ -267,7 +269,7 @@ def test_an_interrupt_between_an_order_and_its_execution_is_told_to_all() -> Non
         assert "KeyboardInterrupt" in text
 
 
-def _waiting_while_others_leave(member: Member) -> str:
+def _waiting_while_others_leave(member: RankContext) -> str:
     init()
     if member.rank == 0:
         NumpyCalls().allreduce("first", np.ones(1))
@@ -286,7 +288,7 @@ def test_who_needs_a_rank_that_has_left_is_told() -> None:
     assert "rank 0" in told
 
 
-def _shutdown_wakes_other_threads(member: Member) -> str:
+def _shutdown_wakes_other_threads(member: RankContext) -> str:
     init()
     raised: list[BaseException] = []
 
@@ -310,7 +312,7 @@ def test_shutdown_wakes_those_who_wait_in_other_threads() -> None:
         assert "shutdown()" in text
 
 
-def _forgotten_numbers(member: Member) -> None:
+def _forgotten_numbers(member: RankContext) -> None:
     init()
     lane = current()._lane
     assert isinstance(lane, NegotiatedLane)
@@ -334,7 +336,7 @@ def test_a_number_that_the_controller_has_forgotten_is_said_in_full() -> None:
     run_job(_forgotten_numbers, 2, environment={"FARANDOLE_CACHE_CAPACITY": "2"})
 
 
-def _subset(member: Member) -> tuple[int, int] | None:
+def _subset(member: RankContext) -> tuple[int, int] | None:
     if member.rank == 1:
         with pytest.raises(UsageError, match="not among them"):
             init(comm=[0, 2])
@@ -342,9 +344,9 @@ def _subset(member: Member) -> tuple[int, int] | None:
     init(comm=[0, 2], process_sets=[ProcessSet([1])])
     x = np.ones(1)
     NumpyCalls().allreduce("x", x)
-    place = current().topology.rank, int(x[0])
+    worker_id = current().topology.rank, int(x[0])
     shutdown()
-    return place
+    return worker_id
 
 
 def test_some_of_the_ranks_can_be_the_job() -> None:

@@ -16,10 +16,10 @@ from farandole.collective import Kind, ReduceOp
 from farandole.errors import MismatchError, NotInitializedError, UsageError
 from farandole.runtime.collectives.planned import PlannedLane
 from farandole.runtime.lanes.reduction import Reduction
-from farandole.runtime.session import session as sessions
-from farandole.runtime.session.session import current, global_process_set, init, shutdown
+from farandole.runtime.session import init as sessions
+from farandole.runtime.session.init import current, global_process_set, init, shutdown
 from farandole.testing.jobs import NumpyCalls, run_job
-from farandole.testing.rank import Member
+from farandole.testing.rank import RankContext
 
 DEADLINE_S = 60.0
 ROUNDS = 3
@@ -79,7 +79,7 @@ def ask_in_the_handler(said: list[str]) -> None:
 
 @contextmanager
 def interrupting(
-    member: Member,
+    member: RankContext,
     inside: Callable[[], bool],
     said: list[str],
     answered: bool,
@@ -111,7 +111,7 @@ def interrupting(
     assert not thread.is_alive()
 
 
-def hold_up(member: Member) -> Callable[[], None]:
+def hold_up(member: RankContext) -> Callable[[], None]:
     """Rank 1 stops before the engine, until rank 0 has been interrupted in it."""
     held: list[str] = []
 
@@ -123,7 +123,7 @@ def hold_up(member: Member) -> Callable[[], None]:
     return events.subscribe(on_event)
 
 
-def in_the_lane(member: Member) -> list[str]:
+def in_the_lane(member: RankContext) -> list[str]:
     said: list[str] = []
     for _ in range(ROUNDS):
         for wait in MOMENTS:
@@ -140,7 +140,7 @@ def in_the_lane(member: Member) -> list[str]:
     return said
 
 
-def be_late(wait: Callable[[], None], member: Member) -> None:
+def be_late(wait: Callable[[], None], member: RankContext) -> None:
     """Rank 1: who waits for what was asked for in the handler is told while rank 0 still waits, but for an engine."""
     if wait is wait_in_the_engine:
         cancel = hold_up(member)
@@ -165,7 +165,7 @@ def test_it_is_refused_and_the_others_are_told() -> None:
     assert all("set a flag in the handler" in text for text in said)
 
 
-def in_a_planned_lane(member: Member) -> list[str]:
+def in_a_planned_lane(member: RankContext) -> list[str]:
     said: list[str] = []
     for _ in range(ROUNDS):
         init()
@@ -173,7 +173,7 @@ def in_a_planned_lane(member: Member) -> list[str]:
         engine = session.planned_engine(0, "p")
         if member.rank == 0:
             with (
-                interrupting(member, lambda: main in session._presence._threads, said, answered=False),  # noqa: B023
+                interrupting(member, lambda: main in session._reentry._threads, said, answered=False),  # noqa: B023
                 session.inside(0, "p", 1, "p: bucket 0"),
             ):
                 engine.barrier()
@@ -191,7 +191,7 @@ def test_it_is_done_where_only_the_planned_lane_is_interrupted() -> None:
     assert said == ["done"] * ROUNDS
 
 
-def in_the_same_planned_lane(member: Member) -> list[str]:
+def in_the_same_planned_lane(member: RankContext) -> list[str]:
     """Two collectives at once in one engine would be a hang, or a sum of both."""
     said: list[str] = []
     init()
@@ -207,7 +207,7 @@ def in_the_same_planned_lane(member: Member) -> list[str]:
 
         values = np.full(1000, 1.0 + member.rank, np.float32)
         if member.rank == 0:
-            inside = lambda: main in session._presence._threads  # noqa: E731, B023
+            inside = lambda: main in session._reentry._threads  # noqa: E731, B023
             with interrupting(member, inside, said, answered=True, ask=ask):
                 lane.allreduce("bucket 0", NumpyCalls().array(values), how)
         else:
@@ -239,7 +239,7 @@ def current_work() -> str:
     return sessions._here._doing
 
 
-def init_in_the_handler(member: Member) -> list[str]:
+def init_in_the_handler(member: RankContext) -> list[str]:
     said: list[str] = []
     signal.signal(signal.SIGUSR1, lambda *_: ask_for_a_session(said))
     for _ in range(ROUNDS):
@@ -261,7 +261,7 @@ def test_a_handler_makes_no_session_while_one_is_made_or_left() -> None:
     assert sum("the middle of init()" in text for text in said) == ROUNDS
 
 
-def during_init_and_shutdown(member: Member) -> int:
+def during_init_and_shutdown(member: RankContext) -> int:
     """Rank 0 gets signals all the time while its session is made, and while it is left."""
     told: list[str] = []
 
@@ -304,7 +304,7 @@ def test_it_is_refused_while_a_session_is_made_and_left() -> None:
     assert none == 0
 
 
-def alone(_: Member) -> list[str]:
+def alone(_: RankContext) -> list[str]:
     """In a job of one there is nobody to wait for but oneself."""
     said: list[str] = []
     init()
@@ -332,7 +332,7 @@ def test_it_is_refused_in_a_job_of_one() -> None:
     assert "set a flag in the handler" in said
 
 
-def before_and_after(_: Member) -> list[str]:
+def before_and_after(_: RankContext) -> list[str]:
     said: list[str] = []
 
     def handle(*_: object) -> None:

@@ -14,9 +14,9 @@ import pytest
 
 from farandole import events
 from farandole.errors import AbortError
-from farandole.runtime.session.session import current, init, is_initialized, shutdown
+from farandole.runtime.session.init import current, init, is_initialized, shutdown
 from farandole.testing.jobs import NumpyCalls, run_job
-from farandole.testing.rank import Member
+from farandole.testing.rank import RankContext
 
 DEADLINE_S = 60.0
 ROUNDS = 5
@@ -70,7 +70,7 @@ _ABSENCES: dict[Callable[[], None], Callable[[], None]] = {
 """What rank 0 does when the signal comes, and what rank 1 does instead."""
 
 
-def _be_interrupted(wait: Callable[[], None], member: Member) -> None:
+def _be_interrupted(wait: Callable[[], None], member: RankContext) -> None:
     """Rank 0: a signal comes at any moment from just before the wait on, and its handler shuts down."""
     main, asked, ended = threading.get_ident(), threading.Event(), threading.Event()
 
@@ -92,7 +92,7 @@ def _be_interrupted(wait: Callable[[], None], member: Member) -> None:
     member.exchange(b"")
 
 
-def _stand_by(wait: Callable[[], None], member: Member) -> None:
+def _stand_by(wait: Callable[[], None], member: RankContext) -> None:
     """Rank 1 never comes to where rank 0 waits, and is told when rank 0 has gone."""
     held_up: list[str] = []
 
@@ -110,7 +110,7 @@ def _stand_by(wait: Callable[[], None], member: Member) -> None:
     shutdown()
 
 
-def _program(member: Member) -> tuple[int, int]:
+def _program(member: RankContext) -> tuple[int, int]:
     signal.signal(signal.SIGUSR1, lambda *_: shutdown())
     held = []
     for _ in range(ROUNDS):

@@ -11,10 +11,10 @@ from farandole.runtime.coordination.stall import (
     PATIENCE_S,
     Inquiry,
     Limits,
-    Report,
     StallInspector,
+    StallReport,
+    StallVerdict,
     Step,
-    Verdict,
     Waiting,
 )
 from farandole.settings import Settings
@@ -33,7 +33,7 @@ def wait(since_s: float = 0.0, name: str = "loss", missing: tuple[int, ...] = (1
 
 
 def text(step: Step) -> str:
-    assert isinstance(step, Report)
+    assert isinstance(step, StallReport)
     return step.text
 
 
@@ -147,7 +147,7 @@ def test_after_the_shutdown_time_all_end() -> None:
     report(stall, 60.0, wait())
     assert stall.deadline_s == 100.0
     step = stall.look(100.0, [wait()], LAST)
-    assert isinstance(step, Verdict)
+    assert isinstance(step, StallVerdict)
     assert step.reason.startswith("allreduce 'loss' has waited 100.0 s: rank 1 on a did not come")
 
 
@@ -170,7 +170,7 @@ def test_without_a_warning_time_the_shutdown_time_still_counts() -> None:
     stall = inspector(0.0, 100.0)
     stall.expect(0.0)
     assert stall.deadline_s == 100.0
-    assert isinstance(stall.look(100.0, [wait()], LAST), Verdict)
+    assert isinstance(stall.look(100.0, [wait()], LAST), StallVerdict)
 
 
 # -- the planned lane -------------------------------------------------------------------------------------------------
@@ -179,8 +179,8 @@ def test_without_a_warning_time_the_shutdown_time_still_counts() -> None:
 def test_old_news_end_no_job() -> None:
     stall = inspector(60.0, 100.0)
     news = wait()._replace(age_s=31.0)
-    assert not isinstance(stall.look(100.0, [news], LAST), Verdict)
-    assert isinstance(stall.look(131.0, [news], LAST), Verdict)
+    assert not isinstance(stall.look(100.0, [news], LAST), StallVerdict)
+    assert isinstance(stall.look(131.0, [news], LAST), StallVerdict)
 
 
 def test_when_all_are_inside_they_are_asked_and_who_has_moved_on_ends_the_matter() -> None:
@@ -207,11 +207,11 @@ def test_when_all_are_inside_they_are_asked_and_who_has_moved_on_ends_the_matter
     st.sampled_from([0.0, 40.0]),
 )
 def test_whatever_waits_it_neither_raises_nor_spins(
-    happenings: list[tuple[float, list[tuple[int, int]], bool]], warning_s: float, shutdown_s: float
+    job_events: list[tuple[float, list[tuple[int, int]], bool]], warning_s: float, shutdown_s: float
 ) -> None:
     stall = inspector(warning_s, shutdown_s)
     now = 0.0
-    for passed_s, waits, answers in happenings:
+    for passed_s, waits, answers in job_events:
         now += passed_s
         waiting = [wait(now - 10.0 * age, f"n{age}", (rank,)) for age, rank in waits]
         stall.expect(now)
@@ -220,7 +220,7 @@ def test_whatever_waits_it_neither_raises_nor_spins(
             step = stall.look(now, waiting, LAST)
             looks += 1
             assert looks < 5
-            if isinstance(step, Verdict):
+            if isinstance(step, StallVerdict):
                 return
             if isinstance(step, Inquiry) and answers:
                 for rank in step.ranks:
@@ -241,9 +241,9 @@ def test_who_takes_a_few_of_the_longest_steps_does_not_hang(step_s: float, hangs
     stall = StallInspector(Limits.of(Settings(min_np=1, hang_timeout_s=5.0)), ["a", "b"])
     stall.expect(0.0)
     wait = Waiting(("planned",), "step 7", 0.0, (0,), (1,), step_s=step_s)
-    assert not isinstance(on_time(stall, hangs_after_s - 0.1, wait), Verdict)
+    assert not isinstance(on_time(stall, hangs_after_s - 0.1, wait), StallVerdict)
     verdict = on_time(stall, hangs_after_s, wait)
-    assert isinstance(verdict, Verdict)
+    assert isinstance(verdict, StallVerdict)
     assert verdict.missing == (1,)
 
 
@@ -263,14 +263,14 @@ def elastic(*signs: tuple[int, float, float]) -> StallInspector:
 
 def test_who_gives_signs_of_life_has_longer_than_who_does_not() -> None:
     stall = elastic((1, 4.0, 0.0))
-    assert not isinstance(on_time(stall, 8.9, VALIDATES), Verdict)
+    assert not isinstance(on_time(stall, 8.9, VALIDATES), StallVerdict)
     verdict = on_time(stall, 9.0, VALIDATES)
-    assert isinstance(verdict, Verdict)
+    assert isinstance(verdict, StallVerdict)
     assert verdict.missing == (1,)
     stall = elastic(*((1, float(now), 0.0) for now in range(60)))
-    assert not isinstance(on_time(stall, 59.9, VALIDATES), Verdict)
+    assert not isinstance(on_time(stall, 59.9, VALIDATES), StallVerdict)
     verdict = on_time(stall, 60.0, VALIDATES)
-    assert isinstance(verdict, Verdict)
+    assert isinstance(verdict, StallVerdict)
     assert verdict.missing == (1,)
 
 
@@ -279,7 +279,7 @@ def test_when_nobody_works_and_nobody_waits_all_hang() -> None:
     assert on_time(stall, 69.9) is None
     assert stall.deadline_s == 70.0
     verdict = on_time(stall, 70.0)
-    assert isinstance(verdict, Verdict)
+    assert isinstance(verdict, StallVerdict)
     assert verdict.missing == (0, 1)
 
 
@@ -292,8 +292,8 @@ def test_a_job_that_was_stopped_as_a_whole_goes_on_when_that_ends() -> None:
     stall = elastic((0, 10.0, 3.0), (1, 10.0, 3.0))
     on_time(stall, 12.0)
     assert stall.look(5000.0, [], LAST) is None
-    assert not isinstance(on_time(stall, 5001.0, VALIDATES), Verdict)
-    assert isinstance(on_time(stall, 5005.0, VALIDATES), Verdict)
+    assert not isinstance(on_time(stall, 5001.0, VALIDATES), StallVerdict)
+    assert isinstance(on_time(stall, 5005.0, VALIDATES), StallVerdict)
 
 
 def test_what_begins_to_wait_later_is_looked_at_in_time() -> None:
@@ -308,7 +308,7 @@ def test_who_waits_itself_is_not_the_one_that_hangs() -> None:
     past_it = Waiting(("chunk",), "chunk 0", 0.0, (0,), (1, 2))
     inside = Waiting(("step",), "step 7", 0.0, (1,), (0, 2))
     verdict = stall.look(600.0, [past_it, inside], LAST)
-    assert isinstance(verdict, Verdict)
+    assert isinstance(verdict, StallVerdict)
     assert verdict.missing == (2,)
 
 
@@ -316,9 +316,9 @@ def test_in_an_elastic_job_there_is_time_to_find_out_who_is_to_blame() -> None:
     stall = StallInspector(Limits.of(Settings(min_np=1, hang_timeout_s=5.0)), ["a", "b"])
     stall.expect(0.0)
     wait = Waiting(("planned",), "step 7", 0.0, (0, 1), ())
-    assert not isinstance(on_time(stall, 5.0, wait), Verdict)
+    assert not isinstance(on_time(stall, 5.0, wait), StallVerdict)
     assert stall.deadline_s is not None
     assert stall.deadline_s <= 10.0
-    assert on_time(stall, 10.0, wait) == Verdict(
+    assert on_time(stall, 10.0, wait) == StallVerdict(
         "step 7 has waited 10.0 s: all ranks are inside; ready: rank 0 on a, rank 1 on b: longer than --hang-timeout"
     )

@@ -6,14 +6,14 @@ import os
 import subprocess
 import sys
 
-from farandole.cluster.environment import PLACE, variables_for
+from farandole.cluster.environment import WORKER_ID, variables_for
 from farandole.control.channel import Router
 from farandole.control.keys import JobKeys, new_secret
 from farandole.topology import Topology
 
 DEADLINE_S = 60.0
 FREE_THREADED = "import sys; sys._is_gil_enabled = lambda: False; "  # as such a build says under PYTHON_GIL=0
-WORKER = "from farandole.runtime.session.session import init; init()"
+WORKER = "from farandole.runtime.session.init import init; init()"
 
 
 def test_a_refused_key_is_final() -> None:
@@ -22,7 +22,7 @@ def test_a_refused_key_is_final() -> None:
         told = variables_for(Topology.of(0, ("a",), 0), router.address, new_secret())
         worker = subprocess.run(
             [sys.executable, "-c", WORKER],
-            env={**os.environ, **told, PLACE: "0", "HOROVOD_ELASTIC": "1"},
+            env={**os.environ, **told, WORKER_ID: "0", "HOROVOD_ELASTIC": "1"},
             capture_output=True,
             text=True,
             timeout=DEADLINE_S,

@@ -15,10 +15,11 @@ from farandole.runtime.coordination.formation import Decision, Formed, Refused
 from farandole.runtime.coordination.static_formation import StaticFormation
 
 
-def hello(place: int, expected: int = 3, **more: Any) -> Hello:
+def hello(worker_id: int, expected: int = 3, **more: Any) -> Hello:
     said: dict[str, Any] = {
-        "worker": "w", "place": place, "expected": expected, "host": "ab"[place % 2], "pid": 100 + place,
-        "version": "1", "engines": ["shm"], "stack_fd": 3, "stack_signal": 40, "process_sets": [],
+        "worker": "w", "worker_id": worker_id, "expected": expected, "host": "ab"[worker_id % 2],
+        "pid": 100 + worker_id, "version": "1", "engines": ["shm"], "stack_fd": 3, "stack_signal": 40,
+        "process_sets": [],
     }  # fmt: skip
     return Hello(**{**said, **more})
 
@@ -35,7 +36,7 @@ def formation(expected: int = 3, excuse_failures: bool = False) -> StaticFormati
 
 def arrive(forming: StaticFormation, *hellos: Hello, now: float = 0.0) -> Decision | None:
     for one in hellos:
-        knock(forming, f"{one.place}".encode(), one, now)
+        knock(forming, f"{one.worker_id}".encode(), one, now)
     return forming.decide(now)
 
 
@@ -89,7 +90,7 @@ def test_survivors_form_the_next_generation_without_the_dead() -> None:
     assert arrive(forming, hello(2)) is None
     forming.gone(1, 101, 1, "rank 1 on b was killed by SIGKILL")
     generation = formed(arrive(forming, hello(0)))
-    assert (generation.generation, [member.hello.place for member in generation.members]) == (2, [0, 2])
+    assert (generation.generation, [member.hello.worker_id for member in generation.members]) == (2, [0, 2])
 
 
 def test_the_end_of_the_last_missing_one_completes_a_later_generation() -> None:
@@ -143,21 +144,21 @@ def test_impossible_static_sets_are_refused() -> None:
         assert text in refused(decision).reason
 
 
-@pytest.mark.parametrize("place", [-1, 3, 10**6])
-def test_a_place_outside_the_job_is_refused_alone(place: int) -> None:
+@pytest.mark.parametrize("worker_id", [-1, 3, 10**6])
+def test_a_place_outside_the_job_is_refused_alone(worker_id: int) -> None:
     forming = formation()
     arrive(forming, hello(0))
-    decision = refused(arrive(forming, hello(place, 10**7)))
-    assert [member.hello.place for member in decision.members] == [place]
+    decision = refused(arrive(forming, hello(worker_id, 10**7)))
+    assert [member.hello.worker_id for member in decision.members] == [worker_id]
     assert "the job expects ranks 0 to 2" in decision.reason
     assert forming.decide(0.0) is None
 
 
 def test_a_size_beyond_that_of_the_job_is_refused_whoever_waits() -> None:
     forming = formation()
-    for place in (0, 1):
-        decision = refused(arrive(forming, hello(place, 10**12)))
-        assert f"which was started for 3: rank {place} on" in decision.reason
+    for worker_id in (0, 1):
+        decision = refused(arrive(forming, hello(worker_id, 10**12)))
+        assert f"which was started for 3: rank {worker_id} on" in decision.reason
 
 
 def test_a_second_process_in_one_place_is_refused_and_the_first_stays() -> None:
@@ -173,9 +174,10 @@ def test_a_second_process_in_one_place_is_refused_and_the_first_stays() -> None:
 def test_nobody_takes_the_place_of_a_member_that_is_still_there() -> None:
     forming = formation(2)
     formed(arrive(forming, hello(0, 2), hello(1, 2)))
-    for place in (0, 1):  # one child of each: they would be a job
+    for worker_id in (0, 1):  # one child of each: they would be a job
         assert (
-            f"is process {100 + place}, which has not left" in refused(arrive(forming, hello(place, 2, pid=9))).reason
+            f"is process {100 + worker_id}, which has not left"
+            in refused(arrive(forming, hello(worker_id, 2, pid=9))).reason
         )
     assert forming.decide(100.0) is None
     forming.left(0, ending=False)
@@ -239,12 +241,12 @@ events = st.lists(
 
 @given(events, st.booleans())
 def test_whatever_comes_every_hello_is_answered_once_and_generations_grow(
-    happenings: list[tuple[str, int, int]], excuse: bool
+    job_events: list[tuple[str, int, int]], excuse: bool
 ) -> None:
     forming = formation(3, excuse)
     now, uid, generation = 0.0, 0, 0
     open_uids: set[bytes] = set()
-    for what, first, second in happenings:
+    for what, first, second in job_events:
         if what == "hello":
             uid += 1
             open_uids.add(b"%d" % uid)

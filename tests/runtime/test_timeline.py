@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from farandole.control import messages
-from farandole.runtime.session.session import current, init, shutdown
+from farandole.runtime.session.init import current, init, shutdown
 from farandole.runtime.session.timeline import Recorder, create
 from farandole.testing.jobs import NumpyCalls, run_job
-from farandole.testing.rank import Member
+from farandole.testing.rank import RankContext
 from tests.runtime.test_controller import Job
 
 
@@ -79,7 +79,7 @@ def test_a_file_that_cannot_be_written_is_no_error_of_the_rank(caplog: pytest.Lo
     assert "rank 3 on a cannot write to the timeline /nonexistent/trace.json" in caplog.text
 
 
-def _while_others_have_left(member: Member, path: str) -> None:
+def _while_others_have_left(member: RankContext, path: str) -> None:
     init()
     session = current()
     session.barrier()
@@ -99,7 +99,7 @@ def test_a_rank_that_has_shut_down_is_not_waited_for(tmp_path: Path) -> None:
     assert named == ["rank 0"]
 
 
-def _while_another_is_stopped(member: Member, path: str) -> str:
+def _while_another_is_stopped(member: RankContext, path: str) -> str:
     pids = [int(pid) for pid in member.exchange(str(os.getpid()).encode())]
     init()
     session, logged = current(), ""
@@ -126,7 +126,7 @@ def test_a_rank_that_does_not_answer_is_waited_for_until_it_would_be_reported(tm
     assert logged.startswith("not every rank has ended its timeline within 0.3 s")
 
 
-def _traced(member: Member, path: str) -> None:
+def _traced(member: RankContext, path: str) -> None:
     init()
     session, do = current(), NumpyCalls()
     session.set_timeline(path, mark_cycles=True)
@@ -173,7 +173,7 @@ def test_the_timeline_of_all_ranks_is_readable_after_a_crash(tmp_path: Path) -> 
     assert max(begins) - min(begins) < 60e6  # one clock
 
 
-def _read_along(member: Member, path: str) -> list[float]:
+def _read_along(member: RankContext, path: str) -> list[float]:
     init()
     current().barrier()  # afterwards every rank records
     do, delays, shown = NumpyCalls(), [], ("NEGOTIATE_ALLREDUCE", "ALLREDUCE", "CYCLE_START")

@@ -8,22 +8,22 @@ import socket
 import time
 
 from farandole.control.messages import Abort, Hello, Unheard
-from farandole.elastic.membership.decisions import Kill
+from farandole.elastic.membership.actions import Kill
 from farandole.elastic.membership.formation import ElasticFormation
-from farandole.elastic.membership.happenings import Found
+from farandole.elastic.membership.job_events import HostsFound
 from farandole.elastic.membership.membership import Membership
 from farandole.elastic.membership.policy import Policy
 from farandole.engines.silence import Lookout, limit_s, silent_for_s
 from farandole.runtime.controller.controller import Controller
-from farandole.runtime.session.joining import ANY
+from farandole.runtime.session.init_arguments import ANY
 from farandole.settings import Settings
 from tests.runtime.test_controller import Job
 
 
 def test_the_generation_ends_and_both_hosts_are_named() -> None:
     job = Job(3)
-    for place, host in enumerate("abb"):
-        job.hello(place, host=host, engines=["tcp"])
+    for worker_id, host in enumerate("abb"):
+        job.hello(worker_id, host=host, engines=["tcp"])
     job.take()
     job.say("x", Unheard(1, "b"))
     told = job.only(Abort)
@@ -47,16 +47,18 @@ def test_nobody_is_unheard_of_a_host_without_ranks_or_in_another_generation() ->
 
 def test_in_an_elastic_job_the_workers_of_the_younger_host_are_ended() -> None:
     formation = ElasticFormation(Membership(Policy()), lambda _hosts, _engines: ("tcp", ""), lambda: 0.0)
-    formation.tell(Found({"a": 1, "b": 2}))
+    formation.tell(HostsFound({"a": 1, "b": 2}))
     controller = Controller(lambda *_: None, Settings(min_np=1), ANY, lambda: 0.0, formation)
     controller.tick(0.0)
     formation.orders.clear()
-    for place, host in enumerate("abb"):
-        controller.worker_started(place, place, host)
-        controller.handle(b"%du" % place, Hello(str(place), place, ANY, host, place, "1", ["tcp"], 5, 40, []))
+    for worker_id, host in enumerate("abb"):
+        controller.worker_started(worker_id, worker_id, host)
+        controller.handle(
+            b"%du" % worker_id, Hello(str(worker_id), worker_id, ANY, host, worker_id, "1", ["tcp"], 5, 40, [])
+        )
     controller.handle(b"1u", Unheard(1, "a"))
     controller.tick(0.0)
-    assert [each.action.place for each in formation.orders if isinstance(each.action, Kill)] == [1, 2]
+    assert [each.action.worker_id for each in formation.orders if isinstance(each.action, Kill)] == [1, 2]
 
 
 def test_a_lookout_tells_nothing_of_a_host_that_answers() -> None:

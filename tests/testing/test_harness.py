@@ -10,11 +10,11 @@ import pytest
 from farandole.errors import StartError
 from farandole.testing.harness import Died, RanksFailedError, run_ranks
 from farandole.testing.leaks import no_leaks
-from farandole.testing.rank import Member
+from farandole.testing.rank import RankContext
 
 
 def test_ranks_exchange_bytes_and_return_values_in_rank_order() -> None:
-    def program(member: Member, word: str) -> tuple[int, list[bytes], list[bytes]]:
+    def program(member: RankContext, word: str) -> tuple[int, list[bytes], list[bytes]]:
         everyone = member.exchange(f"{word} {member.rank}".encode())
         mine = tuple(r for r in range(member.size) if r % 2 == member.rank % 2)
         return member.rank, everyone, member.exchange_among("half", mine)(b"%d" % member.rank)
@@ -26,7 +26,7 @@ def test_ranks_exchange_bytes_and_return_values_in_rank_order() -> None:
 
 
 def test_an_exception_comes_back_with_its_traceback() -> None:
-    def program(member: Member) -> None:
+    def program(member: RankContext) -> None:
         if member.rank == 1:
             raise KeyError("no such thing")
 
@@ -35,7 +35,7 @@ def test_an_exception_comes_back_with_its_traceback() -> None:
 
 
 def test_a_death_fails_the_run_unless_it_is_expected() -> None:
-    def program(member: Member) -> str:
+    def program(member: RankContext) -> str:
         if member.rank == 1:
             os._exit(3)
         with pytest.raises(StartError, match=r"ranks \[1\] have ended") as caught:
@@ -50,7 +50,7 @@ def test_a_death_fails_the_run_unless_it_is_expected() -> None:
 
 
 def test_a_hang_is_ended_and_shows_its_stack() -> None:
-    def waits_for_ever(member: Member) -> None:
+    def waits_for_ever(member: RankContext) -> None:
         if member.rank == 1:
             threading.Event().wait()
 

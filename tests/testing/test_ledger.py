@@ -58,8 +58,8 @@ def test_a_line_that_was_cut_off_does_not_count(tmp_path: Path) -> None:
 def test_a_fault_happens_once_and_where_it_should(tmp_path: Path) -> None:
     end = inject(tmp_path, [Fault(1, 7, "vote", "raise")])
     try:
-        for place in ((0, 7, "vote"), (1, 6, "vote"), (1, 7, "commit")):
-            rank, step, phase = place
+        for worker_id in ((0, 7, "vote"), (1, 6, "vote"), (1, 7, "commit")):
+            rank, step, phase = worker_id
             events.emit(events.Milestone(phase, 1, rank, step, 0.0))
         with pytest.raises(InjectedError):
             events.emit(events.Milestone("vote", 1, 1, 7, 0.0))

@@ -11,7 +11,7 @@ from farandole.collective import Array, DType, ReduceOp
 from farandole.engines.engine import Engine, Exchange, Group
 from farandole.testing import engine_contract, reference
 from farandole.testing.engine_contract import run_contract
-from farandole.testing.rank import Member
+from farandole.testing.rank import RankContext
 from farandole.testing.thread_engine import ThreadWorld, run_threads
 
 CASES = {name: case for name, case in engine_contract.CASES.items() if "leaves_nothing" not in name}
@@ -22,7 +22,7 @@ CASES = {name: case for name, case in engine_contract.CASES.items() if "leaves_n
 def test_passes_the_contract(size: int) -> None:
     world = ThreadWorld()
 
-    def program(member: Member) -> dict[str, str]:
+    def program(member: RankContext) -> dict[str, str]:
         return run_contract(member, world.create, CASES)
 
     for found in run_threads(program, size, timeout_s=120):

@@ -17,9 +17,9 @@ import msgspec
 import torch
 
 import farandole.torch as hvd
-from farandole.elastic.worker.ballot import Ballot, Meet
+from farandole.elastic.worker.step_vote import Meet, StepVote
 from farandole.errors import AbortError
-from farandole.runtime.session.session import current
+from farandole.runtime.session.init import current
 from farandole.testing.faults import Fault, inject
 from farandole.testing.ledger import Ledger, Voted, read
 from farandole.torch.elastic.sampler import ElasticSampler
@@ -109,14 +109,14 @@ def undisturbed(epochs: int) -> Expected:
     return Expected(parameters, scheduler.get_last_lr()[0], scaler.get_scale(), draws)
 
 
-def tear(ballot: Ballot, step: int, folder: str) -> None:
+def tear(step_vote: StepVote, step: int, folder: str) -> None:
     """Have rank 1 miss the end of a vote."""
-    cast = ballot.cast
+    cast = step_vote.cast
 
     def cast_and_miss(meet: Meet) -> None:
         def miss(point: str, said: str) -> Sequence[str]:
             answers = meet(point, said)
-            if (ballot.step, hvd.rank(), current().generation) == (step, 1, 1):
+            if (step_vote.step, hvd.rank(), current().generation) == (step, 1, 1):
                 until_s = time.monotonic() + 60
                 while step not in {r.step for r in read(folder).records if isinstance(r, Voted)}:
                     assert time.monotonic() < until_s, "rank 0 has not seen the end of the vote either"
@@ -127,7 +127,7 @@ def tear(ballot: Ballot, step: int, folder: str) -> None:
 
         cast(miss)
 
-    ballot.cast = cast_and_miss  # type: ignore[method-assign]
+    step_vote.cast = cast_and_miss  # type: ignore[method-assign]
 
 
 @final
@@ -145,7 +145,7 @@ class Training:
         self.state: Any = hvd.elastic.TorchState(self.model, self.optimizer, **more)
         self.resets: list[int] = []
         self.state.register_reset_callbacks([lambda: self.resets.append(hvd.size())])
-        tear(self.state._ballot, plan.torn, folder)
+        tear(self.state._step_vote, plan.torn, folder)
 
     def epochs(self) -> int:
         """Whole ones; -1 in the middle of one."""

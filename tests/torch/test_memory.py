@@ -13,8 +13,8 @@ from farandole.engines.engine import Memory
 from farandole.gradients.buckets import Bucket, Piece, lay_out
 from farandole.torch.compression import Compressor
 from farandole.torch.memory import CompressedBucket, DirectBucket, GradientBucket, LoneGradient, as_bytes
-from farandole.torch.places import GradientSpec, HandedOut, Places, overlap
 from farandole.torch.survey import Agreed, code_of
+from farandole.torch.targets import GradientSpec, HandedOut, Targets, overlap
 
 COUNT = 16
 ADDRESS = bytearray(4 * COUNT)
@@ -72,12 +72,12 @@ def test_no_gradient_is_a_part_of_engine_memory(
     kept = []
     for turn in range(3):
         param.grad = torch.full((COUNT,), float(turn)) if is_there else None
-        place = param.grad
+        target = param.grad
         bucket.fill_alone()
         bucket.weigh(2.0)
         bucket.publish(Agreed([code_of(param, torch.zeros(COUNT))]))
         assert param.grad is not None
-        assert place is None or param.grad is place
+        assert target is None or param.grad is target
         kept.append(param.grad)
     assert [grad.tolist() for grad in kept] == [[2.0 * turn * is_there] * COUNT for turn in range(3)]
 
@@ -114,9 +114,9 @@ KEPT: dict[str, tuple[list[torch.Tensor], list[bool]]] = {
 def test_what_may_be_written_over(case: str) -> None:
     gradients, expected = KEPT[case]
     specs = [GradientSpec(torch.Size([16]), (1,), torch.float32, torch.device("cpu"))] * 2
-    found = Places(specs).of(gradients)
-    assert [place is not None for place in found] == expected
-    assert all(place is None or place is grad for place, grad in zip(found, gradients, strict=True))
+    found = Targets(specs).of(gradients)
+    assert [target is not None for target in found] == expected
+    assert all(target is None or target is grad for target, grad in zip(found, gradients, strict=True))
 
 
 def test_memory_that_overlaps() -> None:

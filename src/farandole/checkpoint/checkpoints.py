@@ -14,12 +14,12 @@ from typing import Any, BinaryIO, Literal, TypeAlias, final
 
 from farandole.checkpoint import folder, restoring
 from farandole.checkpoint.codec import Codec, share_out, take_apart
-from farandole.checkpoint.folder import Manifest, Shard, Unfit
-from farandole.checkpoint.restoring import TENSORS, TREE, Choice, Restored
+from farandole.checkpoint.folder import Manifest, ShardFile, Unrestorable
+from farandole.checkpoint.restoring import TENSORS, TREE, Restored, RestorePoint
 from farandole.errors import CheckpointError, UsageError
 from farandole.events import logger
 from farandole.runtime.collectives.objects import allgather_object, broadcast_object
-from farandole.runtime.session import session
+from farandole.runtime.session import init
 from farandole.version import __version__
 
 OnError: TypeAlias = Literal["raise", "warn"]
@@ -79,18 +79,18 @@ class Checkpoints:
         ``UsageError`` for objects that are none of these, ``CheckpointError`` for what went wrong with the last one.
         """
         self.wait()
-        place = _Place.here(self._sharded)
-        if place.rank >= place.writers or place.is_outside:
+        writer = _Writer.here(self._sharded)
+        if writer.rank >= writer.writers or writer.is_outside:
             return
         tree, tensors = take_apart(state, self._codec)
-        owned = share_out([self._codec.nbytes(tensor) for tensor in tensors], place.writers)[place.rank]
+        owned = share_out([self._codec.nbytes(tensor) for tensor in tensors], writer.writers)[writer.rank]
         content: dict[str, Any] = {TENSORS: {number: self._codec.copy(tensors[number]) for number in owned}}
-        if place.rank == 0:
+        if writer.rank == 0:
             content[TREE] = tree
         # No daemon: the interpreter waits for it before it begins to end, and before the session leaves the job.
-        self._writer = threading.Thread(target=self._write, args=(step, content, place), name="farandole-checkpoint")
-        if place.writers > 1:
-            session.finish_before_leaving(self._writer)
+        self._writer = threading.Thread(target=self._write, args=(step, content, writer), name="farandole-checkpoint")
+        if writer.writers > 1:
+            init.finish_before_leaving(self._writer)
         self._writer.start()
 
     def wait(self) -> None:
@@ -114,18 +114,18 @@ class Checkpoints:
         ``CheckpointError`` if ``step`` is asked for and not whole.
         """
         self.wait()
-        place = _Place.here(self._sharded)
-        if place.is_outside:
+        writer = _Writer.here(self._sharded)
+        if writer.is_outside:
             return None
-        choice = place.agree(self._choose(step) if place.rank == 0 else None)
-        if place.rank == 0:
+        choice = writer.agree(self._choose(step) if writer.rank == 0 else None)
+        if writer.rank == 0:
             for text in choice.refused:
                 logger.warning("checkpoint: %s", text)
         if choice.step is None:
             if step is not None:
                 raise CheckpointError("; ".join(choice.refused))
             return None
-        return Restored(choice.step, self._read(choice.step, place), choice.refused)
+        return Restored(choice.step, self._read(choice.step, writer), choice.refused)
 
     def close(self) -> None:
         """``wait``; the last thing to do."""
@@ -143,9 +143,9 @@ class Checkpoints:
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    def _write(self, step: int, content: dict[str, Any], place: _Place) -> None:
+    def _write(self, step: int, content: dict[str, Any], writer: _Writer) -> None:
         try:
-            self._write_all(step, content, place)
+            self._write_all(step, content, writer)
         except Exception as error:  # nothing may be lost in this thread
             failure = CheckpointError(f"the checkpoint of step {step} in {self.root} was not written: {error}")
             failure.__cause__ = error
@@ -154,57 +154,57 @@ class Checkpoints:
             else:
                 logger.warning("%s; training goes on", failure)
 
-    def _write_all(self, step: int, content: dict[str, Any], place: _Place) -> None:
-        writing = folder.writing(self.root, step, place.mark)
+    def _write_all(self, step: int, content: dict[str, Any], writer: _Writer) -> None:
+        writing = folder.writing(self.root, step, writer.mark)
         try:
-            if place.rank == 0:  # others that are told to end between two generations write the same step now
+            if writer.rank == 0:  # others that are told to end between two generations write the same step now
                 for left in folder.unfinished(self.root, step):
                     folder.discard(left)
-            said: Shard | str = self._write_shard(writing, content, place)
+            said: ShardFile | str = self._write_shard(writing, content, writer)
         except OSError as error:
-            said = f"{place.name} says of {error.filename or writing}: {error.strerror}{_remedy(error)}"
+            said = f"{writer.name} says of {error.filename or writing}: {error.strerror}{_remedy(error)}"
         except Exception as error:  # of the framework
-            said = f"{place.name} cannot write {writing}: {type(error).__name__}: {error}"
-        shards = place.gather(said, f"checkpoint.{step}")
+            said = f"{writer.name} cannot write {writing}: {type(error).__name__}: {error}"
+        shards = writer.gather(said, f"checkpoint.{step}")
         wrong = [each for each in shards if isinstance(each, str)]
-        if place.rank == 0 and not wrong:
-            whole = [each for each in shards if isinstance(each, Shard)]
+        if writer.rank == 0 and not wrong:
+            whole = [each for each in shards if isinstance(each, ShardFile)]
             folder.finish(writing, Manifest(step, whole, __version__))
             folder.retain(self.root, self._keep)
         elif wrong:
             folder.discard(writing)
             raise CheckpointError("; ".join(wrong))
 
-    def _write_shard(self, writing: Path, content: dict[str, Any], place: _Place) -> Shard:
+    def _write_shard(self, writing: Path, content: dict[str, Any], writer: _Writer) -> ShardFile:
         writing.mkdir(mode=0o700, parents=True, exist_ok=True)
 
         def dump(file: BinaryIO) -> None:
             self._codec.dump(content, file)
 
-        return folder.write_shard(writing, f"shard-{place.rank}-of-{place.writers}", dump)
+        return folder.write_shard(writing, f"shard-{writer.rank}-of-{writer.writers}", dump)
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    def _choose(self, step: int | None) -> Choice:
+    def _choose(self, step: int | None) -> RestorePoint:
         return restoring.choose(self.root, folder.steps(self.root) if step is None else [step])
 
-    def _read(self, step: int, place: _Place) -> Any:
+    def _read(self, step: int, writer: _Writer) -> Any:
         """Each rank reads by itself if all see the folder; else rank 0 does, and tells the others."""
-        sees = (folder.place_of(self.root, step) / folder.MANIFEST).exists()
-        alone = not all(place.everybody(sees))
+        sees = (folder.writer_of(self.root, step) / folder.MANIFEST).exists()
+        alone = not all(writer.everybody(sees))
         state, wrong = None, ""
-        if place.rank == 0 or not alone:
+        if writer.rank == 0 or not alone:
             try:
                 state = restoring.read(self.root, step, self._codec)
-            except Unfit as reason:
-                wrong = f"{place.name} cannot use {folder.place_of(self.root, step)}: {reason}"
-        if wrongs := [each for each in place.everybody(wrong) if each]:
+            except Unrestorable as reason:
+                wrong = f"{writer.name} cannot use {folder.writer_of(self.root, step)}: {reason}"
+        if wrongs := [each for each in writer.everybody(wrong) if each]:
             raise CheckpointError("; ".join(wrongs))
-        return place.agree(state) if alone else state
+        return writer.agree(state) if alone else state
 
 
 @final
-class _Place:
+class _Writer:
     """This rank among those of the job, as it is now; alone, where there is none.
 
     ``is_outside`` while others train, and it waits to be one of them. Who writes the same has the same ``mark``.
@@ -219,11 +219,11 @@ class _Place:
         self._size = size
 
     @classmethod
-    def here(cls, sharded: bool) -> _Place:
+    def here(cls, sharded: bool) -> _Writer:
         """Of this process."""
-        if not session.is_initialized():
+        if not init.is_initialized():
             return cls(0, 1, 0, "this process", sharded)
-        own, topology = session.current(), session.current().topology
+        own, topology = init.current(), init.current().topology
         name = f"rank {topology.rank} on {topology.host}"
         return cls(topology.rank, topology.size, topology.generation, name, sharded, own.provisional)
 

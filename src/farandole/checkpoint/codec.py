@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 from farandole.errors import UsageError
 
-PLACE = "farandole.tensor"
+PLACEHOLDER = "farandole.tensor"
 """The key of the dict that stands for a tensor in a tree without its tensors; its value is the tensor's number."""
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes)
@@ -52,7 +52,7 @@ def take_apart(tree: Any, codec: Codec) -> tuple[Any, list[Any]]:
     def walk(node: Any, path: str) -> Any:
         if codec.is_tensor(node):
             tensors.append(node)
-            return {PLACE: len(tensors) - 1}
+            return {PLACEHOLDER: len(tensors) - 1}
         if isinstance(node, dict):
             return {_key(key, path): walk(value, f"{path}[{key!r}]") for key, value in node.items()}
         if isinstance(node, list | tuple):
@@ -71,8 +71,8 @@ def take_apart(tree: Any, codec: Codec) -> tuple[Any, list[Any]]:
 def put_together(tree: Any, tensors: Mapping[int, Any]) -> Any:
     """The tree with its tensors."""
     if isinstance(tree, dict):
-        if tree.keys() == {PLACE}:
-            return tensors[tree[PLACE]]
+        if tree.keys() == {PLACEHOLDER}:
+            return tensors[tree[PLACEHOLDER]]
         return {key: put_together(value, tensors) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
         return type(tree)(put_together(value, tensors) for value in tree)
@@ -94,6 +94,6 @@ def share_out(sizes: Sequence[int], shares: int) -> list[list[int]]:
 
 
 def _key(key: Any, path: str) -> Any:
-    if not isinstance(key, str | int) or key == PLACE:
+    if not isinstance(key, str | int) or key == PLACEHOLDER:
         raise UsageError(f"{path} has the key {key!r}: the keys of a checkpoint's dicts are strings and whole numbers")
     return key

@@ -29,7 +29,7 @@ _BLOCK = 2**20
 
 
 @final
-class Shard(msgspec.Struct, frozen=True):
+class ShardFile(msgspec.Struct, frozen=True):
     """One file of a checkpoint."""
 
     name: str
@@ -42,12 +42,12 @@ class Manifest(msgspec.Struct, frozen=True):
     """What a checkpoint consists of. ``farandole`` is the version that wrote it."""
 
     step: int
-    shards: list[Shard]
+    shards: list[ShardFile]
     farandole: str
     format: int = FORMAT
 
 
-class Unfit(Exception):  # noqa: N818 (no error of the user's: a reason)
+class Unrestorable(Exception):  # noqa: N818 (no error of the user's: a reason)
     """Why something is no checkpoint that could be restored."""
 
 
@@ -88,7 +88,7 @@ def writing(root: Path, step: int, mark: str) -> Path:
     return root / f"{_WRITING}{step:0{_DIGITS}}-{mark}"
 
 
-def write_shard(folder: Path, name: str, dump: Callable[[BinaryIO], None]) -> Shard:
+def write_shard(folder: Path, name: str, dump: Callable[[BinaryIO], None]) -> ShardFile:
     """Write a file durably, for its owner alone."""
     fd = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "wb") as file:
@@ -99,7 +99,7 @@ def write_shard(folder: Path, name: str, dump: Callable[[BinaryIO], None]) -> Sh
             raise digesting.error or error from error
         file.flush()
         os.fsync(file.fileno())
-    return Shard(name, digesting.nbytes, digesting.digest)
+    return ShardFile(name, digesting.nbytes, digesting.digest)
 
 
 def finish(folder: Path, manifest: Manifest) -> Path:
@@ -108,16 +108,16 @@ def finish(folder: Path, manifest: Manifest) -> Path:
     head = hashlib.blake2b(body, digest_size=16).hexdigest().encode()
     write_shard(folder, MANIFEST, lambda file: _write(file, head + b"\n" + body))
     _sync(folder)
-    place = place_of(folder.parent, manifest.step)
-    discard(place)  # the same step again: what is newer counts
+    writer = writer_of(folder.parent, manifest.step)
+    discard(writer)  # the same step again: what is newer counts
     try:
-        os.rename(folder, place)
+        os.rename(folder, writer)
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
         discard(folder)  # another has written the same step at the same moment
     _sync(folder.parent)
-    return place
+    return writer
 
 
 def steps(root: Path) -> list[int]:
@@ -127,43 +127,43 @@ def steps(root: Path) -> list[int]:
     return sorted((int(number) for number in numbers if number.isdecimal()), reverse=True)
 
 
-def place_of(root: Path, step: int) -> Path:
+def writer_of(root: Path, step: int) -> Path:
     """The folder of a checkpoint."""
     return root / f"{_NAME}{step:0{_DIGITS}}"
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Raises ``Unfit`` where it is missing, damaged, or of a format that is not known."""
+    """Raises ``Unrestorable`` where it is missing, damaged, or of a format that is not known."""
     try:
         head, _, body = (folder / MANIFEST).read_bytes().partition(b"\n")
     except OSError as error:
-        raise Unfit(f"its manifest cannot be read ({error.strerror})") from error
+        raise Unrestorable(f"its manifest cannot be read ({error.strerror})") from error
     if hashlib.blake2b(body, digest_size=16).hexdigest().encode() != head:
-        raise Unfit("its manifest is damaged, or not one of Farandole's")
+        raise Unrestorable("its manifest is damaged, or not one of Farandole's")
     try:
         manifest = msgspec.json.decode(body, type=Manifest)
     except msgspec.ValidationError as error:
-        raise Unfit(f"its manifest is not of a form that is known here ({error})") from error
+        raise Unrestorable(f"its manifest is not of a form that is known here ({error})") from error
     if manifest.format != FORMAT:
-        raise Unfit(f"it has format {manifest.format}, and this Farandole reads format {FORMAT}")
+        raise Unrestorable(f"it has format {manifest.format}, and this Farandole reads format {FORMAT}")
     return manifest
 
 
-def verify(folder: Path, shard: Shard) -> None:
-    """Raises ``Unfit`` unless the file holds the bytes that were written."""
+def verify(folder: Path, shard: ShardFile) -> None:
+    """Raises ``Unrestorable`` unless the file holds the bytes that were written."""
     path = folder / shard.name
     try:
         with path.open("rb") as file:
             nbytes = os.fstat(file.fileno()).st_size
             if nbytes != shard.nbytes:
-                raise Unfit(f"{shard.name} has {nbytes} bytes instead of {shard.nbytes}")
+                raise Unrestorable(f"{shard.name} has {nbytes} bytes instead of {shard.nbytes}")
             digest = hashlib.blake2b(digest_size=16)
             for block in iter(lambda: file.read(_BLOCK), b""):
                 digest.update(block)
     except OSError as error:
-        raise Unfit(f"{shard.name} cannot be read ({error.strerror})") from error
+        raise Unrestorable(f"{shard.name} cannot be read ({error.strerror})") from error
     if digest.hexdigest() != shard.digest:
-        raise Unfit(f"{shard.name} does not have the bytes that were written")
+        raise Unrestorable(f"{shard.name} does not have the bytes that were written")
 
 
 def discard(folder: Path) -> None:
@@ -188,7 +188,7 @@ def unfinished(root: Path, step: int | None = None) -> Iterator[Path]:
 def retain(root: Path, keep: int) -> None:
     """Remove all but the newest ``keep`` checkpoints; 0 keeps all."""
     for step in steps(root)[keep:] if keep else ():
-        discard(place_of(root, step))
+        discard(writer_of(root, step))
 
 
 def _write(file: BinaryIO, data: bytes) -> None:

@@ -13,7 +13,7 @@ from typing import Any, final
 
 from farandole.checkpoint import folder
 from farandole.checkpoint.codec import Codec, put_together
-from farandole.checkpoint.folder import Manifest, Unfit
+from farandole.checkpoint.folder import Manifest, Unrestorable
 
 TREE, TENSORS = "tree", "tensors"
 
@@ -30,46 +30,46 @@ class Restored:
 
 @final
 @dataclass(frozen=True)
-class Choice:
+class RestorePoint:
     """The newest step whose files have the bytes that were written (``None``: there is none), and what was refused."""
 
     step: int | None
     refused: list[str]
 
 
-def choose(root: Path, steps: Sequence[int]) -> Choice:
+def choose(root: Path, steps: Sequence[int]) -> RestorePoint:
     """Look through ``steps``, in their order, for one that is whole."""
     refused: list[str] = []
     for step in steps:
-        place = folder.place_of(root, step)
+        writer = folder.writer_of(root, step)
         try:
-            _verified(place)
-        except Unfit as reason:
-            refused.append(f"{place} is not used: {reason}")
+            _verified(writer)
+        except Unrestorable as reason:
+            refused.append(f"{writer} is not used: {reason}")
         else:
-            return Choice(step, refused)
-    return Choice(None, refused)
+            return RestorePoint(step, refused)
+    return RestorePoint(None, refused)
 
 
 def read(root: Path, step: int, codec: Codec) -> Any:
-    """What was saved; raises ``Unfit`` if it is not whole, or not of this framework."""
-    place = folder.place_of(root, step)
-    manifest = folder.read_manifest(place)
+    """What was saved; raises ``Unrestorable`` if it is not whole, or not of this framework."""
+    writer = folder.writer_of(root, step)
+    manifest = folder.read_manifest(writer)
     tree: Any = None
     tensors: dict[int, Any] = {}
     for shard in manifest.shards:
         try:
-            with (place / shard.name).open("rb") as file:
+            with (writer / shard.name).open("rb") as file:
                 content = codec.load(file)
             tensors.update(content[TENSORS])
             tree = content.get(TREE, tree)
         except Exception as error:  # whatever a framework raises for a file that is not its own
-            raise Unfit(f"{shard.name} cannot be read by {type(codec).__name__}: {error}") from error
+            raise Unrestorable(f"{shard.name} cannot be read by {type(codec).__name__}: {error}") from error
     return put_together(tree, tensors)
 
 
-def _verified(place: Path) -> Manifest:
-    manifest = folder.read_manifest(place)
+def _verified(writer: Path) -> Manifest:
+    manifest = folder.read_manifest(writer)
     for shard in manifest.shards:
-        folder.verify(place, shard)
+        folder.verify(writer, shard)
     return manifest

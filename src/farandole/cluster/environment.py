@@ -59,7 +59,7 @@ LAUNCHED = "FARANDOLE_LAUNCHED"
 """``1`` if a launcher has the controller; otherwise the process of rank 0 starts it."""
 
 
-PLACE = "FARANDOLE_PLACE"
+WORKER_ID = "FARANDOLE_WORKER_ID"
 """The number of a worker in an elastic job; no other worker of the job ever has it."""
 
 CALLER = "FARANDOLE_CALLER"
@@ -95,7 +95,7 @@ class Environment(ABC):
     name: ClassVar[str]
     remedy: ClassVar[str] = ""
     """How to start a job so that its variables are right."""
-    marks: ClassVar[tuple[str, ...]] = (CONTROLLER, KEY, PLACE)
+    marks: ClassVar[tuple[str, ...]] = (CONTROLLER, KEY, WORKER_ID)
     """Variables, besides those of the vocabulary, by which jobs, or places in one, differ."""
 
     def __init__(self, variables: Mapping[str, str]) -> None:
@@ -112,15 +112,15 @@ class Environment(ABC):
         """The variables that this starter sets."""
 
     @property
-    def place(self) -> int:
+    def worker_id(self) -> int:
         """The rank this process was started as."""
-        place, size = self._number(self.vocabulary.rank), self.size
-        if place >= size:
+        worker_id, size = self._number(self.vocabulary.rank), self.size
+        if worker_id >= size:
             raise SettingsError(
-                f"{self.vocabulary.rank}={place} is no rank of a job with {self.vocabulary.size}={size}: ranks count "
-                f"from 0 to {size - 1}. {self.remedy}"
+                f"{self.vocabulary.rank}={worker_id} is no rank of a job with {self.vocabulary.size}={size}: ranks "
+                f"count from 0 to {size - 1}. {self.remedy}"
             )
-        return place
+        return worker_id
 
     @property
     def size(self) -> int:
@@ -137,7 +137,7 @@ class Environment(ABC):
         return (self.name, *(self._variables.get(name, "") for name in names))
 
     @property
-    def local_place(self) -> int:
+    def local_worker_id(self) -> int:
         """Which of the processes of this host it is, as far as the starter says; 0 if it does not."""
         told = self._variables.get(self.vocabulary.local_rank)
         return self._number(self.vocabulary.local_rank) if told else 0
@@ -190,7 +190,7 @@ class Environment(ABC):
         return int(text)
 
 
-class Told(Environment):
+class ManualEnvironment(Environment):
     """All processes are told where the controller is; nothing needs to travel."""
 
     remedy = f"Set {OWN.rank} and {OWN.size} for every process, or start the job with: farandole run -np N COMMAND"
@@ -202,11 +202,11 @@ class Told(Environment):
 
 
 @final
-class Single(Told):
+class Single(ManualEnvironment):
     """No variable says anything: a job of one process."""
 
     name = "single process"
-    place = 0
+    worker_id = 0
     size = 1
     spans_hosts = False
 
@@ -217,7 +217,7 @@ class Single(Told):
 
 
 @final
-class Launched(Told):
+class Launched(ManualEnvironment):
     """Started by ``farandole run``: the launcher has the controller."""
 
     name = "farandole run"
@@ -229,18 +229,18 @@ class Launched(Told):
         return variables.get(LAUNCHED) == "1"
 
     @property
-    def place(self) -> int:
+    def worker_id(self) -> int:
         """The rank this process was started as; in an elastic job its number."""
-        return self._number(PLACE) if self.is_elastic else super().place
+        return self._number(WORKER_ID) if self.is_elastic else super().worker_id
 
     @property
     def is_elastic(self) -> bool:
         """True if the launcher has numbered its workers."""
-        return PLACE in self._variables
+        return WORKER_ID in self._variables
 
 
 @final
-class Plain(Told):
+class Plain(ManualEnvironment):
     """Started by plain variables: ``FARANDOLE_RANK``, ``_SIZE``, ``_CONTROLLER`` and ``_KEY``.
 
     Rank 0 starts the controller. A job of size 1 needs neither controller nor key.

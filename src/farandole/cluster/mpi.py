@@ -142,7 +142,7 @@ class Mpi(Environment):
         return library, ""
 
     def _complain(self, trouble: str) -> str:
-        if self.place == 0:
+        if self.worker_id == 0:
             logger.warning(
                 "%s: the engine mpi cannot be used. Name the launcher's library: export MPI4PY_LIBMPI=...", trouble
             )
@@ -172,7 +172,7 @@ class Communicator(Environment):
         return False
 
     @property
-    def place(self) -> int:
+    def worker_id(self) -> int:
         return int(self._comm.rank)
 
     @property

@@ -95,7 +95,7 @@ class Torchrun(Environment):
         if not host:
             raise SettingsError(f"{STORE_HOST} is not set. {self.remedy}")
         key = f"farandole/{self._variables.get(RESTARTS, '0')}{meeting.suffix}"
-        serve = self.place == 0 and self._variables.get(AGENT_HAS_STORE) != "True"
+        serve = self.worker_id == 0 and self._variables.get(AGENT_HAS_STORE) != "True"
         try:
             store = _store(host, port, serve, meeting.timeout_s)
             if said is None:
@@ -103,7 +103,7 @@ class Torchrun(Environment):
             store.set(key, said)
         except RuntimeError as error:
             raise StartError(
-                f"rank {self.place} did not learn where rank 0 is from torchrun's store at {host}:{port} within "
+                f"rank {self.worker_id} did not learn where rank 0 is from torchrun's store at {host}:{port} within "
                 f"{meeting.timeout_s:.3g} s: has rank 0 called init()? If it needs longer: --start-timeout "
                 f"(FARANDOLE_START_TIMEOUT_S). The store says: {error}"
             ) from error

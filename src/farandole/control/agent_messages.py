@@ -57,7 +57,7 @@ class Alive(Message, frozen=True):
 class WorkerSpec(msgspec.Struct, frozen=True):
     """One worker to start: its global rank at start, its command and the variables that differ from the agent's own."""
 
-    place: int
+    worker_id: int
     command: list[str]
     environment: dict[str, str]
 
@@ -86,7 +86,7 @@ class StartWorkers(Message, frozen=True):
 class Started(Message, frozen=True):
     """A worker runs."""
 
-    place: int
+    worker_id: int
     pid: int
 
 
@@ -94,7 +94,7 @@ class Started(Message, frozen=True):
 class Watch(Message, frozen=True):
     """Tell me, by ``Exited``, when this process of your host has ended; you did not start it."""
 
-    place: int
+    worker_id: int
     pid: int
 
 
@@ -105,7 +105,7 @@ class Exited(Message, frozen=True):
     ``out_of_memory``: it was killed, and the kernel has just killed a process of that host because memory ran out.
     """
 
-    place: int
+    worker_id: int
     pid: int
     code: int
     tail: str
@@ -133,7 +133,7 @@ class Written(Message, frozen=True):
 class KillWorker(Message, frozen=True):
     """End one worker and what it has started, now; the others go on."""
 
-    place: int
+    worker_id: int
 
 
 @final
@@ -154,7 +154,7 @@ class StopWorkers(Message, frozen=True):
 class DumpStack(Message, frozen=True):
     """Send the Python stack of the worker ``pid``, which registered ``signal`` and writes to its descriptor ``fd``."""
 
-    place: int
+    worker_id: int
     pid: int
     signal: int
     fd: int
@@ -164,7 +164,7 @@ class DumpStack(Message, frozen=True):
 class Stack(Message, frozen=True):
     """The stack asked for, or why there is none."""
 
-    place: int
+    worker_id: int
     text: str
 
 

@@ -28,18 +28,19 @@ LIMIT_BYTES = 64 * 2**20
 
 @final
 class Hello(Message, frozen=True):
-    """I called ``init()``. ``place`` is the rank my environment gave me (-1: none); ``engines`` are those usable here.
+    """I called ``init()``. ``worker_id`` is the rank my environment gave me (-1: none).
 
+    ``engines`` are those usable here.
     ``stack_fd`` is where ``faulthandler`` writes when ``stack_signal`` comes. ``process_sets`` are the global ranks of
     the static sets asked for in ``init``; they must agree between ranks. In an elastic job no other worker ever has
-    this ``place``, and one that is not ``ready`` is alone in a generation 0, if others train, and comes again;
+    this ``worker_id``, and one that is not ``ready`` is alone in a generation 0, if others train, and comes again;
     ``step_s`` is the longest of its recent steps, and ``state`` says what its state consists of ("": not known yet);
     ``state_step`` from which step of the job's state others can go on with it (0: also from the initial one), -1 that
     it is none, as it was torn or never there.
     """
 
     worker: str
-    place: int
+    worker_id: int
     expected: int
     host: str
     pid: int
@@ -80,14 +81,14 @@ class Leave(Message, frozen=True):
     With a ``reason`` I could not go on in the middle of a collective, and it ends for all at once: they wait for me
     there. ``following`` says that I leave because others did, whose news may come later than mine; ``ending`` that I
     shall not come again: my process is about to end. A controller that has not formed the generation knows me only by
-    my ``place``.
+    my ``worker_id``.
     """
 
     generation: int
     reason: str = ""
     following: bool = False
     ending: bool = False
-    place: int = -1
+    worker_id: int = -1
 
 
 @final
@@ -106,7 +107,7 @@ class Stay(Message, frozen=True):
     """
 
     generation: int
-    place: int
+    worker_id: int
     wait: bool = False
 
 
@@ -259,7 +260,7 @@ class Ready(Message, frozen=True):
 
 
 @final
-class Parts(Message, frozen=True):
+class GatheredParts(Message, frozen=True):
     """The parts, by rank, that ranks below me have in an ``Exchange`` among ``ranks``."""
 
     generation: int
@@ -312,7 +313,7 @@ class Multicast(Message, frozen=True):
 Any: TypeAlias = (
     Hello | Exchange | Submit | Leave | Stay | Unheard | Blocked | Progress | SetTimeline | TimelineSet
     | Welcome | Refuse | Exchanged | Orders | Resend | Abort | ChangeDue | AskProgress
-    | Ready | Parts | Letters | Begin | Multicast | agent_messages.Any | task_messages.Any
+    | Ready | GatheredParts | Letters | Begin | Multicast | agent_messages.Any | task_messages.Any
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

@@ -11,23 +11,23 @@ from farandole.control.message import Message
 class FetchTask(Message, frozen=True):
     """Send me the function given to ``run``."""
 
-    place: int
+    worker_id: int
 
 
 @final
-class Task(Message, frozen=True):
+class TaskPayload(Message, frozen=True):
     """The function given to ``run``, pickled by the launcher."""
 
     payload: bytes
 
 
 @final
-class Result(Message, frozen=True):
+class TaskResult(Message, frozen=True):
     """What the function given to ``run`` returned (``ok``) or raised, pickled by the worker."""
 
-    place: int
+    worker_id: int
     ok: bool
     payload: bytes
 
 
-Any: TypeAlias = FetchTask | Task | Result
+Any: TypeAlias = FetchTask | TaskPayload | TaskResult

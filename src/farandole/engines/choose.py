@@ -44,7 +44,7 @@ def choose(asked: str, hosts: Sequence[str], usable: Sequence[Sequence[str]], ac
     table = considered(hosts, usable, across)
     for name, problem in table.items():
         if not problem:
-            return _completed(name, hosts, usable, across)[0], _place(hosts, name)
+            return _completed(name, hosts, usable, across)[0], _member(hosts, name)
     said = "; ".join(f"{name}: {problem}" for name, problem in table.items())
     raise UnsupportedError(f"no engine can serve this job. {said}")
 
@@ -102,7 +102,7 @@ def _pointless(hosts: Sequence[str]) -> str:
     return "no host has more than one rank" if max(counts.values()) == 1 else ""
 
 
-def _place(hosts: Sequence[str], name: str) -> str:
+def _member(hosts: Sequence[str], name: str) -> str:
     if name == "nccl":
         return f"all {len(hosts)} ranks have a GPU of their own"
     counts = Counter(hosts)

@@ -71,17 +71,17 @@ class Group:
         """Number of members."""
         return len(self.ranks)
 
-    def name(self, place: int) -> str:
-        """How an error names the member at ``place``."""
-        return f"rank {self.ranks[place]} on {self.hosts[place]}"
+    def name(self, member: int) -> str:
+        """How an error names a member."""
+        return f"rank {self.ranks[member]} on {self.hosts[member]}"
 
-    def subgroup(self, places: Sequence[int]) -> Group:
-        """The group of the members at ``places``, this one among them."""
+    def subgroup(self, members: Sequence[int]) -> Group:
+        """The group of these members, this one among them."""
         return dataclasses.replace(
             self,
-            rank=list(places).index(self.rank),
-            ranks=tuple(self.ranks[place] for place in places),
-            hosts=tuple(self.hosts[place] for place in places),
+            rank=list(members).index(self.rank),
+            ranks=tuple(self.ranks[member] for member in members),
+            hosts=tuple(self.hosts[member] for member in members),
         )
 
 

@@ -12,9 +12,9 @@ from farandole.errors import UnsupportedError
 
 MODULES = {
     "shm": ("farandole.engines.shm",),
-    "hybrid": ("farandole.engines.hybrid.hybrid",),
+    "hybrid": ("farandole.engines.hybrid.engine",),
     "tcp": ("farandole.engines.tcp",),
-    "nccl": ("farandole.engines.nccl.nccl", "torch.distributed"),
+    "nccl": ("farandole.engines.nccl.engine", "torch.distributed"),
 }
 """What an engine needs; those that are not here do not take long."""
 
@@ -41,7 +41,7 @@ def make(name: str, group: Group, rendezvous: Rendezvous, find: Find = find_spec
 
         return TcpEngine(group, rendezvous)
     if name == "nccl":
-        from farandole.engines.nccl.nccl import NcclEngine
+        from farandole.engines.nccl.engine import NcclEngine
 
         return NcclEngine(group, rendezvous)
     if name == "mpi":
@@ -71,6 +71,6 @@ def _make_hybrid(group: Group, rendezvous: Rendezvous, across: str, find: Find) 
         from farandole.engines.mpi import initialise_together
 
         initialise_together(group, rendezvous.among("mpi", group.ranks))
-    from farandole.engines.hybrid.hybrid import HybridEngine
+    from farandole.engines.hybrid.engine import HybridEngine
 
     return HybridEngine(group, rendezvous, functools.partial(make, across, find=find))

@@ -41,7 +41,7 @@ _GREETING = struct.Struct("=I32s")
 
 
 @final
-class _Place(msgspec.Struct, frozen=True, array_like=True):
+class _Endpoint(msgspec.Struct, frozen=True, array_like=True):
     """Where a member listens and the key that its callers must know; or what keeps it from listening."""
 
     address: str = ""
@@ -58,11 +58,11 @@ def connect(group: Group, exchange: Exchange) -> dict[int, socket.socket]:
     """
     meeting = _Meeting(group)
     try:
-        places = _all_say(exchange, meeting.listen(exchange), _Place)
-        if problems := [place.problem for place in places if place.problem]:
+        members = _all_say(exchange, meeting.listen(exchange), _Endpoint)
+        if problems := [member.problem for member in members if member.problem]:
             raise EngineError(f"not all of {group.label} could connect to the others. {'; '.join(problems)}")
-        _require_reached(group, _all_say(exchange, meeting.call(places), dict[int, str]))
-        return meeting.greet([place.key for place in places])
+        _require_reached(group, _all_say(exchange, meeting.call(members), dict[int, str]))
+        return meeting.greet([member.key for member in members])
     finally:
         meeting.close()
 
@@ -75,9 +75,9 @@ def _require_reached(group: Group, lost: Sequence[dict[int, str]]) -> None:
     """Raise on all members what any has to say, once for each two hosts."""
     why: dict[tuple[str, str], str] = {}
     for caller, unheard in enumerate(lost):
-        for place, said in unheard.items():
-            hosts = group.hosts[caller], group.hosts[place]
-            why.setdefault(hosts, f"{group.name(caller)} does not reach {group.name(place)}: {said}")
+        for member, said in unheard.items():
+            hosts = group.hosts[caller], group.hosts[member]
+            why.setdefault(hosts, f"{group.name(caller)} does not reach {group.name(member)}: {said}")
     if not why:
         return
     here = group.hosts[group.rank]
@@ -98,7 +98,7 @@ class _Meeting:
         self._open = [self._server]
         self._poll = select.poll()
 
-    def listen(self, exchange: Exchange) -> _Place:
+    def listen(self, exchange: Exchange) -> _Endpoint:
         """From now on this host's kernel takes calls, without this process."""
         group, address = self._group, ""
         try:
@@ -106,54 +106,54 @@ class _Meeting:
             self._server.close()
             self._server = socket.create_server((address, 0), family=family_of(address), backlog=_BACKLOG)
         except EngineError as error:
-            return _Place(problem=str(error))
+            return _Endpoint(problem=str(error))
         except OSError as error:
-            return _Place(problem=f"{group.name(group.rank)} cannot listen at {address}: {error}")
+            return _Endpoint(problem=f"{group.name(group.rank)} cannot listen at {address}: {error}")
         self._server.setblocking(False)
         self._open.append(self._server)
-        return _Place(address, self._server.getsockname()[1], self._key)
+        return _Endpoint(address, self._server.getsockname()[1], self._key)
 
-    def call(self, places: Sequence[_Place]) -> dict[int, str]:
+    def call(self, members: Sequence[_Endpoint]) -> dict[int, str]:
         """Call all members before this one at once; why some of them were not reached."""
         silence_s = self._group.silence_s
         until = time.monotonic() + (limit_s(silence_s) if silence_s else CONNECT_S)
         calling: dict[int, int] = {}
         lost: dict[int, str] = {}
-        for place, there in enumerate(places[: self._group.rank]):
+        for member, there in enumerate(members[: self._group.rank]):
             call = self._watched(socket.socket(family_of(there.address)), select.POLLOUT)
             self._calls.append(call)
             code = call.connect_ex((there.address, there.port))
             if code in (0, errno.EINPROGRESS):
-                calling[call.fileno()] = place
+                calling[call.fileno()] = member
             else:  # said at once, and not a second time: there is no route, or nothing but our own host
                 self._poll.unregister(call)
-                lost[place] = os.strerror(code)
+                lost[member] = os.strerror(code)
         while calling and time.monotonic() < until:
             for fd in self._ready():
                 self._poll.unregister(fd)
-                place = calling.pop(fd)
-                if code := self._calls[place].getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-                    lost[place] = os.strerror(code)
+                member = calling.pop(fd)
+                if code := self._calls[member].getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                    lost[member] = os.strerror(code)
         return lost | dict.fromkeys(calling.values(), "no answer")
 
     def greet(self, keys: Sequence[bytes]) -> dict[int, socket.socket]:
         """Show everybody who this is, and see who they are."""
         until = time.monotonic() + CONNECT_S + self._group.deadline_s
-        for place, call in enumerate(self._calls):
-            self._send_greeting(call, keys[place])
+        for member, call in enumerate(self._calls):
+            self._send_greeting(call, keys[member])
         known = self._callers(until)
-        for place, caller in known.items():
-            self._send_greeting(caller, keys[place])
-        for place, call in enumerate(self._calls):
+        for member, caller in known.items():
+            self._send_greeting(caller, keys[member])
+        for member, call in enumerate(self._calls):
             self._poll.register(call, select.POLLIN)
             answer = bytearray()
             while not _received(call, answer):
-                self._ready(until, place)
+                self._ready(until, member)
             self._poll.unregister(call)
-            if self._place(answer) != place:
-                name, label = self._group.name(place), self._group.label
+            if self._member(answer) != member:
+                name, label = self._group.name(member), self._group.label
                 raise EngineError(f"the connection to {name} was lost while {label} was being connected")
-            known[place] = call
+            known[member] = call
         self._open = [each for each in self._open if each not in known.values()]
         return known
 
@@ -177,9 +177,9 @@ class _Meeting:
                 elif _received(*strangers[fd]):
                     self._poll.unregister(fd)
                     caller, heard = strangers.pop(fd)
-                    if (place := self._place(heard)) in expected:
-                        expected.remove(place)
-                        known[place] = caller
+                    if (member := self._member(heard)) in expected:
+                        expected.remove(member)
+                        known[member] = caller
                     else:
                         caller.close()
         self._poll = select.poll()
@@ -205,17 +205,17 @@ class _Meeting:
         with contextlib.suppress(OSError):
             connection.send(_GREETING.pack(self._group.rank, _digest(self._group.rank, key)), socket.MSG_NOSIGNAL)
 
-    def _place(self, heard: bytes | bytearray) -> int:
+    def _member(self, heard: bytes | bytearray) -> int:
         """Whose greeting this is; -1 for nobody's who knows the key."""
         if len(heard) == _GREETING.size:
-            place, digest = _GREETING.unpack(heard)
-            if hmac.compare_digest(digest, _digest(place, self._key)):
-                return int(place)
+            member, digest = _GREETING.unpack(heard)
+            if hmac.compare_digest(digest, _digest(member, self._key)):
+                return int(member)
         return -1
 
 
-def _digest(place: int, key: bytes) -> bytes:
-    return hmac.digest(key, place.to_bytes(4, "big"), "sha256")
+def _digest(member: int, key: bytes) -> bytes:
+    return hmac.digest(key, member.to_bytes(4, "big"), "sha256")
 
 
 def _received(connection: socket.socket, heard: bytearray) -> bool:

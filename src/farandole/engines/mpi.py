@@ -237,7 +237,7 @@ def _meet(group: Group, exchange: Exchange) -> tuple[_World, list[int]]:
 
 
 def _raise_together(group: Group, said: Sequence[bytes]) -> None:
-    troubles = [f"{group.name(place)}: {text.decode()}" for place, text in enumerate(said) if text]
+    troubles = [f"{group.name(member)}: {text.decode()}" for member, text in enumerate(said) if text]
     if troubles:
         raise EngineError(f"engine mpi cannot connect {group.label}. {'; '.join(troubles)}")
 

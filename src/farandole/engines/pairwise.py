@@ -67,12 +67,12 @@ class PairwiseEngine(Engine):
         """Along a binomial tree: receive from the parent, then send to the children, the largest subtree first."""
         self._begin()
         size = self.group.size
-        place = (self.group.rank - root) % size
-        below = place & -place if place else 1 << (size - 1).bit_length()
+        member = (self.group.rank - root) % size
+        below = member & -member if member else 1 << (size - 1).bit_length()
         steps = [1 << bit for bit in reversed(range(below.bit_length() - 1))]
-        if place:
-            self._transport.transfer([], [((place - below + root) % size, array)])
-        children = [((place + step + root) % size, array) for step in steps if place + step < size]
+        if member:
+            self._transport.transfer([], [((member - below + root) % size, array)])
+        children = [((member + step + root) % size, array) for step in steps if member + step < size]
         self._transport.transfer(children, [])
 
     def alltoall(self, send: Array, send_counts: Sequence[int], recv: Array, recv_counts: Sequence[int]) -> None:
@@ -156,7 +156,7 @@ class PairwiseEngine(Engine):
                 [((rank + held) % size, whole.slice(held * mine.count, more))],
             )
             held *= 2
-        return [whole.slice((place - rank) % size * mine.count, mine.count) for place in range(size)]
+        return [whole.slice((member - rank) % size * mine.count, mine.count) for member in range(size)]
 
     def _swap(self, outgoing: Sequence[Array], incoming: Sequence[Array]) -> None:
         """Send ``outgoing[i]`` to and receive ``incoming[i]`` from each other member ``i``."""

@@ -48,8 +48,8 @@ def reachable_address(group: Group, exchange: Exchange) -> str:
     if known and family_of(known) == family:
         return known
     here = group.hosts[group.rank]
-    others = [place for place, host in enumerate(group.hosts) if host != here]
-    for destination in (*(said[place] for place in others), *dict.fromkeys(group.hosts[p] for p in others)):
+    others = [member for member, host in enumerate(group.hosts) if host != here]
+    for destination in (*(said[member] for member in others), *dict.fromkeys(group.hosts[p] for p in others)):
         if destination and (found := source_towards(destination, family)):
             return found
     if found := _own_address(family):

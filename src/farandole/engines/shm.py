@@ -38,7 +38,7 @@ class ShmEngine(Engine):
                 "use --engine tcp"
             )
         self.group = group
-        names = [group.name(place) for place in range(group.size)]
+        names = [group.name(member) for member in range(group.size)]
         self._endpoint = core.Endpoint(group.rank, names, group.label, group.deadline_s, exchange, spin_s)
 
     def allocate(self, nbytes: int) -> Memory:

@@ -62,7 +62,7 @@ class Lookout:
     def of(cls, group: Group, connections: Mapping[int, socket.socket]) -> Lookout:
         """One for a member's connections to the others of its group, by their places."""
         here = group.hosts[group.rank]
-        away = {connections[place]: host for place, host in enumerate(group.hosts) if host != here}
+        away = {connections[member]: host for member, host in enumerate(group.hosts) if host != here}
         return cls(away, group.silence_s, group.on_silence)
 
     def look(self, since_s: float) -> None:

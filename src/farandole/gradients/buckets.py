@@ -35,7 +35,7 @@ class Piece:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Slot:
+class BucketSlot:
     """Where a piece lies in its bucket; ``piece`` is its index, ``offset`` counts elements."""
 
     piece: int
@@ -55,7 +55,7 @@ class Bucket:
     device: str
     start: int
     count: int
-    slots: tuple[Slot, ...]
+    slots: tuple[BucketSlot, ...]
 
     @property
     def lone(self) -> bool:
@@ -70,14 +70,14 @@ class Bucket:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Layout:
+class BucketLayout:
     """All buckets, in the order in which they are reduced, and the memory they need together."""
 
     buckets: tuple[Bucket, ...]
     nbytes: int
 
 
-def lay_out(pieces: Sequence[Piece | None], bucket_bytes: int, lone_bytes: float = math.inf) -> Layout:
+def lay_out(pieces: Sequence[Piece | None], bucket_bytes: int, lone_bytes: float = math.inf) -> BucketLayout:
     """Assign pieces to buckets of at most ``bucket_bytes`` (a larger piece, or a group, has one of its own).
 
     Pieces of ``lone_bytes`` or more that belong to no group are lone. ``None`` stands for a piece that does not travel
@@ -100,7 +100,7 @@ def lay_out(pieces: Sequence[Piece | None], bucket_bytes: int, lone_bytes: float
         gathering.setdefault(key, []).append(index)
         filled[key] = nbytes if len(gathering[key]) == 1 else filled[key] + nbytes
     members = sorted([*closed, *gathering.values()], key=lambda indices: -indices[-1])
-    return _place(pieces, members, lone_bytes)
+    return _lay_out(pieces, members, lone_bytes)
 
 
 def is_lone(piece: Piece, lone_bytes: float) -> bool:
@@ -108,24 +108,26 @@ def is_lone(piece: Piece, lone_bytes: float) -> bool:
     return piece.group < 0 and piece.count * piece.dtype.itemsize >= lone_bytes
 
 
-def _place(pieces: Sequence[Piece | None], members: Sequence[Sequence[int]], lone_bytes: float) -> Layout:
+def _lay_out(pieces: Sequence[Piece | None], members: Sequence[Sequence[int]], lone_bytes: float) -> BucketLayout:
     buckets: list[Bucket] = []
     start = 0
     for indices in members:
         first = pieces[indices[0]]
         if first is not None and is_lone(first, lone_bytes):
-            buckets.append(Bucket(first.dtype, first.device, -1, first.count, (Slot(indices[0], 0, first.count),)))
+            buckets.append(
+                Bucket(first.dtype, first.device, -1, first.count, (BucketSlot(indices[0], 0, first.count),))
+            )
             continue
-        slots: list[Slot] = []
+        slots: list[BucketSlot] = []
         offset = 0
         for index, piece in ((i, pieces[i]) for i in indices):
             assert piece is not None
             dtype, device = piece.dtype, piece.device
-            slots.append(Slot(index, offset, piece.count))
+            slots.append(BucketSlot(index, offset, piece.count))
             offset += _room(piece)
         buckets.append(Bucket(dtype, device, start, offset, tuple(slots)))
         start += buckets[-1].nbytes
-    return Layout(tuple(buckets), start)
+    return BucketLayout(tuple(buckets), start)
 
 
 def _room(piece: Piece) -> int:

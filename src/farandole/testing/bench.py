@@ -13,7 +13,7 @@ import numpy.typing as npt
 from farandole.collective import Array, DType, Kind, ReduceOp
 from farandole.engines.engine import Engine, Group, Memory, Rendezvous
 from farandole.testing import reference
-from farandole.testing.rank import Member
+from farandole.testing.rank import RankContext
 from farandole.testing.reference import Values
 
 Create: TypeAlias = Callable[[Group, Rendezvous], Engine]
@@ -47,7 +47,7 @@ class Bench:
     """
 
     create: Create
-    member: Member
+    member: RankContext
     engine: Engine
     memory: Memory
     findings: list[str] = field(default_factory=list)

@@ -28,7 +28,7 @@ from farandole.errors import AbortError, StallError, UnsupportedError
 from farandole.testing import reference
 from farandole.testing.bench import MEMORY_BYTES, Bench, Create
 from farandole.testing.leaks import no_leaks
-from farandole.testing.rank import Member
+from farandole.testing.rank import RankContext
 
 Case: TypeAlias = Callable[[Bench], None]
 
@@ -39,7 +39,7 @@ BORDERS = (4096, 65536, 262144)
 """Byte sizes at which engines like to change their way of working; each is tried one element below, at and above."""
 
 
-def run_contract(member: Member, create: Create, cases: Mapping[str, Case] | None = None) -> dict[str, str]:
+def run_contract(member: RankContext, create: Create, cases: Mapping[str, Case] | None = None) -> dict[str, str]:
     """Run ``cases`` (default: all); the result maps each to what is wrong on this rank ("" for nothing)."""
     found: dict[str, str] = {}
     bench = _bench(member, create, "contract")
@@ -52,7 +52,7 @@ def run_contract(member: Member, create: Create, cases: Mapping[str, Case] | Non
     return found
 
 
-def _bench(member: Member, create: Create, label: str) -> Bench:
+def _bench(member: RankContext, create: Create, label: str) -> Bench:
     engine = create(member.group("contract"), member.exchange_among(label))
     return Bench(create, member, engine, engine.allocate(MEMORY_BYTES))
 
@@ -149,13 +149,13 @@ def broadcast(bench: Bench) -> None:
 
 def alltoall(bench: Bench) -> None:
     """Even, uneven and empty splits."""
-    places = range(bench.size)
+    members = range(bench.size)
     for seed, dtype in enumerate(DType):
-        bench.alltoall(dtype, [[4] * bench.size for _ in places], seed)
-        bench.alltoall(dtype, [[(i + 2 * j) % 5 for j in places] for i in places], seed)
-    bench.alltoall(DType.INT32, [[0] * bench.size for _ in places])
-    bench.alltoall(DType.INT32, [[9 if j == 0 else 0 for j in places] for _ in places])
-    bench.alltoall(DType.FLOAT32, [[100_000 + 1000 * i + j for j in places] for i in places], 3)
+        bench.alltoall(dtype, [[4] * bench.size for _ in members], seed)
+        bench.alltoall(dtype, [[(i + 2 * j) % 5 for j in members] for i in members], seed)
+    bench.alltoall(DType.INT32, [[0] * bench.size for _ in members])
+    bench.alltoall(DType.INT32, [[9 if j == 0 else 0 for j in members] for _ in members])
+    bench.alltoall(DType.FLOAT32, [[100_000 + 1000 * i + j for j in members] for i in members], 3)
 
 
 def reducescatter(bench: Bench) -> None:
@@ -196,12 +196,12 @@ def barrier_waits_for_all(bench: Bench) -> None:
 def many_in_random_order(bench: Bench) -> None:
     """A long program of everything, the same on every member."""
     random = np.random.default_rng(7)
-    places = range(bench.size)
+    members = range(bench.size)
     for seed in range(150):
         dtype, op = DType(int(random.integers(13))), OPS[int(random.integers(len(OPS)))]
         op = op if reference.legal(dtype, op) else ReduceOp.SUM
         count = int(2 ** random.uniform(0, 15))
-        counts = [int(random.integers(0, count + 1)) for _ in places]
+        counts = [int(random.integers(0, count + 1)) for _ in members]
         kind = int(random.integers(6))
         if kind == 0:
             bench.allreduce(dtype, op, count, seed=seed, inside=bool(random.integers(2)))
@@ -210,7 +210,7 @@ def many_in_random_order(bench: Bench) -> None:
         elif kind == 2:
             bench.broadcast(dtype, count, int(random.integers(bench.size)), seed)
         elif kind == 3:
-            bench.alltoall(dtype, [[(counts[i] + j) % 999 for j in places] for i in places], seed)
+            bench.alltoall(dtype, [[(counts[i] + j) % 999 for j in members] for i in members], seed)
         elif kind == 4:
             bench.reducescatter(dtype, op, counts, seed=seed)
         else:

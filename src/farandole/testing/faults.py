@@ -51,7 +51,7 @@ def inject(folder: Path | str, faults: Sequence[Fault]) -> Callable[[], None]:
         for fault in faults:
             is_due = (fault.rank, fault.step, fault.phase) == (event.rank, event.step, event.phase)
             if is_due and fault.generation in (-1, event.generation) and _is_first(Path(folder) / fault.mark):
-                strike_now(fault.action)
+                inject_now(fault.action)
 
     return events.subscribe(watch)
 
@@ -69,7 +69,7 @@ def _is_first(mark: Path) -> bool:
     return True
 
 
-def strike_now(action: Action) -> None:
+def inject_now(action: Action) -> None:
     """Do it to this process."""
     if action in ("kill", "stop", "segv"):
         number = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "segv": signal.SIGSEGV}[action]

@@ -30,7 +30,7 @@ import msgspec
 
 from farandole.control import messages, task_messages
 from farandole.control.message import Message
-from farandole.testing.rank import Job, outcome
+from farandole.testing.rank import RankConfig, outcome
 
 _TAIL_BYTES = 8000
 _EXIT_S = 60.0
@@ -85,7 +85,7 @@ def run_ranks(
         try:
             payload, until_s = _pickle(program, args), time.monotonic() + timeout_s
             for rank in ranks:
-                rank.send(msgspec.msgpack.encode(Job(rank.rank, size, until_s, payload, list(hosts))))
+                rank.send(msgspec.msgpack.encode(RankConfig(rank.rank, size, until_s, payload, list(hosts))))
             _Hub(ranks, until_s).serve()
             return _results(ranks, may_die, timeout_s)
         finally:
@@ -148,8 +148,8 @@ def _start_elsewhere(start: Start, size: int, directory: str, environment: Mappi
     return [_Rank(rank, connections[rank], processes[min(rank, len(processes) - 1)], output) for rank in range(size)]
 
 
-def _command(place: str) -> list[str]:
-    return [sys.executable, "-m", "farandole.testing.rank", place]
+def _command(worker_id: str) -> list[str]:
+    return [sys.executable, "-m", "farandole.testing.rank", worker_id]
 
 
 def _environment() -> dict[str, str]:
@@ -162,7 +162,7 @@ class _Rank:
 
     def __init__(self, rank: int, connection: Connection, process: subprocess.Popen[bytes], output: IO[bytes]) -> None:
         self.rank, self.connection, self.process, self._output = rank, connection, process, output
-        self.result: task_messages.Result | None = None
+        self.result: task_messages.TaskResult | None = None
         self.hung_up = False
 
     def send(self, frame: bytes) -> None:
@@ -210,7 +210,7 @@ class _Hub:
         if isinstance(message, messages.Exchange):
             self._waiting.setdefault((message.key, tuple(message.ranks)), {})[rank.rank] = message.payload
             self._answer()
-        elif isinstance(message, task_messages.Result):
+        elif isinstance(message, task_messages.TaskResult):
             rank.result = message
             self._drop(rank)
 
@@ -228,8 +228,8 @@ class _Hub:
             reply: Message = messages.Exchanged(1, key, [came[r] for r in members if r in came])
             if missing:
                 reply = messages.Abort(1, f"the exchange {key!r} cannot complete: ranks {missing} have ended")
-            for place in came:
-                self._ranks[place].send(messages.encode(reply))
+            for worker_id in came:
+                self._ranks[worker_id].send(messages.encode(reply))
             del self._waiting[key, members]
 
 

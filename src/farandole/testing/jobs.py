@@ -29,10 +29,10 @@ import numpy.typing as npt
 from farandole.cluster.environment import CONTROLLER, KEY, OWN
 from farandole.collective import Array, DType, Kind, ReduceOp
 from farandole.control.keys import new_secret
-from farandole.runtime.lanes.call import Call, Handle, Outcome
-from farandole.runtime.session.session import current
+from farandole.runtime.lanes.call import Call, CallResult, Handle
+from farandole.runtime.session.init import current
 from farandole.testing.harness import run_ranks
-from farandole.testing.rank import Member
+from farandole.testing.rank import RankContext
 
 Values = npt.NDArray[Any]
 
@@ -63,7 +63,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _in_job(member: Member, program: Callable[..., Any], args: Sequence[Any]) -> Any:
+def _in_job(member: RankContext, program: Callable[..., Any], args: Sequence[Any]) -> Any:
     os.environ[OWN.rank] = str(member.rank)
     return program(member, *args)
 
@@ -99,11 +99,11 @@ class NumpyCalls:
         call = Call(Kind.BROADCAST, f"broadcast.{name}", self.array(x), x.shape, self._process_set, root=root)
         self.submit(call, background=False).wait()
 
-    def allgather(self, name: str, x: Values) -> tuple[Values, Outcome]:
+    def allgather(self, name: str, x: Values) -> tuple[Values, CallResult]:
         """The concatenation, and the outcome it came with."""
         return self._made(Call(Kind.ALLGATHER, f"allgather.{name}", self.array(x), x.shape, self._process_set), x)
 
-    def alltoall(self, name: str, x: Values, splits: tuple[int, ...] = ()) -> tuple[Values, Outcome]:
+    def alltoall(self, name: str, x: Values, splits: tuple[int, ...] = ()) -> tuple[Values, CallResult]:
         """What came, and the outcome it came with."""
         call = Call(Kind.ALLTOALL, f"alltoall.{name}", self.array(x), x.shape, self._process_set, splits=splits)
         return self._made(call, x)
@@ -118,7 +118,7 @@ class NumpyCalls:
         assert x.flags.c_contiguous
         return Array(x.ctypes.data, x.size, self._dtype or DType.from_name(x.dtype.name), x)
 
-    def _made(self, call: Call, like: Values) -> tuple[Values, Outcome]:
+    def _made(self, call: Call, like: Values) -> tuple[Values, CallResult]:
         made = []
 
         def allocate(shape: tuple[int, ...]) -> Array:

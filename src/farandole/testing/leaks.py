@@ -19,7 +19,7 @@ OURS = ("farandole", "torch_", "psm_")
 
 @final
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class ResourceSnapshot:
     """What this process holds now. Kernel objects are named as ``/proc`` shows them."""
 
     threads: frozenset[str]
@@ -28,7 +28,7 @@ class Snapshot:
     shared_memory: frozenset[str]
 
     @classmethod
-    def take(cls) -> Snapshot:
+    def take(cls) -> ResourceSnapshot:
         """Look now."""
         return cls(
             frozenset(os.listdir("/proc/self/task")),
@@ -37,7 +37,7 @@ class Snapshot:
             frozenset(name for name in os.listdir("/dev/shm") if name.startswith(OURS)),  # noqa: S108 (only looked at)
         )
 
-    def since(self, before: Snapshot) -> list[str]:
+    def since(self, before: ResourceSnapshot) -> list[str]:
         """What is here now and was not ``before``, one line each."""
         return [
             f"{what}: {name}"
@@ -52,10 +52,10 @@ def no_leaks(settle_s: float = 10.0, allowed: Callable[[str], bool] = lambda _: 
 
     ``allowed`` is asked about each line (``"descriptors: 7 -> socket:[123]"``) and returns true for what may stay.
     """
-    before = Snapshot.take()
+    before = ResourceSnapshot.take()
     yield
     deadline = time.monotonic() + settle_s
-    while left := [line for line in Snapshot.take().since(before) if not allowed(line)]:
+    while left := [line for line in ResourceSnapshot.take().since(before) if not allowed(line)]:
         if time.monotonic() > deadline:
             raise AssertionError("left behind:\n" + "\n".join(left))
         time.sleep(0.01)  # the kernel removes an ended thread a moment after join() returns

@@ -21,8 +21,8 @@ from typing import TypeAlias, TypeVar, final
 import msgspec
 
 from farandole import events
-from farandole.elastic.worker.exchange import Inventory
 from farandole.elastic.worker.state import ObjectState
+from farandole.elastic.worker.state_sync import Inventory
 from farandole.elastic.worker.transfer import Flat
 from farandole.events import Recovery
 
@@ -106,13 +106,13 @@ class Ledger:
             size = self._size()
             yield Begun(generation, rank, size, step, self.digest(), time.monotonic())
         elif event.phase == "vote":
-            for name, cursor in self._state._ballot.cursors.items():
+            for name, cursor in self._state._step_vote.cursors.items():
                 yield Brought(generation, rank, step, name, cursor.epoch, cursor.own_indices())
         elif event.phase == "voted":
             yield Voted(generation, rank, step - 1, time.monotonic())
 
     def _size(self) -> int:
-        sizes = [cursor.size for cursor in self._state._ballot.cursors.values()]
+        sizes = [cursor.size for cursor in self._state._step_vote.cursors.values()]
         return sizes[0] if sizes else 0
 
     def _write(self, record: Record) -> None:

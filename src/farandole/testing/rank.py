@@ -34,7 +34,7 @@ _PR_SET_PDEATHSIG = 1
 
 @final
 @dataclass(slots=True)
-class Member:
+class RankContext:
     """What a rank's program is given. ``exchange`` is the all-gather among all ranks that engines start with."""
 
     rank: int
@@ -60,7 +60,7 @@ class Member:
 
 
 @final
-class Job(msgspec.Struct, frozen=True):
+class RankConfig(msgspec.Struct, frozen=True):
     """The first message to the process of a rank."""
 
     rank: int
@@ -90,15 +90,15 @@ def main() -> None:
     """Be one rank: read the job, run it, report what it returned or raised."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     connection = _connect(*sys.argv[1:])
-    job = msgspec.msgpack.decode(connection.recv_bytes(), type=Job)
+    job = msgspec.msgpack.decode(connection.recv_bytes(), type=RankConfig)
     faulthandler.enable()
     faulthandler.dump_traceback_later(max(0.1, job.until_s - 1.0 - time.monotonic()))
-    member = Member(job.rank, job.size, _Wire(connection).share, job.hosts)
+    member = RankContext(job.rank, job.size, _Wire(connection).share, job.hosts)
     try:
         program, args = pickle.loads(job.program)  # noqa: S301 (from the parent, over an inherited socket)
-        result = task_messages.Result(job.rank, True, pickle.dumps(program(member, *args)))
+        result = task_messages.TaskResult(job.rank, True, pickle.dumps(program(member, *args)))
     except BaseException:
-        result = task_messages.Result(job.rank, False, traceback.format_exc().encode())
+        result = task_messages.TaskResult(job.rank, False, traceback.format_exc().encode())
     connection.send_bytes(messages.encode(result))
     connection.recv_bytes()  # leave together: a rank that exits early must not look like a lost peer to an engine
     sys.stdout.flush()
@@ -125,7 +125,7 @@ def error_of(call: Callable[[], object]) -> str:
     return ""
 
 
-def outcome(result: task_messages.Result) -> Any:
+def outcome(result: task_messages.TaskResult) -> Any:
     """What the program returned; only for results of processes that this process started."""
     return pickle.loads(result.payload)  # noqa: S301 (from a child, over an inherited socket)
 

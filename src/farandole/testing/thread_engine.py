@@ -23,13 +23,13 @@ from farandole.collective import Array, ReduceOp
 from farandole.engines.engine import Engine, Exchange, Group, Memory, Share
 from farandole.errors import AbortError, StallError, UnsupportedError
 from farandole.testing import reference
-from farandole.testing.rank import Member
+from farandole.testing.rank import RankContext
 from farandole.testing.reference import Values
 
 T = TypeVar("T")
 
 
-def run_threads(program: Callable[[Member], T], size: int, timeout_s: float = 60.0) -> list[T]:
+def run_threads(program: Callable[[RankContext], T], size: int, timeout_s: float = 60.0) -> list[T]:
     """Call ``program(member)`` in ``size`` threads; return the results by rank, or raise what the first rank raised."""
     meetings = _Meetings()
     results: dict[int, T] = {}
@@ -40,7 +40,7 @@ def run_threads(program: Callable[[Member], T], size: int, timeout_s: float = 60
 
     def run(rank: int) -> None:
         try:
-            results[rank] = program(Member(rank, size, share(rank)))
+            results[rank] = program(RankContext(rank, size, share(rank)))
         except BaseException as error:
             errors[rank] = error
 
@@ -159,29 +159,29 @@ class _Meeting:
         self._count = [0] * size
         self._aborted: dict[int, str] = {}
 
-    def share(self, place: int, item: Any, deadline_s: float) -> list[Any]:
+    def share(self, member: int, item: Any, deadline_s: float) -> list[Any]:
         """Give ``item`` and wait for those of all others."""
         with self._changed:
-            self._check(place)
-            number = self._count[place]
-            self._count[place] += 1
+            self._check(member)
+            number = self._count[member]
+            self._count[member] += 1
             came = self._rounds.setdefault(number, {})
-            came[place] = item
+            came[member] = item
             self._changed.notify_all()
-            full = self._changed.wait_for(lambda: len(came) == self._size or place in self._aborted, deadline_s)
-            self._check(place)
+            full = self._changed.wait_for(lambda: len(came) == self._size or member in self._aborted, deadline_s)
+            self._check(member)
             if not full:
                 missing = sorted(set(range(self._size)) - set(came))
                 raise StallError(f"members {missing} did not come in {deadline_s} s")
             self._rounds.pop(number - 1, None)  # everyone has left the round before this one
             return [came[i] for i in range(self._size)]
 
-    def _check(self, place: int) -> None:
-        if place in self._aborted:
-            raise AbortError(self._aborted[place])
+    def _check(self, member: int) -> None:
+        if member in self._aborted:
+            raise AbortError(self._aborted[member])
 
-    def abort(self, place: int, reason: str) -> None:
-        """Make every share of ``place`` raise, now and later."""
+    def abort(self, member: int, reason: str) -> None:
+        """Make every share of ``member`` raise, now and later."""
         with self._changed:
-            self._aborted[place] = reason
+            self._aborted[member] = reason
             self._changed.notify_all()

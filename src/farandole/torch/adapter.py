@@ -10,7 +10,7 @@ from farandole.collective import Array, DType
 from farandole.errors import UnsupportedError
 from farandole.runtime.collectives.adapter import Adapter
 from farandole.runtime.collectives.verbs import Handles, Verbs
-from farandole.runtime.session.session import current
+from farandole.runtime.session.init import current
 
 DTYPES: dict[torch.dtype, DType] = {getattr(torch, dtype.label): dtype for dtype in DType}
 _STRIDED, _ROWS = torch.strided, torch.contiguous_format  # looked up once: each call of a collective needs them

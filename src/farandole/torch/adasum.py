@@ -16,13 +16,13 @@ from farandole.errors import UnsupportedError
 from farandole.runtime.collectives.divergence import Comparison
 from farandole.runtime.collectives.objects import allgather_object
 from farandole.runtime.lanes.reduction import Reduction
-from farandole.runtime.session.session import Session, current
+from farandole.runtime.session.init import Session, current
 from farandole.torch.adapter import verbs
 from farandole.torch.divergence import StepSnapshots
-from farandole.torch.front import refuse_copies
 from farandole.torch.gradients import Terms
 from farandole.torch.identity import Names
-from farandole.torch.joining import joins
+from farandole.torch.join import joins
+from farandole.torch.subclass import refuse_copies
 
 
 class AdasumOptimizer(torch.optim.Optimizer):

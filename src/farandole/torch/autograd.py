@@ -16,8 +16,8 @@ from farandole import events
 from farandole.collective import ReduceOp
 from farandole.errors import UnsupportedError
 from farandole.runtime.lanes.reduction import Reduction
+from farandole.runtime.session.init import current
 from farandole.runtime.session.process_sets import ProcessSet
-from farandole.runtime.session.session import current
 from farandole.torch.adapter import verbs
 
 _SUM = Reduction(ReduceOp.SUM)

@@ -21,8 +21,8 @@ import torch
 
 from farandole.errors import DivergenceError
 from farandole.native import core
-from farandole.runtime.collectives.divergence import OF_GRADIENT, Snapshot
-from farandole.runtime.session.session import current
+from farandole.runtime.collectives.divergence import OF_GRADIENT, StepDigests
+from farandole.runtime.session.init import current
 
 Named: TypeAlias = Sequence[tuple[str, torch.Tensor]]
 
@@ -50,7 +50,7 @@ class StepSnapshots:
         self._steps += 1
         return _is_due(self._steps, self._every)
 
-    def take(self, named: Callable[[], Named]) -> Snapshot | None:
+    def take(self, named: Callable[[], Named]) -> StepDigests | None:
         """The snapshot of this step; ``None`` if there is nothing to compare, or nobody to compare it with."""
         mode = current("step()").settings.check_divergence
         found = [] if mode == "off" else named()
@@ -62,7 +62,7 @@ class StepSnapshots:
         turn, self._taken = self._taken, self._taken + 1
         if mode != "every-step":
             tensors = [tensor if tensor is None else _sample(tensor, turn) for tensor in tensors]
-        return Snapshot(self._steps - 1, names, digests(tensors), _kind(found[0][1]))
+        return StepDigests(self._steps - 1, names, digests(tensors), _kind(found[0][1]))
 
 
 @final

@@ -17,7 +17,7 @@ from farandole.runtime.collectives.objects import allgather_object, broadcast_ob
 from farandole.runtime.collectives.verbs import Pending
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
 from farandole.torch.adapter import verbs
-from farandole.torch.trees import Place, replace
+from farandole.torch.trees import TensorPlaceholder, replace
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
 
@@ -71,17 +71,17 @@ def broadcast_optimizer_state(
     is_root = process_set.included() and process_set.ranks[process_set.rank() or 0] == root_rank
     tensors: list[torch.Tensor] = []
 
-    def take(tensor: torch.Tensor) -> Place:
+    def take(tensor: torch.Tensor) -> TensorPlaceholder:
         tensors.append(tensor)
-        return Place.of(tensor)
+        return TensorPlaceholder.of(tensor)
 
-    def make(place: Place) -> torch.Tensor:
-        tensors.append(place.empty())
+    def make(placeholder: TensorPlaceholder) -> torch.Tensor:
+        tensors.append(placeholder.empty())
         return tensors[-1]
 
     mine = replace(optimizer.state_dict(), torch.Tensor, take) if is_root else None
     theirs = broadcast_object(mine, root_rank, "optimizer_state", process_set)
-    state = None if is_root else replace(theirs, Place, make)
+    state = None if is_root else replace(theirs, TensorPlaceholder, make)
     broadcast_parameters([(f"optimizer_state.{i}", t) for i, t in enumerate(tensors)], root_rank, process_set)
     if state is not None:
         optimizer.load_state_dict(state)

@@ -21,7 +21,7 @@ from farandole.collective import ReduceOp
 from farandole.errors import MismatchError, UsageError
 from farandole.gradients.buckets import Piece, lay_out
 from farandole.gradients.overlap import choose_overlap
-from farandole.runtime.collectives.divergence import Snapshot
+from farandole.runtime.collectives.divergence import StepDigests
 from farandole.runtime.collectives.planned import JOINED, REFUSED, PlannedLane
 from farandole.runtime.lanes.reduction import Reduction
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
@@ -37,11 +37,11 @@ from farandole.torch.memory import (
     dense,
     travelling,
 )
+from farandole.torch.observers import Observer
 from farandole.torch.overlap import BEGIN, WAIT, OverlappedPass
-from farandole.torch.places import Gradients, GradientSpec, HandedOut, Places, overlap
 from farandole.torch.reductions import sparse_allreduce_async
-from farandole.torch.riders import Rider
 from farandole.torch.survey import Agreed, agree, code_of, dtype_of
+from farandole.torch.targets import Gradients, GradientSpec, HandedOut, Targets, overlap
 
 Weigh: TypeAlias = Callable[[], float]
 
@@ -83,7 +83,7 @@ class GradientExchange:
         self._pass: OverlappedPass | None = None
         self._weight = 1.0
         self._specs = [GradientSpec.of(param) for param in self.params]
-        self._places = Places(self._specs)
+        self._targets = Targets(self._specs)
         self._left = HandedOut() if terms.how.op is not ReduceOp.AVERAGE else None
 
     @property
@@ -116,7 +116,11 @@ class GradientExchange:
             )
 
     def run(
-        self, step: str, weigh: Weigh = unweighted, rider: Rider | None = None, snapshot: Snapshot | None = None
+        self,
+        step: str,
+        weigh: Weigh = unweighted,
+        observer: Observer | None = None,
+        snapshot: StepDigests | None = None,
     ) -> list[float] | None:
         """Replace every gradient by the reduced one. ``step`` says where in the program this is.
 
@@ -132,7 +136,7 @@ class GradientExchange:
             elif overlapped.late is not None:
                 self._refuse_late(step, overlapped.late)
         gradients, agreed = self._without_stale([param.grad for param in self.params]), self._agreed
-        is_ordinary = self._places.are_ordinary(gradients)
+        is_ordinary = self._targets.are_ordinary(gradients)
         if not is_ordinary and overlapped is None:
             self._require_shapes(step)
         if is_ordinary and agreed is not None and agreed.is_dense:
@@ -140,7 +144,7 @@ class GradientExchange:
         else:
             survey = list(map(code_of, self.params, gradients))
         state = SAME if agreed is not None and survey == agreed.codes else CHANGED
-        riding = None if rider is None or agreed is None else rider.departs(self._weight)
+        riding = None if observer is None or agreed is None else observer.departs(self._weight)
         states = self.lane.meet(self._point(step), state + (RIDES if riding else ""), snapshot)
         agreed = self._conclude(states, survey)
         if overlapped is not None:
@@ -148,7 +152,7 @@ class GradientExchange:
         else:
             self._adopt(agreed)
             bucketed = self._bucketed
-            self._reduce(gradients, gradients if is_ordinary else self._places.of(gradients), agreed)
+            self._reduce(gradients, gradients if is_ordinary else self._targets.of(gradients), agreed)
         self._reduce_others(gradients, agreed, bucketed)
         if self._left is not None:
             self._left.note(self.params)
@@ -227,15 +231,15 @@ class GradientExchange:
         self._adopt(agreed)
         return bucketed
 
-    def _reduce(self, gradients: Gradients, places: Gradients, agreed: Agreed) -> None:
+    def _reduce(self, gradients: Gradients, targets: Gradients, agreed: Agreed) -> None:
         """Reduce what is in buckets."""
-        if places is not gradients:  # what shares memory with a place is read before that is written
-            pairs = zip(gradients, places, strict=True)
-            gradients = [g if g is None or place is not None else dense(g).clone() for g, place in pairs]
+        if targets is not gradients:  # what shares memory with a place is read before that is written
+            pairs = zip(gradients, targets, strict=True)
+            gradients = [g if g is None or target is not None else dense(g).clone() for g, target in pairs]
         for i, bucket in enumerate(self.buckets):
             with self.lane.phase(f"bucket {i}", "copy", bucket.nbytes):
                 taken = [gradients[piece] for piece in bucket.pieces]
-                bucket.fill(taken, taken if places is gradients else [places[piece] for piece in bucket.pieces])
+                bucket.fill(taken, taken if targets is gradients else [targets[piece] for piece in bucket.pieces])
                 if self._weight != 1.0:
                     bucket.weigh(self._weight)
             self.lane.allreduce(f"bucket {i}", bucket.array, self._terms.how)
@@ -266,7 +270,7 @@ class GradientExchange:
         if bucketed == self._bucketed and now == dtypes:
             return
         self._specs = [spec._replace(dtype=dtype) for spec, dtype in zip(self._specs, now, strict=True)]
-        self._places = Places(self._specs)
+        self._targets = Targets(self._specs)
         pieces = [
             self._piece(param, spec) if is_dense else None
             for param, spec, is_dense in zip(self.params, self._specs, bucketed, strict=True)

@@ -19,9 +19,9 @@ from typing import final
 
 import torch
 
-from farandole.runtime.collectives.pairing import Candidate, pairing
+from farandole.runtime.collectives.pairing import Unpaired, pairing
+from farandole.runtime.session.init import Session
 from farandole.runtime.session.process_sets import ProcessSet
-from farandole.runtime.session.session import Session
 
 _made: Counter[str] = Counter()
 """Labels of equal optimizers are numbered as these are made."""
@@ -49,11 +49,11 @@ class Identity:
         self.label = f"{described}.{_made[described]}"
         _made[described] += 1
         self._session: weakref.ref[Session] | None = None
-        self._places: dict[str, int] = {}
+        self._order: dict[str, int] = {}
 
     def rename(self, label: str) -> None:
         """``label`` is the same on all ranks from now on."""
-        self.label, self._session, self._places = label, None, {}
+        self.label, self._session, self._order = label, None, {}
 
     def name(self, param: torch.Tensor, position: int) -> str:
         """The name of a parameter; of one that has none, its position."""
@@ -66,9 +66,9 @@ class Identity:
     def settle(self, session: Session, params: Sequence[torch.Tensor], is_known: Callable[[str], bool]) -> None:
         """Pair with the other ranks, and agree on an order. Collective, once in each session."""
         own = tuple(self.name(param, i) for i, param in enumerate(params))
-        agreed = pairing(session, self._process_set).pair(session, Candidate(self.label, own), is_known)
+        agreed = pairing(session, self._process_set).pair(session, Unpaired(self.label, own), is_known)
         self.label = agreed.label
-        self._places = {} if agreed.names == own else {name: i for i, name in enumerate(agreed.names)}
+        self._order = {} if agreed.names == own else {name: i for i, name in enumerate(agreed.names)}
         self._session = weakref.ref(session)
 
     def withdraw(self, session: Session) -> None:
@@ -77,10 +77,10 @@ class Identity:
 
     def arrange(self, params: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """``params`` in the order agreed on; what was added since comes last."""
-        if not self._places:
+        if not self._order:
             return list(params)
-        last = len(self._places)
-        return sorted(params, key=lambda param: self._places.get(self._names.get(param, ""), last))
+        last = len(self._order)
+        return sorted(params, key=lambda param: self._order.get(self._names.get(param, ""), last))
 
 
 def _short(text: str) -> str:

@@ -17,10 +17,10 @@ from typing import TypeAlias, final
 import torch
 
 from farandole.errors import UnsupportedError, UsageError
-from farandole.runtime.collectives.divergence import Snapshot
+from farandole.runtime.collectives.divergence import StepDigests
 from farandole.runtime.collectives.planned import PlannedLane
 from farandole.torch.gradients import GradientExchange, Weigh, unweighted
-from farandole.torch.places import HandedOut
+from farandole.torch.targets import HandedOut
 
 Gradients: TypeAlias = list[torch.Tensor | None]
 
@@ -67,9 +67,11 @@ class LaggedExchange:
         """What the runs use; nobody else may."""
         return self._exchange.lane
 
-    def run(self, step: str, weigh: Weigh = unweighted, rider: object = None, snapshot: Snapshot | None = None) -> None:
+    def run(
+        self, step: str, weigh: Weigh = unweighted, observer: object = None, snapshot: StepDigests | None = None
+    ) -> None:
         """Begin to reduce the gradients of ``step``, and replace them by the reduced ones of ``lag`` runs ago."""
-        if rider is not None:
+        if observer is not None:
             raise UnsupportedError(
                 "NoiseScale compares gradients before and after their reduction: not with GradientLag"
             )
@@ -127,7 +129,7 @@ class LaggedExchange:
                     "make the DistributedOptimizer and its GradientLag after that, on every rank"
                 )
 
-    def _reduce(self, step: str, taken: Gradients, weight: float, snapshot: Snapshot | None) -> Gradients:
+    def _reduce(self, step: str, taken: Gradients, weight: float, snapshot: StepDigests | None) -> Gradients:
         with torch.no_grad():
             for shadow, grad in zip(self._shadows, taken, strict=True):
                 shadow.grad = grad

@@ -19,8 +19,8 @@ from farandole.engines.engine import Memory
 from farandole.gradients.buckets import Bucket
 from farandole.torch.adapter import TORCH_DTYPES, adapter
 from farandole.torch.compression import Compression, CompressorLike
-from farandole.torch.places import Gradients, GradientSpec, Places
 from farandole.torch.survey import Agreed
+from farandole.torch.targets import Gradients, GradientSpec, Targets
 
 LONE_BYTES = 2**20
 """Gradients from this size on are reduced where they lie: copying them into engine memory costs more than it saves."""
@@ -48,19 +48,19 @@ class GradientBucket(ABC):
         self.pieces = [slot.piece for slot in bucket.slots]
         self.params = [params[piece] for piece in self.pieces]
         self.specs = [specs[piece] for piece in self.pieces]
-        self._here = Places(self.specs)
-        self._places: Gradients = []
+        self._here = Targets(self.specs)
+        self._targets: Gradients = []
 
     @abstractmethod
     def clear(self) -> None:
         """Contribute nothing."""
 
-    def fill(self, gradients: Gradients, places: Gradients) -> None:
-        """Take ``gradients``; zeros where there is none. ``places``: where ``publish`` may write the reduced ones.
+    def fill(self, gradients: Gradients, targets: Gradients) -> None:
+        """Take ``gradients``; zeros where there is none. ``targets``: where ``publish`` may write the reduced ones.
 
         If they are the same object, all gradients are ordinary.
         """
-        self._places, self._is_ordinary = places, places is gradients
+        self._targets, self._is_ordinary = targets, targets is gradients
         self._fill(gradients)
 
     def fill_alone(self) -> None:
@@ -81,18 +81,18 @@ class GradientBucket(ABC):
 
     def publish(self, agreed: Agreed) -> None:
         """Make the reduced values the gradients; those of parameters that no member used stay as they are."""
-        places, self._places = self._places, []
+        possible, self._targets = self._targets, []
         if self._is_ordinary and agreed.is_dense:
-            self._write(places, self._reduced(), self.params)
+            self._write(possible, self._reduced(), self.params)
             return
         targets, sources, owners = [], [], []
-        for piece, param, place, value in zip(self.pieces, self.params, places, self._reduced(), strict=True):
+        for piece, param, target, value in zip(self.pieces, self.params, possible, self._reduced(), strict=True):
             if (kind := agreed.kinds[piece]) > 1:
                 param.grad = value.to_sparse(kind - 1)
-            elif kind and place is None:
+            elif kind and target is None:
                 param.grad = new_gradient(param, value)
-            elif kind and place is not None:
-                targets.append(place)
+            elif kind and target is not None:
+                targets.append(target)
                 sources.append(value)
                 owners.append(param)
         if targets:
@@ -121,8 +121,8 @@ class LoneGradient(GradientBucket):
         self._travel(self.specs[0].empty().zero_())
 
     def _fill(self, gradients: Gradients) -> None:
-        [gradient], [place], [spec] = gradients, self._places, self.specs
-        self._lies = gradient is place and is_like(gradient, spec)
+        [gradient], [target], [spec] = gradients, self._targets, self.specs
+        self._lies = gradient is target and is_like(gradient, spec)
         if gradient is None:
             self.clear()
         else:
@@ -134,15 +134,15 @@ class LoneGradient(GradientBucket):
 
     def publish(self, agreed: Agreed) -> None:
         """See ``GradientBucket``."""
-        [place], [param], [piece] = self._places, self.params, self.pieces
+        [target], [param], [piece] = self._targets, self.params, self.pieces
         if self._lies and agreed.kinds[piece] == 1:
             adapter.written(self.array.owner)
-        elif agreed.kinds[piece] == 1 and place is None:
+        elif agreed.kinds[piece] == 1 and target is None:
             value = self.array.owner
             param.grad = value if value.stride() == param.stride() else new_gradient(param, value)
         else:
             super().publish(agreed)
-        self._places = []
+        self._targets = []
         del self.array  # it would keep the memory of the gradient
 
     def _reduced(self) -> list[torch.Tensor]:

@@ -39,8 +39,8 @@ from farandole.runtime.collectives.basics import (
     statistics,
     stop_timeline,
 )
+from farandole.runtime.session.init import init, is_initialized, shutdown
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
-from farandole.runtime.session.session import init, is_initialized, shutdown
 from farandole.torch.adapter import handles
 from farandole.torch.autograd import (
     Allgather as HorovodAllgather,
@@ -72,7 +72,7 @@ from farandole.torch.exchanges import (
     grouped_allgather,
     grouped_allgather_async,
 )
-from farandole.torch.joining import join
+from farandole.torch.join import join
 from farandole.torch.reductions import (
     allreduce,
     allreduce_,

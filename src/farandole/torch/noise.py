@@ -30,11 +30,11 @@ from farandole.largebatch.advice import Advised, advise
 from farandole.largebatch.goodput import Timing
 from farandole.largebatch.noise import Estimate, Estimated, NoEstimate, NoiseEstimator, NormPair
 from farandole.largebatch.scaling import gain
-from farandole.runtime.session.session import current
+from farandole.runtime.session.init import current
 from farandole.torch.norms import gradients, preconditioned, squared_norm
+from farandole.torch.observers import Observer, Passing
 from farandole.torch.optimizer import ReducingOptimizer
 from farandole.torch.reducer import GradientReducer
-from farandole.torch.riders import Passing, Rider
 from farandole.torch.stopwatch import Stopwatch
 
 SHARE = 0.0025
@@ -47,7 +47,7 @@ class _Scaler(Protocol):
 
 
 @final
-class NoiseScale(Rider):
+class NoiseScale(Observer):
     """Estimates S, |G|^2 and B_simple of what ``optimizer``, a ``DistributedOptimizer``, trains.
 
     >>> noise = hvd.NoiseScale(optimizer)
@@ -183,7 +183,7 @@ class NoiseScale(Rider):
     # -- what the reduction calls -------------------------------------------------------------------------------------
 
     def begins(self, passing: Passing) -> bool:
-        """See ``Rider``."""
+        """See ``Observer``."""
         if passing.number == 1:
             self._small, self._departed = None, False
             del self._seen[:-1]  # what a pass that failed had seen
@@ -192,18 +192,18 @@ class NoiseScale(Rider):
         return passing.step % self.every == 0 and (first_of_many if passing.alone else passing.last)
 
     def read(self, params: Sequence[torch.Tensor]) -> None:
-        """See ``Rider``."""
+        """See ``Observer``."""
         with self._stopwatch.cost():
             plain, adam = self._small or (0.0, 0.0)
             norm2, adam_norm2 = self._norms2(params)
             self._small = plain + norm2, adam + adam_norm2
 
     def ended(self) -> None:
-        """See ``Rider``."""
+        """See ``Observer``."""
         self._stopwatch.waits()
 
     def departs(self, weight: float) -> list[float] | None:
-        """See ``Rider``."""
+        """See ``Observer``."""
         if self._small is None or not self._seen:
             return None
         self._departed = True
@@ -218,7 +218,7 @@ class NoiseScale(Rider):
         return [*norms, 1.0, self._batch(), self._since + self._batch(), *times]
 
     def returns(self, sums: list[float] | None, params: Sequence[torch.Tensor]) -> None:
-        """See ``Rider``."""
+        """See ``Observer``."""
         if not self._seen:
             self._trouble = "it does not know how many samples there were: call noise.saw(len(x)) before backward()"
         elif self._passing.alone:

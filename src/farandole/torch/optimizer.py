@@ -22,11 +22,11 @@ from farandole.runtime.lanes.reduction import reduction
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
 from farandole.torch.adasum import AdasumOptimizer
 from farandole.torch.compression import Compression, CompressorLike
-from farandole.torch.front import put_before, refuse_copies
 from farandole.torch.gradients import Terms
 from farandole.torch.identity import Identity, Names
 from farandole.torch.reducer import GradientReducer
 from farandole.torch.reducing import Reducer
+from farandole.torch.subclass import put_before, refuse_copies
 from farandole.torch.virtual_workers import Shard, ShardReducer, VirtualWorkers, require_plain
 
 Named: TypeAlias = Iterable[tuple[str, torch.Tensor]]

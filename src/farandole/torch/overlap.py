@@ -47,11 +47,11 @@ class OverlappedPass:
 
         Reentrant checkpointing runs a pass within this one for each block, and a parameter of two blocks is in two.
         """
-        place = self._bucket_of.get(id(param))
-        if place is not None:
-            if place < self._begun:
+        index = self._bucket_of.get(id(param))
+        if index is not None:
+            if index < self._begun:
                 self.late = param
-            self._missing[place].discard(id(param))
+            self._missing[index].discard(id(param))
             while self._begun < len(self._buckets) and not self._missing[self._begun]:
                 self._begin()
 

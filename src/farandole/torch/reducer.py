@@ -19,21 +19,21 @@ from typing import Any, final
 import torch
 
 from farandole.collective import ReduceOp
-from farandole.elastic.worker.ballot import Meet, alone
+from farandole.elastic.worker.step_vote import Meet, alone
 from farandole.errors import UsageError
-from farandole.runtime.collectives.divergence import Snapshot
+from farandole.runtime.collectives.divergence import StepDigests
 from farandole.runtime.collectives.planned import PlannedLane
 from farandole.runtime.lanes.reduction import Reduction
-from farandole.runtime.session.session import Session, current
+from farandole.runtime.session.init import Session, current
 from farandole.torch.adapter import verbs
 from farandole.torch.divergence import KeptGradients
 from farandole.torch.gradients import GradientExchange, Terms
 from farandole.torch.identity import Identity
 from farandole.torch.lag import LaggedExchange
+from farandole.torch.observers import Observer, Passing
 from farandole.torch.overlap import OverlappedPass
 from farandole.torch.passes import ArrivalHooks, Arrived, PassEnd, no_pass
 from farandole.torch.reducing import Closure, Reducer
-from farandole.torch.riders import Passing, Rider
 from farandole.torch.siblings import Siblings
 
 _numbers = itertools.count()
@@ -67,8 +67,8 @@ class GradientReducer(Reducer):
         self._passes = self._steps = self._runs = 0
         self._reduced = False
         self._overlapped: OverlappedPass | None = None
-        self._rider: Rider | None = None
-        self._reads: Rider | None = None  # in this pass
+        self._observer: Observer | None = None
+        self._reads: Observer | None = None  # in this pass
         self._kept = KeptGradients()
         self._siblings = Siblings(self, living_reducers)
         self._hook, self._end = _hook_of(weakref.ref(self)), weakref.WeakMethod(self.pass_ended)
@@ -100,8 +100,8 @@ class GradientReducer(Reducer):
 
     def stepped(self) -> None:
         """The reduced gradients have been applied."""
-        if self.ballot is not None:
-            self.ballot.applied()
+        if self.step_vote is not None:
+            self.step_vote.applied()
         self._steps += 1
         self._passes = self._runs = 0
         self._reduced = False
@@ -136,16 +136,16 @@ class GradientReducer(Reducer):
         """How gradients are reduced."""
         return self._terms.how.op
 
-    def carry(self, rider: Rider) -> None:
-        """Let ``rider`` see what is reduced from now on, also where there is nobody to reduce with."""
-        if self._rider is not None:
+    def carry(self, observer: Observer) -> None:
+        """Let ``observer`` see what is reduced from now on, also where there is nobody to reduce with."""
+        if self._observer is not None:
             raise UsageError("there is one already that reads the gradients of this optimizer: use that")
-        self._rider = rider
+        self._observer = observer
         self._watch()
 
     def drop(self) -> None:
         """No rider sees what is reduced from now on."""
-        self._rider = self._reads = None
+        self._observer = self._reads = None
 
     def wrap(self, closure: Closure) -> Closure:
         """A closure for ``Optimizer.step`` that leaves reduced gradients, and returns the loss averaged over the ranks.
@@ -217,10 +217,10 @@ class GradientReducer(Reducer):
         is_shared = bool(self._siblings.find())
         if torch.is_grad_enabled() and self._passes + 1 >= self.passes_per_step:
             self._refuse_graph()
-        if self._rider is not None and not self._reduced:
+        if self._observer is not None and not self._reduced:
             alone = not self._is_needed(current("backward()"))
             passing = Passing(self._steps, self._passes + 1, self.passes_per_step, alone)
-            self._reads = self._rider if self._rider.begins(passing) else None
+            self._reads = self._observer if self._observer.begins(passing) else None
         if self._exchange is None or not self._exchange.overlaps or self._passes + 1 < self.passes_per_step:
             return
         if is_shared:  # the one would write gradients while the other reads them
@@ -239,8 +239,8 @@ class GradientReducer(Reducer):
         self._ongoing = no_pass
         if self._reads is not None and self._overlapped is None:
             self._reads.read(self.params())
-        if self._rider is not None:
-            self._rider.ended()
+        if self._observer is not None:
+            self._observer.ended()
         self._overlapped = self._reads = None
         self._passes += 1
         if self._passes >= self.passes_per_step:
@@ -250,8 +250,8 @@ class GradientReducer(Reducer):
 
     def _reduce(self) -> None:
         self._passes = 0
-        if self.ballot is not None:
-            self.ballot.reach("reduce")
+        if self.step_vote is not None:
+            self.step_vote.reach("reduce")
         session = current("the reduction of gradients")
         sums = None
         if self._is_needed(session):
@@ -261,12 +261,12 @@ class GradientReducer(Reducer):
             if not self._kept.begun:
                 self._kept.begin()
             with torch.no_grad(), exchange.lane.phase(self._where(), "wait", row="training"):
-                sums = exchange.run(self._where(), self._weigh, self._rider, self._uncompared())
+                sums = exchange.run(self._where(), self._weigh, self._observer, self._uncompared())
             self._kept.end(self._named)
             self._runs += 1
         self._reduced = True
-        if self._rider is not None:
-            self._rider.returns(sums, self.params())
+        if self._observer is not None:
+            self._observer.returns(sums, self.params())
 
     def _is_needed(self, session: Session) -> bool:
         process_set = self._terms.process_set
@@ -307,7 +307,7 @@ class GradientReducer(Reducer):
             return []
         return [(self._identity.name(p, i), p) for i, p in enumerate(self._identity.arrange(self.params()))]
 
-    def _meet(self, snapshot: Snapshot | None) -> Meet:
+    def _meet(self, snapshot: StepDigests | None) -> Meet:
         session = current("the vote of a step")
         return partial(self._lane(session).meet, snapshot=snapshot) if self._is_needed(session) else alone
 
@@ -327,9 +327,9 @@ class GradientReducer(Reducer):
 
     def _weigh(self) -> float:
         """How much this rank counts: where it is known how many samples each has, as much as those."""
-        if self.ballot is None or self._terms.how.op is not ReduceOp.AVERAGE:
+        if self.step_vote is None or self._terms.how.op is not ReduceOp.AVERAGE:
             return 1.0
-        return self.ballot.weigh()
+        return self.step_vote.weigh()
 
     def _where(self) -> str:
         return f"step {self._steps}.{self._runs}"

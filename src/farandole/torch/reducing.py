@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from farandole.elastic.worker.ballot import Ballot, Meet
-from farandole.runtime.collectives.divergence import Snapshot
+from farandole.elastic.worker.step_vote import Meet, StepVote
+from farandole.runtime.collectives.divergence import StepDigests
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
 from farandole.torch.divergence import StepSnapshots
 from farandole.torch.gradients import Terms
@@ -24,10 +24,10 @@ class Reducer(ABC):
 
     def __init__(self, terms: Terms) -> None:
         self._terms = terms
-        self.ballot: Ballot | None = None
+        self.step_vote: StepVote | None = None
         """Where steps are voted, in elastic jobs."""
         self._snapshots = StepSnapshots()
-        self._snapshot: Snapshot | None = None
+        self._snapshot: StepDigests | None = None
         """Of the last step, if no meeting has compared it yet."""
 
     @property
@@ -46,12 +46,12 @@ class Reducer(ABC):
         Where they are not, what this rank steps with is compared when the ranks meet next.
         """
         snapshot = self._snapshots.take(self._named) if self._snapshots.is_due() else None
-        if self.ballot is not None:
-            self.ballot.cast(self._meet(snapshot))
+        if self.step_vote is not None:
+            self.step_vote.cast(self._meet(snapshot))
         elif snapshot is not None:
             self._snapshot = snapshot
 
-    def _uncompared(self) -> Snapshot | None:
+    def _uncompared(self) -> StepDigests | None:
         """What is to be compared in the next meeting, once."""
         snapshot, self._snapshot = self._snapshot, None
         return snapshot
@@ -93,5 +93,5 @@ class Reducer(ABC):
         """The parameters that all ranks step alike, by name; [] if this rank shares them with nobody."""
 
     @abstractmethod
-    def _meet(self, snapshot: Snapshot | None) -> Meet:
+    def _meet(self, snapshot: StepDigests | None) -> Meet:
         """How the ranks that reduce together hear each other, and compare ``snapshot``."""

@@ -49,7 +49,7 @@ class _Piece(NamedTuple):
     tensor: int
     begin: int
     end: int
-    place: int
+    offset: int
 
 
 @final
@@ -130,9 +130,9 @@ class ShardSums:
         flat = as_bytes(self._lane.allocate(padded * first.element_size())).view(first.dtype)[:padded]
         for i, count, end in zip(which, counts, ends, strict=True):
             self._results[i] = flat[end - count : end].view(like[i].shape)
-        places = list(zip(which, counts, ends, strict=True))
+        runs = list(zip(which, counts, ends, strict=True))
         for begin in range(0, ends[-1], length):
-            pieces = list(_pieces(places, begin, begin + length))
+            pieces = list(_pieces(runs, begin, begin + length))
             self._chunks.append(_Chunk(pieces, flat[begin : begin + length], scale))
 
     def _reduce(self, what: str, bucket: _Bucket, tensors: Sequence[torch.Tensor], results: list[torch.Tensor]) -> None:
@@ -165,22 +165,22 @@ class ShardSums:
             for shards in mine:
                 self._fill(send, chunk, partial[shards])
             coming = [shards for parts in self._parts for shards in parts[turn : turn + 1]]
-            place = received[len(found) * share :][: len(coming) * share]
+            gathered = received[len(found) * share :][: len(coming) * share]
             counts = [share * len(parts[turn : turn + 1]) for parts in self._parts]
             given = adapter.array(send if mine else send[:0])
-            self._lane.alltoall(what, given, [share * len(mine)] * size, adapter.array(place), counts)
-            found.update(zip(coming, place.split(share), strict=True))
+            self._lane.alltoall(what, given, [share * len(mine)] * size, adapter.array(gathered), counts)
+            found.update(zip(coming, gathered.split(share), strict=True))
         return found
 
     def _fill(self, send: torch.Tensor, chunk: _Chunk, tensors: Sequence[torch.Tensor]) -> None:
         sources = [tensors[p.tensor].reshape(-1)[p.begin : p.end] for p in chunk.pieces]
-        targets = [send[p.place : p.place + p.end - p.begin] for p in chunk.pieces]
+        targets = [send[p.offset : p.offset + p.end - p.begin] for p in chunk.pieces]
         torch._foreach_copy_(targets, sources)
 
 
-def _pieces(places: Sequence[tuple[int, int, int]], begin: int, end: int) -> Iterator[_Piece]:
+def _pieces(runs: Sequence[tuple[int, int, int]], begin: int, end: int) -> Iterator[_Piece]:
     """What of the tensors lies in ``begin`` to ``end - 1`` of their common memory."""
-    for tensor, count, last in places:
+    for tensor, count, last in runs:
         first = last - count
         if first < end and begin < last and count:
             yield _Piece(tensor, max(begin - first, 0), min(end, last) - first, max(first - begin, 0))

@@ -88,7 +88,7 @@ def _difference(lane: PlannedLane, mine: Sequence[int], names: Sequence[str], di
     every = torch.empty(lane.size, len(mine), dtype=torch.int32)
     lane.allgather("codes", adapter.array(own), adapter.array(every), [len(mine)] * lane.size)
     first = differing[0]
-    each = [(lane.name(place), code >> _BITS) for place, code in enumerate(every[:, first].tolist())]
+    each = [(lane.name(member), code >> _BITS) for member, code in enumerate(every[:, first].tolist())]
     said = "; ".join(f"{_DTYPES.get(number, 'another dtype')} on {name}" for name, number in each if number)
     others = f", and {len(differing) - 1} more parameters differ" if len(differing) > 1 else ""
     return (

@@ -11,14 +11,14 @@ import torch
 
 @final
 @dataclass(frozen=True, slots=True)
-class Place:
+class TensorPlaceholder:
     """Stands for a tensor in a state dict that travels without its tensors."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> Place:
+    def of(cls, tensor: torch.Tensor) -> TensorPlaceholder:
         """Where this tensor was."""
         return cls(tuple(tensor.shape), tensor.dtype)
 

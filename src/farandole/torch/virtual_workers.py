@@ -26,13 +26,13 @@ from typing import Any, NamedTuple, final
 import torch
 
 from farandole.collective import ReduceOp
-from farandole.elastic.worker.ballot import Meet, alone
+from farandole.elastic.worker.step_vote import Meet, alone
 from farandole.errors import UsageError
 from farandole.gradients.shard_tree import Shards, block, cover, halves
-from farandole.runtime.collectives.divergence import Snapshot
+from farandole.runtime.collectives.divergence import StepDigests
 from farandole.runtime.collectives.planned import REFUSED, PlannedLane
 from farandole.runtime.lanes.reduction import Reduction
-from farandole.runtime.session.session import current
+from farandole.runtime.session.init import current
 from farandole.torch.gradients import Terms
 from farandole.torch.identity import Identity
 from farandole.torch.reducing import Closure, Reducer
@@ -156,8 +156,8 @@ class ShardReducer(Reducer):
 
     def stepped(self) -> None:
         """The gradients have been applied."""
-        if self.ballot is not None:
-            self.ballot.applied()
+        if self.step_vote is not None:
+            self.step_vote.applied()
         group = self._groups()[0]
         group[STEP] = group.get(STEP, 0) + 1
         self._forget()
@@ -185,7 +185,7 @@ class ShardReducer(Reducer):
     def _named(self) -> list[tuple[str, torch.Tensor]]:
         return [(f"parameter {i}", p) for i, p in enumerate(self._params())] if self._lanes else []
 
-    def _meet(self, snapshot: Snapshot | None) -> Meet:
+    def _meet(self, snapshot: StepDigests | None) -> Meet:
         return partial(self._lanes[0].meet, snapshot=snapshot) if self._lanes else alone
 
     # -- shards -------------------------------------------------------------------------------------------------------

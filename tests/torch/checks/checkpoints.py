@@ -43,7 +43,7 @@ def check_that_any_number_of_ranks_restores_what_another_wrote() -> None:
             alone = restoring.read(root, 2, TorchCodec())  # as a job of one rank does
             for each in (found.state, alone):
                 assert all(map(torch.equal, each["layers"], state(2)["layers"]))
-            shards = folder.read_manifest(folder.place_of(root, 2)).shards
+            shards = folder.read_manifest(folder.writer_of(root, 2)).shards
             assert len(shards) == (hvd.size() if sharded else 1)
 
 
@@ -54,7 +54,7 @@ def check_that_all_take_the_last_good_one() -> None:
         checkpoints.wait()
         hvd.barrier()
         if hvd.rank() == hvd.size() - 1:
-            torn = folder.place_of(root, 2) / f"shard-{hvd.rank()}-of-{hvd.size()}"
+            torn = folder.writer_of(root, 2) / f"shard-{hvd.rank()}-of-{hvd.size()}"
             torn.write_bytes(torn.read_bytes()[:-1])
         hvd.barrier()
         found = checkpoints.restore()

@@ -199,7 +199,7 @@ def unmended(owner: type, **old: Any) -> Iterator[None]:
 
 def hand_out_views(self: DirectBucket, agreed: Agreed) -> None:
     """Make views of the bucket the gradients, as before."""
-    self._places = []
+    self._targets = []
     for piece, param, view in zip(self.pieces, self.params, self._views, strict=True):
         if agreed.kinds[piece] == 1 and param.grad is not view:
             param.grad = view

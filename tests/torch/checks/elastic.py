@@ -109,7 +109,7 @@ def check_a_state_is_that_of_the_newest_rank_with_all_that_adam_has() -> None:
             model[0].weight.fill_(3.0)
         schedule.step()
         state.log.append("one more")
-        state._ballot.step += 1
+        state._step_vote.step += 1
     else:
         optimizer.state.clear()  # as in a worker that has just come
     state.sync()
@@ -119,7 +119,7 @@ def check_a_state_is_that_of_the_newest_rank_with_all_that_adam_has() -> None:
     assert len(optimizer.state) == 6
     assert state.log == ["a step", "one more"]
     assert optimizer.param_groups[0]["lr"] == schedule.get_last_lr()[0] == 1e-3 / 4
-    assert state._ballot.step == 2
+    assert state._step_vote.step == 2
 
 
 def _same(model: torch.nn.Module) -> None:
@@ -170,5 +170,5 @@ def check_training_goes_on_after_the_next_generation_has_begun() -> None:
 
     assert train(state) == 2
     assert sampler.processed_num == 16
-    assert state._ballot.step == 4
+    assert state._step_vote.step == 4
     _same(model)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import farandole.torch as hvd
-from farandole.runtime.session.session import current
+from farandole.runtime.session.init import current
 
 STEPS = 3
 Build = Callable[[], torch.nn.Module]

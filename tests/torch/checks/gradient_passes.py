@@ -10,7 +10,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import farandole.torch as hvd
-from farandole.runtime.session.session import current
+from farandole.runtime.session.init import current
 from farandole.torch import optim
 from farandole.torch.autograd import apply
 from tests.rank_gradients import backward, gradient, mean_over, parameters

@@ -8,7 +8,7 @@ import threading
 import torch
 
 import farandole.torch as hvd
-from farandole.runtime.session.session import current
+from farandole.runtime.session.init import current
 from tests.rank_gradients import backward, mean_over, parameters
 
 

@@ -17,7 +17,7 @@ from typing import Any, final
 
 from farandole import events
 from farandole.control.messages import Hello
-from farandole.elastic.membership import decisions, happenings
+from farandole.elastic.membership import actions, job_events
 from farandole.elastic.membership.journal import Recorded
 from farandole.elastic.membership.membership import Membership
 from farandole.errors import FarandoleError
@@ -26,10 +26,10 @@ from farandole.runtime.coordination.formation import (
     Decision,
     Deferred,
     Due,
+    EndNow,
     Formation,
     Formed,
     Member,
-    Over,
     Refused,
     disagreement,
 )
@@ -41,25 +41,27 @@ class ElasticFormation(Formation):
 
     def __init__(self, membership: Membership | Recorded, choose: Choose, clock: Callable[[], float]) -> None:
         super().__init__()
-        self.orders: deque[decisions.Decision] = deque()
+        self.orders: deque[actions.Decision] = deque()
         """What the launcher is to do."""
-        self.on_decision: Callable[[decisions.Decision], object] = lambda _: None
+        self.on_decision: Callable[[actions.Decision], object] = lambda _: None
         """Told of everything that was decided, whoever does it."""
         self.on_over: Callable[[str], object] = lambda _: None
         """Told why a generation has ended, where that was not decided here."""
         self._membership, self._choose, self._clock = membership, choose, clock
         self._known: dict[int, Member] = {}  # as they said hello last
-        self._seniors = {place for place, worker in membership.workers.items() if worker.senior}  # have been members
+        self._seniors = {
+            worker_id for worker_id, worker in membership.workers.items() if worker.senior
+        }  # have been members
         self._formed: tuple[Member, ...] = ()
         self._due: deque[Decision] = deque()
         self._is_news = False
         self._handlers: dict[type, Callable[[Any, str], None]] = {
-            decisions.Form: self._form,
-            decisions.Greet: self._greet,
-            decisions.Refuse: self._refuse,
-            decisions.Dismiss: self._dismiss,
-            decisions.Announce: lambda _, reason: self._due.append(Due(reason)),
-            decisions.Abort: lambda _, reason: self._due.append(Over(reason)),
+            actions.Form: self._form,
+            actions.Greet: self._greet,
+            actions.RefuseWorkers: self._refuse,
+            actions.Dismiss: self._dismiss,
+            actions.Announce: lambda _, reason: self._due.append(Due(reason)),
+            actions.AbortGeneration: lambda _, reason: self._due.append(EndNow(reason)),
         }
 
     @property
@@ -67,16 +69,16 @@ class ElasticFormation(Formation):
         """What decides; to be looked at only."""
         return self._membership
 
-    def tell(self, event: happenings.Any) -> None:
+    def tell(self, event: job_events.Any) -> None:
         """Something has happened that the controller does not know."""
         self._membership.on(self._clock(), event)
         self._is_news = True
 
     # -- what the controller says -------------------------------------------------------------------------------------
 
-    def started(self, place: int, description: str) -> None:
+    def started(self, worker_id: int, description: str) -> None:
         """See ``Formation``."""
-        self.tell(happenings.Started(place))
+        self.tell(job_events.WorkerStarted(worker_id))
 
     def turn_away(self, uid: bytes, hello: Hello) -> str:
         """See ``Formation``."""
@@ -90,46 +92,46 @@ class ElasticFormation(Formation):
         member = Member(uid, hello)
         self.occupants.enter(uid, hello)
         reference = self._formed or tuple(self._known.values())
-        is_new = hello.place not in self._seniors
+        is_new = hello.worker_id not in self._seniors
         misfit = disagreement((reference[0], member)) if reference and is_new else ""
-        self._known[hello.place] = member
+        self._known[hello.worker_id] = member
         if hello.step_s > 0:
             self.paced(hello.step_s)
-        self._membership.on(now, happenings.Came(hello.place, hello.ready, hello.state_step))
+        self._membership.on(now, job_events.WorkerConnected(hello.worker_id, hello.ready, hello.state_step))
         if misfit:
-            self.tell(happenings.Unfit(hello.place, misfit))
+            self.tell(job_events.WorkerUnfit(hello.worker_id, misfit))
         self._is_news = True
 
-    def gone(self, place: int, pid: int, code: int, description: str) -> None:
+    def gone(self, worker_id: int, pid: int, code: int, description: str) -> None:
         """See ``Formation``."""
-        self.occupants.leave(place)
-        self._known.pop(place, None)
-        self._seniors.discard(place)
-        self.tell(happenings.Ended(place, code, description))
+        self.occupants.leave(worker_id)
+        self._known.pop(worker_id, None)
+        self._seniors.discard(worker_id)
+        self.tell(job_events.WorkerExited(worker_id, code, description))
 
-    def left(self, place: int, ending: bool) -> None:
+    def left(self, worker_id: int, ending: bool) -> None:
         """See ``Formation``."""
-        self.occupants.leave(place)
-        self.tell(happenings.Left(place, ending))
+        self.occupants.leave(worker_id)
+        self.tell(job_events.WorkerLeft(worker_id, ending))
 
-    def answered(self, place: int) -> None:
+    def answered(self, worker_id: int) -> None:
         """See ``Formation``."""
-        self.tell(happenings.Answered(place))
+        self.tell(job_events.Answered(worker_id))
 
     def over(self, generation: int, reason: str) -> None:
         """See ``Formation``."""
         self.on_over(reason)
-        self.tell(happenings.Over(generation, reason))
+        self.tell(job_events.GenerationEnded(generation, reason))
 
     def paced(self, step_s: float) -> None:
         """See ``Formation``."""
-        self.tell(happenings.Paced(step_s))
+        self.tell(job_events.Paced(step_s))
 
-    def stalled(self, places: Collection[int], reason: str) -> bool:
+    def stalled(self, worker_ids: Collection[int], reason: str) -> bool:
         """See ``Formation``."""
-        for place in places:
-            self.tell(happenings.Hung(place, reason))
-        return bool(places)
+        for worker_id in worker_ids:
+            self.tell(job_events.WorkerHung(worker_id, reason))
+        return bool(worker_ids)
 
     # -- what follows -------------------------------------------------------------------------------------------------
 
@@ -148,7 +150,7 @@ class ElasticFormation(Formation):
             is_over = not self._is_news
         return self._due.popleft() if self._due else None
 
-    def _take(self, decision: decisions.Decision) -> None:
+    def _take(self, decision: actions.Decision) -> None:
         events.logger.debug("decided: %s (%s)", decision.action, decision.reason)
         self.on_decision(decision)
         handler = self._handlers.get(type(decision.action))
@@ -157,59 +159,69 @@ class ElasticFormation(Formation):
         else:
             handler(decision.action, decision.reason)
 
-    def _form(self, action: decisions.Form, _: str) -> None:
-        if strangers := self._strangers(action.places):
+    def _form(self, action: actions.Form, _: str) -> None:
+        if strangers := self._strangers(action.worker_ids):
             self._undo(action, strangers)
             return
         try:
-            engine, reason = self._choice(action.places)
+            engine, reason = self._choice(action.worker_ids)
         except FarandoleError as failure:
-            new = [place for place in action.places if place not in self._seniors]
-            self._undo(action, dict.fromkeys(new if len(new) < len(action.places) else action.places, str(failure)))
+            new = [worker_id for worker_id in action.worker_ids if worker_id not in self._seniors]
+            self._undo(
+                action, dict.fromkeys(new if len(new) < len(action.worker_ids) else action.worker_ids, str(failure))
+            )
             return
-        self._formed = self._members(action.places)
-        self._seniors.update(action.places)
+        self._formed = self._members(action.worker_ids)
+        self._seniors.update(action.worker_ids)
         self._due.append(Formed(action.generation, self._formed, engine, reason))
 
-    def _choice(self, places: Collection[int]) -> tuple[str, str]:
+    def _choice(self, worker_ids: Collection[int]) -> tuple[str, str]:
         """The engine of a generation of these, as far as they are known, and why."""
-        hellos = [member.hello for member in self._members(places)]
+        hellos = [member.hello for member in self._members(worker_ids)]
         return self._choose([hello.host for hello in hellos], [_that_form_again(hello.engines) for hello in hellos])
 
-    def _strangers(self, places: Sequence[int]) -> dict[int, str]:
+    def _strangers(self, worker_ids: Sequence[int]) -> dict[int, str]:
         """Those that are new and do not fit to the oldest, who may have said only now what it trains; and why."""
-        oldest = self._known[places[0]]
-        new = {place: disagreement((oldest, self._known[place])) for place in places if place not in self._seniors}
-        return {place: misfit for place, misfit in new.items() if misfit}
+        oldest = self._known[worker_ids[0]]
+        new = {
+            worker_id: disagreement((oldest, self._known[worker_id]))
+            for worker_id in worker_ids
+            if worker_id not in self._seniors
+        }
+        return {worker_id: misfit for worker_id, misfit in new.items() if misfit}
 
-    def _undo(self, action: decisions.Form, unfit: Mapping[int, str]) -> None:
+    def _undo(self, action: actions.Form, unfit: Mapping[int, str]) -> None:
         """It cannot be with those that are ``unfit``, for these reasons. The others still wait."""
-        self.tell(happenings.Over(action.generation, next(iter(unfit.values()))))
-        for place in action.places:
-            if place in unfit:
-                self.tell(happenings.Unfit(place, unfit[place]))
+        self.tell(job_events.GenerationEnded(action.generation, next(iter(unfit.values()))))
+        for worker_id in action.worker_ids:
+            if worker_id in unfit:
+                self.tell(job_events.WorkerUnfit(worker_id, unfit[worker_id]))
             else:
-                self.tell(happenings.Came(place, ready=True, step=self._known[place].hello.state_step))
+                self.tell(
+                    job_events.WorkerConnected(worker_id, ready=True, step=self._known[worker_id].hello.state_step)
+                )
 
-    def _greet(self, action: decisions.Greet, reason: str) -> None:
-        rank = action.places.index(action.place)
-        where = {place: worker.slot.host for place, worker in self._membership.workers.items()}
-        where |= {place: member.hello.host for place, member in self._known.items()}  # not those of another controller
-        hosts = tuple(where[place] for place in action.places)
+    def _greet(self, action: actions.Greet, reason: str) -> None:
+        rank = action.worker_ids.index(action.worker_id)
+        where = {worker_id: worker.slot.host for worker_id, worker in self._membership.workers.items()}
+        where |= {
+            worker_id: member.hello.host for worker_id, member in self._known.items()
+        }  # not those of another controller
+        hosts = tuple(where[worker_id] for worker_id in action.worker_ids)
         try:
-            engine = self._choice(action.places)[0]
+            engine = self._choice(action.worker_ids)[0]
         except FarandoleError:
             engine = "solo"  # there is time to say so when it is ready
-        self._due.append(Deferred((self._known[action.place],), rank, hosts, engine, reason))
+        self._due.append(Deferred((self._known[action.worker_id],), rank, hosts, engine, reason))
 
-    def _refuse(self, action: decisions.Refuse, reason: str) -> None:
-        self._due.append(Refused(self._members(action.places), reason))
+    def _refuse(self, action: actions.RefuseWorkers, reason: str) -> None:
+        self._due.append(Refused(self._members(action.worker_ids), reason))
 
-    def _dismiss(self, action: decisions.Dismiss, reason: str) -> None:
-        self._due.append(Refused(self._members(action.places), reason, orderly=True))
+    def _dismiss(self, action: actions.Dismiss, reason: str) -> None:
+        self._due.append(Refused(self._members(action.worker_ids), reason, orderly=True))
 
-    def _members(self, places: Collection[int]) -> tuple[Member, ...]:
-        return tuple(self._known[place] for place in places if place in self._known)
+    def _members(self, worker_ids: Collection[int]) -> tuple[Member, ...]:
+        return tuple(self._known[worker_id] for worker_id in worker_ids if worker_id in self._known)
 
 
 def _that_form_again(engines: list[str]) -> list[str]:

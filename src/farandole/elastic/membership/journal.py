@@ -14,8 +14,8 @@ from typing import final
 
 import msgspec
 
-from farandole.elastic.membership import happenings
-from farandole.elastic.membership.decisions import Decision, Finish
+from farandole.elastic.membership import job_events
+from farandole.elastic.membership.actions import Decision, Finish
 from farandole.elastic.membership.membership import Membership
 from farandole.elastic.membership.policy import Policy
 from farandole.elastic.membership.workers import Worker
@@ -34,7 +34,7 @@ class Heard(msgspec.Struct, frozen=True):
     """An event, and when the membership was told of it."""
 
     at_s: float
-    event: happenings.Any
+    event: job_events.Any
 
 
 @final
@@ -76,7 +76,7 @@ class Recorded:
             decisions = self._membership.decide(turn.at_s)
             self.finish = next((each for each in decisions if isinstance(each.action, Finish)), self.finish)
 
-    def on(self, now: float, event: happenings.Any) -> None:
+    def on(self, now: float, event: job_events.Any) -> None:
         """See ``Membership``."""
         self._heard.append(Heard(now, event))
         self._membership.on(now, event)

@@ -21,11 +21,11 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import final
 
-from farandole.elastic.membership import happenings
-from farandole.elastic.membership.decisions import Announce, Decision, Dismiss, Finish, Form, Start
+from farandole.elastic.membership import job_events
+from farandole.elastic.membership.actions import Announce, Decision, Dismiss, Finish, Form, Start
+from farandole.elastic.membership.job_state import LOST, JobState
 from farandole.elastic.membership.policy import Policy
-from farandole.elastic.membership.standing import LOST, Standing
-from farandole.elastic.membership.workers import Phase, Worker, name
+from farandole.elastic.membership.workers import Worker, WorkerPhase, name
 
 
 @final
@@ -35,7 +35,7 @@ class Membership:
     def __init__(self, policy: Policy) -> None:
         self.status: int | None = None
         self._policy = policy
-        self._job = Standing(policy)
+        self._job = JobState(policy)
         self._decided_s = -math.inf
         self._announced = False
         self._wish_since_s: float | None = None
@@ -61,7 +61,7 @@ class Membership:
         """Why the latest generation has ended, if it has."""
         return self._job.over
 
-    def on(self, now: float, event: happenings.Any) -> None:
+    def on(self, now: float, event: job_events.Any) -> None:
         """Take an event in."""
         self._job.on(now, event)
 
@@ -88,9 +88,9 @@ class Membership:
     def _moments(self) -> Iterable[float | None]:
         for worker in self._job.workers.values():
             yield self._overdue_s(worker)
-        if self._job.over and self._job.in_phase(Phase.LEFT):
+        if self._job.over and self._job.in_phase(WorkerPhase.LEFT):
             yield self._job.patience_ends_s
-        yield from map(self._job.hangs_at_s, self._job.in_phase(Phase.MEMBER))
+        yield from map(self._job.hangs_at_s, self._job.in_phase(WorkerPhase.MEMBER))
         if self._wish_since_s is not None:
             yield self._wish_since_s + self._policy.window_s
         if self._short_since_s is not None:
@@ -108,7 +108,7 @@ class Membership:
         """Nothing is left to be done, or nothing can be."""
         status, failure = self._job.status()
         seniors = [worker for worker in self._job.in_order() if worker.senior]
-        if self.generation and not any(worker.holds or worker.phase is not Phase.READY for worker in seniors):
+        if self.generation and not any(worker.holds or worker.phase is not WorkerPhase.READY for worker in seniors):
             if not failure and not seniors:
                 return Decision(Finish(0), "every worker has finished")
             why = f"{failure or self._job.over}, and no worker is left that has the state of the job"
@@ -122,7 +122,7 @@ class Membership:
 
     def _run_out(self, now: float) -> Decision | None:
         """The job waits for workers, and has waited long enough."""
-        ready = len(self._job.in_phase(Phase.READY))
+        ready = len(self._job.in_phase(WorkerPhase.READY))
         if self.generation:
             is_early = bool(self._job.in_order()) and not ready
         else:  # who is started after a failure is not waited for anew
@@ -133,7 +133,11 @@ class Membership:
         if self._short_since_s is None:
             self._short_since_s = now
         found = f"{ready} ready, and the job needs {self._needed} (--min-np)"
-        if self._job.finished and not self._job.awaited(now) and not self._job.in_phase(Phase.LEFT, Phase.ENDING):
+        if (
+            self._job.finished
+            and not self._job.awaited(now)
+            and not self._job.in_phase(WorkerPhase.LEFT, WorkerPhase.ENDING)
+        ):
             return Decision(Finish(LOST), f"{found}; none is started any more once one has finished")
         if now >= self._short_since_s + self._policy.elastic_timeout_s:
             waited = f"for {self._policy.elastic_timeout_s:g} s (--elastic-timeout)"
@@ -147,15 +151,15 @@ class Membership:
 
     def _overdue_s(self, worker: Worker) -> float | None:
         """When a worker is to be killed that does not do what it should."""
-        if worker.phase in (Phase.STARTING, Phase.ENDING, Phase.DISMISSED):
+        if worker.phase in (WorkerPhase.STARTING, WorkerPhase.ENDING, WorkerPhase.DISMISSED):
             return worker.since_s + self._policy.start_timeout_s
-        return worker.since_s + self._policy.elastic_timeout_s if worker.phase is Phase.GREETED else None
+        return worker.since_s + self._policy.elastic_timeout_s if worker.phase is WorkerPhase.GREETED else None
 
     def _give_up(self, now: float) -> Decision | None:
         """Kill who is overdue, and who has nowhere to go."""
         for worker in self._job.workers.values():
             overdue_s, ends_s = self._overdue_s(worker), self._job.hangs_at_s(worker)
-            is_new = worker.phase in (Phase.STARTING, Phase.GREETED)
+            is_new = worker.phase in (WorkerPhase.STARTING, WorkerPhase.GREETED)
             if is_new and not self._job.may_stay(worker):
                 self._job.doom(worker, now, f"{worker.slot} is there no more", to_blame=False)
             elif is_new and self.generation and self._job.finished:
@@ -164,7 +168,7 @@ class Membership:
                 waited_s = overdue_s - worker.since_s
                 reason = f"{worker} was given up after {waited_s:g} s: {worker.phase.value}"
                 self._job.doom(worker, now, reason, worker.to_blame)
-            elif worker.phase is Phase.MEMBER and ends_s is not None and now >= ends_s:
+            elif worker.phase is WorkerPhase.MEMBER and ends_s is not None and now >= ends_s:
                 self._job.doom(worker, now, f"{worker} hangs: it has not noticed that its generation is over")
             else:
                 continue
@@ -179,13 +183,15 @@ class Membership:
             wanted = self._job.chosen()
         else:
             return None
-        surplus = [worker for worker in self._job.in_phase(Phase.READY) if worker not in wanted]
+        surplus = [worker for worker in self._job.in_phase(WorkerPhase.READY) if worker not in wanted]
         if not surplus or (not wanted and not self._job.is_running):
             return None
         for worker in surplus:
-            worker.enter(Phase.DISMISSED, now)
+            worker.enter(WorkerPhase.DISMISSED, now)
             worker.to_blame = False
-        return Decision(Dismiss([worker.place for worker in surplus]), f"{name(surplus)}: there is no slot for it now")
+        return Decision(
+            Dismiss([worker.worker_id for worker in surplus]), f"{name(surplus)}: there is no slot for it now"
+        )
 
     def _form(self, now: float) -> Decision | None:
         """The next generation, once everybody is there who can be."""
@@ -203,7 +209,7 @@ class Membership:
 
     def _announce(self, now: float) -> Decision | None:
         """Those that come and those that go, when there are no more to expect for a while."""
-        members = self._job.in_phase(Phase.MEMBER)
+        members = self._job.in_phase(WorkerPhase.MEMBER)
         leaving = [worker for worker in members if not self._job.may_stay(worker)]
         joiners = self._job.joiners()
         if not self._job.is_running or self._announced or not (joiners or (leaving and len(leaving) < len(members))):
@@ -211,7 +217,10 @@ class Membership:
             return None
         if self._wish_since_s is None:
             self._wish_since_s = now
-        if self._job.in_phase(Phase.STARTING, Phase.GREETED) and now < self._wish_since_s + self._policy.window_s:
+        if (
+            self._job.in_phase(WorkerPhase.STARTING, WorkerPhase.GREETED)
+            and now < self._wish_since_s + self._policy.window_s
+        ):
             return None
         self._announced, self._wish_since_s = True, None
         wishes = [f"{name(joiners)} can join"] * bool(joiners) + [f"{name(leaving)} must go"] * bool(leaving)
@@ -227,4 +236,4 @@ class Membership:
         if slot is None:
             return None
         worker = self._job.hire(slot, now)
-        return Decision(Start(worker.place, slot.host, slot.index), f"{slot} is free")
+        return Decision(Start(worker.worker_id, slot.host, slot.index), f"{slot} is free")

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from farandole.elastic.membership.decisions import Decision, Rest
+from farandole.elastic.membership.actions import Decision, Rest
 from farandole.elastic.membership.policy import Policy
 
 FIRST_REST_S = 1.0
@@ -26,7 +26,7 @@ FIRST_REST_S = 1.0
 
 @final
 @dataclass(frozen=True, slots=True)
-class Slot:
+class HostSlot:
     """A host, and which of its slots."""
 
     host: str
@@ -53,27 +53,27 @@ class Slots:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._capacity: dict[str, int] = {}
-        self._taken: dict[Slot, int] = {}  # by place
-        self._slots: dict[Slot, _Record] = {}
+        self._taken: dict[HostSlot, int] = {}  # by place
+        self._slots: dict[HostSlot, _Record] = {}
         self._hosts: dict[str, _Record] = {}
 
     def found(self, hosts: dict[str, int]) -> None:
         """These are the hosts now."""
         self._capacity = dict(hosts)
 
-    def exists(self, slot: Slot) -> bool:
+    def exists(self, slot: HostSlot) -> bool:
         """True unless the host is gone from the list, or has fewer slots now."""
         return slot.index < self._capacity.get(slot.host, 0)
 
-    def take(self, slot: Slot, place: int) -> None:
+    def take(self, slot: HostSlot, worker_id: int) -> None:
         """A worker is started there."""
-        self._taken[slot] = place
+        self._taken[slot] = worker_id
 
-    def give_back(self, slot: Slot) -> None:
+    def give_back(self, slot: HostSlot) -> None:
         """Its worker has ended, and nobody is to blame."""
         self._taken.pop(slot, None)
 
-    def fail(self, slot: Slot, now: float, lasted_s: float = 0.0) -> Decision | None:
+    def fail(self, slot: HostSlot, now: float, lasted_s: float = 0.0) -> Decision | None:
         """Its worker has failed, having been a member for ``lasted_s``; says for how long the slot rests.
 
         Who lasted longer than the longest cool-down shows that the slot is sound: its failures are counted anew.
@@ -104,12 +104,12 @@ class Slots:
         record.rests_until_s = max(record.rests_until_s, now + rest_s)
         return _rest(host, -1, rest_s, f"host {host} was lost")
 
-    def proved(self, slot: Slot) -> None:
+    def proved(self, slot: HostSlot) -> None:
         """A worker of this slot became a member: its host works."""
         if slot.host in self._hosts:
             self._hosts[slot.host].failures = 0
 
-    def free(self, now: float) -> Slot | None:
+    def free(self, now: float) -> HostSlot | None:
         """The first one where a worker may be started."""
         return next((slot for slot in self._open() if self._rests_until_s(slot) <= now), None)
 
@@ -124,13 +124,13 @@ class Slots:
         all_slots = self._all()
         return bool(all_slots) and not self._taken and all(self._is_excluded(slot) for slot in all_slots)
 
-    def _all(self) -> list[Slot]:
-        return [Slot(host, index) for host, number in self._capacity.items() for index in range(number)]
+    def _all(self) -> list[HostSlot]:
+        return [HostSlot(host, index) for host, number in self._capacity.items() for index in range(number)]
 
-    def _open(self) -> list[Slot]:
+    def _open(self) -> list[HostSlot]:
         return [slot for slot in self._all() if slot not in self._taken]
 
-    def _is_excluded(self, slot: Slot) -> bool:
+    def _is_excluded(self, slot: HostSlot) -> bool:
         record = self._slots.get(slot)
         return record is not None and record.failures >= self._policy.slot_failures
 
@@ -138,7 +138,7 @@ class Slots:
         excluded = sum(self._is_excluded(slot) for slot in self._slots if slot.host == host)
         return excluded >= self._policy.host_failures
 
-    def _rests_until_s(self, slot: Slot) -> float:
+    def _rests_until_s(self, slot: HostSlot) -> float:
         records = (self._slots.get(slot), self._hosts.get(slot.host))
         return max((record.rests_until_s for record in records if record is not None), default=0.0)
 

@@ -22,7 +22,7 @@ NEW = -1
 
 
 @final
-class Part(NamedTuple):
+class Vote(NamedTuple):
     """What a rank brings to the vote of a step: that it is at ``step`` and has reduced its gradients.
 
     ``samples`` are those it computed, by data set; ``change_due``: it has heard that workers are to come or go.
@@ -34,7 +34,7 @@ class Part(NamedTuple):
 
 
 @final
-class Outcome(NamedTuple):
+class VoteOutcome(NamedTuple):
     """What every rank knows after a vote: the step they are at once they have applied it, and what it has consumed."""
 
     step: int
@@ -42,7 +42,7 @@ class Outcome(NamedTuple):
     change_due: bool
 
 
-def count(parts: Sequence[Part]) -> Outcome:
+def count(parts: Sequence[Vote]) -> VoteOutcome:
     """Count the parts of all ranks; raises ``CollectiveError`` if they are not those of one step.
 
     Whoever returns from here may apply the step. A rank whose step has failed brings no part, and nobody gets here.
@@ -54,7 +54,7 @@ def count(parts: Sequence[Part]) -> Outcome:
         )
         raise CollectiveError(f"the ranks do not vote for the same step: {said}")
     samples = tuple(sum(own) for own in zip(*(part.samples for part in parts), strict=True))
-    return Outcome(first.step + 1, samples, any(part.change_due for part in parts))
+    return VoteOutcome(first.step + 1, samples, any(part.change_due for part in parts))
 
 
 @final

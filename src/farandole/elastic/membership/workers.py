@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import final
 
-from farandole.elastic.membership.slots import Slot
+from farandole.elastic.membership.slots import HostSlot
 from farandole.elastic.membership.vote import NEW
-from farandole.runtime.coordination.wording import list_some
+from farandole.runtime.coordination.rank_names import list_some
 
 
 @final
-class Phase(Enum):
+class WorkerPhase(Enum):
     """Where a worker is in its life."""
 
     STARTING = "it has not called init()"
@@ -36,9 +36,9 @@ class Worker:
     it was last heard of while others waited for it.
     """
 
-    place: int
-    slot: Slot
-    phase: Phase
+    worker_id: int
+    slot: HostSlot
+    phase: WorkerPhase
     since_s: float
     senior: bool = False
     step: int = NEW
@@ -46,7 +46,7 @@ class Worker:
     member_since_s: float | None = None
     answered_s: float = -math.inf
 
-    def enter(self, phase: Phase, now: float) -> None:
+    def enter(self, phase: WorkerPhase, now: float) -> None:
         """Go on to ``phase``."""
         self.phase, self.since_s = phase, now
 
@@ -61,13 +61,13 @@ class Worker:
 
     def __str__(self) -> str:
         """For people. Ranks change; places do not."""
-        return f"worker {self.place} on {self.slot.host}"
+        return f"worker {self.worker_id} on {self.slot.host}"
 
 
 def name(workers: Iterable[Worker]) -> str:
     """Several workers, by host: ``workers 0, 2 on a, worker 5 on b``."""
     by_host: dict[str, list[str]] = {}
     for worker in workers:
-        by_host.setdefault(worker.slot.host, []).append(str(worker.place))
+        by_host.setdefault(worker.slot.host, []).append(str(worker.worker_id))
     texts = [f"worker{'s' * (len(p) > 1)} {list_some(p)} on {host}" for host, p in by_host.items()]
     return list_some(texts)

@@ -24,7 +24,7 @@ from typing import Concatenate, ParamSpec, TypeVar, cast, final
 from farandole import events
 from farandole.elastic.worker.state import State
 from farandole.errors import AbortError, CollectiveError, HostsUpdatedInterrupt, MismatchError
-from farandole.runtime.session.session import current, is_initialized, rejoin, shutdown
+from farandole.runtime.session.init import current, is_initialized, rejoin, shutdown
 
 S = TypeVar("S", bound=State)
 P = ParamSpec("P")
@@ -112,14 +112,14 @@ class _Turn:
     """
 
     def __init__(self, state: State, because: str = "", failures: int = 0) -> None:
-        self._state, self._ballot, self._because = state, state._ballot, because
-        self._step, self._failures = self._ballot.step, failures
+        self._state, self._step_vote, self._because = state, state._step_vote, because
+        self._step, self._failures = self._step_vote.step, failures
         self._begun_s = self._formed_s = time.monotonic()
 
     def begin(self, notice: _Notice) -> None:
         """Be in a generation with the others, and at one state with them."""
         if self._because:
-            self._ballot.reach("reform")
+            self._step_vote.reach("reform")
             self._rejoin(notice)
             self._formed_s = time.monotonic()
             self._state.on_reset()
@@ -130,7 +130,7 @@ class _Turn:
         self._state._joined = False
         if self._because:
             synced_s = time.monotonic()
-            self._ballot.on_recovered = lambda: self._tell(time.monotonic() - synced_s)
+            self._step_vote.on_recovered = lambda: self._tell(time.monotonic() - synced_s)
 
     def _rejoin(self, notice: _Notice) -> None:
         """A notice that has come before the session was left would be heard by nobody; a later one ends the wait."""
@@ -142,7 +142,7 @@ class _Turn:
         """The next turn, unless it would be one too many."""
         failures = 0
         if not isinstance(error, AbortError):
-            failures = 1 + (self._failures if self._ballot.step == self._step else 0)
+            failures = 1 + (self._failures if self._step_vote.step == self._step else 0)
         if failures > ATTEMPTS:
             raise error
         return _Turn(self._state, str(error), failures)
@@ -159,7 +159,7 @@ class _Turn:
             generation=session.generation,
             rank=session.topology.rank,
             size=session.topology.size,
-            step=self._ballot.step,
+            step=self._step_vote.step,
             form_s=self._formed_s - self._begun_s,
             agree_s=synced.agree_s if synced else 0.0,
             transfer_s=synced.transfer_s if synced else 0.0,

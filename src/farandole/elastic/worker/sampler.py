@@ -56,7 +56,7 @@ class GlobalBatch:
         even, odd = divmod(self.samples, size)
         return [even + (rank < odd) for rank in range(size)]
 
-    def places(self, rank: int, size: int) -> range:
+    def positions(self, rank: int, size: int) -> range:
         """The slice of one rank; empty where there are fewer samples than ranks."""
         even, odd = divmod(self.samples, size)
         start = self.start + rank * even + min(rank, odd)
@@ -64,7 +64,7 @@ class GlobalBatch:
 
     def computed(self, rank: int, size: int) -> range:
         """The same, but never empty: a rank without a sample computes on the last one, which then weighs nothing."""
-        return self.places(rank, size) or range(self.stop - 1, self.stop)
+        return self.positions(rank, size) or range(self.stop - 1, self.stop)
 
 
 def per_rank(cursor: int, length: int, size: int, batch_size: int) -> Iterator[GlobalBatch]:
@@ -166,7 +166,9 @@ class SampleCursor:
 
     def own_indices(self) -> list[int]:
         """The samples of this rank in all batches that are in flight."""
-        return [self.indices[place] for batch in self.in_flight for place in batch.places(self.rank, self.size)]
+        return [
+            self.indices[position] for batch in self.in_flight for position in batch.positions(self.rank, self.size)
+        ]
 
     def weigh(self) -> float:
         """What to multiply this rank's mean gradient by, so that the mean over the ranks is the mean over the samples.
@@ -175,12 +177,12 @@ class SampleCursor:
         """
         batches, self._unreduced = self._unreduced, []
         total = sum(batch.samples for batch in batches)
-        mine = sum(len(batch.places(self.rank, self.size)) for batch in batches)
+        mine = sum(len(batch.positions(self.rank, self.size)) for batch in batches)
         return mine * self.size / total if total else 1.0
 
     def samples(self) -> int:
         """How many samples of this rank are in flight; summed over the ranks, what ``advance`` expects."""
-        return sum(len(batch.places(self.rank, self.size)) for batch in self.in_flight)
+        return sum(len(batch.positions(self.rank, self.size)) for batch in self.in_flight)
 
     def advance(self, samples: int) -> None:
         """The step is committed: all ranks together have computed ``samples``, what is in flight."""

@@ -21,12 +21,20 @@ from functools import partial
 from typing import Any, ClassVar
 
 from farandole.elastic.membership.vote import NEW, goes_on_from
-from farandole.elastic.worker.ballot import Ballot
-from farandole.elastic.worker.exchange import Inventory, Standing, Synced, synchronize
-from farandole.elastic.worker.parts import Leaves, NoLeaves, Part, SamplerPart, StatefulPart, StateHandler, copied
+from farandole.elastic.worker.state_parts import (
+    Leaves,
+    NoLeaves,
+    SamplerPart,
+    StatefulPart,
+    StateHandler,
+    StatePart,
+    copied,
+)
+from farandole.elastic.worker.state_sync import Inventory, LocalState, Synced, synchronize
+from farandole.elastic.worker.step_vote import StepVote
 from farandole.errors import HostsUpdatedInterrupt
 from farandole.runtime.collectives.objects import allgather_object
-from farandole.runtime.session.session import current
+from farandole.runtime.session.init import current
 
 
 class State(ABC):
@@ -34,7 +42,7 @@ class State(ABC):
 
     def __init__(self) -> None:
         self._reset_callbacks: list[Callable[[], object]] = []
-        self._ballot = Ballot()
+        self._step_vote = StepVote()
         self._synced: Synced | None = None
         self._joined = False
         """Not one of those that could begin the job: it came later, or what it had is no whole state."""
@@ -77,7 +85,7 @@ class State(ABC):
 
     def check_host_updates(self) -> None:
         """Let workers come and go here if they are to; all ranks call it at the same places."""
-        self._ballot.reach("commit")
+        self._step_vote.reach("commit")
         if self._is_change_due():
             raise HostsUpdatedInterrupt
 
@@ -114,7 +122,7 @@ class ObjectState(State):
         super().__init__()
         self._is_whole = False
         self._votes = False
-        self._parts: dict[str, Part] = {}
+        self._parts: dict[str, StatePart] = {}
         self._handlers: dict[str, StateHandler] = {}
         self._saved: dict[str, Any] = {}
         self._saved_at = 0
@@ -142,7 +150,7 @@ class ObjectState(State):
         self._saved = copied(self._objects())
         for handler in (*self._parts.values(), *self._handlers.values()):
             handler.save()
-        self._saved_at = self._ballot.step
+        self._saved_at = self._step_vote.step
 
     def restore(self) -> None:
         """See ``State``.
@@ -150,7 +158,7 @@ class ObjectState(State):
         Where optimizers vote, tensors are as after the last voted step. If no step was voted since ``save``, the rest
         goes back to that; otherwise what it is now is nearer to the last step, and stays.
         """
-        if self._saved_at == self._ballot.step:
+        if self._saved_at == self._step_vote.step:
             for handler in (*self._parts.values(), *self._handlers.values()):
                 handler.restore()
             self._take(copy.deepcopy(self._saved))
@@ -158,33 +166,33 @@ class ObjectState(State):
     def commit(self) -> None:
         """See ``State``. Where nothing votes, this is what counts as a step."""
         if not self._votes:
-            self._ballot.step += 1
+            self._step_vote.step += 1
         super().commit()
 
     def sync(self) -> None:
         """See ``State``; afterwards it is saved."""
-        standing = self._standing
-        self._joined = standing.joined
-        reach = partial(self._reach, standing)
-        self._synced = synchronize(self._parts, self._objects(), self._leaves, standing, reach)
+        job_state = self._job_state
+        self._joined = job_state.joined
+        reach = partial(self._reach, job_state)
+        self._synced = synchronize(self._parts, self._objects(), self._leaves, job_state, reach)
         self._is_whole = True
         self._take(self._synced.objects)
         self._arrange(self._synced.step)
         for handler in self._handlers.values():
             handler.sync()
         self.save()
-        self._ballot.reach("synced")
+        self._step_vote.reach("synced")
 
     def reset(self) -> None:
         """See ``State``: samplers share their samples out anew."""
-        self._arrange(self._ballot.step)
+        self._arrange(self._step_vote.step)
 
     def _is_change_due(self) -> bool:
-        return self._ballot.change_due if self._votes else super()._is_change_due()
+        return self._step_vote.change_due if self._votes else super()._is_change_due()
 
     def _register(self, name: str, value: Any) -> None:
         handler = self._handler(value)
-        if isinstance(handler, Part):
+        if isinstance(handler, StatePart):
             self._parts[name] = handler
         elif handler is not None:
             self._handlers[name] = handler
@@ -207,26 +215,26 @@ class ObjectState(State):
     def _connect(self) -> None:
         """Have the registered values work together; they are others than before."""
         samplers = {name: part for name, part in self._parts.items() if isinstance(part, SamplerPart)}
-        self._ballot.cursors = {name: part.value.cursor for name, part in samplers.items()}
+        self._step_vote.cursors = {name: part.value.cursor for name, part in samplers.items()}
 
     def _arrange(self, step: int) -> None:
-        place = current().topology
-        self._ballot.rearrange(step, place.rank, place.size)
+        here = current().topology
+        self._step_vote.rearrange(step, here.rank, here.size)
 
     @property
-    def _standing(self) -> Standing:
-        if self._is_whole and not self._ballot.is_applying:
-            return Standing(self._ballot.step)
-        return Standing(joined=self._joined or self._ballot.is_applying)
+    def _job_state(self) -> LocalState:
+        if self._is_whole and not self._step_vote.is_applying:
+            return LocalState(self._step_vote.step)
+        return LocalState(joined=self._joined or self._step_vote.is_applying)
 
     @property
     def _step(self) -> int:
         """See ``State``."""
-        return goes_on_from(self._standing.step, self._standing.joined)
+        return goes_on_from(self._job_state.step, self._job_state.joined)
 
-    def _reach(self, before: Standing, phase: str) -> None:
+    def _reach(self, before: LocalState, phase: str) -> None:
         if phase == "receive":
             self._is_whole, self._joined = False, True
         elif phase == "put back":
             self._joined = before.joined
-        self._ballot.reach(phase)
+        self._step_vote.reach(phase)

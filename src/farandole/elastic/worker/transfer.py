@@ -20,7 +20,7 @@ from typing import final
 from farandole.collective import Array, DType, Kind
 from farandole.errors import EngineError
 from farandole.runtime.lanes.call import Call
-from farandole.runtime.session.session import current
+from farandole.runtime.session.init import current
 
 ROUND_BYTES = 32 * 2**20
 """What travels at once, and is held beside the state meanwhile."""
@@ -60,13 +60,13 @@ class Flat:
 
     def _pieces(self, part: range) -> Iterator[tuple[int, int, int]]:
         """Address, offset in ``part`` and length of each piece of memory that it touches."""
-        at, place = part.start, bisect_right(self._ends, part.start)
+        at, index = part.start, bisect_right(self._ends, part.start)
         while at < part.stop:
-            array = self._arrays[place]
-            inside = at - (self._ends[place] - array.nbytes)
+            array = self._arrays[index]
+            inside = at - (self._ends[index] - array.nbytes)
             count = min(array.nbytes - inside, part.stop - at)
             yield array.address + inside, at - part.start, count
-            at, place = at + count, place + 1
+            at, index = at + count, index + 1
 
 
 def stripes(nbytes: int, sources: int, round_bytes: int = ROUND_BYTES) -> list[list[range]]:
@@ -90,10 +90,10 @@ def transfer(memory: Flat, sources: Sequence[int], receives: bool, label: str) -
     checksum, and the generation ends for all: nobody goes on with a state that is none.
     """
     session = current("the transfer of state")
-    place = session.topology.rank
+    rank = session.topology.rank
     packing, arriving = _Room(), _Room()
     for number, parts in enumerate(stripes(memory.nbytes, len(sources))):
-        own = _pack(memory, parts[sources.index(place)], packing) if place in sources else _array(_buffer(0), 0)
+        own = _pack(memory, parts[sources.index(rank)], packing) if rank in sources else _array(_buffer(0), 0)
         address = _exchange(f"{label}.{number}", own, arriving)
         if receives:
             try:

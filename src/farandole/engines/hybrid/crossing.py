@@ -12,7 +12,7 @@ from typing import TypeAlias, final
 from farandole.collective import Array, DType
 from farandole.engines.arrays import copy, plain_memory, split
 from farandole.engines.engine import Engine
-from farandole.engines.hybrid.layout import Layout
+from farandole.engines.hybrid.layout import HostLayout
 
 _Part: TypeAlias = tuple[int, int]
 """What one place sends to another."""
@@ -27,8 +27,8 @@ class Crossing:
     longer. ``across`` is this member's lane, if it carries.
     """
 
-    def __init__(self, layout: Layout, place: int, inside: Engine, across: Engine | None) -> None:
-        self._layout, self._place, self._inside, self._across = layout, place, inside, across
+    def __init__(self, layout: HostLayout, member: int, inside: Engine, across: Engine | None) -> None:
+        self._layout, self._member, self._inside, self._across = layout, member, inside, across
         self._everybody = range(sum(map(len, layout.hosts)))
         self._abroad = [p for p in self._everybody if p not in layout.neighbours]
         self._index = {p: index for members in layout.hosts for index, p in enumerate(members)}
@@ -37,15 +37,15 @@ class Crossing:
     def run(self, send: Array, send_counts: Sequence[int], recv: Array, recv_counts: Sequence[int]) -> None:
         """Move everything. Collective."""
         self._learn(send_counts, recv_counts)
-        mine = [(self._place, to) for to in self._everybody]
+        mine = [(self._member, to) for to in self._everybody]
         held = dict(zip(mine, split(send, send_counts), strict=True))
         held |= self._step(self._inside, held, *self._to_carriers())
         if self._across is not None:
             held |= self._step(self._across, held, *self._over())
         if not self._layout.is_even:
             held |= self._step(self._inside, held, *self._home())
-        for source, place in enumerate(split(recv, recv_counts)):
-            copy(place, held[source, self._place])
+        for source, member in enumerate(split(recv, recv_counts)):
+            copy(member, held[source, self._member])
 
     def _learn(self, send_counts: Sequence[int], recv_counts: Sequence[int]) -> None:
         """Learn the sizes of all parts that come from or go to this host."""
@@ -69,7 +69,7 @@ class Crossing:
         for to in self._everybody:
             is_near = to in self._layout.neighbours
             for_each[self._index[to] if is_near else self._index[to] % self._layout.lanes].append(to)
-        outgoing = [[(self._place, to) for to in receivers] for receivers in for_each]
+        outgoing = [[(self._member, to) for to in receivers] for receivers in for_each]
         mine = for_each[self._layout.index]
         return outgoing, [[(source, to) for to in mine] for source in self._layout.neighbours]
 
@@ -93,7 +93,7 @@ class Crossing:
             [(source, to) for source in self._abroad] if to in passengers else []  #
             for to in layout.neighbours
         ]
-        carried = [(source, self._place) for source in self._abroad]
+        carried = [(source, self._member) for source in self._abroad]
         incoming = [carried if index == lane and not layout.carries else [] for index in range(len(layout.neighbours))]
         return outgoing, incoming
 
@@ -103,8 +103,8 @@ class Crossing:
         """Send ``outgoing[i]`` to member ``i`` of ``engine`` and receive ``incoming[i]`` from it."""
         dtype = next(iter(held.values())).dtype
         (send, leaving), (recv, coming) = (self._room(parts, dtype) for parts in (outgoing, incoming))
-        for part, place in leaving.items():
-            copy(place, held[part])
+        for part, member in leaving.items():
+            copy(member, held[part])
         send_counts, recv_counts = (
             [sum(self._sizes[part] for part in parts) for parts in each] for each in (outgoing, incoming)
         )

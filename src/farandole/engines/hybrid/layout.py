@@ -14,7 +14,7 @@ from typing import final
 
 @final
 @dataclass(frozen=True, slots=True)
-class Layout:
+class HostLayout:
     """Members by host, as one of them sees it. All are places in the group, not ranks.
 
     A *lane* leads from host to host: lane 0 through the first member of each, lane 1 through the second, and so on.
@@ -29,12 +29,12 @@ class Layout:
     lanes: int
 
     @classmethod
-    def of(cls, names: Sequence[str], place: int) -> Layout:
+    def of(cls, names: Sequence[str], member: int) -> HostLayout:
         """``names[p]`` is the host of the member at ``p``; hosts are in the order of their first members."""
         by_host: dict[str, list[int]] = {}
         for each, name in enumerate(names):
             by_host.setdefault(name, []).append(each)
-        host, index = list(by_host).index(names[place]), by_host[names[place]].index(place)
+        host, index = list(by_host).index(names[member]), by_host[names[member]].index(member)
         return cls(tuple(map(tuple, by_host.values())), host, index, min(map(len, by_host.values())))
 
     @property

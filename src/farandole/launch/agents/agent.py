@@ -39,10 +39,10 @@ from farandole.control.message import Message
 from farandole.control.shortage import Shortage
 from farandole.control.sockets import LONGEST_WAIT_S
 from farandole.errors import ControlError, UsageError
-from farandole.launch.agents.charge import Charge
-from farandole.launch.agents.policy import PASSED_ON
-from farandole.launch.agents.screens import STDERR, Screens
-from farandole.launch.agents.streams import Streams, pipes
+from farandole.launch.agents.agent_config import AgentConfig
+from farandole.launch.agents.exit_policy import PASSED_ON
+from farandole.launch.agents.output import STDERR, JobOutput
+from farandole.launch.agents.worker_output import WorkerOutput, pipes
 from farandole.runtime.relay.agent_link import AgentLink
 
 if TYPE_CHECKING:
@@ -73,11 +73,11 @@ GIVE_UP_S = 1.0
 class Agent:
     """A single-threaded loop over the controller's messages, signals and standard input; output has its own threads."""
 
-    def __init__(self, charge: Charge, address: str) -> None:
-        self._charge, self._address = charge, address
+    def __init__(self, config: AgentConfig, address: str) -> None:
+        self._config, self._address = config, address
         self._start: StartWorkers | None = None
-        self._screens: Screens | None = None
-        self._streams: Streams | None = None
+        self._output: JobOutput | None = None
+        self._streams: WorkerOutput | None = None
         self._writing: set[int] = set()
         self._workers: dict[int, int] = {}
         self._news: list[Started | Exited] = []
@@ -102,8 +102,8 @@ class Agent:
         with process.signals_as_bytes((signal.SIGCHLD, signal.SIGTERM, *PASSED_ON)) as self._signals:
             for fd in (0, self._signals):
                 self._poll.register(fd, select.POLLIN)
-            if self._charge.start is not None:
-                self._begin(self._charge.start, Screens.own())  # they have more to load than we
+            if self._config.start is not None:
+                self._begin(self._config.start, JobOutput.own())  # they have more to load than we
             self._connect()
             self._reap()
             self._serve()
@@ -111,30 +111,33 @@ class Agent:
         if self._link is not None:
             self._link.close()
 
-    def _begin(self, start: StartWorkers, screens: Screens) -> None:
-        self._start, self._screens = start, screens
-        self._streams = Streams(start, screens)
+    def _begin(self, start: StartWorkers, output: JobOutput) -> None:
+        self._start, self._output = start, output
+        self._streams = WorkerOutput(start, output)
         self._start_workers(start, self._streams)
-        screens.start()
-        self._writing = set(screens.ended)
+        output.start()
+        self._writing = set(output.ended)
         for fd in self._writing:
             self._poll.register(fd, select.POLLIN)
 
-    def _start_workers(self, start: StartWorkers, streams: Streams) -> None:
-        known = {*self._workers.values(), *(each.place for each in self._ended)}  # a new controller may repeat an order
+    def _start_workers(self, start: StartWorkers, streams: WorkerOutput) -> None:
+        known = {
+            *self._workers.values(),
+            *(each.worker_id for each in self._ended),
+        }  # a new controller may repeat an order
         for spec in start.workers:
-            if spec.place not in known:
+            if spec.worker_id not in known:
                 self._start_worker(spec, start, streams)
 
-    def _start_worker(self, spec: WorkerSpec, start: StartWorkers, streams: Streams) -> None:
+    def _start_worker(self, spec: WorkerSpec, start: StartWorkers, streams: WorkerOutput) -> None:
         contact = {CONTROLLER: self._address if self._relay is None else self._relay.address}
         environment = {**_threads(spec), **os.environ, **start.environment, **spec.environment, **contact}
         command = spec.command
         death_signal: int | None = signal.SIGKILL
         try:
-            if self._charge.stays:  # and starts workers while its threads run
+            if self._config.stays:  # and starts workers while its threads run
                 command, death_signal = process.bound(command, signal.SIGKILL, environment, start.cwd), None
-            with streams.open(spec.place) as (stdout, stderr):
+            with streams.open(spec.worker_id) as (stdout, stderr):
                 environment[OUTPUT] = pipes(stdout, stderr)
                 pid = process.spawn(
                     command,
@@ -149,21 +152,21 @@ class Agent:
         except OSError as error:
             self._refuse(spec, *process.refusal(spec.command, error))
         else:
-            self._workers[pid] = spec.place
-            self._news.append(Started(spec.place, pid))
+            self._workers[pid] = spec.worker_id
+            self._news.append(Started(spec.worker_id, pid))
 
     def _refuse(self, spec: WorkerSpec, code: int, words: str) -> None:
-        self._ended.append(Exited(spec.place, -1, code, "", words))
+        self._ended.append(Exited(spec.worker_id, -1, code, "", words))
         self._news.append(self._ended[-1])
 
     def _connect(self) -> None:
         """Join the control plane."""
-        charge, keys = self._charge, JobKeys.from_secret(self._charge.secret)
-        if charge.relay:
+        config, keys = self._config, JobKeys.from_secret(self._config.secret)
+        if config.relay:
             from farandole.runtime.relay.relay import Relay  # small jobs need none
 
-            self._relay = Relay(keys, charge.host, charge.silence_s, charge.interface)
-        self._link = AgentLink(self._address, keys, charge.host, charge.silence_s, self._relay, charge.name)
+            self._relay = Relay(keys, config.host, config.silence_s, config.interface)
+        self._link = AgentLink(self._address, keys, config.host, config.silence_s, self._relay, config.name)
         self._report_start()
 
     def _report_start(self) -> None:
@@ -189,9 +192,9 @@ class Agent:
     def _is_over(self) -> bool:
         if self._give_up_at is not None and time.monotonic() >= self._give_up_at:
             return True
-        if self._screens is None:
+        if self._output is None:
             return self._dismissed
-        return not self._writing and self._screens.delivered
+        return not self._writing and self._output.delivered
 
     def _watch_link(self) -> None:
         """Its descriptors change when it gets a parent in the tree, and when it ends."""
@@ -210,7 +213,7 @@ class Agent:
 
     def _on_signals(self) -> None:
         if signal.SIGTERM in os.read(self._signals, 4096):
-            if self._charge.stays and self._workers and not self._dismissed and os.getppid() == self._parent:
+            if self._config.stays and self._workers and not self._dismissed and os.getppid() == self._parent:
                 self._depart()
             else:
                 self._orphaned()
@@ -220,8 +223,8 @@ class Agent:
         """Print what the launcher says; the end of it is the end of the launcher."""
         text = b"" if self._finishing else os.read(0, 2**16)
         lines, newline, self._heard = (self._heard + text).rpartition(b"\n")
-        if newline and self._screens is not None:
-            self._screens.say(STDERR, lines + newline)
+        if newline and self._output is not None:
+            self._output.say(STDERR, lines + newline)
         if not text:
             self._launcher_lives = False
             self._poll.unregister(0)
@@ -235,33 +238,33 @@ class Agent:
                 self._obey(message)
             self._link.beat()
         except ControlError as error:
-            if self._charge.stays and self._link.may_come_back:
+            if self._config.stays and self._link.may_come_back:
                 self._renew(self._link)
                 return
             if self._launcher_lives:
-                os.write(2, f"farandole: the agent on {self._charge.host} ends: {error}\n".encode())
+                os.write(2, f"farandole: the agent on {self._config.host} ends: {error}\n".encode())
             self._orphaned()
 
     def _renew(self, link: AgentLink) -> None:
         """The controller is gone. The launcher, whose end we would hear of otherwise, starts another one."""
-        link.renew(COMES_BACK_S, [Started(place, pid) for pid, place in self._workers.items()], self._ended)
-        if self._screens is not None:
-            self._screens.forgive()
+        link.renew(COMES_BACK_S, [Started(worker_id, pid) for pid, worker_id in self._workers.items()], self._ended)
+        if self._output is not None:
+            self._output.forgive()
 
     def _obey(self, message: object) -> None:
         if isinstance(message, StartWorkers) and self._link is not None and not self._dismissed:
-            if self._screens is None or self._streams is None:
+            if self._output is None or self._streams is None:
                 for name in SSH_SESSION:
                     os.environ.pop(name, None)
-                self._begin(message, Screens.remote(self._link.send))
+                self._begin(message, JobOutput.remote(self._link.send))
             else:
                 self._start_workers(message, self._streams)
             self._report_start()
             self._reap()
-        elif isinstance(message, Written) and self._screens is not None:
-            self._screens.written(message)
+        elif isinstance(message, Written) and self._output is not None:
+            self._output.written(message)
         elif isinstance(message, KillWorker):
-            self._kill(message.place)
+            self._kill(message.worker_id)
         elif isinstance(message, PassSignal):
             process.signal_handlers(self._workers, message.number)
         elif isinstance(message, StopWorkers):
@@ -285,34 +288,36 @@ class Agent:
         is_short = any(code == -signal.SIGKILL for _, code in ended) and self._shortage.has_struck()
         for pid, code in ended:
             if pid in self._workers:
-                place = self._workers.pop(pid)
+                worker_id = self._workers.pop(pid)
                 is_victim = is_short and code == -signal.SIGKILL
-                self._ended.append(Exited(place, pid, code, self._last_words(place, code), out_of_memory=is_victim))
+                self._ended.append(
+                    Exited(worker_id, pid, code, self._last_words(worker_id, code), out_of_memory=is_victim)
+                )
                 self._post(self._ended[-1])
-        if self._charge.stays and not self._dismissed:
+        if self._config.stays and not self._dismissed:
             process.kill(process.descendants(but=self._workers))  # what workers that have ended left running
             return
-        if self._start is None or self._screens is None or self._workers or self._finishing:
+        if self._start is None or self._output is None or self._workers or self._finishing:
             return
         if not process.has_children():
             self._finishing, self._kill_at = True, None
             if self._launcher_lives:
                 self._poll.modify(0, 0)  # what the launcher says from now on it prints itself; only its end is news
-            self._screens.finish()
+            self._output.finish()
         elif self._kill_at is None:
             self._stop(self._start.grace_s)
 
-    def _last_words(self, place: int, code: int) -> str:
+    def _last_words(self, worker_id: int, code: int) -> str:
         """The end of its standard error, if it may be the cause of what follows."""
         if self._streams is None:
             return ""
-        tail = self._streams.tail(place, SETTLE_S) if code and self._kill_at is None else ""
-        self._streams.forget(place)
+        tail = self._streams.tail(worker_id, SETTLE_S) if code and self._kill_at is None else ""
+        self._streams.forget(worker_id)
         return tail
 
-    def _kill(self, place: int) -> None:
+    def _kill(self, worker_id: int) -> None:
         """End a worker, and what it has started with it."""
-        for pid in [pid for pid, own in self._workers.items() if own == place]:
+        for pid in [pid for pid, own in self._workers.items() if own == worker_id]:
             process.kill([pid, *process.descendants(pid)])
 
     def _stop(self, grace_s: float) -> None:
@@ -333,8 +338,8 @@ class Agent:
         if self._link is not None:
             self._link.close(deliver=False)
             self._link = None
-        if self._screens is not None:
-            self._screens.cut()
+        if self._output is not None:
+            self._output.cut()
         self._give_up_at = time.monotonic() + GIVE_UP_S
         self._stop(0.0)
 
@@ -346,12 +351,12 @@ def main() -> None:
     if not line.endswith(b"\n"):
         sys.exit("farandole: the agent got no charge: 'farandole run' starts it, not you")
     process.adopt_orphans()
-    charge = msgspec.json.decode(line, type=Charge)
-    charge = msgspec.structs.replace(charge, host=charge.host or os.environ[SLURM_HOST])
+    config = msgspec.json.decode(line, type=AgentConfig)
+    config = msgspec.structs.replace(config, host=config.host or os.environ[SLURM_HOST])
     try:
-        Agent(charge, _address(charge)).run()
+        Agent(config, _address(config)).run()
     except ControlError as error:
-        sys.exit(f"farandole: the agent on {charge.host} cannot join the job: {error}")
+        sys.exit(f"farandole: the agent on {config.host} cannot join the job: {error}")
 
 
 def _threads(spec: WorkerSpec) -> dict[str, str]:
@@ -361,11 +366,11 @@ def _threads(spec: WorkerSpec) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(max(1, cores // neighbours))} if neighbours > 1 else {}
 
 
-def _address(charge: Charge) -> str:
+def _address(config: AgentConfig) -> str:
     """Where the controller answers; on its own host, it does."""
-    if charge.addresses[0].startswith("ipc://"):
-        return charge.addresses[0]
-    return first_answering(charge.addresses, JobKeys.from_secret(charge.secret), charge.dial_s, lifeline=0)
+    if config.addresses[0].startswith("ipc://"):
+        return config.addresses[0]
+    return first_answering(config.addresses, JobKeys.from_secret(config.secret), config.dial_s, lifeline=0)
 
 
 if __name__ == "__main__":

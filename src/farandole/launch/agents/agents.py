@@ -22,7 +22,7 @@ import msgspec
 
 from farandole.control import process
 from farandole.errors import UsageError
-from farandole.launch.agents.charge import Charge
+from farandole.launch.agents.agent_config import AgentConfig
 from farandole.settings import Settings
 
 END_S = 5.0
@@ -39,7 +39,7 @@ class AgentStarter(ABC):
     """True if agents get the launcher's variables by themselves."""
 
     @abstractmethod
-    def groups(self, hosts: Sequence[str], here: str) -> list[Group]:
+    def groups(self, hosts: Sequence[str], here: str) -> list[StarterGroup]:
         """Who starts the agents of which of these hosts, one child of the launcher for each group; ``here`` is ours."""
 
     @abstractmethod
@@ -51,7 +51,7 @@ class AgentStarter(ABC):
         """Why the command ended before the agents did, from how it ended and what it wrote; with the remedy."""
 
 
-class Group(NamedTuple):
+class StarterGroup(NamedTuple):
     """Hosts that get their agents by one command."""
 
     starter: AgentStarter
@@ -66,7 +66,9 @@ class AgentProcess:
     kernel sends it when the launcher dies, see ``process.spawn``.
     """
 
-    def __init__(self, group: Group, settings: Settings, *, captured: bool, death_signal: int | None = None) -> None:
+    def __init__(
+        self, group: StarterGroup, settings: Settings, *, captured: bool, death_signal: int | None = None
+    ) -> None:
         self.hosts = group.hosts
         self.code: int | None = None
         """How it ended, as ``waitpid`` gives it; ``None`` before."""
@@ -112,10 +114,10 @@ class AgentProcess:
         """When one of these is readable, call ``attend``."""
         return (*((self._ending,) if self.code is None else ()), *((self._output,) if self._listening else ()))
 
-    def charge(self, charge: Charge) -> None:
+    def config(self, config: AgentConfig) -> None:
         """Tell its agents what to do; if it has died already this does nothing."""
         with contextlib.suppress(BrokenPipeError), open(self._input, "wb", closefd=False) as file:
-            file.write(msgspec.json.encode(charge) + b"\n")
+            file.write(msgspec.json.encode(config) + b"\n")
         os.set_blocking(self._input, False)
 
     def tell(self, text: bytes) -> bytes:
@@ -179,7 +181,7 @@ class Agents:
     """The children of one job, started with the construction; gone, with all agents, when the block is left."""
 
     def __init__(
-        self, groups: Sequence[Group], settings: Settings, *, captured: bool, death_signal: int | None = None
+        self, groups: Sequence[StarterGroup], settings: Settings, *, captured: bool, death_signal: int | None = None
     ) -> None:
         self._settings = settings
         self._processes: list[AgentProcess] = []
@@ -197,7 +199,7 @@ class Agents:
         """The child that started, or is, the agent of ``host``."""
         return next(each for each in self._processes if host in each.hosts)
 
-    def add(self, group: Group) -> AgentProcess:
+    def add(self, group: StarterGroup) -> AgentProcess:
         """One more, while the job runs."""
         self._processes.append(AgentProcess(group, self._settings, captured=True))
         return self._processes[-1]

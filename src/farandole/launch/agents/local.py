@@ -7,8 +7,8 @@ from typing import final
 
 from farandole.control.entry import entry_command
 from farandole.control.process import describe
-from farandole.launch.agents.agents import AgentStarter, Group
-from farandole.launch.agents.charge import MODULE
+from farandole.launch.agents.agent_config import MODULE
+from farandole.launch.agents.agents import AgentStarter, StarterGroup
 from farandole.settings import Settings
 
 
@@ -16,9 +16,9 @@ from farandole.settings import Settings
 class Local(AgentStarter):
     """Starts nothing on other hosts."""
 
-    def groups(self, hosts: Sequence[str], here: str) -> list[Group]:
+    def groups(self, hosts: Sequence[str], here: str) -> list[StarterGroup]:
         """All hosts are this one."""
-        return [Group(self, tuple(dict.fromkeys(hosts)))]
+        return [StarterGroup(self, tuple(dict.fromkeys(hosts)))]
 
     def command(self, hosts: Sequence[str], settings: Settings) -> list[str]:
         """A new Python."""

@@ -13,8 +13,8 @@ from typing import final
 
 from farandole.control.entry import entry_command
 from farandole.control.process import describe
-from farandole.launch.agents.agents import AgentStarter, Group
-from farandole.launch.agents.charge import MODULE
+from farandole.launch.agents.agent_config import MODULE
+from farandole.launch.agents.agents import AgentStarter, StarterGroup
 from farandole.settings import Settings
 
 OPTIONS = (
@@ -28,9 +28,9 @@ OPTIONS = (
 class Srun(AgentStarter):
     """Agents of all hosts, also of the launcher's own, are tasks of one job step."""
 
-    def groups(self, hosts: Sequence[str], here: str) -> list[Group]:
+    def groups(self, hosts: Sequence[str], here: str) -> list[StarterGroup]:
         """All together."""
-        return [Group(self, tuple(dict.fromkeys(hosts)))]
+        return [StarterGroup(self, tuple(dict.fromkeys(hosts)))]
 
     def command(self, hosts: Sequence[str], settings: Settings) -> list[str]:
         """Each host gets one task, which knows its host by Slurm's variable."""

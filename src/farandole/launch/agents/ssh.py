@@ -17,8 +17,8 @@ from typing import NamedTuple, final
 
 from farandole.control.entry import entry_command
 from farandole.control.process import describe
-from farandole.launch.agents.agents import AgentStarter, Group
-from farandole.launch.agents.charge import MODULE
+from farandole.launch.agents.agent_config import MODULE
+from farandole.launch.agents.agents import AgentStarter, StarterGroup
 from farandole.launch.agents.local import Local
 from farandole.settings import Settings
 from farandole.version import __version__
@@ -81,9 +81,9 @@ class Ssh(AgentStarter):
 
     passes_environment = False
 
-    def groups(self, hosts: Sequence[str], here: str) -> list[Group]:
+    def groups(self, hosts: Sequence[str], here: str) -> list[StarterGroup]:
         """Each host by itself."""
-        return [Group(Local() if host == here else self, (host,)) for host in dict.fromkeys(hosts)]
+        return [StarterGroup(Local() if host == here else self, (host,)) for host in dict.fromkeys(hosts)]
 
     def command(self, hosts: Sequence[str], settings: Settings) -> list[str]:
         """``exec`` leaves no shell around the agent."""

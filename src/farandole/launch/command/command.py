@@ -23,7 +23,7 @@ from farandole.launch.command.options import add_knobs, knob_arguments, read_fil
 from farandole.launch.hosts import plan
 from farandole.launch.hosts.elastic_job import ElasticJob, elastic_job
 from farandole.launch.hosts.horovod_site import HOROVOD_SITE
-from farandole.launch.hosts.where import LauncherName, Means, read_hosts, where
+from farandole.launch.hosts.placement import LauncherName, Means, read_hosts, where
 from farandole.launch.job.launcher import Launcher
 from farandole.settings import Settings
 
@@ -59,11 +59,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def add_job_options(parser: argparse.ArgumentParser) -> None:
     """The options that say how many workers, where, and what becomes of their output; the names are Horovod's."""
     parser.add_argument("-np", "--num-proc", type=int, dest="np", metavar="N", help="number of workers")
-    places = parser.add_mutually_exclusive_group()
-    places.add_argument(
+    worker_ids = parser.add_mutually_exclusive_group()
+    worker_ids.add_argument(
         "-H", "--hosts", metavar="HOST:SLOTS,...", help="where they run (default: Slurm's allocation, or localhost:N)"
     )
-    places.add_argument("-hostfile", "--hostfile", metavar="FILE", help="the same from a file, lines of: HOST slots=N")
+    worker_ids.add_argument(
+        "-hostfile", "--hostfile", metavar="FILE", help="the same from a file, lines of: HOST slots=N"
+    )
     parser.add_argument(
         "--launcher",
         choices=typing.get_args(LauncherName),

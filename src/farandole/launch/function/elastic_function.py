@@ -26,21 +26,21 @@ from farandole.control.addresses import EVERYWHERE, own_endpoints, own_host_only
 from farandole.control.channel import Router
 from farandole.control.entry import entry_command
 from farandole.control.keys import JobKeys, new_secret
-from farandole.control.task_messages import FetchTask, Result, Task
+from farandole.control.task_messages import FetchTask, TaskPayload, TaskResult
 from farandole.errors import ControlError
 from farandole.launch.agents.ssh import Ssh
 from farandole.launch.function.results import Results, raise_again
 from farandole.launch.hosts.elastic_job import ElasticJob, elastic_job
+from farandole.launch.hosts.placement import Means
 from farandole.launch.hosts.plan import Job
-from farandole.launch.hosts.where import Means
 from farandole.launch.job.elastic_launcher import ElasticLauncher
-from farandole.launch.job.loop import Outcome
+from farandole.launch.job.loop import JobResult
 
 MODULE = "farandole.launch.function.elastic_function"
 
 
 @final
-class Request(msgspec.Struct, frozen=True):
+class JobRequest(msgspec.Struct, frozen=True):
     """What the caller wants, as ``elastic_job`` takes it."""
 
     job: Job
@@ -56,10 +56,10 @@ class Request(msgspec.Struct, frozen=True):
         return elastic_job(self.job, self.np, self.hosts, self.hostfile, means, os.environ, socket.gethostname())
 
 
-def run_elastic(request: Request, task: bytes) -> list[Any]:
+def run_elastic(request: JobRequest, task: bytes) -> list[Any]:
     """See ``farandole.run``. A job that fails raises what its last worker did, unless that only tells of others."""
     spread, settings = request.resolve().reaches_out, request.job.settings
-    secret, results, answer = new_secret(), Results(), Task(task)
+    secret, results, answer = new_secret(), Results(), TaskPayload(task)
     with Router(JobKeys.from_secret(secret), EVERYWHERE if spread else own_host_only()) as router:
         addresses = own_endpoints(router.address, settings.network_interface) if spread else [router.address]
         told = {**request.job.environment, CALLER: Contact(addresses, secret).encode().decode()}
@@ -73,14 +73,14 @@ def run_elastic(request: Request, task: bytes) -> list[Any]:
                     identity, message = got
                     if isinstance(message, FetchTask):
                         router.send(identity, answer)
-                    elif isinstance(message, Result):
-                        results.add(message.place, message.ok, message.payload)
+                    elif isinstance(message, TaskResult):
+                        results.add(message.worker_id, message.ok, message.payload)
             router.unwatch(launcher.fd)
     status, words = launcher.outcome
     if status:
         raise_again(results.failures[::-1])
         raise ControlError(words)
-    if not results.places:
+    if not results.worker_ids:
         raise ControlError("all workers ended well but returned nothing: did the function call os._exit()?")
     return results.values()
 
@@ -89,8 +89,8 @@ def run_elastic(request: Request, task: bytes) -> list[Any]:
 class _Child:
     """The process of the launcher. The kernel kills it when this one dies, and its agents end then."""
 
-    def __init__(self, request: Request) -> None:
-        self.outcome: Outcome | None = None
+    def __init__(self, request: JobRequest) -> None:
+        self.outcome: JobResult | None = None
         self._said = b""
         self._ours, theirs = socket.socketpair()
         self.fd = self._ours.fileno()
@@ -109,8 +109,8 @@ class _Child:
         self._said += text
         if not text:
             code = self._reap()
-            died = Outcome(process.exit_status(code) or 1, f"the launcher {process.describe(code)}")
-            self.outcome = msgspec.json.decode(self._said, type=Outcome) if self._said else died
+            died = JobResult(process.exit_status(code) or 1, f"the launcher {process.describe(code)}")
+            self.outcome = msgspec.json.decode(self._said, type=JobResult) if self._said else died
 
     def __enter__(self) -> _Child:
         return self

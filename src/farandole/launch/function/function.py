@@ -29,8 +29,8 @@ from farandole.errors import ControlError, UsageError
 from farandole.launch.agents.ssh import Ssh
 from farandole.launch.function.results import Results, raise_again
 from farandole.launch.function.task import MODULE, Task
+from farandole.launch.hosts.placement import Means, read_hosts, where
 from farandole.launch.hosts.plan import Job
-from farandole.launch.hosts.where import Means, read_hosts, where
 from farandole.launch.job.launcher import Launcher
 from farandole.settings import Settings
 
@@ -81,11 +81,11 @@ def run(
     task = msgspec.msgpack.encode(Task(list(sys.path), cloudpickle.dumps((func, tuple(args), dict(kwargs or {})))))
     if job.settings.is_elastic:
         from farandole.launch.function.elastic_function import (  # other jobs need not wait for it to load
-            Request,
+            JobRequest,
             run_elastic,
         )
 
-        return run_elastic(Request(job, np, hosts, hostfile, ssh or Ssh()), task)
+        return run_elastic(JobRequest(job, np, hosts, hostfile, ssh or Ssh()), task)
     return _run_static(job, 1 if np is None else np, hosts, hostfile, ssh or Ssh(), task)
 
 
@@ -100,6 +100,6 @@ def _run_static(job: Job, np: int, hosts: str, hostfile: str, ssh: Ssh, task: by
     raise_again(results.failures)
     if outcome.status:
         raise ControlError(outcome.words)
-    if missing := [place for place in range(job.size) if place not in results.places]:
+    if missing := [worker_id for worker_id in range(job.size) if worker_id not in results.worker_ids]:
         raise ControlError(f"ranks {missing} ended well but returned nothing: did the function call os._exit()?")
     return results.values()

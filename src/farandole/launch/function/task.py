@@ -38,7 +38,7 @@ class Task(msgspec.Struct, frozen=True):
 
 
 @final
-class Value(msgspec.Struct, frozen=True):
+class TaskValue(msgspec.Struct, frozen=True):
     """What the function returned, and the rank of the worker when it did."""
 
     rank: int
@@ -46,7 +46,7 @@ class Value(msgspec.Struct, frozen=True):
 
 
 @final
-class Failure(msgspec.Struct, frozen=True):
+class TaskFailure(msgspec.Struct, frozen=True):
     """What the function raised, and where: for people, and pickled (empty if it cannot be).
 
     ``is_consequence`` if it raised because another rank had left or died.
@@ -69,7 +69,7 @@ def main() -> None:
         with _connect(environment) as dealer:
             sys.exit(_serve(dealer, environment))
     except FarandoleError as error:
-        sys.exit(f"farandole: rank {environment.place} on {environment.host}: {error}")
+        sys.exit(f"farandole: rank {environment.worker_id} on {environment.host}: {error}")
 
 
 def _connect(environment: Environment) -> Dealer:
@@ -84,16 +84,16 @@ def _connect(environment: Environment) -> Dealer:
 
 def _serve(dealer: Dealer, environment: Environment) -> int:
     timeout_s = Settings.resolve().start_timeout_s
-    dealer.send(task_messages.FetchTask(environment.place))
+    dealer.send(task_messages.FetchTask(environment.worker_id))
     answer = dealer.recv(timeout_s)
-    if not isinstance(answer, task_messages.Task):
+    if not isinstance(answer, task_messages.TaskPayload):
         raise ControlError(f"the launcher sent no function within {timeout_s:g} s, but {answer!r}")
     ok, payload = call(answer.payload, environment)
     try:
-        dealer.send(task_messages.Result(environment.place, ok, payload))
+        dealer.send(task_messages.TaskResult(environment.worker_id, ok, payload))
     except ControlError as error:  # too large
         ok = False
-        dealer.send(task_messages.Result(environment.place, ok, _failed(error, environment)))
+        dealer.send(task_messages.TaskResult(environment.worker_id, ok, _failed(error, environment)))
     dealer.flush(timeout_s)  # the news of our end travels another way, and must not overtake a large result
     return 0 if ok else 1
 
@@ -108,7 +108,7 @@ def call(payload: bytes, environment: Environment) -> tuple[bool, bytes]:
         sys.path[:] = task.path
         func, args, kwargs = pickle.loads(task.call)  # noqa: S301 (from our launcher, over an authenticated channel)
         pickled = cloudpickle.dumps(func(*args, **kwargs))
-        return True, msgspec.msgpack.encode(Value(_rank(environment), pickled))
+        return True, msgspec.msgpack.encode(TaskValue(_rank(environment), pickled))
     except BaseException as error:
         if environment.is_elastic and isinstance(error, SystemExit):
             raise
@@ -121,11 +121,11 @@ def call(payload: bytes, environment: Environment) -> tuple[bool, bytes]:
 def _rank(environment: Environment) -> int:
     """In an elastic job that of the last generation, if the function took part in any."""
     if not environment.is_elastic:
-        return environment.place
-    from farandole.runtime.session.session import last_rank  # slow to load, and some functions do not train
+        return environment.worker_id
+    from farandole.runtime.session.init import last_rank  # slow to load, and some functions do not train
 
     rank = last_rank()
-    return environment.place if rank is None else rank
+    return environment.worker_id if rank is None else rank
 
 
 def _failed(error: BaseException, environment: Environment) -> bytes:
@@ -133,7 +133,7 @@ def _failed(error: BaseException, environment: Environment) -> bytes:
     text = "".join(traceback.format_exception(error))
     rank, is_consequence = _rank(environment), isinstance(error, AbortError)
     return msgspec.msgpack.encode(
-        Failure(rank, environment.host, summary, text, _pickled(error), is_consequence=is_consequence)
+        TaskFailure(rank, environment.host, summary, text, _pickled(error), is_consequence=is_consequence)
     )
 
 

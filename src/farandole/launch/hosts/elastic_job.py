@@ -19,8 +19,8 @@ from farandole.launch.agents.agents import AgentStarter
 from farandole.launch.agents.local import Local
 from farandole.launch.agents.srun import Srun
 from farandole.launch.hosts.discovery import Discovery, Fixed, Script, Watched
+from farandole.launch.hosts.placement import Means
 from farandole.launch.hosts.plan import Host, Job, parse_hosts
-from farandole.launch.hosts.where import Means
 from farandole.settings import Settings
 
 

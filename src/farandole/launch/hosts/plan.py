@@ -1,6 +1,6 @@
 """From hosts and slots to ranks, and to what each worker is started with. Pure.
 
-    >>> place(3, (Host("a", 2), Host("b", 2)))
+    >>> assign_ranks(3, (Host("a", 2), Host("b", 2)))
     ('a', 'a', 'b')
 
 Ranks fill the hosts in the order given, as Horovod's launcher does.
@@ -20,9 +20,9 @@ from farandole.cluster.environment import variables_for
 from farandole.control.agent_messages import StartWorkers, WorkerSpec
 from farandole.errors import UsageError
 from farandole.launch.agents.agents import AgentStarter
-from farandole.launch.agents.streams import is_nested
+from farandole.launch.agents.worker_output import is_nested
 from farandole.launch.hosts import horovod_site
-from farandole.launch.hosts.inherit import for_other_hosts
+from farandole.launch.hosts.remote_environment import for_other_hosts
 from farandole.settings import Settings
 from farandole.topology import Topology
 
@@ -121,7 +121,7 @@ def by_own_name(hosts: Sequence[Host], here: str, is_own: Callable[[str], bool])
     return tuple(Host(name, number) for name, number in slots.items())
 
 
-def place(np: int | None, hosts: Sequence[Host]) -> tuple[str, ...]:
+def assign_ranks(np: int | None, hosts: Sequence[Host]) -> tuple[str, ...]:
     """The host of every rank. Without ``np`` every slot is taken; without hosts all ranks are here."""
     if np is None:
         if not hosts:

@@ -29,12 +29,12 @@ from farandole.events import logger
 from farandole.launch.hosts.elastic_job import ElasticJob
 from farandole.launch.job.elastic_loop import ElasticLoop
 from farandole.launch.job.far_agents import FarAgents
-from farandole.launch.job.line import Finished, Line, Listening
-from farandole.launch.job.loop import Outcome
-from farandole.runtime.controller.former import Former
+from farandole.launch.job.launcher_pipe import Finished, LauncherPipe, Listening
+from farandole.launch.job.loop import JobResult
+from farandole.runtime.controller.inherited_generation import InheritedGeneration
 from farandole.runtime.controller.root import Root
 from farandole.runtime.coordination.stall import Limits
-from farandole.runtime.session.joining import ANY
+from farandole.runtime.session.init_arguments import ANY
 from farandole.settings import Settings
 
 PROCESS_NAME = "farandole-ctl"
@@ -50,7 +50,7 @@ class Legacy(msgspec.Struct, frozen=True):
 
     names: dict[str, str] = {}
     live: tuple[str, ...] = ()
-    decided: Outcome | None = None
+    decided: JobResult | None = None
 
 
 @final
@@ -75,13 +75,13 @@ class ElasticController:
         elif lines:
             self._membership = Recorded(Policy.of(self._settings), self._write, lines)
 
-    def run(self, line: Line, listen: str, legacy: Legacy) -> None:
+    def run(self, line: LauncherPipe, listen: str, legacy: Legacy) -> None:
         """Serve until the job is over, and say how it ended."""
         process.name_this(PROCESS_NAME)
         outcome = self._serve(line, listen, legacy)
         line.send(Finished(*outcome))  # once all that was said and written is on its way
 
-    def _serve(self, line: Line, listen: str, legacy: Legacy) -> Outcome:
+    def _serve(self, line: LauncherPipe, listen: str, legacy: Legacy) -> JobResult:
         with contextlib.ExitStack() as held:
             router = held.enter_context(Router(JobKeys.from_secret(self._secret), listen))
             line.send(Listening(router.address))
@@ -97,7 +97,7 @@ class ElasticController:
             if inherited is not None:
                 found = membership.generation, membership.members, membership.over
                 limits = Limits.of(self._settings)
-                root.controller.former = Former(router.send, formation, time.monotonic, *found, limits)
+                root.controller.inherited = InheritedGeneration(router.send, formation, time.monotonic, *found, limits)
                 formation.orders.extend([membership.finish] if membership.finish else [])
                 loop.take_over(legacy.names, legacy.decided)
             return loop.run()

@@ -23,26 +23,26 @@ from farandole.control import process
 from farandole.control.addresses import EVERYWHERE, own_endpoints, own_host_only
 from farandole.control.keys import new_secret
 from farandole.errors import UsageError
+from farandole.launch.agents.agent_config import AgentConfig
 from farandole.launch.agents.agents import AgentProcess, Agents, print_now
-from farandole.launch.agents.charge import Charge
-from farandole.launch.agents.policy import INTERRUPTS, PASSED_ON
+from farandole.launch.agents.exit_policy import INTERRUPTS, PASSED_ON
 from farandole.launch.hosts.elastic_job import ElasticJob
 from farandole.launch.job.elastic_controller import ElasticController, Legacy
 from farandole.launch.job.launcher import DIAL_SHARE
-from farandole.launch.job.line import (
+from farandole.launch.job.launcher_pipe import (
     AgentEnded,
     AgentSaid,
     Decided,
     Finished,
     GiveUp,
-    Line,
+    LauncherPipe,
     Listening,
     Ping,
     SendFor,
     Signal,
 )
-from farandole.launch.job.loop import Outcome
-from farandole.runtime.session.joining import configure_logging
+from farandole.launch.job.loop import JobResult
+from farandole.runtime.session.init_arguments import configure_logging
 from farandole.settings import Settings
 
 MOST_DEATHS = 5
@@ -67,7 +67,7 @@ class ElasticLauncher:
             settings = msgspec.structs.replace(settings, host_timeout_s=0.0)
         self._elastic, self._settings = elastic, settings
 
-    def run(self) -> Outcome:
+    def run(self) -> JobResult:
         """Serve until the job is over, and leave nothing behind."""
         settings = self._settings
         with contextlib.ExitStack() as held:
@@ -76,7 +76,7 @@ class ElasticLauncher:
             configure_logging(settings.log_level)
             journal, copy = os.memfd_create("journal"), _opened(settings.elastic_journal)
             agents = held.enter_context(Agents([], settings, captured=True))
-            return _Keeper(self._elastic, settings, agents, interrupts, journal, copy).run()
+            return _ControllerSupervisor(self._elastic, settings, agents, interrupts, journal, copy).run()
 
 
 def _opened(path: str) -> int:
@@ -88,7 +88,7 @@ def _opened(path: str) -> int:
 
 
 @final
-class _Keeper:
+class _ControllerSupervisor:
     """What a launcher has while its job runs."""
 
     def __init__(
@@ -106,11 +106,11 @@ class _Keeper:
         self._said: dict[str, str] = {}
         self._signals: list[int] = []
         self._deaths: list[float] = []
-        self._decided: Outcome | None = None
-        self._outcome: Outcome | None = None
+        self._decided: JobResult | None = None
+        self._outcome: JobResult | None = None
         self._begin()
 
-    def run(self) -> Outcome:
+    def run(self) -> JobResult:
         """Until the job is over."""
         while self._outcome is None:
             ready = self._wait()
@@ -132,7 +132,7 @@ class _Keeper:
 
     def _begin(self) -> None:
         """The next controller, with what the one before has left."""
-        ours, theirs = Line.pair()
+        ours, theirs = LauncherPipe.pair()
         live = [name for name, agent in self._named.items() if agent.code is None and agent.hosts]
         legacy = Legacy(self._names, tuple(live), self._decided)
 
@@ -160,9 +160,9 @@ class _Keeper:
         elif isinstance(message, GiveUp) and message.name in self._named:
             self._named[message.name].give_up()
         elif isinstance(message, Decided):
-            self._decided = Outcome(message.status, message.words)
+            self._decided = JobResult(message.status, message.words)
         elif isinstance(message, Finished):
-            self._outcome = Outcome(message.status, message.words)
+            self._outcome = JobResult(message.status, message.words)
 
     def _look_after(self) -> None:
         """Another controller for one that has ended; the end of one that hangs."""
@@ -182,7 +182,7 @@ class _Keeper:
     def _replace(self, why: str, now: float) -> None:
         self._deaths = [*(each for each in self._deaths if now - each < WITHIN_S), now]
         if len(self._deaths) >= MOST_DEATHS:
-            self._outcome = Outcome(1, f"{why}; it is the {MOST_DEATHS}th within {WITHIN_S:g} s")
+            self._outcome = JobResult(1, f"{why}; it is the {MOST_DEATHS}th within {WITHIN_S:g} s")
             return
         self._begin()
         print_now(f"farandole: {why}: another one takes over\n".encode())  # last: perhaps nobody reads
@@ -225,15 +225,15 @@ class _Keeper:
         try:
             [group] = self._elastic.starter.groups([host], self._elastic.here)
             agent = self._agents.add(group)
-            agent.charge(self._charge(host, name))
+            agent.config(self._config(host, name))
         except UsageError as error:
             self._line.send(AgentEnded(name, 1, str(error)))
         else:
             self._named[name] = agent
 
-    def _charge(self, host: str, name: str) -> Charge:
+    def _config(self, host: str, name: str) -> AgentConfig:
         settings = self._settings
-        return Charge(
+        return AgentConfig(
             self._addresses or [self._listen],
             self._secret,
             host=host,

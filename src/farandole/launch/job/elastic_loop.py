@@ -15,20 +15,29 @@ from typing import TYPE_CHECKING, final
 
 import msgspec
 
-from farandole.cluster.environment import PLACE, variables_for
+from farandole.cluster.environment import WORKER_ID, variables_for
 from farandole.control.addresses import is_own
 from farandole.control.agent_messages import AgentHello, Exited, KillWorker, StopWorkers, WorkerSpec
 from farandole.control.process import signal_name
-from farandole.elastic.membership import decisions
-from farandole.elastic.membership.happenings import Found, HostLost, Succeeded
-from farandole.elastic.membership.workers import Phase
+from farandole.elastic.membership import actions
+from farandole.elastic.membership.job_events import HostLost, HostsFound, Succeeded
+from farandole.elastic.membership.workers import WorkerPhase
 from farandole.launch.agents.agents import END_S
-from farandole.launch.agents.policy import End
+from farandole.launch.agents.exit_policy import End
 from farandole.launch.hosts.elastic_job import ElasticJob
 from farandole.launch.hosts.plan import Host, by_own_name, start_workers, variables_for_all
 from farandole.launch.job.far_agents import FarAgents
-from farandole.launch.job.line import LIMIT_BYTES, AgentEnded, AgentSaid, Decided, Ended, Line, Ping, Signal
-from farandole.launch.job.loop import NO_SIGNALS, Loop, Outcome
+from farandole.launch.job.launcher_pipe import (
+    LIMIT_BYTES,
+    AgentEnded,
+    AgentSaid,
+    Decided,
+    LauncherPipe,
+    Ping,
+    PipeClosed,
+    Signal,
+)
+from farandole.launch.job.loop import NO_SIGNALS, JobResult, Loop
 from farandole.topology import Topology
 
 if TYPE_CHECKING:
@@ -41,7 +50,7 @@ MOST_WORDS = 3
 LONGEST_WORDS = LIMIT_BYTES // 5
 """In characters: workers say why they gave up, and that may be long."""
 
-SAID = (decisions.Abort, decisions.Announce, decisions.Kill, decisions.Form, decisions.Refuse)
+SAID = (actions.AbortGeneration, actions.Announce, actions.Kill, actions.Form, actions.RefuseWorkers)
 """Decisions that people are told of, from the first generation on; of all others they are with ``--verbose``."""
 
 
@@ -50,7 +59,13 @@ class ElasticLoop(Loop):
     """Obeys ``formation``, and listens to the launcher at the other end of the ``line``."""
 
     def __init__(
-        self, elastic: ElasticJob, agents: FarAgents, root: Root, line: Line, formation: ElasticFormation, secret: str
+        self,
+        elastic: ElasticJob,
+        agents: FarAgents,
+        root: Root,
+        line: LauncherPipe,
+        formation: ElasticFormation,
+        secret: str,
     ) -> None:
         super().__init__(elastic.job, agents, root, NO_SIGNALS)
         self._elastic, self._formation, self._secret = elastic, formation, secret
@@ -71,11 +86,11 @@ class ElasticLoop(Loop):
         self._signals: list[int] = []
         self._orders: StopWorkers | None = None
         self._said = ""
-        self._decided: Outcome | None = None
-        self._result = Outcome(0, "")
-        self._open_screens()
+        self._decided: JobResult | None = None
+        self._result = JobResult(0, "")
+        self._open_output()
 
-    def take_over(self, names: Mapping[str, str], decided: Outcome | None) -> None:
+    def take_over(self, names: Mapping[str, str], decided: JobResult | None) -> None:
         """Be the next controller of a job, with agents of these names, by host, and with what the membership knows.
 
         If its end was decided, it is ``decided`` what is said of it.
@@ -84,7 +99,7 @@ class ElasticLoop(Loop):
         self._formation.tell(Succeeded())
         until_s = time.monotonic() + self._job.settings.start_timeout_s
         workers = self._formation.membership.workers.values()
-        self._hosts = {worker.place: worker.slot.host for worker in workers}
+        self._hosts = {worker.worker_id: worker.slot.host for worker in workers}
         if self._hosts:
             self._discovery.inherit()
         self._slots = {host: len([w for w in workers if w.slot.host == host]) for host in self._hosts.values()}
@@ -122,7 +137,7 @@ class ElasticLoop(Loop):
             agent = self._far.take(message)
             if agent is not None:
                 self._note_end(agent)
-        elif isinstance(message, Ended):
+        elif isinstance(message, PipeClosed):
             raise SystemExit("the launcher is gone")
 
     def _on_turn(self, now: float) -> None:
@@ -131,24 +146,24 @@ class ElasticLoop(Loop):
         orders = []
         while self._formation.orders:
             orders.append(self._formation.orders.popleft())
-        starts = [each.action for each in orders if isinstance(each.action, decisions.Start)]
-        self._hosts.update((start.place, start.host) for start in starts)
+        starts = [each.action for each in orders if isinstance(each.action, actions.Start)]
+        self._hosts.update((start.worker_id, start.host) for start in starts)
         for order in orders:
             self._obey(order)
 
     def _find(self, hosts: tuple[Host, ...]) -> None:
         own = by_own_name(hosts, self._elastic.here, is_own)
         self._slots = {host.name: host.slots for host in own}
-        self._formation.tell(Found(self._slots))
+        self._formation.tell(HostsFound(self._slots))
 
-    def _outcome(self) -> Outcome:
+    def _outcome(self) -> JobResult:
         return self._result
 
     # -- what is decided ----------------------------------------------------------------------------------------------
 
-    def _note(self, decision: decisions.Decision) -> None:
+    def _note(self, decision: actions.Decision) -> None:
         action = decision.action
-        is_first = isinstance(action, decisions.Form) and action.generation == 1
+        is_first = isinstance(action, actions.Form) and action.generation == 1
         if self._job.verbose or (isinstance(action, SAID) and not is_first):
             self._say_once(decision.reason)
 
@@ -158,21 +173,21 @@ class ElasticLoop(Loop):
             self._say(text)
             self._said = text
 
-    def _obey(self, decision: decisions.Decision) -> None:
+    def _obey(self, decision: actions.Decision) -> None:
         action = decision.action
         if self._orders is not None:
             return
-        if isinstance(action, decisions.Start):
+        if isinstance(action, actions.Start):
             self._start(action)
-        elif isinstance(action, decisions.Kill):
-            self._root.tell(self._hosts.get(action.place, ""), KillWorker(action.place))
-        elif isinstance(action, decisions.Finish):
+        elif isinstance(action, actions.Kill):
+            self._root.tell(self._hosts.get(action.worker_id, ""), KillWorker(action.worker_id))
+        elif isinstance(action, actions.Finish):
             words = self._words(decision.reason) if action.status else ""
-            self._result = self._decided or Outcome(action.status, words)
+            self._result = self._decided or JobResult(action.status, words)
             self._line.send(Decided(*self._result))
             self._stop(self._job.settings.grace_s)
 
-    def _start(self, start: decisions.Start) -> None:
+    def _start(self, start: actions.Start) -> None:
         host = start.host
         if host not in self._open:
             self._send_for(host)
@@ -188,15 +203,17 @@ class ElasticLoop(Loop):
         self._open.add(host)
         self._coming.add(host)
 
-    def _spec(self, start: decisions.Start) -> WorkerSpec:
+    def _spec(self, start: actions.Start) -> WorkerSpec:
         """Rank and size are what they would be if nobody came or went until it calls ``init``."""
-        places = sorted(self._hosts)
-        topology = Topology.of(places.index(start.place), tuple(self._hosts[place] for place in places), 0)
+        worker_ids = sorted(self._hosts)
+        topology = Topology.of(
+            worker_ids.index(start.worker_id), tuple(self._hosts[worker_id] for worker_id in worker_ids), 0
+        )
         slots = self._slots.get(start.host, topology.local_size)
         topology = msgspec.structs.replace(topology, local_rank=start.slot, local_size=slots)
-        own = {PLACE: str(start.place), "HOROVOD_ELASTIC": "1"}
+        own = {WORKER_ID: str(start.worker_id), "HOROVOD_ELASTIC": "1"}
         told = variables_for(topology, "", self._secret)
-        return WorkerSpec(start.place, self._job.command, {**self._shared, **told, **own})
+        return WorkerSpec(start.worker_id, self._job.command, {**self._shared, **told, **own})
 
     def _tell_to_start(self, host: str, specs: list[WorkerSpec]) -> None:
         size = max(self._job.settings.max_np, self._job.settings.min_np, len(self._hosts))
@@ -227,27 +244,29 @@ class ElasticLoop(Loop):
             self._on_exit(host, ended)
         for started in hello.running:
             self._on_agent(host, started)
-        running = {started.place for started in hello.running}
-        fresh = {spec.place for spec in self._waiting.get(host, [])}
-        fresh |= {each.action.place for each in self._formation.orders if isinstance(each.action, decisions.Start)}
-        for place, worker in list(self._formation.membership.workers.items()):
-            if worker.slot.host != host or place in fresh:
+        running = {started.worker_id for started in hello.running}
+        fresh = {spec.worker_id for spec in self._waiting.get(host, [])}
+        fresh |= {each.action.worker_id for each in self._formation.orders if isinstance(each.action, actions.Start)}
+        for worker_id, worker in list(self._formation.membership.workers.items()):
+            if worker.slot.host != host or worker_id in fresh:
                 continue
-            if place in running:
-                if worker.phase is Phase.DOOMED:
-                    self._root.tell(host, KillWorker(place))
-            elif worker.phase is Phase.STARTING:
-                self._waiting.setdefault(host, []).append(self._spec(decisions.Start(place, host, worker.slot.index)))
+            if worker_id in running:
+                if worker.phase is WorkerPhase.DOOMED:
+                    self._root.tell(host, KillWorker(worker_id))
+            elif worker.phase is WorkerPhase.STARTING:
+                self._waiting.setdefault(host, []).append(self._spec(actions.Start(worker_id, host, worker.slot.index)))
             else:
-                self._on_exit(host, Exited(place, -1, -signal.SIGKILL, "", "it ended while no controller was there"))
+                self._on_exit(
+                    host, Exited(worker_id, -1, -signal.SIGKILL, "", "it ended while no controller was there")
+                )
 
     def _on_exit(self, host: str, message: Exited) -> None:
-        if self._hosts.pop(message.place, None) is None:
+        if self._hosts.pop(message.worker_id, None) is None:
             return  # it was told before, to the controller that is gone
         end = self._end_of(message, host, title="worker")
         if end.code:
             self._failures = [*self._failures[1 - MOST_WORDS :], end]
-        self._controller.worker_exited(message.place, message.pid, message.code, str(end))
+        self._controller.worker_exited(message.worker_id, message.pid, message.code, str(end))
 
     def _on_end(self, host: str) -> None:
         self._lose(host, self._agents.of(host).explain())
@@ -273,7 +292,7 @@ class ElasticLoop(Loop):
     def _lost(self, host: str, reason: str) -> None:
         """Nothing that ran there counts any more."""
         self._waiting.pop(host, None)
-        self._hosts = {place: name for place, name in self._hosts.items() if name != host}
+        self._hosts = {worker_id: name for worker_id, name in self._hosts.items() if name != host}
         if self._orders is None:
             self._say_once(reason)
             self._formation.tell(HostLost(host, reason))
@@ -291,7 +310,7 @@ class ElasticLoop(Loop):
         what = "again: killing the workers" if again else f"ending {len(self._hosts)} workers (again: kill at once)"
         self._say(f"{signal_name(number)}{' ' if again else ': '}{what}")
         first = self._signals[0]
-        self._result = Outcome(128 + first, f"the job was ended by {signal_name(first)}")
+        self._result = JobResult(128 + first, f"the job was ended by {signal_name(first)}")
         if again:
             self._give_up_at = time.monotonic() + END_S
         self._stop(0.0 if again else self._job.settings.grace_s)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import final
 
-from farandole.launch.job.line import AgentEnded, AgentSaid, GiveUp, Line, SendFor
+from farandole.launch.job.launcher_pipe import AgentEnded, AgentSaid, GiveUp, LauncherPipe, SendFor
 
 
 @final
@@ -20,7 +20,7 @@ class FarAgent:
 
     fds: tuple[int, ...] = ()
 
-    def __init__(self, line: Line, name: str, *, inherits: bool) -> None:
+    def __init__(self, line: LauncherPipe, name: str, *, inherits: bool) -> None:
         self.name = name
         self.hosts: tuple[str, ...] = (host_of(name),)
         self.code: int | None = None
@@ -59,7 +59,7 @@ class FarAgent:
 class FarAgents:
     """One for each host that the launcher has sent for."""
 
-    def __init__(self, line: Line, live: Iterable[str], *, inherits: bool) -> None:
+    def __init__(self, line: LauncherPipe, live: Iterable[str], *, inherits: bool) -> None:
         self._line, self._inherits = line, inherits
         self._by_host = {host_of(name): FarAgent(line, name, inherits=inherits) for name in live}
 

@@ -19,12 +19,12 @@ import msgspec
 from farandole.control import process
 from farandole.control.addresses import EVERYWHERE, own_endpoints, own_host_only
 from farandole.control.agent_messages import StartWorkers, WorkerSpec
+from farandole.launch.agents.agent_config import AgentConfig
 from farandole.launch.agents.agents import Agents
-from farandole.launch.agents.charge import Charge
+from farandole.launch.agents.exit_policy import INTERRUPTS, PASSED_ON
 from farandole.launch.agents.local import Local
-from farandole.launch.agents.policy import INTERRUPTS, PASSED_ON
 from farandole.launch.hosts.plan import Job, start_workers, workers
-from farandole.launch.job.loop import Outcome
+from farandole.launch.job.loop import JobResult
 from farandole.launch.job.static_loop import StaticLoop
 
 DIAL_SHARE = 0.5
@@ -58,7 +58,7 @@ class Launcher:
         self._task, self._on_result = task, on_result
         self._owns_process = owns_process
 
-    def run(self) -> Outcome:
+    def run(self) -> JobResult:
         """Start everything, serve until the last worker has ended, and leave nothing behind."""
         with contextlib.ExitStack() as held:
             interrupts = -1
@@ -70,7 +70,7 @@ class Launcher:
             from farandole.control.channel import Router
             from farandole.control.keys import JobKeys, new_secret
             from farandole.runtime.controller.root import Root
-            from farandole.runtime.session.joining import configure_logging
+            from farandole.runtime.session.init_arguments import configure_logging
 
             if self._owns_process:
                 configure_logging(self._settings.log_level)
@@ -83,10 +83,10 @@ class Launcher:
             held.enter_context(loop)
             specs = workers(self._job, secret, os.environ)
             if self._is_spread:
-                self._charge(agents, own_endpoints(router.address, self._settings.network_interface), secret)
+                self._config(agents, own_endpoints(router.address, self._settings.network_interface), secret)
                 loop.start_later({host: self._start(specs, host, agents) for host in self._hosts})
             else:
-                self._charge(agents, [router.address], secret, self._start(specs, self._hosts[0], agents))
+                self._config(agents, [router.address], secret, self._start(specs, self._hosts[0], agents))
             return loop.run()
 
     def _agents(self) -> Agents:
@@ -95,9 +95,9 @@ class Launcher:
         death_signal = signal.SIGTERM if self._owns_process and self._is_spread else None
         return Agents(groups, self._settings, captured=self._is_spread, death_signal=death_signal)
 
-    def _charge(self, agents: Agents, addresses: list[str], secret: str, start: StartWorkers | None = None) -> None:
+    def _config(self, agents: Agents, addresses: list[str], secret: str, start: StartWorkers | None = None) -> None:
         settings = self._settings
-        charge = Charge(
+        config = AgentConfig(
             addresses,
             secret,
             start=start,
@@ -107,9 +107,9 @@ class Launcher:
             interface=settings.network_interface,
         )
         for agent in agents:
-            agent.charge(msgspec.structs.replace(charge, host=agent.hosts[0] if len(agent.hosts) == 1 else ""))
+            agent.config(msgspec.structs.replace(config, host=agent.hosts[0] if len(agent.hosts) == 1 else ""))
 
     def _start(self, specs: Sequence[WorkerSpec], host: str, agents: Agents) -> StartWorkers:
         """What the agent of ``host`` is to start."""
-        own = [spec for spec in specs if self._job.hosts[spec.place] == host]
+        own = [spec for spec in specs if self._job.hosts[spec.worker_id] == host]
         return start_workers(self._job, own, self._job.size, inherits=agents.of(host).inherits)

@@ -21,8 +21,8 @@ from farandole.control.agent_messages import (
     Started,
 )
 from farandole.launch.agents.agents import AgentProcess, Agents, print_now
-from farandole.launch.agents.policy import INTERRUPTS, PASSED_ON, End
-from farandole.launch.agents.screens import STDERR, Receipts, Screens
+from farandole.launch.agents.exit_policy import INTERRUPTS, PASSED_ON, End
+from farandole.launch.agents.output import STDERR, JobOutput, Receipts
 from farandole.launch.hosts.plan import Job
 from farandole.launch.job.hints import advice
 
@@ -43,7 +43,7 @@ GIVE_UP_S = 1.0
 AnyAgent: TypeAlias = "AgentProcess | FarAgent"
 
 
-class Outcome(NamedTuple):
+class JobResult(NamedTuple):
     """How a job ended: its exit status, and why it is not 0."""
 
     status: int
@@ -64,14 +64,14 @@ class Loop(ABC):
         self._due: dict[str, float] = {}
         """When the goodbye of an agent whose process has ended is given up."""
         self._give_up_at: float | None = None
-        self._screens: Screens | None = None
+        self._output: JobOutput | None = None
         self._receipts: Receipts | None = None
         self._writing: set[int] = set()
         self._watched: dict[int, AnyAgent | None] = {}
         root.on_agent, root.on_lost = self._on_agent, self._on_lost
         root.controller.report = self._say
 
-    def run(self) -> Outcome:
+    def run(self) -> JobResult:
         """Serve until all agents have ended, and all output is written."""
         while not self._is_over():
             self._watch()
@@ -88,7 +88,7 @@ class Loop(ABC):
     def __exit__(self, *_: object) -> None:
         for fd in self._watched:
             self._root.router.unwatch(fd)
-        if self._screens is not None and self._receipts is not None and self._screens.close(GIVE_UP_S):
+        if self._output is not None and self._receipts is not None and self._output.close(GIVE_UP_S):
             self._receipts.close()
 
     # -- what a kind of job decides -----------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ class Loop(ABC):
         """Everything that had come is taken in."""
 
     @abstractmethod
-    def _outcome(self) -> Outcome:
+    def _outcome(self) -> JobResult:
         """How the job ended."""
 
     # -- what the loop waits for --------------------------------------------------------------------------------------
@@ -190,12 +190,12 @@ class Loop(ABC):
         if isinstance(message, Exited):
             self._on_exit(host, message)
         elif isinstance(message, Stack):
-            self._controller.stack_arrived(message.place, message.text)
+            self._controller.stack_arrived(message.worker_id, message.text)
         elif isinstance(message, Started):
-            self._pids[message.place] = message.pid
-            self._controller.worker_started(message.place, message.pid, host)
+            self._pids[message.worker_id] = message.pid
+            self._controller.worker_started(message.worker_id, message.pid, host)
             if self._job.verbose:
-                self._say(f"started rank {message.place} on {host} as process {message.pid}")
+                self._say(f"started rank {message.worker_id} on {host} as process {message.pid}")
         elif isinstance(message, Output) and self._receipts is not None:
             self._receipts.take(host, message)
         elif isinstance(message, AgentHello):
@@ -207,7 +207,7 @@ class Loop(ABC):
     def _end_of(self, message: Exited, host: str, title: str = "rank") -> End:
         """For people. With a folder for output, its lines are not on this screen."""
         return End(
-            message.place, host, message.code, message.tail, message.error, title,
+            message.worker_id, host, message.code, message.tail, message.error, title,
             advice(message.tail, self._job.settings.horovod), shown=not self._job.output_dir,
             out_of_memory=message.out_of_memory,
         )  # fmt: skip
@@ -225,25 +225,25 @@ class Loop(ABC):
 
     def _finish(self) -> None:
         """Nobody is left who could write anything."""
-        if self._screens is not None:
-            self._screens.finish()
+        if self._output is not None:
+            self._output.finish()
             if self._give_up_at is not None:
                 self._give_up_at = min(self._give_up_at, time.monotonic() + GIVE_UP_S)
 
     # -- output -------------------------------------------------------------------------------------------------------
 
-    def _open_screens(self) -> None:
+    def _open_output(self) -> None:
         """Agents send us what workers write."""
-        self._screens = Screens.own()
-        self._receipts = Receipts(self._screens)
-        self._writing = set(self._screens.ended)
-        self._screens.start()
+        self._output = JobOutput.own()
+        self._receipts = Receipts(self._output)
+        self._writing = set(self._output.ended)
+        self._output.start()
 
     def _say(self, text: str) -> None:
         """Print between the lines of workers, so that none is torn."""
         line = f"farandole: {text}\n".encode()
-        if self._screens is not None:
-            self._screens.say(STDERR, line)
+        if self._output is not None:
+            self._output.say(STDERR, line)
             return
         agent = self._agents.of(self._job.hosts[0])
         print_now(agent.tell(line) if agent.code is None and not self._coming else line)

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, final
 from farandole.control.agent_messages import AgentHello, Exited, StartWorkers, StopWorkers
 from farandole.control.process import exit_status
 from farandole.launch.agents.agents import END_S, Agents
-from farandole.launch.agents.policy import Action, Decision, Loss, Policy
+from farandole.launch.agents.exit_policy import ExitAction, ExitDecision, ExitPolicy, Loss
 from farandole.launch.hosts.plan import Job
-from farandole.launch.job.loop import Loop, Outcome
+from farandole.launch.job.loop import JobResult, Loop
 
 if TYPE_CHECKING:
     from farandole.runtime.controller.root import Root
@@ -29,7 +29,7 @@ class StaticLoop(Loop):
     def __init__(self, job: Job, agents: Agents, root: Root, interrupts: int) -> None:
         super().__init__(job, agents, root, interrupts)
         self._processes = agents
-        self._policy = Policy(job.size, job.settings.on_failure)
+        self._policy = ExitPolicy(job.size, job.settings.on_failure)
         self._open = set(job.hosts)
         self._coming = set(job.hosts)
         self._lost: set[str] = set()
@@ -45,7 +45,7 @@ class StaticLoop(Loop):
         until_s = time.monotonic() + self._job.settings.start_timeout_s
         for host in starts:
             self._root.hosts.expect(host, until_s)
-        self._open_screens()
+        self._open_output()
 
     @property
     def _deadline_s(self) -> float | None:
@@ -55,8 +55,8 @@ class StaticLoop(Loop):
         if self._await_until is not None and now >= self._await_until:
             self._act(self._policy.overdue())
 
-    def _outcome(self) -> Outcome:
-        return Outcome(self._policy.status, self._policy.last_words())
+    def _outcome(self) -> JobResult:
+        return JobResult(self._policy.status, self._policy.last_words())
 
     def _on_signal(self, number: int) -> None:
         decision = self._policy.interrupted(number)
@@ -67,7 +67,7 @@ class StaticLoop(Loop):
 
     def _on_exit(self, host: str, message: Exited) -> None:
         end = self._end_of(message, host)
-        self._controller.worker_exited(message.place, message.pid, message.code, str(end))
+        self._controller.worker_exited(message.worker_id, message.pid, message.code, str(end))
         self._act(self._policy.exited(end, self._controller.left()))
 
     def _on_hello(self, host: str, hello: AgentHello) -> None:
@@ -81,7 +81,7 @@ class StaticLoop(Loop):
     def _on_end(self, host: str) -> None:
         agent = self._agents.of(host)
         assert agent.code is not None
-        self._lose(host, Loss(agent.explain(), 1 if self._screens is not None else exit_status(agent.code) or 1))
+        self._lose(host, Loss(agent.explain(), 1 if self._output is not None else exit_status(agent.code) or 1))
 
     def _on_lost(self, host: str, reason: str) -> None:
         said = self._agents.of(host).said if host in self._coming else ""
@@ -93,11 +93,11 @@ class StaticLoop(Loop):
         self._root.tell(host, StopWorkers(0.0))  # should it come back
         self._lost.add(host)
         self._close(host)
-        places = [place for place, name in enumerate(self._job.hosts) if name == host]
+        worker_ids = [worker_id for worker_id, name in enumerate(self._job.hosts) if name == host]
         running = set(self._policy.running())
-        decision = self._policy.host_lost(places, loss)
-        for place in running & set(places):
-            self._controller.worker_exited(place, self._pids.get(place, -1), -signal.SIGKILL, loss.reason)
+        decision = self._policy.host_lost(worker_ids, loss)
+        for worker_id in running & set(worker_ids):
+            self._controller.worker_exited(worker_id, self._pids.get(worker_id, -1), -signal.SIGKILL, loss.reason)
         self._act(decision)
 
     def _close(self, host: str) -> None:
@@ -110,14 +110,14 @@ class StaticLoop(Loop):
 
     # -- orders -------------------------------------------------------------------------------------------------------
 
-    def _act(self, decision: Decision) -> None:
-        if decision.action is Action.GO_ON:
+    def _act(self, decision: ExitDecision) -> None:
+        if decision.action is ExitAction.GO_ON:
             return
-        if decision.action is Action.AWAIT:
+        if decision.action is ExitAction.AWAIT:
             self._await_until = self._await_until or time.monotonic() + self._job.settings.grace_s
             return
         self._await_until = None
-        kill = decision.action is Action.KILL
+        kill = decision.action is ExitAction.KILL
         self._orders = StopWorkers(0.0 if kill else self._job.settings.grace_s)
         if kill:
             self._give_up_at = time.monotonic() + END_S

@@ -50,7 +50,7 @@ is checked. GB/s are bytes of the array per second.
 
 
 @final
-class Report(msgspec.Struct, frozen=True):
+class BenchReport(msgspec.Struct, frozen=True):
     """Everything that was found; ``load`` is the machine's when it began, ``lacks`` why an engine was not measured."""
 
     hosts: list[str]
@@ -96,7 +96,7 @@ def main(args: argparse.Namespace) -> int:
     return 0 if report.seconds else 1
 
 
-def examine(asked: Sequence[str], np: int, hosts: str, seconds: float) -> Report:
+def examine(asked: Sequence[str], np: int, hosts: str, seconds: float) -> BenchReport:
     """Measure what can be: one job for all engines that the launcher can start, one for MPI's ranks."""
     from rich.console import Console
     from rich.progress import Progress
@@ -121,16 +121,16 @@ def examine(asked: Sequence[str], np: int, hosts: str, seconds: float) -> Report
     return _report(found, np, load, lacks)
 
 
-def _report(found: Sequence[Measured], np: int, load: float, lacks: dict[str, str]) -> Report:
+def _report(found: Sequence[Measured], np: int, load: float, lacks: dict[str, str]) -> BenchReport:
     cores = len(os.sched_getaffinity(0))
     if not found:
-        return Report(["here"] * np, load, cores, "none", "nothing could be measured", {}, {}, lacks)
+        return BenchReport(["here"] * np, load, cores, "none", "nothing could be measured", {}, {}, lacks)
     placed, usable = found[0].hosts, found[0].usable
     chosen, reason = choose("auto", placed, usable)
     seconds = {name: times for measured in found for name, times in measured.seconds.items()}
     for measured in found:
         lacks.update(measured.lacks)
-    return Report(placed, load, cores, chosen, reason, considered(placed, usable), seconds, lacks)
+    return BenchReport(placed, load, cores, chosen, reason, considered(placed, usable), seconds, lacks)
 
 
 def _lack(name: str, lacks: dict[str, str]) -> bool:
@@ -176,7 +176,7 @@ def _run_to_end(command: Sequence[str]) -> None:
         raise UsageError(f"{command[0]} exited with {done.returncode}: {' '.join(said[-1:])}")
 
 
-def show(report: Report) -> None:
+def show(report: BenchReport) -> None:
     """Print it: 80 columns, plain text in a log."""
     from rich.console import Console
 

@@ -16,7 +16,7 @@ import sysconfig
 
 from farandole.errors import UsageError
 from farandole.launch.tools import horovod_install
-from farandole.launch.tools.horovod_install import INSTALLER, Place
+from farandole.launch.tools.horovod_install import INSTALLER, InstallScheme
 from farandole.settings import Settings
 
 DESCRIPTION = """\
@@ -47,27 +47,27 @@ def main(args: argparse.Namespace) -> int:
     """Do what ``args`` ask for; returns the exit status."""
     if args.action == "status":
         return _status()
-    place = _place(args.user)
+    scheme = _scheme(args.user)
     if args.action == "install":
-        changed = horovod_install.install(place)
-        print("\n".join(f"wrote {path}" for path in changed) or f"it was installed already, in {place.packages}")
+        changed = horovod_install.install(scheme)
+        print("\n".join(f"wrote {path}" for path in changed) or f"it was installed already, in {scheme.packages}")
         importlib.invalidate_caches()
     else:
-        removed = horovod_install.uninstall(place)
-        print("\n".join(f"removed {path}" for path in removed) or f"nothing was installed in {place.packages}")
+        removed = horovod_install.uninstall(scheme)
+        print("\n".join(f"removed {path}" for path in removed) or f"nothing was installed in {scheme.packages}")
     return 0
 
 
-def _place(user: bool) -> Place:
+def _scheme(user: bool) -> InstallScheme:
     """The environment of this Python, or the user's own folder."""
     if not user:
-        return Place(sysconfig.get_path("purelib"), sysconfig.get_path("scripts"))
+        return InstallScheme(sysconfig.get_path("purelib"), sysconfig.get_path("scripts"))
     if not site.ENABLE_USER_SITE:
         raise UsageError(
             f"--user: {sys.executable} does not look into your own folder (a virtual environment never does); "
             "leave --user out, or set FARANDOLE_HOROVOD=1"
         )
-    return Place(site.getusersitepackages(), os.path.join(site.getuserbase(), "bin"))
+    return InstallScheme(site.getusersitepackages(), os.path.join(site.getuserbase(), "bin"))
 
 
 def _status() -> int:
@@ -76,9 +76,9 @@ def _status() -> int:
     for user in (False, True):
         if user and not site.ENABLE_USER_SITE:
             continue
-        place = _place(user)
-        if place.installer() == INSTALLER:
-            print(f"installed in {place.packages} (undo: farandole horovod uninstall{' --user' * user})")
+        scheme = _scheme(user)
+        if scheme.installer() == INSTALLER:
+            print(f"installed in {scheme.packages} (undo: farandole horovod uninstall{' --user' * user})")
     if Settings.resolve().horovod:
         print("the variable FARANDOLE_HOROVOD is set")
     elif not active:

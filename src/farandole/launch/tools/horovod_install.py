@@ -45,7 +45,7 @@ sys.exit(run_commandline())
 
 
 @final
-class Place(msgspec.Struct, frozen=True):
+class InstallScheme(msgspec.Struct, frozen=True):
     """Where packages of an environment lie, and its commands."""
 
     packages: str
@@ -77,7 +77,7 @@ def is_active() -> bool:
     return _is_ours(_spec())
 
 
-def install(place: Place) -> list[str]:
+def install(scheme: InstallScheme) -> list[str]:
     """Write the files, if they are not there as they should be; the paths of those that were written.
 
     Raises ``UsageError`` where a real Horovod is installed, and for folders that cannot be written to.
@@ -87,41 +87,43 @@ def install(place: Place) -> list[str]:
             f"{real} is installed, and stays as it is. Take it away first (pip uninstall horovod), "
             "or choose Farandole for each job: farandole run --horovod, FARANDOLE_HOROVOD=1"
         )
-    files = _files(place)
-    with _alone(place):
-        _refuse_strange_files(place)
-        changed = [place.path(name) for name, text in files.items() if _write(place.path(name), text, name == COMMAND)]
-        entries = _metadata(place, files)
-        if changed or _read_folder(place.path(FOLDER)) != entries:
-            _replace_folder(place, entries)
-            changed.append(place.path(FOLDER))
+    files = _files(scheme)
+    with _alone(scheme):
+        _refuse_strange_files(scheme)
+        changed = [
+            scheme.path(name) for name, text in files.items() if _write(scheme.path(name), text, name == COMMAND)
+        ]
+        entries = _metadata(scheme, files)
+        if changed or _read_folder(scheme.path(FOLDER)) != entries:
+            _replace_folder(scheme, entries)
+            changed.append(scheme.path(FOLDER))
     return changed
 
 
-def uninstall(place: Place) -> list[str]:
+def uninstall(scheme: InstallScheme) -> list[str]:
     """Remove what ``install`` wrote, also in part; the paths of what was removed."""
     removed = []
-    with _alone(place):
-        if place.installer() == INSTALLER:
-            with _aside(place) as aside:
-                os.rename(place.path(FOLDER), os.path.join(aside, FOLDER))
-            removed.append(place.path(FOLDER))
+    with _alone(scheme):
+        if scheme.installer() == INSTALLER:
+            with _aside(scheme) as aside:
+                os.rename(scheme.path(FOLDER), os.path.join(aside, FOLDER))
+            removed.append(scheme.path(FOLDER))
         for name in (PTH, COMMAND):
-            if _is_own_file(place.path(name)):
-                os.unlink(place.path(name))
-                removed.append(place.path(name))
+            if _is_own_file(scheme.path(name)):
+                os.unlink(scheme.path(name))
+                removed.append(scheme.path(name))
     return removed
 
 
-def _files(place: Place) -> dict[str, str]:
+def _files(scheme: InstallScheme) -> dict[str, str]:
     """What is installed beside the metadata."""
     site = HOROVOD_SITE
-    if os.path.commonpath([site, os.path.abspath(place.packages)]) == os.path.abspath(place.packages):
-        site = os.path.relpath(site, place.packages)  # an environment may be moved
+    if os.path.commonpath([site, os.path.abspath(scheme.packages)]) == os.path.abspath(scheme.packages):
+        site = os.path.relpath(site, scheme.packages)  # an environment may be moved
     return {PTH: f"# farandole horovod install\n{site}\n", COMMAND: _COMMAND.format(python=sys.executable)}
 
 
-def _metadata(place: Place, files: dict[str, str]) -> dict[str, str]:
+def _metadata(scheme: InstallScheme, files: dict[str, str]) -> dict[str, str]:
     """The files of the folder of metadata."""
     with open(METADATA) as file:
         said = file.read()
@@ -137,7 +139,7 @@ def _metadata(place: Place, files: dict[str, str]) -> dict[str, str]:
         "entry_points.txt": f"[console_scripts]\n{COMMAND} = horovod.runner.launch:run_commandline\n",
         "REQUESTED": "",
     }
-    rows = {os.path.relpath(place.path(name), place.packages): text for name, text in files.items()}
+    rows = {os.path.relpath(scheme.path(name), scheme.packages): text for name, text in files.items()}
     rows |= {f"{FOLDER}/{name}": text for name, text in entries.items()}
     record = "".join(f"{name},{_digest(text)},{len(text.encode())}\n" for name, text in rows.items())
     return {**entries, "RECORD": f"{record}{FOLDER}/RECORD,,\n"}
@@ -149,12 +151,12 @@ def _digest(text: str) -> str:
 
 
 @contextlib.contextmanager
-def _alone(place: Place) -> Iterator[None]:
+def _alone(scheme: InstallScheme) -> Iterator[None]:
     """Nobody else installs here meanwhile; what the system refuses becomes a sentence."""
     try:
-        for folder in (place.packages, place.scripts):
+        for folder in (scheme.packages, scheme.scripts):
             os.makedirs(folder, exist_ok=True)
-        lock = os.open(place.packages, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        lock = os.open(scheme.packages, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
@@ -162,14 +164,14 @@ def _alone(place: Place) -> Iterator[None]:
             os.close(lock)
     except OSError as error:
         raise UsageError(
-            f"{error.filename or place.packages}: {error.strerror}. Where this environment cannot be changed, "
+            f"{error.filename or scheme.packages}: {error.strerror}. Where this environment cannot be changed, "
             "set FARANDOLE_HOROVOD=1 for a job, or install for yourself: farandole horovod install --user"
         ) from error
 
 
-def _refuse_strange_files(place: Place) -> None:
+def _refuse_strange_files(scheme: InstallScheme) -> None:
     for name in (PTH, COMMAND):
-        path = place.path(name)
+        path = scheme.path(name)
         if os.path.lexists(path) and not _is_own_file(path):
             raise UsageError(f"{path} is there, and Farandole has not written it: move it away, and try again")
 
@@ -208,22 +210,22 @@ def _read_folder(path: str) -> dict[str, str]:
     return found
 
 
-def _replace_folder(place: Place, entries: dict[str, str]) -> None:
-    with _aside(place) as aside:
+def _replace_folder(scheme: InstallScheme, entries: dict[str, str]) -> None:
+    with _aside(scheme) as aside:
         new = os.path.join(aside, "new")
         os.mkdir(new)
         for name, text in entries.items():
             with open(os.path.join(new, name), "w") as file:
                 file.write(text)
-        if os.path.isdir(place.path(FOLDER)):
-            os.rename(place.path(FOLDER), os.path.join(aside, "old"))
-        os.rename(new, place.path(FOLDER))
+        if os.path.isdir(scheme.path(FOLDER)):
+            os.rename(scheme.path(FOLDER), os.path.join(aside, "old"))
+        os.rename(new, scheme.path(FOLDER))
 
 
 @contextlib.contextmanager
-def _aside(place: Place) -> Iterator[str]:
+def _aside(scheme: InstallScheme) -> Iterator[str]:
     """A folder on the same file system that no package manager takes for a package."""
-    path = tempfile.mkdtemp(prefix=".farandole-", dir=place.packages)
+    path = tempfile.mkdtemp(prefix=".farandole-", dir=scheme.packages)
     try:
         yield path
     finally:

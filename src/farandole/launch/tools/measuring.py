@@ -23,7 +23,7 @@ from farandole.engines.candidates import usable
 from farandole.engines.engine import Engine, Memory
 from farandole.errors import EngineError, FarandoleError
 from farandole.native import core
-from farandole.runtime.session.session import current, init, shutdown
+from farandole.runtime.session.init import current, init, shutdown
 
 SIZES = (4, 1024, 16 * 2**10, 256 * 2**10, 2**20, 4 * 2**20, 16 * 2**20)
 """In bytes."""

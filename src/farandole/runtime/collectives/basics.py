@@ -14,8 +14,8 @@ from typing import Any
 
 from farandole.collective import ReduceOp
 from farandole.engines.candidates import CANDIDATES, usable
+from farandole.runtime.session.init import current
 from farandole.runtime.session.process_sets import ProcessSet, ProcessSetLike, global_process_set
-from farandole.runtime.session.session import current
 
 Average, Sum, Adasum = ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM
 Min, Max, Product = ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT

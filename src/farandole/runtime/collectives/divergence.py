@@ -35,7 +35,7 @@ _LONGEST_NAME = 60
 
 @final
 @dataclass(frozen=True)
-class Snapshot:
+class StepDigests:
     """Digests of what a rank steps with at ``step``, by the names of the tensors; ``kind`` is that of its processor."""
 
     step: int
@@ -71,7 +71,7 @@ class Comparison:
         said: dict[str, str] = {}
         return any(said.setdefault(kind, mark) != mark for kind, mark in zip(self._kinds, marks, strict=True) if mark)
 
-    def explain(self, gather: Gather, snapshot: Snapshot | None) -> None:
+    def explain(self, gather: Gather, snapshot: StepDigests | None) -> None:
         """Raise ``DivergenceError`` on every member if two of one kind differ, or warn that two kinds do.
 
         Collective; a member without a snapshot (it has joined) takes part nevertheless.
@@ -86,7 +86,7 @@ class Comparison:
         if snapshot is not None:
             self._warn(snapshot)
 
-    def _find(self, gather: Gather, snapshot: Snapshot | None, counts: Sequence[int]) -> _Difference | None:
+    def _find(self, gather: Gather, snapshot: StepDigests | None, counts: Sequence[int]) -> _Difference | None:
         """The first difference between members of one kind."""
         rows = [] if snapshot is None else _rows(snapshot)
         width = _ROWS.size // 8
@@ -103,11 +103,11 @@ class Comparison:
     def _pairs(self, counts: Sequence[int]) -> Iterator[tuple[int, int]]:
         """Each member that has a snapshot, with the first of its kind."""
         first: dict[str, int] = {}
-        for place, (kind, count) in enumerate(zip(self._kinds, counts, strict=True)):
-            if count and first.setdefault(kind, place) != place:
-                yield first[kind], place
+        for member, (kind, count) in enumerate(zip(self._kinds, counts, strict=True)):
+            if count and first.setdefault(kind, member) != member:
+                yield first[kind], member
 
-    def _describe(self, found: _Difference, names: Sequence[str], snapshot: Snapshot | None) -> str:
+    def _describe(self, found: _Difference, names: Sequence[str], snapshot: StepDigests | None) -> str:
         one, other = names[found.one], names[found.other]
         who = f"{self._titles[found.one]} and {self._titles[found.other]} do not step with the same numbers"
         at = "" if snapshot is None else f" at step {snapshot.step}"
@@ -128,7 +128,7 @@ class Comparison:
             "such step, or with off to go on regardless"
         )
 
-    def _warn(self, snapshot: Snapshot) -> None:
+    def _warn(self, snapshot: StepDigests) -> None:
         kinds = ", ".join(dict.fromkeys(self._titles[self._kinds.index(kind)] for kind in self._kinds if kind))
         warnings.warn(
             f"{self._label} at step {snapshot.step}: the numbers of {kinds} differ, and so do their processors or "
@@ -143,7 +143,7 @@ def _key(names: tuple[str, ...]) -> bytes:
     return hashlib.blake2b("\n".join(names).encode(errors="replace"), digest_size=16).digest()
 
 
-def _rows(snapshot: Snapshot) -> list[int]:
+def _rows(snapshot: StepDigests) -> list[int]:
     """A number for each tensor that differs if its name or its digest does; never 0."""
     titles = (f"{name} {digest}" for name, digest in zip(snapshot.names, snapshot.digests, strict=True))
     return [int(_short(title), 16) | 1 for title in titles]

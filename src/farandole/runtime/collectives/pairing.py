@@ -28,7 +28,7 @@ from farandole.runtime.collectives.verbs import number_of
 from farandole.runtime.session.process_sets import ProcessSet
 
 if TYPE_CHECKING:
-    from farandole.runtime.session.session import Session
+    from farandole.runtime.session.init import Session
 
 PAUSE_S = 0.1
 UNKNOWN_S = 5.0
@@ -51,7 +51,7 @@ def pairing(session: Session, process_set: ProcessSet) -> Pairing:
 
 @final
 @dataclass(frozen=True)
-class Candidate:
+class Unpaired:
     """Something to be connected under ``label``; ``names`` are those of its parts, in this rank's order."""
 
     label: str
@@ -70,17 +70,17 @@ class Pairing:
     def __init__(self, number: int, ranks: Sequence[int]) -> None:
         self._number, self._ranks = number, ranks
         self._changed = threading.Condition()
-        self._wanted: dict[str, Candidate] = {}
+        self._wanted: dict[str, Unpaired] = {}
         self._threads: dict[str, threading.Thread] = {}
-        self._found: dict[str, Candidate | Exception] = {}
+        self._found: dict[str, Unpaired | Exception] = {}
         self._leading = False
         self._rounds = 0
         self._since_s: float | None = None
         """Since when rounds have had no result."""
 
     def pair(
-        self, session: Session, candidate: Candidate, is_known: Callable[[str], bool] = lambda _: False
-    ) -> Candidate:
+        self, session: Session, candidate: Unpaired, is_known: Callable[[str], bool] = lambda _: False
+    ) -> Unpaired:
         """Return when all members have come with this label: it, with the names in the order of the first member.
 
         ``is_known``: whether this rank could come with a label, too. Raises ``MismatchError`` on every member if their
@@ -147,14 +147,14 @@ class Pairing:
         with self._changed:
             self._changed.wait_for(lambda: self._wanted.keys() != mine.keys(), PAUSE_S)
 
-    def _agree(self, session: Session, label: str, mine: Candidate) -> Candidate | Exception:
+    def _agree(self, session: Session, label: str, mine: Unpaired) -> Unpaired | Exception:
         """The order of the first member, if all have the same names. Collective."""
         every = [each["names"] for each in self._exchange(session, {"names": mine.names})]
         if any(sorted(names) != sorted(every[0]) for names in every):
             return MismatchError(f"{label}: {self._difference(session, every)}")
-        return Candidate(label, tuple(every[0]))
+        return Unpaired(label, tuple(every[0]))
 
-    def _give_up(self, session: Session, mine: Mapping[str, Candidate]) -> None:
+    def _give_up(self, session: Session, mine: Mapping[str, Unpaired]) -> None:
         """Everybody waits, and nobody for the same. Collective."""
         said = self._exchange(session, {"wanted": {label: each.names for label, each in mine.items()}})
         parts = [label.rpartition(".") for each in said for label in each["wanted"]]
@@ -194,7 +194,7 @@ class Pairing:
         )
         return f"{each}. Build the same model and optimizer on every rank, and give its parameters the same names"
 
-    def _settle(self, label: str, found: Candidate | Exception) -> None:
+    def _settle(self, label: str, found: Unpaired | Exception) -> None:
         if self._forget(label):
             self._found[label] = found
             self._changed.notify_all()
@@ -209,8 +209,8 @@ class Pairing:
         with session.inside(self._number, "pairing", self._rounds, f"connecting {', '.join(self._wanted)}"):
             return [json.loads(each) for each in session.exchange(self._number, key, json.dumps(payload).encode())]
 
-    def _name(self, session: Session, place: int) -> str:
-        rank = self._ranks[place]
+    def _name(self, session: Session, member: int) -> str:
+        rank = self._ranks[member]
         return f"rank {rank} on {session.topology.hosts[rank]}"
 
 

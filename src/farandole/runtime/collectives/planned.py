@@ -18,13 +18,13 @@ from farandole import events
 from farandole.collective import Array
 from farandole.engines.engine import Memory
 from farandole.errors import MismatchError
-from farandole.runtime.collectives.divergence import Comparison, Snapshot
+from farandole.runtime.collectives.divergence import Comparison, StepDigests
 from farandole.runtime.collectives.verbs import number_of
 from farandole.runtime.lanes.reduction import Reduction
 from farandole.runtime.session.process_sets import ProcessSet
 
 if TYPE_CHECKING:
-    from farandole.runtime.session.session import Session
+    from farandole.runtime.session.init import Session
 
 JOINED = "joined"
 """The state of a member that has called ``join``: it takes part in everything, wherever the others are."""
@@ -68,16 +68,16 @@ class PlannedLane:
         """Which of them this is."""
         return self._group.rank
 
-    def name(self, place: int) -> str:
+    def name(self, member: int) -> str:
         """How an error names a member."""
-        return self._group.name(place)
+        return self._group.name(member)
 
     def allocate(self, nbytes: int) -> Memory:
         """Zeroed memory in which collectives are fastest. Collective."""
         with self._inside("allocating"):
             return self._engine.allocate(nbytes)
 
-    def meet(self, point: str, state: str, snapshot: Snapshot | None = None) -> list[str]:
+    def meet(self, point: str, state: str, snapshot: StepDigests | None = None) -> list[str]:
         """Learn every member's ``state``; all must be at the same ``point`` of the program, except who has ``JOINED``.
 
         Both together are at most 54 bytes. Raises ``MismatchError`` on every member if they are not, or if one has

@@ -17,10 +17,10 @@ from typing import Any, Generic, TypeVar, final
 from farandole.collective import Array, Kind, ReduceOp
 from farandole.errors import CollectiveError, UnsupportedError, UsageError
 from farandole.runtime.collectives.adapter import Adapter
-from farandole.runtime.lanes.call import Call, Handle, Outcome
+from farandole.runtime.lanes.call import Call, CallResult, Handle
 from farandole.runtime.lanes.reduction import COMPLEX_REDUCTIONS, REDUCTIONS, Reduction
+from farandole.runtime.session.init import Session, current
 from farandole.runtime.session.process_sets import ProcessSet
-from farandole.runtime.session.session import Session, current
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -32,7 +32,7 @@ class Pending(Generic[R]):
 
     __slots__ = ("_finish", "_handle")
 
-    def __init__(self, handle: Handle | None, finish: Callable[[list[Outcome]], R]) -> None:
+    def __init__(self, handle: Handle | None, finish: Callable[[list[CallResult]], R]) -> None:
         self._handle, self._finish = handle, finish
 
     def done(self) -> bool:
@@ -50,7 +50,7 @@ class Request(Generic[R]):
 
     __slots__ = ("_calls", "_finish", "_session")
 
-    def __init__(self, session: Session, calls: list[Call], finish: Callable[[list[Outcome]], R]) -> None:
+    def __init__(self, session: Session, calls: list[Call], finish: Callable[[list[CallResult]], R]) -> None:
         self._session, self._calls, self._finish = session, calls, finish
 
     def run(self) -> R:
@@ -209,7 +209,7 @@ class Verbs(Generic[T]):
         """For what a framework does before a verb: what is raised in this block, the other members raise there, too."""
         return _Telling(kind, self._name(kind, name, process_set), number_of(process_set))
 
-    def _request(self, calls: list[Call], finish: Callable[[list[Outcome]], R]) -> Request[R]:
+    def _request(self, calls: list[Call], finish: Callable[[list[CallResult]], R]) -> Request[R]:
         devices = {call.array.device for call in calls}
         if len(devices) > 1:
             raise UnsupportedError(
@@ -327,16 +327,16 @@ class _Outputs(Generic[T]):
 
     def reserve(self, like: T) -> Callable[[tuple[int, ...]], Array]:
         """An allocator for one more output."""
-        place = len(self._made)
+        index = len(self._made)
         self._made.append(like)
 
         def allocate(shape: tuple[int, ...]) -> Array:
-            self._made[place] = self._adapter.empty(shape, like)
-            return self._adapter.array(self._made[place])
+            self._made[index] = self._adapter.empty(shape, like)
+            return self._adapter.array(self._made[index])
 
         return allocate
 
-    def collect(self, _: list[Outcome]) -> list[T]:
+    def collect(self, _: list[CallResult]) -> list[T]:
         """All of them, once filled."""
         return self._made
 

@@ -29,11 +29,11 @@ from farandole.control.messages import (
     ChangeDue,
     Entry,
     Exchange,
+    GatheredParts,
     Hello,
     Leave,
     Letters,
     Orders,
-    Parts,
     Progress,
     Ready,
     Resend,
@@ -43,15 +43,15 @@ from farandole.control.messages import (
     Unheard,
     Welcome,
 )
-from farandole.control.task_messages import FetchTask, Result, Task
-from farandole.runtime.controller.former import Former
+from farandole.control.task_messages import FetchTask, TaskPayload, TaskResult
+from farandole.runtime.controller.inherited_generation import InheritedGeneration
 from farandole.runtime.coordination.downlink import CONTROL, ORDERS, Downlink, Send
-from farandole.runtime.coordination.formation import Due, Formation, Formed, Over
+from farandole.runtime.coordination.formation import Due, EndNow, Formation, Formed
 from farandole.runtime.coordination.generation import Generation
 from farandole.runtime.coordination.negotiation import Delivery
 from farandole.runtime.coordination.process_groups import GLOBAL
 from farandole.runtime.coordination.rank_set import RankSet, alike
-from farandole.runtime.coordination.stall import Inquiry, Report, Verdict
+from farandole.runtime.coordination.stall import Inquiry, StallReport, StallVerdict
 from farandole.runtime.coordination.static_formation import StaticFormation
 from farandole.settings import Settings
 
@@ -89,17 +89,19 @@ class Controller:
         self._downlink = Downlink(send)
         self._formation = formation or StaticFormation.of(settings, expected)
         self.occupants = self._formation.occupants.below(self._downlink.is_relayed)
-        self.former = Former(send, self._formation, clock)  # another one, of a controller that is not the job's first
+        self.inherited = InheritedGeneration(
+            send, self._formation, clock
+        )  # another one, of a controller that is not the job's first
         self._generation: Generation | None = None
         self._received, self._rejected = 0, Counter[str]()
         self._handlers: dict[type, Callable[[bytes, Any], None]] = {
             Ready: self._on_ready,
             Letters: self._on_letters,
             Hello: self._on_hello,
-            Parts: self._on_parts,
+            GatheredParts: self._on_parts,
             Leave: self._on_leave,
             FetchTask: self._on_fetch,
-            Result: self._on_result,
+            TaskResult: self._on_result,
         }
         self._handlers_of_ranks: dict[type, Callable[[Generation, int, Any], None]] = {
             Submit: self._on_submit,
@@ -116,19 +118,19 @@ class Controller:
     def handle(self, identity: bytes, message: Message) -> None:
         """A message has come from the socket ``identity``."""
         self._received += 1
-        if not self.former.takes(identity, message):
+        if not self.inherited.takes(identity, message):
             self._take(identity, message)
 
-    def worker_started(self, place: int, pid: int, host: str) -> None:
+    def worker_started(self, worker_id: int, pid: int, host: str) -> None:
         """A worker runs; should it never call ``init``, the others can be told where it is."""
-        self._formation.started(place, f"rank {place} on {host} (process {pid})")
+        self._formation.started(worker_id, f"rank {worker_id} on {host} (process {pid})")
 
-    def worker_exited(self, place: int, pid: int, code: int, description: str) -> None:
+    def worker_exited(self, worker_id: int, pid: int, code: int, description: str) -> None:
         """A worker has ended: ``code`` as ``waitpid`` gives it, ``description`` for people."""
         now = self._clock()
-        self._formation.gone(place, pid, code, description)
+        self._formation.gone(worker_id, pid, code, description)
         generation = self._generation
-        rank = None if generation is None else generation.rank_at(place, pid)
+        rank = None if generation is None else generation.rank_at(worker_id, pid)
         if generation is not None and rank is not None:
             if code:
                 generation.leave(rank, description)
@@ -142,16 +144,16 @@ class Controller:
         """The places of the workers that have left the current generation or ended, in that order."""
         return self._generation.left() if self._generation is not None else []
 
-    def stack_arrived(self, place: int, text: str) -> None:
+    def stack_arrived(self, worker_id: int, text: str) -> None:
         """The stack that ``request_stack`` asked for, or why there is none."""
         if self._generation is not None:
-            self._generation.stack_arrived(place, text, self._clock())
+            self._generation.stack_arrived(worker_id, text, self._clock())
 
     def abort(self, reason: str, kind: str = "AbortError") -> None:
         """End the generation for everybody who is still in it."""
         generation = self._generation
         if generation is None:
-            self.former.end(reason)
+            self.inherited.end(reason)
         elif generation.over is None:
             generation.over = Abort(generation.number, reason, kind)
             self._formation.over(generation.number, reason)
@@ -160,14 +162,14 @@ class Controller:
 
     def deadline(self) -> float | None:
         """When ``tick`` is due, by the clock; ``None`` if only a message can bring news."""
-        current = self.former if self._generation is None else self._generation
+        current = self.inherited if self._generation is None else self._generation
         moments = (self._formation.deadline_s, current.deadline_s)
         return min((moment for moment in moments if moment is not None), default=None)
 
     def tick(self, now: float) -> None:
         """Do what is due."""
         generation = self._generation
-        self.former.tick(now)
+        self.inherited.tick(now)
         if generation is not None and (reason := generation.unsaid(now)):
             self.abort(reason)
         if generation is not None and generation.over is None:
@@ -226,7 +228,7 @@ class Controller:
     def _on_letters(self, identity: bytes, message: Letters) -> None:
         """A relay passes on what workers below it have sent."""
         for sender, inner in self._downlink.opened(identity, message):
-            if inner is None or isinstance(inner, Letters | Ready | Parts):
+            if inner is None or isinstance(inner, Letters | Ready | GatheredParts):
                 self._rejected["letters that are not from workers"] += 1
             else:
                 self._take(sender, inner)
@@ -236,7 +238,7 @@ class Controller:
         if reason := self._formation.turn_away(identity[:-1], hello):
             self.refuse("processes that are none of the job's workers", reason)
         else:
-            rank = None if generation is None else generation.rank_at(hello.place, hello.pid)
+            rank = None if generation is None else generation.rank_at(hello.worker_id, hello.pid)
             if generation is not None and rank is not None:
                 generation.leave(rank)
                 self._stop_waiting(generation)
@@ -247,7 +249,7 @@ class Controller:
     def _on_exchange(self, generation: Generation, rank: int, message: Exchange) -> None:
         self._gather(generation, message.key, tuple(message.ranks), {rank: message.payload})
 
-    def _on_parts(self, identity: bytes, message: Parts) -> None:
+    def _on_parts(self, identity: bytes, message: GatheredParts) -> None:
         generation, present = self._below(identity, message.generation)
         if generation is not None:
             parts = {rank: payload for rank, payload in message.parts if rank in present}
@@ -271,7 +273,7 @@ class Controller:
         else:
             self._stop_waiting(generation)
         if message.ending or not message.reason:
-            self._formation.left(generation.members[rank].hello.place, message.ending)
+            self._formation.left(generation.members[rank].hello.worker_id, message.ending)
 
     def _on_blocked(self, generation: Generation, rank: int, message: Blocked) -> None:
         now = self._clock()
@@ -294,7 +296,7 @@ class Controller:
 
     def _do_without(self, generation: Generation, ranks: Sequence[int], reason: str, kind: str = "AbortError") -> None:
         """It cannot go on with these ranks; perhaps others can without them."""
-        if not self._formation.stalled(generation.places(ranks), reason):
+        if not self._formation.stalled(generation.worker_ids(ranks), reason):
             self.report(reason)
             self.abort(reason, kind)
 
@@ -313,13 +315,13 @@ class Controller:
         self._answer_timeline(generation)
 
     def _on_fetch(self, identity: bytes, _: FetchTask) -> None:
-        self._downlink.post([identity], Task(self.task))
+        self._downlink.post([identity], TaskPayload(self.task))
 
-    def _on_result(self, _: bytes, message: Result) -> None:
+    def _on_result(self, _: bytes, message: TaskResult) -> None:
         if self.on_result is None:
             self._rejected["Result that nobody asked for"] += 1
         else:
-            self.on_result(message.place, message.ok, message.payload)
+            self.on_result(message.worker_id, message.ok, message.payload)
 
     def _find(self, identity: bytes, number: int, ended: bool = False) -> tuple[Generation, int] | None:
         """The generation and rank that a message counts for; those of a dead one are reminded of its end."""
@@ -330,7 +332,7 @@ class Controller:
         elif generation.over is not None and not ended:
             self._rejected["messages after the end of their generation"] += 1
             self._tell(RankSet.only(rank), CONTROL, generation.over)
-            self._formation.answered(generation.members[rank].hello.place)
+            self._formation.answered(generation.members[rank].hello.worker_id)
         elif generation.has_left(rank):
             self._rejected["messages of ranks that have left"] += 1
         else:
@@ -344,7 +346,7 @@ class Controller:
         while (decision := self._formation.decide(now)) is not None:
             if isinstance(decision, Formed):
                 self._begin(decision)
-            elif isinstance(decision, Over):
+            elif isinstance(decision, EndNow):
                 self.abort(decision.reason)
             elif not isinstance(decision, Due):
                 self._downlink.post([member.uid + CONTROL for member in decision.members], decision.answer)
@@ -352,7 +354,7 @@ class Controller:
                 self._tell(self._generation.present(), CONTROL, ChangeDue(self._generation.number, decision.reason))
 
     def _begin(self, formed: Formed) -> None:
-        self.former.replace()
+        self.inherited.replace()
         self._generation = Generation(formed, self._settings, self._expected)
         self._generation.stall.begin(self._clock())
         self._downlink.begin(
@@ -388,9 +390,9 @@ class Controller:
             self._tell(RankSet.of(step.ranks), CONTROL, AskProgress(generation.number))
             for rank in step.ranks:
                 self.request_stack(generation.members[rank].hello)
-        elif isinstance(step, Report):
+        elif isinstance(step, StallReport):
             self.report(step.text)
-        elif isinstance(step, Verdict):
+        elif isinstance(step, StallVerdict):
             self._do_without(generation, step.missing, step.reason, "StallError")
 
     def _tell(self, ranks: RankSet, suffix: bytes, message: Message) -> None:

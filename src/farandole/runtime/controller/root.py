@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, final
 from farandole.control.agent_messages import AGENT, AgentHello, Alive, Branch, DumpStack, Exited, Severed, StopWorkers
 from farandole.control.messages import Hello, Submit
 from farandole.runtime.controller.controller import Controller
-from farandole.runtime.coordination.hosts import Hosts
+from farandole.runtime.coordination.host_liveness import HostLiveness
 from farandole.runtime.coordination.tree import Tree
 from farandole.settings import Settings
 from farandole.version import __version__
@@ -39,7 +39,7 @@ class Root:
         self.controller.request_stack = self._request_stack
         self.controller.refuse, self.controller.occupants.is_connected = router.refuse, router.reaches
         self._is_elastic = formation is not None
-        self.hosts = Hosts(settings.host_timeout_s)
+        self.hosts = HostLiveness(settings.host_timeout_s)
         self._tree = Tree(settings.tree_radix)
         self._relays: dict[str, tuple[str, ...]] = {}
         self._names: dict[str, str] = {}
@@ -140,4 +140,4 @@ class Root:
         return max(0.0, min(moments) - time.monotonic()) if moments else None
 
     def _request_stack(self, hello: Hello) -> None:
-        self.tell(hello.host, DumpStack(hello.place, hello.pid, hello.stack_signal, hello.stack_fd))
+        self.tell(hello.host, DumpStack(hello.worker_id, hello.pid, hello.stack_signal, hello.stack_fd))

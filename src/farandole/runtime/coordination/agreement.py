@@ -17,8 +17,8 @@ from typing import NamedTuple, final
 
 from farandole.collective import DType, Kind, ReduceOp
 from farandole.control.messages import Signature
-from farandole.runtime.coordination.statements import Statements
-from farandole.runtime.coordination.wording import by_saying, name_rank, shorten
+from farandole.runtime.coordination.rank_names import by_saying, name_rank, shorten
+from farandole.runtime.coordination.signatures_by_rank import SignaturesByRank
 
 
 @final
@@ -42,7 +42,7 @@ def settle(
     name: str,
     process_set: int,
     members: Collection[int],
-    statements: Statements,
+    statements: SignaturesByRank,
     hosts: Sequence[str],
 ) -> Plan:
     """Compare the ``statements``; members that made none have joined and contribute nothing."""
@@ -66,8 +66,8 @@ def title(kind: int, name: str, process_set: int) -> str:
     On the wire the name begins with the verb; there is no need to say it twice.
     """
     verb = Kind(kind).label
-    place = f" in process set {process_set}" if process_set else ""
-    return f"{verb} {shorten(name.removeprefix(verb + '.'))!r}{place}"
+    worker_id = f" in process set {process_set}" if process_set else ""
+    return f"{verb} {shorten(name.removeprefix(verb + '.'))!r}{worker_id}"
 
 
 def malformed(signature: Signature | None) -> str:
@@ -129,7 +129,7 @@ _OPS = frozenset(ReduceOp)
 _KINDS_WITH_TENSORS = frozenset(kind for kind, aspects in _ASPECTS.items() if _DTYPE in aspects)
 
 
-def _difference(statements: Statements, hosts: Sequence[str]) -> str:
+def _difference(statements: SignaturesByRank, hosts: Sequence[str]) -> str:
     """The first aspect in which the ranks differ, and what each said; "" if there is none."""
     if len(statements) == 1:
         return ""
@@ -144,7 +144,7 @@ def _difference(statements: Statements, hosts: Sequence[str]) -> str:
     return ""
 
 
-def _impossibility(members: Collection[int], statements: Statements, hosts: Sequence[str]) -> str:
+def _impossibility(members: Collection[int], statements: SignaturesByRank, hosts: Sequence[str]) -> str:
     """Why this cannot be done although all agree; "" if it can."""
     first = statements.first
     if first.refusal:
@@ -179,7 +179,7 @@ def _wrong_splits(signature: Signature, members: int) -> str:
     return ""
 
 
-def _dims(members: Collection[int], statements: Statements) -> list[int]:
+def _dims(members: Collection[int], statements: SignaturesByRank) -> list[int]:
     """First dimensions, member by member; a tensor without dimensions counts as one row."""
     signatures, tensors = statements.by_rank(), len(statements.first.shapes)
     dims: list[int] = []
@@ -188,7 +188,7 @@ def _dims(members: Collection[int], statements: Statements) -> list[int]:
     return dims
 
 
-def _split_matrix(members: Collection[int], statements: Statements) -> list[int]:
+def _split_matrix(members: Collection[int], statements: SignaturesByRank) -> list[int]:
     """Rows sent, ``[sender * members + receiver]``."""
     size = len(members)
     signatures = statements.by_rank()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TypeAlias, final
 
 from farandole.runtime.coordination.agreement import Plan
-from farandole.runtime.coordination.statements import Statements
+from farandole.runtime.coordination.signatures_by_rank import SignaturesByRank
 
 Key: TypeAlias = tuple[int, str]
 """Process set and name."""
@@ -21,11 +21,11 @@ Key: TypeAlias = tuple[int, str]
 
 @final
 @dataclass(slots=True)
-class Line:
+class CachedSignature:
     """What every rank said under one name, and what came of it. ``number`` is -1 until it is seen a second time."""
 
     key: Key
-    statements: Statements
+    statements: SignaturesByRank
     plan: Plan
     number: int = -1
 
@@ -36,16 +36,16 @@ class SignatureCache:
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._lines: dict[Key, Line] = {}  # oldest first
-        self._numbered: dict[int, Line] = {}
+        self._lines: dict[Key, CachedSignature] = {}  # oldest first
+        self._numbered: dict[int, CachedSignature] = {}
         self._next_number = 0
 
-    def find(self, number: int, key: Key) -> Line | None:
+    def find(self, number: int, key: Key) -> CachedSignature | None:
         """The line this number stands for, unless it is forgotten or was never given for this ``key``."""
         line = self._numbered.get(number)
         return line if line is not None and line.key == key else None
 
-    def touch(self, line: Line) -> bool:
+    def touch(self, line: CachedSignature) -> bool:
         """``line`` was used, so it is the last to be forgotten; False if it is forgotten already."""
         if self._lines.get(line.key) is not line:
             return False
@@ -53,7 +53,7 @@ class SignatureCache:
         self._lines[line.key] = line
         return True
 
-    def remember(self, key: Key, statements: Statements, plan: Plan) -> int:
+    def remember(self, key: Key, statements: SignaturesByRank, plan: Plan) -> int:
         """Note what the ranks said; returns the number to say it by, -1 for none."""
         if self._capacity <= 0:
             return -1
@@ -61,7 +61,7 @@ class SignatureCache:
         if line is None or line.statements != statements:
             if line is not None:
                 self._numbered.pop(line.number, None)
-            line = Line(key, statements, plan)
+            line = CachedSignature(key, statements, plan)
         elif line.number < 0:
             line.number = self._next_number
             self._next_number += 1

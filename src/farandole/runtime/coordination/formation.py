@@ -17,7 +17,7 @@ from farandole.control.message import Message
 from farandole.control.messages import Hello, Refuse, Welcome
 from farandole.runtime.coordination.occupants import Occupants
 from farandole.runtime.coordination.process_groups import fitting
-from farandole.runtime.coordination.wording import by_saying
+from farandole.runtime.coordination.rank_names import by_saying
 
 Choose: TypeAlias = Callable[[Sequence[str], Sequence[Sequence[str]]], tuple[str, str]]
 """Hosts by rank and engines usable by rank to the engine and why; raises ``FarandoleError`` where none fits."""
@@ -34,7 +34,7 @@ class Member:
     @property
     def name(self) -> str:
         """How texts call it before it has a rank."""
-        return f"rank {self.hello.place} on {self.hello.host}"
+        return f"rank {self.hello.worker_id} on {self.hello.host}"
 
 
 @final
@@ -100,13 +100,13 @@ class Due:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Over:
+class EndNow:
     """The generation is to end now."""
 
     reason: str
 
 
-Decision: TypeAlias = Formed | Refused | Deferred | Due | Over
+Decision: TypeAlias = Formed | Refused | Deferred | Due | EndNow
 
 
 class Formation(ABC):
@@ -117,8 +117,8 @@ class Formation(ABC):
         """Who has which place; whoever wants it as well is turned away."""
 
     @abstractmethod
-    def started(self, place: int, description: str) -> None:
-        """The worker of ``place`` runs; texts that miss it can say where."""
+    def started(self, worker_id: int, description: str) -> None:
+        """The worker of ``worker_id`` runs; texts that miss it can say where."""
 
     @abstractmethod
     def turn_away(self, uid: bytes, hello: Hello) -> str:
@@ -129,15 +129,15 @@ class Formation(ABC):
         """A worker has called ``init``."""
 
     @abstractmethod
-    def gone(self, place: int, pid: int, code: int, description: str) -> None:
-        """The worker of ``place`` has ended, with this ``code`` as ``waitpid`` gives it."""
+    def gone(self, worker_id: int, pid: int, code: int, description: str) -> None:
+        """The worker of ``worker_id`` has ended, with this ``code`` as ``waitpid`` gives it."""
 
     @abstractmethod
-    def left(self, place: int, ending: bool) -> None:
+    def left(self, worker_id: int, ending: bool) -> None:
         """A member has called ``shutdown``, and nothing is wrong with that; or has failed, and its process ends."""
 
     @abstractmethod
-    def answered(self, place: int) -> None:
+    def answered(self, worker_id: int) -> None:
         """A member is heard of whose generation is over: it does not know yet, or has no time yet to form another."""
 
     @abstractmethod
@@ -149,7 +149,7 @@ class Formation(ABC):
         """The longest of the recent steps took so long."""
 
     @abstractmethod
-    def stalled(self, places: Collection[int], reason: str) -> bool:
+    def stalled(self, worker_ids: Collection[int], reason: str) -> bool:
         """Others have waited too long for these workers: true if they will be ended, and the others go on."""
 
     @property
@@ -171,17 +171,17 @@ class Roster:
     """
 
     def __init__(self, hellos: Sequence[Hello], expected: int) -> None:
-        self._by_place: dict[int, int] = {}
+        self._by_worker_id: dict[int, int] = {}
         self._by_pid: dict[int, int] = {}
         for index, hello in enumerate(hellos):
             if hello.expected == expected:
-                self._by_place.setdefault(hello.place, index)
+                self._by_worker_id.setdefault(hello.worker_id, index)
             else:
                 self._by_pid.setdefault(hello.pid, index)
 
-    def find(self, place: int, pid: int) -> int | None:
-        """Which of the hellos came from the worker that was started for ``place`` as process ``pid``."""
-        return self._by_place.get(place, self._by_pid.get(pid))
+    def find(self, worker_id: int, pid: int) -> int | None:
+        """Which of the hellos came from the worker that was started for ``worker_id`` as process ``pid``."""
+        return self._by_worker_id.get(worker_id, self._by_pid.get(pid))
 
 
 def disagreement(members: Sequence[Member]) -> str:

@@ -15,13 +15,13 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import final
 
 from farandole.control.messages import Abort, Exchanged
-from farandole.runtime.coordination.blockages import Blockages
+from farandole.runtime.coordination.acknowledgements import Acknowledgements
+from farandole.runtime.coordination.blocked_reports import BlockedReports
 from farandole.runtime.coordination.formation import Formed, Roster
 from farandole.runtime.coordination.negotiation import Negotiation
+from farandole.runtime.coordination.rank_names import list_some, name_rank
 from farandole.runtime.coordination.rank_set import RankSet
-from farandole.runtime.coordination.roll_call import RollCall
 from farandole.runtime.coordination.stall import Limits, StallInspector, Waiting
-from farandole.runtime.coordination.wording import list_some, name_rank
 from farandole.settings import Settings
 
 RENEWALS_PER_WARNING = 2
@@ -49,8 +49,8 @@ class Generation:
         )
         limits = Limits.of(settings)
         self.stall = StallInspector(limits, formed.hosts)
-        self.timeline = RollCall()
-        self.blockages = Blockages(self.negotiation.groups, 1.0 + limits.warning_s / RENEWALS_PER_WARNING)
+        self.timeline = Acknowledgements()
+        self.blockages = BlockedReports(self.negotiation.groups, 1.0 + limits.warning_s / RENEWALS_PER_WARNING)
         self._expected = expected
         self._roster = Roster([member.hello for member in formed.members], expected)
         self._ranks = {member.uid: rank for rank, member in enumerate(formed.members)}
@@ -64,13 +64,13 @@ class Generation:
         """The rank of a worker's sockets, or ``None`` for one of another generation."""
         return self._ranks.get(uid)
 
-    def rank_at(self, place: int, pid: int) -> int | None:
-        """The rank of the worker that was started for ``place`` as process ``pid``."""
-        return self._roster.find(place, pid)
+    def rank_at(self, worker_id: int, pid: int) -> int | None:
+        """The rank of the worker that was started for ``worker_id`` as process ``pid``."""
+        return self._roster.find(worker_id, pid)
 
-    def places(self, ranks: Iterable[int]) -> list[int]:
+    def worker_ids(self, ranks: Iterable[int]) -> list[int]:
         """Where these ranks were started."""
-        return [self.members[rank].hello.place for rank in ranks]
+        return [self.members[rank].hello.worker_id for rank in ranks]
 
     def present(self) -> RankSet:
         """The ranks that have neither left nor ended."""
@@ -84,7 +84,7 @@ class Generation:
         """The places of those that have left or ended, in that order, and of those that followed them at last."""
         order = sorted(self._away, key=self._following.__contains__)
         members = [self.members[rank] for rank in order]
-        return [member.hello.place for member in members if member.hello.expected == self._expected]
+        return [member.hello.worker_id for member in members if member.hello.expected == self._expected]
 
     def leave(self, rank: int, reason: str = "", following: bool = False) -> None:
         """``rank`` takes part in nothing any more, ``following`` others; only who needs it is told."""
@@ -168,10 +168,10 @@ class Generation:
         self.timeline.begin(number, ranks)
         return ranks
 
-    def stack_arrived(self, place: int, text: str, now: float) -> None:
-        """The stack of the worker of ``place``, or why there is none."""
+    def stack_arrived(self, worker_id: int, text: str, now: float) -> None:
+        """The stack of the worker of ``worker_id``, or why there is none."""
         for rank, member in enumerate(self.members):
-            if member.hello.place == place:
+            if member.hello.worker_id == worker_id:
                 self.stall.stack(rank, text, now)
 
     def waiting(self, now: float) -> list[Waiting]:

@@ -38,7 +38,7 @@ def require_no_ancestor(environment: Environment) -> None:
         if _is_held(_name(environment, ancestor)):
             raise StartError(
                 f"init() was called by process {os.getpid()}, a child of process {ancestor}, which is rank "
-                f"{environment.place} of the job and has not left it. {GUARD}"
+                f"{environment.worker_id} of the job and has not left it. {GUARD}"
             )
 
 

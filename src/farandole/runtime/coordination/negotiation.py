@@ -26,13 +26,13 @@ from typing import NamedTuple, final
 from farandole.collective import Kind
 from farandole.control.messages import Entry, Order, Signature
 from farandole.runtime.coordination.agreement import Plan, malformed, settle, title
-from farandole.runtime.coordination.cache import Key, Line, SignatureCache
+from farandole.runtime.coordination.cache import CachedSignature, Key, SignatureCache
 from farandole.runtime.coordination.overdue import Overdue
 from farandole.runtime.coordination.process_groups import GLOBAL, ProcessGroups
 from farandole.runtime.coordination.proposal import Proposal
+from farandole.runtime.coordination.rank_names import by_saying, list_some
 from farandole.runtime.coordination.rank_set import NOBODY, RankSet
 from farandole.runtime.coordination.stall import Waiting
-from farandole.runtime.coordination.wording import by_saying, list_some
 
 CROSSED_AFTER_S = 0.5
 """Ranks that wait for each other under one name in different process sets this long mean the same collective."""
@@ -149,7 +149,13 @@ class Negotiation:
                 self._fail(one, f"{one.title}: {differ}", "MismatchError")
 
     def _enter(
-        self, ranks: RankSet, key: Key, signature: Signature, line: Line | None, now: float, contribution: bytes
+        self,
+        ranks: RankSet,
+        key: Key,
+        signature: Signature,
+        line: CachedSignature | None,
+        now: float,
+        contribution: bytes,
     ) -> None:
         if self._join is not None and (idle := ranks & self._join.ready):
             self._refuse(
@@ -192,7 +198,7 @@ class Negotiation:
             return NOBODY
         return ranks
 
-    def _propose(self, key: Key, joining: bool, line: Line | None, now: float) -> Proposal:
+    def _propose(self, key: Key, joining: bool, line: CachedSignature | None, now: float) -> Proposal:
         members = self.groups.get(key[0]) or NOBODY
         missing = members if self._join is None else members - self._join.ready
         proposal = Proposal(key[0], key[1], members, missing, now, now, line)

@@ -32,7 +32,7 @@ class Occupants:
         self.is_connected: Callable[[bytes], bool] = lambda _: True
         """Whether a socket of a worker that speaks to the controller itself, by its identity, is still connected."""
         self._is_relayed: Callable[[bytes], bool] = lambda _: False
-        self._by_place: dict[tuple[int, int], _Occupant] = {}  # by size of the job, and place in it
+        self._by_worker_id: dict[tuple[int, int], _Occupant] = {}  # by size of the job, and place in it
 
     def below(self, is_relayed: Callable[[bytes], bool]) -> Occupants:
         """Itself, told by whom to learn whether a worker, by what its sockets share, speaks through a relay."""
@@ -41,23 +41,23 @@ class Occupants:
 
     def objection(self, hello: Hello) -> str:
         """Why it cannot have its place; "" if it can."""
-        occupant = self._by_place.get((hello.expected, hello.place))
+        occupant = self._by_worker_id.get((hello.expected, hello.worker_id))
         if occupant is None or occupant.hello.pid == hello.pid or not self._is_there(occupant.uid):
             return ""
-        where, other = f"rank {hello.place} on {occupant.hello.host}", occupant.hello.pid
+        where, other = f"rank {hello.worker_id} on {occupant.hello.host}", occupant.hello.pid
         return (
             f"{where} is process {other}, which has not left the job, and process {hello.pid} on {hello.host} says "
-            f"that it is rank {hello.place}, too. {GUARD}. Or is the job started twice with one controller?"
+            f"that it is rank {hello.worker_id}, too. {GUARD}. Or is the job started twice with one controller?"
         )
 
     def enter(self, uid: bytes, hello: Hello) -> None:
         """It has the place."""
-        self._by_place[hello.expected, hello.place] = _Occupant(uid, hello)
+        self._by_worker_id[hello.expected, hello.worker_id] = _Occupant(uid, hello)
 
-    def leave(self, place: int) -> None:
+    def leave(self, worker_id: int) -> None:
         """The place is free."""
-        for known in [known for known in self._by_place if known[1] == place]:
-            del self._by_place[known]
+        for known in [known for known in self._by_worker_id if known[1] == worker_id]:
+            del self._by_worker_id[known]
 
     def _is_there(self, uid: bytes) -> bool:
         """Not every end is told: not that of a process which a worker's shell has started, for one.

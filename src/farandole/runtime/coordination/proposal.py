@@ -15,9 +15,9 @@ from typing import final
 
 from farandole.control.messages import Signature
 from farandole.runtime.coordination.agreement import title
-from farandole.runtime.coordination.cache import Key, Line
+from farandole.runtime.coordination.cache import CachedSignature, Key
 from farandole.runtime.coordination.rank_set import NOBODY, RankSet
-from farandole.runtime.coordination.statements import Statements
+from farandole.runtime.coordination.signatures_by_rank import SignaturesByRank
 
 
 @final
@@ -36,9 +36,9 @@ class Proposal:
     missing: RankSet
     since_s: float
     latest_s: float
-    line: Line | None = None
+    line: CachedSignature | None = None
     numbered: RankSet = NOBODY
-    said: Statements = field(default_factory=Statements)
+    said: SignaturesByRank = field(default_factory=SignaturesByRank)
     refused: RankSet = NOBODY
     given: dict[int, bytes] = field(default_factory=dict)
     latest: RankSet = NOBODY
@@ -78,7 +78,7 @@ class Proposal:
         return self.members - self.numbered - self.said.ranks
 
     def enter(
-        self, ranks: RankSet, signature: Signature, line: Line | None, now: float, contribution: bytes = b""
+        self, ranks: RankSet, signature: Signature, line: CachedSignature | None, now: float, contribution: bytes = b""
     ) -> None:
         """These ranks are ready and mean ``signature``, or, if they gave a number, what its ``line`` has of them.
 
@@ -104,11 +104,11 @@ class Proposal:
             return []
         return [given.get(rank, b"") for rank in self.members]
 
-    def statements(self) -> Statements:
+    def statements(self) -> SignaturesByRank:
         """What all said."""
         if self.line is None:
             return self.said
-        statements = Statements()
+        statements = SignaturesByRank()
         statements.update(self.line.statements, self.numbered)
         statements.update(self.said, self.said.ranks)
         return statements

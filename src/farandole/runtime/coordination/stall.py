@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias, final
 
 from farandole.control.messages import Progress
-from farandole.runtime.coordination.wording import name_rank, name_ranks, shorten
+from farandole.runtime.coordination.rank_names import name_rank, name_ranks, shorten
 from farandole.settings import Settings
 
 STEPS_OF_PATIENCE = 5
@@ -103,21 +103,21 @@ class Inquiry(NamedTuple):
 
 
 @final
-class Report(NamedTuple):
+class StallReport(NamedTuple):
     """Say this to people."""
 
     text: str
 
 
 @final
-class Verdict(NamedTuple):
+class StallVerdict(NamedTuple):
     """These ranks do not come any more: unless others can go on without them, it ends with a ``StallError``."""
 
     reason: str
     missing: tuple[int, ...] = ()
 
 
-Step: TypeAlias = Inquiry | Report | Verdict | None
+Step: TypeAlias = Inquiry | StallReport | StallVerdict | None
 Last: TypeAlias = Callable[[int], str]
 
 
@@ -199,7 +199,7 @@ class StallInspector:
         if self._limits.answering_s and stopped_s > PATIENCE_S:
             self._moved_s, self._mild_until_s = now, now + self._shutdown_s
 
-    def _judge(self, now: float, every: Sequence[Waiting]) -> Verdict | None:
+    def _judge(self, now: float, every: Sequence[Waiting]) -> StallVerdict | None:
         """Who hangs: others have waited too long for it, or all do and nobody waits."""
         late = [one for one in every if now >= max(self._expiry_s(one), self._mild_until_s)]
         lost = _lost(late, every)
@@ -210,9 +210,9 @@ class StallInspector:
         is_blameless = not lost and any(is_static or now >= self._expiry_s(one, BLAMELESS) for one in late)
         if hung or is_blameless:
             is_answering = self._limits.answering_s and hung and not silent
-            return Verdict(self._verdict(now, late, ANSWERING if is_answering else self._limits.remedy), hung)
+            return StallVerdict(self._verdict(now, late, ANSWERING if is_answering else self._limits.remedy), hung)
         if self._limits.answering_s and not every and now >= self._moved_s + self._limits.answering_s:
-            return Verdict(
+            return StallVerdict(
                 f"no rank has done anything for {now - self._moved_s:.1f} s, longer than {ANSWERING}: "
                 "all are stopped, or wait for each other in the script",
                 tuple(range(len(self._hosts))),
@@ -238,13 +238,13 @@ class StallInspector:
         self._look_again(self._asked.until_s)
         return Inquiry(self._asked.ranks)
 
-    def _conclude(self, now: float, overdue: Sequence[Waiting], asked: _Asked, last: Last) -> Report | None:
+    def _conclude(self, now: float, overdue: Sequence[Waiting], asked: _Asked, last: Last) -> StallReport | None:
         """Report, if all answers are there or will not come."""
         if now < asked.until_s and not asked.complete():
             return None
         self._asked = None
         still = [one for one in overdue if not _has_moved_on(one, asked)]
-        return Report(self._report(now, still, asked, last)) if still else None
+        return StallReport(self._report(now, still, asked, last)) if still else None
 
     # -- timing -------------------------------------------------------------------------------------------------------
 

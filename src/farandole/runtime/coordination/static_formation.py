@@ -20,7 +20,7 @@ from farandole.engines.choose import choose
 from farandole.errors import FarandoleError
 from farandole.runtime.coordination.formation import Choose, Formation, Formed, Member, Refused, Roster, disagreement
 from farandole.runtime.coordination.process_groups import ProcessGroups
-from farandole.runtime.coordination.wording import by_saying, name_numbers
+from farandole.runtime.coordination.rank_names import by_saying, name_numbers
 from farandole.settings import Settings
 
 
@@ -62,9 +62,9 @@ class StaticFormation(Formation):
 
     # -- taking in ----------------------------------------------------------------------------------------------------
 
-    def started(self, place: int, description: str) -> None:
-        """The worker of ``place`` runs; texts that miss it can say where."""
-        self._started[place] = description
+    def started(self, worker_id: int, description: str) -> None:
+        """The worker of ``worker_id`` runs; texts that miss it can say where."""
+        self._started[worker_id] = description
 
     def turn_away(self, uid: bytes, hello: Hello) -> str:
         """Who wants a place that there is not, or that another has, or brings another version into a running job."""
@@ -76,33 +76,33 @@ class StaticFormation(Formation):
 
     def hello(self, uid: bytes, hello: Hello, now: float) -> None:
         """A worker has called ``init``."""
-        self._dismiss(hello.place)
+        self._dismiss(hello.worker_id)
         self.occupants.enter(uid, hello)
-        self._waiting[hello.place] = Member(uid, hello)
+        self._waiting[hello.worker_id] = Member(uid, hello)
         self._sizes[hello.expected] += 1
         if self._first_hello_s is None:
             self._first_hello_s = now
 
-    def gone(self, place: int, pid: int, code: int, description: str) -> None:
-        """The worker of ``place`` has ended. It is excused if it had its part in a generation, or may fail."""
-        self.occupants.leave(place)
+    def gone(self, worker_id: int, pid: int, code: int, description: str) -> None:
+        """The worker of ``worker_id`` has ended. It is excused if it had its part in a generation, or may fail."""
+        self.occupants.leave(worker_id)
         excused = code != 0 and self._excuse_failures
         size = self._expected
-        rank = self._roster.find(place, pid)
-        worker = self._latest[rank] if rank is not None else self._waiting_worker(place, pid)
+        rank = self._roster.find(worker_id, pid)
+        worker = self._latest[rank] if rank is not None else self._waiting_worker(worker_id, pid)
         if worker is not None:
-            place, size = worker.hello.place, worker.hello.expected
+            worker_id, size = worker.hello.worker_id, worker.hello.expected
             excused = excused or rank is not None
-            self._dismiss(place)
-        self._ends[size, place] = _End(description, excused)
+            self._dismiss(worker_id)
+        self._ends[size, worker_id] = _End(description, excused)
         if not self._waiting:
             self._first_hello_s = None
 
-    def left(self, place: int, ending: bool) -> None:
+    def left(self, worker_id: int, ending: bool) -> None:
         """See ``Formation``."""
-        self.occupants.leave(place)
+        self.occupants.leave(worker_id)
 
-    def answered(self, place: int) -> None:
+    def answered(self, worker_id: int) -> None:
         """Nothing depends on that."""
 
     def over(self, generation: int, reason: str) -> None:
@@ -111,35 +111,33 @@ class StaticFormation(Formation):
     def paced(self, step_s: float) -> None:
         """Nothing depends on that."""
 
-    def stalled(self, places: Collection[int], reason: str) -> bool:
+    def stalled(self, worker_ids: Collection[int], reason: str) -> bool:
         """The others cannot go on without them."""
         return False
 
     def _objection(self, newcomer: Member) -> str:
         hello = newcomer.hello
-        if not 0 <= hello.place < min(hello.expected, self._expected):
-            place = f"expects ranks 0 to {self._expected - 1}, and this process says it is rank {hello.place}"
-            return f"the job {place} of {hello.expected}"
+        if not 0 <= hello.worker_id < min(hello.expected, self._expected):
+            worker_id = f"expects ranks 0 to {self._expected - 1}, and this process says it is rank {hello.worker_id}"
+            return f"the job {worker_id} of {hello.expected}"
         if self._latest and hello.version != (version := self._latest[0].hello.version):
             return (
                 f"the job runs Farandole {version}, and {newcomer.name} has {hello.version}: install the same version"
             )
         if taken := self.occupants.objection(hello):
             return taken
-        home = self._homes.get(hello.place) if hello.expected == self._expected else None
+        home = self._homes.get(hello.worker_id) if hello.expected == self._expected else None
         if home and home != hello.host:
-            return (
-                f"rank {hello.place} is on {home}, not on {hello.host}: is the job started twice with one controller?"
-            )
+            return f"rank {hello.worker_id} is on {home}, not on {hello.host}: is the job started twice?"
         return ""
 
-    def _waiting_worker(self, place: int, pid: int) -> Member | None:
+    def _waiting_worker(self, worker_id: int, pid: int) -> Member | None:
         members = list(self._waiting.values())
-        index = Roster([member.hello for member in members], self._expected).find(place, pid)
+        index = Roster([member.hello for member in members], self._expected).find(worker_id, pid)
         return None if index is None else members[index]
 
-    def _dismiss(self, place: int) -> None:
-        member = self._waiting.pop(place, None)
+    def _dismiss(self, worker_id: int) -> None:
+        member = self._waiting.pop(worker_id, None)
         if member is not None:
             self._sizes -= Counter({member.hello.expected: 1})
 
@@ -156,18 +154,18 @@ class StaticFormation(Formation):
             return self._strangers.pop(0)
         if not self._waiting or self._is_early(now):
             return None
-        sizes = {place: member.hello.expected for place, member in self._waiting.items()}
+        sizes = {worker_id: member.hello.expected for worker_id, member in self._waiting.items()}
         size = max(sizes.values())
         if size > min(*sizes.values(), self._expected):
-            said = by_saying({place: str(own) for place, own in sizes.items()}, self._host_by_place())
+            said = by_saying({worker_id: str(own) for worker_id, own in sizes.items()}, self._host_by_worker_id())
             return self._refuse(
                 f"the ranks differ in the size of the job, which was started for {self._expected}: {said}"
             )
-        ends = {place: end for (job, place), end in sorted(self._ends.items()) if job == size}
+        ends = {worker_id: end for (job, worker_id), end in sorted(self._ends.items()) if job == size}
         lost = [end.description for end in ends.values() if not end.excused]
         if lost:
             return self._refuse(f"the job cannot start: {'; '.join(lost)}, before it had called init()")
-        missing = [place for place in range(size) if place not in self._waiting and place not in ends]
+        missing = [worker_id for worker_id in range(size) if worker_id not in self._waiting and worker_id not in ends]
         if not missing:
             return self._form()
         if self.deadline_s is not None and now >= self.deadline_s:
@@ -181,9 +179,9 @@ class StaticFormation(Formation):
         return few and in_time and len(self._sizes) == 1 and max(self._sizes) <= self._expected
 
     def _form(self) -> Formed | Refused:
-        seniority = {member.hello.place: rank for rank, member in enumerate(self._latest)}
-        order = sorted(self._waiting, key=lambda place: (seniority.get(place, self._expected), place))
-        members = tuple(self._waiting[place] for place in order)
+        seniority = {member.hello.worker_id: rank for rank, member in enumerate(self._latest)}
+        order = sorted(self._waiting, key=lambda worker_id: (seniority.get(worker_id, self._expected), worker_id))
+        members = tuple(self._waiting[worker_id] for worker_id in order)
         error = disagreement(members) or _misfit(members)
         if error:
             return self._refuse(error)
@@ -195,7 +193,7 @@ class StaticFormation(Formation):
             return self._refuse(str(failure))
         self._generation += 1
         if len(members) == self._expected:
-            self._homes = {member.hello.place: member.hello.host for member in members}
+            self._homes = {member.hello.worker_id: member.hello.host for member in members}
         self._latest, self._roster = members, Roster([member.hello for member in members], self._expected)
         self._clear()
         return Formed(self._generation, members, engine, reason)
@@ -210,18 +208,18 @@ class StaticFormation(Formation):
         self._first_hello_s = None
 
     def _too_late(self, missing: list[int]) -> str:
-        places = [self._started.get(place, f"rank {place}") for place in missing]
-        who = ", ".join(places) if len(places) <= 4 or self._started else name_numbers(missing)
+        worker_ids = [self._started.get(worker_id, f"rank {worker_id}") for worker_id in missing]
+        who = ", ".join(worker_ids) if len(worker_ids) <= 4 or self._started else name_numbers(missing)
         have = "has" if len(missing) == 1 else "have"
         return (
             f"{who} {have} not called init() within {self._start_timeout_s:g} s of the first rank that did: "
             "look at its output, or give it more time with --start-timeout (FARANDOLE_START_TIMEOUT_S)"
         )
 
-    def _host_by_place(self) -> list[str]:
+    def _host_by_worker_id(self) -> list[str]:
         hosts = ["?"] * self._expected
-        for place, member in self._waiting.items():
-            hosts[place] = member.hello.host
+        for worker_id, member in self._waiting.items():
+            hosts[worker_id] = member.hello.host
         return hosts
 
 

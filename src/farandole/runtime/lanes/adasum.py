@@ -26,11 +26,11 @@ from farandole.runtime.lanes.packing import pack, scratch, unpack
 
 def allreduce(engine: Engine, arrays: Sequence[Array], dtype: DType, factor: float = 1.0) -> None:
     """Combine in place, each array with its counterparts, and multiply by ``factor``. Collective; float dtypes only."""
-    total, size, place = sum(a.count for a in arrays), engine.group.size, engine.group.rank
+    total, size, member = sum(a.count for a in arrays), engine.group.size, engine.group.rank
     if not total:
         return
     slices = [total // size + (r < total % size) for r in range(size)]
-    start, mine = sum(slices[:place]), slices[place]
+    start, mine = sum(slices[:member]), slices[member]
     packed = scratch(dtype, total)
     pack(arrays, packed.address)
     held = scratch(dtype, mine * size)

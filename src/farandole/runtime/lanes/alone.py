@@ -16,12 +16,12 @@ from farandole import events
 from farandole.control.messages import Order
 from farandole.runtime.coordination.negotiation import Negotiation
 from farandole.runtime.coordination.rank_set import RankSet
-from farandole.runtime.lanes import phases
-from farandole.runtime.lanes.ask import Ask
-from farandole.runtime.lanes.call import Outcome
+from farandole.runtime.lanes import phase_events
+from farandole.runtime.lanes.announcement import Announcement
+from farandole.runtime.lanes.call import CallResult
 from farandole.runtime.lanes.failure import Failure
 from farandole.runtime.lanes.lane import Performer, interrupting
-from farandole.runtime.lanes.presence import Presence
+from farandole.runtime.lanes.reentry import Reentry
 
 
 @final
@@ -29,14 +29,14 @@ from farandole.runtime.lanes.presence import Presence
 class Done:
     """The handle of a collective that is over."""
 
-    outcomes: list[Outcome]
+    outcomes: list[CallResult]
     failure: Failure | None = None
 
     def done(self) -> bool:
         """Always."""
         return True
 
-    def wait(self) -> list[Outcome]:
+    def wait(self) -> list[CallResult]:
         """What came of it."""
         if self.failure is not None:
             raise self.failure.fresh()
@@ -53,41 +53,41 @@ class LoneLane:
         host: str,
         static_sets: Sequence[Sequence[int]],
         dynamic_sets: bool,
-        presence: Presence,
+        reentry: Reentry,
     ) -> None:
         self.last: Order | None = None
         self.inside: Order | None = None
-        self._perform, self._presence = perform, presence
+        self._perform, self._reentry = perform, reentry
         self._negotiation = Negotiation([host], static_sets, dynamic_sets=dynamic_sets)
         self._one_at_a_time = threading.Lock()
         self._ended: Failure | None = None
 
-    def submit(self, ask: Ask, background: bool) -> Done:
+    def submit(self, announcement: Announcement, background: bool) -> Done:
         """See ``Lane``."""
-        if self._presence.here():
-            raise interrupting(ask)
+        if self._reentry.here():
+            raise interrupting(announcement)
         begin_s = time.monotonic() if events.subscribers else 0.0
-        with self._presence, self._one_at_a_time:
+        with self._reentry, self._one_at_a_time:
             if self._ended is not None:
                 raise self._ended.fresh()
-            self._negotiation.submit(RankSet.of([0]), ask.entry(), now=0.0)
+            self._negotiation.submit(RankSet.of([0]), announcement.entry(), now=0.0)
             [delivery] = self._negotiation.decide(now=0.0)
             order = delivery.order
             if order.error:
                 return Done([], Failure.named(order.error_kind, order.error))
             if begin_s:
-                phases.cycle(begin_s)
-                phases.waited(order.names, ask.kind, [(begin_s, 0.0)], begin_s)
+                phase_events.cycle(begin_s)
+                phase_events.waited(order.names, announcement.kind, [(begin_s, 0.0)], begin_s)
             try:
-                [outcomes] = self._perform(order, [ask.calls])
+                [outcomes] = self._perform(order, [announcement.calls])
             except Exception as error:
                 return Done([], Failure.of(error))
             if begin_s:
-                phases.executed(order.names, ask.kind, begin_s)
+                phase_events.executed(order.names, announcement.kind, begin_s)
             self.last = order
         return Done(outcomes)
 
-    def refuse(self, ask: Ask) -> None:
+    def refuse(self, announcement: Announcement) -> None:
         """See ``Lane``; there are no others."""
 
     def end(self, failure: Failure) -> None:

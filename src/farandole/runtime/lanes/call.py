@@ -57,7 +57,7 @@ def require_device(call: Call, engine: str, served: Collection[str]) -> None:
 
 @final
 @dataclass(slots=True)
-class Outcome:
+class CallResult:
     """What a finished call left: the output, its shape, and (ALLTOALL) the rows received from each member."""
 
     array: Array | None = None
@@ -72,5 +72,5 @@ class Handle(Protocol):
     def done(self) -> bool:
         """True once ``wait`` would return or raise at once."""
 
-    def wait(self) -> list[Outcome]:
+    def wait(self) -> list[CallResult]:
         """Block until it is done; one outcome per call. Raises the ``CollectiveError`` that ended it."""

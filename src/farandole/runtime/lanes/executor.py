@@ -17,10 +17,10 @@ from farandole.collective import Array, DType, Kind, ReduceOp
 from farandole.control.messages import Order, Signature
 from farandole.engines.engine import Engine
 from farandole.runtime.lanes import adasum, eager
-from farandole.runtime.lanes.call import Call, Outcome
+from farandole.runtime.lanes.call import Call, CallResult
 from farandole.runtime.lanes.fusion import Fusion
 from farandole.runtime.lanes.packing import identity, scratch
-from farandole.runtime.lanes.phases import Phases
+from farandole.runtime.lanes.phase_events import PhaseEvents
 
 Mine: TypeAlias = Sequence[Sequence[Call] | None]
 """Per name of an order: this rank's calls, or ``None`` if it has joined."""
@@ -32,12 +32,12 @@ class Executor:
 
     def __init__(self, engine: Engine, ranks: Sequence[int]) -> None:
         self.engine = engine
-        self.phases = Phases()
+        self.phases = PhaseEvents()
         self._ranks = tuple(ranks)
-        self._place = engine.group.rank
+        self._member = engine.group.rank
         self._fusion = Fusion(engine, self.phases)
 
-    def perform(self, order: Order, mine: Mine) -> list[list[Outcome]]:
+    def perform(self, order: Order, mine: Mine) -> list[list[CallResult]]:
         """One list of outcomes per name. Collective."""
         kind = Kind(order.kind)
         self.phases.of(order.names, kind)
@@ -52,10 +52,10 @@ class Executor:
                 call = None if calls is None else calls[j]
                 done.append(self._one(kind, order, i, j, call))
                 self.phases.end("reduce", begin, 0 if call is None else call.array.nbytes)
-            outcomes.append(done or [Outcome(value=order.value)])
+            outcomes.append(done or [CallResult(value=order.value)])
         return outcomes
 
-    def _one(self, kind: Kind, order: Order, i: int, j: int, call: Call | None) -> Outcome:
+    def _one(self, kind: Kind, order: Order, i: int, j: int, call: Call | None) -> CallResult:
         signature = order.signatures[i]
         if kind is Kind.BROADCAST:
             return self._broadcast(signature, j, call)
@@ -66,14 +66,14 @@ class Executor:
         assert kind is Kind.ALLTOALL, kind
         return self._alltoall(signature, j, call, order.splits[i])
 
-    def _allreduce(self, order: Order, mine: Mine) -> list[list[Outcome]]:
+    def _allreduce(self, order: Order, mine: Mine) -> list[list[CallResult]]:
         if order.contributions:
             begin = self.phases.begin()
             eager.reduce(order.signatures[0], order.contributions, mine[0] or ())
             self.phases.end("reduce", begin, sum(map(len, order.contributions)))
         else:
             self._reduce(order, mine)
-        return [[Outcome(c.array, c.shape) for c in calls or ()] for calls in mine]
+        return [[CallResult(c.array, c.shape) for c in calls or ()] for calls in mine]
 
     def _reduce(self, order: Order, mine: Mine) -> None:
         for (dtype, op, prescale, postscale, on_host), items in groupby(_contributions(order, mine), _way):
@@ -87,40 +87,40 @@ class Executor:
                 adasum.allreduce(self.engine, arrays, dtype, prescale * postscale)
                 self.phases.end("reduce", begin, sum(a.nbytes for a in arrays))
 
-    def _broadcast(self, signature: Signature, j: int, call: Call | None) -> Outcome:
+    def _broadcast(self, signature: Signature, j: int, call: Call | None) -> CallResult:
         array = call.array if call else scratch(DType(signature.dtypes[j]), prod(signature.shapes[j]))
         self.engine.broadcast(array, self._ranks.index(signature.root))
-        return Outcome(array, tuple(signature.shapes[j]))
+        return CallResult(array, tuple(signature.shapes[j]))
 
-    def _allgather(self, signature: Signature, j: int, call: Call | None, rows: Sequence[int]) -> Outcome:
+    def _allgather(self, signature: Signature, j: int, call: Call | None, rows: Sequence[int]) -> CallResult:
         dtype, row_shape = DType(signature.dtypes[j]), tuple(signature.shapes[j][1:])
         shape = (sum(rows), *row_shape)
         counts = [r * prod(row_shape) for r in rows]
         recv = _output(call, dtype, shape)
         self.engine.allgather(call.array if call else scratch(dtype, 0), recv, counts)
-        return Outcome(recv, shape, received_splits=tuple(rows))
+        return CallResult(recv, shape, received_splits=tuple(rows))
 
-    def _alltoall(self, signature: Signature, j: int, call: Call | None, matrix: Sequence[int]) -> Outcome:
+    def _alltoall(self, signature: Signature, j: int, call: Call | None, matrix: Sequence[int]) -> CallResult:
         dtype, row_shape = DType(signature.dtypes[j]), tuple(signature.shapes[j][1:])
         size, per_row = len(self._ranks), prod(row_shape)
-        sent = matrix[self._place * size : (self._place + 1) * size]
-        received = matrix[self._place :: size]
+        sent = matrix[self._member * size : (self._member + 1) * size]
+        received = matrix[self._member :: size]
         shape = (sum(received), *row_shape)
         recv = _output(call, dtype, shape)
         send = call.array if call else scratch(dtype, 0)
         self.engine.alltoall(send, [s * per_row for s in sent], recv, [r * per_row for r in received])
-        return Outcome(recv, shape, received_splits=tuple(received))
+        return CallResult(recv, shape, received_splits=tuple(received))
 
-    def _reducescatter(self, signature: Signature, j: int, call: Call | None) -> Outcome:
+    def _reducescatter(self, signature: Signature, j: int, call: Call | None) -> CallResult:
         dtype, (first, *row_shape) = DType(signature.dtypes[j]), signature.shapes[j]
         op, size = ReduceOp(signature.op), len(self._ranks)
-        rows = [first // size + (place < first % size) for place in range(size)]
+        rows = [first // size + (member < first % size) for member in range(size)]
         counts = [r * prod(row_shape) for r in rows]
-        shape = (rows[self._place], *row_shape)
+        shape = (rows[self._member], *row_shape)
         send = call.array if call else identity(dtype, sum(counts), op)
         recv = _output(call, dtype, shape)
         self.engine.reducescatter(send, recv, counts, op, signature.prescale, signature.postscale)
-        return Outcome(recv, shape)
+        return CallResult(recv, shape)
 
 
 def _contributions(order: Order, mine: Mine) -> Iterator[tuple[Array, Signature]]:

@@ -14,7 +14,7 @@ from typing import final
 from farandole.collective import Array, ReduceOp
 from farandole.engines.engine import Engine, Memory
 from farandole.runtime.lanes.packing import batches, pack, unpack
-from farandole.runtime.lanes.phases import Phases
+from farandole.runtime.lanes.phase_events import PhaseEvents
 
 PACKED_BYTES = 128 * 2**10
 """Arrays up to this size are packed. Above, two copies cost more than the call they save."""
@@ -29,7 +29,7 @@ SMALLEST_BUFFER_BYTES = 64 * 2**10
 class Fusion:
     """Reduces lists of arrays on one engine. Its buffer is made when first needed, and doubles when it must."""
 
-    def __init__(self, engine: Engine, phases: Phases) -> None:
+    def __init__(self, engine: Engine, phases: PhaseEvents) -> None:
         self._engine, self._phases = engine, phases
         self._buffer: Memory | None = None
 

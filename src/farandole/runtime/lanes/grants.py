@@ -17,7 +17,7 @@ from typing import TypeAlias, final
 
 from farandole.control.messages import Order
 from farandole.runtime.coordination.agreement import title
-from farandole.runtime.lanes.ask import Key
+from farandole.runtime.lanes.announcement import Key
 
 Said: TypeAlias = bytes | None
 WITHDRAWN: Said = None

@@ -15,15 +15,15 @@ from typing import Protocol
 from farandole.control.messages import Order
 from farandole.errors import UsageError
 from farandole.runtime.coordination.agreement import title
-from farandole.runtime.lanes.ask import Ask
-from farandole.runtime.lanes.call import Call, Handle, Outcome
+from farandole.runtime.lanes.announcement import Announcement
+from farandole.runtime.lanes.call import Call, CallResult, Handle
 from farandole.runtime.lanes.failure import Failure
 
 
 class Performer(Protocol):
     """Executes an order on whatever engine its process set has."""
 
-    def __call__(self, order: Order, mine: Sequence[Sequence[Call] | None]) -> list[list[Outcome]]:
+    def __call__(self, order: Order, mine: Sequence[Sequence[Call] | None]) -> list[list[CallResult]]:
         """One list of outcomes per name; errors leave every later collective undone, except ``MismatchError``."""
 
 
@@ -33,10 +33,10 @@ class Lane(Protocol):
     last: Order | None
     inside: Order | None
 
-    def submit(self, ask: Ask, background: bool) -> Handle:
+    def submit(self, announcement: Announcement, background: bool) -> Handle:
         """Announce that this rank is ready; ``background`` if nobody may wait for it soon."""
 
-    def refuse(self, ask: Ask) -> None:
+    def refuse(self, announcement: Announcement) -> None:
         """Tell the others that this rank has come and cannot do it, so that they raise; nobody waits here."""
 
     def end(self, failure: Failure) -> None:
@@ -46,9 +46,9 @@ class Lane(Protocol):
         """Return when no thread is in the lane any more."""
 
 
-def interrupting(ask: Ask) -> UsageError:
+def interrupting(announcement: Announcement) -> UsageError:
     """A signal handler's collective cannot be done: the thread is inside of another one."""
-    return interrupted(title(ask.kind, ask.name[1], ask.name[0]), "another collective")
+    return interrupted(title(announcement.kind, announcement.name[1], announcement.name[0]), "another collective")
 
 
 def interrupted(asked: str, below: str) -> UsageError:

@@ -44,14 +44,14 @@ from farandole.collective import Kind
 from farandole.control.message import Message
 from farandole.control.messages import Entry, Order, Orders, Resend, Stay, Submit
 from farandole.errors import AbortError, CollectiveError, ControlError, MismatchError
-from farandole.runtime.lanes import phases
-from farandole.runtime.lanes.ask import Ask, Key
-from farandole.runtime.lanes.call import Outcome
-from farandole.runtime.lanes.direct import DirectLane
+from farandole.runtime.lanes import phase_events
+from farandole.runtime.lanes.announcement import Announcement, Key
+from farandole.runtime.lanes.call import CallResult
 from farandole.runtime.lanes.eager import contribution
 from farandole.runtime.lanes.failure import Failure
 from farandole.runtime.lanes.lane import Performer, interrupting
-from farandole.runtime.lanes.presence import Presence
+from farandole.runtime.lanes.peer_lane import PeerLane
+from farandole.runtime.lanes.reentry import Reentry
 from farandole.runtime.lanes.submissions import Submissions, offer
 
 LEAVE_S = 5.0
@@ -64,16 +64,16 @@ Torn: TypeAlias = Callable[[Failure], None]
 
 
 @final
-class Pending:
-    """A handle of this lane. Fields below ``ask`` change under the lane's lock, and ``finished`` last of them."""
+class NegotiatedHandle:
+    """Handle of this lane. Fields below ``announcement`` change under the lane's lock, ``finished`` last."""
 
     __slots__ = (
-        "_lane", "ask", "background", "begin_s", "failure", "finished", "outcomes", "sent_s", "to_announce",
+        "_lane", "announcement", "background", "begin_s", "failure", "finished", "outcomes", "sent_s", "to_announce",
     )  # fmt: skip
 
-    def __init__(self, lane: NegotiatedLane, ask: Ask, background: bool, begin_s: float) -> None:
-        self._lane, self.ask, self.background = lane, ask, background
-        self.outcomes: list[Outcome] = []
+    def __init__(self, lane: NegotiatedLane, announcement: Announcement, background: bool, begin_s: float) -> None:
+        self._lane, self.announcement, self.background = lane, announcement, background
+        self.outcomes: list[CallResult] = []
         self.failure: Failure | None = None
         self.finished = self.to_announce = False
         self.begin_s, self.sent_s = begin_s, 0.0
@@ -82,10 +82,10 @@ class Pending:
         """True once ``wait`` would return or raise at once."""
         return self.finished
 
-    def wait(self) -> list[Outcome]:
+    def wait(self) -> list[CallResult]:
         """Block until it is done; every call raises a new instance of the error that ended it."""
         if not self.finished:
-            self._lane.drive(self.ask, lambda: self.finished)
+            self._lane.drive(self.announcement, lambda: self.finished)
         if self.failure is not None:
             raise self.failure.fresh()
         return self.outcomes
@@ -101,12 +101,12 @@ class NegotiatedLane:
 
     def __init__(
         self,
-        direct: DirectLane,
+        direct: PeerLane,
         send: Send,
         generation: int,
         perform: Performer,
         torn: Torn,
-        presence: Presence,
+        reentry: Reentry,
         cache_capacity: int,
         eager: bool,
         stay: Stay | None = None,
@@ -114,74 +114,74 @@ class NegotiatedLane:
         self.last: Order | None = None
         self.inside: Order | None = None
         self._direct, self._send, self._generation = direct, send, generation
-        self._perform, self._torn, self._presence = perform, torn, presence
+        self._perform, self._torn, self._reentry = perform, torn, reentry
         self._eager, self._stay = eager, stay
         self._lock = lock = threading.RLock()
         self._changed = threading.Condition(lock)
         self._wanted = threading.Condition(lock)  # the background thread's alone: it need not wake for everybody's news
-        self._submissions: Submissions[Pending] = Submissions(cache_capacity)
+        self._submissions: Submissions[NegotiatedHandle] = Submissions(cache_capacity)
         self._leader = 0
         self._asleep = 0
         self._unattended = 0
         self._background: threading.Thread | None = None
         self._ended: Failure | None = None
 
-    def submit(self, ask: Ask, background: bool) -> Pending:
+    def submit(self, announcement: Announcement, background: bool) -> NegotiatedHandle:
         """See ``Lane``; raises ``DuplicateNameError``, or the failure that ended the lane."""
-        if self._presence.here():
-            raise interrupting(ask)
-        with self._presence:
-            return self._submit(ask, background)
+        if self._reentry.here():
+            raise interrupting(announcement)
+        with self._reentry:
+            return self._submit(announcement, background)
 
-    def _submit(self, ask: Ask, background: bool) -> Pending:
-        pending = Pending(self, ask, background, time.monotonic() if events.subscribers else 0.0)
+    def _submit(self, announcement: Announcement, background: bool) -> NegotiatedHandle:
+        pending = NegotiatedHandle(self, announcement, background, time.monotonic() if events.subscribers else 0.0)
         submissions = self._submissions
         while True:
             with self._lock:
                 if self._ended is not None:
                     raise self._ended.fresh()
-                if ask.kind is not Kind.JOIN or submissions.may_join():
+                if announcement.kind is not Kind.JOIN or submissions.may_join():
                     known = submissions.enter(pending)
                     self._unattended += background
                     break
             self._drive(lambda: submissions.may_join() or self._ended is not None)
         try:
-            is_given = offer(self._direct, ask, known)
+            is_given = offer(self._direct, announcement, known)
         except BaseException as error:
             self._tear(error)
             raise
         if not is_given:
-            self._announce(known or ask.entry(), ask, pending)
+            self._announce(known or announcement.entry(), announcement, pending)
         if pending.begin_s:
             pending.sent_s = time.monotonic()
         if background:
             self._wake_background()
         return pending
 
-    def refuse(self, ask: Ask) -> None:
+    def refuse(self, announcement: Announcement) -> None:
         """See ``Lane``."""
-        if self._presence.here():  # not ``threading``, whose lock the frame below may have
-            _thread.start_new_thread(self._refuse, (ask,))
+        if self._reentry.here():  # not ``threading``, whose lock the frame below may have
+            _thread.start_new_thread(self._refuse, (announcement,))
         else:
-            with self._presence:
-                self._refuse(ask)
+            with self._reentry:
+                self._refuse(announcement)
 
-    def _refuse(self, ask: Ask) -> None:
+    def _refuse(self, announcement: Announcement) -> None:
         with self._lock:
-            if self._ended is not None or not self._submissions.refuse(ask):
+            if self._ended is not None or not self._submissions.refuse(announcement):
                 return
         try:
-            self._direct.withdraw(ask.key)
+            self._direct.withdraw(announcement.key)
         except BaseException as error:
             self._tear(error)
             raise
-        self._announce(ask.entry())
+        self._announce(announcement.entry())
 
-    def drive(self, ask: Ask, enough: Callable[[], bool]) -> None:
-        """Return when ``enough()``: lead, or sleep while somebody else does. It is ``ask`` that is waited for."""
-        if self._presence.here():
-            raise interrupting(ask)
-        with self._presence:
+    def drive(self, announcement: Announcement, enough: Callable[[], bool]) -> None:
+        """Return when ``enough()``: lead, or sleep while somebody else does. ``announcement`` is waited for."""
+        if self._reentry.here():
+            raise interrupting(announcement)
+        with self._reentry:
             self._drive(enough)
 
     def _drive(self, enough: Callable[[], bool]) -> None:
@@ -244,8 +244,10 @@ class NegotiatedLane:
         """What must be done to its end was not: by Ctrl-C, some of the others have heard of it, and some have not."""
         self._torn(Failure.of(error))
 
-    def _announce(self, entry: Entry, ask: Ask | None = None, pending: Pending | None = None) -> None:
-        part = contribution(ask.calls) if ask is not None and self._eager else b""
+    def _announce(
+        self, entry: Entry, announcement: Announcement | None = None, pending: NegotiatedHandle | None = None
+    ) -> None:
+        part = contribution(announcement.calls) if announcement is not None and self._eager else b""
         with contextlib.suppress(ControlError):  # closed, after end() has failed this handle with a better reason
             self._send(Submit(self._generation, entry, part))
         if pending is not None:
@@ -282,7 +284,7 @@ class NegotiatedLane:
         if isinstance(message, Orders):
             received_s = time.monotonic() if events.subscribers else 0.0
             if received_s:
-                phases.cycle(received_s)
+                phase_events.cycle(received_s)
             for order in message.orders:
                 self._execute(order, received_s)
         else:
@@ -293,15 +295,15 @@ class NegotiatedLane:
         mine = [self._submissions.find(order, name) for name in order.names]
         if received_s:
             asked = [None if p is None else (p.begin_s, p.sent_s) for p in mine]
-            phases.waited(order.names, Kind(order.kind), asked, received_s)
+            phase_events.waited(order.names, Kind(order.kind), asked, received_s)
         failure: Failure | None = None
-        outcomes: list[list[Outcome]] = [[]] * len(mine)
+        outcomes: list[list[CallResult]] = [[]] * len(mine)
         if order.error:
             failure = Failure.named(order.error_kind, order.error)
         else:
             self.inside = order
             try:
-                outcomes = self._perform(order, [None if p is None else p.ask.calls for p in mine])
+                outcomes = self._perform(order, [None if p is None else p.announcement.calls for p in mine])
                 if order.direct:
                     self._direct.open(order)
             except MismatchError as error:  # every member has it, and none is out of step
@@ -311,11 +313,15 @@ class NegotiatedLane:
                 self._torn(failure)
             self.inside, self.last = None, order
         if received_s:
-            phases.executed(order.names, Kind(order.kind), received_s)
+            phase_events.executed(order.names, Kind(order.kind), received_s)
         self._complete(order, mine, outcomes, failure)
 
     def _complete(
-        self, order: Order, mine: Sequence[Pending | None], outcomes: Sequence[list[Outcome]], failure: Failure | None
+        self,
+        order: Order,
+        mine: Sequence[NegotiatedHandle | None],
+        outcomes: Sequence[list[CallResult]],
+        failure: Failure | None,
     ) -> None:
         with self._lock:
             for i, pending in enumerate(mine):
@@ -324,7 +330,7 @@ class NegotiatedLane:
                 self._finish(pending, outcomes[i], failure)
                 number = order.cached[i] if order.cached else -1
                 if number >= 0:
-                    self._submissions.remember(pending.ask, number)
+                    self._submissions.remember(pending.announcement, number)
             if order.error:
                 self._submissions.note_refusal(order)
             if self._asleep:
@@ -334,13 +340,13 @@ class NegotiatedLane:
         for pending in list(self._submissions.inflight.values()):
             self._finish(pending, [], failure)
 
-    def _finish(self, pending: Pending, outcomes: list[Outcome], failure: Failure | None) -> None:
+    def _finish(self, pending: NegotiatedHandle, outcomes: list[CallResult], failure: Failure | None) -> None:
         self._submissions.finish(pending)
         self._unattended -= pending.background
         pending.outcomes, pending.failure = outcomes, failure
-        if pending.ask.kind is Kind.JOIN:
+        if pending.announcement.kind is Kind.JOIN:
             self._direct.come_back()
-        pending.ask.release()
+        pending.announcement.release()
         pending.finished = True
 
     def _resend(self, key: Key) -> None:
@@ -349,7 +355,7 @@ class NegotiatedLane:
                 return
             pending = self._submissions.forget(key)
         if pending is not None:
-            self._announce(pending.ask.entry(), pending.ask, pending)
+            self._announce(pending.announcement.entry(), pending.announcement, pending)
 
     def _wake_background(self) -> None:
         with self._lock:

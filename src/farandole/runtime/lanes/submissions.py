@@ -20,20 +20,20 @@ from farandole.collective import Kind
 from farandole.control.messages import Entry, Order
 from farandole.errors import DuplicateNameError
 from farandole.runtime.coordination.process_groups import GLOBAL
-from farandole.runtime.lanes.ask import Ask, Key
+from farandole.runtime.lanes.announcement import Announcement, Key
 
 
 class InFlight(Protocol):
     """A collective on its way. ``to_announce`` while the controller does not know of it, and may yet have to."""
 
-    ask: Ask
+    announcement: Announcement
     to_announce: bool
 
 
 class Peers(Protocol):
     """The direct lane, as far as a submission concerns it."""
 
-    def give(self, ask: Ask) -> bool:
+    def give(self, announcement: Announcement) -> bool:
         """Contribute; False if the controller is to be asked."""
 
     def withdraw(self, key: Key) -> None:
@@ -68,18 +68,18 @@ class Submissions(Generic[P]):
 
     def enter(self, pending: P) -> Entry | None:
         """It is in flight from now on. Returns how to say it by number; ``None`` if it must be said in full."""
-        ask = pending.ask
+        announcement = pending.announcement
         if self._refused:
-            ask.key = self.current(ask.name)
-        if ask.key in self.inflight:
+            announcement.key = self.current(announcement.name)
+        if announcement.key in self.inflight:
             raise DuplicateNameError(
-                f"{ask.key[1]!r} was submitted while the one before it is still in flight on this rank: "
+                f"{announcement.key[1]!r} was submitted while the one before it is still in flight on this rank: "
                 "wait for that one first, or give each its own name"
             )
-        self.inflight[ask.key] = pending
+        self.inflight[announcement.key] = pending
         pending.to_announce = True
-        known = self._known.get(ask.key)
-        return known.entry if known is not None and known.fingerprint == ask.fingerprint else None
+        known = self._known.get(announcement.key)
+        return known.entry if known is not None and known.fingerprint == announcement.fingerprint else None
 
     def current(self, name: Key) -> Key:
         """What a name is called on the wire now.
@@ -93,23 +93,23 @@ class Submissions(Generic[P]):
             key = (name[0], f"{name[1]} (after {times} refused)")
         return key
 
-    def refuse(self, ask: Ask) -> bool:
+    def refuse(self, announcement: Announcement) -> bool:
         """This rank cannot do it; False if it is doing it already."""
-        ask.key = self.current(ask.name)
-        if ask.key in self.inflight:
+        announcement.key = self.current(announcement.name)
+        if announcement.key in self.inflight:
             return False
-        self._refused.add(ask.key)
+        self._refused.add(announcement.key)
         return True
 
     def find(self, order: Order, name: str) -> P | None:
         """What an order is for; ``None`` if this rank has joined, or has refused."""
         if order.kind != Kind.JOIN:
             return self.inflight.get((order.process_set, name))
-        return next((p for p in list(self.inflight.values()) if p.ask.kind is Kind.JOIN), None)
+        return next((p for p in list(self.inflight.values()) if p.announcement.kind is Kind.JOIN), None)
 
     def finish(self, pending: P) -> None:
         """It is over."""
-        self.inflight.pop(pending.ask.key, None)
+        self.inflight.pop(pending.announcement.key, None)
         pending.to_announce = False
 
     def note_refusal(self, order: Order) -> None:
@@ -120,12 +120,14 @@ class Submissions(Generic[P]):
             else:
                 self._refused.discard((order.process_set, name))
 
-    def remember(self, ask: Ask, number: int) -> None:
+    def remember(self, announcement: Announcement, number: int) -> None:
         """All know what this name means, and may say so by number."""
-        known = self._known.get(ask.key)
+        known = self._known.get(announcement.key)
         if known is not None and known.entry.cached == number:
             return
-        self._known[ask.key] = _Known(ask.fingerprint, Entry(ask.key[0], ask.key[1], number))
+        self._known[announcement.key] = _Known(
+            announcement.fingerprint, Entry(announcement.key[0], announcement.key[1], number)
+        )
         if len(self._known) > self._capacity:
             del self._known[next(iter(self._known))]
 
@@ -139,12 +141,12 @@ class Submissions(Generic[P]):
         return not any(pending.to_announce for pending in list(self.inflight.values()))
 
 
-def offer(direct: Peers, ask: Ask, known: Entry | None) -> bool:
+def offer(direct: Peers, announcement: Announcement, known: Entry | None) -> bool:
     """Contribute to what all know; False: the controller is to be asked."""
-    if ask.kind is Kind.JOIN:
+    if announcement.kind is Kind.JOIN:
         direct.leave()
     if known is None:
-        direct.withdraw(ask.key)
-    if ask.key[0] != GLOBAL:  # others may mean the other one, and wait for it
-        direct.withdraw((GLOBAL, ask.key[1]))
-    return known is not None and direct.give(ask)
+        direct.withdraw(announcement.key)
+    if announcement.key[0] != GLOBAL:  # others may mean the other one, and wait for it
+        direct.withdraw((GLOBAL, announcement.key[1]))
+    return known is not None and direct.give(announcement)

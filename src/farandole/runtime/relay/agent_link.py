@@ -36,7 +36,7 @@ from farandole.control.channel import Dealer
 from farandole.control.keys import JobKeys
 from farandole.control.message import Message
 from farandole.errors import ControlError
-from farandole.runtime.coordination.hosts import HEARTBEATS
+from farandole.runtime.coordination.host_liveness import HEARTBEATS
 from farandole.version import __version__
 
 if TYPE_CHECKING:
@@ -156,4 +156,4 @@ class AgentLink:
         except ControlError as error:
             text = str(error)
         with contextlib.suppress(ControlError):  # the job has ended meanwhile
-            self.send(Stack(message.place, text))
+            self.send(Stack(message.worker_id, text))

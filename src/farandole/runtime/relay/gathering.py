@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, final
 
-from farandole.control.messages import Parts
+from farandole.control.messages import GatheredParts
 from farandole.runtime.coordination.downlink import Downlink
 from farandole.runtime.coordination.process_groups import GLOBAL
 from farandole.runtime.coordination.rank_set import RankSet
@@ -66,12 +66,12 @@ class Gathering:
         """When ``take`` has something to pass on that is not complete."""
         return min((held.due_s for held in self._held.values() if held.parts), default=None)
 
-    def take(self, now: float) -> list[Parts]:
+    def take(self, now: float) -> list[GatheredParts]:
         """What is to be passed on now."""
-        taken: list[Parts] = []
+        taken: list[GatheredParts] = []
         for (key, ranks), held in list(self._held.items()):
             if held.parts and (not held.missing or held.due_s <= now):
-                taken.append(Parts(self._downlink.generation, key, list(ranks), list(held.parts.items())))
+                taken.append(GatheredParts(self._downlink.generation, key, list(ranks), list(held.parts.items())))
                 held.parts = {}
             if not held.missing:
                 del self._held[key, ranks]

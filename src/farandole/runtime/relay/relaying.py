@@ -20,12 +20,12 @@ from farandole.control.messages import (
     Abort,
     Begin,
     Exchange,
+    GatheredParts,
     Hello,
     Letter,
     Letters,
     Multicast,
     Orders,
-    Parts,
     Ready,
     Refuse,
     Resend,
@@ -65,7 +65,7 @@ class Relaying:
     def from_below(self, identity: bytes, message: Message) -> None:
         """A worker of this host, or a child, has sent this."""
         self._counts["from_below"] += 1
-        if isinstance(message, Ready | Parts):
+        if isinstance(message, Ready | GatheredParts):
             branch = self._downlink.branches.get(identity)
             if branch is not None and self._is_current(message.generation):
                 self._merge(branch, message)
@@ -131,7 +131,7 @@ class Relaying:
         self._gathering.submit(message.key, tuple(message.ranks), {rank: message.payload}, now)
         return True
 
-    def _merge(self, branch: RankSet, message: Ready | Parts) -> None:
+    def _merge(self, branch: RankSet, message: Ready | GatheredParts) -> None:
         """Let what a child has combined wait for others."""
         now = self._clock()
         if isinstance(message, Ready):

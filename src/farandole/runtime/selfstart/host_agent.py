@@ -24,8 +24,8 @@ from farandole.errors import ControlError
 from farandole.runtime.relay.agent_link import AgentLink
 from farandole.runtime.relay.relay import Relay
 from farandole.runtime.selfstart.host_socket import tell
-from farandole.runtime.selfstart.hosted import FOR_WORKERS, AgentCharge
-from farandole.runtime.selfstart.standalone import STDIN, STDOUT, first_line
+from farandole.runtime.selfstart.own_controller import STDIN, STDOUT, first_line
+from farandole.runtime.selfstart.spawn import FOR_WORKERS, HostAgentConfig
 from farandole.settings import Settings
 
 
@@ -33,16 +33,16 @@ from farandole.settings import Settings
 class HostAgent:
     """A single-threaded loop over the controller's messages, the ends of processes, and questions for ``address``."""
 
-    def __init__(self, charge: AgentCharge, link: AgentLink, address: str) -> None:
+    def __init__(self, config: HostAgentConfig, link: AgentLink, address: str) -> None:
         self._link = link
-        self._claimed, self._address = socket.socket(fileno=charge.claimed), address
+        self._claimed, self._address = socket.socket(fileno=config.claimed), address
         self._poll = select.poll()
-        self._poll.register(charge.claimed, select.POLLIN)
+        self._poll.register(config.claimed, select.POLLIN)
         self._fds: dict[int, int] = {}  # the descriptor of each process that is watched
-        self._places: dict[int, int] = {}  # those the controller has asked for
+        self._worker_ids: dict[int, int] = {}  # those the controller has asked for
         for fd in link.fds:
             self._poll.register(fd, select.POLLIN)
-        self._watch(charge.starter)
+        self._watch(config.starter)
 
     def serve(self) -> None:
         """Return when nobody is left to watch; raises ``ControlError`` when the controller is gone."""
@@ -50,7 +50,7 @@ class HostAgent:
             ready = {fd for fd, _ in self._poll.poll(self._patience_ms())}
             for message in self._link.receive():
                 if isinstance(message, Watch):
-                    self._places[message.pid] = message.place
+                    self._worker_ids[message.pid] = message.worker_id
                     if not self._watch(message.pid):
                         self._report(message.pid)
             if self._claimed.fileno() in ready:
@@ -89,21 +89,21 @@ class HostAgent:
 
     def _report(self, pid: int) -> None:
         """Once. Not its parent, we do not know how it ended."""
-        if pid in self._places:
-            self._link.send(Exited(self._places.pop(pid), pid, 0, ""))
+        if pid in self._worker_ids:
+            self._link.send(Exited(self._worker_ids.pop(pid), pid, 0, ""))
 
 
 def main() -> None:
     """Read the charge, connect, serve."""
     for number in FOR_WORKERS:
         signal.signal(number, signal.SIG_IGN)
-    charge = msgspec.json.decode(first_line(STDIN), type=AgentCharge)
-    keys = JobKeys.from_secret(charge.secret)
-    relay = Relay(keys, charge.host, charge.silence_s, Settings.resolve().network_interface) if charge.relay else None
-    address = relay.address if relay is not None else charge.address
+    config = msgspec.json.decode(first_line(STDIN), type=HostAgentConfig)
+    keys = JobKeys.from_secret(config.secret)
+    relay = Relay(keys, config.host, config.silence_s, Settings.resolve().network_interface) if config.relay else None
+    address = relay.address if relay is not None else config.address
     with (
-        contextlib.closing(AgentLink(charge.address, keys, charge.host, charge.silence_s, relay)) as link,
-        contextlib.closing(HostAgent(charge, link, address)) as agent,
+        contextlib.closing(AgentLink(config.address, keys, config.host, config.silence_s, relay)) as link,
+        contextlib.closing(HostAgent(config, link, address)) as agent,
         contextlib.suppress(ControlError),
     ):
         with contextlib.suppress(BrokenPipeError):  # nobody waits any more

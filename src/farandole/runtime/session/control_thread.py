@@ -35,8 +35,8 @@ from farandole.control.messages import (
 )
 from farandole.errors import AbortError, ControlError, StartError
 from farandole.runtime.coordination.stall import Limits
+from farandole.runtime.lanes.active_collectives import ActiveCollectives
 from farandole.runtime.lanes.failure import Failure
-from farandole.runtime.lanes.ongoing import Ongoing
 
 TICKS_PER_WARNING = 4
 LONGEST_TICK_S = 3600.0
@@ -68,7 +68,7 @@ class ControlThread:
         up: Dealer,
         generation: int,
         hooks: Hooks,
-        ongoing: Ongoing,
+        active: ActiveCollectives,
         limits: Limits,
         stay: Stay | None = None,
     ) -> None:
@@ -76,7 +76,7 @@ class ControlThread:
         """True once the controller that formed the generation is gone."""
         self._control, self._up, self._generation, self._stay = control, up, generation, stay
         self._waiting = 0
-        self._hooks, self._ongoing = hooks, ongoing
+        self._hooks, self._active = hooks, active
         self._warning_s, self._sign_s = limits.warning_s or math.inf, limits.sign_s or math.inf
         self._came = threading.Condition()
         self._payloads: dict[str, list[bytes]] = {}
@@ -152,7 +152,7 @@ class ControlThread:
                 message = self._control.recv(tick_s)
                 if message is not None:
                     self._take(message)
-                for blocked in self._ongoing.older_than(self._warning_s, self._generation):
+                for blocked in self._active.older_than(self._warning_s, self._generation):
                     self._up.send(blocked)
                 if time.monotonic() >= signed_s + self._sign_s:
                     signed_s = time.monotonic()
@@ -192,7 +192,7 @@ class ControlThread:
                 self._came.notify_all()
 
     def _progress(self) -> Progress:
-        work = self._ongoing.pace.begun + time.process_time()
+        work = self._active.pace.begun + time.process_time()
         return Progress(self._generation, *self._hooks.progress(), work)
 
     def _over(self, failure: Failure) -> None:

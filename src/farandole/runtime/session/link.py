@@ -31,7 +31,7 @@ CONTROLLER_GRACE_S = 5.0
 
 
 @final
-class LostError(FarandoleError):
+class ControllerLostError(FarandoleError):
     """The controller is gone, and another one is on its way.
 
     If it ``refused`` us it may have died in the handshake, or our key may be wrong, which looks the same.
@@ -43,10 +43,10 @@ class LostError(FarandoleError):
 
 
 @final
-class Seat(msgspec.Struct, frozen=True):
+class Assignment(msgspec.Struct, frozen=True):
     """The place this process takes in a job."""
 
-    place: int
+    worker_id: int
     expected: int
     host: str
     controller: str
@@ -58,24 +58,27 @@ class Link:
     """Connects within ``timeout_s``, or raises ``StartError``.
 
     A controller that is silent for ``silence_s`` (0: however long) counts as gone, if it is beyond this host. Where it
-    is ``replaced`` then, ``LostError`` is raised for what this process may try again.
+    is ``replaced`` then, ``ControllerLostError`` is raised for what this process may try again.
     """
 
-    def __init__(self, seat: Seat, timeout_s: float, silence_s: float = 0.0, *, replaced: bool = False) -> None:
+    def __init__(
+        self, assignment: Assignment, timeout_s: float, silence_s: float = 0.0, *, replaced: bool = False
+    ) -> None:
         self.worker = uuid.uuid4().hex
-        self._seat, self._timeout_s, self._begin_s = seat, timeout_s, time.monotonic()
+        self._assignment, self._timeout_s, self._begin_s = assignment, timeout_s, time.monotonic()
         self._replaced = replaced
-        self._silence_s = 0.0 if is_loopback(seat.controller) else silence_s
+        self._silence_s = 0.0 if is_loopback(assignment.controller) else silence_s
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._dealers: list[Dealer] = []
         try:
-            keys = JobKeys.from_secret(seat.key)
+            keys = JobKeys.from_secret(assignment.key)
             self.up, self.control, self.orders = (self._dial(keys, suffix) for suffix in (b"u", b"c", b"o"))
             for dealer in self._dealers:  # their handshakes are under way together
                 dealer.flush(max(0.1, timeout_s - (time.monotonic() - self._begin_s)))
         except ControlError as error:
             failure = self._failure(
-                f"rank {seat.place} on {seat.host} cannot join the job at {seat.controller}: {error}"
+                f"rank {assignment.worker_id} on {assignment.host} cannot join the job at {assignment.controller}: "
+                f"{error}"
             )
             self.close(deliver=False)
             raise failure from error
@@ -84,14 +87,14 @@ class Link:
             raise
 
     @property
-    def place(self) -> int:
+    def worker_id(self) -> int:
         """Of this process in the job."""
-        return self._seat.place
+        return self._assignment.worker_id
 
     @property
     def controller(self) -> str:
         """The address that was dialled."""
-        return self._seat.controller
+        return self._assignment.controller
 
     def join(self, hello: Hello, patience_s: float = 0.0) -> Welcome:
         """Ask to be let in and wait for the others; raises ``StartError`` if the job is not formed in time.
@@ -105,7 +108,7 @@ class Link:
         try:
             answer = self.control.recv(waited_s)
         except ControlError as error:
-            text = f"rank {hello.place} on {hello.host} waited for the other ranks: {error}"
+            text = f"rank {hello.worker_id} on {hello.host} waited for the other ranks: {error}"
             raise self._failure(text) from error
         if isinstance(answer, Welcome):
             return answer
@@ -115,14 +118,14 @@ class Link:
                 raise SystemExit(0)
             raise StartError(answer.reason)
         raise StartError(
-            f"rank {hello.place} on {hello.host} called init() and waited {waited_s:g} s for the other ranks "
-            f"of {hello.expected}: the controller at {self._seat.controller} ({CONTROLLER}) did not answer"
+            f"rank {hello.worker_id} on {hello.host} called init() and waited {waited_s:g} s for the other ranks "
+            f"of {hello.expected}: the controller at {self._assignment.controller} ({CONTROLLER}) did not answer"
             + (f", it said {type(answer).__name__}" if answer is not None else "")
         )
 
     def stay(self, generation: int, *, wait: bool = False) -> Stay | None:
         """What another controller is to be told that comes while ``generation`` lasts; ``None`` where none will."""
-        return Stay(generation, self._seat.place, wait) if self._replaced else None
+        return Stay(generation, self._assignment.worker_id, wait) if self._replaced else None
 
     def close(self, *, deliver: bool = True) -> None:
         """Disconnect; first ``deliver`` what was sent, if there is anybody to. Idempotent."""
@@ -133,11 +136,11 @@ class Link:
     def _failure(self, text: str) -> FarandoleError:
         """What to raise."""
         if self._replaced and any(dealer.lost for dealer in self._dealers):
-            return LostError(text, refused=any(dealer.peer.refused for dealer in self._dealers))
+            return ControllerLostError(text, refused=any(dealer.peer.refused for dealer in self._dealers))
         return StartError(text)
 
     def _dial(self, keys: JobKeys, suffix: bytes) -> Dealer:
         identity = self.worker.encode() + suffix
-        dealer = Dealer(self._seat.controller, identity, keys, None, self._context, self._silence_s)
+        dealer = Dealer(self._assignment.controller, identity, keys, None, self._context, self._silence_s)
         self._dealers.append(dealer)
         return dealer

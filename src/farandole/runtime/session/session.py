@@ -1,209 +1,415 @@
-"""The one session of this process: ``init`` and ``shutdown``.
+"""One process's membership in a job, from ``init`` to ``shutdown``.
 
-    init()
-    current().topology.rank
-    shutdown()
+    session = Session(settings, topology, "shm", "all ranks are on one host", sets=[])
+    handle = session.submit([Call(Kind.ALLREDUCE, "allreduce.loss", array, shape=())])
+    handle.wait()
+    session.close()
 
-A process that is forked from a worker (those of a data loader) is none itself: it starts without a session, and
-leaves the one of its parent alone.
+A session lasts for one generation. When that has ended (a worker died) every operation raises until ``shutdown`` and
+``init`` have made the next one, in the same process.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import importlib
+import itertools
 import os
-import sys
 import threading
-import traceback
-import weakref
-from collections.abc import Iterator, Sequence
+import time
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any, final
 
-from farandole.cluster.detect import detect
-from farandole.errors import AbortError, NotInitializedError, UnsupportedError
-from farandole.runtime.coordination import lineage
-from farandole.runtime.lanes.lane import interrupted
-from farandole.runtime.lanes.presence import Presence
-from farandole.runtime.session.member import Session
-from farandole.runtime.session.process_sets import ProcessSet, ProcessSetLike, global_process_set
-from farandole.runtime.session.start import Past, start
+from farandole import events
+from farandole.collective import Kind
+from farandole.control.messages import Leave, Order, Unheard
+from farandole.engines.candidates import CANDIDATES
+from farandole.engines.choose import base
+from farandole.engines.engine import Engine
+from farandole.engines.reach import known_address
+from farandole.errors import AbortError, ControlError, EngineError, FarandoleError, UsageError
+from farandole.runtime.coordination.agreement import title
+from farandole.runtime.coordination.stall import Limits
+from farandole.runtime.lanes.active_collectives import ActiveCollectives
+from farandole.runtime.lanes.alone import LoneLane
+from farandole.runtime.lanes.announcement import Announcement
+from farandole.runtime.lanes.call import Call, CallResult, Handle, require_device
+from farandole.runtime.lanes.failure import Failure
+from farandole.runtime.lanes.lane import Lane, interrupted
+from farandole.runtime.lanes.negotiated import NegotiatedLane
+from farandole.runtime.lanes.peer_lane import PeerLane
+from farandole.runtime.lanes.reentry import Reentry
+from farandole.runtime.session.abort_reason import await_news
+from farandole.runtime.session.control_thread import ControlThread
+from farandole.runtime.session.engine_pool import EnginePool
+from farandole.runtime.session.link import Link
+from farandole.runtime.session.process_sets import ProcessSet, ProcessSetLike, Registry
+from farandole.runtime.session.timeline import Recorder, create, path_of
+from farandole.settings import Settings
+from farandole.topology import Topology
 
-__all__ = [
-    "ProcessSet",
-    "Session",
-    "current",
-    "finish_before_leaving",
-    "global_process_set",
-    "init",
-    "is_initialized",
-    "last_rank",
-    "rejoin",
-    "shutdown",
-]
-
-
-def init(comm: object = None, process_sets: Sequence[ProcessSetLike] | str | None = None, **settings: Any) -> None:
-    """Join the job that this process was started for, and return when all ranks have; alone, be a job of one.
-
-    >>> init(process_sets=[[0, 2]], stall_warning_s=10)
-
-    ``comm`` may list the ranks that take part; ``process_sets`` are made at once and must agree between ranks;
-    ``settings`` are fields of ``Settings``. Does nothing if the process is in a job already. Raises ``StartError`` if
-    the job does not form within ``start_timeout_s``, ``SettingsError`` or ``UsageError`` for what cannot be.
-    """
-    _require_main_interpreter()
-    with _here.lock:
-        _here.require_rest("init()")
-        if _here.session is None:
-            _here.asked = (comm, process_sets, settings)
-            _here.join()
+DYNAMIC = "DYNAMIC"
+"""Horovod's value of ``HOROVOD_TIMELINE`` for: none yet, ``start_timeline`` will name the file."""
 
 
-def _require_main_interpreter() -> None:
-    """A subinterpreter cannot wait for the threads of a session when it ends, and takes the process down then."""
-    for name in ("_interpreters", "_xxsubinterpreters"):  # of Python 3.13, and of those before
-        with contextlib.suppress(ImportError):
-            interpreters = importlib.import_module(name)
-            if interpreters.get_current() != interpreters.get_main():
-                raise UnsupportedError("init() was called in a subinterpreter: call it in the main interpreter")
-            return
+CONSEQUENCES = (AbortError, EngineError)
+"""What an engine raises where another rank has left or died."""
 
-
-def rejoin(state: str = "", state_step: int = 0) -> None:
-    """Leave, and join again as ``init`` was last told to: the next generation of an elastic job.
-
-    ``state`` says what this worker's state consists of, and ``state_step`` from which step the others could go on with
-    it; -1: from none. Raises ``StartError`` if the state of the others consists of something else.
-    """
-    with _here.lock:
-        _here.require_rest("the next generation")
-        _here.leave()
-        _here.join(state, state_step)
-
-
-def shutdown() -> None:
-    """Leave the job. Does nothing if the process is in none."""
-    _here.finish()
-    _here.leave()
-
-
-def finish_before_leaving(work: threading.Thread) -> None:
-    """Have ``shutdown`` wait for a thread of the background that needs the other ranks to come to its end."""
-    _here.unfinished.add(work)
-
-
-def is_initialized() -> bool:
-    """True between ``init`` and ``shutdown``."""
-    return _here.session is not None
-
-
-def current(asked: str = "an operation of the job") -> Session:
-    """The session; raises ``NotInitializedError``, which names what was ``asked``, if there is none."""
-    session = _here.session
-    if session is None:
-        raise NotInitializedError(asked)
-    return session
-
-
-def last_rank() -> int | None:
-    """The rank of this process in the last generation that it took part in; ``None`` before the first."""
-    session = _here.session
-    return _here.rank if session is None or session.provisional else session.topology.rank
-
-
-def _leave_at_exit() -> None:
-    """Leave in good order, unless the script has raised: then the others are told so."""
-    error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
-    _here.leave("" if error is None else f"its script raised {_first_line(error)}")
-
-
-def _first_line(error: BaseException) -> str:
-    return traceback.format_exception_only(error)[-1].partition("\n")[0]
+LONGEST_REASON = 500
+"""What the others are told of an error that only this rank has, in characters."""
 
 
 @final
-class _Here:
-    """What this process has."""
+class Session:
+    """Where collectives are submitted, from any thread. ``link`` is ``None`` in a job that nobody started."""
 
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.session: Session | None = None
-        self.asked: tuple[object, Sequence[ProcessSetLike] | str | None, dict[str, Any]] = (None, None, {})
-        """What ``init`` was last told."""
-        self.rank: int | None = None
-        """What it was in the last session that was shared with others."""
-        self.unfinished: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
-        self._doing = ""  # with the lock
-        self._step_s: float | None = None  # the longest step of the last session; of none, before the first
-        self._inherited: Session | None = None
-        self._watching = False
-
-    def require_rest(self, asked: str) -> None:
-        """With the lock: raise ``UsageError`` if a signal handler has interrupted what this thread does with it."""
-        if self._doing:
-            raise interrupted(asked, self._doing)
-
-    @contextlib.contextmanager
-    def _busy(self, doing: str) -> Iterator[None]:
-        before, self._doing = self._doing, doing
+    def __init__(
+        self,
+        settings: Settings,
+        topology: Topology,
+        engine: str,
+        reason: str,
+        sets: Sequence[ProcessSet],
+        link: Link | None = None,
+        clock_offset_s: float = 0.0,
+    ) -> None:
+        self.settings, self.topology, self.generation = settings, topology, topology.generation
+        self.engine, self.reason = engine, reason
+        self.devices = CANDIDATES[base(engine)].devices
+        """Kinds of device whose tensors the engine takes."""
+        self.change_due = ""  # or why the generation should end when the state allows it
+        own = Topology.of(0, (topology.host,), 0) if self.provisional else topology
+        self._counters: dict[str, itertools.count[int]] = defaultdict(itertools.count)
+        self._ended: Failure | None = None
+        self._struck = False
+        self._told = threading.Event()
+        self._recorder = Recorder(topology.rank, topology.host, clock_offset_s)
+        self._reentry, self._in_lane, self._active = Reentry(), Reentry(), ActiveCollectives()
+        self.pace = self._active.pace
+        self._sets = Registry(own.rank, own.size)
+        for number, process_set in enumerate(sets, 1):
+            self._sets.add(number, process_set)
+        self._link = link
+        self._control: ControlThread | None = None
+        self._engine_pool = self._make_engine_pool(own)
+        self._lane = self._open_lane(sets)
+        if link is not None:
+            limits, stay = Limits.of(settings), link.stay(self.generation)
+            self._control = ControlThread(link.control, link.up, self.generation, self, self._active, limits, stay)
         try:
-            yield
-        finally:
-            self._doing = before
+            self._introduce()
+        except BaseException as error:
+            self.abort(f"it could not start: {error}")
+            self.close()
+            raise
 
-    def join(self, state: str = "", state_step: int = 0) -> None:
-        """Make a session of what was asked. A process that has had one before is ready to go on with the others.
+    @property
+    def provisional(self) -> bool:
+        """True in an elastic job until this worker takes part: it is alone, and ``topology`` is a forecast."""
+        return self.generation == 0
 
-        In an elastic job, a worker that is lost while a generation forms only means that another one does.
+    @property
+    def broken(self) -> bool:
+        """True when the generation has ended otherwise than by ``shutdown()``: a peer may be lost."""
+        return self._engine_pool.broken.is_set()
+
+    # -- collectives --------------------------------------------------------------------------------------------------
+
+    def submit(self, calls: Sequence[Call], background: bool = True) -> Handle:
+        """Announce that this rank is ready for ``calls``; several are one group.
+
+        With ``background=False`` nothing happens until somebody waits: for callers that wait at once. Raises
+        ``DuplicateNameError``, ``UsageError``, or what ended the generation.
         """
-        with self._busy("init()"):
-            while self.session is None:
-                try:
-                    self.session = start(*self.asked, Past(self._step_s, state, state_step))
-                except BaseException as error:
-                    lineage.release()
-                    if not isinstance(error, AbortError) or not detect().is_elastic:
-                        raise
-                    self._step_s = self._step_s or 0.0
-        self._watch()
+        first = calls[0]
+        self._sets.members(first.process_set, first.name)
+        for call in calls:
+            require_device(call, self.engine, self.devices)
+        self.pace.beat()
+        return self._lane.submit(Announcement(first.process_set, first.name, first.kind, calls), background)
 
-    def _watch(self) -> None:
-        """From the first session on: leave the job at the interpreter's exit, and forget it in forked children."""
-        if not self._watching:
-            self._watching = True
-            atexit.register(_leave_at_exit)
-            os.register_at_fork(after_in_child=self._forget)
+    def refuse(self, process_set: int, name: str, kind: Kind, error: Exception) -> None:
+        """Tell the other members that ``error`` keeps this rank from a collective, which it would otherwise submit."""
+        reason = str(error) if isinstance(error, FarandoleError) else f"{type(error).__name__}: {error}"
+        self._lane.refuse(Announcement(process_set, name, kind, (), refusal=reason[:LONGEST_REASON]))
 
-    def finish(self) -> None:
-        """Wait for what is to end before; not in a signal handler, whose thread may be what it waits for."""
-        session = self.session
-        if session is not None and not Presence.anywhere():
-            for thread in list(self.unfinished):
-                if thread is not threading.current_thread() and thread.is_alive():
-                    thread.join()
+    def join(self) -> int:
+        """Take part in no further collectives until every rank has called this; returns the rank that came last."""
+        return self._agree(0, Kind.JOIN).value
 
-    def leave(self, because: str = "") -> None:
-        """Close the session, if there is one; with a reason, its end is not in order, and that of the process."""
-        with self.lock, self._busy("shutdown()"):
-            session, self.session = self.session, None
-            if session is not None:
-                self._step_s = session.pace.step_s
-                self.rank = self.rank if session.provisional else session.topology.rank
-                if because:
-                    session.abort(because, ending=True)
-                session.close()
-            lineage.release()
+    def barrier(self, process_set: int = 0) -> None:
+        """Return when every member has called it."""
+        self._sets.members(process_set, "barrier")
+        self._agree(process_set, Kind.BARRIER)
 
-    def _forget(self) -> None:
-        self.lock, self._doing = threading.RLock(), ""  # the parent's may be held by a thread that is not here
-        lineage.release()
-        Presence.forsake_all()
-        self._inherited = (
-            self.session or self._inherited
-        )  # kept: its sockets are the parent's, nothing may finalise them
-        self.session = None
+    def add_process_set(self, ranks: ProcessSetLike) -> ProcessSet:
+        """Register a set; every rank of the job calls it with the same ranks."""
+        process_set = self._sets.admit(ranks)
+        self._sets.add(self._agree(0, Kind.ADD_SET, process_set.ranks).value, process_set)
+        return process_set
+
+    def remove_process_set(self, process_set: ProcessSet) -> bool:
+        """End a set on every rank; false if it is the global one or not registered."""
+        number = process_set.process_set_id
+        if not number or number not in self._sets:
+            return False
+        self._agree(0, Kind.REMOVE_SET, [number])
+        self._sets.remove(number)
+        self._engine_pool.drop(number)
+        return True
+
+    def process_sets(self) -> dict[int, ProcessSet]:
+        """The registered sets by number, the global one included."""
+        return {s.process_set_id: s for s in self._sets if s.process_set_id is not None}
+
+    # -- the planned lane ---------------------------------------------------------------------------------------------
+
+    def planned_engine(self, process_set: int, label: str, name: str = "") -> Engine:
+        """A new engine for collectives in an order that every member knows. Collective; ``shutdown`` closes it.
+
+        ``name`` is that of another engine than the job's.
+        """
+        ranks = self._sets.members(process_set, label)
+        with self._reentry:
+            return self._engine_pool.engine(ranks, f"{label} of process set {process_set}", name)
+
+    def exchange(self, process_set: int, key: str, payload: bytes) -> list[bytes]:
+        """All-gather of small bytes among the members of a process set, by way of the controller. A key serves once."""
+        return self._share(key, self._sets.members(process_set, key), payload)
+
+    def inside(self, process_set: int, lane: str, sequence: int, what: str) -> contextlib.AbstractContextManager[None]:
+        """This thread does the ``sequence``-th collective of a planned lane; reports say ``what`` if it takes long."""
+        return _Inside(self, process_set, lane, sequence, what)
+
+    # -- the generation and its end -----------------------------------------------------------------------------------
+
+    def abort(self, reason: str, *, ending: bool = False) -> None:
+        """End the generation for all: nobody can rely on this rank any more; if it is ``ending``, in no later one."""
+        reason = f"{self._name()} gave up: {reason}"
+        self._end(Failure(AbortError, reason), reason, reason, ending)
+
+    def generation_ended(self, failure: Failure) -> None:
+        """Wake everybody here; every operation raises from now on. Called by whoever learns of it."""
+        self._end(failure, failure.text)
+
+    def close(self) -> None:
+        """Leave the job and free everything. Once; what is still in flight here raises ``AbortError``.
+
+        A signal handler may call it in the middle of a collective: that raises as soon as the handler has returned,
+        and what it still uses is freed then.
+        """
+        self._recorder.close()  # first: rank 0 takes the timeline for complete when the others have left
+        reason = f"shutdown() was called on {self._name()}"
+        self._end(Failure(AbortError, reason), reason, "")
+        if self._reentry.here() or self._in_lane.here():
+            threading.Thread(target=self._free, name="farandole-shutdown").start()
+        else:
+            self._free()
+
+    def _free(self) -> None:
+        """Give everything back once nobody uses it any more."""
+        self._lane.close()
+        if self._control is not None:
+            self._control.stop()
+        if self._link is not None:
+            self._link.close()
+        self._engine_pool.close()
+        self._sets.clear()
+
+    # -- looking ------------------------------------------------------------------------------------------------------
+
+    def set_timeline(self, path: str, mark_cycles: bool = False) -> None:
+        """Write one timeline of all ranks to ``path``, or stop where it is ""; every rank does when this returns.
+
+        Only rank 0's call counts.
+        """
+        if self.topology.rank:
+            return
+        mark_cycles |= self.settings.timeline_mark_cycles
+        if path:
+            path = os.path.abspath(path)
+            create(path)
+        self._recorder.record(path, mark_cycles)
+        if self._control is None:
+            return
+        limit_s = self.settings.stall_limit_s(self.settings.stall_warning_s)
+        with self._reentry:
+            all_have = self._control.set_timeline(path, mark_cycles, limit_s)
+        if not all_have:
+            events.logger.warning(
+                "not every rank has %s its timeline within %g s: it will once it answers the controller again",
+                "begun" if path else "ended",
+                limit_s,
+            )
+
+    def timeline(self, path: str, mark_cycles: bool) -> None:
+        """Rank 0 wants it so, says the controller."""
+        self._recorder.record(path, mark_cycles)
+
+    def change(self, reason: str) -> None:
+        """A change of the membership is due, says the controller."""
+        self.change_due = reason
+
+    def progress(self) -> tuple[str, str]:
+        """The last collective finished here, and the one inside of now."""
+        return _title(self._lane.last), self._active.now() or _title(self._lane.inside)
+
+    def statistics(self) -> dict[str, Any]:
+        """Who this rank is, the engine and why it was chosen, and what its engines count."""
+        return {
+            "generation": self.generation,
+            "rank": self.topology.rank,
+            "size": self.topology.size,
+            "engine": self.engine,
+            "reason": self.reason,
+            "engines": self._engine_pool.statistics(),
+        }
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _make_engine_pool(self, topology: Topology) -> EnginePool:
+        settings = self.settings
+        address = known_address(settings.network_interface, self._link.controller if self._link else "")
+        limit_s = settings.stall_limit_s(settings.stall_shutdown_s)
+        return EnginePool(
+            topology, self.engine, self._share, limit_s, address, settings.host_timeout_s, self._on_silence
+        )
+
+    def _open_lane(self, sets: Sequence[ProcessSet]) -> Lane:
+        if self._link is None or self.topology.size == 1:
+            dynamic = self.settings.dynamic_process_sets
+            return LoneLane(self._perform, self.topology.host, [s.ranks for s in sets], dynamic, self._in_lane)
+        connect = self._engine_pool.connect if self._engine_pool.has_reach else None
+        direct = PeerLane(self.topology, connect, self._link.orders, self._active, self._explain)
+        return NegotiatedLane(
+            direct,
+            self._link.up.send,
+            self.generation,
+            self._perform,
+            self._torn,
+            self._in_lane,
+            self.settings.cache_capacity,
+            eager=self.topology.size <= self.settings.tree_radix,  # relays combine, and these cannot be combined
+            stay=self._link.stay(self.generation, wait=True),
+        )
+
+    def _introduce(self) -> None:
+        # Made now and not when first needed: what stops an engine should stop init(), not the first step.
+        self._engine_pool.executor(0, self._sets[0].ranks)
+        text = f"engine {self.engine}: {self.reason}"
+        if events.subscribers:
+            events.emit(events.Note(time.monotonic(), self.topology.rank, text))
+        if self.topology.rank == 0:
+            events.logger.info("%s", text)
+            if self.settings.timeline not in ("", DYNAMIC):
+                self.set_timeline(path_of(self.settings.timeline, self.generation))
+
+    def _perform(self, order: Order, mine: Sequence[Sequence[Call] | None]) -> list[list[CallResult]]:
+        if not order.signatures[0].dtypes:  # agreed on, and nothing to move
+            return [[CallResult(value=order.value)] for _ in mine]
+        executor = self._engine_pool.executor(order.process_set, self._sets[order.process_set].ranks)
+        if order.contributions:  # nothing to wait for
+            return executor.perform(order, mine)
+        self._active.enter_agreed(order.process_set, _title(order))
+        try:
+            return executor.perform(order, mine)
+        except CONSEQUENCES:
+            self._explain()
+            raise
+        finally:
+            self._active.leave(order.process_set)
+
+    def _agree(self, process_set: int, kind: Kind, splits: Sequence[int] = ()) -> CallResult:
+        """Come to one point of the program with all members; they are matched by the order of their calls."""
+        label = f"{kind.label}.noname"
+        name = f"{label}.{next(self._counters[f'{label} {process_set}'])}"
+        self.pace.beat()
+        announcement = Announcement(process_set, name, kind, (), splits)
+        try:
+            handle = self._lane.submit(announcement, background=False)
+        except UsageError as error:
+            if kind is not Kind.JOIN:  # the others wait for it in any case until this rank has joined
+                self.refuse(process_set, name, kind, error)
+            raise
+        [outcome] = handle.wait()
+        return outcome
+
+    def _share(self, key: str, ranks: Sequence[int], payload: bytes) -> list[bytes]:
+        if self._control is None:
+            return [payload]
+        # A rank comes to its first planned collective when it has done what precedes it, and that may take long.
+        limit_s = self.settings.stall_limit_s(self.settings.stall_shutdown_s)
+        return self._control.exchange(key, ranks, payload, limit_s)
+
+    def _on_silence(self, host: str) -> None:
+        """An engine has waited in vain for what comes from ``host``: it is for the controller to say what follows."""
+        if self._link is not None:
+            with contextlib.suppress(ControlError):
+                self._link.up.send(Unheard(self.generation, host))
+
+    def _explain(self) -> None:
+        """An engine has lost somebody: raise what the controller says of that."""
+        self._struck = True
+        if self._link is not None:
+            await_news(self._told, lambda: self._active.older_than(0.0, self.generation), self._link.up)
+        if self._ended is not None:
+            raise self._ended.fresh()
+
+    def _torn(self, failure: Failure) -> None:
+        """A collective broke on this rank, in the middle: the others must not wait for it."""
+        if self._ended is None:
+            known = failure.kind is AbortError  # then somebody else broke it, and the text says who
+            reason = failure.text if known else f"{self._name()} could not go on: {failure.text}"
+            self._end(failure, reason, reason)
+
+    def _end(self, failure: Failure, reason: str, leave: str | None = None, ending: bool = False) -> None:
+        """End the generation here: ``failure`` is raised on this rank, engines tell ``reason`` to their peers.
+
+        Before these can end because of it, the controller is told that this rank was the first to ``leave``.
+        """
+        if self._ended is not None:
+            return
+        self._ended = failure
+        self._told.set()
+        if self._control is not None:
+            self._control.end(failure)
+        self._lane.end(failure)
+        if self._link is not None and leave is not None:
+            try:
+                self._link.up.send(Leave(self.generation, leave, self._struck, ending, self._link.worker_id))
+            except ControlError as error:
+                events.logger.debug("%s leaves without saying so: %s", self._name(), error)
+        self._engine_pool.abort(reason, orderly=leave == "")
+
+    def _name(self) -> str:
+        return f"rank {self.topology.rank} on {self.topology.host}"
 
 
-_here = _Here()
+def _title(order: Order | None) -> str:
+    return "" if order is None else title(order.kind, order.names[-1], order.process_set)
+
+
+@final
+class _Inside:
+    """One collective of a planned lane. A class, as the generator of a context manager costs a training step more."""
+
+    __slots__ = ("_lane", "_process_set", "_sequence", "_session", "_what")
+
+    def __init__(self, session: Session, process_set: int, lane: str, sequence: int, what: str) -> None:
+        self._session, self._process_set, self._lane = session, process_set, lane
+        self._sequence, self._what = sequence, what
+
+    def __enter__(self) -> None:
+        active = self._session._active
+        if active.is_in(self._process_set, self._lane):  # its engine is in the middle of something
+            raise interrupted(self._what, "another collective of the same lane")
+        self._session._reentry.__enter__()
+        active.enter(self._process_set, self._lane, self._sequence, self._what)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        try:
+            if isinstance(error, CONSEQUENCES):
+                self._session._explain()
+        finally:
+            self._session._active.leave(self._process_set, self._lane)
+            self._session._reentry.__exit__()

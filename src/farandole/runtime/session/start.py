@@ -22,11 +22,18 @@ from farandole.engines.factory import load
 from farandole.errors import StartError, UsageError
 from farandole.runtime.coordination import lineage
 from farandole.runtime.coordination.process_groups import fitting
-from farandole.runtime.session.joining import ANY, configure_logging, environment_of, part_of, settings_of, static_sets
-from farandole.runtime.session.link import Link, LostError, Seat
-from farandole.runtime.session.meeting import meet
-from farandole.runtime.session.member import Session
+from farandole.runtime.session.init_arguments import (
+    ANY,
+    configure_logging,
+    environment_of,
+    part_of,
+    settings_of,
+    static_sets,
+)
+from farandole.runtime.session.link import Assignment, ControllerLostError, Link
 from farandole.runtime.session.process_sets import ProcessSet, ProcessSetLike
+from farandole.runtime.session.rendezvous import meet
+from farandole.runtime.session.session import Session
 from farandole.runtime.session.stacks import stack_dump
 from farandole.settings import Settings
 from farandole.topology import Topology
@@ -82,26 +89,26 @@ def require_gil() -> None:
         )
 
 
-def _persistently(seat: Seat, settings: Settings, sets: Sequence[ProcessSet], past: Past) -> Session:
+def _persistently(assignment: Assignment, settings: Settings, sets: Sequence[ProcessSet], past: Past) -> Session:
     """Where a controller is lost another one is asked, unless they refuse us one after the other."""
     refusals = 0
     while True:
         try:
-            return _among_others(seat, settings, sets, past)
-        except LostError as error:
+            return _among_others(assignment, settings, sets, past)
+        except ControllerLostError as error:
             refusals = refusals + 1 if error.refused else 0
             if refusals == MOST_REFUSALS:
                 raise StartError(str(error)) from error
             events.logger.info("%s; looking for the next one", error)
 
 
-def _among_others(seat: Seat, settings: Settings, sets: Sequence[ProcessSet], past: Past) -> Session:
+def _among_others(assignment: Assignment, settings: Settings, sets: Sequence[ProcessSet], past: Past) -> Session:
     moments = [time.monotonic()]
-    is_elastic = seat.expected == ANY
-    link = Link(seat, settings.start_timeout_s, settings.host_timeout_s, replaced=is_elastic)
+    is_elastic = assignment.expected == ANY
+    link = Link(assignment, settings.start_timeout_s, settings.host_timeout_s, replaced=is_elastic)
     try:
         moments.append(time.monotonic())
-        welcome = link.join(_hello(link, seat, sets, past), settings.elastic_timeout_s if is_elastic else 0)
+        welcome = link.join(_hello(link, assignment, sets, past), settings.elastic_timeout_s if is_elastic else 0)
         moments.append(time.monotonic())
         offset_s = welcome.sent.offset_s(moments[-1]) if welcome.sent is not None else 0.0
         topology = Topology.of(welcome.rank, tuple(welcome.hosts), welcome.generation)
@@ -127,13 +134,13 @@ def _tell_phases(generation: int, phases: Sequence[str], moments: Sequence[float
             events.emit(events.Phase("generation", f"generation {generation}", "init", phase, begin_s, end_s))
 
 
-def _hello(link: Link, seat: Seat, sets: Sequence[ProcessSet], past: Past) -> Hello:
+def _hello(link: Link, assignment: Assignment, sets: Sequence[ProcessSet], past: Past) -> Hello:
     fd, number = stack_dump()
     return Hello(
         worker=link.worker,
-        place=seat.place,
-        expected=seat.expected,
-        host=seat.host,
+        worker_id=assignment.worker_id,
+        expected=assignment.expected,
+        host=assignment.host,
         pid=os.getpid(),
         version=_version(),
         engines=usable(),

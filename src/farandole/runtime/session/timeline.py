@@ -22,7 +22,7 @@ import msgspec
 
 from farandole import events
 from farandole.errors import UsageError
-from farandole.runtime.lanes.phases import LANE
+from farandole.runtime.lanes.phase_events import LANE
 
 FLUSH_S = 0.05
 """How much of the timeline a crash may cost; whoever reads along sees a collective within 0.1 s."""

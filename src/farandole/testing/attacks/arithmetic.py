@@ -33,7 +33,7 @@ _SMALLEST = {DType.FLOAT16: 2.0**-24, DType.BFLOAT16: 2.0**-133, DType.FLOAT32: 
 
 @final
 @dataclass(frozen=True)
-class Case:
+class AllreduceCase:
     """An all-reduce of ``count`` elements."""
 
     dtype: DType
@@ -152,7 +152,7 @@ class Case:
         return {DType.COMPLEX64: DType.FLOAT32, DType.COMPLEX128: DType.FLOAT64}.get(self.dtype, self.dtype)
 
 
-CASES = [Case(dtype, op, count) for dtype in DType for op in OPS if legal(dtype, op) for count in COUNTS]
+CASES = [AllreduceCase(dtype, op, count) for dtype in DType for op in OPS if legal(dtype, op) for count in COUNTS]
 """366: every dtype with every operation it has, in every length."""
 
 

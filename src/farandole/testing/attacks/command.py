@@ -14,7 +14,7 @@ from farandole.testing.attacks.numbers import Ranks, attack
 from farandole.testing.cluster import UnavailableError
 from farandole.testing.mpi import LAUNCHERS
 from farandole.testing.survival.page import row
-from farandole.testing.survival.table import Result
+from farandole.testing.survival.table import CaseResult
 
 BASELINE = (
     (Ranks("solo", "a"), "engine"),
@@ -85,7 +85,7 @@ def _numbers(asked: argparse.Namespace) -> list[str]:
 
 
 def _condition(asked: argparse.Namespace) -> list[str]:
-    def tell(result: Result) -> None:
+    def tell(result: CaseResult) -> None:
         print(row(result), flush=True)
 
     with tempfile.TemporaryDirectory(prefix="farandole-attacks-") as folder:

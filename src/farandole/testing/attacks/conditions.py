@@ -22,12 +22,12 @@ from pathlib import Path
 from unittest.mock import patch
 
 from farandole.testing.cluster import Cluster
-from farandole.testing.survival.cases import Case, controller, kill, newcomer, other
+from farandole.testing.survival.cases import FaultCase, controller, kill, newcomer, other
 from farandole.testing.survival.cases_hosts import TWO_HOSTS
-from farandole.testing.survival.job import Job
+from farandole.testing.survival.fault_injection import ScheduledFault
+from farandole.testing.survival.job import TraineeJob
 from farandole.testing.survival.soak import HOSTS
-from farandole.testing.survival.strikes import Strike
-from farandole.testing.survival.table import Result, run
+from farandole.testing.survival.table import CaseResult, run
 
 LAG_MS, LOSS = 25.0, 0.02
 """To each of two hosts and to the head: 50 ms for a round trip between two of them."""
@@ -36,11 +36,11 @@ JUMP_S, EVERY_S = 3600, 0.3
 DELAYS_S = (0.0, 0.01, 0.03, 0.06, 0.1, 0.2, 0.4)
 """After these a controller is killed that has just come in place of a killed one."""
 
-Tell = Callable[[Result], object]
+Tell = Callable[[CaseResult], object]
 
 
-def _takeover(delay_s: float) -> Case:
-    def do(job: Job, _number: int) -> None:
+def _takeover(delay_s: float) -> FaultCase:
+    def do(job: TraineeJob, _number: int) -> None:
         old = job.controller()
         job.kill_controller()
         found: list[int] = []
@@ -54,10 +54,10 @@ def _takeover(delay_s: float) -> Case:
         os.kill(found[0], signal.SIGKILL)
 
     name = f"SIGKILL of the controller, and of the next one after {1000 * delay_s:g} ms"
-    return Case(name, "reduce", [Strike("reduce", 0, "call")], do)
+    return FaultCase(name, "reduce", [ScheduledFault("reduce", 0, "call")], do)
 
 
-def controllers(folder: Path, tell: Tell, delays_s: Sequence[float] = DELAYS_S) -> list[Result]:
+def controllers(folder: Path, tell: Tell, delays_s: Sequence[float] = DELAYS_S) -> list[CaseResult]:
     """A job for each pair of them: the fifth controller that dies within a minute ends a job."""
     found = []
     for number, delay_s in enumerate(delays_s):
@@ -67,7 +67,7 @@ def controllers(folder: Path, tell: Tell, delays_s: Sequence[float] = DELAYS_S) 
     return found
 
 
-def network(folder: Path, tell: Tell, lag_ms: float = LAG_MS, loss: float = LOSS) -> list[Result]:
+def network(folder: Path, tell: Tell, lag_ms: float = LAG_MS, loss: float = LOSS) -> list[CaseResult]:
     """A kill, a newcomer, a swap of slots and a controller that dies, while the network is bad."""
     swap = next(case for case in TWO_HOSTS if case.fault == "one joins where another one leaves")
     cases = (kill("reduce", 3), kill("voted", 0), swap, controller("vote"), kill("vote", 2, 3))
@@ -88,7 +88,7 @@ def bad_network(lag_ms: float = LAG_MS, loss: float = LOSS) -> Iterator[Cluster]
         yield cluster
 
 
-def clock(folder: Path, tell: Tell) -> list[Result]:
+def clock(folder: Path, tell: Tell) -> list[CaseResult]:
     """Everything that has to do with time limits, while the wall clock jumps."""
     cases = (
         kill("reduce", 3),

@@ -19,16 +19,16 @@ from typing import final
 from farandole.collective import Array, DType
 from farandole.engines.engine import Engine
 from farandole.engines.factory import make
-from farandole.engines.hybrid.hybrid import HybridEngine
-from farandole.runtime.session.session import init, shutdown
-from farandole.testing.attacks.arithmetic import CASES, Case
+from farandole.engines.hybrid.engine import HybridEngine
+from farandole.runtime.session.init import init, shutdown
+from farandole.testing.attacks.arithmetic import CASES, AllreduceCase
 from farandole.testing.bench import MEMORY_BYTES
 from farandole.testing.cluster import Cluster
 from farandole.testing.cluster.ranks import on_hosts
 from farandole.testing.harness import run_ranks
 from farandole.testing.jobs import NumpyCalls, run_job
 from farandole.testing.mpi import LAUNCHERS
-from farandole.testing.rank import Member
+from farandole.testing.rank import RankContext
 from farandole.testing.reference import Values, view
 
 TIMES = 3
@@ -78,7 +78,7 @@ def _judged(found: list[dict[str, tuple[str, bytes]]]) -> list[str]:
     return wrong + [f"{name}: ranks hold different bits" for name in differ]
 
 
-def _on_engine(member: Member, ranks: Ranks) -> dict[str, tuple[str, bytes]]:
+def _on_engine(member: RankContext, ranks: Ranks) -> dict[str, tuple[str, bytes]]:
     found = {}
     with _engine(member, ranks) as engine:
         memory = engine.allocate(MEMORY_BYTES)
@@ -93,7 +93,7 @@ def _on_engine(member: Member, ranks: Ranks) -> dict[str, tuple[str, bytes]]:
 
 
 @contextlib.contextmanager
-def _engine(member: Member, ranks: Ranks) -> Iterator[Engine]:
+def _engine(member: RankContext, ranks: Ranks) -> Iterator[Engine]:
     group, rendezvous = member.group("attack", deadline_s=120.0), member.exchange_among("attack")
     name, _, across = ranks.engine.partition("+")
     if name == "hybrid" and not ranks.apart:  # what crosses finds all hosts here
@@ -110,7 +110,7 @@ def _engine(member: Member, ranks: Ranks) -> Iterator[Engine]:
         engine.close()
 
 
-def _by_names(member: Member) -> dict[str, tuple[str, bytes]]:
+def _by_names(member: RankContext) -> dict[str, tuple[str, bytes]]:
     init()
     found = {}
     for case in CASES:
@@ -123,7 +123,7 @@ def _by_names(member: Member) -> dict[str, tuple[str, bytes]]:
     return found
 
 
-def _verdict(case: Case, results: list[Values], member: Member, hosts: int) -> tuple[str, bytes]:
+def _verdict(case: AllreduceCase, results: list[Values], member: RankContext, hosts: int) -> tuple[str, bytes]:
     """What is wrong, and a digest of the bits; one rank compares the numbers, as equal bits are equal numbers."""
     said = [case.contribution(rank, member.size) for rank in range(member.size)]
     first, *others = (values.tobytes() for values in results)

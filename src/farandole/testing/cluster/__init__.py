@@ -1,6 +1,6 @@
 """Hosts out of Linux namespaces, with everything that can happen to hosts: for tests and benchmarks, on one machine.
 
-    from farandole.testing.cluster import Cluster, Slurm
+    from farandole.testing.cluster import Cluster, SlurmCluster
 
     with Cluster(2) as cluster:                                        # head, node1, node2: a few tenths of a second
         cluster.run("head", ["ssh", "node2", "hostname"]).stdout       # node2
@@ -12,7 +12,7 @@
         job.wait(60)
         cluster.processes("node1")                                     # {}: it left nothing
 
-    with Slurm(2) as slurm:                                            # the same under a real Slurm
+    with SlurmCluster(2) as slurm:                                            # the same under a real Slurm
         slurm.run(["srun", "-N2", "python", "train.py"])
 
 A host has a network, a hostname, processes, ``/run``, ``/dev/shm`` and an identity of its own, and runs an ssh server;
@@ -25,6 +25,6 @@ few Debian packages; where something is missing, ``UnavailableError`` names it a
 from farandole.testing.cluster.files import HOME
 from farandole.testing.cluster.hosts import HEAD, Cluster, Process
 from farandole.testing.cluster.needs import ClusterError, UnavailableError
-from farandole.testing.cluster.slurm import URGENT, Slurm
+from farandole.testing.cluster.slurm import URGENT, SlurmCluster
 
-__all__ = ["HEAD", "HOME", "URGENT", "Cluster", "ClusterError", "Process", "Slurm", "UnavailableError"]
+__all__ = ["HEAD", "HOME", "URGENT", "Cluster", "ClusterError", "Process", "SlurmCluster", "UnavailableError"]

@@ -70,7 +70,7 @@ ReturnToService=2
 
 
 @final
-class Slurm:
+class SlurmCluster:
     """A cluster that Slurm manages; ``cpus`` is what each node claims to have.
 
     Raises ``UnavailableError`` as ``Cluster`` does.
@@ -97,7 +97,7 @@ class Slurm:
             self.close()
             raise
 
-    def __enter__(self) -> Slurm:
+    def __enter__(self) -> SlurmCluster:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -12,7 +12,7 @@ from typing import final
 
 import msgspec
 
-from farandole.testing.differential.job import Job, Nursery
+from farandole.testing.differential.job import Nursery, RankPool
 from farandole.testing.differential.meeting import DeadlockError
 from farandole.testing.differential.oracle import consult
 from farandole.testing.differential.program import Program
@@ -38,7 +38,7 @@ class Checker:
     ) -> None:
         self.sizes, self.deadline_s = tuple(sizes), deadline_s
         self.started = 0
-        self._jobs: dict[int, Job] = {}
+        self._jobs: dict[int, RankPool] = {}
         self._own = nursery is None
         self._nursery = nursery or Nursery()
 
@@ -77,7 +77,7 @@ class Checker:
         if self._own:
             self._nursery.close()
 
-    def _job(self, size: int) -> Job:
+    def _job(self, size: int) -> RankPool:
         job = self._jobs.get(size)
         if job is None or not job.usable:
             self.forget(size)

@@ -84,7 +84,7 @@ class Draft:
         """One of them."""
         return self.rng.choice(choices)
 
-    def take(self, entries: Sequence[Entry]) -> None:
+    def take(self, entries: Sequence[FeatureEntry]) -> None:
         """Let one of the entries that may come now emit its steps."""
         possible = [entry for entry in entries if entry.feature not in self.without and entry.when(self)]
         [entry] = self.rng.choices(possible, [entry.weight for entry in possible])
@@ -97,7 +97,7 @@ class Draft:
 
 @final
 @dataclass(frozen=True)
-class Entry:
+class FeatureEntry:
     """Something that users do: how often, when it can be done, and its steps."""
 
     feature: str
@@ -106,11 +106,13 @@ class Entry:
     when: When = lambda _: True
 
 
-def entry(table: list[Entry], feature: str, weight: float, when: When = lambda _: True) -> Callable[[Emit], Emit]:
+def entry(
+    table: list[FeatureEntry], feature: str, weight: float, when: When = lambda _: True
+) -> Callable[[Emit], Emit]:
     """Decorate a function that emits steps, to add it to a table."""
 
     def register(emit: Emit) -> Emit:
-        table.append(Entry(feature, weight, emit, when))
+        table.append(FeatureEntry(feature, weight, emit, when))
         return emit
 
     return register

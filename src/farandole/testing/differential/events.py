@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from farandole.testing.differential.draft import Draft, Entry, entry
+from farandole.testing.differential.draft import Draft, FeatureEntry, entry
 from farandole.testing.differential.training import loss
 
-EVENTS: list[Entry] = []
+EVENTS: list[FeatureEntry] = []
 
 
 def shared(draft: Draft) -> bool:

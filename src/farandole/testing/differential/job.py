@@ -28,7 +28,7 @@ from farandole.cluster.environment import CONTROLLER, KEY, OWN
 from farandole.control.keys import new_secret
 from farandole.testing.differential.outcome import Outcome
 from farandole.testing.differential.program import Program
-from farandole.testing.differential.worker import Birth, Hello, Order
+from farandole.testing.differential.worker import Birth, RunProgram, WorkerHello
 from farandole.testing.jobs import free_port
 
 START_S = 180.0
@@ -45,7 +45,7 @@ ENVIRONMENT = {
 
 
 @final
-class Found(msgspec.Struct, frozen=True):
+class JobFindings(msgspec.Struct, frozen=True):
     """What a job did: outcomes by rank (``None``: there is none), whether it hung or died, and what it had printed."""
 
     outcomes: list[Outcome | None]
@@ -54,7 +54,7 @@ class Found(msgspec.Struct, frozen=True):
 
 
 @final
-class Job:
+class RankPool:
     """Ranks that wait for programs; a job that has hung or died is of no further use."""
 
     def __init__(self, connections: Sequence[Connection], pids: Sequence[int], output: Path) -> None:
@@ -70,12 +70,12 @@ class Job:
         """Let every rank begin with ``program``."""
         self._until_s = time.monotonic() + deadline_s
         self._printed = self._output.stat().st_size
-        order = msgspec.msgpack.encode(Order(program, deadline_s))
+        order = msgspec.msgpack.encode(RunProgram(program, deadline_s))
         for connection in self._connections:
             with contextlib.suppress(ConnectionError):
                 connection.send_bytes(order)
 
-    def finish(self) -> Found:
+    def finish(self) -> JobFindings:
         """Wait for the outcomes until the deadline."""
         outcomes: dict[int, Outcome] = {}
         waiting = {connection: rank for rank, connection in enumerate(self._connections)}
@@ -91,10 +91,10 @@ class Job:
                     self._until_s = min(self._until_s, time.monotonic() + AFTER_A_DEATH_S)
         found = [outcomes.get(rank) for rank in range(len(self._connections))]
         if not (died or waiting):
-            return Found(found)
+            return JobFindings(found)
         evidence = self._evidence()
         self.close()
-        return Found(found, "died" if died else "hang", evidence)
+        return JobFindings(found, "died" if died else "hang", evidence)
 
     def _evidence(self) -> str:
         """What the job has printed since the program began."""
@@ -133,7 +133,7 @@ class Nursery:
         self._process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
         self._connection, _ = self._accept()
 
-    def job(self, size: int) -> Job:
+    def job(self, size: int) -> RankPool:
         """A new job."""
         self._made += 1
         output = Path(self._folder.name, f"output-{self._made}")
@@ -146,13 +146,13 @@ class Nursery:
             connection, hello = self._accept()
             assert hello.job == self._made, "a rank of a job that was given up"
             ranks[hello.rank] = connection, hello.pid
-        return Job([ranks[rank][0] for rank in range(size)], [ranks[rank][1] for rank in range(size)], output)
+        return RankPool([ranks[rank][0] for rank in range(size)], [ranks[rank][1] for rank in range(size)], output)
 
-    def _accept(self) -> tuple[Connection, Hello]:
+    def _accept(self) -> tuple[Connection, WorkerHello]:
         connected, _ = self._listener.accept()
         connected.setblocking(True)
         connection = Connection(connected.detach())
-        return connection, msgspec.msgpack.decode(connection.recv_bytes(), type=Hello)
+        return connection, msgspec.msgpack.decode(connection.recv_bytes(), type=WorkerHello)
 
     def close(self) -> None:
         """End the nursery; its jobs must have been closed."""

@@ -19,7 +19,7 @@ import msgspec
 import torch
 
 from farandole.testing.differential.meeting import Given, Meetings
-from farandole.testing.differential.oracle_optimizer import OracleOptimizer, Terms, distribute
+from farandole.testing.differential.oracle_optimizer import OracleOptimizer, ReductionTerms, distribute
 from farandole.testing.differential.outcome import Outcome, run
 
 Average, Sum, Min, Max = 0, 1, 3, 4
@@ -144,7 +144,7 @@ class OracleHvd:
     ) -> OracleOptimizer:
         """See ``rank``."""
         members = tuple((process_set or self.global_process_set).ranks)
-        return distribute(optimizer, self, named_parameters, Terms(op, backward_passes_per_step, members))
+        return distribute(optimizer, self, named_parameters, ReductionTerms(op, backward_passes_per_step, members))
 
     def __deepcopy__(self, memo: Any) -> OracleHvd:
         return self

@@ -31,7 +31,7 @@ class Meets(Protocol):
 
 @final
 @dataclass(frozen=True)
-class Terms:
+class ReductionTerms:
     """How gradients are reduced."""
 
     op: int
@@ -43,7 +43,9 @@ class Terms:
 class Averaging:
     """State of one distributed optimizer on one rank: how many passes there were, and whether they are averaged."""
 
-    def __init__(self, optimizer: OracleOptimizer, hvd: Meets, names: dict[int, str], label: str, terms: Terms) -> None:
+    def __init__(
+        self, optimizer: OracleOptimizer, hvd: Meets, names: dict[int, str], label: str, terms: ReductionTerms
+    ) -> None:
         self.optimizer, self.hvd, self.names, self.label, self.terms = optimizer, hvd, names, label, terms
         self.passes, self.reduced = 0, False
         self.steps = 0
@@ -168,7 +170,7 @@ class OracleOptimizer(torch.optim.Optimizer):
         return made
 
 
-def distribute(optimizer: torch.optim.Optimizer, hvd: Meets, named: Any, terms: Terms) -> OracleOptimizer:
+def distribute(optimizer: torch.optim.Optimizer, hvd: Meets, named: Any, terms: ReductionTerms) -> OracleOptimizer:
     """Make ``optimizer`` one of the oracle's; ranks find each other's by the names of their parameters."""
     every = [p for group in optimizer.param_groups for p in group["params"]]
     pairs = [(str(i), p) for i, p in enumerate(every)] if named is None else list(named)

@@ -17,7 +17,7 @@ SAMPLES = 64
 
 
 @final
-class Value(msgspec.Struct, frozen=True):
+class RecordedTensor(msgspec.Struct, frozen=True):
     """One recorded tensor: its bits as a digest, some of its numbers, the sum of all and that of their magnitudes."""
 
     kind: str
@@ -28,7 +28,7 @@ class Value(msgspec.Struct, frozen=True):
 
 
 @final
-class Failure(msgspec.Struct, frozen=True):
+class ProgramFailure(msgspec.Struct, frozen=True):
     """An error that ended a program: its type, the program's line, whether Farandole raised it, and the text."""
 
     kind: str
@@ -42,27 +42,27 @@ class Failure(msgspec.Struct, frozen=True):
 class Outcome(msgspec.Struct, frozen=True):
     """What one rank recorded, by name, until it ended or failed; the oracle's also with what they stepped, by step."""
 
-    values: dict[str, Value] = {}
-    failure: Failure | None = None
+    values: dict[str, RecordedTensor] = {}
+    failure: ProgramFailure | None = None
     steps: dict[str, bytes] = {}
 
 
-def value_of(found: Any) -> Value:
+def value_of(found: Any) -> RecordedTensor:
     """What to keep of something that a program recorded."""
     if not isinstance(found, torch.Tensor):
-        return Value(repr(found))
+        return RecordedTensor(repr(found))
     tensor = (found.to_dense() if found.is_sparse else found).detach()
     kind = f"{found.layout} {tensor.dtype} {tuple(tensor.shape)} {'graph' if found.requires_grad else 'plain'}"
     flat = torch.empty(tensor.numel(), dtype=tensor.dtype).copy_(tensor.reshape(-1))
     digest = hashlib.blake2b(bytes(flat.view(torch.uint8).numpy().tobytes()), digest_size=8).digest()
     wide = flat.double()
     stride = max(1, -(-wide.numel() // SAMPLES))
-    return Value(kind, digest, tuple(wide[::stride].tolist()), float(wide.sum()), float(wide.abs().sum()))
+    return RecordedTensor(kind, digest, tuple(wide[::stride].tolist()), float(wide.sum()), float(wide.abs().sum()))
 
 
 def run(program: Callable[[Any, Any], None], hvd: Any) -> Outcome:
     """Call ``program`` with ``hvd`` and a ``record`` function, and return what came of it."""
-    values: dict[str, Value] = {}
+    values: dict[str, RecordedTensor] = {}
 
     def record(name: str, *found: Any) -> None:
         for i, each in enumerate(found):
@@ -75,9 +75,9 @@ def run(program: Callable[[Any, Any], None], hvd: Any) -> Outcome:
     return Outcome(values)
 
 
-def failure_of(error: BaseException) -> Failure:
+def failure_of(error: BaseException) -> ProgramFailure:
     """What to keep of an error."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == FILE]
     line = (frames[-1].lineno or 0) if frames else 0
     text = "".join(traceback.format_exception(error))[-4000:]
-    return Failure(type(error).__name__, line, isinstance(error, FarandoleError), str(error)[:500], text)
+    return ProgramFailure(type(error).__name__, line, isinstance(error, FarandoleError), str(error)[:500], text)

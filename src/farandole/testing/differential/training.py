@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from farandole.testing.differential.draft import Draft, Entry, Pair, entry
+from farandole.testing.differential.draft import Draft, FeatureEntry, Pair, entry
 from farandole.testing.differential.program import OWN
 
-ZEROS: list[Entry] = []
-PASSES: list[Entry] = []
-CHANGES: list[Entry] = []
+ZEROS: list[FeatureEntry] = []
+PASSES: list[FeatureEntry] = []
+CHANGES: list[FeatureEntry] = []
 
 
 def train(draft: Draft) -> None:

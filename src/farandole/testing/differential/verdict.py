@@ -8,8 +8,8 @@ from typing import final
 
 import msgspec
 
-from farandole.testing.differential.job import Found
-from farandole.testing.differential.outcome import Outcome, Value
+from farandole.testing.differential.job import JobFindings
+from farandole.testing.differential.outcome import Outcome, RecordedTensor
 from farandole.testing.differential.program import OWN, Program
 
 COARSE = frozenset({"autocast", "fp16", "bf16", "half weights", "grad_dtype", "scaler"})
@@ -37,7 +37,7 @@ class Verdict(msgspec.Struct, frozen=True):
         return self.kind not in (EQUAL, REFUSED, FAILED)
 
 
-def judge(program: Program, expected: Sequence[Outcome], found: Found) -> Verdict:
+def judge(program: Program, expected: Sequence[Outcome], found: JobFindings) -> Verdict:
     """Equal numbers, and equal bits where the oracle's ranks have equal bits; or errors on every rank that are due."""
     size = len(expected)
     if found.ending:
@@ -86,7 +86,7 @@ def _compare(expected: Sequence[Outcome], found: Sequence[Outcome], tolerance: f
     return Verdict(EQUAL, size=size)
 
 
-def _alike(one: Value | None, other: Value | None, tolerance: float) -> bool:
+def _alike(one: RecordedTensor | None, other: RecordedTensor | None, tolerance: float) -> bool:
     if one is None or other is None or one.kind != other.kind:
         return one == other
     floor = 1e-3 if tolerance == COARSE_TOLERANCE else 1e-5  # what is left of a difference may be all rounding
@@ -95,7 +95,7 @@ def _alike(one: Value | None, other: Value | None, tolerance: float) -> bool:
     return all(_near(a, b, tolerance * s) for a, b, s in [*pairs, (one.total, other.total, one.weight + floor)])
 
 
-def _bits(value: Value | None) -> bytes:
+def _bits(value: RecordedTensor | None) -> bytes:
     return b"" if value is None else value.digest
 
 
@@ -103,8 +103,8 @@ def _near(a: float, b: float, distance: float) -> bool:
     return a == b or (math.isnan(a) and math.isnan(b)) or abs(a - b) <= distance
 
 
-def _pair(one: Value | None, other: Value | None) -> str:
-    def show(value: Value | None) -> str:
+def _pair(one: RecordedTensor | None, other: RecordedTensor | None) -> str:
+    def show(value: RecordedTensor | None) -> str:
         if value is None:
             return "nothing"
         return f"{value.kind} {' '.join(f'{x:.6g}' for x in value.numbers[:8])}"

@@ -207,7 +207,7 @@ def child_with_init(hvd: Hvd) -> None:
     """A child process that calls ``init()``, as loaders that are spawned by a script without a main guard do."""
     if is_oracle(hvd):
         return
-    code = "from farandole.runtime.session.session import init; init()"
+    code = "from farandole.runtime.session.init import init; init()"
     subprocess.run([sys.executable, "-c", code], timeout=SPAWNED_S, capture_output=True, check=False)
 
 
@@ -264,7 +264,7 @@ def interrupted(hvd: Hvd, number: int, nbytes: int = 4) -> list[torch.Tensor]:
     if is_oracle(hvd):
         handle()
         return [*found, hvd.allreduce(torch.ones(nbytes // 4), name=f"interrupted {number}")]
-    former = signal.signal(signal.SIGALRM, handle)
+    inherited = signal.signal(signal.SIGALRM, handle)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
         while hvd.rank() == 0 and not found:
@@ -274,7 +274,7 @@ def interrupted(hvd: Hvd, number: int, nbytes: int = 4) -> list[torch.Tensor]:
             signal.pause()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, former)
+        signal.signal(signal.SIGALRM, inherited)
     return [*found, outer]
 
 

@@ -45,7 +45,7 @@ class Birth(msgspec.Struct, frozen=True):
     output: str
 
 
-class Hello(msgspec.Struct, frozen=True):
+class WorkerHello(msgspec.Struct, frozen=True):
     """What says who has connected: a rank of a job, or the nursery, which has no rank."""
 
     pid: int
@@ -53,7 +53,7 @@ class Hello(msgspec.Struct, frozen=True):
     rank: int = -1
 
 
-class Order(msgspec.Struct, frozen=True):
+class RunProgram(msgspec.Struct, frozen=True):
     """What a rank is sent: a program, and how long it may take."""
 
     program: Program
@@ -70,7 +70,7 @@ def main(address: str) -> None:
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ranks that end leave nothing behind
     with Client(address, "AF_UNIX") as connection, contextlib.suppress(EOFError, ConnectionError):
-        connection.send_bytes(msgspec.msgpack.encode(Hello(os.getpid())))
+        connection.send_bytes(msgspec.msgpack.encode(WorkerHello(os.getpid())))
         while True:
             birth = msgspec.msgpack.decode(connection.recv_bytes(), type=Birth)
             for rank, environment in enumerate(birth.environments):
@@ -89,10 +89,10 @@ def be_rank(address: str, birth: Birth, rank: int, environment: dict[str, str]) 
     os.dup2(output, 2)
     os.close(output)
     connection = Client(address, "AF_UNIX")
-    connection.send_bytes(msgspec.msgpack.encode(Hello(os.getpid(), birth.job, rank)))
+    connection.send_bytes(msgspec.msgpack.encode(WorkerHello(os.getpid(), birth.job, rank)))
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
-            order = msgspec.msgpack.decode(connection.recv_bytes(), type=Order)
+            order = msgspec.msgpack.decode(connection.recv_bytes(), type=RunProgram)
             faulthandler.dump_traceback_later(max(1.0, order.deadline_s - STACKS_BEFORE_S))
             connection.send_bytes(msgspec.msgpack.encode(perform(order.program)))
             faulthandler.cancel_dump_traceback_later()

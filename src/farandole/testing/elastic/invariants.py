@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from farandole.elastic.membership import vote
-from farandole.elastic.membership.decisions import Decision
+from farandole.elastic.membership.actions import Decision
 from farandole.elastic.membership.vote import Agreement, Claim
 from farandole.testing.elastic.worker import Content, Life, Simulated
-from farandole.testing.elastic.world import World
+from farandole.testing.elastic.world import JobWorld
 
 
-def check(world: World) -> None:
+def check(world: JobWorld) -> None:
     """What holds between any two steps."""
     whole = _holders(world)
     for worker in whole:
@@ -25,42 +25,42 @@ def check(world: World) -> None:
             world.faults.append(f"P5: two workers differ after the same step: {worker}")
 
 
-def _holders(world: World) -> list[Simulated]:
+def _holders(world: JobWorld) -> list[Simulated]:
     """Who is well and has the state, but for those that have been sent home, as their host is not to be used."""
     return [
         worker
         for worker in world.workers.values()
         if worker.life == Life.UP
         and worker.whole
-        and not any(w[0] == "dismiss" for w in world.down.get(worker.place, ()))
+        and not any(w[0] == "dismiss" for w in world.down.get(worker.worker_id, ()))
     ]
 
 
-def _check_samples(world: World, worker: Simulated) -> None:
+def _check_samples(world: JobWorld, worker: Simulated) -> None:
     """Every sample below the cursor is committed once, and none above it."""
-    content, place = worker.content, 0
+    content, worker_id = worker.content, 0
     for step in content.steps:
-        if step.start != place:
+        if step.start != worker_id:
             world.faults.append(f"P4: samples are lost or taken twice: {worker}")
-        place = step.stop
-    if content.cursor != place or len(content.steps) != worker.step:
+        worker_id = step.stop
+    if content.cursor != worker_id or len(content.steps) != worker.step:
         world.faults.append(f"P4: the cursor is not where the samples are, or a step counts twice: {worker}")
 
 
-def check_formed(world: World, places: Sequence[int]) -> None:
+def check_formed(world: JobWorld, worker_ids: Sequence[int]) -> None:
     """Rank 0 has the state, and who is sent home was not the only one to have seen the last step."""
-    steps = {place: vote.goes_on_from(each.claim.step, each.joined) for place, each in world.workers.items()}
-    members = [steps[place] for place in places if world.workers[place].life != Life.ENDED]
-    if len(members) < len(places) or world.is_hurried:
+    steps = {worker_id: vote.goes_on_from(each.claim.step, each.joined) for worker_id, each in world.workers.items()}
+    members = [steps[worker_id] for worker_id in worker_ids if world.workers[worker_id].life != Life.ENDED]
+    if len(members) < len(worker_ids) or world.is_hurried:
         return
     if members[0] == vote.NEW:
-        world.faults.append(f"rank 0 of {places} has not the state of the job: {steps}")
+        world.faults.append(f"rank 0 of {worker_ids} has not the state of the job: {steps}")
     newest = max((each.step for each in world.workers.values() if each.life == Life.UP and each.whole), default=0)
     if max(members) < newest:
-        world.faults.append(f"P3: {places} have not the last step, and others who are well have it: {steps}")
+        world.faults.append(f"P3: {worker_ids} have not the last step, and others who are well have it: {steps}")
 
 
-def check_agreed(world: World, agreement: Agreement, claims: Sequence[Claim]) -> None:
+def check_agreed(world: JobWorld, agreement: Agreement, claims: Sequence[Claim]) -> None:
     """A generation goes on from the newest state that any of its members has."""
     if agreement.step < max(claim.step for claim in claims):
         world.faults.append(f"P3: a step is undone that a member still has: {claims}, {agreement}")
@@ -70,7 +70,7 @@ def check_agreed(world: World, agreement: Agreement, claims: Sequence[Claim]) ->
         world.faults.append(f"P5: workers diverged: {agreement}")
 
 
-def check_finished(world: World, worker: Simulated) -> None:
+def check_finished(world: JobWorld, worker: Simulated) -> None:
     """A worker has trained on everything: that was every sample, and in fixed batches, always the same ones."""
     setup, steps = world.setup, worker.content.steps
     if sum(step.stop - step.start for step in steps) != setup.samples:
@@ -80,16 +80,16 @@ def check_finished(world: World, worker: Simulated) -> None:
         world.faults.append(f"P6: the batches are not those of an undisturbed run: {worker}")
 
 
-def check_spared(world: World, decision: Decision, places: Sequence[int]) -> None:
+def check_spared(world: JobWorld, decision: Decision, worker_ids: Sequence[int]) -> None:
     """Nobody who is well, and has its part in the job, is ended; but when the list of hosts says so."""
-    for place in places:
-        worker = world.workers.get(place)
+    for worker_id in worker_ids:
+        worker = world.workers.get(worker_id)
         is_well = worker is not None and worker.life == Life.UP and worker.generation > 0
         if is_well and not world.planned and not world.is_hurried:
             world.faults.append(f"P1: a worker that is well is ended: {decision}, {worker}")
 
 
-def check_end(world: World, decision: Decision) -> None:
+def check_end(world: JobWorld, decision: Decision) -> None:
     """The job ends only when it cannot go on."""
     able = _holders(world)
     limits = world.setup.policy

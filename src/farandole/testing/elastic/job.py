@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from farandole.testing.elastic import invariants, mishaps, protocol
-from farandole.testing.elastic.world import Action, World
+from farandole.testing.elastic import fault_events, invariants, protocol
+from farandole.testing.elastic.world import JobMove, JobWorld
 
 
-def do(world: World, action: Action) -> None:
-    """What follows from it at other parts is under way then. What it breaks is in ``World.faults``."""
+def do(world: JobWorld, action: JobMove) -> None:
+    """What follows from it at other parts is under way then. What it breaks is in ``JobWorld.faults``."""
     kind, who = action
     if kind == "obey":
         protocol.obey(world, int(who))
@@ -18,6 +18,6 @@ def do(world: World, action: Action) -> None:
     elif kind == "tick":
         world.pass_time()
     else:
-        mishaps.happen(world, kind, who)
+        fault_events.happen(world, kind, who)
     world.forget()
     invariants.check(world)

@@ -18,20 +18,20 @@ from typing import Any, NamedTuple, final
 
 import msgspec
 
-from farandole.elastic.membership import happenings
-from farandole.elastic.membership.decisions import Decision
+from farandole.elastic.membership import job_events
+from farandole.elastic.membership.actions import Decision
 from farandole.elastic.membership.membership import Membership
 from farandole.elastic.membership.policy import Policy
 from farandole.testing.elastic import invariants
 from farandole.testing.elastic.job import do
-from farandole.testing.elastic.world import Action, Setup, World
+from farandole.testing.elastic.world import JobMove, JobSetup, JobWorld
 
 SUSPENDED = -1
 """Counted among the ends: all members hang. Nobody of them can miss another, and the job waits until they go on."""
 
 
 @final
-class Found(NamedTuple):
+class JobSearch(NamedTuple):
     """What a search has seen: states, the steps between them, how often the job ended with which status.
 
     ``fault`` is the first thing that is broken, with the shortest way there.
@@ -44,7 +44,7 @@ class Found(NamedTuple):
 
 
 @final
-class Book:
+class MembershipStates:
     """All states that a membership has been in, each once, and what follows from each by which event."""
 
     def __init__(self, policy: Policy) -> None:
@@ -66,12 +66,12 @@ class Book:
 class Page:
     """A state of a membership; a ``Controller`` of the model."""
 
-    def __init__(self, book: Book, number: int, deadline_s: float | None) -> None:
+    def __init__(self, book: MembershipStates, number: int, deadline_s: float | None) -> None:
         self._book, self.number, self.deadline_s = book, number, deadline_s
 
-    def turn(self, now: float, event: happenings.Any | None) -> tuple[Page, list[Decision]]:
+    def turn(self, now: float, event: job_events.Any | None) -> tuple[Page, list[Decision]]:
         """See ``Membership``."""
-        key = (self.number, now, event if event is None or not isinstance(event, happenings.Found) else str(event))
+        key = (self.number, now, event if event is None or not isinstance(event, job_events.HostsFound) else str(event))
         if key not in self._book.known:
             membership = copy.deepcopy(self._book.memberships[self.number])
             if event is not None:
@@ -98,7 +98,7 @@ def freeze(value: Any) -> Hashable:
     return freeze(vars(value))
 
 
-def key_of(world: World) -> Hashable:
+def key_of(world: JobWorld) -> Hashable:
     """What tells two worlds apart."""
     page = world.controller
     assert isinstance(page, Page)
@@ -107,7 +107,7 @@ def key_of(world: World) -> Hashable:
         page.number,
         world.now,
         tuple(world.workers.values()),
-        tuple(tuple(sorted((place, queue) for place, queue in each.items() if queue)) for each in queues),
+        tuple(tuple(sorted((worker_id, queue) for worker_id, queue in each.items() if queue)) for each in queues),
         tuple(sorted((point, tuple(sorted(said))) for point, said in world.met.items())),
         str(world.host_news),
         world.gone,
@@ -116,23 +116,23 @@ def key_of(world: World) -> Hashable:
     )
 
 
-def successors(world: World) -> Iterator[tuple[Action, World]]:
+def successors(world: JobWorld) -> Iterator[tuple[JobMove, JobWorld]]:
     """All that can come next. Time passes when nothing else can happen by itself."""
     actions = world.enabled()
     if not actions and world.status is None and world.controller.deadline_s is not None:
-        actions = [Action("tick")]
-    for action in actions + world.mishaps():
+        actions = [JobMove("tick")]
+    for action in actions + world.fault_events():
         following = world.copy()
         do(following, action)
         yield action, following
 
 
-def search(setup: Setup, most: int = 1_000_000) -> Found:
+def search(setup: JobSetup, most: int = 1_000_000) -> JobSearch:
     """All states that can be reached; stops at the first fault."""
-    begin = World(setup, Book(setup.policy).first, invariants)
+    begin = JobWorld(setup, MembershipStates(setup.policy).first, invariants)
     numbers = {key_of(begin): 0}
     reached_from: list[list[int]] = [[]]
-    ways: list[tuple[int, Action]] = [(-1, Action("begin"))]
+    ways: list[tuple[int, JobMove]] = [(-1, JobMove("begin"))]
     ends: Counter[int] = Counter()
     ended: list[int] = []
     stuck: list[int] = []
@@ -153,7 +153,7 @@ def search(setup: Setup, most: int = 1_000_000) -> Found:
                 reached_from.append([])
                 waiting.append((numbers[key], following))
                 if following.faults:
-                    return Found(len(ways), transitions, ends, _tell(following.faults[0], numbers[key], ways))
+                    return JobSearch(len(ways), transitions, ends, _tell(following.faults[0], numbers[key], ways))
             reached_from[numbers[key]].append(number)
         if not has_next and world.status is None:
             (ended if world.is_suspended else stuck).append(number)
@@ -161,7 +161,7 @@ def search(setup: Setup, most: int = 1_000_000) -> Found:
         assert len(ways) <= most, f"more than {most} states: this search is too large"
     astray = _without_end(reached_from, ended)
     fault = _tell("the job goes on for ever, or stops without an end", (stuck + astray)[0], ways) if astray else ""
-    return Found(len(ways), transitions, ends, fault)
+    return JobSearch(len(ways), transitions, ends, fault)
 
 
 def _without_end(reached_from: list[list[int]], ended: list[int]) -> list[int]:
@@ -176,7 +176,7 @@ def _without_end(reached_from: list[list[int]], ended: list[int]) -> list[int]:
     return [number for number, is_good in enumerate(good) if not is_good]
 
 
-def _tell(fault: str, number: int, ways: list[tuple[int, Action]]) -> str:
+def _tell(fault: str, number: int, ways: list[tuple[int, JobMove]]) -> str:
     """The fault and the way to it."""
     steps: list[str] = []
     while number > 0:

@@ -11,40 +11,44 @@ from collections.abc import Sequence
 
 from farandole.elastic.membership.policy import Policy
 from farandole.testing.elastic.search import search
-from farandole.testing.elastic.world import Setup
+from farandole.testing.elastic.world import JobSetup
 
 ONCE = Policy(cooldown_range_s=(1000.0, 1000.0))
 """A slot that has failed rests for so long that the job ends before."""
 
 SMALL = {
-    "three workers, two killed": Setup({"a": 3}, ONCE, budget=(("kill", 2),)),
-    "three workers, one killed": Setup({"a": 3}, ONCE, budget=(("kill", 1),)),
-    "two workers, one killed and one hung": Setup({"a": 2}, ONCE, budget=(("kill", 1), ("hang", 1))),
-    "two workers, one raises": Setup({"a": 2}, ONCE, budget=(("fail", 1),)),
-    "three workers, the script of one raises": Setup({"a": 3}, ONCE, budget=(("raise", 1),)),
-    "two workers, one raises while it applies a step": Setup({"a": 2}, ONCE, budget=(("fail in apply", 1),)),
-    "three workers, a host cut off": Setup({"a": 2, "b": 1}, ONCE, budget=(("cut host", 1),)),
-    "two workers, one killed and replaced": Setup({"a": 1, "b": 1}, Policy(), budget=(("kill", 1),)),
-    "two workers, both needed, one killed": Setup({"a": 1, "b": 1}, Policy(min_np=2), budget=(("kill", 1),)),
-    "one worker, another joins": Setup({"a": 1}, Policy(), plans=({"a": 1, "b": 1},), fixed_batch=False, samples=5),
-    "two workers, one leaves and comes back": Setup(
+    "three workers, two killed": JobSetup({"a": 3}, ONCE, budget=(("kill", 2),)),
+    "three workers, one killed": JobSetup({"a": 3}, ONCE, budget=(("kill", 1),)),
+    "two workers, one killed and one hung": JobSetup({"a": 2}, ONCE, budget=(("kill", 1), ("hang", 1))),
+    "two workers, one raises": JobSetup({"a": 2}, ONCE, budget=(("fail", 1),)),
+    "three workers, the script of one raises": JobSetup({"a": 3}, ONCE, budget=(("raise", 1),)),
+    "two workers, one raises while it applies a step": JobSetup({"a": 2}, ONCE, budget=(("fail in apply", 1),)),
+    "three workers, a host cut off": JobSetup({"a": 2, "b": 1}, ONCE, budget=(("cut host", 1),)),
+    "two workers, one killed and replaced": JobSetup({"a": 1, "b": 1}, Policy(), budget=(("kill", 1),)),
+    "two workers, both needed, one killed": JobSetup({"a": 1, "b": 1}, Policy(min_np=2), budget=(("kill", 1),)),
+    "one worker, another joins": JobSetup({"a": 1}, Policy(), plans=({"a": 1, "b": 1},), fixed_batch=False, samples=5),
+    "two workers, one leaves and comes back": JobSetup(
         {"a": 1, "b": 1}, Policy(), plans=({"a": 1}, {"a": 1, "b": 1}), fixed_batch=False, samples=5
     ),
-    "two workers, both needed, one leaves and comes back": Setup(
+    "two workers, both needed, one leaves and comes back": JobSetup(
         {"a": 1, "b": 1}, Policy(min_np=2), plans=({"a": 1}, {"a": 1, "b": 1})
     ),
-    "one worker moves to another host": Setup({"a": 1}, Policy(), plans=({"a": 1, "b": 1}, {"b": 1})),
-    "two workers, time-outs that come too early": Setup({"a": 2}, ONCE, budget=(("hurry", 1), ("kill", 1))),
+    "one worker moves to another host": JobSetup({"a": 1}, Policy(), plans=({"a": 1, "b": 1}, {"b": 1})),
+    "two workers, time-outs that come too early": JobSetup({"a": 2}, ONCE, budget=(("hurry", 1), ("kill", 1))),
 }
 
 LARGE = {
-    "three workers, one killed and one hung": Setup({"a": 3}, ONCE, budget=(("kill", 1), ("hang", 1))),
-    "three workers, one killed, one raises in a step": Setup(
+    "three workers, one killed and one hung": JobSetup({"a": 3}, ONCE, budget=(("kill", 1), ("hang", 1))),
+    "three workers, one killed, one raises in a step": JobSetup(
         {"a": 3}, ONCE, budget=(("kill", 1), ("fail in apply", 1))
     ),
-    "three workers, a host cut off, one killed": Setup({"a": 2, "b": 1}, ONCE, budget=(("cut host", 1), ("kill", 1))),
-    "three workers of three steps, one killed": Setup({"a": 3}, ONCE, samples=6, budget=(("kill", 1),)),
-    "one worker moves to another host, one killed": Setup({"a": 1}, Policy(), plans=({"b": 1},), budget=(("kill", 1),)),
+    "three workers, a host cut off, one killed": JobSetup(
+        {"a": 2, "b": 1}, ONCE, budget=(("cut host", 1), ("kill", 1))
+    ),
+    "three workers of three steps, one killed": JobSetup({"a": 3}, ONCE, samples=6, budget=(("kill", 1),)),
+    "one worker moves to another host, one killed": JobSetup(
+        {"a": 1}, Policy(), plans=({"b": 1},), budget=(("kill", 1),)
+    ),
 }
 
 

@@ -17,15 +17,15 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, final
 
-from farandole.elastic.membership import happenings
-from farandole.elastic.membership.decisions import Decision
+from farandole.elastic.membership import job_events
+from farandole.elastic.membership.actions import Decision
 from farandole.elastic.membership.journal import Recorded, replay
 from farandole.elastic.membership.membership import Membership
 from farandole.elastic.membership.policy import Policy
 from farandole.testing.elastic import invariants
 from farandole.testing.elastic.job import do
 from farandole.testing.elastic.worker import At
-from farandole.testing.elastic.world import Action, Rules, Setup, World
+from farandole.testing.elastic.world import JobMove, JobSetup, JobWorld, Rules
 
 MESSAGE_S, LATE_S = (0.001, 0.05), (0.5, 1.5)
 """How long most messages take, and a few of them."""
@@ -62,7 +62,7 @@ RIGHT = Rules()
 
 
 @final
-class Told(NamedTuple):
+class JobStory(NamedTuple):
     """What became of a job.
 
     ``longest_s`` is the longest time between two steps where one thing befell it; ``faults`` are broken promises.
@@ -78,7 +78,7 @@ class Told(NamedTuple):
 
 
 @final
-class Live:
+class LiveMembership:
     """A ``Controller`` that is one membership; it goes on, and is not kept as it was.
 
     Where it may have an ``heir``, that takes its place now and then, and nobody may notice.
@@ -89,7 +89,7 @@ class Live:
         self._turns = 0
         self.deadline_s: float | None = None
 
-    def turn(self, now: float, event: happenings.Any | None) -> tuple[Live, list[Decision]]:
+    def turn(self, now: float, event: job_events.Any | None) -> tuple[LiveMembership, list[Decision]]:
         """See ``Membership``."""
         self._turns += 1
         if self._heir is not None and self._turns % LIFE_TURNS == 0:
@@ -101,7 +101,7 @@ class Live:
         return self, decisions
 
 
-def draw_setup(chance: random.Random) -> Setup:
+def draw_setup(chance: random.Random) -> JobSetup:
     """A job of up to six slots, and what may befall it."""
     hosts = {name: chance.randint(1, 2) for name in "abc"[: chance.randint(1, 3)]}
     policy = Policy(
@@ -124,18 +124,18 @@ def draw_setup(chance: random.Random) -> Setup:
     is_fixed = chance.random() < 0.5
     batch = chance.randint(1, 4)
     samples = batch * chance.randint(5, 25) + chance.randint(0, batch - 1)
-    return Setup(hosts, policy, samples, batch, is_fixed, tuple(budget.items()), tuple(plans[1:]), in_detail=True)
+    return JobSetup(hosts, policy, samples, batch, is_fixed, tuple(budget.items()), tuple(plans[1:]), in_detail=True)
 
 
 @final
-class Schedule:
+class RandomSchedule:
     """A world with a clock. ``chance`` decides when what is possible happens."""
 
-    def __init__(self, world: World, chance: random.Random) -> None:
+    def __init__(self, world: JobWorld, chance: random.Random) -> None:
         self._world, self._chance = world, chance
-        self._due_s: dict[Action, float] = {}
+        self._due_s: dict[JobMove, float] = {}
         count = sum(world.budget.values()) + len(world.setup.plans)
-        self._mishaps_s = sorted((chance.uniform(0.0, 7.0) for _ in range(count)), reverse=True)
+        self._fault_events_s = sorted((chance.uniform(0.0, 7.0) for _ in range(count)), reverse=True)
         self._last_step_s: float | None = None
         self._befell_s: list[float] = []
         self.steps, self.longest_s, self.befell = 0, 0.0, 0
@@ -156,45 +156,45 @@ class Schedule:
         following = min(self._due_s, key=self._due_s.__getitem__, default=None)
         next_s = self._due_s[following] if following is not None else None
         deadline_s = world.controller.deadline_s
-        moments = [moment for moment in (next_s, deadline_s, *self._mishaps_s[-1:]) if moment is not None]
+        moments = [moment for moment in (next_s, deadline_s, *self._fault_events_s[-1:]) if moment is not None]
         if not moments:
             return False
         now = min(moments)
         world.now = max(world.now, now)
-        if self._mishaps_s and now == self._mishaps_s[-1]:
-            self._mishaps_s.pop()
+        if self._fault_events_s and now == self._fault_events_s[-1]:
+            self._fault_events_s.pop()
             self._befall()
         elif following is not None and now == next_s:
             del self._due_s[following]
             self._do(following)
         else:
-            do(world, Action("tick"))
+            do(world, JobMove("tick"))
         return True
 
-    def _do(self, action: Action) -> None:
+    def _do(self, action: JobMove) -> None:
         before = self._world.workers.get(int(action.who)) if action.kind == "move" else None
         do(self._world, action)
-        after = self._world.workers[before.place] if before is not None else None
+        after = self._world.workers[before.worker_id] if before is not None else None
         if before is not None and after is not None and before.at == At.VOTING and (after.step > before.step):
             self._note_step()
 
     def _befall(self) -> None:
-        mishaps = self._world.mishaps()
-        if not mishaps:
+        fault_events = self._world.fault_events()
+        if not fault_events:
             return
-        kinds = sorted({action.kind for action in mishaps})
+        kinds = sorted({action.kind for action in fault_events})
         kind = self._chance.choice(kinds)
-        do(self._world, self._chance.choice([action for action in mishaps if action.kind == kind]))
+        do(self._world, self._chance.choice([action for action in fault_events if action.kind == kind]))
         self._befell_s.append(self._world.now)
         self.befell += 1
 
-    def _takes_s(self, action: Action) -> float:
+    def _takes_s(self, action: JobMove) -> float:
         chance, kind = self._chance, action.kind
         if kind == "move":
             return chance.uniform(*MOVES_S[self._world.workers[int(action.who)].at])
         if kind == "inspect":
             return self._world.setup.policy.patience_s(0.0) or 0.0
-        if kind == "report host" and isinstance(self._world.host_news[0], happenings.HostLost):
+        if kind == "report host" and isinstance(self._world.host_news[0], job_events.HostLost):
             return SILENCE_S
         return chance.uniform(*(LATE_S if chance.random() < LATE else MESSAGE_S))
 
@@ -211,7 +211,7 @@ class Schedule:
         self._last_step_s = now
 
 
-def simulate(seed: int, rules: Rules = RIGHT) -> Told:
+def simulate(seed: int, rules: Rules = RIGHT) -> JobStory:
     """One job, to its end."""
     chance = random.Random(seed)  # noqa: S311 (it is to be the same again)
     setup = replace(draw_setup(chance), rules=rules)
@@ -219,12 +219,14 @@ def simulate(seed: int, rules: Rules = RIGHT) -> Told:
     is_recorded = seed % JOURNALS == 0
     membership = Recorded(setup.policy, lines.append) if is_recorded else Membership(setup.policy)
     heir = partial(Recorded, setup.policy, lines.append, lines) if is_recorded else None
-    world = World(setup, Live(membership, heir), invariants)
-    schedule = Schedule(world, chance)
+    world = JobWorld(setup, LiveMembership(membership, heir), invariants)
+    schedule = RandomSchedule(world, chance)
     schedule.run()
     if is_recorded:
         replay(lines)
-    return Told(seed, world.status, world.generation, schedule.steps, schedule.befell, schedule.longest_s, world.faults)
+    return JobStory(
+        seed, world.status, world.generation, schedule.steps, schedule.befell, schedule.longest_s, world.faults
+    )
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -35,7 +35,7 @@ class At(IntEnum):
 IN_GENERATION = (At.AGREEING, At.RECEIVING, At.COMPUTING, At.VOTING)
 
 
-class Step(NamedTuple):
+class HistoryStep(NamedTuple):
     """One step of the history of a state: the places of the epoch's order that it consumed, and among how many ranks.
 
     The gradient's last bits depend on the latter.
@@ -53,7 +53,7 @@ class Content(NamedTuple):
     """
 
     origin: int
-    steps: tuple[Step, ...] = ()
+    steps: tuple[HistoryStep, ...] = ()
     cursor: int = 0
 
 
@@ -61,7 +61,7 @@ class Content(NamedTuple):
 class Simulated(NamedTuple):
     """One process. ``whole``: it has all of a state of the job; ``joined``: it cannot be the one to begin it."""
 
-    place: int
+    worker_id: int
     host: str
     content: Content
     life: Life = Life.UP

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeAlias, final
 
-from farandole.elastic.membership import happenings, vote
-from farandole.elastic.membership.decisions import (
-    Abort,
+from farandole.elastic.membership import job_events, vote
+from farandole.elastic.membership.actions import (
+    AbortGeneration,
     Announce,
     Decision,
     Dismiss,
@@ -24,7 +24,7 @@ from farandole.elastic.membership.decisions import (
     Form,
     Greet,
     Kill,
-    Refuse,
+    RefuseWorkers,
     Rest,
     Start,
 )
@@ -33,13 +33,13 @@ from farandole.elastic.worker.sampler import GlobalBatch, fixed, per_rank
 from farandole.testing.elastic.worker import IN_GENERATION, At, Content, Life, Point, Simulated
 
 
-class Controller(Protocol):
+class SimulatedController(Protocol):
     """What decides. Those that ``turn`` may be others than before: a search keeps all of them."""
 
     deadline_s: float | None
     """See ``Membership``."""
 
-    def turn(self, now: float, event: happenings.Any | None) -> tuple[Controller, list[Decision]]:
+    def turn(self, now: float, event: job_events.Any | None) -> tuple[SimulatedController, list[Decision]]:
         """Take an event in, and decide."""
 
 
@@ -48,7 +48,7 @@ class Controller(Protocol):
 class Rules:
     """The protocol where it can be got wrong; the defaults are right, and the product's."""
 
-    count: Callable[[Sequence[vote.Part]], vote.Outcome] = vote.count
+    count: Callable[[Sequence[vote.Vote]], vote.VoteOutcome] = vote.count
     agree: Callable[[Sequence[vote.Claim]], vote.Agreement] = vote.agree
     needs_all_parts: bool = True
     moves_cursor: bool = True
@@ -59,7 +59,7 @@ class Rules:
 
 @final
 @dataclass(frozen=True)
-class Setup:
+class JobSetup:
     """What job, and what may happen to it. ``fixed_batch``: ``batch`` samples are those of all ranks together."""
 
     hosts: dict[str, int]
@@ -75,7 +75,7 @@ class Setup:
     vote. A search does without; a simulation has a clock, for which they do."""
 
 
-class Action(NamedTuple):
+class JobMove(NamedTuple):
     """One thing that can happen next: its kind, and to whom."""
 
     kind: str
@@ -89,31 +89,31 @@ Word: TypeAlias = tuple[str, int, tuple[int, ...]]
 class Invariants(Protocol):
     """Checks of decisions, which add to the ``faults`` of the world; ``invariants`` has them."""
 
-    def check_formed(self, world: World, places: Sequence[int]) -> None:
+    def check_formed(self, world: JobWorld, worker_ids: Sequence[int]) -> None:
         """Of a generation that is formed."""
 
-    def check_spared(self, world: World, decision: Decision, places: Sequence[int]) -> None:
+    def check_spared(self, world: JobWorld, decision: Decision, worker_ids: Sequence[int]) -> None:
         """Of workers that are told to end."""
 
-    def check_end(self, world: World, decision: Decision) -> None:
+    def check_end(self, world: JobWorld, decision: Decision) -> None:
         """Of the end of the job."""
 
 
 @final
-class World:
+class JobWorld:
     """State of a simulated job. Values in it are immutable, so that a copy of it is shallow."""
 
-    def __init__(self, setup: Setup, controller: Controller, invariants: Invariants) -> None:
+    def __init__(self, setup: JobSetup, controller: SimulatedController, invariants: Invariants) -> None:
         self.setup = setup
         self.invariants = invariants
         self.now = 0.0
         self.controller = controller
         self.workers: dict[int, Simulated] = {}
-        self.up: dict[int, tuple[happenings.Any, ...]] = {}  # workers' own words to the controller
-        self.news: dict[int, tuple[happenings.Any, ...]] = {}  # what is reported of them
+        self.up: dict[int, tuple[job_events.Any, ...]] = {}  # workers' own words to the controller
+        self.news: dict[int, tuple[job_events.Any, ...]] = {}  # what is reported of them
         self.down: dict[int, tuple[Word, ...]] = {}
         self.met: dict[Point, tuple[tuple[int, object], ...]] = {}
-        self.host_news: tuple[happenings.Any, ...] = ()
+        self.host_news: tuple[job_events.Any, ...] = ()
         self.gone: frozenset[str] = frozenset()  # hosts that were lost and are not back
         self.budget = dict(setup.budget)
         self.planned = 0
@@ -122,7 +122,7 @@ class World:
         self.best = 0  # the highest step that any worker has ever been at
         self.status: int | None = None
         self.faults: list[str] = []
-        self.turn(happenings.Found(setup.hosts))
+        self.turn(job_events.HostsFound(setup.hosts))
 
     @property
     def is_hurried(self) -> bool:
@@ -132,12 +132,12 @@ class World:
     @property
     def is_suspended(self) -> bool:
         """Whether all members hang: nobody is left there who could miss them, as in a job that people have stopped."""
-        lives = [self.workers[place].life for place in self.members]
+        lives = [self.workers[worker_id].life for worker_id in self.members]
         return Life.HUNG in lives and not {Life.UP, Life.CUT_OFF}.intersection(lives)
 
-    def copy(self) -> World:
+    def copy(self) -> JobWorld:
         """Another one that can go another way."""
-        other = object.__new__(World)
+        other = object.__new__(JobWorld)
         other.__dict__.update(self.__dict__)
         for name in ("workers", "up", "news", "down", "met", "budget"):
             setattr(other, name, dict(getattr(self, name)))
@@ -146,41 +146,43 @@ class World:
 
     # -- what can happen ----------------------------------------------------------------------------------------------
 
-    def enabled(self) -> list[Action]:
+    def enabled(self) -> list[JobMove]:
         """Everything that can happen next, apart from faults, plans and the passing of time."""
         if self.status is not None:
             return []
-        actions = [Action("hear", place) for place, queue in self.up.items() if queue]
-        actions += [Action("report", place) for place, queue in self.news.items() if queue]
+        actions = [JobMove("hear", worker_id) for worker_id, queue in self.up.items() if queue]
+        actions += [JobMove("report", worker_id) for worker_id, queue in self.news.items() if queue]
         if self.host_news:
-            actions.append(Action("report host"))
-        for place, worker in self.workers.items():
-            if worker.life == Life.UP and self.down.get(place):
-                actions.append(Action("obey", place))
+            actions.append(JobMove("report host"))
+        for worker_id, worker in self.workers.items():
+            if worker.life == Life.UP and self.down.get(worker_id):
+                actions.append(JobMove("obey", worker_id))
             if worker.life in (Life.UP, Life.CUT_OFF) and self._can_move(worker):
-                actions.append(Action("move", place))
+                actions.append(JobMove("move", worker_id))
             if worker.life == Life.HUNG and self._is_missed(worker):
-                actions.append(Action("inspect", place))
+                actions.append(JobMove("inspect", worker_id))
         return actions
 
-    def mishaps(self) -> list[Action]:
+    def fault_events(self) -> list[JobMove]:
         """The faults and plans that may still happen now."""
         if self.status is not None:
             return []
-        up = [place for place, worker in self.workers.items() if worker.life == Life.UP]
-        actions: list[Action] = []
+        up = [worker_id for worker_id, worker in self.workers.items() if worker.life == Life.UP]
+        actions: list[JobMove] = []
         for kind, left in self.budget.items():
             if left and kind == "hurry":
-                actions += [Action(kind)] * (self.controller.deadline_s is not None)
+                actions += [JobMove(kind)] * (self.controller.deadline_s is not None)
             elif left and kind in ("lose host", "cut host"):
-                hosts = {self.workers[place].host for place in up}
-                actions += [Action(kind, host) for host in sorted(hosts)]
+                hosts = {self.workers[worker_id].host for worker_id in up}
+                actions += [JobMove(kind, host) for host in sorted(hosts)]
             elif left and kind in ("fail", "fail in apply", "raise"):
-                actions += [Action(kind, place) for place in up if self._can_fail(self.workers[place], kind)]
+                actions += [
+                    JobMove(kind, worker_id) for worker_id in up if self._can_fail(self.workers[worker_id], kind)
+                ]
             elif left:
-                actions += [Action(kind, place) for place in up]
+                actions += [JobMove(kind, worker_id) for worker_id in up]
         if self.planned < len(self.setup.plans):
-            actions.append(Action("plan"))
+            actions.append(JobMove("plan"))
         return actions
 
     def _can_move(self, worker: Simulated) -> bool:
@@ -205,7 +207,7 @@ class World:
 
     def is_complete(self, worker: Simulated) -> bool:
         """Whether all have come that a worker waits for."""
-        came = {place for place, _ in self.met.get(self.point(worker), ())}
+        came = {worker_id for worker_id, _ in self.met.get(self.point(worker), ())}
         if worker.at == At.RECEIVING:
             return came.issuperset(worker.sources)
         if worker.at == At.VOTING and not self.setup.rules.needs_all_parts:
@@ -214,35 +216,35 @@ class World:
 
     def _is_left_alone(self, worker: Simulated) -> bool:
         """It waits for one who has left its generation; the connection between them says so."""
-        came = {place for place, _ in self.met.get(self.point(worker), ())}
+        came = {worker_id for worker_id, _ in self.met.get(self.point(worker), ())}
         missing = set(worker.sources if worker.at == At.RECEIVING else worker.members) - came
-        return any(self._has_left(place, worker.generation) for place in missing)
+        return any(self._has_left(worker_id, worker.generation) for worker_id in missing)
 
-    def _has_left(self, place: int, generation: int) -> bool:
-        other = self.workers[place]
+    def _has_left(self, worker_id: int, generation: int) -> bool:
+        other = self.workers[worker_id]
         if other.life == Life.ENDED or other.generation > generation:
             return True
         return other.generation == generation and other.at not in IN_GENERATION
 
     def _is_missed(self, worker: Simulated) -> bool:
         """Others of the generation wait for it, and it does not come."""
-        if worker.place not in self.members or self._has_left(worker.place, self.generation):
+        if worker.worker_id not in self.members or self._has_left(worker.worker_id, self.generation):
             return False
-        others = [self.workers[place] for place in self.members if place != worker.place]
+        others = [self.workers[worker_id] for worker_id in self.members if worker_id != worker.worker_id]
         waiting = [each for each in others if each.life == Life.UP and each.generation == self.generation]
         return any(each.at in IN_GENERATION and not self._came(worker, each) for each in waiting)
 
     def _came(self, worker: Simulated, other: Simulated) -> bool:
-        return worker.place in {place for place, _ in self.met.get(self.point(other), ())}
+        return worker.worker_id in {worker_id for worker_id, _ in self.met.get(self.point(other), ())}
 
     # -- the controller -----------------------------------------------------------------------------------------------
 
-    def turn(self, event: happenings.Any | None) -> None:
+    def turn(self, event: job_events.Any | None) -> None:
         """The controller takes something in, or finds that it is time; its decisions are on their way."""
         if self.status is not None:
             return
         self.controller, decisions = self.controller.turn(self.now, event)
-        if isinstance(event, happenings.Over) and event.generation == self.generation:
+        if isinstance(event, job_events.GenerationEnded) and event.generation == self.generation:
             self._tell_members("abort")
         for decision in decisions:
             self._obey(decision)
@@ -252,21 +254,21 @@ class World:
         if isinstance(action, Start):
             self._start(action)
         elif isinstance(action, Form):
-            self.invariants.check_formed(self, action.places)
-            self.generation, self.members = action.generation, tuple(action.places)
-            for place in action.places:
-                self.tell(place, ("form", action.generation, tuple(action.places)))
-        elif isinstance(action, Abort | Announce):
-            self._tell_members("abort" if isinstance(action, Abort) else "announce")
+            self.invariants.check_formed(self, action.worker_ids)
+            self.generation, self.members = action.generation, tuple(action.worker_ids)
+            for worker_id in action.worker_ids:
+                self.tell(worker_id, ("form", action.generation, tuple(action.worker_ids)))
+        elif isinstance(action, AbortGeneration | Announce):
+            self._tell_members("abort" if isinstance(action, AbortGeneration) else "announce")
         elif isinstance(action, Greet):
-            self.tell(action.place, ("greet", 0, tuple(action.places)))
-        elif isinstance(action, Refuse | Dismiss):
-            self.invariants.check_spared(self, decision, action.places)
-            for place in action.places:
-                self.tell(place, ("refuse" if isinstance(action, Refuse) else "dismiss", 0, ()))
+            self.tell(action.worker_id, ("greet", 0, tuple(action.worker_ids)))
+        elif isinstance(action, RefuseWorkers | Dismiss):
+            self.invariants.check_spared(self, decision, action.worker_ids)
+            for worker_id in action.worker_ids:
+                self.tell(worker_id, ("refuse" if isinstance(action, RefuseWorkers) else "dismiss", 0, ()))
         elif isinstance(action, Kill):
-            self.invariants.check_spared(self, decision, [action.place])
-            self.tell(action.place, ("kill", 0, ()))
+            self.invariants.check_spared(self, decision, [action.worker_id])
+            self.tell(action.worker_id, ("kill", 0, ()))
         elif isinstance(action, Finish):
             self.invariants.check_end(self, decision)
             self.status = action.status
@@ -274,41 +276,41 @@ class World:
             assert isinstance(action, Rest)
 
     def _start(self, action: Start) -> None:
-        self.workers[action.place] = Simulated(action.place, action.host, Content(action.place))
+        self.workers[action.worker_id] = Simulated(action.worker_id, action.host, Content(action.worker_id))
         if action.host in self.gone:
-            self.end(action.place, 1)
+            self.end(action.worker_id, 1)
         elif self.setup.in_detail:
-            self.say_of(action.place, happenings.Started(action.place))
+            self.say_of(action.worker_id, job_events.WorkerStarted(action.worker_id))
 
     def _tell_members(self, word: str) -> None:
-        for place in self.members:
-            self.tell(place, (word, self.generation, ()))
+        for worker_id in self.members:
+            self.tell(worker_id, (word, self.generation, ()))
 
-    def tell(self, place: int, word: Word) -> None:
+    def tell(self, worker_id: int, word: Word) -> None:
         """Something is on its way to a worker."""
-        worker = self.workers.get(place)
+        worker = self.workers.get(worker_id)
         if worker is None or worker.life in (Life.ENDED, Life.CUT_OFF):
             return
         if word[0] == "kill":
-            self.end(place, -9)  # by its agent, which no worker can hold up
+            self.end(worker_id, -9)  # by its agent, which no worker can hold up
         else:
-            self.down[place] = (*self.down.get(place, ()), word)
+            self.down[worker_id] = (*self.down.get(worker_id, ()), word)
 
-    def say(self, place: int, event: happenings.Any) -> None:
+    def say(self, worker_id: int, event: job_events.Any) -> None:
         """Something is on its way from a worker."""
-        if self.workers[place].life == Life.UP:
-            self.up[place] = (*self.up.get(place, ()), event)
+        if self.workers[worker_id].life == Life.UP:
+            self.up[worker_id] = (*self.up.get(worker_id, ()), event)
 
-    def say_of(self, place: int, event: happenings.Any) -> None:
+    def say_of(self, worker_id: int, event: job_events.Any) -> None:
         """Something is on its way from a worker's agent."""
-        if self.workers[place].life != Life.CUT_OFF:
-            self.news[place] = (*self.news.get(place, ()), event)
+        if self.workers[worker_id].life != Life.CUT_OFF:
+            self.news[worker_id] = (*self.news.get(worker_id, ()), event)
 
-    def end(self, place: int, code: int) -> None:
+    def end(self, worker_id: int, code: int) -> None:
         """A process is over; its agent will say so, before or after what it said itself."""
-        self.say_of(place, happenings.Ended(place, code, f"worker {place} ended with {code}"))
-        self.workers[place] = Simulated(place, self.workers[place].host, Content(0), Life.ENDED)
-        self.down.pop(place, None)
+        self.say_of(worker_id, job_events.WorkerExited(worker_id, code, f"worker {worker_id} ended with {code}"))
+        self.workers[worker_id] = Simulated(worker_id, self.workers[worker_id].host, Content(0), Life.ENDED)
+        self.down.pop(worker_id, None)
 
     def batch(self, worker: Simulated) -> GlobalBatch | None:
         """What a worker's next step takes; ``None`` at the end of the data."""
@@ -319,12 +321,12 @@ class World:
     def come_to(self, worker: Simulated, said: object) -> None:
         """A worker has its part at the point of the data plane where it is."""
         point = self.point(worker)
-        self.met[point] = (*self.met.get(point, ()), (worker.place, said))
+        self.met[point] = (*self.met.get(point, ()), (worker.worker_id, said))
 
     def said_at(self, worker: Simulated) -> list[object]:
         """What all members have said where it is, by rank."""
         said = dict(self.met.get(self.point(worker), ()))
-        return [said[place] for place in worker.members if place in said]
+        return [said[worker_id] for worker_id in worker.members if worker_id in said]
 
     def take(self, kind: str, who: int | str) -> None:
         """The controller takes in what is on its way to it, or finds that it is time."""
@@ -332,7 +334,7 @@ class World:
             event, *rest = self.host_news
             self.host_news = tuple(rest)
         elif kind == "inspect":
-            event = happenings.Hung(int(who), f"worker {who} hangs")
+            event = job_events.WorkerHung(int(who), f"worker {who} hangs")
         else:
             queues = self.up if kind == "hear" else self.news
             event, *rest = queues[int(who)]

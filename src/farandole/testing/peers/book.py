@@ -61,7 +61,7 @@ class RankPage:
 
     __slots__ = ("_book", "_frozen", "_known", "number", "view")
 
-    def __init__(self, book: Book, number: int, rank: Rank) -> None:
+    def __init__(self, book: PeerStates, number: int, rank: Rank) -> None:
         self._book, self.number, self.view = book, number, rank.view()
         self._frozen = pickle.dumps(rank)
         self._known: dict[Event, tuple[RankPage, list[Said]]] = {}
@@ -82,7 +82,7 @@ class ControllerPage:
 
     __slots__ = ("_book", "_frozen", "_known", "may_expire", "number", "undecided")
 
-    def __init__(self, book: Book, number: int, controller: Coordinator) -> None:
+    def __init__(self, book: PeerStates, number: int, controller: Coordinator) -> None:
         self._book, self.number = book, number
         self.undecided, self.may_expire = controller.undecided, controller.may_expire
         self._frozen = pickle.dumps(controller)
@@ -99,7 +99,7 @@ class ControllerPage:
 
 
 @final
-class Book:
+class PeerStates:
     """All pages of one search; makes the machines of its worlds."""
 
     def __init__(self) -> None:
@@ -154,7 +154,7 @@ class LiveController:
 
 
 @final
-class Live:
+class LiveMachines:
     """Makes the machines of a simulation."""
 
     def rank(self, rank: Rank) -> LiveRank:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from farandole.testing.peers.rank import OVER
-from farandole.testing.peers.world import World
+from farandole.testing.peers.world import PeerWorld
 
 ENDED = "AbortError"
 
 
-def fault(world: World) -> str:
+def fault(world: PeerWorld) -> str:
     """What is broken at the end of a job, or "". That no result is of another round is seen when it comes."""
     if not world.is_over:
         waiting = {rank: machine.view for rank, machine in enumerate(world.ranks) if not machine.view.end}

@@ -12,7 +12,7 @@ GIVE, BIG, REFUSE, JOIN, WAIT = "give", "big", "refuse", "join", "wait"
 
 
 @final
-class Step(NamedTuple):
+class ProgramStep(NamedTuple):
     """``shape`` is the number of elements. A ``BIG`` one needs the engine, in which its ranks meet.
 
     With another ``meant`` than ``process_set`` it stands for a collective of that one, by mistake.
@@ -25,7 +25,7 @@ class Step(NamedTuple):
     meant: int = 0
 
 
-Program: TypeAlias = tuple[Step, ...]
+Program: TypeAlias = tuple[ProgramStep, ...]
 
 
 def of(text: str) -> Program:
@@ -40,10 +40,10 @@ meant=0))
     return tuple(_step(word) for word in text.split())
 
 
-def _step(word: str) -> Step:
+def _step(word: str) -> ProgramStep:
     if word in (JOIN, WAIT):
-        return Step(word)
+        return ProgramStep(word)
     word, _, place = word.partition("@")
     kind = REFUSE if word.startswith("-") else BIG if word[0].isupper() else GIVE
     name, process_set = word.lstrip("-"), int(place.rstrip("!") or 0)
-    return Step(kind, name[0], int(name[1:] or 1), process_set, 0 if place.endswith("!") else process_set)
+    return ProgramStep(kind, name[0], int(name[1:] or 1), process_set, 0 if place.endswith("!") else process_set)

@@ -1,4 +1,4 @@
-"""One rank of the model: the product's ``Peer`` and ``Submissions``, a program, and what the lane around them does.
+"""Rank of the model: the product's ``PeerProtocol`` and ``Submissions``, a program, and what the lane does around them.
 
 Each ``turn`` is what one thread does in one piece, with a lock or alone: an event goes in, and what is said comes out.
 """
@@ -14,10 +14,10 @@ from farandole.collective import DType, Kind
 from farandole.control import messages
 from farandole.control.messages import Entry, Order, Orders, Resend, Signature, Submit
 from farandole.errors import DuplicateNameError
-from farandole.runtime.lanes.ask import Ask, Key
-from farandole.runtime.lanes.peer import Peer
+from farandole.runtime.lanes.announcement import Announcement, Key
+from farandole.runtime.lanes.peer_protocol import PeerProtocol
 from farandole.runtime.lanes.submissions import Submissions, offer
-from farandole.testing.peers.program import BIG, GIVE, JOIN, REFUSE, WAIT, Program, Step
+from farandole.testing.peers.program import BIG, GIVE, JOIN, REFUSE, WAIT, Program, ProgramStep
 
 OVER, LEFT = "over", "left"
 """A rank whose generation has ended, and one that has left in good order.
@@ -36,11 +36,11 @@ MOST_OCCURRENCES = 40
 
 @final
 @dataclass
-class Pending:
+class SimulatedCall:
     """A collective in flight; ``tag`` tells its contribution from all others."""
 
-    ask: Ask
-    step: Step
+    announcement: Announcement
+    step: ProgramStep
     tag: bytes
     known: Entry | None = None
     to_announce: bool = False
@@ -69,8 +69,8 @@ class Rank:
 
     def __init__(self, rank: int, size: int, generation: int, program: Program, capacity: int) -> None:
         self.rank, self.size, self.generation, self.program = rank, size, generation, program
-        self.peer = Peer(rank, size, generation)
-        self.submissions: Submissions[Pending] = Submissions(capacity)
+        self.peer = PeerProtocol(rank, size, generation)
+        self.submissions: Submissions[SimulatedCall] = Submissions(capacity)
         self.capacity = capacity
         self.at = self.epoch = 0
         self.is_connected = self.is_joining = False
@@ -137,23 +137,23 @@ class Rank:
             return
         if step.kind == REFUSE:
             self._tag(step)
-            ask = Ask(step.process_set, step.name, Kind.ALLREDUCE, (), refusal="it has no memory")
-            assert self.submissions.refuse(ask)
-            self.refused.add(ask.key)
-            self.peer.withdraw(ask.key)
-            self._announce(ask.entry())
+            announcement = Announcement(step.process_set, step.name, Kind.ALLREDUCE, (), refusal="it has no memory")
+            assert self.submissions.refuse(announcement)
+            self.refused.add(announcement.key)
+            self.peer.withdraw(announcement.key)
+            self._announce(announcement.entry())
             return
         self.is_joining = step.kind == JOIN
         kind = Kind.JOIN if self.is_joining else Kind.ALLREDUCE
-        ask = Ask(step.process_set, step.name or JOIN, kind, ())
-        ask.fingerprint = step.kind, step.shape
-        pending = Pending(ask, step, b"" if self.is_joining else self._tag(step))
+        announcement = Announcement(step.process_set, step.name or JOIN, kind, ())
+        announcement.fingerprint = step.kind, step.shape
+        pending = SimulatedCall(announcement, step, b"" if self.is_joining else self._tag(step))
         try:
             pending.known = self.submissions.enter(pending)
         except DuplicateNameError:
             raise AssertionError("its program does not do that") from None
 
-    def _tag(self, step: Step) -> bytes:
+    def _tag(self, step: ProgramStep) -> bytes:
         name = step.meant, step.name
         self.occurrences[name] += 1
         which = MOST_OCCURRENCES * (ord(step.name.lower()) - ord("a")) + self.occurrences[name]
@@ -162,28 +162,28 @@ class Rank:
     def _on_offer(self, key: Key) -> None:
         pending = self.submissions.inflight[key]
         pending.is_offered = True
-        if not offer(self, pending.ask, pending.known):
+        if not offer(self, pending.announcement, pending.known):
             self._announce(pending.known or self._entry(pending), pending)
 
-    def _entry(self, pending: Pending) -> Entry:
+    def _entry(self, pending: SimulatedCall) -> Entry:
         step = pending.step
         if step.kind == JOIN:
-            return pending.ask.entry()
+            return pending.announcement.entry()
         elements = BIG_ELEMENTS if step.kind == BIG else step.shape
-        return Entry(*pending.ask.key, signature=Signature(Kind.ALLREDUCE, [DType.FLOAT32], [[elements]]))
+        return Entry(*pending.announcement.key, signature=Signature(Kind.ALLREDUCE, [DType.FLOAT32], [[elements]]))
 
-    def _announce(self, entry: Entry, pending: Pending | None = None) -> None:
+    def _announce(self, entry: Entry, pending: SimulatedCall | None = None) -> None:
         part = pending.tag if pending is not None and pending.step.kind == GIVE else b""
         self.said.append((TO_CONTROLLER, messages.encode(Submit(self.generation, entry, part))))
         if pending is not None:
             pending.to_announce = False
 
-    def give(self, ask: Ask) -> bool:
+    def give(self, announcement: Announcement) -> bool:
         """See ``Peers``."""
-        grant = self.peer.find(ask.key)
+        grant = self.peer.find(announcement.key)
         if grant is None:
             return False
-        self.peer.give(grant, self.submissions.inflight[ask.key].tag, 0.0)
+        self.peer.give(grant, self.submissions.inflight[announcement.key].tag, 0.0)
         return True
 
     def withdraw(self, key: Key) -> None:
@@ -262,7 +262,7 @@ class Rank:
                 self._come_back()
             number = order.cached[i] if order.cached else -1
             if number >= 0:
-                self.submissions.remember(pending.ask, number)
+                self.submissions.remember(pending.announcement, number)
         if order.error:
             self.submissions.note_refusal(order)
             self.refused.difference_update((order.process_set, name) for name in order.names)
@@ -273,7 +273,7 @@ class Rank:
         self.epoch += 1
         self.occurrences.clear()
 
-    def _check(self, pending: Pending, parts: list[bytes], i: int) -> str:
+    def _check(self, pending: SimulatedCall, parts: list[bytes], i: int) -> str:
         """No result from another round: each part is what its rank has given to this occurrence, and to no other."""
         if pending.step.kind == JOIN:
             return "joined"
@@ -281,11 +281,11 @@ class Rank:
         own = [part[i * TAG_BYTES : (i + 1) * TAG_BYTES] for part in parts]
         for part in own:
             assert not part or (part[0], *part[2:]) == (pending.tag[0], *pending.tag[2:TAG_BYTES]), (
-                f"{pending.ask.key} of {pending.tag!r} has {part!r}, which is of another round"
+                f"{pending.announcement.key} of {pending.tag!r} has {part!r}, which is of another round"
             )
         return f"{sorted(own)}"
 
-    def _note(self, pending: Pending, outcome: str) -> None:
+    def _note(self, pending: SimulatedCall, outcome: str) -> None:
         step = pending.step
         if step.kind != JOIN:
             self.outcomes.append((self.generation, pending.tag[2], step.meant, step.name, pending.tag[3], outcome))

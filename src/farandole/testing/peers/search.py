@@ -13,12 +13,12 @@ from collections.abc import Hashable
 from typing import NamedTuple, final
 
 from farandole.testing.peers import invariants
-from farandole.testing.peers.book import Book, ControllerPage, RankPage
-from farandole.testing.peers.world import Action, Setup, World
+from farandole.testing.peers.book import ControllerPage, PeerStates, RankPage
+from farandole.testing.peers.world import PeerMove, PeerSetup, PeerWorld
 
 
 @final
-class Found(NamedTuple):
+class PeerSearch(NamedTuple):
     """What a search has seen. ``fault`` is the first thing that is broken, with the shortest way there."""
 
     states: int
@@ -28,7 +28,7 @@ class Found(NamedTuple):
     fault: str = ""
 
 
-def key_of(world: World) -> Hashable:
+def key_of(world: PeerWorld) -> Hashable:
     """What tells two worlds apart."""
     controller = world.controller
     assert isinstance(controller, ControllerPage)
@@ -46,7 +46,7 @@ def key_of(world: World) -> Hashable:
     )
 
 
-def warm_up(world: World) -> None:
+def warm_up(world: PeerWorld) -> None:
     """All ranks come to the end of what they do before; always in the same way."""
     end = len(world.setup.warm)
     while actions := [
@@ -57,12 +57,12 @@ def warm_up(world: World) -> None:
         world.do(actions[0])
 
 
-def search(setup: Setup, most: int = 2_000_000) -> Found:
+def search(setup: PeerSetup, most: int = 2_000_000) -> PeerSearch:
     """All states that can be reached; stops at the first fault."""
-    begin = World(setup, Book())
+    begin = PeerWorld(setup, PeerStates())
     warm_up(begin)
     numbers = {key_of(begin): 0}
-    ways: list[tuple[int, Action]] = [(-1, Action("begin"))]
+    ways: list[tuple[int, PeerMove]] = [(-1, PeerMove("begin"))]
     waiting = deque([(0, begin)])
     transitions = ends = 0
     outcomes: set[object] = set()
@@ -73,7 +73,7 @@ def search(setup: Setup, most: int = 2_000_000) -> Found:
             ends += 1
             outcomes.update(outcome for machine in world.ranks for *_, outcome in machine.view.outcomes)
             if fault := invariants.fault(world):
-                return Found(len(ways), transitions, ends, frozenset(outcomes), tell(fault, ways, number))
+                return PeerSearch(len(ways), transitions, ends, frozenset(outcomes), tell(fault, ways, number))
         for action in actions:
             transitions += 1
             following = world.copy()
@@ -81,17 +81,17 @@ def search(setup: Setup, most: int = 2_000_000) -> Found:
                 following.do(action)
             except (AssertionError, KeyError) as error:
                 fault = tell(f"{type(error).__name__}: {error}", [*ways, (number, action)], len(ways))
-                return Found(len(ways), transitions, ends, frozenset(outcomes), fault)
+                return PeerSearch(len(ways), transitions, ends, frozenset(outcomes), fault)
             key = key_of(following)
             if key not in numbers:
                 numbers[key] = len(ways)
                 waiting.append((len(ways), following))
                 ways.append((number, action))
         assert len(ways) <= most, f"more than {most} states: this search is too large"
-    return Found(len(ways), transitions, ends, frozenset(outcomes))
+    return PeerSearch(len(ways), transitions, ends, frozenset(outcomes))
 
 
-def tell(fault: str, ways: list[tuple[int, Action]], number: int) -> str:
+def tell(fault: str, ways: list[tuple[int, PeerMove]], number: int) -> str:
     """The fault and the way to it."""
     steps: list[str] = []
     while number > 0:

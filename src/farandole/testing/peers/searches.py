@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from farandole.testing.peers.program import of
 from farandole.testing.peers.search import search
-from farandole.testing.peers.world import Setup
+from farandole.testing.peers.world import PeerSetup
 
 
 def job(
@@ -22,10 +22,10 @@ def job(
     fusion_bytes: int = 0,
     kills: int = 0,
     again: Sequence[str] = (),
-) -> Setup:
+) -> PeerSetup:
     """Programs as ``of`` reads them."""
     own, later = tuple(map(of, programs)), tuple(map(of, again))
-    return Setup(own, of(warm), sets, capacity, fusion_bytes, kills, later)
+    return PeerSetup(own, of(warm), sets, capacity, fusion_bytes, kills, later)
 
 
 BOTH = "a b a b wait"

@@ -15,15 +15,15 @@ from collections.abc import Sequence
 from typing import NamedTuple, final
 
 from farandole.testing.peers import invariants
-from farandole.testing.peers.book import Live
-from farandole.testing.peers.program import BIG, GIVE, JOIN, REFUSE, WAIT, Program, Step
-from farandole.testing.peers.world import Action, Setup, World
+from farandole.testing.peers.book import LiveMachines
+from farandole.testing.peers.program import BIG, GIVE, JOIN, REFUSE, WAIT, Program, ProgramStep
+from farandole.testing.peers.world import PeerMove, PeerSetup, PeerWorld
 
 MOST_STEPS = 20_000
 
 
 @final
-class Told(NamedTuple):
+class PeerStory(NamedTuple):
     """What became of a job. ``outcomes`` counts how its collectives ended; ``fault`` is a broken promise."""
 
     seed: int
@@ -41,9 +41,9 @@ class _Author:
 
     def __init__(self, chance: random.Random, size: int, sets: Sequence[Sequence[int]]) -> None:
         self._chance, self._size, self._sets = chance, size, sets
-        self.programs: list[list[Step]] = [[] for _ in range(size)]
+        self.programs: list[list[ProgramStep]] = [[] for _ in range(size)]
         self._names = "abcde"[: chance.randint(1, 5)]
-        self._mishap = chance.choice((0.0, 0.0, 0.05, 0.2))
+        self._fault_event = chance.choice((0.0, 0.0, 0.05, 0.2))
 
     def write(self) -> None:
         """All of it."""
@@ -57,32 +57,32 @@ class _Author:
             for block in range(blocks):
                 self._write_block([rank for rank in range(self._size) if block < last[rank]])
             for program in self.programs if joins else ():
-                program.append(Step(JOIN))
+                program.append(ProgramStep(JOIN))
 
     def _write_block(self, there: Sequence[int]) -> None:
         chance = self._chance
-        own: dict[int, list[Step]] = {rank: [] for rank in there}
+        own: dict[int, list[ProgramStep]] = {rank: [] for rank in there}
         for name in chance.sample(self._names, chance.randint(1, len(self._names))):
             process_set = chance.randrange(len(self._sets) + 1) if chance.random() < 0.3 else 0
             kind = BIG if chance.random() < 0.15 else GIVE
             shape = 1 if chance.random() < 0.9 or kind == BIG else 2
-            step = Step(kind, name if kind == GIVE else name.upper(), shape, process_set, process_set)
+            step = ProgramStep(kind, name if kind == GIVE else name.upper(), shape, process_set, process_set)
             members = self._sets[process_set - 1] if process_set else range(self._size)
             for rank in set(members).intersection(there):
-                own[rank].append(self._mistake(step) if chance.random() < self._mishap else step)
+                own[rank].append(self._mistake(step) if chance.random() < self._fault_event else step)
         for rank, steps in own.items():
             chance.shuffle(steps)
             self.programs[rank] += steps
             if chance.random() < 0.4:
-                self.programs[rank].append(Step(WAIT))
+                self.programs[rank].append(ProgramStep(WAIT))
 
-    def _mistake(self, step: Step) -> Step:
+    def _mistake(self, step: ProgramStep) -> ProgramStep:
         if self._chance.random() < 0.5:
             return step._replace(kind=REFUSE)
         return step._replace(shape=3) if step.kind == GIVE else step
 
 
-def draw_setup(chance: random.Random) -> Setup:
+def draw_setup(chance: random.Random) -> PeerSetup:
     """A job of two to five ranks."""
     size = chance.choice((2, 2, 3, 3, 4, 5))
     sets = [tuple(sorted(chance.sample(range(size), chance.randint(1, size - 1)))) for _ in range(chance.randint(0, 2))]
@@ -92,7 +92,7 @@ def draw_setup(chance: random.Random) -> Setup:
         author = _Author(chance, size, sets)
         author.write()
         programs.append(tuple(map(tuple, author.programs)))
-    return Setup(
+    return PeerSetup(
         programs[0],
         sets=tuple(sets),
         capacity=chance.choice((1, 2, 1024, 1024)),
@@ -102,13 +102,13 @@ def draw_setup(chance: random.Random) -> Setup:
     )
 
 
-def simulate(seed: int) -> Told:
+def simulate(seed: int) -> PeerStory:
     """One job, to its end."""
     chance = random.Random(seed)  # noqa: S311 (it is to be the same again)
     setup = draw_setup(chance)
     weights = {kind: chance.choice((0.1, 1.0, 1.0, 5.0)) for kind in ("up", "hear", "obey", "act", "offer", "take")}
     weights["kill"] = 0.01
-    world, steps, fault = World(setup, Live()), 0, ""
+    world, steps, fault = PeerWorld(setup, LiveMachines()), 0, ""
     try:
         while (actions := world.enabled()) and steps < MOST_STEPS:
             steps += 1
@@ -121,10 +121,10 @@ def simulate(seed: int) -> Told:
         for machine in world.ranks
         for *_, outcome in machine.view.outcomes
     )
-    return Told(seed, steps, tuple(sorted(ends.items())), fault)
+    return PeerStory(seed, steps, tuple(sorted(ends.items())), fault)
 
 
-def _choose(actions: Sequence[Action], weights: dict[str, float], chance: random.Random) -> Action:
+def _choose(actions: Sequence[PeerMove], weights: dict[str, float], chance: random.Random) -> PeerMove:
     """Some things happen early or late throughout a job."""
     return chance.choices(actions, [weights.get(action.kind, 1.0) for action in actions])[0]
 

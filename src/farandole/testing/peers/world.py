@@ -19,7 +19,7 @@ from farandole.testing.peers.rank import LEFT, TO_CONTROLLER, TO_PEERS, Event, R
 
 @final
 @dataclass(frozen=True)
-class Setup:
+class PeerSetup:
     """A job: a program for each rank, and one for each in the generation after an end, if there is one.
 
     ``warm`` is what all do before, so that names have numbers and grants; one order of events serves for that.
@@ -63,7 +63,7 @@ class Machines(Protocol):
         """Of this state."""
 
 
-class Action(NamedTuple):
+class PeerMove(NamedTuple):
     """One thing that can happen next: its kind, at which rank, and with which other one or name."""
 
     kind: str
@@ -77,10 +77,10 @@ GONE = b""
 
 
 @final
-class World:
+class PeerWorld:
     """Values in it are immutable, so that a copy of it is shallow."""
 
-    def __init__(self, setup: Setup, machines: Machines) -> None:
+    def __init__(self, setup: PeerSetup, machines: Machines) -> None:
         size = len(setup.programs)
         self.setup, self.size = setup, size
         self.ranks: list[RankMachine] = [
@@ -97,9 +97,9 @@ class World:
         self.dead: frozenset[int] = frozenset()
         self.kills = setup.kills
 
-    def copy(self) -> World:
+    def copy(self) -> PeerWorld:
         """Another one that can go another way."""
-        other = object.__new__(World)
+        other = object.__new__(PeerWorld)
         other.__dict__.update(self.__dict__)
         for name in ("ranks", "wires", "ups", "downs", "met", "generations", "waits"):
             setattr(other, name, getattr(self, name).copy())
@@ -107,51 +107,51 @@ class World:
 
     # -- what can happen ----------------------------------------------------------------------------------------------
 
-    def enabled(self) -> list[Action]:
+    def enabled(self) -> list[PeerMove]:
         """Everything that can happen next. Time passes when nothing else can happen."""
-        actions = [Action("up", rank) for rank, queue in enumerate(self.ups) if queue]
+        actions = [PeerMove("up", rank) for rank, queue in enumerate(self.ups) if queue]
         if self.controller.undecided:
-            actions.append(Action("decide"))
+            actions.append(PeerMove("decide"))
         for rank in range(self.size):
             if rank not in self.dead:
                 actions += self._enabled_at(rank)
         if not actions and self.controller.may_expire:
-            return [Action("expire")]
+            return [PeerMove("expire")]
         return actions
 
-    def _enabled_at(self, rank: int) -> list[Action]:
+    def _enabled_at(self, rank: int) -> list[PeerMove]:
         view = self.ranks[rank].view
-        actions = [Action("control", rank)] if self.downs[rank, CONTROL] else []
+        actions = [PeerMove("control", rank)] if self.downs[rank, CONTROL] else []
         if self.waits[rank]:
             return actions
         if view.end:
             # Not where a rank has left after a refusal, and the others lost it: that one will not come back.
             goes_on = self._goes_on(rank) and self.kills < self.setup.kills
-            return [*actions, Action("rejoin", rank)] if goes_on else actions
+            return [*actions, PeerMove("rejoin", rank)] if goes_on else actions
         if view.act:
-            actions.append(Action("act", rank))
-        actions += [Action("offer", rank, key) for key in view.offers]
+            actions.append(PeerMove("act", rank))
+        actions += [PeerMove("offer", rank, key) for key in view.offers]
         if self.kills:
-            actions.append(Action("kill", rank))
+            actions.append(PeerMove("kill", rank))
         return actions + (
             self._enabled_in_meeting(rank, view.meeting) if view.meeting else self._enabled_lead(rank, view)
         )
 
-    def _enabled_in_meeting(self, rank: int, where: bytes) -> list[Action]:
+    def _enabled_in_meeting(self, rank: int, where: bytes) -> list[PeerMove]:
         if self._is_complete(where):
-            return [Action("part", rank)]
-        return [Action("miss", rank)] if self._is_hopeless(where) else []
+            return [PeerMove("part", rank)]
+        return [PeerMove("miss", rank)] if self._is_hopeless(where) else []
 
-    def _enabled_lead(self, rank: int, view: View) -> list[Action]:
-        actions: list[Action] = []
+    def _enabled_lead(self, rank: int, view: View) -> list[PeerMove]:
+        actions: list[PeerMove] = []
         if view.connected:
-            actions += [Action("hear", rank, other) for other in self._others(rank) if self.wires[other, rank]]
+            actions += [PeerMove("hear", rank, other) for other in self._others(rank) if self.wires[other, rank]]
         if view.made:
-            actions.append(Action("take", rank))
+            actions.append(PeerMove("take", rank))
         if self.downs[rank, ORDERS]:
-            actions.append(Action("obey", rank))
+            actions.append(PeerMove("obey", rank))
         if view.missed >= 0:
-            actions.append(Action("miss", rank))
+            actions.append(PeerMove("miss", rank))
         return actions
 
     def _others(self, rank: int) -> list[int]:
@@ -184,7 +184,7 @@ class World:
 
     # -- what happens -------------------------------------------------------------------------------------------------
 
-    def do(self, action: Action) -> None:
+    def do(self, action: PeerMove) -> None:
         """One step."""
         kind, rank, other = action
         if kind in ("up", "decide", "expire"):

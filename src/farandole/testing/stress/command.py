@@ -29,7 +29,7 @@ ANSWER_S = 3.0
 Command: TypeAlias = Callable[[random.Random], Sequence[str]]
 
 
-class Loop(NamedTuple):
+class StressLoop(NamedTuple):
     """Something to be done again and again; ``deadline_s`` is far beyond what it takes under load."""
 
     title: str
@@ -66,14 +66,14 @@ def _programs(draw: random.Random) -> Sequence[str]:
 
 
 LOOPS = (
-    Loop("traffic", _traffic, 180.0),
-    Loop("direct lane", _tests("tests/runtime/test_direct_lane.py", "tests/runtime/test_direct.py"), 600.0),
-    Loop("traffic", _traffic, 180.0),
-    Loop("engines", _tests("tests/engines/test_contract.py", "-k", "(shm or tcp) and (abort or random)"), 600.0),
-    Loop("programs", _programs, 900.0),
-    Loop("failures", _tests("tests/runtime/test_failures.py", "tests/runtime/test_signals.py"), 600.0),
-    Loop("traffic", _traffic, 180.0),
-    Loop("sessions", _tests("tests/runtime/test_collectives.py", "tests/runtime/test_process_sets.py"), 600.0),
+    StressLoop("traffic", _traffic, 180.0),
+    StressLoop("peer lane", _tests("tests/runtime/test_peer_protocol.py", "tests/runtime/test_peer_lane_jobs.py"), 600.0),
+    StressLoop("traffic", _traffic, 180.0),
+    StressLoop("engines", _tests("tests/engines/test_contract.py", "-k", "(shm or tcp) and (abort or random)"), 600.0),
+    StressLoop("programs", _programs, 900.0),
+    StressLoop("failures", _tests("tests/runtime/test_failures.py", "tests/runtime/test_signals.py"), 600.0),
+    StressLoop("traffic", _traffic, 180.0),
+    StressLoop("sessions", _tests("tests/runtime/test_collectives.py", "tests/runtime/test_process_sets.py"), 600.0),
 )
 
 
@@ -93,7 +93,7 @@ def main() -> None:
         sys.exit(_play(loops, asked.seconds, random.Random(asked.seed)))
 
 
-def _play(loops: Sequence[Loop], seconds: float, draw: random.Random) -> int:
+def _play(loops: Sequence[StressLoop], seconds: float, draw: random.Random) -> int:
     end_s = time.monotonic() + seconds
     number = 0
     while time.monotonic() < end_s:
@@ -115,7 +115,7 @@ def _play(loops: Sequence[Loop], seconds: float, draw: random.Random) -> int:
 class Play:
     """One loop, once, with all processes that it starts."""
 
-    def __init__(self, loop: Loop, seed: int, folder: Path) -> None:
+    def __init__(self, loop: StressLoop, seed: int, folder: Path) -> None:
         self._loop, self._folder = loop, folder
         self._command = loop.command(random.Random(seed))
         paths = [str(SITE), os.environ.get("PYTHONPATH", "")]

@@ -36,11 +36,11 @@ def prepare() -> None:
 
 def _tell(_number: int, _frame: FrameType | None) -> None:
     """Write what each lane waits for; in the main thread, so a process that is stuck in native code says nothing."""
-    module = sys.modules.get("farandole.runtime.session.session")
+    module = sys.modules.get("farandole.runtime.session.init")
     if module is None or not module.is_initialized():
         return
     session = module.current()
-    inside = session._ongoing.now() or "no planned or direct collective"
+    inside = session._active.now() or "no planned or direct collective"
     submitted = ", ".join(name for _, name in getattr(session._lane, "_inflight", {})) or "nothing"
     text = (
         f"rank {session.topology.rank} of generation {session.generation} is inside {inside}; submitted: {submitted}\n"

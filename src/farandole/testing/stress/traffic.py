@@ -18,8 +18,8 @@ import numpy as np
 from farandole.collective import DType, ReduceOp
 from farandole.runtime.collectives.planned import PlannedLane
 from farandole.runtime.lanes.reduction import Reduction
+from farandole.runtime.session.init import current, init, shutdown
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
-from farandole.runtime.session.session import current, init, shutdown
 from farandole.testing.jobs import NumpyCalls
 
 SIZES = (1, 4, 8, 9, 300, 70_000)

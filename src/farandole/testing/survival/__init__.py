@@ -4,6 +4,6 @@
     python -m farandole.testing.survival soak --seconds 900 --seed 1
     python -m farandole.testing.survival reforms --number 1000
 
-A fault comes at a phase of a rank's step (``strikes``), the training is ``trainee``, and what it has lost is read from
+A fault comes at a phase of a rank's step (``faults``), the training is ``trainee``, and what it has lost is read from
 its ledger.
 """

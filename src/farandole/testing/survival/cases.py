@@ -13,15 +13,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias, final
 
-from farandole.testing.survival.job import Job
-from farandole.testing.survival.strikes import NEWCOMER, Strike, struck
+from farandole.testing.survival.fault_injection import NEWCOMER, ScheduledFault, struck
+from farandole.testing.survival.job import TraineeJob
 
-Do: TypeAlias = Callable[[Job, int], object]
+Do: TypeAlias = Callable[[TraineeJob, int], object]
 
 
 @final
-class Case(NamedTuple):
-    """``strikes`` in the workers, or what is ``done`` from outside; what a worker called for is ``done`` then.
+class FaultCase(NamedTuple):
+    """``faults`` in the workers, or what is ``done`` from outside; what a worker called for is ``done`` then.
 
     ``harmless``: nobody may be lost, and no generation end. ``after`` is done when the others train again. ``lost``:
     the hosts that were lost with all that ran there. ``status``: that with which the job ends, if this is the last.
@@ -30,7 +30,7 @@ class Case(NamedTuple):
 
     fault: str
     phase: str
-    strikes: Sequence[Strike] = ()
+    faults: Sequence[ScheduledFault] = ()
     done: Do | None = None
     after: Do | None = None
     harmless: bool = False
@@ -40,74 +40,74 @@ class Case(NamedTuple):
     quick: bool = False
 
 
-def kill(phase: str, *ranks: int, quick: bool = False, name: str = "") -> Case:
+def kill(phase: str, *ranks: int, quick: bool = False, name: str = "") -> FaultCase:
     """Ranks are killed in a phase."""
     whose = name or f"SIGKILL of rank {', '.join(map(str, ranks))}"
-    return Case(whose, phase, [Strike(phase, rank) for rank in ranks], quick=quick)
+    return FaultCase(whose, phase, [ScheduledFault(phase, rank) for rank in ranks], quick=quick)
 
 
-def again(phase: str, rank: int, quick: bool = False) -> Case:
+def again(phase: str, rank: int, quick: bool = False) -> FaultCase:
     """While the others re-form, another one is killed."""
-    strikes = [Strike("reduce", 3), Strike(phase, rank, later=True)]
-    return Case(f"SIGKILL of rank 3, then of rank {rank}", f"reduce, then {phase}", strikes, quick=quick)
+    faults = [ScheduledFault("reduce", 3), ScheduledFault(phase, rank, later=True)]
+    return FaultCase(f"SIGKILL of rank 3, then of rank {rank}", f"reduce, then {phase}", faults, quick=quick)
 
 
-def controller(phase: str, quick: bool = False) -> Case:
+def controller(phase: str, quick: bool = False) -> FaultCase:
     """The controller is killed when rank 0 comes to a phase, which waits for that."""
-    return Case("SIGKILL of the controller", phase, [Strike(phase, 0, "call")], _controller, quick=quick)
+    return FaultCase("SIGKILL of the controller", phase, [ScheduledFault(phase, 0, "call")], _controller, quick=quick)
 
 
-def controller_again(phase: str, quick: bool = False) -> Case:
+def controller_again(phase: str, quick: bool = False) -> FaultCase:
     """The controller is killed while the others re-form without rank 3, and the next one at once."""
-    strikes = [Strike("reduce", 3), Strike(phase, 0, "call", later=True)]
-    return Case(
-        "SIGKILL of rank 3, then of two controllers", f"reduce, then {phase}", strikes, _controllers, quick=quick
+    faults = [ScheduledFault("reduce", 3), ScheduledFault(phase, 0, "call", later=True)]
+    return FaultCase(
+        "SIGKILL of rank 3, then of two controllers", f"reduce, then {phase}", faults, _controllers, quick=quick
     )
 
 
-def _controller(job: Job, _number: int) -> None:
+def _controller(job: TraineeJob, _number: int) -> None:
     job.kill_controller()
 
 
-def _controllers(job: Job, number: int) -> None:
+def _controllers(job: TraineeJob, number: int) -> None:
     job.until(lambda: len(struck(job.folder, number)) == 2, "its phase")
     job.kill_controller()
     job.kill_controller()
 
 
-def other(action: str, phase: str, rank: int, name: str, quick: bool = False) -> Case:
+def other(action: str, phase: str, rank: int, name: str, quick: bool = False) -> FaultCase:
     """Another way to fail."""
-    return Case(f"{name} of rank {rank}", phase, [Strike(phase, rank, action)], quick=quick)  # type: ignore[arg-type]
+    return FaultCase(f"{name} of rank {rank}", phase, [ScheduledFault(phase, rank, action)], quick=quick)  # type: ignore[arg-type]
 
 
-def newcomer(name: str, phase: str, action: str, quick: bool = False) -> Case:
+def newcomer(name: str, phase: str, action: str, quick: bool = False) -> FaultCase:
     """The worker that comes in place of a killed one fails."""
-    strikes = [Strike("reduce", 3), Strike(phase, NEWCOMER, action, later=True)]  # type: ignore[arg-type]
-    return Case(name, phase, strikes, quick=quick)
+    faults = [ScheduledFault("reduce", 3), ScheduledFault(phase, NEWCOMER, action, later=True)]  # type: ignore[arg-type]
+    return FaultCase(name, phase, faults, quick=quick)
 
 
-def _notice(job: Job, _number: int) -> None:
+def _notice(job: TraineeJob, _number: int) -> None:
     """A worker is told to end."""
     members = job.generation()
     os.kill(members[1].pid, signal.SIGTERM)
     job.until_whole(after=members[0].generation)
 
 
-def _wrong_key(job: Job, _number: int) -> None:
+def _wrong_key(job: TraineeJob, _number: int) -> None:
     """A process that has all of a worker's variables but its key says it was one."""
     pid = job.generation()[0].pid
     words = dict(line.split("=", 1) for line in Path(f"/proc/{pid}/environ").read_text().split("\0") if "=" in line)
     words = {name: "0" * len(text) if "KEY" in name else text for name, text in words.items()}
     words["FARANDOLE_START_TIMEOUT_S"] = "3"
-    words["FARANDOLE_PLACE"] = "99"
+    words["FARANDOLE_WORKER_ID"] = "99"
     refused = subprocess.run(
-        [sys.executable, "-c", "from farandole.runtime.session.session import init; init()"],
+        [sys.executable, "-c", "from farandole.runtime.session.init import init; init()"],
         env=words, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert refused.returncode != 0, "it was let in"
 
 
-def _noise(job: Job, _number: int) -> None:
+def _noise(job: TraineeJob, _number: int) -> None:
     """Random bytes, many of them, for every port that the job listens at."""
     ports = _ports(job)
     assert ports, "the job listens nowhere"
@@ -116,7 +116,7 @@ def _noise(job: Job, _number: int) -> None:
             peer.sendall(os.urandom(size))  # or it has hung up, which is as good
 
 
-def _ports(job: Job) -> list[int]:
+def _ports(job: TraineeJob) -> list[int]:
     """Where the processes of a job on this machine listen."""
     sockets = set()
     for pid in {job.process.pid, job.controller(), *(each.pid for each in job.generation())}:
@@ -160,11 +160,11 @@ ONE_HOST = (
     other("hang", "forward", 0, "a hang with the GIL held", quick=True),
     controller_again("connect"),  # not beside the rows above: five controllers that die within a minute end a job
     controller_again("agree", quick=True),
-    Case("a process with a wrong key", "any", done=_wrong_key, harmless=True),
-    Case("random bytes at every port", "any", done=_noise, harmless=True, quick=True),
-    Case("SIGTERM of rank 1", "any", done=_notice, planned=True, quick=True),
+    FaultCase("a process with a wrong key", "any", done=_wrong_key, harmless=True),
+    FaultCase("random bytes at every port", "any", done=_noise, harmless=True, quick=True),
+    FaultCase("SIGTERM of rank 1", "any", done=_notice, planned=True, quick=True),
 )
 """On one host with four slots."""
 
-LAST = (Case("exit 0 of rank 1 early", "backward", [Strike("backward", 1, "exit")], quick=True),)
+LAST = (FaultCase("exit 0 of rank 1 early", "backward", [ScheduledFault("backward", 1, "exit")], quick=True),)
 """After this no worker comes any more."""

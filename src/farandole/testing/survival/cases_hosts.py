@@ -8,56 +8,56 @@ from pathlib import Path
 from typing import final
 
 from farandole.testing.cluster import HEAD, Cluster
-from farandole.testing.survival.cases import Case, Do, again, controller, kill, other
-from farandole.testing.survival.job import Job
-from farandole.testing.survival.strikes import Strike
+from farandole.testing.survival.cases import Do, FaultCase, again, controller, kill, other
+from farandole.testing.survival.fault_injection import ScheduledFault
+from farandole.testing.survival.job import TraineeJob
 
 SSH, LISTENS = 22, "0A"
 
 
 def _cluster(what: str, *words: object) -> Do:
-    def do(job: Job, _number: int) -> None:
+    def do(job: TraineeJob, _number: int) -> None:
         getattr(_hosts(job), what)(*words)
 
     return do
 
 
-def _hosts(job: Job) -> Cluster:
+def _hosts(job: TraineeJob) -> Cluster:
     assert job.cluster is not None
     return job.cluster
 
 
-def _called(phase: str) -> list[Strike]:
+def _called(phase: str) -> list[ScheduledFault]:
     """Rank 0 waits in a phase until something was done from outside."""
-    return [Strike(phase, 0, "call")]
+    return [ScheduledFault(phase, 0, "call")]
 
 
-def host(what: str, undo: str, phase: str, name: str, quick: bool = False) -> Case:
+def host(what: str, undo: str, phase: str, name: str, quick: bool = False) -> FaultCase:
     """Something happens to node2, where rank 2 is, while rank 0 is in a phase; and is undone."""
-    return Case(
+    return FaultCase(
         name, phase, _called(phase), _cluster(what, "node2"), _cluster(undo, "node2"), lost="node2", quick=quick
     )
 
 
-def vanishes(phase: str) -> Case:
+def vanishes(phase: str) -> FaultCase:
     """A host loses power while the workers re-form, because one of its own was killed."""
-    strikes = [Strike("reduce", 3), Strike(phase, 0, "call", later=True)]
+    faults = [ScheduledFault("reduce", 3), ScheduledFault(phase, 0, "call", later=True)]
     do, undo = _cluster("kill", "node2"), _cluster("boot", "node2")
     name = "SIGKILL of rank 3, then its host loses power"
-    return Case(name, f"reduce, then {phase}", strikes, do, undo, lost="node2")
+    return FaultCase(name, f"reduce, then {phase}", faults, do, undo, lost="node2")
 
 
-def agent(phase: str) -> Case:
+def agent(phase: str) -> FaultCase:
     """The agent of a host is killed, and with it the workers there."""
-    return Case("SIGKILL of a host's agent", phase, _called(phase), _kill_agent, lost="node2")
+    return FaultCase("SIGKILL of a host's agent", phase, _called(phase), _kill_agent, lost="node2")
 
 
-def _kill_agent(job: Job, _number: int) -> None:
+def _kill_agent(job: TraineeJob, _number: int) -> None:
     pids = [pid for pid, words in _hosts(job).processes("node2").items() if "farandole.launch.agents.agent" in words]
     _hosts(job).run("node2", ["kill", "-KILL", *map(str, pids)])
 
 
-def _swap(job: Job, _number: int) -> None:
+def _swap(job: TraineeJob, _number: int) -> None:
     """One joins where another one leaves."""
     last = job.generation()[0].generation
     names = list(job.hosts)
@@ -73,7 +73,7 @@ def _swap(job: Job, _number: int) -> None:
 def _rule(flag: str, rule: str) -> Do:
     """``iptables -A`` or ``-D`` on node2, for both families of addresses; NODE1 is that of node1."""
 
-    def do(job: Job, _number: int) -> None:
+    def do(job: TraineeJob, _number: int) -> None:
         node1 = _hosts(job).address("node1")
         for command, address in (("iptables", node1.ipv4), ("ip6tables", node1.ipv6)):
             _hosts(job).run("node2", [command, flag, *rule.replace("NODE1", address).split()])
@@ -81,46 +81,46 @@ def _rule(flag: str, rule: str) -> Do:
     return do
 
 
-def slow(do: Do, undo: Do, name: str) -> Case:
+def slow(do: Do, undo: Do, name: str) -> FaultCase:
     """The network of a host is bad, and no host or rank may count as lost for that."""
-    return Case(name, "any", done=do, after=undo, harmless=True)
+    return FaultCase(name, "any", done=do, after=undo, harmless=True)
 
 
-def silent(chain: str, name: str, phase: str) -> Case:
+def silent(chain: str, name: str, phase: str) -> FaultCase:
     """Packets get through in one direction only."""
     rule = f"{chain} -j DROP"
-    return Case(name, phase, _called(phase), _rule("-A", rule), _rule("-D", rule), lost="node2")
+    return FaultCase(name, phase, _called(phase), _rule("-A", rule), _rule("-D", rule), lost="node2")
 
 
-def parted(phase: str, name: str, one_way: bool = False) -> Case:
+def parted(phase: str, name: str, one_way: bool = False) -> FaultCase:
     """The two hosts cannot reach each other, and the launcher reaches both: the younger one has to go."""
 
-    def do(job: Job, _number: int) -> None:
+    def do(job: TraineeJob, _number: int) -> None:
         _hosts(job).cut("node2", "node1", one_way=one_way)
 
-    return Case(name, phase, _called(phase), do, _cluster("heal", "node2", "node1"), lost="node2")
+    return FaultCase(name, phase, _called(phase), do, _cluster("heal", "node2", "node1"), lost="node2")
 
 
-def resets(whose: str, name: str, lost: str = "", quick: bool = False) -> Case:
+def resets(whose: str, name: str, lost: str = "", quick: bool = False) -> FaultCase:
     """What comes to node2 is answered by RST, which ends the connection at its other end, until that is noticed."""
     rule = f"INPUT -i eth0 {whose} -p tcp -j REJECT --reject-with tcp-reset"
 
-    def do(job: Job, number: int) -> None:
+    def do(job: TraineeJob, number: int) -> None:
         before = _ends(job)
         _rule("-A", rule)(job, number)
         job.until(lambda: _ends(job) > before, "the end of the generation")
         _rule("-D", rule)(job, number)
 
-    return Case(name, "any", done=do, lost=lost, quick=quick)
+    return FaultCase(name, "any", done=do, lost=lost, quick=quick)
 
 
-def _ends(job: Job) -> int:
+def _ends(job: TraineeJob) -> int:
     """How many generations have ended or begun: where a host is lost, an end is not always written down by itself."""
     journal = (job.folder / "journal").read_text()
     return journal.count('"type":"Over"') + journal.count('"type":"Form"')
 
 
-def _reboot(job: Job, _number: int) -> None:
+def _reboot(job: TraineeJob, _number: int) -> None:
     """What the others have of their connections to it is half-open."""
     _hosts(job).kill("node2")
     _hosts(job).boot("node2")
@@ -129,7 +129,7 @@ def _reboot(job: Job, _number: int) -> None:
 # -- intruders ---------------------------------------------------------------------------------------------------------
 
 
-def _intrude(job: Job, words: Sequence[str], host: str, targets: Sequence[str]) -> None:
+def _intrude(job: TraineeJob, words: Sequence[str], host: str, targets: Sequence[str]) -> None:
     """From a host, say something at every port of the targets where something of the job listens."""
     for target in targets:
         ports = listening(_hosts(job), target)
@@ -145,11 +145,11 @@ def listening(cluster: Cluster, host: str) -> list[int]:
     return sorted({int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == LISTENS} - {SSH})
 
 
-def _malformed(job: Job, _number: int) -> None:
+def _malformed(job: TraineeJob, _number: int) -> None:
     _intrude(job, ["-"], "node2", [HEAD, "node1"])
 
 
-def _replay(job: Job, _number: int) -> None:
+def _replay(job: TraineeJob, _number: int) -> None:
     """What the head and node1 hear while a worker joins is said again: there, and in the generations after."""
     last = job.generation()[0].generation
     taps = {host: _Tap(job, host) for host in (HEAD, "node1")}
@@ -169,7 +169,7 @@ def _replay(job: Job, _number: int) -> None:
 class _Tap:
     """Records what a host hears until ``end``, which returns the file."""
 
-    def __init__(self, job: Job, host: str) -> None:
+    def __init__(self, job: TraineeJob, host: str) -> None:
         self._file = job.folder / f"heard-on-{host}"
         command = [sys.executable, "-m", "farandole.testing.survival.intruder", "record", str(self._file)]
         self._process = _hosts(job).popen(host, command, stdin=-1, stdout=-1)
@@ -198,7 +198,7 @@ TWO_HOSTS = (
     vanishes("connect"),
     vanishes("agree"),
     vanishes("transfer"),
-    Case("a host reboots at once: half-open connections", "reduce", _called("reduce"), _reboot, lost="node2"),
+    FaultCase("a host reboots at once: half-open connections", "reduce", _called("reduce"), _reboot, lost="node2"),
     host("cut", "heal", "reduce", "a host loses its cable", quick=True),
     host("cut", "heal", "voted", "a host loses its cable"),
     silent("OUTPUT -o eth0", "nobody hears a host, which hears all", "reduce"),
@@ -211,8 +211,8 @@ TWO_HOSTS = (
     slow(_cluster("lag", "node2", 500), _cluster("lag", "node2", 0), "500 ms of lag to a host"),
     slow(_cluster("rate", "node2", "1mbit"), _cluster("rate", "node2", None), "1 Mbit/s to a host"),
     slow(_rule("-A", LOSSY), _rule("-D", LOSSY), "one packet in ten to a host is lost"),
-    Case("one joins where another one leaves", "any", done=_swap, planned=True, quick=True),
-    Case("malformed and oversized messages at every port", "any", done=_malformed, harmless=True),
-    Case("recorded messages and frames, said again at every port", "any", done=_replay, planned=True),
+    FaultCase("one joins where another one leaves", "any", done=_swap, planned=True, quick=True),
+    FaultCase("malformed and oversized messages at every port", "any", done=_malformed, harmless=True),
+    FaultCase("recorded messages and frames, said again at every port", "any", done=_replay, planned=True),
 )
 """On two hosts with two slots each."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from farandole.testing.survival.cases import Case, Do, other
-from farandole.testing.survival.job import Job
-from farandole.testing.survival.strikes import NEWCOMER, Chunk, Deed, Strike, struck
-from farandole.testing.survival.trainee import Plan
+from farandole.testing.survival.cases import Do, FaultCase, other
+from farandole.testing.survival.fault_injection import NEWCOMER, Chunk, Deed, ScheduledFault, struck
+from farandole.testing.survival.job import TraineeJob
+from farandole.testing.survival.training_script import TrainingPlan
 
 SHUTDOWN = "shutdown"
 KILLED = 128 + 9
 
-PLAN = Plan(hidden=8192)
+PLAN = TrainingPlan(hidden=8192)
 """Gradients of 393 kB: each rank reduces its part of them in four chunks."""
 
 OPTIONS = (
@@ -22,22 +22,27 @@ does something of its own: by default for ten minutes, as a loop that never ends
 """
 
 
-def chunk(which: Chunk, rank: int, quick: bool = False) -> Case:
+def chunk(which: Chunk, rank: int, quick: bool = False) -> FaultCase:
     """A rank ends in the engine, with a part of its gradients reduced in everybody's memory."""
-    return Case(
-        f"end of rank {rank} in the all-reduce", f"reduce, {which}", [Strike("reduce", rank, which)], quick=quick
+    return FaultCase(
+        f"end of rank {rank} in the all-reduce",
+        f"reduce, {which}",
+        [ScheduledFault("reduce", rank, which)],
+        quick=quick,
     )
 
 
-def newcomer(name: str, phase: str, action: Deed, after: Do, quick: bool = False) -> Case:
+def newcomer(name: str, phase: str, action: Deed, after: Do, quick: bool = False) -> FaultCase:
     """Something is wrong with the worker that comes in place of a killed one."""
-    strikes = [Strike("reduce", 3), Strike(phase, NEWCOMER, action, later=True)]
-    return Case(name, phase, strikes, after=after, quick=quick)
+    faults = [ScheduledFault("reduce", 3), ScheduledFault(phase, NEWCOMER, action, later=True)]
+    return FaultCase(name, phase, faults, after=after, quick=quick)
 
 
-def slow(deed: Deed, after: Do | None = None, quick: bool = False) -> Case:
+def slow(deed: Deed, after: Do | None = None, quick: bool = False) -> FaultCase:
     """A few steps of a rank take longer, which must not cost it its place."""
-    return Case(f"rank 1 is {deed}", "forward", [Strike("forward", 1, deed)], after=after, harmless=True, quick=quick)
+    return FaultCase(
+        f"rank 1 is {deed}", "forward", [ScheduledFault("forward", 1, deed)], after=after, harmless=True, quick=quick
+    )
 
 
 def said(text: str) -> Do:
@@ -45,13 +50,15 @@ def said(text: str) -> Do:
     return lambda job, _: job.until(lambda: text in job.errors, f"{text!r} in what the job says")
 
 
-def skipped(deed: Deed, quick: bool = False) -> Case:
+def skipped(deed: Deed, quick: bool = False) -> FaultCase:
     """A rank's gradients are not finite: no rank may step with them."""
     name = f"{deed} in the loss of rank 2 (with a GradScaler)"
-    return Case(name, "backward", [Strike("backward", 2, deed)], after=_all_skipped, harmless=True, quick=quick)
+    return FaultCase(
+        name, "backward", [ScheduledFault("backward", 2, deed)], after=_all_skipped, harmless=True, quick=quick
+    )
 
 
-def _all_skipped(job: Job, number: int) -> None:
+def _all_skipped(job: TraineeJob, number: int) -> None:
     """The same step on every rank, and afterwards all have the same parameters and the same scale.
 
     It is the one after that which was hit if that was an epoch's last, as ``Trainee`` spoils none of those.
@@ -67,7 +74,7 @@ def _all_skipped(job: Job, number: int) -> None:
     assert len(set(found().values())) == 1, f"ranks differ after step {hit.step}, which all skipped: {found()}"
 
 
-def _trains_without(job: Job, number: int) -> None:
+def _trains_without(job: TraineeJob, number: int) -> None:
     """The newcomer has begun and never gets ready: the others train, until it is given up and another one comes."""
     job.until(lambda: len(struck(job.folder, number)) == 2, "a newcomer")
     last = job.generation()[0].generation
@@ -76,7 +83,7 @@ def _trains_without(job: Job, number: int) -> None:
     said("was given up after 10 s: it builds its model")(job, number)
 
 
-def _refused(job: Job, number: int) -> None:
+def _refused(job: TraineeJob, number: int) -> None:
     """No generation was tried with it: the next one is that with who comes instead of it."""
     last = job.generation()[0].generation
     said("the ranks differ in what they train")(job, number)
@@ -84,7 +91,7 @@ def _refused(job: Job, number: int) -> None:
     assert whole[0].generation == last + 1, "the others have waited for a worker that cannot train with them"
 
 
-def _join_and_leave(job: Job, _number: int) -> None:
+def _join_and_leave(job: TraineeJob, _number: int) -> None:
     """A slot is there, and gone before its worker is."""
     (host, slots), *_ = job.hosts.items()
     begun = job.decided("Start")
@@ -94,7 +101,7 @@ def _join_and_leave(job: Job, _number: int) -> None:
     job.until(lambda: "is there no more" in job.errors, "it is ended again")
 
 
-def _below_and_back(job: Job, _number: int) -> None:
+def _below_and_back(job: TraineeJob, _number: int) -> None:
     """So many slots go that too few are left, and come again: nothing is lost, and nobody who could stay has ended."""
     (host, slots), *_ = job.hosts.items()
     before, dismissed = job.generation(), job.decided("Dismiss")
@@ -106,10 +113,10 @@ def _below_and_back(job: Job, _number: int) -> None:
     assert len(stayed) == 1, f"{len(stayed)} workers stayed, and one had a slot all the time"
 
 
-def _more(number: int) -> Case:
+def _more(number: int) -> FaultCase:
     """So many join at once, and go again."""
 
-    def do(job: Job, _number: int) -> None:
+    def do(job: TraineeJob, _number: int) -> None:
         (host, slots), *_ = job.hosts.items()
         last = job.generation()[0].generation
         job.offer({host: slots + number})
@@ -117,16 +124,20 @@ def _more(number: int) -> Case:
         job.offer(job.hosts)
         job.until_whole(after=grown[0].generation)
 
-    return Case(f"{number} join at once, and leave", "any", done=do, planned=True)
+    return FaultCase(f"{number} join at once, and leave", "any", done=do, planned=True)
 
 
-def _end(job: Job, _number: int) -> None:
+def _end(job: TraineeJob, _number: int) -> None:
     (job.folder / "end").touch()
 
 
-TRANSFER = [Strike("reduce", 3), Strike("transfer", 0, "damage", later=True)]
-STALE = [Strike("reduce", 3), Strike("synced", 0, "stale", later=True)]
-NO_ROOM = [Strike("reduce", 3), Strike("reform", 1, "no room", later=True), Strike("reform", 1, "room", later=True)]
+TRANSFER = [ScheduledFault("reduce", 3), ScheduledFault("transfer", 0, "damage", later=True)]
+STALE = [ScheduledFault("reduce", 3), ScheduledFault("synced", 0, "stale", later=True)]
+NO_ROOM = [
+    ScheduledFault("reduce", 3),
+    ScheduledFault("reform", 1, "no room", later=True),
+    ScheduledFault("reform", 1, "room", later=True),
+]
 
 INSIDE = (
     chunk("first chunk", 3),
@@ -137,27 +148,29 @@ INSIDE = (
     slow("100 x slower", after=said("in _dawdle"), quick=True),
     skipped("nan", quick=True),
     skipped("inf"),
-    Case("a bit of the state turns on its way", "transfer", TRANSFER, after=said("damaged on the way"), quick=True),
-    Case("messages of the generation before", "synced", STALE, quick=True),
+    FaultCase(
+        "a bit of the state turns on its way", "transfer", TRANSFER, after=said("damaged on the way"), quick=True
+    ),
+    FaultCase("messages of the generation before", "synced", STALE, quick=True),
     newcomer("a newcomer with another model", "building", "other model", _refused, quick=True),
-    Case("a slot comes and goes in one window", "any", done=_join_and_leave, harmless=True),
-    Case("fewer slots than --min-np, then all again", "any", done=_below_and_back, planned=True),
+    FaultCase("a slot comes and goes in one window", "any", done=_join_and_leave, harmless=True),
+    FaultCase("fewer slots than --min-np, then all again", "any", done=_below_and_back, planned=True),
     _more(10),
 )
 """On one host with four slots, like ``ONE_HOST``, with this ``PLAN``."""
 
 LACKING = (
-    Case("no memory to share on rank 1", "reduce, then connect", NO_ROOM),
+    FaultCase("no memory to share on rank 1", "reduce, then connect", NO_ROOM),
     newcomer("a newcomer never gets ready", "building", "stop", _trains_without),
     other("loop", "vote", 3, "an endless loop"),
 )
 """On one host that lacks memory, disk and patience: with these ``OPTIONS``."""
 
 LAST = (
-    Case(
+    FaultCase(
         "SIGKILL of rank 0 after the end of its training",
         SHUTDOWN,
-        [Strike(SHUTDOWN, 0, later=True)],
+        [ScheduledFault(SHUTDOWN, 0, later=True)],
         done=_end,
         planned=True,
         status=KILLED,

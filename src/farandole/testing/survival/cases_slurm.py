@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from farandole.testing.cluster import HEAD, Cluster
-from farandole.testing.survival.cases import Case, Do
-from farandole.testing.survival.job import Job
+from farandole.testing.survival.cases import Do, FaultCase
+from farandole.testing.survival.job import TraineeJob
 
 SALLOC = ("salloc", "-N2", "-n4", "--ntasks-per-node=2", "--no-kill", "--quiet")
 """``--no-kill``: the allocation stays when a node is lost."""
 
 
-def _slurm(job: Job, *command: str) -> str:
+def _slurm(job: TraineeJob, *command: str) -> str:
     assert isinstance(job.cluster, Cluster)
     return job.cluster.run(HEAD, command, check=False).stdout  # scancel fails where the step has ended since
 
 
-def _step(job: Job) -> str:
+def _step(job: TraineeJob) -> str:
     """The last job step on node2, which is its agent's."""
     steps = [line.split() for line in _slurm(job, "squeue", "--steps", "-h", "-o", "%i %N").splitlines()]
     return max((name for name, node in steps if node == "node2"), key=lambda name: int(name.rpartition(".")[2]))
@@ -29,12 +29,12 @@ def _node(state: str) -> Do:
     return lambda job, _number: _slurm(job, "scontrol", "update", "nodename=node2", f"state={state}", "reason=test")
 
 
-def _power(job: Job, _number: int) -> None:
+def _power(job: TraineeJob, _number: int) -> None:
     assert isinstance(job.cluster, Cluster)
     job.cluster.kill("node2")
 
 
-def _notice(job: Job, number: int) -> None:
+def _notice(job: TraineeJob, number: int) -> None:
     """All that runs on a host is told to end, as before a preemption: the others take over between two steps."""
     last = job.generation()[0].generation
     _scancel("--signal=TERM")(job, number)
@@ -42,11 +42,11 @@ def _notice(job: Job, number: int) -> None:
 
 
 SLURM = (
-    Case("notice to a host (SIGTERM by scancel)", "any", done=_notice, planned=True, lost="node2", quick=True),
-    Case("scancel of a host's job step", "any", done=_scancel(), lost="node2", quick=True),
-    Case("scontrol drains a node", "any", done=_node("drain"), after=_node("resume"), harmless=True),
+    FaultCase("notice to a host (SIGTERM by scancel)", "any", done=_notice, planned=True, lost="node2", quick=True),
+    FaultCase("scancel of a host's job step", "any", done=_scancel(), lost="node2", quick=True),
+    FaultCase("scontrol drains a node", "any", done=_node("drain"), after=_node("resume"), harmless=True),
 )
 """On two nodes with two tasks each."""
 
-LAST = (Case("a node of the allocation loses power", "any", done=_power, lost="node2"),)
+LAST = (FaultCase("a node of the allocation loses power", "any", done=_power, lost="node2"),)
 """Slurm gives the job its node back no more."""

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from farandole.testing.cluster import Cluster, Slurm, UnavailableError
+from farandole.testing.cluster import Cluster, SlurmCluster, UnavailableError
 from farandole.testing.survival import cases, cases_hosts, cases_inside, cases_slurm
 from farandole.testing.survival.page import page, row
 from farandole.testing.survival.soak import HOSTS, reforms, soak
-from farandole.testing.survival.table import Result, run
+from farandole.testing.survival.table import CaseResult, run
 
 T = TypeVar("T")
 
@@ -63,28 +63,28 @@ def _faults(target: Path | None) -> int:
     return len(wrong) > 0
 
 
-def _one_host(folder: Path) -> list[Result]:
+def _one_host(folder: Path) -> list[CaseResult]:
     every = (*cases.ONE_HOST, *cases_inside.INSIDE)
     return run(folder, {"localhost": 4}, every, cases.LAST, tell=_show, plan=cases_inside.PLAN)
 
 
-def _lacking(folder: Path) -> list[Result]:
+def _lacking(folder: Path) -> list[CaseResult]:
     own = cases_inside
     return run(folder, {"localhost": 4}, own.LACKING, own.LAST, tell=_show, options=own.OPTIONS)
 
 
-def _two_hosts(folder: Path) -> list[Result]:
+def _two_hosts(folder: Path) -> list[CaseResult]:
     with Cluster(2) as cluster:
         return run(folder, HOSTS, cases_hosts.TWO_HOSTS, cluster=cluster, tell=_show)
 
 
-def _in_slurm(folder: Path) -> list[Result]:
-    with Slurm(2) as slurm:
+def _in_slurm(folder: Path) -> list[CaseResult]:
+    with SlurmCluster(2) as slurm:
         own = cases_slurm
         return run(folder, HOSTS, own.SLURM, own.LAST, cluster=slurm.cluster, inside=own.SALLOC, tell=_show)
 
 
-def _show(result: Result) -> None:
+def _show(result: CaseResult) -> None:
     print(row(result), flush=True)
 
 

@@ -21,7 +21,7 @@ import msgspec
 
 from farandole.testing.cluster import HEAD, Cluster
 from farandole.testing.controllers import controller_of
-from farandole.testing.survival.trainee import Began, Plan, Point, Skipped
+from farandole.testing.survival.training_script import Began, Point, Skipped, TrainingPlan
 
 DEADLINE_S = 120.0
 OPTIONS = (
@@ -32,12 +32,12 @@ OPTIONS = (
 Hosts: TypeAlias = Mapping[str, int]
 
 
-class LostError(Exception):
+class JobLostError(Exception):
     """The job did not do what it should, in time."""
 
 
 @final
-class Job:
+class TraineeJob:
     """``farandole run`` of the trainee on ``hosts``, here or, given a ``cluster``, from its head.
 
     ``inside`` of what this command gets from Slurm, ``hosts`` are those of the allocation.
@@ -47,7 +47,7 @@ class Job:
         self,
         folder: Path,
         hosts: Hosts,
-        plan: Plan,
+        plan: TrainingPlan,
         cluster: Cluster | None = None,
         inside: Sequence[str] = (),
         options: Sequence[str] = (),
@@ -58,7 +58,7 @@ class Job:
         command = [*inside, sys.executable, "-m", "farandole", "run", *OPTIONS]
         command += [] if inside else ["--hostfile", str(folder / "hosts")]
         command += ["--elastic-journal", str(folder / "journal"), *options]
-        command += [sys.executable, "-m", "farandole.testing.survival.trainee", str(folder)]
+        command += [sys.executable, "-m", "farandole.testing.survival.training_script", str(folder)]
         command += [msgspec.json.encode(plan).decode()]
         environment = {"OMP_NUM_THREADS": "1"}
         with (folder / "out.txt").open("wb") as out, (folder / "err.txt").open("wb") as err:
@@ -71,7 +71,7 @@ class Job:
         self._began = _Tail(folder, "began", Began)
         self._skipped = _Tail(folder, "skipped", Skipped)
 
-    def __enter__(self) -> Job:
+    def __enter__(self) -> TraineeJob:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -133,13 +133,13 @@ class Job:
     # -- what is waited for --------------------------------------------------------------------------------------------
 
     def until(self, condition: Callable[[], object], what: str, deadline_s: float = DEADLINE_S) -> None:
-        """Raise ``LostError`` if it takes too long, or the job ends before."""
+        """Raise ``JobLostError`` if it takes too long, or the job ends before."""
         deadline = time.monotonic() + deadline_s
         while not condition():
             is_over = self.process.poll() is not None
             if (is_over and not condition()) or time.monotonic() > deadline:
                 ending = f"it ended with {self.process.returncode}" if is_over else f"not in {deadline_s:g} s"
-                raise LostError(f"{what}: {ending}\n{self.errors[-3000:]}")
+                raise JobLostError(f"{what}: {ending}\n{self.errors[-3000:]}")
             time.sleep(0.01)  # files are all that reaches other hosts
 
     def until_whole(self, size: int = 0, after: int = 0) -> list[Began]:

@@ -7,7 +7,7 @@ import platform
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
-from farandole.testing.survival.table import Result
+from farandole.testing.survival.table import CaseResult
 
 TEXT = """\
 # What an elastic job survives
@@ -32,7 +32,7 @@ played. What is only slow, or harmless, must end no generation: then there is no
 HEAD = "| fault | phase | detect | re-form | first step | together | |\n|---|---|---|---|---|---|---|\n"
 
 
-def page(jobs: Mapping[str, Sequence[Result]]) -> str:
+def page(jobs: Mapping[str, Sequence[CaseResult]]) -> str:
     """The whole page: a table for each job, under its title."""
     machine = f"Measured on a machine with {os.cpu_count()} cores ({platform.machine()}, Linux) that ran nothing else."
     parts = [TEXT, machine, "\n"]
@@ -41,15 +41,15 @@ def page(jobs: Mapping[str, Sequence[Result]]) -> str:
     return "".join(parts)
 
 
-def row(result: Result) -> str:
+def row(result: CaseResult) -> str:
     """One line of the table."""
     times = (result.detect_s, result.form_s, result.first_step_s, result.total_s)
     shown = " | ".join("" if each is None else f"{each:.3f}" for each in times)
     return f"| {result.case.fault} | {result.case.phase} | {shown} | {'**failed**' if result.wrong else 'survived'} |"
 
 
-def _table(results: Sequence[Result]) -> list[str]:
-    own: list[Callable[[Result], float | None]] = [
+def _table(results: Sequence[CaseResult]) -> list[str]:
+    own: list[Callable[[CaseResult], float | None]] = [
         lambda r: r.detect_s, lambda r: r.form_s, lambda r: r.first_step_s, lambda r: r.total_s,
     ]  # fmt: skip
     found = [[value for each in results if (value := get(each)) is not None] for get in own]

@@ -29,8 +29,8 @@ import msgspec
 from farandole.events import Recovery
 from farandole.testing.cluster import Cluster, ClusterError
 from farandole.testing.ledger import read
-from farandole.testing.survival.job import Job, LostError
-from farandole.testing.survival.trainee import LENGTH, Began, Plan, Point
+from farandole.testing.survival.job import JobLostError, TraineeJob
+from farandole.testing.survival.training_script import LENGTH, Began, Point, TrainingPlan
 
 EVERY_S = 5.0
 LONGEST_S = 90.0
@@ -45,7 +45,7 @@ _TOTAL_S: Callable[[Recovery], float] = attrgetter("total_s")
 
 @final
 @dataclass
-class Report:
+class SoakReport:
     """What came of it; ``wrong`` is empty if all promises were kept."""
 
     wrong: list[str] = field(default_factory=list)
@@ -73,7 +73,7 @@ class Report:
 class _Chaos:
     """What happens to a job on two hosts, at random."""
 
-    def __init__(self, job: Job, cluster: Cluster, seed: int) -> None:
+    def __init__(self, job: TraineeJob, cluster: Cluster, seed: int) -> None:
         self._job, self._cluster = job, cluster
         self._random = random.Random(seed)  # noqa: S311 (no secret)
         self.faults: Counter[str] = Counter()
@@ -109,11 +109,11 @@ class _Chaos:
                     self._kinds[name][1]()
             self._undo_due(now)
             if now > last_s + LONGEST_S:
-                raise LostError(
+                raise JobLostError(
                     f"for {LONGEST_S:g} s there was nobody that a fault could hit\n{self._job.errors[-3000:]}"
                 )
             if self._job.process.poll() is not None:
-                raise LostError(f"the job has ended with {self._job.process.returncode}\n{self._job.errors[-3000:]}")
+                raise JobLostError(f"the job has ended with {self._job.process.returncode}\n{self._job.errors[-3000:]}")
             time.sleep(0.05)
         self._undo_due(float("inf"))
         self._offer(HOSTS)
@@ -155,15 +155,15 @@ class _Chaos:
 
     def _host(self, do: Callable[[str], object], undo: Callable[[str], object]) -> None:
         do(STRUCK)
-        self._strike_host(STRUCK)
+        self._inject_host(STRUCK)
         until_s = time.monotonic() + self._random.uniform(1, 10)
         self._undo.append((until_s, lambda: self._restore(STRUCK, undo)))
 
     def _restore(self, host: str, undo: Callable[[str], object]) -> None:
-        self._strike_host(host)
+        self._inject_host(host)
         undo(host)
 
-    def _strike_host(self, host: str) -> None:
+    def _inject_host(self, host: str) -> None:
         """All that have begun there until now."""
         self.struck |= {each.worker for each in self._job.began() if _host_of(each.worker) == host}
 
@@ -172,12 +172,12 @@ def _host_of(worker: str) -> str:
     return worker.rpartition("-")[0]
 
 
-def soak(folder: Path, seconds: float, seed: int, virtual: int) -> Report:
+def soak(folder: Path, seconds: float, seed: int, virtual: int) -> SoakReport:
     """Train on two hosts, with faults from ``seed``; ``virtual`` workers, or 0 for the normal mode."""
     begin_s = time.monotonic()
-    report = Report()
-    plan = Plan(virtual=virtual, step_s=0.01)
-    with Cluster(2) as cluster, Job(folder, HOSTS, plan, cluster) as job:
+    report = SoakReport()
+    plan = TrainingPlan(virtual=virtual, step_s=0.01)
+    with Cluster(2) as cluster, TraineeJob(folder, HOSTS, plan, cluster) as job:
         job.until_whole()
         chaos = _Chaos(job, cluster, seed)
         try:
@@ -185,7 +185,7 @@ def soak(folder: Path, seconds: float, seed: int, virtual: int) -> Report:
             job.until_whole()
             code = job.finish()
             report.wrong += [f"it ended with {code}"] if code else []
-        except LostError as error:
+        except JobLostError as error:
             report.wrong.append(str(error))
         report.faults, report.seconds = chaos.faults, time.monotonic() - begin_s
         _judge(report, job)
@@ -194,16 +194,16 @@ def soak(folder: Path, seconds: float, seed: int, virtual: int) -> Report:
     return report
 
 
-def reforms(folder: Path, number: int) -> Report:
+def reforms(folder: Path, number: int) -> SoakReport:
     """Have four workers of one host re-form so often, with nobody lost."""
     begin_s = time.monotonic()
-    report = Report()
-    with Job(folder, {"localhost": 4}, Plan(step_s=0, reform_every=3)) as job:
+    report = SoakReport()
+    with TraineeJob(folder, {"localhost": 4}, TrainingPlan(step_s=0, reform_every=3)) as job:
         try:
             job.until(lambda: max((b.generation for b in job.began()), default=0) > number, "re-forming", number + 120)
             code = job.finish()
             report.wrong += [f"it ended with {code}"] if code else []
-        except LostError as error:
+        except JobLostError as error:
             report.wrong.append(str(error))
         report.seconds = time.monotonic() - begin_s
         _judge(report, job)
@@ -214,18 +214,18 @@ def reforms(folder: Path, number: int) -> Report:
 def alone(folder: Path, virtual: int, steps: int) -> dict[int, Point]:
     """The loss curve of one process that trains alone."""
     folder.mkdir()
-    command = [sys.executable, "-m", "farandole.testing.survival.trainee", str(folder)]
-    command += [msgspec.json.encode(Plan(virtual=virtual, step_s=0, steps=steps)).decode()]
+    command = [sys.executable, "-m", "farandole.testing.survival.training_script", str(folder)]
+    command += [msgspec.json.encode(TrainingPlan(virtual=virtual, step_s=0, steps=steps)).decode()]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=ALONE_S, check=False)
     if done.returncode:
-        raise LostError(f"the process that trains alone: {done.stderr}")
+        raise JobLostError(f"the process that trains alone: {done.stderr}")
     decode = msgspec.json.Decoder(Point).decode
     points = [decode(line) for path in folder.glob("curve-*") for line in path.read_bytes().splitlines()]
     return {point.step: point for point in points}
 
 
-def _judge(report: Report, job: Job) -> None:
+def _judge(report: SoakReport, job: TraineeJob) -> None:
     history = read(job.folder)
     report.generations, report.steps = max(history.begun, default=0), max(history.steps, default=-1) + 1
     epochs = 1 + max(history.samples(), default=-1)
@@ -267,7 +267,7 @@ def growth(began: Sequence[Began]) -> list[str]:
     return found
 
 
-def _compare(report: Report, curve: dict[int, set[Point]], truth: dict[int, Point], bits: bool) -> None:
+def _compare(report: SoakReport, curve: dict[int, set[Point]], truth: dict[int, Point], bits: bool) -> None:
     if not curve or set(curve) - set(truth):
         report.wrong.append(f"points at steps {sorted(set(curve) - set(truth))[:9]} of {len(curve)} are in no curve")
     for step, points in sorted(curve.items()):

@@ -14,22 +14,22 @@ from typing import final
 from farandole.events import Recovery
 from farandole.testing.cluster import Cluster
 from farandole.testing.ledger import Begun, Brought, History, Record, Voted, read
-from farandole.testing.survival.cases import Case
-from farandole.testing.survival.job import Hosts, Job, LostError
-from farandole.testing.survival.strikes import LETHAL, NEWCOMER, Struck, answer, strike, struck
-from farandole.testing.survival.trainee import LENGTH, Began, Plan
+from farandole.testing.survival.cases import FaultCase
+from farandole.testing.survival.fault_injection import LETHAL, NEWCOMER, Struck, answer, fault, struck
+from farandole.testing.survival.job import Hosts, JobLostError, TraineeJob
+from farandole.testing.survival.training_script import LENGTH, Began, TrainingPlan
 
-PLAN = Plan()
+PLAN = TrainingPlan()
 RECOVERS_S = 60.0
 """Long after this a fault counts as not survived."""
 
 
 @final
 @dataclass
-class Result:
+class CaseResult:
     """What a case came to; ``wrong`` is empty if all promises were kept. Times in seconds from the fault on."""
 
-    case: Case
+    case: FaultCase
     wrong: list[str] = field(default_factory=list)
     detect_s: float | None = None
     form_s: float | None = None
@@ -46,34 +46,34 @@ class Result:
 class _Run:
     """One job and its cases."""
 
-    def __init__(self, folder: Path, job: Job) -> None:
+    def __init__(self, folder: Path, job: TraineeJob) -> None:
         self._folder, self._job = folder, job
-        self.results: list[Result] = []
+        self.results: list[CaseResult] = []
 
-    def play(self, number: int, case: Case, comes_back: bool = True) -> None:
+    def play(self, number: int, case: FaultCase, comes_back: bool = True) -> None:
         """Let a case happen, and wait until the job is as it was."""
         job = self._job
-        result = Result(case)
+        result = CaseResult(case)
         self.results.append(result)
         last = 0
         try:
             result.before = job.until_whole()
             last = result.before[0].generation
-            strike(self._folder, number, case.strikes)
-            first = [each for each in case.strikes if not each.later or each.action == "call"]
+            fault(self._folder, number, case.faults)
+            first = [each for each in case.faults if not each.later or each.action == "call"]
             job.until(lambda: len(struck(self._folder, number)) >= len(first), f"{case.fault} in {case.phase}")
             if case.done is not None:
                 case.done(job, number)
             answer(self._folder, number)
             self._settle(case, number, last, comes_back)
-        except (LostError, AssertionError) as error:
+        except (JobLostError, AssertionError) as error:
             result.wrong.append(str(error))
         result.struck = struck(self._folder, number)
         result.left = max((each.generation for each in job.began()), default=0)
         if case.harmless and result.left != last:
             result.wrong.append(f"generation {last} has ended\n{job.errors[-3000:]}")
 
-    def _settle(self, case: Case, number: int, last: int, comes_back: bool) -> None:
+    def _settle(self, case: FaultCase, number: int, last: int, comes_back: bool) -> None:
         job = self._job
         if case.harmless:
             job.until_steps(2)
@@ -81,7 +81,7 @@ class _Run:
             job.until(lambda: _latest(job) > last, "the others go on", RECOVERS_S)
         if case.after is not None:
             case.after(job, number)
-        job.until(lambda: len(struck(self._folder, number)) == len(case.strikes), f"{case.fault} in {case.phase}")
+        job.until(lambda: len(struck(self._folder, number)) == len(case.faults), f"{case.fault} in {case.phase}")
         if comes_back:
             job.until_whole(after=0 if case.harmless or case.planned else last)
             job.until_steps(1)
@@ -90,16 +90,16 @@ class _Run:
 def run(
     folder: Path,
     hosts: Hosts,
-    cases: Sequence[Case],
-    last: Sequence[Case] = (),
+    cases: Sequence[FaultCase],
+    last: Sequence[FaultCase] = (),
     cluster: Cluster | None = None,
     inside: Sequence[str] = (),
-    tell: Callable[[Result], object] = lambda _: None,
-    plan: Plan = PLAN,
+    tell: Callable[[CaseResult], object] = lambda _: None,
+    plan: TrainingPlan = PLAN,
     options: Sequence[str] = (),
-) -> list[Result]:
-    """Play ``cases``, then ``last``, in one job; ``LostError`` if it does not even end. ``tell`` hears of each."""
-    with Job(folder, hosts, plan, cluster, inside, options) as job:
+) -> list[CaseResult]:
+    """Play ``cases``, then ``last``, in one job; ``JobLostError`` if it does not even end. ``tell`` hears of each."""
+    with TraineeJob(folder, hosts, plan, cluster, inside, options) as job:
         playing = _Run(folder, job)
         for number, case in enumerate((*cases, *last)):
             playing.play(number, case, comes_back=case not in last)
@@ -117,7 +117,7 @@ def run(
     return playing.results
 
 
-def _latest(job: Job) -> int:
+def _latest(job: TraineeJob) -> int:
     generation = job.generation()
     return generation[0].generation if generation else 0
 
@@ -126,7 +126,7 @@ def _epochs(history: History) -> int:
     return 1 + max((record.epoch for record in history.records if isinstance(record, Brought)), default=-1)
 
 
-def _judge(result: Result, history: History) -> None:
+def _judge(result: CaseResult, history: History) -> None:
     """P1 and P3, and how long it took."""
     if not result.before or result.case.harmless:
         return
@@ -158,7 +158,7 @@ def _is_first_step(record: Record, generation: int) -> bool:
     return isinstance(record, Voted) and record.generation == generation
 
 
-def _time(result: Result, recovered: Sequence[Recovery], voted: Sequence[Record]) -> None:
+def _time(result: CaseResult, recovered: Sequence[Recovery], voted: Sequence[Record]) -> None:
     """From the last strike, which may have hit the re-forming itself, to the first step that all voted for."""
     primary = [each for each in result.struck if each.rank != NEWCOMER]
     slowest = max(recovered, key=lambda r: r.form_s + r.agree_s + r.transfer_s + r.first_step_s)

@@ -87,7 +87,7 @@ class _Batches(Sampler[list[int]]):
         cursor = self.elastic.cursor
         for batch in self.plan():
             rows = range(batch.start, batch.stop) if self._whole else batch.computed(cursor.rank, cursor.size)
-            yield [cursor.indices[place] for place in rows]
+            yield [cursor.indices[row] for row in rows]
 
     def __len__(self) -> int:
         return len(self.plan())

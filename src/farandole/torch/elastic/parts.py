@@ -10,10 +10,10 @@ from typing import Any, ClassVar, TypeAlias, final
 import torch
 
 from farandole.collective import Array, DType
-from farandole.elastic.worker.parts import Leaves, Part, SamplerPart, StatefulPart, StateHandler
+from farandole.elastic.worker.state_parts import Leaves, SamplerPart, StatefulPart, StateHandler, StatePart
 from farandole.torch.adapter import adapter
 from farandole.torch.elastic.sampler import ElasticSampler
-from farandole.torch.trees import Place, replace
+from farandole.torch.trees import TensorPlaceholder, replace
 
 Registry: TypeAlias = list[tuple[type[Any], type[StateHandler]]]
 
@@ -21,17 +21,17 @@ SamplerStateHandler = SamplerPart
 
 
 @final
-class ModelStateHandler(Part):
+class ModelStateHandler(StatePart):
     """A model: its parameters are the same on all ranks, its buffers may be statistics of each rank's own batches."""
 
     is_fixed: ClassVar[bool] = True
 
     def tree(self) -> Any:
-        """See ``Part``."""
+        """See ``StatePart``."""
         return self.value.state_dict(keep_vars=True)
 
     def own_tensors(self) -> set[int]:
-        """See ``Part``."""
+        """See ``StatePart``."""
         return {id(buffer) for buffer in self.value.buffers()}
 
     def save(self) -> None:
@@ -46,11 +46,11 @@ class ModelStateHandler(Part):
 
 
 @final
-class OptimizerStateHandler(Part):
+class OptimizerStateHandler(StatePart):
     """An optimizer: its state, and the settings of its groups, which schedulers change between steps."""
 
     def load(self, tree: Any) -> None:
-        """See ``Part``; the groups stay the objects they are, as schedulers may hold them."""
+        """See ``StatePart``; the groups stay the objects they are, as schedulers may hold them."""
         groups = self.value.param_groups
         self.value.load_state_dict(tree)
         for kept, loaded in zip(groups, self.value.param_groups, strict=True):
@@ -74,7 +74,7 @@ class OptimizerStateHandler(Part):
 
 
 @final
-class ScalerStateHandler(Part):
+class ScalerStateHandler(StatePart):
     """A ``GradScaler``; a step that was not voted leaves it in the middle of one."""
 
     def begin_anew(self) -> None:
@@ -84,20 +84,20 @@ class ScalerStateHandler(Part):
 
 
 @final
-class GeneratorStateHandler(Part):
+class GeneratorStateHandler(StatePart):
     """A ``torch.Generator`` of the script's own, the same on all ranks."""
 
     def tree(self) -> Any:
-        """See ``Part``."""
+        """See ``StatePart``."""
         return bytes(self.value.get_state().tolist())
 
     def load(self, tree: Any) -> None:
-        """See ``Part``."""
+        """See ``StatePart``."""
         self.value.set_state(torch.frombuffer(bytearray(tree), dtype=torch.uint8))
 
 
 @final
-class RandomPart(Part):
+class RandomPart(StatePart):
     """A global random generator, as a function that gets its state and one that sets it.
 
     A step that is computed again draws the same numbers again. Ranks may be seeded differently: then a worker that
@@ -111,12 +111,12 @@ class RandomPart(Part):
         self._get, self._set = getter, setter
 
     def tree(self) -> Any:
-        """See ``Part``."""
+        """See ``StatePart``."""
         state = self._get()
         return bytes(state.tolist()) if isinstance(state, torch.Tensor) else state
 
     def load(self, tree: Any) -> None:
-        """See ``Part``."""
+        """See ``StatePart``."""
         self._set(torch.frombuffer(bytearray(tree), dtype=torch.uint8) if isinstance(tree, bytes) else tree)
 
     def save(self) -> None:
@@ -186,9 +186,9 @@ class TensorLeaves(Leaves[torch.Tensor]):
         """See ``Leaves``."""
         tensors: list[torch.Tensor] = []
 
-        def note(tensor: torch.Tensor) -> Place:
+        def note(tensor: torch.Tensor) -> TensorPlaceholder:
             tensors.append(tensor)
-            return Place.of(tensor)
+            return TensorPlaceholder.of(tensor)
 
         return replace(tree, torch.Tensor, note), tensors
 
@@ -196,12 +196,14 @@ class TensorLeaves(Leaves[torch.Tensor]):
         """See ``Leaves``."""
         at_hand, used = iter(tensors), []
 
-        def fill(place: Place) -> torch.Tensor:
+        def fill(placeholder: TensorPlaceholder) -> torch.Tensor:
             tensor = next(at_hand, None)
-            used.append(tensor if tensor is not None and Place.of(tensor) == place else place.empty())
+            used.append(
+                tensor if tensor is not None and TensorPlaceholder.of(tensor) == placeholder else placeholder.empty()
+            )
             return used[-1]
 
-        return replace(skeleton, Place, fill), used
+        return replace(skeleton, TensorPlaceholder, fill), used
 
     def memory(self, tensors: Sequence[torch.Tensor]) -> tuple[list[Array], list[torch.Tensor]]:
         """See ``Leaves``."""

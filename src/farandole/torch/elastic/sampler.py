@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import Sampler
 
 from farandole.elastic.worker.sampler import SampleCursor, sequential
-from farandole.runtime.session.session import current, is_initialized
+from farandole.runtime.session.init import current, is_initialized
 
 
 class ElasticSampler(Sampler[int]):
@@ -85,8 +85,8 @@ class ElasticSampler(Sampler[int]):
     def reset(self) -> None:
         """Share out what is left among the ranks there are now; a registered sampler need not be told."""
         if is_initialized():
-            place = current().topology
-            self.cursor.rearrange(place.rank, place.size)
+            topology = current().topology
+            self.cursor.rearrange(topology.rank, topology.size)
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.cursor.strided())

@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from farandole.elastic.worker.parts import Leaves, StateHandler
 from farandole.elastic.worker.state import ObjectState
+from farandole.elastic.worker.state_parts import Leaves, StateHandler
 from farandole.torch.elastic.parts import (
     GeneratorStateHandler,
     ModelStateHandler,
@@ -75,9 +75,9 @@ class TorchState(ObjectState):
         for part in self._parts.values():
             part.votes = self._votes
         if self._votes:
-            self._ballot.on_voted = self._save_random
+            self._step_vote.on_voted = self._save_random
             for optimizer in optimizers:
-                optimizer._reducer.ballot = self._ballot
+                optimizer._reducer.step_vote = self._step_vote
 
     def _save_random(self) -> None:
         for part in self._random.values():

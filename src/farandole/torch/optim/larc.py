@@ -10,10 +10,10 @@ import torch
 
 from farandole.errors import UnsupportedError, UsageError
 from farandole.largebatch.trust import clipped_rate, lars_rate
-from farandole.torch.front import put_before
 from farandole.torch.optim.base import norms
 from farandole.torch.optim.groups import Group, at_least, split
 from farandole.torch.optimizer import ReducingOptimizer
+from farandole.torch.subclass import put_before
 
 Mode: TypeAlias = Literal["clip", "scale"]
 MODES: tuple[Mode, ...] = ("clip", "scale")

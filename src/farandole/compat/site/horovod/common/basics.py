@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from farandole.collective import ReduceOp
 from farandole.runtime.collectives import basics
-from farandole.runtime.session import session
+from farandole.runtime.session import init as process
 
 
 class HorovodBasics:
@@ -16,8 +16,8 @@ class HorovodBasics:
     def __init__(self, *_library: str) -> None:
         pass
 
-    init, shutdown = staticmethod(session.init), staticmethod(session.shutdown)
-    is_initialized = staticmethod(session.is_initialized)
+    init, shutdown = staticmethod(process.init), staticmethod(process.shutdown)
+    is_initialized = staticmethod(process.is_initialized)
     rank, size = staticmethod(basics.rank), staticmethod(basics.size)
     local_rank, local_size = staticmethod(basics.local_rank), staticmethod(basics.local_size)
     cross_rank, cross_size = staticmethod(basics.cross_rank), staticmethod(basics.cross_size)

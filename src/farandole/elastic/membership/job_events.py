@@ -1,0 +1,131 @@
+"""What happens to the workers and hosts of an elastic job, as ``Membership`` is told it.
+
+    membership.on(now, Came(place=3, ready=True, step=412))
+
+A *place* is one worker process; it is numbered in the order of starting and never used again. A *slot* is where a
+place runs: a host and an index there. Each event is said once, in the order in which it was learnt.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias, final
+
+import msgspec
+
+
+class Event(msgspec.Struct, frozen=True, tag=True):
+    """Base of all events. The tag is the class name, which is what a journal shows."""
+
+
+@final
+class HostsFound(Event, frozen=True):
+    """These hosts there are now, with their slots, in the order in which to fill them; others may be used no more."""
+
+    hosts: dict[str, int]
+
+
+@final
+class WorkerStarted(Event, frozen=True):
+    """The process of a place runs."""
+
+    worker_id: int
+
+
+@final
+class WorkerConnected(Event, frozen=True):
+    """A worker called ``init()`` (``Hello``). It is ``ready`` to be a member, or still has its model to build.
+
+    ``step`` says, of one that has been a member, from where the job can go on with its state: that is whole, or the one
+    with which the worker began the job (0). It is ``NEW`` where a state was being received, or changed by a step.
+    """
+
+    worker_id: int
+    ready: bool
+    step: int = 0
+
+
+@final
+class WorkerLeft(Event, frozen=True):
+    """A member called ``shutdown()`` and raised no alarm: it is about to come again, or to end.
+
+    If it is ``ending`` its script has raised: nothing but its end is to come.
+    """
+
+    worker_id: int
+    ending: bool = False
+
+
+@final
+class Answered(Event, frozen=True):
+    """A member does something of its own while the others wait for it to re-form: its process runs."""
+
+    worker_id: int
+
+
+@final
+class WorkerExited(Event, frozen=True):
+    """The process of a place has ended, or could not be started: ``code`` as ``waitpid`` gives it."""
+
+    worker_id: int
+    code: int
+    description: str
+
+
+@final
+class WorkerHung(Event, frozen=True):
+    """A member makes no progress, and others wait for it; its process lives."""
+
+    worker_id: int
+    reason: str
+
+
+@final
+class WorkerUnfit(Event, frozen=True):
+    """A worker cannot be a member: another version, engines that do not match."""
+
+    worker_id: int
+    reason: str
+
+
+@final
+class HostLost(Event, frozen=True):
+    """A host is silent, or its agent has ended. Nothing that ran there counts any more, should it be heard again."""
+
+    host: str
+    reason: str
+
+
+@final
+class GenerationEnded(Event, frozen=True):
+    """The generation has ended for all, though each of its processes may live: an engine failed, a call stalled."""
+
+    generation: int
+    reason: str
+
+
+@final
+class Paced(Event, frozen=True):
+    """The longest of the recent steps took so long. Who takes much longer than that is not merely slow."""
+
+    step_s: float
+
+
+@final
+class Succeeded(Event, frozen=True):
+    """Another controller has taken over: nobody has said to this one that it waits, and who does says so again."""
+
+
+Any: TypeAlias = (
+    HostsFound
+    | WorkerStarted
+    | WorkerConnected
+    | WorkerLeft
+    | Answered
+    | WorkerExited
+    | WorkerHung
+    | WorkerUnfit
+    | HostLost
+    | GenerationEnded
+    | Paced
+    | Succeeded
+)

@@ -1,0 +1,280 @@
+"""What is known of an elastic job: who is where in its life, and what has become of the latest generation.
+
+It takes events in and answers those that need an answer at once; what else follows is for the rules (``membership``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, final
+
+from farandole.control.process import exit_status
+from farandole.elastic.membership import job_events
+from farandole.elastic.membership.actions import AbortGeneration, AnyAction, Decision, Greet, Kill, RefuseWorkers
+from farandole.elastic.membership.policy import Policy
+from farandole.elastic.membership.slots import HostSlot, Slots
+from farandole.elastic.membership.vote import NEW
+from farandole.elastic.membership.workers import Worker, WorkerPhase
+
+GONE = (WorkerPhase.DISMISSED, WorkerPhase.DOOMED)
+"""Phases of processes that are workers of the job no more."""
+
+LOST = 1
+"""The exit status that a worker counts with whose host was lost."""
+
+
+@final
+class JobState:
+    """One per job. ``over`` says why the latest generation has ended, and is empty while it runs.
+
+    ``answers`` are decisions that are due at once. ``patience_from_s`` is since when the others wait for those who
+    have not noticed that the generation is over. ``failures`` are those of members of the latest generation: exit
+    status and description.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.slots = Slots(policy)
+        self.workers: dict[int, Worker] = {}
+        self.generation = 0
+        self.members: tuple[int, ...] = ()
+        self.over = ""
+        self.patience_from_s: float | None = None
+        self.failures: dict[int, tuple[int, str]] = {}
+        self.finished: set[int] = set()
+        self.answers: list[Decision] = []
+        self._next_worker_id = 0
+        self._seniority: list[int] = []  # those that have been members, the oldest first
+        self._step_s = 0.0
+
+    # -- what happens -------------------------------------------------------------------------------------------------
+
+    def on(self, now: float, event: job_events.Any) -> None:
+        """Take an event in."""
+        self._HANDLERS[type(event)](self, now, event)
+
+    def _on_found(self, _: float, event: job_events.HostsFound) -> None:
+        self.slots.found(event.hosts)
+
+    def _on_started(self, now: float, event: job_events.WorkerStarted) -> None:
+        worker = self.workers.get(event.worker_id)
+        if worker is not None and worker.phase is WorkerPhase.STARTING:
+            worker.since_s = now
+
+    def _on_came(self, now: float, event: job_events.WorkerConnected) -> None:
+        worker = self.workers.get(event.worker_id)
+        if worker is None or worker.phase in GONE:
+            self._answer(
+                RefuseWorkers([event.worker_id]), f"worker {event.worker_id} is none of this job, or was given up"
+            )
+            return
+        if worker.phase is WorkerPhase.MEMBER:
+            self._leave(worker, now)
+        worker.step = event.step
+        if self.over and worker.senior and self.patience_from_s is None:
+            self.patience_from_s = now
+        if event.ready or not self.generation or worker.senior:
+            worker.enter(WorkerPhase.READY, now)
+            return
+        worker.enter(WorkerPhase.GREETED, now)
+        others = [each for each in self.in_order() if each is not worker and self.may_stay(each)]
+        worker_ids = [each.worker_id for each in others if each.phase is not WorkerPhase.STARTING] + [worker.worker_id]
+        self._answer(Greet(worker.worker_id, worker_ids), f"{worker} may build its model while the others train")
+
+    def _on_left(self, now: float, event: job_events.WorkerLeft) -> None:
+        worker = self.workers.get(event.worker_id)
+        if worker is not None and worker.phase is WorkerPhase.MEMBER:
+            self._leave(worker, now)
+            if event.ending:
+                worker.enter(WorkerPhase.ENDING, now)
+
+    def _on_answered(self, now: float, event: job_events.Answered) -> None:
+        worker = self.workers.get(event.worker_id)
+        if worker is not None:
+            worker.answered_s = now
+
+    def _on_ended(self, now: float, event: job_events.WorkerExited) -> None:
+        worker = self.workers.pop(event.worker_id, None)
+        if worker is None:
+            return
+        if worker.phase in GONE and not worker.to_blame:
+            self.slots.give_back(worker.slot)
+        elif event.code == 0 and worker.phase not in GONE and (worker.senior or not self.generation):
+            self.slots.give_back(worker.slot)
+            self.finished.add(worker.worker_id)
+            self.over = self.over or (f"{worker} has finished" if worker.phase is WorkerPhase.MEMBER else "")
+        else:
+            resting = self.slots.fail(worker.slot, now, worker.lasted_s(now))
+            self.answers += [resting] if resting is not None else []
+            self._lose(worker, now, exit_status(event.code) or LOST, event.description)
+
+    def _on_hung(self, now: float, event: job_events.WorkerHung) -> None:
+        worker = self.workers.get(event.worker_id)
+        if worker is not None and worker.phase not in GONE:
+            self.doom(worker, now, event.reason)
+
+    def _on_unfit(self, now: float, event: job_events.WorkerUnfit) -> None:
+        worker = self.workers.get(event.worker_id)
+        if worker is not None and worker.phase not in GONE:
+            if worker.phase is WorkerPhase.MEMBER:
+                self._leave(worker, now)
+            self._answer(RefuseWorkers([event.worker_id]), event.reason)
+            worker.enter(WorkerPhase.DISMISSED, now)  # it is to end by itself, with its own words
+
+    def _on_host_lost(self, now: float, event: job_events.HostLost) -> None:
+        lost = [worker for worker in self.workers.values() if worker.slot.host == event.host]
+        for worker in lost:
+            del self.workers[worker.worker_id]
+            self._lose(worker, now, LOST, event.reason)
+        resting = self.slots.lose(event.host, now)
+        self.answers += [resting] if resting is not None else []
+
+    def _on_over(self, now: float, event: job_events.GenerationEnded) -> None:
+        if event.generation == self.generation:
+            self.over = self.over or event.reason
+            self.patience_from_s = now if self.patience_from_s is None else self.patience_from_s
+
+    def _on_paced(self, _: float, event: job_events.Paced) -> None:
+        self._step_s = event.step_s
+
+    def _on_succeeded(self, now: float, _: job_events.Succeeded) -> None:
+        for worker in self.in_phase(WorkerPhase.READY):
+            before = WorkerPhase.GREETED if self.generation else WorkerPhase.STARTING
+            worker.enter(WorkerPhase.LEFT if worker.senior else before, now)
+        if self.patience_from_s is not None:
+            self.patience_from_s = now  # they could not come meanwhile
+
+    def _leave(self, worker: Worker, now: float) -> None:
+        """It takes no part any more; who needs it will come, too, and who does not will end."""
+        worker.enter(WorkerPhase.LEFT, now)
+        self.over = self.over or f"{worker} has left it"
+
+    def _lose(self, worker: Worker, now: float, status: int, description: str) -> None:
+        """A worker has failed, or counts as if it had."""
+        if worker.worker_id in self.members or not self.generation:
+            self.failures.setdefault(worker.worker_id, (status, description))
+        if worker.phase is not WorkerPhase.MEMBER:
+            return
+        if not self.over or self.patience_from_s is None:
+            self._answer(AbortGeneration(), description)
+            self.patience_from_s = now
+        self.over = self.over or description
+
+    def _answer(self, action: AnyAction, reason: str) -> None:
+        self.answers.append(Decision(action, reason))
+
+    _HANDLERS: ClassVar[dict[type, Callable[[JobState, float, Any], None]]] = {
+        job_events.HostsFound: _on_found,
+        job_events.WorkerStarted: _on_started,
+        job_events.WorkerConnected: _on_came,
+        job_events.WorkerLeft: _on_left,
+        job_events.Answered: _on_answered,
+        job_events.WorkerExited: _on_ended,
+        job_events.WorkerHung: _on_hung,
+        job_events.WorkerUnfit: _on_unfit,
+        job_events.HostLost: _on_host_lost,
+        job_events.GenerationEnded: _on_over,
+        job_events.Paced: _on_paced,
+        job_events.Succeeded: _on_succeeded,
+    }
+
+    # -- what is done -------------------------------------------------------------------------------------------------
+
+    def hire(self, slot: HostSlot, now: float) -> Worker:
+        """A worker is to be started."""
+        worker = Worker(self._next_worker_id, slot, WorkerPhase.STARTING, now)
+        self.workers[worker.worker_id] = worker
+        self.slots.take(slot, worker.worker_id)
+        self._next_worker_id += 1
+        return worker
+
+    def begin(self, chosen: Sequence[Worker], now: float) -> None:
+        """These are the next generation, by rank."""
+        for worker in chosen:
+            worker.enter(WorkerPhase.MEMBER, now)
+            worker.senior = True
+            worker.member_since_s = now if worker.member_since_s is None else worker.member_since_s
+            self.slots.proved(worker.slot)
+        self.generation += 1
+        self.members = tuple(worker.worker_id for worker in chosen)
+        self._seniority = [
+            *self.members,
+            *(worker_id for worker_id in self._seniority if worker_id not in self.members),
+        ]
+        self.over, self.failures, self.patience_from_s = "", {}, None
+
+    def doom(self, worker: Worker, now: float, reason: str, to_blame: bool = True) -> None:
+        """It is to be killed; ``to_blame`` says whether its slot has failed."""
+        self._answer(Kill(worker.worker_id), reason)
+        if to_blame:
+            self._lose(worker, now, exit_status(-9), reason)
+        worker.enter(WorkerPhase.DOOMED, now)
+        worker.to_blame = to_blame
+
+    # -- what is known ------------------------------------------------------------------------------------------------
+
+    @property
+    def is_running(self) -> bool:
+        """True while a generation trains, for all that is known."""
+        return bool(self.generation) and not self.over
+
+    def in_order(self) -> list[Worker]:
+        """All workers of the job, the oldest first."""
+        worker_ids = [worker_id for worker_id in self._seniority if worker_id in self.workers]
+        worker_ids += sorted(self.workers.keys() - set(worker_ids))
+        return [worker for worker_id in worker_ids if (worker := self.workers[worker_id]).phase not in GONE]
+
+    def in_phase(self, *phases: WorkerPhase) -> list[Worker]:
+        """Those in one of these phases, the oldest first."""
+        return [worker for worker in self.in_order() if worker.phase in phases]
+
+    def may_stay(self, worker: Worker) -> bool:
+        """True unless its host or slot is to be used no more."""
+        return self.slots.exists(worker.slot)
+
+    @property
+    def patience_ends_s(self) -> float | None:
+        """When who is still awaited counts as hung."""
+        patience_s = self.policy.patience_s(self._step_s)
+        if not self.over or patience_s is None or self.patience_from_s is None:
+            return None
+        return self.patience_from_s + patience_s
+
+    def hangs_at_s(self, worker: Worker) -> float | None:
+        """When a member counts as hung that the others wait for; one whose process answers may take longer."""
+        patience_s = self.policy.patience_s(self._step_s)
+        if not self.over or patience_s is None or self.patience_from_s is None:
+            return None
+        longest_s = self.patience_from_s + max(patience_s, self.policy.stall_shutdown_s)
+        return min(longest_s, max(self.patience_from_s, worker.answered_s) + patience_s)
+
+    def awaited(self, now: float) -> list[Worker]:
+        """Who must come, end or run out of patience before the next generation can form."""
+        if not self.generation:
+            return self.in_phase(WorkerPhase.STARTING)
+        ends_s = self.patience_ends_s
+        is_patient = ends_s is None or now < ends_s
+        return self.in_phase(WorkerPhase.MEMBER, *([WorkerPhase.LEFT] if is_patient else []))
+
+    def chosen(self) -> list[Worker]:
+        """Of those that are ready, the members of the next generation, by rank: rank 0 has the state of the job."""
+        ready = self.in_phase(WorkerPhase.READY)
+        staying = [worker for worker in ready if self.may_stay(worker)]
+        if self.generation:
+            newest = max((worker.step for worker in ready if worker.holds), default=NEW)
+            if newest == NEW:
+                return []
+            if not any(worker.holds and worker.step == newest for worker in staying):
+                staying = ready  # those that are to go have seen the last step: they hand it over first
+            staying.sort(key=lambda worker: not worker.holds)
+        return staying[: self.policy.max_np or None]
+
+    def joiners(self) -> list[Worker]:
+        """Who is ready and may become a member, while a generation runs."""
+        ready = [worker for worker in self.in_phase(WorkerPhase.READY) if self.may_stay(worker)]
+        members = [worker for worker in self.in_phase(WorkerPhase.MEMBER) if self.may_stay(worker)]
+        return ready[: max(0, self.policy.max_np - len(members))] if self.policy.max_np else ready
+
+    def status(self) -> tuple[int, str]:
+        """The job's exit status if it ended now: of the first failure that no later generation made good."""
+        return next(iter(self.failures.values()), (0, ""))

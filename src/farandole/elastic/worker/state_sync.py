@@ -1,0 +1,204 @@
+"""How all ranks of a new generation come to one state: who has the newest, and what the others need of it.
+
+    synced = synchronize(parts, {"epoch": 3}, leaves, Standing(412), reach)
+
+The newest state is that of the highest voted step, and among those ranks the oldest one's. Who was there, and has the
+same tensors, is a source; who is behind, new, or differs gets them from all sources at once. Everything that is no
+tensor is the oldest one's on all ranks, so that every rank goes on at the same place of its program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import pickle
+import time
+import zlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, final
+
+import cloudpickle
+
+from farandole import events
+from farandole.elastic.membership.vote import NEW, Agreement, Claim, agree
+from farandole.elastic.worker.state_parts import Leaves, StatePart, unfit
+from farandole.elastic.worker.transfer import Flat, transfer
+from farandole.errors import UsageError
+from farandole.runtime.collectives.objects import allgather_object, broadcast_object
+from farandole.runtime.session.init import current
+
+T = TypeVar("T")
+
+
+@final
+@dataclass(frozen=True)
+class LocalState:
+    """How this rank stands before: the step it is at, or ``NEW``; ``joined`` if it cannot be the one to begin."""
+
+    step: int = NEW
+    joined: bool = False
+
+
+@final
+@dataclass(frozen=True)
+class Synced:
+    """What came of it: the job's step, whether this rank's tensors changed, and how long it took.
+
+    ``objects`` are those of the rank that everybody follows.
+    """
+
+    step: int
+    received: bool
+    objects: dict[str, Any]
+    nbytes: int
+    agree_s: float
+    transfer_s: float
+
+
+@final
+class Inventory(Generic[T]):
+    """What this rank has of each part: a skeleton, as bytes, and tensors."""
+
+    def __init__(self, parts: Mapping[str, StatePart], leaves: Leaves[T]) -> None:
+        self._parts, self._leaves = parts, leaves
+        taken = {name: leaves.take(part.tree()) for name, part in parts.items()}
+        self.skeletons = {name: bytes(cloudpickle.dumps(skeleton)) for name, (skeleton, _) in taken.items()}
+        self._tensors = {name: tensors for name, (_, tensors) in taken.items()}
+        self.changed: dict[str, Any] = {}
+
+    def common(self) -> list[T]:
+        """The tensors that are the same on all ranks of one step."""
+        return self._some(own=False)
+
+    def own(self) -> list[T]:
+        """The tensors that ranks may differ in."""
+        return self._some(own=True)
+
+    def private(self) -> tuple[tuple[str, int], ...]:
+        """The parts that may differ between ranks, and digests of them."""
+        return tuple((name, zlib.crc32(self.skeletons[name])) for name, part in self._parts.items() if part.is_private)
+
+    def built(self) -> list[str]:
+        """The names of the parts; those whose tensors the program has built are told apart by these."""
+        return [
+            f"{name} ({len(self._tensors[name])} tensors, {zlib.crc32(self.skeletons[name]):08x})"
+            if part.is_fixed
+            else name
+            for name, part in self._parts.items()
+        ]
+
+    def adopt(self, theirs: Mapping[str, bytes], alike: Collection[str]) -> None:
+        """Become like ``theirs``, of what is private in what is ``alike``; tensors have yet to be filled."""
+        if list(theirs) != list(self.skeletons):
+            raise UsageError(
+                f"the state of the job holds {', '.join(theirs)}; the one of this worker {', '.join(self.skeletons)}: "
+                "every worker must run the same script"
+            )
+        for name, skeleton in theirs.items():
+            is_own = self._parts[name].is_private and name not in alike
+            if not is_own and skeleton != self.skeletons[name]:
+                if self._parts[name].is_fixed:
+                    raise UsageError(
+                        f"{name} of this worker has other tensors than that of the job: every worker must run the same "
+                        "script with the same arguments"
+                    )
+                tree, tensors = self._leaves.put(pickle.loads(skeleton), self._tensors[name])  # noqa: S301 (a member's)
+                self.changed[name], self._tensors[name] = tree, tensors
+
+    def load(self) -> None:
+        """Hand over what has changed."""
+        for name, tree in self.changed.items():
+            self._parts[name].load(tree)
+
+    def _some(self, own: bool) -> list[T]:
+        found = []
+        for name, part in self._parts.items():
+            ids = part.own_tensors()
+            found += [tensor for tensor in self._tensors[name] if (id(tensor) in ids) == own]
+        return found
+
+
+def synchronize(
+    parts: Mapping[str, StatePart],
+    objects: dict[str, Any],
+    leaves: Leaves[T],
+    job_state: LocalState,
+    reach: Callable[[str], object],
+) -> Synced:
+    """Bring all ranks to one state. Collective.
+
+    ``reach`` is told ``agree``, ``transfer`` where anybody gets tensors, and ``receive`` before those of this rank are
+    overwritten; ``put back`` if that failed and they are what they were: nobody has trained, and this rank can begin
+    the job as well as another. Raises ``UsageError`` on a rank whose state is built otherwise than that of the others.
+    """
+    begin_s = time.monotonic()
+    reach("agree")
+    rank = current().topology.rank
+    inventory = Inventory(parts, leaves)
+    arrays, _ = leaves.memory(inventory.common())
+    digest = f"{Flat(arrays).checksum():08x}"
+    claim = Claim(job_state.step, digest, inventory.private(), job_state.joined)
+    agreement = agree(allgather_object(claim, "elastic.claims"))
+    _warn_of_divergence(agreement, rank)
+    mine = (inventory.skeletons, _pickled(objects))
+    theirs, their_objects = broadcast_object(mine, agreement.root, "elastic.state")
+    receives = rank in agreement.receivers
+    inventory.adopt(theirs, agreement.alike if receives else ())
+    agreed_s, nbytes = time.monotonic(), 0
+    if agreement.receivers:
+        reach("transfer")
+        if receives:
+            reach("receive")
+        is_first = receives and agreement.step == NEW
+        with _put_back_by_failure(leaves, inventory, reach) if is_first else contextlib.nullcontext():
+            nbytes += _move(leaves, inventory.common(), agreement.sources, receives, "elastic.common")
+            nbytes += _move(leaves, inventory.own(), [agreement.root], receives, "elastic.own")
+    inventory.load()
+    if their_objects != mine[1]:
+        objects = pickle.loads(their_objects)  # noqa: S301 (from a member of this job)
+    end_s = time.monotonic()
+    return Synced(max(agreement.step, 0), receives, objects, nbytes, agreed_s - begin_s, end_s - agreed_s)
+
+
+def _pickled(objects: Mapping[str, Any]) -> bytes:
+    try:
+        return bytes(cloudpickle.dumps(objects))
+    except Exception as error:
+        raise unfit(objects, cloudpickle.dumps, error) from error
+
+
+def _warn_of_divergence(agreement: Agreement, rank: int) -> None:
+    if agreement.diverged and rank == agreement.root:
+        events.logger.warning(
+            "the tensors of ranks %s differ from those of rank %d after the same %d steps, and are replaced: a fault "
+            "in memory makes such states, or a script that changes them differently on each rank",
+            agreement.diverged,
+            rank,
+            agreement.step,
+        )
+
+
+@contextlib.contextmanager
+def _put_back_by_failure(leaves: Leaves[T], inventory: Inventory[T], reach: Callable[[str], object]) -> Iterator[None]:
+    """If the block raises, all tensors are what they were. The copy is made once in a job, before its first step."""
+    tensors = [*inventory.common(), *inventory.own()]
+    arrays, held = leaves.memory(tensors)
+    memory = Flat(arrays)
+    everything, kept = range(memory.nbytes), (ctypes.c_char * memory.nbytes)()
+    memory.read(everything, ctypes.addressof(kept))
+    try:
+        yield
+    except BaseException:
+        memory.write(everything, ctypes.addressof(kept))
+        leaves.written(tensors, held)
+        reach("put back")
+        raise
+
+
+def _move(leaves: Leaves[T], tensors: Sequence[T], sources: Sequence[int], receives: bool, label: str) -> int:
+    arrays, held = leaves.memory(tensors)
+    nbytes = transfer(Flat(arrays), sources, receives, label)
+    if receives:
+        leaves.written(tensors, held)
+    return nbytes

@@ -1,0 +1,97 @@
+"""The vote of a step: no rank changes a parameter before all know that every rank's part of the step is there.
+
+    ballot = Ballot()
+    ballot.cursors["sampler"] = cursor
+    ballot.cast(lane.meet)                          # raises, or all ranks are at the same step and may apply it
+
+In the same moment the samples of the step count, and all learn whether some rank has heard that workers are to come or
+go. A rank that has not seen the end of a vote may be one step behind another one that has: ``vote.agree`` finds out.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeAlias, final
+
+from farandole import events
+from farandole.elastic.membership import vote
+from farandole.elastic.worker.sampler import SampleCursor
+from farandole.runtime.session.init import current, is_initialized
+
+Meet: TypeAlias = Callable[[str, str], Sequence[str]]
+"""``PlannedLane.meet``: from where this rank is, and what it says, to what every rank says, if all are there."""
+
+
+def alone(_point: str, said: str) -> list[str]:
+    """A ``Meet`` for who trains alone."""
+    return [said]
+
+
+@final
+class StepVote:
+    """What is voted on by the optimizers of one state. ``step`` counts the steps that were."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.cursors: dict[str, SampleCursor] = {}
+        self.change_due = False
+        """Whether, as all ranks know, some rank has heard that workers are to come or go."""
+        self.is_applying = False
+        """A step has been voted, and not all of it is done to the parameters."""
+        self.on_voted: Callable[[], object] = _nothing
+        """Called after every vote that has passed."""
+        self.on_recovered: Callable[[], object] = _nothing
+        """Called once, after the next such vote."""
+
+    def weigh(self) -> float:
+        """The weight of this rank's gradient among those of all ranks; see ``SampleCursor.weigh``."""
+        return math.prod(cursor.weigh() for cursor in self.cursors.values())
+
+    def cast(self, meet: Meet) -> None:
+        """Vote for this rank's part of the step, and return when everybody has."""
+        self.reach("vote")
+        current().pace.beat()  # for who is alone, this is all that shows that it trains
+        samples = tuple(cursor.samples() for cursor in self.cursors.values())
+        mine = vote.Vote(self.step, samples, bool(current().change_due))
+        outcome = vote.count([_read(said) for said in meet(f"vote {self.step}", _write(mine))])
+        for cursor, sampled in zip(self.cursors.values(), outcome.samples, strict=True):
+            cursor.advance(sampled)
+        self.step, self.change_due, self.is_applying = outcome.step, outcome.change_due, True
+        self.on_voted()
+        recovered, self.on_recovered = self.on_recovered, _nothing
+        recovered()
+        self.reach("voted")
+
+    def applied(self) -> None:
+        """The step is done."""
+        self.is_applying = False
+        self.reach("applied")
+
+    def rearrange(self, step: int, rank: int, size: int) -> None:
+        """A new generation begins with ``step``."""
+        self.step, self.change_due, self.is_applying = step, False, False
+        for cursor in self.cursors.values():
+            cursor.rearrange(rank, size)
+
+    def reach(self, phase: str) -> None:
+        """Tell who has subscribed that this rank comes to ``phase``."""
+        if events.subscribers and is_initialized():
+            session = current()
+            rank = session.topology.rank
+            events.emit(events.Milestone(phase, session.generation, rank, self.step, time.monotonic()))
+
+
+def _write(part: vote.Vote) -> str:
+    """As short as it gets: a meeting carries few bytes."""
+    return ",".join(map(str, (part.step, int(part.change_due), *part.samples)))
+
+
+def _read(said: str) -> vote.Vote:
+    step, due, *samples = map(int, said.split(","))
+    return vote.Vote(step, tuple(samples), bool(due))
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,301 @@
+"""CUDA tensors between GPUs, by NCCL; tensors of the host take the way over the GPU.
+
+    engine = NcclEngine(group, exchange)
+
+NCCL reduces what it reduces as the contract says: the wider numbers. The rest is moved by NCCL and reduced by PyTorch
+on the GPU, in the order of ranks: NCCL rounds float16 between each two ranks and knows no bool, no complex and no
+16-bit integers.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, TypeAlias, final
+
+import torch
+import torch.distributed as dist
+
+from farandole.collective import Array, DType, ReduceOp
+from farandole.engines.arrays import plain_memory, shares
+from farandole.engines.engine import Engine, Exchange, Group, Memory, require_served
+from farandole.engines.nccl.exchange_store import ExchangeStore
+from farandole.engines.nccl.tensors import as_bytes, combine, finish, scale, tensor, widen
+from farandole.engines.transport import interruptible
+from farandole.errors import AbortError, CollectiveError, EngineError, StallError
+
+MakeProcessGroup: TypeAlias = Callable[[Any, Group], Any]
+"""From the store and the group to a process group of ``torch.distributed``."""
+
+CONNECT_S = 30.0
+"""How long the members may take to meet, beyond the deadline of a collective."""
+
+_NAP_S = 0.00005
+_YIELD_S = 0.001
+_FOREVER = timedelta(days=365)
+"""Deadlines are ours to keep: NCCL's watchdog would end the process."""
+
+_OWN = {DType.FLOAT32, DType.FLOAT64, DType.INT32, DType.INT64, DType.INT8, DType.UINT8}
+"""What NCCL itself reduces as the contract says."""
+
+_OPS = {
+    ReduceOp.SUM: dist.ReduceOp.SUM,
+    ReduceOp.AVERAGE: dist.ReduceOp.SUM,
+    ReduceOp.MIN: dist.ReduceOp.MIN,
+    ReduceOp.MAX: dist.ReduceOp.MAX,
+    ReduceOp.PRODUCT: dist.ReduceOp.PRODUCT,
+}
+
+
+@final
+class NcclEngine(Engine):
+    """Collectives on the GPUs of the members, one each. The GPUs are connected by the first collective.
+
+    ``make`` and ``device`` replace NCCL and the GPU: the arithmetic and the bookkeeping are the same on any.
+    """
+
+    name = "nccl"
+
+    def __init__(
+        self,
+        group: Group,
+        exchange: Exchange,
+        make: MakeProcessGroup | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        self.group = group
+        self._device = device
+        self._reason: str | None = None
+        self._failure: tuple[type[CollectiveError], str] | None = None
+        self._aborted = threading.Event()
+        self._calls = 0
+        store = ExchangeStore(exchange, leads=make is None and group.rank == 0)
+        making = make or _make_nccl
+        self._process_group = _connected(group, exchange, lambda: making(store, group))
+
+    def allocate(self, nbytes: int) -> Memory:
+        """Plain memory of the host."""
+        return plain_memory(nbytes)
+
+    def allreduce(self, array: Array, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0) -> None:
+        """By NCCL's own all-reduce, or by slices that everybody reduces one of."""
+        require_served(array.dtype, op)
+        here = self._begin(array)
+        values = self._bring(array, here)
+        if array.dtype in _OWN:
+            values = scale(values, prescale)
+            options = dist.AllreduceOptions()
+            options.reduceOp = _OPS[op]  # type: ignore[assignment]
+            self._run(lambda pg: pg.allreduce([values], options))
+            result = finish(values, op, self.group.size, postscale)
+        else:
+            counts = shares(array.count, self.group.size, 1)
+            mine = self._reduced(values, counts, op, prescale, postscale)
+            result = torch.empty_like(values)
+            self._gathered(mine, result, counts)
+        self._hand_back(result, array)
+
+    def allgather(self, send: Array, recv: Array, counts: Sequence[int]) -> None:
+        """By NCCL's own all-gather where all send as much, else by a broadcast from each."""
+        here = self._begin(send)
+        result = self._room(recv, here)
+        self._gathered(self._bring(send, here), result, counts)
+        self._hand_back(result, recv)
+
+    def broadcast(self, array: Array, root: int) -> None:
+        """NCCL's own."""
+        here = self._begin(array)
+        values = self._bring(array, here)
+        self._broadcast(values, root)
+        self._hand_back(values, array)
+
+    def alltoall(self, send: Array, send_counts: Sequence[int], recv: Array, recv_counts: Sequence[int]) -> None:
+        """PyTorch's, of grouped sends and receives."""
+        here = self._begin(send)
+        result = self._room(recv, here)
+        self._swap(self._bring(send, here), send_counts, result, recv_counts)
+        self._hand_back(result, recv)
+
+    def reducescatter(
+        self,
+        send: Array,
+        recv: Array,
+        counts: Sequence[int],
+        op: ReduceOp,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> None:
+        """Everybody gets its slice from all, and reduces it."""
+        require_served(send.dtype, op)
+        here = self._begin(send)
+        self._hand_back(self._reduced(self._bring(send, here), counts, op, prescale, postscale), recv)
+
+    def barrier(self) -> None:
+        """Hear from everybody."""
+        self.gather_small(b"")
+
+    def abort(self, reason: str) -> None:
+        """Note why, then end what runs on the GPU."""
+        if self._reason is None:
+            self._reason = reason
+        self._aborted.set()
+        self._interrupt()
+
+    def close(self) -> None:
+        """Drop the process group, its communicator and its threads."""
+        clean = self._failure is None and self._reason is None
+        self._failure = self._failure or (EngineError, f"the engine of {self.group.label} is closed")
+        process_group, self._process_group = self._process_group, None
+        if process_group is not None and clean:
+            process_group.shutdown()
+
+    def statistics(self) -> dict[str, int | float | str]:
+        """Calls, and the device."""
+        return {**super().statistics(), "calls": self._calls, "device": str(self._device or "not connected yet")}
+
+    # -- moving -------------------------------------------------------------------------------------------------------
+
+    def _reduced(
+        self, values: torch.Tensor, counts: Sequence[int], op: ReduceOp, prescale: float, postscale: float
+    ) -> torch.Tensor:
+        """This member's slice, reduced over all."""
+        mine = counts[self.group.rank]
+        parts = values.new_empty(mine * self.group.size)
+        self._swap(values, counts, parts, [mine] * self.group.size)
+        first, *others = parts.split(mine) if mine else [parts] * self.group.size
+        total = widen(first, prescale)
+        for other in others:
+            total = combine(total, widen(other, prescale), op)
+        return finish(total, op, self.group.size, postscale).to(values.dtype)
+
+    def _swap(
+        self, send: torch.Tensor, send_counts: Sequence[int], recv: torch.Tensor, recv_counts: Sequence[int]
+    ) -> None:
+        item = send.element_size()
+        outgoing, incoming = as_bytes(send), as_bytes(recv)
+        sent, received = [n * item for n in send_counts], [n * item for n in recv_counts]
+        self._run(lambda pg: pg.alltoall_base(incoming, outgoing, received, sent))
+
+    def _gathered(self, mine: torch.Tensor, whole: torch.Tensor, counts: Sequence[int]) -> None:
+        if len(set(counts)) == 1:
+            self._run(lambda pg: pg._allgather_base(as_bytes(whole), as_bytes(mine)))
+            return
+        slices = whole.split(list(counts))
+        slices[self.group.rank].copy_(mine)
+        for root, part in enumerate(slices):
+            self._broadcast(part, root)
+
+    def _broadcast(self, values: torch.Tensor, root: int) -> None:
+        options = dist.BroadcastOptions()
+        options.rootRank = root
+        self._run(lambda pg: pg.broadcast([as_bytes(values)], options))
+
+    def _run(self, start: Callable[[Any], Any]) -> None:
+        """Start one operation, and return when the device is done with it."""
+        self._check()
+        self._calls += 1
+        label = self.group.label
+        try:
+            self._finish(start(self._process_group))
+        except BaseException as error:
+            self._interrupt()
+            if isinstance(error, CollectiveError) or not isinstance(error, RuntimeError):
+                self._failed(EngineError, f"a collective of {label} was interrupted by {type(error).__name__}")
+                raise
+            why = str(error).splitlines()[0]
+            raise self._failed(EngineError, f"a collective of {label} failed: {why}") from error
+
+    def _finish(self, work: Any) -> None:
+        now = time.monotonic()
+        drowsy, deadline = now + _YIELD_S, now + self.group.deadline_s
+        while not work.is_completed():
+            self._check()
+            now = time.monotonic()
+            if now > deadline:
+                text = f"some member did not come to a collective of {self.group.label}"
+                raise self._failed(StallError, f"{text} in {self.group.deadline_s:g} s")
+            if now < drowsy:
+                os.sched_yield()
+            else:
+                self._aborted.wait(_NAP_S)
+        work.wait()
+
+    def _interrupt(self) -> None:
+        process_group = self._process_group
+        if process_group is not None:
+            process_group.abort()
+
+    # -- where tensors are --------------------------------------------------------------------------------------------
+
+    def _begin(self, array: Array) -> torch.device:
+        """The device of this engine: that of the first CUDA tensor, or of the process."""
+        self._check()
+        if self._device is None:
+            owned = array.device.startswith("cuda") and isinstance(array.owner, torch.Tensor)
+            self._device = array.owner.device if owned else self._default_device()
+        return self._device
+
+    def _default_device(self) -> torch.device:
+        """What the script has set, else one GPU for each member of a host."""
+        current, count = torch.cuda.current_device(), torch.cuda.device_count()
+        here = self.group.hosts[self.group.rank]
+        member = self.group.hosts[: self.group.rank].count(here)
+        return torch.device("cuda", current or member % count)
+
+    def _bring(self, array: Array, device: torch.device) -> torch.Tensor:
+        """The values on the engine's device; a copy, or the tensor itself."""
+        values = tensor(array)
+        if values.is_cuda:
+            torch.cuda.synchronize(values.device)  # they may come from any stream
+        return values.to(device)
+
+    def _room(self, array: Array, device: torch.device) -> torch.Tensor:
+        """Where a result goes: the array itself if it is there already."""
+        values = tensor(array)
+        return values if values.device == device else torch.empty_like(values, device=device)
+
+    def _hand_back(self, result: torch.Tensor, array: Array) -> None:
+        values = tensor(array)
+        if values.data_ptr() != result.data_ptr():
+            values.copy_(result)
+        if result.is_cuda:
+            torch.cuda.synchronize(result.device)
+
+    # -- failures -----------------------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if self._reason is not None:
+            raise AbortError(self._reason)
+        if self._failure is not None:
+            kind, text = self._failure
+            raise kind(text)
+
+    def _failed(self, kind: type[CollectiveError], text: str) -> CollectiveError:
+        self._failure = self._failure or (kind, text)
+        return AbortError(self._reason) if self._reason is not None else kind(text)
+
+
+def _connected(group: Group, exchange: Exchange, make: Callable[[], Any]) -> Any:
+    """The process group that ``make`` makes; raises ``EngineError`` on all members if one has none."""
+    process_group, failure = None, ""
+    try:
+        process_group = interruptible(group, "a process group", CONNECT_S + group.deadline_s, make)
+    except (RuntimeError, OSError) as error:
+        if group.broken.is_set():
+            raise
+        failure = str(error).splitlines()[0]
+    # Nobody goes on, and perhaps closes or aborts, while another still connects.
+    lost = [f"{group.name(member)}: {said.decode()}" for member, said in enumerate(exchange(failure.encode())) if said]
+    if lost:
+        raise EngineError(f"not all of {group.label} could connect to the others. {'; '.join(lost)}")
+    return process_group
+
+
+def _make_nccl(store: Any, group: Group) -> Any:
+    nccl: Any = dist.ProcessGroupNCCL  # type: ignore[attr-defined,unused-ignore]
+    options = nccl.Options()
+    options._timeout = _FOREVER
+    return nccl(store, group.rank, group.size, options)

@@ -1,0 +1,185 @@
+"""Standard output and standard error of a job, and how what agents on many hosts write gets there.
+
+    screens = Screens.own()                         # this process's own streams
+    screens = Screens.remote(link.send)             # in an agent on another host: the launcher's
+    screens.add(STDOUT, read_end, tag=lambda: b"[0]<stdout>:")
+    screens.start()
+    ...
+    screens.finish()                                # and each of screens.ended becomes readable when all is written
+
+Each stream is written by a thread of its own, so that a reader of one that does not read holds up nothing else. Where
+both are the same file, pipe or terminal, there is one thread: two would tear each other's lines.
+
+From other hosts output comes in messages of whole lines over the connections of the control plane. ssh and ``srun``
+carry none of it: they would mix in what they say themselves, and ``srun`` tears lines of more than a kilobyte.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import final
+
+from farandole.control.agent_messages import Output, Written
+from farandole.control.message import Message
+from farandole.control.output import Pump, Sink, Source, Tag
+
+STDOUT, STDERR = 0, 1
+
+WINDOW_BYTES = 2**20
+"""How much of a stream may be on its way from a host to the launcher; beyond it the workers there wait."""
+
+
+@final
+class JobOutput:
+    """Two sinks, by ``STDOUT`` and ``STDERR``, and the threads that write to them."""
+
+    def __init__(self, sinks: Sequence[Sink], wires: Sequence[Wire] = ()) -> None:
+        self._sinks = sinks
+        self._wires = wires
+        pumps = {id(sink): Pump() for sink in sinks}
+        self._pumps = [pumps[id(sink)] for sink in sinks]
+        self.ended = frozenset(pump.ended for pump in self._pumps)
+
+    @classmethod
+    def own(cls) -> JobOutput:
+        """Those of this process."""
+        out = Sink.of_descriptor(1)
+        return cls((out, out if _same_file(1, 2) else Sink.of_descriptor(2)))
+
+    @classmethod
+    def remote(cls, send: Callable[[Message], object]) -> JobOutput:
+        """Those of the launcher, which gets messages by ``send``; its answers are for ``written``."""
+        wires = [Wire(stream, send) for stream in (STDOUT, STDERR)]
+        return cls([Sink(wire.write) for wire in wires], wires)
+
+    @property
+    def delivered(self) -> bool:
+        """True when nothing is on its way any more."""
+        return all(wire.idle for wire in self._wires)
+
+    def add(self, stream: int, fd: int, tag: Tag, sink: Sink | None = None) -> Source:
+        """Move what comes from ``fd`` to a stream, or to a ``sink`` of its own."""
+        return self._pumps[stream].add(fd, sink or self._sinks[stream], tag)
+
+    def start(self) -> None:
+        """Begin to write."""
+        for pump in dict.fromkeys(self._pumps):
+            pump.start()
+
+    def say(self, stream: int, lines: bytes, then: Callable[[], object] = lambda: None) -> None:
+        """Write whole lines, and call ``then`` in the thread that did. Does not wait."""
+        self._pumps[stream].say(self._sinks[stream], lines, then)
+
+    def settle(self, stream: int, source: Source, timeout_s: float) -> None:
+        """Wait until what a source has ready is read."""
+        self._pumps[stream].settle([source], timeout_s)
+
+    def written(self, message: Written) -> None:
+        """The launcher has written something."""
+        self._wires[message.stream].written(message.size)
+
+    def forgive(self) -> None:
+        """What was on its way is lost, or will not be confirmed."""
+        for wire in self._wires:
+            wire.forgive()
+
+    def cut(self) -> None:
+        """Nobody is left to write for."""
+        for wire in self._wires:
+            wire.cut()
+
+    def finish(self) -> None:
+        """Write what is left and end. Does not wait."""
+        for pump in dict.fromkeys(self._pumps):
+            pump.finish()
+
+    def close(self, timeout_s: float) -> bool:
+        """Finish, wait for that, and free everything; false if a reader does not read, and the rest is abandoned."""
+        self.finish()
+        closed = [pump.close(timeout_s) for pump in dict.fromkeys(self._pumps)]
+        return all(closed)
+
+
+@final
+class Wire:
+    """One stream on its way to the launcher. ``write`` waits while too much of it has not been written there."""
+
+    def __init__(self, stream: int, send: Callable[[Message], object]) -> None:
+        self._stream, self._send = stream, send
+        self._change = threading.Condition()
+        self._under_way = 0
+        self._is_cut = False
+
+    @property
+    def idle(self) -> bool:
+        """True when all has been written, or never will be."""
+        return self._under_way == 0 or self._is_cut
+
+    def write(self, text: bytes) -> bool:
+        """Send whole lines, in one message; false if there is nobody to send them to."""
+        with self._change:
+            self._change.wait_for(lambda: self._under_way < WINDOW_BYTES or self._is_cut)
+            if self._is_cut:
+                return False
+            self._under_way += len(text)
+        self._send(Output(self._stream, text))
+        return True
+
+    def written(self, size: int) -> None:
+        """So much of it has been written."""
+        with self._change:
+            self._under_way = max(0, self._under_way - size)
+            self._change.notify()
+
+    def forgive(self) -> None:
+        """Whoever was to write it has died; whether it has nobody knows."""
+        with self._change:
+            self.written(self._under_way)
+
+    def cut(self) -> None:
+        """Let ``write`` give up."""
+        with self._change:
+            self._is_cut = True
+            self._change.notify()
+
+
+@final
+class Receipts:
+    """What the launcher's screens have written, until the main thread tells the hosts that it came from.
+
+    ``fd`` is readable when there is something to ``collect``.
+    """
+
+    def __init__(self, output: JobOutput) -> None:
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._output = output
+        self._done: deque[tuple[str, Written]] = deque()
+
+    def take(self, host: str, message: Output) -> None:
+        """Let it be written."""
+        receipt = Written(message.stream, len(message.text))
+        self._output.say(message.stream, message.text, partial(self._note, host, receipt))
+
+    def collect(self) -> list[tuple[str, Written]]:
+        """Which host to tell what."""
+        os.eventfd_read(self.fd)
+        return [self._done.popleft() for _ in range(len(self._done))]
+
+    def close(self) -> None:
+        """Free the descriptor; the screens must have ended."""
+        os.close(self.fd)
+
+    def _note(self, host: str, receipt: Written) -> None:
+        self._done.append((host, receipt))
+        os.eventfd_write(self.fd, 1)
+
+
+def _same_file(one: int, other: int) -> bool:
+    try:
+        return os.path.sameopenfile(one, other)
+    except OSError:  # one of them is closed
+        return False

@@ -1,0 +1,105 @@
+"""Where the ranks of a job go, and who starts the agents there. Pure but for looking up names.
+
+    >>> where(3, (Host("localhost", 4),), Means(), {}, "box").hosts
+    ('box', 'box', 'box')
+
+Without hosts, the job gets those of the Slurm allocation it is started in, and without one this host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NamedTuple, final
+
+import msgspec
+
+from farandole.cluster.allocation import OWN_NAME, Allocation, allocation
+from farandole.control.addresses import is_own as looked_up
+from farandole.errors import UsageError
+from farandole.launch.agents.agents import AgentStarter
+from farandole.launch.agents.srun import Srun
+from farandole.launch.agents.ssh import Ssh
+from farandole.launch.hosts.plan import Host, assign_ranks, by_own_name, parse_hostfile, parse_hosts
+
+LauncherName = Literal["auto", "local", "ssh", "srun"]
+
+
+@final
+class Means(msgspec.Struct, frozen=True):
+    """How to get to other hosts: by what, and what ssh is to be told."""
+
+    launcher: LauncherName = "auto"
+    ssh: Ssh = Ssh()
+
+
+class Where(NamedTuple):
+    """The host of each rank, and the starter of agents (``None``: all are on this host)."""
+
+    hosts: tuple[str, ...]
+    starter: AgentStarter | None
+
+
+def where(
+    np: int | None,
+    named: Sequence[Host],
+    means: Means,
+    variables: Mapping[str, str],
+    here: str,
+    is_own: Callable[[str], bool] = looked_up,
+) -> Where:
+    """Decide; raises ``UsageError`` for what cannot be, with what to type."""
+    slurm = allocation(variables)
+    if slurm is None and means.launcher == "srun":
+        raise UsageError("--launcher srun starts workers in a Slurm allocation, and this is none: type salloc first")
+    if slurm is not None and not named and means.launcher != "local":
+        _refuse_beyond(slurm, np)
+        named = [Host(host, tasks) for host, tasks in slurm.tasks.items()]
+    if slurm is not None:
+        here = variables.get(OWN_NAME) or here
+    if not named and np is not None:
+        named = [Host(here, np)]
+    hosts = assign_ranks(np, by_own_name(named, here, is_own))
+    return Where(hosts, _starter(hosts, means, slurm, here))
+
+
+def read_hosts(hosts: str, hostfile: str) -> tuple[Host, ...]:
+    """What ``-H`` or a host file names; nothing where both are "". Raises ``UsageError``."""
+    if hosts:
+        return parse_hosts(hosts)
+    if not hostfile:
+        return ()
+    try:
+        with open(hostfile, encoding="utf-8") as file:
+            return parse_hostfile(file.read())
+    except OSError as error:
+        raise UsageError(f"the host file {hostfile} cannot be read: {error.strerror}") from error
+
+
+def _starter(hosts: Sequence[str], means: Means, slurm: Allocation | None, here: str) -> AgentStarter | None:
+    others = sorted(set(hosts) - {here})
+    if means.launcher == "srun" or (means.launcher == "auto" and slurm is not None and others):
+        foreign = sorted(set(hosts) - set(slurm.tasks)) if slurm is not None else []
+        if not foreign:
+            return Srun()
+        if means.launcher == "srun":
+            raise UsageError(
+                f"--launcher srun: {', '.join(foreign)} is not in the Slurm allocation; leave -H out to take its hosts"
+            )
+    if not others:
+        return None
+    if means.launcher == "local":
+        raise UsageError(
+            f"--launcher local: {', '.join(others)} is not this host ({here}): leave --launcher out, or say "
+            f"-H localhost:{len(hosts)}"
+        )
+    return means.ssh
+
+
+def _refuse_beyond(slurm: Allocation, np: int | None) -> None:
+    slots = sum(slurm.tasks.values())
+    if np is not None and np > slots:
+        listed = ",".join(f"{host}:{tasks}" for host, tasks in slurm.tasks.items())
+        raise UsageError(
+            f"-np {np} asks for more workers than Slurm's allocation {slurm.job} has tasks ({slots}: {listed}): ask "
+            f"for more (salloc -n {np} ...), or say how many each host takes, such as -H {next(iter(slurm.tasks))}:{np}"
+        )

@@ -1,0 +1,164 @@
+"""What the launcher of an elastic job and its controller, a child of it, say to each other, and the line between them.
+
+    ours, theirs = Line.pair()
+    ours.send(SendFor("b", "b/2"))                  # in one process
+    for said in theirs.receive(): ...               # in the other, when theirs.fd is readable; Ended() comes last
+
+The launcher has what must outlive a controller: the children that start agents, the terminal's signals, the journal.
+It never waits for a controller, which may hang; so ``flush`` its end where that ``is_behind`` and can be written to. A
+controller does wait, if it says much at once: it may send for a thousand agents.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from collections.abc import Iterator
+from typing import TypeAlias, final
+
+import msgspec
+
+LIMIT_BYTES = 2**17
+"""Of one message; the longest holds the last words of some workers."""
+
+
+class Said(msgspec.Struct, frozen=True, tag=True):
+    """Base of all messages."""
+
+
+@final
+class Listening(Said, frozen=True):
+    """The controller listens, at this address in ZeroMQ's words."""
+
+    address: str
+
+
+@final
+class SendFor(Said, frozen=True):
+    """Start an agent on a host; it is to call itself ``name``, and no other ever does."""
+
+    host: str
+    name: str
+
+
+@final
+class GiveUp(Said, frozen=True):
+    """A host is lost: end what has started this agent there."""
+
+    name: str
+
+
+@final
+class Decided(Said, frozen=True):
+    """How the job is to end, once its workers have: for the next controller, which has not heard their last words."""
+
+    status: int
+    words: str
+
+
+@final
+class Finished(Said, frozen=True):
+    """The job is over: its exit status, and why that is not 0."""
+
+    status: int
+    words: str
+
+
+@final
+class Ping(Said, frozen=True):
+    """Do you turn? Say it back."""
+
+
+@final
+class Signal(Said, frozen=True):
+    """The user wants an end, or a signal passed on to the workers."""
+
+    number: int
+
+
+@final
+class AgentSaid(Said, frozen=True):
+    """The last line that the child has written which starts this agent."""
+
+    name: str
+    text: str
+
+
+@final
+class AgentEnded(Said, frozen=True):
+    """The child that was, or had started, this agent has ended; ``code`` as ``waitpid`` gives it."""
+
+    name: str
+    code: int
+    why: str
+
+
+@final
+class PipeClosed(Said, frozen=True):
+    """The other end is closed."""
+
+
+Any: TypeAlias = Listening | SendFor | GiveUp | Decided | Finished | Ping | Signal | AgentSaid | AgentEnded | PipeClosed
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Any)
+
+
+@final
+class LauncherPipe:
+    """One end. Messages are whole, and arrive in order. It is said whether this end ``waits`` to say something."""
+
+    def __init__(self, end: socket.socket, *, waits: bool) -> None:
+        self._socket = end
+        self._flags = 0 if waits else socket.MSG_DONTWAIT
+        self._unsent: deque[bytes] = deque()
+
+    @classmethod
+    def pair(cls) -> tuple[LauncherPipe, LauncherPipe]:
+        """Both ends, that of the launcher and that of its controller."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        return cls(ours, waits=False), cls(theirs, waits=True)
+
+    @property
+    def fd(self) -> int:
+        """Readable when ``receive`` has something."""
+        return self._socket.fileno()
+
+    def send(self, message: Any) -> None:
+        """Say something; it is lost if nobody is there any more."""
+        self._unsent.append(_encoder.encode(message))
+        self.flush()
+
+    @property
+    def is_behind(self) -> bool:
+        """True while something that was said waits for the other end to listen."""
+        return bool(self._unsent)
+
+    def flush(self) -> None:
+        """Go on saying it."""
+        while self._unsent:
+            try:
+                self._socket.send(self._unsent[0], self._flags)
+            except BlockingIOError:
+                return
+            except OSError:  # nobody is there
+                self._unsent.clear()
+                return
+            self._unsent.popleft()
+
+    def receive(self) -> Iterator[Any]:
+        """Everything that is there. Never blocks."""
+        while True:
+            try:
+                frame = self._socket.recv(LIMIT_BYTES, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            except ConnectionError:
+                frame = b""
+            yield _decoder.decode(frame) if frame else PipeClosed()
+            if not frame:
+                return
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._socket.close()

@@ -1,0 +1,121 @@
+"""The generation that a controller has found and not formed: its own controller is gone, its members go on.
+
+    former = Former(router.send, formation, time.monotonic, generation=7, places=(0, 1, 4))
+    former.takes(b"7f3ac", Stay(7, place=0))        # True: it is told to come again when its state allows it
+    former.end("worker 4 on b was killed by SIGKILL")                                           # and now, all of them
+
+What the members had agreed on with the controller before is gone with it. So they are not asked for it: planned
+collectives need no controller and go on until the members end the generation together, at their next commit. Whoever
+needs the controller ends it for all at once, which costs the step that it interrupts. That all hang is noticed as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+from farandole.control.messages import Abort, ChangeDue, Hello, Leave, Progress, Stay, TimelineSet
+from farandole.runtime.coordination.downlink import CONTROL, Send
+from farandole.runtime.coordination.formation import Formation
+from farandole.runtime.coordination.stall import Limits, StallInspector, StallVerdict
+
+REASON = "the controller was replaced"
+
+NO_LIMITS = Limits(0.0, 0.0)
+"""Where there is no generation, nobody hangs."""
+
+
+@final
+class InheritedGeneration:
+    """Of a new controller, until it has formed a generation itself; ``worker_ids`` are those of the members, by rank.
+
+    Later it turns those away that are late. ``over`` says why the generation has ended already, if it has.
+    """
+
+    def __init__(
+        self,
+        send: Send,
+        formation: Formation,
+        clock: Callable[[], float],
+        generation: int = 0,
+        worker_ids: Sequence[int] = (),
+        over: str = "",
+        limits: Limits = NO_LIMITS,
+    ) -> None:
+        self._send, self._formation, self._clock = send, formation, clock
+        self._generation, self._worker_ids = generation, worker_ids
+        self._unheard = set(worker_ids)
+        self._over = Abort(generation, over) if over else None
+        self._members: dict[bytes, int] = {}
+        """The places of those that have said that they stay, by what their sockets have in common."""
+        self._stall = StallInspector(limits, [""] * len(worker_ids))  # no text of ours tells where they are
+        self._stall.begin(clock())
+
+    def takes(self, identity: bytes, message: Any) -> bool:
+        """Hear a message; false if it is for others as well, or only for them."""
+        if isinstance(message, Hello):
+            if message.worker_id in self._unheard:  # it was not in it any more, or never; the others may wait for it
+                self.end(f"worker {message.worker_id} has left it while no controller was there")
+            return False
+        if isinstance(message, Stay):
+            self._answer(identity, message)
+            return True
+        if not self._generation or getattr(message, "generation", None) != self._generation:
+            return False
+        if isinstance(message, Leave):
+            self._leave(message)
+        elif isinstance(message, Progress):
+            self._hear(identity[:-1], message)
+        elif not isinstance(message, TimelineSet):
+            self.end(f"{REASON}, and a {type(message).__name__} was for the one before")
+        return True
+
+    @property
+    def deadline_s(self) -> float | None:
+        """When ``tick`` has something to do."""
+        return self._stall.deadline_s if self._generation and self._over is None else None
+
+    def tick(self, now: float) -> None:
+        """Look whether any member goes on, if it is time to."""
+        if self.deadline_s is not None and self.deadline_s <= now:
+            verdict = self._stall.look(now, (), lambda _: "")
+            if isinstance(verdict, StallVerdict):
+                self._formation.stalled(self._worker_ids, verdict.reason)
+
+    def end(self, reason: str) -> None:
+        """It is over for all its members, now."""
+        if self._generation and self._over is None:
+            self._over = Abort(self._generation, reason)
+            self._formation.over(self._generation, reason)
+            for uid in self._members:
+                self._send(uid + CONTROL, self._over)
+
+    def replace(self) -> None:
+        """Another generation has begun."""
+        self._generation, self._unheard, self._members = 0, set(), {}
+
+    def _leave(self, message: Leave) -> None:
+        self._unheard.discard(message.worker_id)
+        if message.reason:
+            self.end(message.reason)
+        if message.ending or not message.reason:
+            self._formation.left(message.worker_id, message.ending)
+
+    def _hear(self, uid: bytes, progress: Progress) -> None:
+        worker_id = self._members.get(uid)
+        if worker_id is not None and worker_id in self._worker_ids:
+            self._stall.answered(self._worker_ids.index(worker_id), progress, self._clock())
+            if self._over is not None:  # it has had no time yet to form another
+                self._formation.answered(worker_id)
+
+    def _answer(self, identity: bytes, message: Stay) -> None:
+        uid = identity[:-1]
+        identity = uid + CONTROL  # whichever of the worker's sockets it came from
+        if message.generation != self._generation:
+            self._send(identity, Abort(message.generation, f"{REASON}, and the others have begun another generation"))
+            return
+        self._members[uid] = message.worker_id
+        self._unheard.discard(message.worker_id)
+        if message.wait:
+            self.end(f"{REASON} while worker {message.worker_id} waited for it")
+        self._send(identity, self._over or ChangeDue(self._generation, REASON))

@@ -1,0 +1,89 @@
+"""Which hosts of a job have answered, and which are lost; without any I/O.
+
+    >>> hosts = Hosts(silence_s=3.0)
+    >>> hosts.expect("b", until_s=30.0)
+    >>> hosts.heard("b", now=1.0)
+    >>> hosts.lost(now=2.0), hosts.deadline_s
+    ([], 4.0)
+    >>> [lost.host for lost in hosts.lost(now=4.0)]
+    ['b']
+
+Each host has an agent that speaks at least four times within ``silence_s``. A host that is lost stays lost, until it
+is readmitted: what it says counts for nothing.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, final
+
+HEARTBEATS = 4
+"""How often an agent speaks within the time after which it would count as lost."""
+
+
+class LostHost(NamedTuple):
+    """A host that will not take part any more, and why."""
+
+    host: str
+    reason: str
+
+
+@final
+class HostLiveness:
+    """The agents on other hosts than the controller's. Those that share its host need no watching: it is their parent.
+
+    With ``silence_s=0`` no host is ever lost for its silence.
+    """
+
+    def __init__(self, silence_s: float) -> None:
+        self._silence_s = silence_s
+        self._due_s: dict[str, float] = {}
+        self._up: set[str] = set()
+        self._gone: set[str] = set()
+
+    def expect(self, host: str, until_s: float) -> None:
+        """An agent was sent for; by this time it must have answered."""
+        self._due_s[host] = until_s
+
+    def readmit(self, host: str) -> None:
+        """Another agent is sent for, whatever became of the last one."""
+        self._gone.discard(host)
+        self._up.discard(host)
+
+    def heard(self, host: str, now: float) -> None:
+        """Its agent said something."""
+        if host in self._gone:
+            return
+        self._up.add(host)
+        if self._silence_s:
+            self._due_s[host] = now + self._silence_s
+        else:
+            self._due_s.pop(host, None)
+
+    def ended(self, host: str) -> None:
+        """Its agent has ended, which is known otherwise."""
+        self._gone.add(host)
+        self._due_s.pop(host, None)
+
+    def is_up(self, host: str) -> bool:
+        """True once its agent has answered, until it is lost or has ended."""
+        return host in self._up and host not in self._gone
+
+    @property
+    def deadline_s(self) -> float | None:
+        """When ``lost`` may find something."""
+        return min(self._due_s.values(), default=None)
+
+    def lost(self, now: float) -> list[LostHost]:
+        """The hosts that are lost since the last call. First take in all that has arrived."""
+        lost = [LostHost(host, self._reason(host)) for host, due_s in self._due_s.items() if due_s <= now]
+        for host, _ in lost:
+            self.ended(host)
+        return lost
+
+    def _reason(self, host: str) -> str:
+        if host in self._up:
+            return (
+                f"host {host} has not been heard of for {self._silence_s:g} s: it is down, frozen, or cut off "
+                "(FARANDOLE_HOST_TIMEOUT_S says how long a host may be silent)"
+            )
+        return f"host {host} did not answer in time (--start-timeout): its agent could not be started there"

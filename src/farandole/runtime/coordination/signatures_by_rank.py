@@ -1,0 +1,71 @@
+"""What ranks said under one name: each signature once, with all the ranks that meant it.
+
+    >>> said = Statements.of({0: Signature(1, [8], [[3]]), 1: Signature(1, [8], [[4]]), 2: Signature(1, [8], [[3]])})
+    >>> [(signature.shapes, list(ranks)) for signature, ranks in said]
+    [([[3]], [0, 2]), ([[4]], [1])]
+
+Ranks mostly say the same, so what is done with statements takes no longer for many ranks than for two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import final
+
+import msgspec
+
+from farandole.control.messages import Signature
+from farandole.runtime.coordination.rank_set import NOBODY, RankSet
+
+
+@final
+class SignaturesByRank:
+    """In the order in which each was first made."""
+
+    __slots__ = ("_said", "ranks")
+
+    def __init__(self) -> None:
+        self.ranks = NOBODY
+        """Everybody who said something."""
+        self._said: dict[bytes, tuple[Signature, RankSet]] = {}
+
+    @classmethod
+    def of(cls, by_rank: Mapping[int, Signature]) -> SignaturesByRank:
+        """What each rank said."""
+        statements = cls()
+        for rank, signature in by_rank.items():
+            statements.add(RankSet.only(rank), signature)
+        return statements
+
+    def add(self, ranks: RankSet, signature: Signature) -> None:
+        """These ranks say this; none of them has said anything before."""
+        key = msgspec.msgpack.encode(signature)
+        known, before = self._said.get(key, (signature, NOBODY))
+        self._said[key] = known, before | ranks
+        self.ranks |= ranks
+
+    def update(self, others: SignaturesByRank, ranks: RankSet) -> None:
+        """These ranks say what ``others`` has of them."""
+        for signature, whose in others:
+            if both := whose & ranks:
+                self.add(both, signature)
+
+    @property
+    def first(self) -> Signature:
+        """The one that was made first; there must be one."""
+        return next(iter(self))[0]
+
+    def by_rank(self) -> dict[int, Signature]:
+        """One by one, ascending."""
+        return dict(sorted((rank, signature) for signature, ranks in self for rank in ranks))
+
+    def __iter__(self) -> Iterator[tuple[Signature, RankSet]]:
+        return iter(self._said.values())
+
+    def __len__(self) -> int:
+        return len(self._said)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SignaturesByRank) and self._said == other._said
+
+    __hash__ = None  # type: ignore[assignment]

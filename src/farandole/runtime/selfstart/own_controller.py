@@ -1,0 +1,210 @@
+"""A controller in a process of its own, for jobs that no launcher started.
+
+``python -m farandole.runtime.selfstart.own_controller`` is it.
+
+Its standard input brings one line of JSON (``hosted.Charge``), answered on standard output by its addresses as soon as
+it listens. That input ends with the process that started it; then, or when the last worker of this host has ended, this
+process ends too. It watches the workers of its own host; on every other one an agent does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from typing import Any, final
+
+import msgspec
+
+from farandole.control.addresses import own_endpoints
+from farandole.control.agent_messages import AgentHello, Exited, Stack, Watch
+from farandole.control.channel import Router
+from farandole.control.keys import JobKeys
+from farandole.control.messages import Hello
+from farandole.control.process import dump_stack
+from farandole.errors import ControlError, UsageError
+from farandole.runtime.controller.controller import FAREWELL_S
+from farandole.runtime.controller.root import Root
+from farandole.runtime.coordination.rank_names import name_numbers
+from farandole.runtime.coordination.stall import PATIENCE_S
+from farandole.runtime.selfstart.host_socket import claim, tell
+from farandole.runtime.selfstart.spawn import FOR_WORKERS, ControllerConfig
+from farandole.settings import Settings
+
+STDIN, STDOUT = 0, 1
+LOST = -signal.SIGKILL
+"""What counts as the exit code of a worker whose host is lost."""
+
+
+@final
+class OwnController:
+    """The loop around a ``Root``: it knows all workers, and hears of their ends by descriptors and from agents."""
+
+    def __init__(self, config: ControllerConfig, router: Router, claimed: socket.socket | None) -> None:
+        settings = Settings.resolve().as_static()
+        self._claimed = claimed
+        self._router, self._config, self._start_timeout_s = router, config, settings.start_timeout_s
+        self._root = Root(router, settings, config.expected)
+        self._root.on_agent, self._root.on_lost = self._on_agent, self._on_lost
+        self._controller = self._root.controller
+        self._dump_elsewhere, self._controller.request_stack = self._controller.request_stack, self._request_stack
+        self._controller.report = _say
+        self._controller.on_hello = self._meet
+        self._starter = os.getppid()
+        self._hellos: dict[tuple[str, int], Hello] = {}  # by host and process, of those not known to have ended
+        self._workers: dict[int, int] = {}  # process by its descriptor, of this host
+        self._came = False  # the starter has said hello
+        self._yet_to_come = set(range(config.expected))
+
+    def serve(self) -> None:
+        """Return when the starter has gone, or all workers of this host have."""
+        self._router.watch(STDIN)
+        if self._claimed is not None:
+            self._router.watch(self._claimed.fileno())
+        while True:
+            ready = self._root.turn(None)
+            if self._claimed is not None and self._claimed.fileno() in ready:
+                tell(self._claimed, f"tcp://127.0.0.1:{self._router.address.rpartition(':')[2]}")
+            for fd in ready & set(self._workers):
+                self._end(fd)
+            if STDIN in ready and not os.read(STDIN, 4096):
+                self._see_out()
+                return
+            if self._came and not self._workers:
+                return
+
+    def close(self) -> None:
+        """Stop watching."""
+        for fd in self._workers:
+            self._router.unwatch(fd)
+            os.close(fd)
+
+    def _meet(self, hello: Hello) -> None:
+        """See to it that somebody watches this worker."""
+        self._yet_to_come.discard(hello.worker_id)
+        if not self._yet_to_come:
+            remove(self._config.litter)
+        known = (hello.host, hello.pid) in self._hellos
+        self._hellos[hello.host, hello.pid] = hello
+        if hello.host == self._config.host:
+            self._came = self._came or hello.pid == self._starter
+            if hello.pid not in self._workers.values():
+                self._watch(hello)
+        elif self._root.hosts.is_up(hello.host):
+            self._root.tell(hello.host, Watch(hello.worker_id, hello.pid))
+        elif not known:
+            self._root.hosts.expect(hello.host, time.monotonic() + self._start_timeout_s)
+
+    def _watch(self, hello: Hello) -> None:
+        try:
+            fd = os.pidfd_open(hello.pid)
+        except ProcessLookupError:
+            self._report_end(hello.host, hello.pid)
+        else:
+            self._workers[fd] = hello.pid
+            self._router.watch(fd)
+
+    def _end(self, fd: int) -> None:
+        self._router.unwatch(fd)
+        os.close(fd)
+        self._report_end(self._config.host, self._workers.pop(fd))
+
+    def _report_end(self, host: str, pid: int) -> None:
+        """Once. How it ended is its parent's to know; without its ``Leave`` it did not end well."""
+        hello = self._hellos.pop((host, pid), None)
+        if hello is not None:
+            end = f"rank {hello.worker_id} on {host} (process {pid}) has ended"
+            self._controller.worker_exited(hello.worker_id, pid, 0, end)
+
+    def _on_agent(self, host: str, message: Any) -> None:
+        if isinstance(message, AgentHello):
+            for hello in [each for each in self._hellos.values() if each.host == host]:
+                self._root.tell(host, Watch(hello.worker_id, hello.pid))
+        elif isinstance(message, Exited):
+            self._report_end(host, message.pid)
+        elif isinstance(message, Stack):
+            self._controller.stack_arrived(message.worker_id, message.text)
+
+    def _on_lost(self, host: str, reason: str) -> None:
+        """All its workers count as dead; the first report ends the generation, so it names them all."""
+        dead = [hello for hello in self._hellos.values() if hello.host == host]
+        ranks = name_numbers(hello.worker_id for hello in dead)
+        for hello in dead:
+            del self._hellos[host, hello.pid]
+            self._controller.worker_exited(hello.worker_id, hello.pid, LOST, f"{ranks} on {host} lost: {reason}")
+
+    def _see_out(self) -> None:
+        """The starter has gone: tell the others, unless it had said that it would."""
+        self._report_end(self._config.host, self._starter)
+        until = time.monotonic() + FAREWELL_S
+        while self._controller.deadline() is not None and time.monotonic() < until:
+            self._root.turn(until)
+        self._controller.tick(until)
+
+    def _request_stack(self, hello: Hello) -> None:
+        if hello.host != self._config.host:
+            self._dump_elsewhere(hello)
+            return
+        text = f"process {hello.pid} is not on this host"
+        if self._hellos.get((hello.host, hello.pid)) == hello:
+            try:
+                text = dump_stack(hello.pid, hello.stack_signal, hello.stack_fd, deadline_s=PATIENCE_S / 2)
+            except ControlError as error:
+                text = str(error)
+        self._controller.stack_arrived(hello.worker_id, text)
+
+
+def main() -> None:
+    """Read the charge, listen, serve."""
+    for number in FOR_WORKERS:
+        signal.signal(number, signal.SIG_IGN)
+    config = msgspec.json.decode(first_line(STDIN), type=ControllerConfig)
+    try:
+        router = Router(JobKeys.from_secret(config.secret), config.listen)
+        addresses = _reached_at(router.address, Settings.resolve().network_interface)
+    except (ControlError, UsageError) as error:
+        _say(str(error))
+        sys.exit(1)
+    with (
+        claim(config.secret, config.host) as claimed,
+        router,
+        contextlib.closing(OwnController(config, router, claimed)) as standalone,
+    ):
+        try:
+            with contextlib.suppress(BrokenPipeError):  # else the starter waits for it
+                os.write(STDOUT, msgspec.json.encode(addresses) + b"\n")
+            standalone.serve()
+        finally:
+            remove(config.litter)
+
+
+def first_line(fd: int) -> bytes:
+    """A line, and not a byte of what follows it."""
+    line = b""
+    while not line.endswith(b"\n") and (byte := os.read(fd, 1)):
+        line += byte
+    return line
+
+
+def remove(paths: list[str]) -> None:
+    """Delete these files, as far as they are there."""
+    for path in paths:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+
+def _reached_at(listening: str, interface: str) -> list[str]:
+    port = listening.rpartition(":")[2]
+    anywhere = listening in (f"tcp://0.0.0.0:{port}", f"tcp://[::]:{port}")
+    return own_endpoints(listening, interface) if anywhere else [listening]
+
+
+def _say(text: str) -> None:
+    os.write(sys.stderr.fileno(), f"farandole: {text}\n".encode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,209 @@
+"""The one session of this process: ``init`` and ``shutdown``.
+
+    init()
+    current().topology.rank
+    shutdown()
+
+A process that is forked from a worker (those of a data loader) is none itself: it starts without a session, and
+leaves the one of its parent alone.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib
+import os
+import sys
+import threading
+import traceback
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any, final
+
+from farandole.cluster.detect import detect
+from farandole.errors import AbortError, NotInitializedError, UnsupportedError
+from farandole.runtime.coordination import lineage
+from farandole.runtime.lanes.lane import interrupted
+from farandole.runtime.lanes.reentry import Reentry
+from farandole.runtime.session.process_sets import ProcessSet, ProcessSetLike, global_process_set
+from farandole.runtime.session.session import Session
+from farandole.runtime.session.start import Past, start
+
+__all__ = [
+    "ProcessSet",
+    "Session",
+    "current",
+    "finish_before_leaving",
+    "global_process_set",
+    "init",
+    "is_initialized",
+    "last_rank",
+    "rejoin",
+    "shutdown",
+]
+
+
+def init(comm: object = None, process_sets: Sequence[ProcessSetLike] | str | None = None, **settings: Any) -> None:
+    """Join the job that this process was started for, and return when all ranks have; alone, be a job of one.
+
+    >>> init(process_sets=[[0, 2]], stall_warning_s=10)
+
+    ``comm`` may list the ranks that take part; ``process_sets`` are made at once and must agree between ranks;
+    ``settings`` are fields of ``Settings``. Does nothing if the process is in a job already. Raises ``StartError`` if
+    the job does not form within ``start_timeout_s``, ``SettingsError`` or ``UsageError`` for what cannot be.
+    """
+    _require_main_interpreter()
+    with _here.lock:
+        _here.require_rest("init()")
+        if _here.session is None:
+            _here.asked = (comm, process_sets, settings)
+            _here.join()
+
+
+def _require_main_interpreter() -> None:
+    """A subinterpreter cannot wait for the threads of a session when it ends, and takes the process down then."""
+    for name in ("_interpreters", "_xxsubinterpreters"):  # of Python 3.13, and of those before
+        with contextlib.suppress(ImportError):
+            interpreters = importlib.import_module(name)
+            if interpreters.get_current() != interpreters.get_main():
+                raise UnsupportedError("init() was called in a subinterpreter: call it in the main interpreter")
+            return
+
+
+def rejoin(state: str = "", state_step: int = 0) -> None:
+    """Leave, and join again as ``init`` was last told to: the next generation of an elastic job.
+
+    ``state`` says what this worker's state consists of, and ``state_step`` from which step the others could go on with
+    it; -1: from none. Raises ``StartError`` if the state of the others consists of something else.
+    """
+    with _here.lock:
+        _here.require_rest("the next generation")
+        _here.leave()
+        _here.join(state, state_step)
+
+
+def shutdown() -> None:
+    """Leave the job. Does nothing if the process is in none."""
+    _here.finish()
+    _here.leave()
+
+
+def finish_before_leaving(work: threading.Thread) -> None:
+    """Have ``shutdown`` wait for a thread of the background that needs the other ranks to come to its end."""
+    _here.unfinished.add(work)
+
+
+def is_initialized() -> bool:
+    """True between ``init`` and ``shutdown``."""
+    return _here.session is not None
+
+
+def current(asked: str = "an operation of the job") -> Session:
+    """The session; raises ``NotInitializedError``, which names what was ``asked``, if there is none."""
+    session = _here.session
+    if session is None:
+        raise NotInitializedError(asked)
+    return session
+
+
+def last_rank() -> int | None:
+    """The rank of this process in the last generation that it took part in; ``None`` before the first."""
+    session = _here.session
+    return _here.rank if session is None or session.provisional else session.topology.rank
+
+
+def _leave_at_exit() -> None:
+    """Leave in good order, unless the script has raised: then the others are told so."""
+    error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
+    _here.leave("" if error is None else f"its script raised {_first_line(error)}")
+
+
+def _first_line(error: BaseException) -> str:
+    return traceback.format_exception_only(error)[-1].partition("\n")[0]
+
+
+@final
+class _Here:
+    """What this process has."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.session: Session | None = None
+        self.asked: tuple[object, Sequence[ProcessSetLike] | str | None, dict[str, Any]] = (None, None, {})
+        """What ``init`` was last told."""
+        self.rank: int | None = None
+        """What it was in the last session that was shared with others."""
+        self.unfinished: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+        self._doing = ""  # with the lock
+        self._step_s: float | None = None  # the longest step of the last session; of none, before the first
+        self._inherited: Session | None = None
+        self._watching = False
+
+    def require_rest(self, asked: str) -> None:
+        """With the lock: raise ``UsageError`` if a signal handler has interrupted what this thread does with it."""
+        if self._doing:
+            raise interrupted(asked, self._doing)
+
+    @contextlib.contextmanager
+    def _busy(self, doing: str) -> Iterator[None]:
+        before, self._doing = self._doing, doing
+        try:
+            yield
+        finally:
+            self._doing = before
+
+    def join(self, state: str = "", state_step: int = 0) -> None:
+        """Make a session of what was asked. A process that has had one before is ready to go on with the others.
+
+        In an elastic job, a worker that is lost while a generation forms only means that another one does.
+        """
+        with self._busy("init()"):
+            while self.session is None:
+                try:
+                    self.session = start(*self.asked, Past(self._step_s, state, state_step))
+                except BaseException as error:
+                    lineage.release()
+                    if not isinstance(error, AbortError) or not detect().is_elastic:
+                        raise
+                    self._step_s = self._step_s or 0.0
+        self._watch()
+
+    def _watch(self) -> None:
+        """From the first session on: leave the job at the interpreter's exit, and forget it in forked children."""
+        if not self._watching:
+            self._watching = True
+            atexit.register(_leave_at_exit)
+            os.register_at_fork(after_in_child=self._forget)
+
+    def finish(self) -> None:
+        """Wait for what is to end before; not in a signal handler, whose thread may be what it waits for."""
+        session = self.session
+        if session is not None and not Reentry.anywhere():
+            for thread in list(self.unfinished):
+                if thread is not threading.current_thread() and thread.is_alive():
+                    thread.join()
+
+    def leave(self, because: str = "") -> None:
+        """Close the session, if there is one; with a reason, its end is not in order, and that of the process."""
+        with self.lock, self._busy("shutdown()"):
+            session, self.session = self.session, None
+            if session is not None:
+                self._step_s = session.pace.step_s
+                self.rank = self.rank if session.provisional else session.topology.rank
+                if because:
+                    session.abort(because, ending=True)
+                session.close()
+            lineage.release()
+
+    def _forget(self) -> None:
+        self.lock, self._doing = threading.RLock(), ""  # the parent's may be held by a thread that is not here
+        lineage.release()
+        Reentry.forsake_all()
+        self._inherited = (
+            self.session or self._inherited
+        )  # kept: its sockets are the parent's, nothing may finalise them
+        self.session = None
+
+
+_here = _Here()

@@ -1,0 +1,119 @@
+"""How a process finds the controller of its job: the first one starts it, the others are told where it is.
+
+    seat = meet(detect(), Part(place=1, expected=4), settings)
+    seat.controller, seat.key                   # "tcp://10.0.0.1:7000", "5f0c..."
+
+It is found once; when the process joins again, after ``shutdown()`` or the loss of others, it goes to the same one.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import final
+
+import msgspec
+
+from farandole.cluster.contact import Contact, Meeting, is_loopback
+from farandole.cluster.environment import CONTROLLER, Environment
+from farandole.control.addresses import EVERYWHERE, is_own, own_host_only
+from farandole.control.dial import first_answering
+from farandole.control.keys import JobKeys, new_secret
+from farandole.errors import ControlError, SettingsError, StartError
+from farandole.runtime.selfstart.host_socket import ask
+from farandole.runtime.selfstart.spawn import ControllerConfig, HostAgentConfig, ensure_agent, ensure_controller
+from farandole.runtime.session.link import Assignment
+from farandole.settings import Settings
+
+ANYWHERE = "tcp://*:"
+
+DIAL_S = 5.0
+"""How long to dial before asking again where the controller is: what was said may be what an earlier job has left."""
+
+
+@final
+class ProcessRole(msgspec.Struct, frozen=True):
+    """The part this process has: its place among those ``expected``. ``label`` names a job of some of them."""
+
+    worker_id: int
+    expected: int
+    label: str = ""
+
+
+_found: dict[str, Contact] = {}
+"""By job: the address that has answered, and the key."""
+
+
+def meet(environment: Environment, part: ProcessRole, settings: Settings) -> Assignment:
+    """The seat of this process, with the controller it is to join; raises ``StartError`` if it is not found in time."""
+    job = environment.controller or f"{environment.name} {part.label}"
+    meeting = Meeting(settings.rendezvous_dir or os.getcwd(), settings.start_timeout_s, part.label)
+    if part.worker_id == 0 and not environment.launched:
+        contact = _start(job, environment, part, meeting, settings)
+    else:
+        contact = _found.get(job) or _look_for(environment, part, meeting)
+        if job not in _found and environment.spans_hosts and not environment.launched:
+            contact = _by_way_of_agent(contact, environment.host, part.expected, settings)
+    _found[job] = contact
+    return Assignment(part.worker_id, part.expected, environment.host, contact.addresses[0], contact.key)
+
+
+def _by_way_of_agent(contact: Contact, host: str, size: int, settings: Settings) -> Contact:
+    """See to it that this host has an agent. In large jobs that, and not the controller, is whom workers speak to."""
+    [address], key = contact.addresses, contact.key
+    is_large = size > settings.tree_radix
+    ensure_agent(HostAgentConfig(address, host, key, os.getpid(), settings.host_timeout_s, is_large), settings)
+    return Contact([ask(key, host, settings.start_timeout_s)], key) if is_large else contact
+
+
+def _start(job: str, environment: Environment, part: ProcessRole, meeting: Meeting, settings: Settings) -> Contact:
+    """Have the controller run, here, and let the others know."""
+    file = environment.file(meeting)
+    config = ControllerConfig(
+        _where_to_listen(environment),
+        environment.host,
+        environment.size if environment.controller else part.expected,
+        environment.key or new_secret(),
+        [str(path) for path in file.paths] if file else [],
+    )
+    contact = ensure_controller(job, config, settings)
+    if job not in _found:
+        environment.share(Contact(contact.addresses, "" if environment.key else contact.key), meeting)
+    if config.listen.startswith(ANYWHERE):
+        return Contact([f"tcp://127.0.0.1:{contact.addresses[0].rpartition(':')[2]}"], contact.key)
+    return contact
+
+
+def _where_to_listen(environment: Environment) -> str:
+    told = environment.controller
+    if not told:
+        return EVERYWHERE if environment.spans_hosts else own_host_only()
+    host, _, port = told.removeprefix("tcp://").rpartition(":")
+    if is_loopback(told):
+        return told
+    if not is_own(host.strip("[]")):
+        raise SettingsError(
+            f"{CONTROLLER}={told} names another host than {environment.host}, where rank 0 is, which starts the "
+            f"controller: set it to tcp://{environment.host}:{port or 'PORT'} for all processes"
+        )
+    return f"{ANYWHERE}{port}"
+
+
+def _look_for(environment: Environment, part: ProcessRole, meeting: Meeting) -> Contact:
+    """Learn where the controller is, and by which address it answers."""
+    deadline = time.monotonic() + meeting.timeout_s
+    while True:
+        left_s = max(0.0, deadline - time.monotonic())
+        said = environment.share(None, msgspec.structs.replace(meeting, timeout_s=left_s))
+        key = said.key or environment.key
+        if len(said.addresses) == 1 and is_loopback(said.addresses[0]):
+            return Contact(said.addresses, key)
+        try:
+            keys = JobKeys.from_secret(key)
+            return Contact([first_answering(said.addresses, keys, min(left_s, DIAL_S))], key)
+        except ControlError as error:
+            if left_s <= DIAL_S:
+                raise StartError(
+                    f"rank {part.worker_id} on {environment.host} cannot join the job: {error}. Is rank 0 there, and "
+                    "no firewall between the hosts?"
+                ) from error

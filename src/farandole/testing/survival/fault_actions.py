@@ -1,0 +1,93 @@
+"""What a worker does to itself that no signal does: each deed happens in the process of its victim, once.
+
+    deeds = {"damage": damage, "middle chunk": lambda: take_away(0.5)}
+
+None of them waits for anything, so that ``faults`` can have them happen at a phase.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import resource
+from typing import Any
+
+from farandole.collective import Array, ReduceOp
+from farandole.control.messages import Blocked, Exchange, Leave, Progress
+from farandole.elastic.worker import transfer
+from farandole.engines.shm import ShmEngine
+from farandole.runtime.session.init import current
+
+PROTECT_NONE = 0
+LEAST_BYTES = 2**18
+"""Of an array that the engine reduces in several chunks."""
+
+NO_ROOM_BYTES = 2**16
+
+
+def take_away(share: float) -> None:
+    """Let the next long all-reduce of this process end it, in the engine: once it comes to this ``share`` of its work.
+
+    The memory there can be touched no more. What was before it has been reduced, and is in the memory of the others.
+    """
+    reduce = ShmEngine.allreduce
+
+    def torn(engine: ShmEngine, array: Array, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0) -> None:
+        if array.nbytes >= LEAST_BYTES:
+            part = array.nbytes // engine.group.size  # which is for this rank to reduce
+            first = array.address + engine.group.rank * part
+            page = (first + int(share * (part - mmap.PAGESIZE))) // mmap.PAGESIZE * mmap.PAGESIZE
+            _protect(page)
+        reduce(engine, array, op, prescale, postscale)
+
+    ShmEngine.allreduce = torn  # type: ignore[method-assign, assignment]
+
+
+def _protect(page: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mprotect(ctypes.c_void_p(page), ctypes.c_size_t(mmap.PAGESIZE), PROTECT_NONE):
+        raise OSError(ctypes.get_errno(), "mprotect")
+
+
+def damage() -> None:
+    """Turn a bit of the next stripe of state that this process sends, after its checksum was taken."""
+    exchange = transfer._exchange
+
+    def damaged(name: str, mine: Array, room: Any) -> int:
+        if mine.nbytes:
+            transfer._exchange = exchange
+            last = ctypes.c_ubyte.from_address(mine.address + mine.nbytes - 1)
+            last.value ^= 1
+        return exchange(name, mine, room)
+
+    transfer._exchange = damaged
+
+
+def speak_of_the_past() -> None:
+    """Say again, and now, what would have ended the generation before this one, or held it up."""
+    session = current()
+    link, past, ranks = session._link, session.generation - 1, list(range(session.topology.size))
+    assert link is not None
+    for message in (
+        Exchange(past, "state", ranks, b"stale"),
+        Blocked(past, 0, "optimizer.0", 1, "step 7", 1000.0, 0.0),
+        Progress(past, "step 6", "step 7"),
+        Leave(past, "it has failed, long ago"),
+    ):
+        link.up.send(message)
+        link.up.send(message)
+
+
+def leave_no_room() -> None:
+    """From now on this process gets no memory that it can share."""
+    _limit(NO_ROOM_BYTES)
+
+
+def make_room() -> None:
+    """It gets some again."""
+    _limit(resource.RLIM_INFINITY)
+
+
+def _limit(nbytes: int) -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, most))

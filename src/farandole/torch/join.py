@@ -1,0 +1,130 @@
+"""Leaving a round of collectives early: ``join``, for ranks that have fewer batches than others."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Mapping, Sequence
+from typing import final
+
+from farandole.runtime.collectives.objects import allgather_object
+from farandole.runtime.collectives.pairing import Unpaired, pairing
+from farandole.runtime.session.init import Session, current
+from farandole.runtime.session.process_sets import ProcessSet
+from farandole.torch.reducer import GradientReducer, living_reducers
+
+_joins = [0]
+
+
+def joins() -> int:
+    """How often this process and all others have joined; what ranks count since then, they count alike."""
+    return _joins[0]
+
+
+def join(device: int = -1) -> int:  # noqa: ARG001 (Horovod's GPU)
+    """Take part in the other ranks' collectives without contributing, until all have called this.
+
+    >>> for batch in my_batches:            # not equally many on every rank
+    ...     train(batch)
+    >>> last = hvd.join()
+
+    Returns the rank that came last. The others' allreduces get zeros from this rank (an Average is still over all
+    ranks), their gathers nothing. Distributed optimizers are served too: the gradients of ranks that still train are
+    averaged over all ranks. ``device`` is accepted for compatibility.
+    """
+    session = current("join()")
+    if not all(_is_forsakable(reducer, session) for reducer in living_reducers()):
+        gc.collect()
+    serving = [_Serving(reducer) for reducer in living_reducers()]
+    last = session.join()
+    _joins[0] += 1
+    if session.topology.size > 1:
+        _end(serving, session)
+        served = {each.label: each.served for each in serving}
+        last = _latest(last, allgather_object(served, name="join.served"))
+    return last
+
+
+def _latest(last: int, served: Sequence[Mapping[str, int]]) -> int:
+    """The rank that has missed no step, which the controller takes for the ``last`` in most cases.
+
+    A rank serves the others' optimizers as soon as it is about to join, and its word may reach the controller after
+    that of a rank that has trained on meanwhile. Who has served a reduction has missed that step.
+    """
+    for _ in served:
+        own = served[last]
+        ahead = [
+            sum(own[label] - theirs[label] for label in own.keys() & theirs.keys() if theirs[label] < own[label])
+            for theirs in served
+        ]
+        if not any(ahead):
+            break
+        last = ahead.index(max(ahead))
+    return last
+
+
+def _end(serving: list[_Serving], session: Session) -> None:
+    """Finish what all members of its process set have served, and give up the rest."""
+    sets = session.process_sets()
+    mine = [(each.process_set.process_set_id, each.label) for each in serving]
+    every = allgather_object(mine, name="join.optimizers")
+    partial = {
+        (number, label)
+        for number, label in set().union(*every)
+        if number in sets and not all((number, label) in every[rank] for rank in sets[number].ranks)
+    }
+    forsaken = [each for each, told in zip(serving, mine, strict=True) if told in partial]
+    for each in forsaken:
+        each.forsake()
+    for number in sorted({number for number, _ in partial}):  # who waits there for a partner is in a round with all
+        if sets[number].included():
+            pairing(session, sets[number]).pair(session, Unpaired(f"join {joins()}", ()))
+    for each in serving:
+        each.finish(forsaken=each in forsaken)
+
+
+def _is_forsakable(reducer: GradientReducer, session: Session) -> bool:
+    """Whether an optimizer that other ranks have lost already costs nothing: its lane is there, and can be aborted.
+
+    One out of anybody's reach is gone on this rank when its garbage collector runs, and on another perhaps before. The
+    first use of a lane waits for all ranks, and cannot be taken back; only then is a collection worth its 0.2 s.
+    """
+    lanes = reducer._held.lanes.values()
+    return any(lane.session is session for lane in lanes) or not reducer._is_needed(session)
+
+
+@final
+class _Serving:
+    """Takes part in the reductions of one optimizer, on a thread of its own."""
+
+    def __init__(self, reducer: GradientReducer) -> None:
+        self._reducer = reducer
+        self.served = 0
+        """Reductions of others."""
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._serve, name=f"farandole-join-{reducer.label}", daemon=True)
+        self._thread.start()
+
+    @property
+    def process_set(self) -> ProcessSet:
+        return self._reducer.process_set
+
+    @property
+    def label(self) -> str:
+        """Of the optimizer, on all ranks that it has been paired with."""
+        return self._reducer.label
+
+    def forsake(self) -> None:
+        """Other ranks do not have this optimizer any more: nobody will come."""
+        self._reducer.forsake(self._thread.join)
+
+    def finish(self, forsaken: bool) -> None:
+        self._thread.join()
+        if self._error is not None and not forsaken:
+            raise self._error
+
+    def _serve(self) -> None:
+        try:
+            self.served = self._reducer.serve()
+        except BaseException as error:
+            self._error = error

@@ -1,0 +1,34 @@
+"""What a process says of the collectives that it is inside of."""
+
+from __future__ import annotations
+
+import threading
+
+from farandole.runtime.lanes.active_collectives import ActiveCollectives
+
+
+def test_threads_are_inside_of_their_own_lanes() -> None:
+    active = ActiveCollectives()
+    active.enter(0, "optimizer.0", 7, "optimizer.0: bucket 1")
+    other = threading.Thread(target=active.enter, args=(0, "optimizer.1", 7, "optimizer.1: meet"))
+    other.start()
+    other.join()
+    assert active.now() == "optimizer.0: bucket 1; optimizer.1: meet"
+    assert [(blocked.lane, blocked.sequence) for blocked in active.older_than(0.0, 1)] == [
+        ("optimizer.0", 7),
+        ("optimizer.1", 7),
+    ]
+    active.leave(0, "optimizer.0")
+    assert active.now() == "optimizer.1: meet"
+
+
+def test_a_handler_adds_a_collective_of_another_lane() -> None:
+    active = ActiveCollectives()
+    active.enter(0, "optimizer.0", 7, "optimizer.0: bucket 1")
+    active.enter_agreed(0, "allreduce 'loss'")
+    assert active.now() == "optimizer.0: bucket 1; allreduce 'loss'"
+    active.leave(0)
+    assert active.is_in(0, "optimizer.0")
+    assert not active.is_in(1, "optimizer.0")
+    active.leave(0, "optimizer.0")
+    assert not active.is_in(0, "optimizer.0")

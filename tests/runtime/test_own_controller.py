@@ -1,0 +1,196 @@
+"""The controller that no launcher holds, as the real process it is; this test plays the workers' part on the wire."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any, TypeVar
+
+import msgspec
+import pytest
+
+from farandole.collective import DType, Kind
+from farandole.control.channel import Dealer
+from farandole.control.keys import JobKeys, new_secret
+from farandole.control.messages import (
+    Abort,
+    AskProgress,
+    Entry,
+    Hello,
+    Leave,
+    Orders,
+    Progress,
+    Signature,
+    Submit,
+    Welcome,
+)
+from farandole.errors import ControlError
+from farandole.runtime.selfstart.spawn import CONTROLLER_MODULE as MODULE
+from farandole.runtime.selfstart.spawn import ControllerConfig
+from farandole.testing.jobs import free_port
+
+M = TypeVar("M")
+DEADLINE_S = 30.0
+
+BUSY = """
+from farandole.runtime.session.stacks import stack_dump
+print(*stack_dump(), flush=True)
+def busy():
+    while True: pass
+busy()
+"""
+
+
+class Job:
+    """A standalone controller started by this process, and the sockets of workers."""
+
+    def __init__(self, held: ExitStack, size: int, **settings: str) -> None:
+        self.size, self.held = size, held
+        self.address, secret = f"tcp://127.0.0.1:{free_port()}", new_secret()
+        self.keys = JobKeys.from_secret(secret)
+        self.process = held.enter_context(
+            subprocess.Popen(
+                [sys.executable, "-m", MODULE],
+                stdin=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **settings},
+            )
+        )
+        held.callback(self.process.kill)
+        assert self.process.stdin is not None
+        self.process.stdin.write(msgspec.json.encode(ControllerConfig(self.address, "here", size, secret)) + b"\n")
+        self.process.stdin.flush()
+        self.sockets: dict[str, Dealer] = {}
+
+    def join(self, uid: str, worker_id: int, pid: int, **more: Any) -> None:
+        for suffix in "uco":
+            dealer = Dealer(self.address, f"{uid}{suffix}".encode(), self.keys, DEADLINE_S)
+            self.sockets[uid + suffix] = self.held.enter_context(dealer)
+        hello = Hello(uid, worker_id, self.size, "here", pid, "1", ["solo", "shm"], 0, 0, [])
+        self.sockets[uid + "u"].send(msgspec.structs.replace(hello, **more))
+
+    def expect(self, socket: str, kind: type[M]) -> M:
+        message = self.sockets[socket].recv(DEADLINE_S)
+        assert isinstance(message, kind), message
+        return message
+
+    def leave(self) -> int:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        return self.process.wait(DEADLINE_S)
+
+
+@pytest.fixture
+def held() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def child(held: ExitStack, code: str) -> subprocess.Popen[str]:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", code]
+    process = held.enter_context(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=env))
+    held.callback(process.kill)
+    return process
+
+
+def test_it_serves_until_its_starter_lets_go_and_says_farewell(held: ExitStack) -> None:
+    job = Job(held, 2)
+    other = child(held, "input()")
+    job.join("x", 0, os.getpid())
+    job.join("y", 1, other.pid)
+    assert [job.expect(f"{uid}c", Welcome).rank for uid in "xy"] == [0, 1]
+    entry = Entry(0, "n", signature=Signature(Kind.ALLREDUCE, [DType.FLOAT32], [[3]]))
+    for uid in "xy":
+        job.sockets[f"{uid}u"].send(Submit(1, entry))
+    assert job.expect("xo", Orders) == job.expect("yo", Orders)
+    assert job.leave() == 0
+    reason = job.expect("yc", Abort).reason
+    assert reason == f"rank 0 on here (process {os.getpid()}) has ended without calling shutdown()"
+
+
+def test_a_starter_that_left_in_order_ends_nobodys_generation(held: ExitStack) -> None:
+    job = Job(held, 2)
+    job.join("x", 0, os.getpid())
+    job.join("y", 1, child(held, "input()").pid)
+    assert [job.expect(f"{uid}c", Welcome).rank for uid in "xy"] == [0, 1]
+    job.sockets["xu"].send(Leave(1))
+    assert job.leave() == 0
+    with pytest.raises(ControlError, match="is gone"):
+        job.expect("yc", Abort)
+
+
+def test_processes_of_other_hosts_may_have_the_same_number(held: ExitStack) -> None:
+    job = Job(held, 2)
+    job.join("x", 0, os.getpid(), engines=["tcp"])
+    job.join("y", 1, os.getpid(), host="there", engines=["tcp"])
+    assert [job.expect(f"{uid}c", Welcome).rank for uid in "xy"] == [0, 1]
+    assert job.leave() == 0
+    assert job.expect("yc", Abort).reason.startswith("rank 0 on here")
+
+
+def test_an_end_counts_once_however_often_the_others_begin_again(held: ExitStack) -> None:
+    job = Job(held, 2)
+    other = child(held, "input()")
+    job.join("y", 1, other.pid)
+    job.join("x1", 0, os.getpid())
+    assert job.expect("x1c", Welcome).generation == 1
+    other.kill()
+    other.wait()
+    job.expect("x1c", Abort)
+    for generation in (2, 3, 4):
+        job.join(f"x{generation}", 0, os.getpid())
+        assert job.expect(f"x{generation}c", Welcome).generation == generation
+    assert job.leave() == 0
+
+
+def test_a_worker_that_is_killed_is_noticed_at_once(held: ExitStack) -> None:
+    job = Job(held, 2)
+    other = child(held, "input()")
+    job.join("y", 1, other.pid)
+    job.join("x", 0, os.getpid())
+    job.expect("xc", Welcome)
+    other.send_signal(signal.SIGKILL)
+    reason = job.expect("xc", Abort).reason
+    assert reason == f"rank 1 on here (process {other.pid}) has ended without calling shutdown()"
+    assert job.leave() == 0
+
+
+def test_a_stalled_worker_is_reported_with_the_stack_it_is_in_though_it_holds_the_lock(held: ExitStack) -> None:
+    job = Job(held, 2, FARANDOLE_STALL_WARNING_S="0.2")
+    other = child(held, BUSY)
+    assert other.stdout is not None
+    fd, number = map(int, other.stdout.readline().split())
+    job.join("x", 0, os.getpid())
+    job.join("y", 1, other.pid, stack_fd=fd, stack_signal=number)
+    job.expect("xc", Welcome)
+    job.expect("yc", Welcome)
+    entry = Entry(0, "loss", signature=Signature(Kind.ALLREDUCE, [DType.FLOAT32], [[3]]))
+    job.sockets["xu"].send(Submit(1, entry))
+    job.expect("yc", AskProgress)
+    job.sockets["yu"].send(Progress(1, "allreduce.acc", ""))
+    assert job.process.stderr is not None
+    lines = [job.process.stderr.readline().decode().rstrip() for _ in range(5)]
+    assert lines[0].startswith("farandole: stalled: allreduce 'loss' has waited ")
+    assert lines[0].endswith("rank 1 on here did not come; ready: rank 0 on here")
+    assert lines[1] == "  rank 1 on here last finished allreduce.acc, and is outside Farandole; its Python stack now:"
+    assert any("in busy" in line for line in lines[2:])
+    assert job.leave() == 0
+
+
+def test_an_address_that_is_taken_is_said_and_ends_it(held: ExitStack) -> None:
+    first = Job(held, 2)
+    first.join("x", 0, os.getpid())
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    config = msgspec.json.encode(ControllerConfig(first.address, "here", 2, new_secret())) + b"\n"
+    done = subprocess.run(
+        [sys.executable, "-m", MODULE], input=config, env=env, capture_output=True, timeout=DEADLINE_S, check=False
+    )
+    assert done.returncode == 1
+    assert f"the controller cannot listen at {first.address}" in done.stderr.decode()
+    assert first.leave() == 0

@@ -1,0 +1,82 @@
+"""How processes find their controller, and how one of each host becomes its agent's parent."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from farandole.cluster.contact import Contact, Meeting
+from farandole.cluster.slurm import Slurm
+from farandole.control.channel import Router
+from farandole.control.keys import JobKeys, new_secret
+from farandole.errors import ControlError, StartError
+from farandole.runtime.selfstart.host_socket import ask, claim, tell
+from farandole.runtime.session import rendezvous
+from farandole.runtime.session.rendezvous import ProcessRole, meet
+from farandole.settings import Settings
+from farandole.testing.jobs import free_port
+
+TASK = {
+    "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "1", "SLURM_PROCID": "1",
+    "SLURM_STEP_NUM_TASKS": "2",
+}  # fmt: skip
+
+
+@pytest.fixture
+def secret(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Of a job that this process has not found yet."""
+    monkeypatch.setattr(rendezvous, "_found", {})
+    return new_secret()
+
+
+def test_what_an_earlier_job_has_left_is_given_up_for_what_rank_0_says_now(
+    tmp_path: Path, secret: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendezvous, "DIAL_S", 0.5)
+    environment, settings = Slurm({**TASK, "SLURM_JOB_ID": "8"}), Settings(rendezvous_dir=str(tmp_path))
+    file = environment.file(Meeting(str(tmp_path), 1.0))
+    stale = [f"tcp://127.0.0.{host}:{free_port()}" for host in (1, 2)]
+    file.share(Contact(stale, new_secret()), 1.0)
+    with Router(JobKeys.from_secret(secret)) as router, concurrent.futures.ThreadPoolExecutor(1) as other_thread:
+        assignment = other_thread.submit(meet, environment, ProcessRole(1, 2), settings)
+        file.share(Contact([router.address], secret), 1.0)
+        assert (assignment.result(30).controller, assignment.result().key) == (router.address, secret)
+        file.path.unlink()
+        assert meet(environment, ProcessRole(1, 2), settings) == assignment.result()  # it is found once
+
+
+def test_a_controller_that_answers_nobody_is_named(tmp_path: Path, secret: str) -> None:
+    environment = Slurm({**TASK, "SLURM_JOB_ID": "9", "FARANDOLE_KEY": secret})
+    addresses = [f"tcp://127.0.0.{host}:{free_port()}" for host in (1, 2)]
+    environment.file(Meeting(str(tmp_path), 1.0)).share(Contact(addresses, ""), 1.0)
+    settings = Settings(rendezvous_dir=str(tmp_path), start_timeout_s=0.3)
+    with pytest.raises(
+        StartError, match=f"rank 1 on .* cannot join the job: .*{addresses[0]}, {addresses[1]}"
+    ) as caught:
+        meet(environment, ProcessRole(1, 2), settings)
+    assert isinstance(caught.value.__cause__, ControlError)
+
+
+def test_one_process_of_a_host_has_the_name_and_answers_the_others(secret: str) -> None:
+    with claim(secret, "a") as first, claim(secret, "a") as second, claim(secret, "b") as elsewhere:
+        assert isinstance(first, socket.socket)
+        assert second is None
+        assert elsewhere is not None
+        with concurrent.futures.ThreadPoolExecutor(1) as other_thread:
+            asked = other_thread.submit(ask, secret, "a", 30.0)
+            tell(first, "tcp://127.0.0.1:7000")
+            assert asked.result(30) == "tcp://127.0.0.1:7000"
+        with pytest.raises(StartError, match=r"agent of host a, .* did not say within 0\.1 s .* --start-timeout"):
+            ask(secret, "a", 0.1)
+    with claim(secret, "a") as again:
+        assert again is not None
+        inherited = os.dup(again.fileno())
+    try:
+        with claim(secret, "a") as other:
+            assert other is None
+    finally:
+        os.close(inherited)
