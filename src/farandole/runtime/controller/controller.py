@@ -80,7 +80,7 @@ class Controller:
         self.task = b""
         """What workers get that ask for a function to run."""
         self.on_result: Callable[[int, bool, bytes], object] | None = None
-        """Told what such a function returned or raised: place, success, payload."""
+        """Told what such a function returned or raised: worker's number, success, payload."""
         self.on_hello: Callable[[Hello], object] = lambda _: None
         """Told of every worker that has called ``init``."""
         self.refuse: Callable[[str, str], object] = lambda _kind, _detail: None
@@ -89,9 +89,7 @@ class Controller:
         self._downlink = Downlink(send)
         self._formation = formation or StaticFormation.of(settings, expected)
         self.occupants = self._formation.occupants.below(self._downlink.is_relayed)
-        self.inherited = InheritedGeneration(
-            send, self._formation, clock
-        )  # another one, of a controller that is not the job's first
+        self.inherited = InheritedGeneration(send, self._formation, clock)  # another if a controller was before this one
         self._generation: Generation | None = None
         self._received, self._rejected = 0, Counter[str]()
         self._handlers: dict[type, Callable[[bytes, Any], None]] = {
