@@ -89,7 +89,7 @@ class Controller:
         self._downlink = Downlink(send)
         self._formation = formation or StaticFormation.of(settings, expected)
         self.occupants = self._formation.occupants.below(self._downlink.is_relayed)
-        self.inherited = InheritedGeneration(send, self._formation, clock)  # another if a controller was before this one
+        self.inherited = InheritedGeneration(send, self._formation, clock)  # another, where a controller was before
         self._generation: Generation | None = None
         self._received, self._rejected = 0, Counter[str]()
         self._handlers: dict[type, Callable[[bytes, Any], None]] = {

@@ -67,7 +67,7 @@ def _programs(draw: random.Random) -> Sequence[str]:
 
 LOOPS = (
     StressLoop("traffic", _traffic, 180.0),
-    StressLoop("peer lane", _tests("tests/runtime/test_peer_protocol.py", "tests/runtime/test_peer_lane_jobs.py"), 600.0),
+    StressLoop("peer lane", _tests("tests/runtime", "-k", "peer_protocol or peer_lane"), 600.0),
     StressLoop("traffic", _traffic, 180.0),
     StressLoop("engines", _tests("tests/engines/test_contract.py", "-k", "(shm or tcp) and (abort or random)"), 600.0),
     StressLoop("programs", _programs, 900.0),
