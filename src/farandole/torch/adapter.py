@@ -28,8 +28,10 @@ class TorchAdapter(Adapter[torch.Tensor]):
             raise UnsupportedError(
                 f"a tensor of {tensor.dtype} does not travel; these do: {', '.join(d.label for d in DType)}"
             )
-        device = "cpu" if tensor.is_cpu else _served(tensor.device)
-        return Array(tensor.data_ptr(), tensor.numel(), dtype, tensor, device)
+        # Not the tensor, whose memory ``set_()`` or ``.data =`` may exchange while an engine still writes there.
+        if tensor.is_cpu:
+            return Array(tensor.data_ptr(), tensor.numel(), dtype, tensor.untyped_storage())
+        return Array(tensor.data_ptr(), tensor.numel(), dtype, tensor.detach(), _served(tensor.device))
 
     def shape(self, tensor: torch.Tensor) -> tuple[int, ...]:
         """See ``Adapter``."""

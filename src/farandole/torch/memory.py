@@ -135,8 +135,8 @@ class LoneGradient(GradientBucket):
     def publish(self, agreed: Agreed) -> None:
         """See ``GradientBucket``."""
         [target], [param], [piece] = self._targets, self.params, self.pieces
-        if self._lies and agreed.kinds[piece] == 1:
-            adapter.written(self.array.owner)
+        if self._lies and agreed.kinds[piece] == 1 and target is not None and target.data_ptr() == self.array.address:
+            adapter.written(target)
         elif agreed.kinds[piece] == 1 and target is None:
             value = self.array.owner
             param.grad = value if value.stride() == param.stride() else new_gradient(param, value)
@@ -149,7 +149,10 @@ class LoneGradient(GradientBucket):
         return [self.array.owner]
 
     def _travel(self, tensor: torch.Tensor) -> None:
-        self.array = Array(tensor.data_ptr(), tensor.numel(), self._dtype, tensor)
+        # The memory must outlive what users do to their tensor in the meantime, in hooks and after a pass that failed:
+        # ``grad.set_()`` and ``grad.data =`` exchange the memory of that tensor, and leave an alias what it has.
+        alias = tensor.detach()
+        self.array = Array(alias.data_ptr(), alias.numel(), self._dtype, alias)
 
 
 class EngineBucket(GradientBucket):

@@ -160,6 +160,27 @@ def check_that_a_step_after_a_pass_that_failed_is_refused_where_that_has_reduced
         torch.testing.assert_close(params[1].grad, torch.full_like(params[1].detach(), 2.0))
 
 
+def check_that_memory_into_which_a_failed_pass_still_reduces_is_not_freed() -> None:
+    if current().settings.overlap != "backward" or hvd.size() == 1:
+        return
+    for _ in range(10):
+        params = parameters(*[(8, 8)] * 6)  # each larger than a bucket: reduced where it lies
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(params, lr=1.0))
+        for _ in range(2):
+            backward(*params)
+            optimizer.step()
+            optimizer.zero_grad()
+        with pytest.raises(OverflowError):
+            (apply(Fails, params[0]).sum() + sum(p.sum() for p in params[1:])).backward()
+        for param in params[1:]:
+            assert param.grad is not None
+            param.grad.data = param.grad * 0.5  # the memory it had would be the next tensor's
+        later = [torch.full((8, 8), 7.0, dtype=torch.float64) for _ in range(50)]
+        with pytest.raises(ValueError, match="FARANDOLE_OVERLAP=step"):
+            optimizer.step()
+        assert all(bool((values == 7.0).all()) for values in later)
+
+
 def check_that_a_pass_that_makes_a_graph_on_one_rank_is_refused_on_all() -> None:
     if hvd.size() == 1:
         return
