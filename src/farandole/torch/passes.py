@@ -22,28 +22,50 @@ class _Removable(Protocol):
 
 @final
 class ArrivalHooks:
-    """Hooks on parameters, called when a backward pass has completed a gradient."""
+    """Hooks on parameters, called when a backward pass has completed a gradient.
+
+    Frozen parameters have one, too: a pass may complete nothing but what has been thawed since, and must not go unseen.
+    """
 
     def __init__(self) -> None:
         self._hooks: dict[int, tuple[torch.Tensor, _Removable]] = {}  # by id: hashing a tensor is slow
+        self._trained: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._hooks)
 
-    def __contains__(self, param: torch.Tensor) -> bool:
-        return id(param) in self._hooks
+    def has_seen_trained(self, param: torch.Tensor) -> bool:
+        """True if ``param`` was not frozen in one of the calls of ``add``."""
+        return id(param) in self._trained
 
     def add(self, params: Iterable[torch.Tensor], arrived: Arrived) -> None:
         """Call ``arrived``, which must keep nobody alive, for those of ``params`` that have no hook yet."""
         for param in params:
-            if id(param) not in self._hooks and param.requires_grad:
-                self._hooks[id(param)] = param, param.register_post_accumulate_grad_hook(arrived)
+            if param.requires_grad:
+                self._trained.add(id(param))
+            if id(param) not in self._hooks and (hook := _hook(param, arrived)) is not None:
+                self._hooks[id(param)] = param, hook
 
     def remove(self) -> None:
         """Take all of them away."""
         for _, hook in self._hooks.values():
             hook.remove()
-        self._hooks = {}
+        self._hooks, self._trained = {}, set()
+
+
+def _hook(param: torch.Tensor, arrived: Arrived) -> _Removable | None:
+    hook: _Removable
+    if param.requires_grad:
+        hook = param.register_post_accumulate_grad_hook(arrived)
+        return hook
+    if param.is_inference() or not (param.is_floating_point() or param.is_complex()):
+        return None  # has no gradient as it is
+    param.requires_grad_(True)  # PyTorch hooks no other; the hook outlives the change
+    try:
+        hook = param.register_post_accumulate_grad_hook(arrived)
+    finally:
+        param.requires_grad_(False)
+    return hook
 
 
 def no_pass() -> None:

@@ -18,12 +18,11 @@ from typing import Any, final
 
 import torch
 
-from farandole.collective import ReduceOp
+from farandole.collective import ReduceOp, Reduction
 from farandole.elastic.worker.step_vote import Meet, alone
 from farandole.errors import UsageError
 from farandole.runtime.collectives.divergence import StepDigests
 from farandole.runtime.collectives.planned import PlannedLane
-from farandole.runtime.lanes.reduction import Reduction
 from farandole.runtime.session.init import Session, current
 from farandole.torch.adapter import verbs
 from farandole.torch.divergence import KeptGradients
@@ -199,9 +198,9 @@ class GradientReducer(Reducer):
         Optimizers step with any gradient that is there, also with one that somebody has given to a frozen parameter.
         """
         hooks = self._held.hooks
-        params = [p for p in self.params() if p.requires_grad or p in hooks or p.grad is not None]
+        params = list(self.params())
         hooks.add(params, self._hook)
-        return params
+        return [p for p in params if p.requires_grad or hooks.has_seen_trained(p) or p.grad is not None]
 
     def _arrived(self, param: torch.Tensor) -> None:
         if self._ongoing() is None:  # the first gradient of this pass; one that failed half-way has left no trace

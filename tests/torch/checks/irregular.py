@@ -170,6 +170,19 @@ def check_parameters_that_are_frozen_now_and_then() -> None:
         frozen.requires_grad_(True)
 
 
+def check_a_parameter_that_was_frozen_when_the_optimizer_was_made_and_is_all_that_one_rank_uses() -> None:
+    params = parameters((2,), (3,))
+    params[0].requires_grad_(False)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(params, lr=1.0))
+    params[0].requires_grad_(True)
+    everyone = list(range(hvd.size()))
+    backward(*(params[:1] if hvd.rank() == 0 else params))
+    torch.testing.assert_close(params[0].grad, mean_over(everyone, params[0].detach()))
+    if hvd.size() > 1:
+        torch.testing.assert_close(params[1].grad, mean_over(everyone[1:], params[1].detach()))
+    optimizer.step()
+
+
 def check_that_a_frozen_gradient_is_summed_once() -> None:
     trained, frozen = parameters((2,), (3,))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([trained, frozen], lr=1.0), op=hvd.Sum)
