@@ -66,10 +66,10 @@ class Ours(Contender):
 
     def reducer(self, nbytes: int) -> Once:
         """A function that reduces the first ``nbytes`` of ``data``."""
-        from farandole.collective import Array, DType, ReduceOp
+        from farandole.collective import Array, DType, ReduceOp, Reduction
 
         array = Array(self.data.ctypes.data, nbytes // 4, DType.FLOAT32, self.data)
-        return partial(self.engine.allreduce, array, ReduceOp.SUM)
+        return partial(self.engine.allreduce, array, Reduction(ReduceOp.SUM))
 
     def _share(self, key: str, ranks: Sequence[int], payload: bytes) -> list[bytes]:
         """Every rank comes to every meeting here, if only to one of its own at the same time."""

@@ -12,6 +12,8 @@ import enum
 from dataclasses import dataclass
 from typing import Any, final
 
+from farandole.errors import UsageError
+
 
 @final
 class Kind(enum.IntEnum):
@@ -48,6 +50,34 @@ class ReduceOp(enum.IntEnum):
     def label(self) -> str:
         """The name a user typed, for error texts and traces."""
         return self.name.capitalize()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """How values are combined: contributions times ``prescale``, then ``op``, then times ``postscale``.
+
+    >>> Reduction(ReduceOp.SUM, prescale=0.5).postscale
+    1.0
+
+    ``wrong`` says why what was asked for is none. It is raised where the other members can be told.
+    """
+
+    op: ReduceOp = ReduceOp.AVERAGE
+    prescale: float = 1.0
+    postscale: float = 1.0
+    wrong: str = ""
+
+    @property
+    def is_scaled(self) -> bool:
+        """True if one of the factors is not 1."""
+        return (self.prescale, self.postscale) != (1.0, 1.0)
+
+    def checked(self) -> Reduction:
+        """The same; raises ``UsageError`` if something is wrong with it."""
+        if self.wrong:
+            raise UsageError(self.wrong)
+        return self
 
 
 @final

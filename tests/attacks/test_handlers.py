@@ -56,7 +56,7 @@ for step in range(150):
         assert (values == total).all()
     memory[:] = who.rank
     with current().inside(0, "lane", step, f"lane: step {step}"):
-        engine.allreduce(do.array(memory), ReduceOp.SUM)
+        engine.allreduce(do.array(memory), Reduction(ReduceOp.SUM))
     assert (memory == total).all()
 over.set()
 shooter.join()

@@ -16,7 +16,7 @@ from typing import IO, Any
 import numpy as np
 import pytest
 
-from farandole.collective import Array, DType, ReduceOp
+from farandole.collective import Array, DType, ReduceOp, Reduction
 from farandole.engines.engine import Engine, Group, Rendezvous
 from farandole.engines.factory import make
 from farandole.engines.hybrid.engine import HybridEngine
@@ -63,13 +63,13 @@ def _what_crosses(member: RankContext) -> dict[str, float]:
 
     run("allgather", lambda: engine.allgather(_array(one), _array(whole), counts))
     assert (whole == np.repeat(everybody, counts)).all()
-    run("reducescatter", lambda: engine.reducescatter(_array(whole), _array(one), counts, ReduceOp.SUM))
+    run("reducescatter", lambda: engine.reducescatter(_array(whole), _array(one), counts, Reduction(ReduceOp.SUM)))
     assert (one == rank * member.size).all()
     whole = np.repeat(everybody + 10 * rank, counts)
     run("alltoall", lambda: engine.alltoall(_array(whole), counts, _array(turned), [counts[rank]] * member.size))
     assert (turned == np.repeat(10 * everybody + rank, counts[rank])).all()
     same = np.full(LARGE, rank, np.float32)
-    run("allreduce", lambda: engine.allreduce(_array(same), ReduceOp.SUM))
+    run("allreduce", lambda: engine.allreduce(_array(same), Reduction(ReduceOp.SUM)))
     assert (same == everybody.sum()).all()
     same[:] = rank
     run("broadcast", lambda: engine.broadcast(_array(same), 1))
@@ -81,9 +81,9 @@ def _what_crosses(member: RankContext) -> dict[str, float]:
 def _large_halves(member: RankContext) -> None:
     engine = _engine(member, "halves")
     values, mine = np.full(100_000, 40_000, np.float16), np.empty(25_000, np.float16)
-    engine.allreduce(_array(values), ReduceOp.AVERAGE)
+    engine.allreduce(_array(values), Reduction(ReduceOp.AVERAGE))
     assert (values == 40_000).all()
-    engine.reducescatter(_array(values), _array(mine), [25_000] * 4, ReduceOp.SUM, postscale=0.25)
+    engine.reducescatter(_array(values), _array(mine), [25_000] * 4, Reduction(ReduceOp.SUM, postscale=0.25))
     assert (mine == 40_000).all()
     engine.close()
 
@@ -94,7 +94,7 @@ def _dropped(member: RankContext) -> None:
         try:
             with no_leaks():
                 engine = _engine(member, f"dropped {attempt}")
-                engine.allreduce(_array(np.ones(LARGE, np.float32)), ReduceOp.SUM)
+                engine.allreduce(_array(np.ones(LARGE, np.float32)), Reduction(ReduceOp.SUM))
                 member.exchange(b"")
                 del engine
                 gc.collect()
@@ -117,7 +117,7 @@ def _one_cannot(member: RankContext) -> str:
 def _one_never_comes(member: RankContext) -> str:
     engine, found = _engine(member, "late", deadline_s=1.0), ""
     if member.rank != 2:
-        found = error_of(lambda: engine.allreduce(_array(np.ones(10, np.float32)), ReduceOp.SUM))
+        found = error_of(lambda: engine.allreduce(_array(np.ones(10, np.float32)), Reduction(ReduceOp.SUM)))
         assert error_of(engine.barrier) == found
     member.exchange(b"")
     engine.close()
@@ -130,13 +130,13 @@ def _one_is_interrupted(member: RankContext) -> str:
         timer = threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT])
         timer.start()
         with pytest.raises(KeyboardInterrupt):
-            engine.allreduce(_array(values), ReduceOp.SUM)
+            engine.allreduce(_array(values), Reduction(ReduceOp.SUM))
         timer.join()
         found = error_of(engine.barrier)
     elif member.rank == 1:  # waits for the other host, too, until the control plane knows
         timer = threading.Timer(1.0, engine.abort, ["rank 0 on a left"])
         timer.start()
-        found = error_of(lambda: engine.allreduce(_array(values), ReduceOp.SUM))
+        found = error_of(lambda: engine.allreduce(_array(values), Reduction(ReduceOp.SUM)))
         timer.join()
     member.exchange(b"")
     engine.close()
@@ -147,7 +147,7 @@ def _neighbours_disagree(member: RankContext) -> str:
     """On the second host; the first one is across by then, where nobody comes."""
     engine = _engine(member, "different")
     values = np.ones(100_000 + (member.rank == 3), np.float32)
-    found = error_of(lambda: engine.allreduce(_array(values), ReduceOp.SUM))
+    found = error_of(lambda: engine.allreduce(_array(values), Reduction(ReduceOp.SUM)))
     assert error_of(engine.barrier) == found
     member.exchange(b"")
     engine.close()
@@ -217,12 +217,12 @@ def test_an_interrupt_ends_the_engine() -> None:
 def _one_is_killed(member: RankContext) -> tuple[str, str]:
     engine, values = _engine(member, "killed"), np.ones(LARGE, np.float32)
     survivors = member.exchange_among("survivors", (0, 1, 2))
-    engine.allreduce(_array(values), ReduceOp.SUM)
+    engine.allreduce(_array(values), Reduction(ReduceOp.SUM))
     if member.rank == 3:
         os.kill(os.getpid(), signal.SIGKILL)
     if member.rank == 2:  # its neighbour has died, which only the control plane sees
         threading.Timer(1.0, engine.abort, ["rank 3 on b was killed"]).start()
-    found = error_of(lambda: engine.allreduce(_array(values), ReduceOp.SUM))
+    found = error_of(lambda: engine.allreduce(_array(values), Reduction(ReduceOp.SUM)))
     again = error_of(engine.barrier)
     engine.close()
     survivors(b"")
@@ -258,7 +258,7 @@ def test_mpi_may_cross() -> None:
 def _over_the_network(member: RankContext) -> str:
     engine = make("hybrid+tcp", member.group(), member.exchange_among("made"))
     values = np.full(LARGE, member.rank, np.float32)
-    engine.allreduce(_array(values), ReduceOp.SUM)
+    engine.allreduce(_array(values), Reduction(ReduceOp.SUM))
     assert (values == sum(range(member.size))).all()
     engine.close()
     return engine.name

@@ -21,7 +21,7 @@ LOSES_A_PEER = """
 import os, signal, sys, threading
 if sys.argv[1] == "by the script":
     from mpi4py import MPI
-from farandole.collective import DType, ReduceOp
+from farandole.collective import DType, ReduceOp, Reduction
 from farandole.engines.engine import Group
 from farandole.engines.mpi import MpiEngine
 from farandole.errors import AbortError
@@ -38,12 +38,12 @@ rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"])
 group = Group(rank, (0, 1), ("localhost",) * 2, 1, "test")
 engine = MpiEngine(group, exchange)
 array = engine.allocate(4096).array(DType.FLOAT32)
-engine.allreduce(array, ReduceOp.SUM)
+engine.allreduce(array, Reduction(ReduceOp.SUM))
 if rank == 1:
     signal.pause()
 threading.Timer(0.2, notice).start()
 try:
-    engine.allreduce(array, ReduceOp.SUM)
+    engine.allreduce(array, Reduction(ReduceOp.SUM))
 except AbortError as error:
     print("told that", error, flush=True)
 engine.close()

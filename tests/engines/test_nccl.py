@@ -69,7 +69,7 @@ def test_tensors_of_the_gpu_stay_there() -> None:
     def program(member: RankContext) -> list[float]:
         import torch
 
-        from farandole.collective import Array, DType, ReduceOp
+        from farandole.collective import Array, DType, ReduceOp, Reduction
         from farandole.engines.nccl.engine import NcclEngine
 
         engine = NcclEngine(member.group(), member.exchange)
@@ -78,7 +78,7 @@ def test_tensors_of_the_gpu_stay_there() -> None:
             values = torch.full((1000,), 3, dtype=dtype, device="cuda")
             name = DType.from_name(str(dtype).removeprefix("torch."))
             array = Array(values.data_ptr(), values.numel(), name, values, str(values.device))
-            engine.allreduce(array, ReduceOp.SUM, prescale=2.0)
+            engine.allreduce(array, Reduction(ReduceOp.SUM, prescale=2.0))
             results.append(float(values.float().mean()))
         engine.close()
         return results

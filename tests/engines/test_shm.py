@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from farandole.collective import Array, DType, ReduceOp
+from farandole.collective import Array, DType, ReduceOp, Reduction
 from farandole.engines.engine import Group
 from farandole.engines.shm import ShmEngine
 from farandole.errors import AbortError, CollectiveError, EngineError, MismatchError, StallError, UnsupportedError
@@ -35,7 +35,7 @@ def _open() -> int:
 
 def _sum(engine: ShmEngine, count: int = 10) -> float:
     values = np.ones(count, np.float32)
-    engine.allreduce(Array(values.ctypes.data, count, DType.FLOAT32, values), ReduceOp.SUM)
+    engine.allreduce(Array(values.ctypes.data, count, DType.FLOAT32, values), Reduction(ReduceOp.SUM))
     return float(values[-1])
 
 
@@ -84,7 +84,7 @@ def _three_ways(member: RankContext) -> list[bytes]:
         inside = memory.array(dtype)
         core.copy(inside.address, large.ctypes.data, large.nbytes)
         for array in (Array(large.ctypes.data, large.size, dtype), Array(small.ctypes.data, 1000, dtype), inside):
-            engine.allreduce(array, ReduceOp.AVERAGE, 0.3, 0.7)
+            engine.allreduce(array, Reduction(ReduceOp.AVERAGE, 0.3, 0.7))
         found.append(small.tobytes())
         assert large[-1000:].tobytes() == small.tobytes()
         assert ctypes.string_at(memory.address, memory.nbytes) == large.tobytes()
@@ -135,7 +135,7 @@ def _cycle(member: RankContext) -> list[tuple[int, int, int, int]]:
     for cycle in range(200):
         engine = ShmEngine(member.group(f"cycle {cycle}"), member.exchange)
         memory = engine.allocate(1 << 16)
-        engine.allreduce(memory.array(DType.FLOAT32), ReduceOp.SUM)
+        engine.allreduce(memory.array(DType.FLOAT32), Reduction(ReduceOp.SUM))
         engine.close()
         del memory
         kilobytes = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() // 1024

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from farandole.collective import Array, DType, ReduceOp
+from farandole.collective import Array, DType, ReduceOp, Reduction
 from farandole.engines.engine import Engine
 from farandole.errors import AbortError, EngineError, StallError
 from farandole.testing.harness import Died, run_ranks
@@ -22,8 +22,8 @@ from farandole.testing.rank import RankContext, error_of
 def _raised(engine: Engine) -> tuple[str, str]:
     """The error of an all-reduce that must fail, and that nothing else follows it."""
     array = engine.allocate(4096).array(DType.FLOAT32)
-    first = error_of(lambda: engine.allreduce(array, ReduceOp.SUM))
-    return first, error_of(lambda: engine.allreduce(array, ReduceOp.SUM))
+    first = error_of(lambda: engine.allreduce(array, Reduction(ReduceOp.SUM)))
+    return first, error_of(lambda: engine.allreduce(array, Reduction(ReduceOp.SUM)))
 
 
 def test_a_killed_peer_is_noticed_at_once_and_named() -> None:
@@ -165,7 +165,7 @@ def _nothing_is_left_of_many(make: object, member: RankContext) -> None:
         for _ in range(20):
             engine = make()
             values = (engine.allocate(400)).array(DType.FLOAT32)
-            engine.allreduce(values, ReduceOp.SUM)
+            engine.allreduce(values, Reduction(ReduceOp.SUM))
             engine.broadcast(Array(values.address, 10, DType.FLOAT32), 1)
             engine.close()
         member.exchange(b"")

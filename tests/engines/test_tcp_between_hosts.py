@@ -52,18 +52,18 @@ def test_engine(by: str, case: str) -> None:
 
 
 def _waits_for_a_silent_host(member: RankContext, connected: str) -> str:
-    from farandole.collective import DType, ReduceOp
+    from farandole.collective import DType, ReduceOp, Reduction
     from farandole.engines.tcp import TcpEngine
     from farandole.errors import CollectiveError
 
     engine = TcpEngine(member.group("lane", deadline_s=DEADLINE_S), member.exchange)
     array = engine.allocate(8 * 2**20).array(DType.FLOAT32)
-    engine.allreduce(array, ReduceOp.SUM)
+    engine.allreduce(array, Reduction(ReduceOp.SUM))
     if member.rank == 0:
         Path(connected).write_text("now")
     try:
         while True:
-            engine.allreduce(array, ReduceOp.SUM)
+            engine.allreduce(array, Reduction(ReduceOp.SUM))
     except CollectiveError as error:
         return f"{type(error).__name__}: {error}"
 
@@ -72,7 +72,7 @@ def _is_parted(member: RankContext, moments: str) -> tuple[list[str], list[str]]
     import dataclasses
     import subprocess
 
-    from farandole.collective import DType, ReduceOp
+    from farandole.collective import DType, ReduceOp, Reduction
     from farandole.engines import tcp
     from farandole.errors import CollectiveError
 
@@ -91,14 +91,14 @@ def _is_parted(member: RankContext, moments: str) -> tuple[list[str], list[str]]
     if member.rank == 1:  # to be slow for longer than a network may be silent is no fault
         subprocess.Popen(["sh", "-c", f"sleep 0.2; kill -STOP {os.getpid()}; sleep 3; kill -CONT {os.getpid()}"])
     for _ in range(10):
-        engines[0].allreduce(array, ReduceOp.SUM)
+        engines[0].allreduce(array, Reduction(ReduceOp.SUM))
     assert not told
     member.exchange(b"")
     if member.rank == 0:
         Path(moments).write_text("now")
     try:
         while True:
-            engines[0].allreduce(array, ReduceOp.SUM)
+            engines[0].allreduce(array, Reduction(ReduceOp.SUM))
     except CollectiveError as error:
         errors.append(f"{type(error).__name__}: {error}")
     try:

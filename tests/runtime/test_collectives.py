@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farandole.collective import Array, DType, Kind, ReduceOp
+from farandole.collective import Array, DType, Kind, ReduceOp, Reduction
 from farandole.errors import DuplicateNameError, MismatchError, UnsupportedError, UsageError
 from farandole.runtime.lanes.call import Call
 from farandole.runtime.lanes.eager import EAGER_BYTES
@@ -271,7 +271,7 @@ def planned_lanes_have_engines_of_their_own(rank: int, size: int) -> None:
     reference.view(array)[:] = 1
     with session.inside(0, "gradients", 1, "bucket 0"):
         assert session.progress()[1] == "bucket 0"
-        engine.allreduce(array, ReduceOp.SUM)
+        engine.allreduce(array, Reduction(ReduceOp.SUM))
     assert session.progress()[1] == ""
     np.testing.assert_array_equal(reference.view(array), np.full(1 << 14, size))
 

@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 from farandole import events
-from farandole.collective import Kind, ReduceOp
+from farandole.collective import Kind, ReduceOp, Reduction
 from farandole.errors import MismatchError, NotInitializedError, UsageError
 from farandole.runtime.collectives.planned import PlannedLane
-from farandole.runtime.lanes.reduction import Reduction
 from farandole.runtime.session import init as sessions
 from farandole.runtime.session.init import current, global_process_set, init, shutdown
 from farandole.testing.jobs import NumpyCalls, run_job

@@ -6,6 +6,8 @@ from typing import final
 
 import msgspec
 
+from farandole.collective import ReduceOp, Reduction
+
 
 @final
 class Signature(msgspec.Struct, frozen=True, array_like=True):
@@ -28,6 +30,11 @@ class Signature(msgspec.Struct, frozen=True, array_like=True):
     splits: list[int] = []
     device: str = "cpu"
     refusal: str = ""
+
+    @property
+    def how(self) -> Reduction:
+        """The reduction it names."""
+        return Reduction(ReduceOp(self.op), self.prescale, self.postscale)
 
 
 @final

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias, final
 
-from farandole.collective import Array, DType, ReduceOp
+from farandole.collective import Array, DType, ReduceOp, Reduction
 from farandole.errors import UnsupportedError
 
 Exchange: TypeAlias = Callable[[bytes], list[bytes]]
@@ -132,7 +132,7 @@ class Engine(ABC):
       bfloat16 accumulate in float32; between hosts, partial results may travel in the type itself. AVERAGE is the sum
       divided by ``group.size`` (integers truncate toward zero). BOOL: SUM and MAX are *or*, MIN and PRODUCT are *and*,
       AVERAGE is *and*. Complex types know SUM, AVERAGE and PRODUCT. What does not exist raises ``UnsupportedError`` on
-      every member (``require_served``). Results are multiplied by ``postscale``, contributions by ``prescale``.
+      every member (``require_served``). Factors are those of ``Reduction``.
       Integers wrap around in a plain SUM or PRODUCT; with a factor, and in an AVERAGE, they are exact and then limited
       to the dtype (``core.reduce`` says how).
     * Roots and counts are in group places, not global ranks. Empty arrays and zero counts are legal. In an all-gather
@@ -151,7 +151,7 @@ class Engine(ABC):
         """Make zeroed memory for in-place collectives. Collective: every member asks for the same size."""
 
     @abstractmethod
-    def allreduce(self, array: Array, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0) -> None:
+    def allreduce(self, array: Array, how: Reduction) -> None:
         """Reduce in place; afterwards every member holds the result. ADASUM is not an engine's business."""
 
     @abstractmethod
@@ -172,9 +172,7 @@ class Engine(ABC):
         send: Array,
         recv: Array,
         counts: Sequence[int],
-        op: ReduceOp,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
+        how: Reduction,
     ) -> None:
         """Reduce everybody's ``send`` and keep slice ``rank`` of it, ``counts[rank]`` elements, in ``recv``."""
 

@@ -12,7 +12,7 @@ import ctypes
 from collections.abc import Sequence
 from typing import ClassVar
 
-from farandole.collective import Array, DType, ReduceOp
+from farandole.collective import Array, DType, ReduceOp, Reduction
 from farandole.engines.arrays import copy, pieces, plain_memory, shares, split
 from farandole.engines.engine import PAYLOAD_BYTES, Engine, Group, Memory, require_served, require_short
 from farandole.engines.transport import Transport
@@ -42,18 +42,18 @@ class PairwiseEngine(Engine):
         """Plain zeroed memory: a network reads from anywhere equally fast."""
         return plain_memory(nbytes)
 
-    def allreduce(self, array: Array, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0) -> None:
+    def allreduce(self, array: Array, how: Reduction) -> None:
         """Reduce in place: everybody reduces a slice and sends it to all; small arrays are reduced by everybody."""
         self._begin()
-        require_served(array.dtype, op)
+        require_served(array.dtype, how.op)
         size = self.group.size
         for piece in pieces(array, BLOCK_BYTES):
             if piece.nbytes * size <= SMALL_BYTES:
-                self._combine(self._gather(piece), piece, op, prescale, postscale)
+                self._combine(self._gather(piece), piece, how)
                 continue
             slices = split(piece, shares(piece.count, size, 1))
             mine = slices[self.group.rank]
-            self._combine(self._collect(mine, slices), mine, op, prescale, postscale)
+            self._combine(self._collect(mine, slices), mine, how)
             self._swap([mine] * size, slices)
 
     def allgather(self, send: Array, recv: Array, counts: Sequence[int]) -> None:
@@ -87,15 +87,13 @@ class PairwiseEngine(Engine):
         send: Array,
         recv: Array,
         counts: Sequence[int],
-        op: ReduceOp,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
+        how: Reduction,
     ) -> None:
         """Send each member its slice, and reduce mine."""
         self._begin()
-        require_served(send.dtype, op)
+        require_served(send.dtype, how.op)
         slices = split(send, counts)
-        self._combine(self._collect(slices[self.group.rank], slices), recv, op, prescale, postscale)
+        self._combine(self._collect(slices[self.group.rank], slices), recv, how)
 
     def barrier(self) -> None:
         """Hear from everybody."""
@@ -127,11 +125,11 @@ class PairwiseEngine(Engine):
         self._transport.check()
         self._calls += 1
 
-    def _combine(self, parts: Sequence[Array], target: Array, op: ReduceOp, prescale: float, postscale: float) -> None:
+    def _combine(self, parts: Sequence[Array], target: Array, how: Reduction) -> None:
         """Reduce ``parts``, in the order of members, into ``target``."""
-        divisor = self.group.size if op is ReduceOp.AVERAGE else 1
+        divisor = self.group.size if how.op is ReduceOp.AVERAGE else 1
         addresses = [part.address for part in parts]
-        core.reduce(addresses, target.address, target.count, target.dtype, op, prescale, postscale, divisor)
+        core.reduce(addresses, target.address, target.count, target.dtype, how.op, how.prescale, how.postscale, divisor)
 
     def _collect(self, mine: Array, outgoing: Sequence[Array]) -> list[Array]:
         """Send ``outgoing[i]`` to member ``i``; everybody's part of ``mine``, in the order of members."""

@@ -2,7 +2,7 @@
 
 engine = ShmEngine(group, exchange)
 memory = engine.allocate(64 * 2**20)          # arrays in it are reduced without copying
-engine.allreduce(memory.array(DType.FLOAT32), ReduceOp.AVERAGE)
+engine.allreduce(memory.array(DType.FLOAT32), Reduction(ReduceOp.AVERAGE))
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, final
 
-from farandole.collective import Array, ReduceOp
+from farandole.collective import Array, Reduction
 from farandole.engines.choose import SHM_MEMBERS
 from farandole.engines.engine import Engine, Exchange, Group, Memory, require_short
 from farandole.errors import UnsupportedError
@@ -45,8 +45,8 @@ class ShmEngine(Engine):
         region = self._endpoint.allocate(nbytes)
         return Memory(region.address, nbytes, region)
 
-    def allreduce(self, array: Array, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0) -> None:
-        self._endpoint.allreduce(array.address, array.count, array.dtype, op, prescale, postscale)
+    def allreduce(self, array: Array, how: Reduction) -> None:
+        self._endpoint.allreduce(array.address, array.count, array.dtype, how.op, how.prescale, how.postscale)
 
     def allgather(self, send: Array, recv: Array, counts: Sequence[int]) -> None:
         self._endpoint.allgather(send.address, recv.address, send.dtype, counts)
@@ -62,11 +62,11 @@ class ShmEngine(Engine):
         send: Array,
         recv: Array,
         counts: Sequence[int],
-        op: ReduceOp,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
+        how: Reduction,
     ) -> None:
-        self._endpoint.reducescatter(send.address, recv.address, send.dtype, counts, op, prescale, postscale)
+        self._endpoint.reducescatter(
+            send.address, recv.address, send.dtype, counts, how.op, how.prescale, how.postscale
+        )
 
     def barrier(self) -> None:
         self._endpoint.barrier()

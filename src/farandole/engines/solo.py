@@ -1,7 +1,7 @@
 """The engine of a job of one: a reduction of one contribution is that contribution, scaled.
 
 engine = SoloEngine(group)
-engine.allreduce(array, ReduceOp.SUM, prescale=0.5)
+engine.allreduce(array, Reduction(ReduceOp.SUM, prescale=0.5))
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import mmap
 from collections.abc import Sequence
 from typing import ClassVar, final
 
-from farandole.collective import Array, ReduceOp
+from farandole.collective import Array, Reduction
 from farandole.engines.engine import Engine, Group, Memory, require_short
 from farandole.errors import AbortError
 from farandole.native import core
@@ -36,9 +36,9 @@ class SoloEngine(Engine):
         owner = (ctypes.c_char * nbytes).from_buffer(mmap.mmap(-1, max(1, nbytes)))
         return Memory(ctypes.addressof(owner), nbytes, owner)
 
-    def allreduce(self, array: Array, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0) -> None:
+    def allreduce(self, array: Array, how: Reduction) -> None:
         self._begin()
-        core.reduce([array.address], array.address, array.count, array.dtype, op, prescale, postscale)
+        core.reduce([array.address], array.address, array.count, array.dtype, how.op, how.prescale, how.postscale)
 
     def allgather(self, send: Array, recv: Array, counts: Sequence[int]) -> None:
         self._copy(send, recv)
@@ -54,12 +54,10 @@ class SoloEngine(Engine):
         send: Array,
         recv: Array,
         counts: Sequence[int],
-        op: ReduceOp,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
+        how: Reduction,
     ) -> None:
         self._begin()
-        core.reduce([send.address], recv.address, recv.count, send.dtype, op, prescale, postscale)
+        core.reduce([send.address], recv.address, recv.count, send.dtype, how.op, how.prescale, how.postscale)
 
     def barrier(self) -> None:
         self._begin()

@@ -10,7 +10,7 @@ from typing import TypeAlias, final
 import numpy as np
 import numpy.typing as npt
 
-from farandole.collective import Array, DType, Kind, ReduceOp
+from farandole.collective import Array, DType, Kind, ReduceOp, Reduction
 from farandole.engines.engine import Engine, Group, Memory, Rendezvous
 from farandole.testing import reference
 from farandole.testing.rank import RankContext
@@ -107,7 +107,7 @@ class Bench:
         """All-reduce samples, compare with the reference, and return the result."""
         said = [reference.sample(dtype, count, seed * 64 + r) for r in range(self.size)]
         buffer = self.buffer(said[self.rank], dtype, inside)
-        self.engine.allreduce(buffer.array, op, *scales)
+        self.engine.allreduce(buffer.array, Reduction(op, *scales))
         where = "engine memory" if inside else "ordinary memory"
         text = f"allreduce {op.label} of {count} {dtype.label} in {where}, scales {scales}"
         expected = reference.reduce(dtype, op, said, *scales)
@@ -162,7 +162,7 @@ class Bench:
         total = reference.reduce(dtype, op, said, *scales)
         send = self.buffer(said[self.rank], dtype)
         recv = self.buffer(np.zeros(counts[self.rank], total.dtype), dtype, shift=1)
-        self.engine.reducescatter(send.array, recv.array, counts, op, *scales)
+        self.engine.reducescatter(send.array, recv.array, counts, Reduction(op, *scales))
         text = f"reducescatter {op.label} of {list(counts)} {dtype.label}, scales {scales}"
         mine = slice(sum(counts[: self.rank]), sum(counts[: self.rank + 1]))
         self.compare(text, dtype, recv, total[mine], self._slack(dtype, op, [s[mine] for s in said], scales))

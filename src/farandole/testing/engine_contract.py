@@ -22,7 +22,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from farandole.collective import Array, DType, Kind, ReduceOp
+from farandole.collective import Array, DType, Kind, ReduceOp, Reduction
 from farandole.engines.engine import PAYLOAD_BYTES, Engine
 from farandole.errors import AbortError, StallError, UnsupportedError
 from farandole.testing import reference
@@ -105,7 +105,7 @@ def memory_may_differ_between_members(bench: Bench) -> None:
         said = [reference.sample(DType.FLOAT32, count, r) for r in range(bench.size)]
         for inside in (bench.rank == 0, bench.rank > 0, True):
             buffer = bench.buffer(said[bench.rank], DType.FLOAT32, inside, shift=16 * bench.rank + 1)
-            bench.engine.allreduce(buffer.array, ReduceOp.SUM)
+            bench.engine.allreduce(buffer.array, Reduction(ReduceOp.SUM))
             expected = reference.reduce(DType.FLOAT32, ReduceOp.SUM, said)
             bench.compare(f"allreduce of {count}, inside={inside}", DType.FLOAT32, buffer, expected)
 
@@ -115,7 +115,7 @@ def illegal_ops_raise_and_change_nothing(bench: Bench) -> None:
     for op in (ReduceOp.MIN, ReduceOp.MAX):
         buffer = bench.buffer(reference.sample(DType.COMPLEX64, 10, 1), DType.COMPLEX64)
         try:
-            bench.engine.allreduce(buffer.array, op)
+            bench.engine.allreduce(buffer.array, Reduction(op))
         except UnsupportedError:
             pass
         else:
@@ -176,7 +176,7 @@ def parts_in_their_own_place(bench: Bench) -> None:
         said = [reference.sample(DType.FLOAT32, count * bench.size, r) for r in range(bench.size)]
         whole = bench.buffer(said[bench.rank], DType.FLOAT32)
         own = whole.array.slice(mine.start, count)
-        bench.engine.reducescatter(whole.array, own, counts, ReduceOp.SUM)
+        bench.engine.reducescatter(whole.array, own, counts, Reduction(ReduceOp.SUM))
         total = reference.reduce(DType.FLOAT32, ReduceOp.SUM, said)
         bench.expect(reference.same(DType.FLOAT32, whole.values[mine], total[mine]), f"reducescatter of {count} each")
         bench.engine.allgather(own, whole.array, counts)
@@ -253,7 +253,7 @@ def memory_is_zeroed_and_outlives_the_engine(bench: Bench) -> None:
         floats = made[3].array(DType.FLOAT32, 64, 1000)
         values = reference.view(floats)
         values[:] = bench.rank + 1
-        engine.allreduce(floats, ReduceOp.SUM)
+        engine.allreduce(floats, Reduction(ReduceOp.SUM))
     bench.expect(bool((values == bench.size * (bench.size + 1) / 2).all()), "engine memory holds a wrong sum")
 
 
@@ -350,7 +350,7 @@ CASES: dict[str, Case] = {
 
 def _count(engine: Engine, count: int = 10) -> float:
     values = np.ones(count, np.float32)
-    engine.allreduce(Array(values.ctypes.data, count, DType.FLOAT32, values), ReduceOp.SUM)
+    engine.allreduce(Array(values.ctypes.data, count, DType.FLOAT32, values), Reduction(ReduceOp.SUM))
     return float(values[-1]) if (values == values[0]).all() else float("nan")
 
 
@@ -365,7 +365,7 @@ def _move(engine: Engine, kind: Kind) -> None:
     elif kind is Kind.ALLTOALL:
         engine.alltoall(whole, [1000] * size, room, [1000] * size)
     else:
-        engine.reducescatter(whole, room.slice(0, 1000), [1000] * size, ReduceOp.SUM)
+        engine.reducescatter(whole, room.slice(0, 1000), [1000] * size, Reduction(ReduceOp.SUM))
 
 
 _CALLS: dict[str, Callable[[Engine], object]] = {

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from farandole.cluster.environment import CONTROLLER, KEY, OWN
-from farandole.collective import Array, DType, Kind, ReduceOp
+from farandole.collective import Array, DType, Kind, ReduceOp, Reduction
 from farandole.control.keys import new_secret
 from farandole.runtime.lanes.call import Call, CallResult, Handle
 from farandole.runtime.session.init import current
@@ -92,7 +92,8 @@ class NumpyCalls:
         self, name: str, x: Values, op: ReduceOp = ReduceOp.SUM, scales: tuple[float, float] = (1, 1)
     ) -> Call:
         """What ``allreduce`` submits."""
-        return Call(Kind.ALLREDUCE, f"allreduce.{name}", self.array(x), x.shape, self._process_set, op, *scales)
+        how = Reduction(op, *scales)
+        return Call(Kind.ALLREDUCE, f"allreduce.{name}", self.array(x), x.shape, self._process_set, how)
 
     def broadcast(self, name: str, x: Values, root: int) -> None:
         """In place."""
@@ -110,7 +111,8 @@ class NumpyCalls:
 
     def reducescatter(self, name: str, x: Values, op: ReduceOp = ReduceOp.SUM) -> Values:
         """This rank's rows."""
-        call = Call(Kind.REDUCESCATTER, f"reducescatter.{name}", self.array(x), x.shape, self._process_set, op)
+        how = Reduction(op)
+        call = Call(Kind.REDUCESCATTER, f"reducescatter.{name}", self.array(x), x.shape, self._process_set, how)
         return self._made(call, x)[0]
 
     def array(self, x: Values) -> Array:

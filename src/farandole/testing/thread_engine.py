@@ -19,7 +19,7 @@ from typing import Any, TypeVar, final
 
 import numpy as np
 
-from farandole.collective import Array, ReduceOp
+from farandole.collective import Array, Reduction
 from farandole.engines.engine import Engine, Exchange, Group, Memory, Share
 from farandole.errors import AbortError, StallError, UnsupportedError
 from farandole.testing import reference
@@ -83,9 +83,9 @@ class ThreadEngine(Engine):
         values = np.zeros(nbytes, np.uint8)
         return Memory(values.ctypes.data, nbytes, values)
 
-    def allreduce(self, array: Array, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0) -> None:
+    def allreduce(self, array: Array, how: Reduction) -> None:
         """Reduce in place."""
-        reference.view(array)[:] = self._reduce(array, op, prescale, postscale)
+        reference.view(array)[:] = self._reduce(array, how)
 
     def allgather(self, send: Array, recv: Array, counts: Sequence[int]) -> None:
         """Concatenate; ``counts`` are those of the copies."""
@@ -107,13 +107,11 @@ class ThreadEngine(Engine):
         send: Array,
         recv: Array,
         counts: Sequence[int],
-        op: ReduceOp,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
+        how: Reduction,
     ) -> None:
         """Reduce everything, keep a slice."""
         start = sum(counts[: self.group.rank])
-        reference.view(recv)[:] = self._reduce(send, op, prescale, postscale)[start : start + recv.count]
+        reference.view(recv)[:] = self._reduce(send, how)[start : start + recv.count]
 
     def barrier(self) -> None:
         """Wait for all."""
@@ -126,10 +124,12 @@ class ThreadEngine(Engine):
     def close(self) -> None:
         """Nothing is held."""
 
-    def _reduce(self, array: Array, op: ReduceOp, prescale: float, postscale: float) -> Values:
-        if not reference.legal(array.dtype, op):
-            raise UnsupportedError(f"{op.label} of {array.dtype.label} does not exist")
-        return reference.reduce(array.dtype, op, self._share(reference.view(array).copy()), prescale, postscale)
+    def _reduce(self, array: Array, how: Reduction) -> Values:
+        if not reference.legal(array.dtype, how.op):
+            raise UnsupportedError(f"{how.op.label} of {array.dtype.label} does not exist")
+        return reference.reduce(
+            array.dtype, how.op, self._share(reference.view(array).copy()), how.prescale, how.postscale
+        )
 
     def _share(self, item: Any) -> list[Any]:
         return self._meeting.share(self.group.rank, item, self.group.deadline_s)

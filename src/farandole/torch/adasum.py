@@ -11,11 +11,10 @@ from typing import Any, NoReturn
 
 import torch
 
-from farandole.collective import ReduceOp
+from farandole.collective import ReduceOp, Reduction
 from farandole.errors import UnsupportedError
 from farandole.runtime.collectives.divergence import Comparison
 from farandole.runtime.collectives.objects import allgather_object
-from farandole.runtime.lanes.reduction import Reduction
 from farandole.runtime.session.init import Session, current
 from farandole.torch.adapter import verbs
 from farandole.torch.divergence import StepSnapshots

@@ -16,9 +16,8 @@ from typing import Any, final
 import torch
 from torch.amp.grad_scaler import OptState
 
-from farandole.collective import ReduceOp
+from farandole.collective import ReduceOp, Reduction
 from farandole.errors import MismatchError
-from farandole.runtime.lanes.reduction import Reduction
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
 from farandole.torch.adapter import verbs
 from farandole.torch.optimizer import ReducingOptimizer

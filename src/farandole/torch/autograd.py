@@ -13,9 +13,8 @@ from typing import Any, final
 import torch
 
 from farandole import events
-from farandole.collective import ReduceOp
+from farandole.collective import ReduceOp, Reduction
 from farandole.errors import UnsupportedError
-from farandole.runtime.lanes.reduction import Reduction
 from farandole.runtime.session.init import current
 from farandole.runtime.session.process_sets import ProcessSet
 from farandole.torch.adapter import verbs

@@ -17,13 +17,12 @@ from typing import TypeAlias, final
 
 import torch
 
-from farandole.collective import ReduceOp
+from farandole.collective import ReduceOp, Reduction
 from farandole.errors import MismatchError, UsageError
 from farandole.gradients.buckets import Piece, lay_out
 from farandole.gradients.overlap import choose_overlap
 from farandole.runtime.collectives.divergence import StepDigests
 from farandole.runtime.collectives.planned import JOINED, REFUSED, PlannedLane
-from farandole.runtime.lanes.reduction import Reduction
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
 from farandole.torch.adapter import adapter, verbs
 from farandole.torch.compression import Compression, CompressorLike

@@ -7,9 +7,9 @@ from typing import final
 
 import torch
 
+from farandole.collective import Reduction
 from farandole.gradients.overlap import Background
 from farandole.runtime.collectives.planned import PlannedLane
-from farandole.runtime.lanes.reduction import Reduction
 from farandole.torch.memory import GradientBucket
 
 BEGIN, WAIT = "begin", "wait"

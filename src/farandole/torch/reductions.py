@@ -20,9 +20,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from farandole.collective import Kind, ReduceOp
+from farandole.collective import Kind, ReduceOp, Reduction
 from farandole.errors import UnsupportedError, UsageError
-from farandole.runtime.lanes.reduction import Reduction, reduction
+from farandole.runtime.lanes.reduction import reduction
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
 from farandole.torch import autograd
 from farandole.torch.adapter import handles, verbs

@@ -16,11 +16,10 @@ from typing import NamedTuple, TypeAlias, final
 
 import torch
 
-from farandole.collective import ReduceOp
+from farandole.collective import ReduceOp, Reduction
 from farandole.gradients.buckets import Bucket, Piece, lay_out
 from farandole.gradients.shard_tree import Shards, block, combine, cover, is_tree_of_blocks
 from farandole.runtime.collectives.planned import PlannedLane
-from farandole.runtime.lanes.reduction import Reduction
 from farandole.torch.adapter import TORCH_DTYPES, adapter
 from farandole.torch.memory import LONE_BYTES, as_bytes
 

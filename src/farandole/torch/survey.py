@@ -15,10 +15,9 @@ from typing import final
 
 import torch
 
-from farandole.collective import ReduceOp
+from farandole.collective import ReduceOp, Reduction
 from farandole.errors import MismatchError, UnsupportedError
 from farandole.runtime.collectives.planned import PlannedLane
-from farandole.runtime.lanes.reduction import Reduction
 from farandole.torch.adapter import DTYPES, adapter
 
 _BITS = 4

@@ -25,13 +25,12 @@ from typing import Any, NamedTuple, final
 
 import torch
 
-from farandole.collective import ReduceOp
+from farandole.collective import ReduceOp, Reduction
 from farandole.elastic.worker.step_vote import Meet, alone
 from farandole.errors import UsageError
 from farandole.gradients.shard_tree import Shards, block, cover, halves
 from farandole.runtime.collectives.divergence import StepDigests
 from farandole.runtime.collectives.planned import REFUSED, PlannedLane
-from farandole.runtime.lanes.reduction import Reduction
 from farandole.runtime.session.init import current
 from farandole.torch.gradients import Terms
 from farandole.torch.identity import Identity

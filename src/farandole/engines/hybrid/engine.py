@@ -1,7 +1,7 @@
 """Shared memory inside each host, another engine between hosts; every member carries its own share across.
 
 engine = HybridEngine(group, rendezvous, functools.partial(make, "tcp"))
-engine.allreduce(array, ReduceOp.AVERAGE)     # reduce-scatter inside, all-reduce of shares across, all-gather inside
+engine.allreduce(array, Reduction())     # reduce-scatter inside, all-reduce of shares across, all-gather inside
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import ClassVar, TypeAlias, TypeVar, cast, final
 
-from farandole.collective import Array, DType, ReduceOp
+from farandole.collective import Array, DType, ReduceOp, Reduction
 from farandole.engines.arrays import copy, pieces, plain_memory, split
 from farandole.engines.engine import (
     PAYLOAD_BYTES,
@@ -80,21 +80,21 @@ class HybridEngine(Engine):
         with self._collective():
             return self._inside.allocate(nbytes)
 
-    def allreduce(self, array: Array, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0) -> None:
+    def allreduce(self, array: Array, how: Reduction) -> None:
         """Reduce inside, each carrier a share; all-reduce the shares across; gather them inside."""
-        require_served(array.dtype, op)
-        if _is_exact(array.dtype, op, prescale, postscale):
-            self._allreduce_whole(array, op, prescale, postscale)
+        require_served(array.dtype, how.op)
+        if _is_exact(array.dtype, how):
+            self._allreduce_whole(array, how)
             return
-        steps = _Steps(array.dtype, op, prescale, postscale, self.group.size)
+        steps = _Steps(array.dtype, how, self.group.size)
         shared = Shared(self._layout, array)
 
         def before(k: int) -> None:
-            self._inside.reducescatter(shared.pieces[k], shared.own[k], shared.counts[k], *steps.inside)
+            self._inside.reducescatter(shared.pieces[k], shared.own[k], shared.counts[k], steps.inside)
 
         def across(engine: Engine, k: int) -> None:
             if shared.own[k].count:  # small arrays cross on the first lane alone
-                engine.allreduce(shared.own[k], steps.op)
+                engine.allreduce(shared.own[k], steps.across)
                 steps.finish(shared.own[k])
 
         def after(k: int) -> None:
@@ -102,20 +102,20 @@ class HybridEngine(Engine):
 
         self._run(len(shared.pieces), before, across, after)
 
-    def _allreduce_whole(self, array: Array, op: ReduceOp, prescale: float, postscale: float) -> None:
+    def _allreduce_whole(self, array: Array, how: Reduction) -> None:
         """Bring everybody's array to all, and reduce it in one step."""
         size = self.group.size
         for piece in pieces(array, max(EXACT_BYTES // size, array.dtype.itemsize)):
             parts = plain_memory(piece.nbytes * size).array(piece.dtype, 0, piece.count * size)
             self.allgather(piece, parts, [piece.count] * size)
-            self._combine(parts, piece, op, prescale, postscale)
+            self._combine(parts, piece, how)
 
-    def _combine(self, parts: Array, target: Array, op: ReduceOp, prescale: float, postscale: float) -> None:
+    def _combine(self, parts: Array, target: Array, how: Reduction) -> None:
         """Reduce everybody's part, in the order of members."""
         size = self.group.size
         addresses = [part.address for part in split(parts, [target.count] * size)]
-        divisor = size if op is ReduceOp.AVERAGE else 1
-        core.reduce(addresses, target.address, target.count, target.dtype, op, prescale, postscale, divisor)
+        divisor = size if how.op is ReduceOp.AVERAGE else 1
+        core.reduce(addresses, target.address, target.count, target.dtype, how.op, how.prescale, how.postscale, divisor)
 
     def broadcast(self, array: Array, root: int) -> None:
         """From the root to its neighbours; each carrier brings a share to the other hosts; they gather inside."""
@@ -191,27 +191,25 @@ class HybridEngine(Engine):
         send: Array,
         recv: Array,
         counts: Sequence[int],
-        op: ReduceOp,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
+        how: Reduction,
     ) -> None:
         """Reduce inside, each carrier the parts of its passengers on all hosts; reduce-scatter them across."""
-        require_served(send.dtype, op)
-        if _is_exact(send.dtype, op, prescale, postscale):
+        require_served(send.dtype, how.op)
+        if _is_exact(send.dtype, how):
             parts = plain_memory(recv.nbytes * self.group.size).array(recv.dtype, 0, recv.count * self.group.size)
             self.alltoall(send, counts, parts, [recv.count] * self.group.size)
-            self._combine(parts, recv, op, prescale, postscale)
+            self._combine(parts, recv, how)
             return
-        steps = _Steps(send.dtype, op, prescale, postscale, self.group.size)
+        steps = _Steps(send.dtype, how, self.group.size)
         rounds = Rounds(self._layout, send.dtype, counts, self._rooms)
 
         def before(k: int) -> None:
             for member, part in enumerate(split(send, counts)):
                 copy(rounds[k].of[member], rounds.cut(part, member, k))
-            self._inside.reducescatter(rounds[k].whole, rounds[k].lane, rounds[k].by_neighbour, *steps.inside)
+            self._inside.reducescatter(rounds[k].whole, rounds[k].lane, rounds[k].by_neighbour, steps.inside)
 
         def across(engine: Engine, k: int) -> None:
-            engine.reducescatter(rounds[k].lane, rounds[k].arrived, rounds[k].by_host, steps.op)
+            engine.reducescatter(rounds[k].lane, rounds[k].arrived, rounds[k].by_host, steps.across)
             steps.finish(rounds[k].arrived)
 
         def after(k: int) -> None:
@@ -311,10 +309,10 @@ def _together(group: Group, rendezvous: Rendezvous, make: Callable[[], Made]) ->
     return cast("Made", made)
 
 
-def _is_exact(dtype: DType, op: ReduceOp, prescale: float, postscale: float) -> bool:
+def _is_exact(dtype: DType, how: Reduction) -> bool:
     """Whether a partial result has more digits than the dtype: averages of integers, and integers with a factor."""
     is_integer = not (dtype.is_floating or dtype.is_complex or dtype is DType.BOOL)
-    return is_integer and (op is ReduceOp.AVERAGE or (prescale, postscale) != (1.0, 1.0))
+    return is_integer and (how.op is ReduceOp.AVERAGE or how.is_scaled)
 
 
 @final
@@ -325,17 +323,18 @@ class _Steps:
     does. Everything else is divided and scaled at the end, as only that gives products what they must be.
     """
 
-    def __init__(self, dtype: DType, op: ReduceOp, prescale: float, postscale: float, size: int) -> None:
-        is_mean = op is ReduceOp.AVERAGE and dtype is not DType.BOOL
-        self.op = ReduceOp.SUM if is_mean else op
+    def __init__(self, dtype: DType, how: Reduction, size: int) -> None:
+        is_mean = how.op is ReduceOp.AVERAGE and dtype is not DType.BOOL
+        op = ReduceOp.SUM if is_mean else how.op
+        self.across = Reduction(op)
         divisor = size if is_mean else 1
-        if dtype in (DType.FLOAT16, DType.BFLOAT16) and self.op is ReduceOp.SUM:
-            self._at_end, postscale = (1.0, 1), postscale / divisor
+        if dtype in (DType.FLOAT16, DType.BFLOAT16) and op is ReduceOp.SUM:
+            self._at_end, inside = (1.0, 1), how.postscale / divisor
         else:
-            self._at_end, postscale = (postscale, divisor), 1.0
-        self.inside = self.op, prescale, postscale
+            self._at_end, inside = (how.postscale, divisor), 1.0
+        self.inside = Reduction(op, how.prescale, inside)
 
     def finish(self, array: Array) -> None:
         """Do what is left to do when ``array`` has been reduced across."""
         if self._at_end != (1.0, 1):
-            core.reduce([array.address], array.address, array.count, array.dtype, self.op, 1.0, *self._at_end)
+            core.reduce([array.address], array.address, array.count, array.dtype, self.across.op, 1.0, *self._at_end)

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias, final
 import torch
 import torch.distributed as dist
 
-from farandole.collective import Array, DType, ReduceOp
+from farandole.collective import Array, DType, ReduceOp, Reduction
 from farandole.engines.arrays import plain_memory, shares
 from farandole.engines.engine import Engine, Exchange, Group, Memory, require_served
 from farandole.engines.nccl.exchange_store import ExchangeStore
@@ -80,20 +80,20 @@ class NcclEngine(Engine):
         """Plain memory of the host."""
         return plain_memory(nbytes)
 
-    def allreduce(self, array: Array, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0) -> None:
+    def allreduce(self, array: Array, how: Reduction) -> None:
         """By NCCL's own all-reduce, or by slices that everybody reduces one of."""
-        require_served(array.dtype, op)
+        require_served(array.dtype, how.op)
         here = self._begin(array)
         values = self._bring(array, here)
         if array.dtype in _OWN:
-            values = scale(values, prescale)
+            values = scale(values, how.prescale)
             options = dist.AllreduceOptions()
-            options.reduceOp = _OPS[op]  # type: ignore[assignment]
+            options.reduceOp = _OPS[how.op]  # type: ignore[assignment]
             self._run(lambda pg: pg.allreduce([values], options))
-            result = finish(values, op, self.group.size, postscale)
+            result = finish(values, how.op, self.group.size, how.postscale)
         else:
             counts = shares(array.count, self.group.size, 1)
-            mine = self._reduced(values, counts, op, prescale, postscale)
+            mine = self._reduced(values, counts, how)
             result = torch.empty_like(values)
             self._gathered(mine, result, counts)
         self._hand_back(result, array)
@@ -124,14 +124,12 @@ class NcclEngine(Engine):
         send: Array,
         recv: Array,
         counts: Sequence[int],
-        op: ReduceOp,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
+        how: Reduction,
     ) -> None:
         """Everybody gets its slice from all, and reduces it."""
-        require_served(send.dtype, op)
+        require_served(send.dtype, how.op)
         here = self._begin(send)
-        self._hand_back(self._reduced(self._bring(send, here), counts, op, prescale, postscale), recv)
+        self._hand_back(self._reduced(self._bring(send, here), counts, how), recv)
 
     def barrier(self) -> None:
         """Hear from everybody."""
@@ -158,18 +156,16 @@ class NcclEngine(Engine):
 
     # -- moving -------------------------------------------------------------------------------------------------------
 
-    def _reduced(
-        self, values: torch.Tensor, counts: Sequence[int], op: ReduceOp, prescale: float, postscale: float
-    ) -> torch.Tensor:
+    def _reduced(self, values: torch.Tensor, counts: Sequence[int], how: Reduction) -> torch.Tensor:
         """This member's slice, reduced over all."""
         mine = counts[self.group.rank]
         parts = values.new_empty(mine * self.group.size)
         self._swap(values, counts, parts, [mine] * self.group.size)
         first, *others = parts.split(mine) if mine else [parts] * self.group.size
-        total = widen(first, prescale)
+        total = widen(first, how.prescale)
         for other in others:
-            total = combine(total, widen(other, prescale), op)
-        return finish(total, op, self.group.size, postscale).to(values.dtype)
+            total = combine(total, widen(other, how.prescale), how.op)
+        return finish(total, how.op, self.group.size, how.postscale).to(values.dtype)
 
     def _swap(
         self, send: torch.Tensor, send_counts: Sequence[int], recv: torch.Tensor, recv_counts: Sequence[int]

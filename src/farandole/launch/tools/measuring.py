@@ -18,7 +18,7 @@ from typing import TypeAlias, final
 
 import msgspec
 
-from farandole.collective import Array, DType, ReduceOp
+from farandole.collective import Array, DType, ReduceOp, Reduction
 from farandole.engines.candidates import usable
 from farandole.engines.engine import Engine, Memory
 from farandole.errors import EngineError, FarandoleError
@@ -93,7 +93,7 @@ def _once(engine: Engine, array: Array) -> float:
     """
     core.fill(array.address, array.count, array.dtype, 1.0)
     begin = time.perf_counter()
-    engine.allreduce(array, ReduceOp.SUM)
+    engine.allreduce(array, Reduction(ReduceOp.SUM))
     seconds = time.perf_counter() - begin
     values = (ctypes.c_float * array.count).from_address(array.address)
     first, last, size = values[0], values[array.count - 1], engine.group.size
@@ -105,7 +105,7 @@ def _once(engine: Engine, array: Array) -> float:
 def _slowest(engine: Engine, seconds: float) -> float:
     """The most that a rank says, on every rank."""
     said = ctypes.c_double(seconds)
-    engine.allreduce(Array(ctypes.addressof(said), 1, DType.FLOAT64, said), ReduceOp.MAX)
+    engine.allreduce(Array(ctypes.addressof(said), 1, DType.FLOAT64, said), Reduction(ReduceOp.MAX))
     return said.value
 
 

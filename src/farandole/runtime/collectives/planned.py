@@ -15,12 +15,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, final
 
 from farandole import events
-from farandole.collective import Array
+from farandole.collective import Array, Reduction
 from farandole.engines.engine import Memory
 from farandole.errors import MismatchError
 from farandole.runtime.collectives.divergence import Comparison, StepDigests
 from farandole.runtime.collectives.verbs import number_of
-from farandole.runtime.lanes.reduction import Reduction
 from farandole.runtime.session.process_sets import ProcessSet
 
 if TYPE_CHECKING:
@@ -110,7 +109,7 @@ class PlannedLane:
     def allreduce(self, what: str, array: Array, how: Reduction) -> None:
         """Reduce in place; ``what`` names it in reports and in the timeline."""
         with self._inside(what), self.phase(what, "reduce", array.nbytes):
-            self._engine.allreduce(array, how.op, how.prescale, how.postscale)
+            self._engine.allreduce(array, how)
 
     def alltoall(
         self, what: str, send: Array, send_counts: Sequence[int], recv: Array, recv_counts: Sequence[int]

@@ -14,11 +14,11 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar, final
 
-from farandole.collective import Array, Kind, ReduceOp
+from farandole.collective import Array, Kind, ReduceOp, Reduction
 from farandole.errors import CollectiveError, UnsupportedError, UsageError
 from farandole.runtime.collectives.adapter import Adapter
 from farandole.runtime.lanes.call import Call, CallResult, Handle
-from farandole.runtime.lanes.reduction import COMPLEX_REDUCTIONS, REDUCTIONS, Reduction
+from farandole.runtime.lanes.reduction import COMPLEX_REDUCTIONS, REDUCTIONS
 from farandole.runtime.session.init import Session, current
 from farandole.runtime.session.process_sets import ProcessSet
 
@@ -101,9 +101,7 @@ class Verbs(Generic[T]):
                     self._array(Kind.ALLREDUCE, t, how),
                     self._adapter.shape(t),
                     number_of(process_set),
-                    how.op,
-                    how.prescale,
-                    how.postscale,
+                    how,
                 )
                 for each, t in zip(_group(name, len(work)), work, strict=True)
             ]
@@ -123,9 +121,7 @@ class Verbs(Generic[T]):
                     self._array(Kind.REDUCESCATTER, t, how),
                     self._rows("reducescatter", t),
                     number_of(process_set),
-                    how.op,
-                    how.prescale,
-                    how.postscale,
+                    how,
                     allocate=outputs.reserve(t),
                 )
                 for each, t in zip(_group(name, len(tensors)), map(self._adapter.dense, tensors), strict=True)

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
-from farandole.collective import Array, DType, ReduceOp
+from farandole.collective import Array, DType, ReduceOp, Reduction
 from farandole.engines.engine import Engine
 from farandole.native import core
 from farandole.runtime.lanes.packing import pack, scratch, unpack
@@ -72,7 +72,7 @@ class _Tree:
                         self._address(a, piece), self._address(b, piece), piece.count, int(self._held.dtype)
                     )
                 )
-        self._engine.allreduce(Array(ctypes.addressof(dots), len(dots), DType.FLOAT64, dots), ReduceOp.SUM)
+        self._engine.allreduce(Array(ctypes.addressof(dots), len(dots), DType.FLOAT64, dots), Reduction(ReduceOp.SUM))
         for p, (a, b) in enumerate(pairs):
             for piece in self._pieces:
                 at = 3 * (p * self._tensors + piece.tensor)

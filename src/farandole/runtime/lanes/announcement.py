@@ -40,8 +40,7 @@ class Announcement:
         self.name = self.key = (process_set, name)
         self.kind, self.calls, self.splits, self.refusal = kind, calls, splits, refusal
         self.fingerprint: object = [
-            (c.kind, c.array.dtype, c.shape, c.op, c.prescale, c.postscale, c.root, c.splits, c.array.device)
-            for c in calls
+            (c.kind, c.array.dtype, c.shape, c.how, c.root, c.splits, c.array.device) for c in calls
         ]
 
     def entry(self) -> Entry:
@@ -57,9 +56,9 @@ class Announcement:
             int(self.kind),
             [int(c.array.dtype) for c in self.calls],
             [list(c.shape) for c in self.calls],
-            int(first.op),
-            first.prescale,
-            first.postscale,
+            int(first.how.op),
+            first.how.prescale,
+            first.how.postscale,
             first.root,
             list(first.splits),
             first.array.device,

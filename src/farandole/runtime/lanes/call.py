@@ -12,11 +12,14 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, final
 
-from farandole.collective import Array, Kind, ReduceOp
+from farandole.collective import Array, Kind, ReduceOp, Reduction
 from farandole.errors import UnsupportedError
 
 Allocate: TypeAlias = Callable[[tuple[int, ...]], Array]
 """Makes the output of a collective whose shape is known once all ranks have come; called in the executing thread."""
+
+
+_SUM = Reduction(ReduceOp.SUM)
 
 
 @final
@@ -26,8 +29,8 @@ class Call:
 
     ``array`` is the contribution; ALLREDUCE and BROADCAST write their result into it (adapters clone for out-of-place
     calls). ALLGATHER, ALLTOALL and REDUCESCATTER call ``allocate`` with the output's shape. ``shape`` is the tensor's.
-    ``root`` is a global rank. ``splits`` are rows of dimension 0 for each member (ALLTOALL). ``op`` AVERAGE divides by
-    the size of the set.
+    ``root`` is a global rank. ``splits`` are rows of dimension 0 for each member (ALLTOALL). AVERAGE divides by the
+    size of the set.
     """
 
     kind: Kind
@@ -35,9 +38,7 @@ class Call:
     array: Array
     shape: tuple[int, ...]
     process_set: int = 0
-    op: ReduceOp = ReduceOp.SUM
-    prescale: float = 1.0
-    postscale: float = 1.0
+    how: Reduction = _SUM
     root: int = -1
     splits: tuple[int, ...] = ()
     allocate: Allocate | None = None
@@ -51,7 +52,7 @@ def require_device(call: Call, engine: str, served: Collection[str]) -> None:
             f"{call.name}: the tensor is on {device}, and the engine {engine!r} serves "
             f"{' and '.join(sorted(served))} tensors: move it first, tensor.cpu()"
         )
-    if call.op == ReduceOp.ADASUM and device != "cpu":
+    if call.how.op == ReduceOp.ADASUM and device != "cpu":
         raise UnsupportedError(f"{call.name}: Adasum of a tensor on {device} does not exist: pass tensor.cpu()")
 
 

@@ -9,11 +9,12 @@ because it has joined.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from math import prod
 from typing import TypeAlias, final
 
-from farandole.collective import Array, DType, Kind, ReduceOp
+from farandole.collective import Array, DType, Kind, ReduceOp, Reduction
 from farandole.control.messages import Order, Signature
 from farandole.engines.engine import Engine
 from farandole.runtime.lanes import adasum, eager
@@ -76,15 +77,15 @@ class Executor:
         return [[CallResult(c.array, c.shape) for c in calls or ()] for calls in mine]
 
     def _reduce(self, order: Order, mine: Mine) -> None:
-        for (dtype, op, prescale, postscale, on_host), items in groupby(_contributions(order, mine), _way):
+        for (dtype, how, on_host), items in groupby(_contributions(order, mine), _way):
             arrays = [array for array, _ in items]
-            if op != ReduceOp.ADASUM:
-                self._fusion.allreduce(arrays, op, prescale, postscale, on_host)
+            if how.op != ReduceOp.ADASUM:
+                self._fusion.allreduce(arrays, how, on_host)
             elif len(self._ranks) == 1:
-                self._fusion.allreduce(arrays, ReduceOp.SUM, prescale, postscale)
+                self._fusion.allreduce(arrays, replace(how, op=ReduceOp.SUM))
             else:
                 begin = self.phases.begin()
-                adasum.allreduce(self.engine, arrays, dtype, prescale * postscale)
+                adasum.allreduce(self.engine, arrays, dtype, how.prescale * how.postscale)
                 self.phases.end("reduce", begin, sum(a.nbytes for a in arrays))
 
     def _broadcast(self, signature: Signature, j: int, call: Call | None) -> CallResult:
@@ -113,13 +114,13 @@ class Executor:
 
     def _reducescatter(self, signature: Signature, j: int, call: Call | None) -> CallResult:
         dtype, (first, *row_shape) = DType(signature.dtypes[j]), signature.shapes[j]
-        op, size = ReduceOp(signature.op), len(self._ranks)
+        how, size = signature.how, len(self._ranks)
         rows = [first // size + (member < first % size) for member in range(size)]
         counts = [r * prod(row_shape) for r in rows]
         shape = (rows[self._member], *row_shape)
-        send = call.array if call else identity(dtype, sum(counts), op)
+        send = call.array if call else identity(dtype, sum(counts), how.op)
         recv = _output(call, dtype, shape)
-        self.engine.reducescatter(send, recv, counts, op, signature.prescale, signature.postscale)
+        self.engine.reducescatter(send, recv, counts, how)
         return CallResult(recv, shape)
 
 
@@ -133,13 +134,13 @@ def _contributions(order: Order, mine: Mine) -> Iterator[tuple[Array, Signature]
                 yield identity(DType(dtype), prod(shape), ReduceOp(signature.op)), signature
 
 
-def _way(item: tuple[Array, Signature]) -> tuple[DType, ReduceOp, float, float, bool]:
+def _way(item: tuple[Array, Signature]) -> tuple[DType, Reduction, bool]:
     """What arrays must have in common to be reduced as one; the last is whether they are in the memory of the host.
 
     The signature knows: what a rank that has joined contributes always is.
     """
     array, signature = item
-    return array.dtype, ReduceOp(signature.op), signature.prescale, signature.postscale, signature.device == "cpu"
+    return array.dtype, signature.how, signature.device == "cpu"
 
 
 def _output(call: Call | None, dtype: DType, shape: tuple[int, ...]) -> Array:

@@ -1,7 +1,7 @@
 """Reducing many small arrays as one, through a buffer in engine memory.
 
     fusion = Fusion(engine, Phases())
-    fusion.allreduce([a, b, c], ReduceOp.SUM, prescale=1.0, postscale=1.0)      # in place, in each
+    fusion.allreduce([a, b, c], Reduction(ReduceOp.SUM))      # in place, in each
 
 What is packed and what is reduced alone follows from the sizes only, so that every member does the same.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import final
 
-from farandole.collective import Array, ReduceOp
+from farandole.collective import Array, Reduction
 from farandole.engines.engine import Engine, Memory
 from farandole.runtime.lanes.packing import batches, pack, unpack
 from farandole.runtime.lanes.phase_events import PhaseEvents
@@ -33,9 +33,7 @@ class Fusion:
         self._engine, self._phases = engine, phases
         self._buffer: Memory | None = None
 
-    def allreduce(
-        self, arrays: Sequence[Array], op: ReduceOp, prescale: float, postscale: float, on_host: bool = True
-    ) -> None:
+    def allreduce(self, arrays: Sequence[Array], how: Reduction, on_host: bool = True) -> None:
         """Reduce each in place; all have one dtype. Collective: every member gives the same sizes.
 
         Only what is ``on_host``, on every member, is packed.
@@ -44,20 +42,20 @@ class Fusion:
         for array in arrays:
             if array.nbytes > PACKED_BYTES or not on_host or (len(small) == 1 and array is small[0]):
                 begin = self._phases.begin()
-                self._engine.allreduce(array, op, prescale, postscale)
+                self._engine.allreduce(array, how)
                 self._phases.end("reduce", begin, array.nbytes)
         if len(small) > 1:
             for batch in batches(small, BUFFER_BYTES):
-                self._packed(batch, op, prescale, postscale)
+                self._packed(batch, how)
 
-    def _packed(self, batch: Sequence[Array], op: ReduceOp, prescale: float, postscale: float) -> None:
+    def _packed(self, batch: Sequence[Array], how: Reduction) -> None:
         nbytes = sum(a.nbytes for a in batch)
         memory = self._room(nbytes)
         begin = self._phases.begin()
         pack(batch, memory.address)
         begin = self._phases.end("copy", begin, nbytes)
         count = nbytes // batch[0].dtype.itemsize
-        self._engine.allreduce(memory.array(batch[0].dtype, 0, count), op, prescale, postscale)
+        self._engine.allreduce(memory.array(batch[0].dtype, 0, count), how)
         begin = self._phases.end("reduce", begin, nbytes)
         unpack(memory.address, batch)
         self._phases.end("copy", begin, nbytes)

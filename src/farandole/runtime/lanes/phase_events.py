@@ -2,7 +2,7 @@
 
 phases.of(["allreduce.loss"], Kind.ALLREDUCE)
 begin = phases.begin()
-engine.allreduce(array, op)
+engine.allreduce(array, how)
 phases.end("reduce", begin, array.nbytes)
 """
 

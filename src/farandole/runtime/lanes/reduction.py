@@ -6,38 +6,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import final
 
-from farandole.collective import Kind, ReduceOp
-from farandole.errors import UsageError
+from farandole.collective import Kind, ReduceOp, Reduction
 
 REDUCTIONS: dict[Kind, frozenset[ReduceOp]] = {
     Kind.ALLREDUCE: frozenset(ReduceOp),
     Kind.REDUCESCATTER: frozenset(ReduceOp) - {ReduceOp.ADASUM},
 }
 COMPLEX_REDUCTIONS = frozenset({ReduceOp.SUM, ReduceOp.AVERAGE, ReduceOp.PRODUCT})
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Reduction:
-    """How values are combined: contributions times ``prescale``, then ``op``, then times ``postscale``.
-
-    ``wrong`` says why what was asked for is none. It is raised where the other members can be told.
-    """
-
-    op: ReduceOp = ReduceOp.AVERAGE
-    prescale: float = 1.0
-    postscale: float = 1.0
-    wrong: str = ""
-
-    def checked(self) -> Reduction:
-        """The same; raises ``UsageError`` if something is wrong with it."""
-        if self.wrong:
-            raise UsageError(self.wrong)
-        return self
 
 
 @lru_cache(maxsize=256)  # every call of every collective comes here, with the same few arguments

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
 
-from farandole.collective import Array, DType
+from farandole.collective import Array, DType, Reduction
 from farandole.engines.engine import Engine
 from farandole.engines.factory import make
 from farandole.engines.hybrid.engine import HybridEngine
@@ -86,8 +86,8 @@ def _on_engine(member: RankContext, ranks: Ranks) -> dict[str, tuple[str, bytes]
             plain = case.contribution(member.rank, member.size)
             inside = view(memory.array(case.dtype, 0, case.count))
             inside[:] = plain
-            engine.allreduce(Array(plain.ctypes.data, plain.size, case.dtype, plain), case.op)
-            engine.allreduce(memory.array(case.dtype, 0, case.count), case.op)
+            engine.allreduce(Array(plain.ctypes.data, plain.size, case.dtype, plain), Reduction(case.op))
+            engine.allreduce(memory.array(case.dtype, 0, case.count), Reduction(case.op))
             found[case.name] = _verdict(case, [plain, inside], member, len(set(ranks.hosts)))
     return found
 

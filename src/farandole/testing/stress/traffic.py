@@ -15,9 +15,8 @@ from typing import final
 
 import numpy as np
 
-from farandole.collective import DType, ReduceOp
+from farandole.collective import DType, ReduceOp, Reduction
 from farandole.runtime.collectives.planned import PlannedLane
-from farandole.runtime.lanes.reduction import Reduction
 from farandole.runtime.session.init import current, init, shutdown
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
 from farandole.testing.jobs import NumpyCalls

@@ -12,7 +12,7 @@ import mmap
 import resource
 from typing import Any
 
-from farandole.collective import Array, ReduceOp
+from farandole.collective import Array, Reduction
 from farandole.control.messages import Blocked, Exchange, Leave, Progress
 from farandole.elastic.worker import transfer
 from farandole.engines.shm import ShmEngine
@@ -32,13 +32,13 @@ def take_away(share: float) -> None:
     """
     reduce = ShmEngine.allreduce
 
-    def torn(engine: ShmEngine, array: Array, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0) -> None:
+    def torn(engine: ShmEngine, array: Array, how: Reduction) -> None:
         if array.nbytes >= LEAST_BYTES:
             part = array.nbytes // engine.group.size  # which is for this rank to reduce
             first = array.address + engine.group.rank * part
             page = (first + int(share * (part - mmap.PAGESIZE))) // mmap.PAGESIZE * mmap.PAGESIZE
             _protect(page)
-        reduce(engine, array, op, prescale, postscale)
+        reduce(engine, array, how)
 
     ShmEngine.allreduce = torn  # type: ignore[method-assign, assignment]
 
