@@ -1,1 +1,1 @@
-"""Floor 2: place. What started this process, and which place it has in the job."""
+"""Floor 2: place. Detection of what started this process, and of its rank in the job."""

@@ -28,7 +28,7 @@ class Allocation(msgspec.Struct, frozen=True):
 
 
 def allocation(variables: Mapping[str, str]) -> Allocation | None:
-    """The one that these variables speak of; ``None`` outside of any.
+    """The allocation that these variables describe; ``None`` outside of any.
 
     Inside a step of ``srun`` the numbers of tasks are those of the step; then every CPU of the allocation is one.
     """

@@ -1,4 +1,4 @@
-"""Where a job's controller is reached, and how that travels.
+"""The contact of a job's controller, its addresses and the job's secret, and how it travels.
 
 >>> Contact.read("tcp://10.0.0.1:7000,tcp://[fd00::1]:7000", "aa" * 32).addresses
 ['tcp://10.0.0.1:7000', 'tcp://[fd00::1]:7000']
@@ -23,16 +23,16 @@ class Contact(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, controller: str, key: str) -> Contact:
-        """From the variables ``FARANDOLE_CONTROLLER``, addresses with commas between, and ``FARANDOLE_KEY``."""
+        """Make it of the variables ``FARANDOLE_CONTROLLER``, addresses with commas between, and ``FARANDOLE_KEY``."""
         return cls(controller.split(","), key)
 
     def encode(self) -> bytes:
-        """As bytes, to be given to the other processes."""
+        """Encode it as bytes, to be given to the other processes."""
         return msgspec.json.encode(self)
 
     @classmethod
     def decode(cls, payload: bytes) -> Contact:
-        """From such bytes, spaces around them allowed; raises ``StartError`` for others."""
+        """Make it of such bytes, spaces around them allowed; raises ``StartError`` for others."""
         try:
             return msgspec.json.decode(payload, type=cls)
         except msgspec.DecodeError as error:
@@ -68,5 +68,5 @@ class Meeting(msgspec.Struct, frozen=True):
 
     @property
     def suffix(self) -> str:
-        """What to add to a name so that it is this job's only."""
+        """Ending that makes a name this job's only; "" for the job of all processes."""
         return f"-{self.label}" if self.label else ""

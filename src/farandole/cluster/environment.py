@@ -1,8 +1,8 @@
-"""Who this process is, as whatever started it says.
+"""Rank, size and job of this process, by the variables of whatever started it.
 
-    >>> seat = Plain({"FARANDOLE_RANK": "1", "FARANDOLE_SIZE": "2", "FARANDOLE_CONTROLLER": "tcp://10.0.0.1:7000",
-    ...               "FARANDOLE_KEY": "aa" * 32})
-    >>> seat.place, seat.size, seat.spans_hosts
+    >>> plain = Plain({"FARANDOLE_RANK": "1", "FARANDOLE_SIZE": "2", "FARANDOLE_CONTROLLER": "tcp://10.0.0.1:7000",
+    ...                "FARANDOLE_KEY": "aa" * 32})
+    >>> plain.worker_id, plain.size, plain.spans_hosts
     (1, 2, True)
 
 One class per way to be started, each in a file of its own unless it only reads the variables below. ``detect`` picks.
@@ -50,7 +50,7 @@ HOROVOD = _vocabulary("HOROVOD")
 """The same for scripts that read Horovod's names."""
 
 CONTROLLER = "FARANDOLE_CONTROLLER"
-"""Where the controller listens, ``tcp://host:port``; several addresses with commas between."""
+"""The variable for the controller's address, ``tcp://host:port``; several with commas between."""
 
 KEY = "FARANDOLE_KEY"
 """The secret of the job, in hexadecimal."""
@@ -63,7 +63,7 @@ WORKER_ID = "FARANDOLE_WORKER_ID"
 """The number of a worker in an elastic job; no other worker of the job ever has it."""
 
 CALLER = "FARANDOLE_CALLER"
-"""Whom a worker of an elastic ``farandole.run`` asks for the function, a ``Contact`` in JSON; else the controller."""
+"""The process that has the function of an elastic ``farandole.run``, a ``Contact`` in JSON; else the controller."""
 
 OUTPUT = "FARANDOLE_OUTPUT"
 """The inodes of the pipes that a worker got as standard output and standard error."""
@@ -87,16 +87,16 @@ def variables_for(topology: Topology, controller: str, key: str) -> dict[str, st
 
 
 class Environment(ABC):
-    """The place of this process in its job. Made from the variables alone; only ``share`` contacts anybody.
+    """A way to start jobs, and what it tells this process: by variables alone; only ``share`` contacts anybody.
 
     Raises ``SettingsError`` for variables that are missing or cannot be, naming them and what to do.
     """
 
     name: ClassVar[str]
     remedy: ClassVar[str] = ""
-    """How to start a job so that its variables are right."""
+    """Advice how to start a job so that its variables are right."""
     marks: ClassVar[tuple[str, ...]] = (CONTROLLER, KEY, WORKER_ID)
-    """Variables, besides those of the vocabulary, by which jobs, or places in one, differ."""
+    """Variables, besides those of the vocabulary, by which jobs, or ranks of one, differ."""
 
     def __init__(self, variables: Mapping[str, str]) -> None:
         self._variables = variables
@@ -124,7 +124,7 @@ class Environment(ABC):
 
     @property
     def size(self) -> int:
-        """How many processes were started."""
+        """Number of processes that were started."""
         size = self._number(self.vocabulary.size)
         if size < 1:
             raise SettingsError(f"{self.vocabulary.size} must be at least 1, found {size}. {self.remedy}")
@@ -132,13 +132,13 @@ class Environment(ABC):
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """What all processes with this place of this job have in common, and no other has."""
+        """A value that all processes with this rank of this job share, and no other has."""
         names = (self.vocabulary.job, self.vocabulary.rank, self.vocabulary.size, *self.marks)
         return (self.name, *(self._variables.get(name, "") for name in names))
 
     @property
     def local_worker_id(self) -> int:
-        """Which of the processes of this host it is, as far as the starter says; 0 if it does not."""
+        """Index among the processes of this host, as far as the starter says; 0 if it does not."""
         told = self._variables.get(self.vocabulary.local_rank)
         return self._number(self.vocabulary.local_rank) if told else 0
 
@@ -149,7 +149,7 @@ class Environment(ABC):
 
     @property
     def host(self) -> str:
-        """How this host is called in texts and by the local and cross ranks."""
+        """Name of this host, for texts and for the local and cross ranks."""
         return self._variables.get(OWN.hostname) or socket.gethostname()
 
     @property
@@ -164,7 +164,7 @@ class Environment(ABC):
 
     @property
     def controller(self) -> str:
-        """Where the variables say that the controller listens; "" if the process that starts it may choose."""
+        """Address of the controller by the variables; "" if the process that starts it may choose."""
         return self._variables.get(CONTROLLER, "")
 
     @property
@@ -197,7 +197,7 @@ class ManualEnvironment(Environment):
     vocabulary = OWN
 
     def share(self, contact: Contact | None, meeting: Meeting) -> Contact:
-        """What the variables say."""
+        """Return the ``contact``, or else the one in the variables."""
         return contact or Contact.read(self.controller, self.key)
 
 
@@ -230,7 +230,7 @@ class Launched(ManualEnvironment):
 
     @property
     def worker_id(self) -> int:
-        """The rank this process was started as; in an elastic job its number."""
+        """The rank this process was started as; in an elastic job its number, which no other worker ever has."""
         return self._number(WORKER_ID) if self.is_elastic else super().worker_id
 
     @property

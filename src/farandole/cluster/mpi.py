@@ -1,11 +1,14 @@
 """Started by an MPI launcher, ``mpirun`` or ``mpiexec``: Open MPI, MPICH, Intel MPI, Cray's PALS.
 
     >>> hydra = Mpi({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"})
-    >>> hydra.place, hydra.size, hydra.spans_hosts
+    >>> hydra.worker_id, hydra.size, hydra.spans_hosts
     (1, 2, False)
 
 The processes meet by a broadcast of mpi4py's, if that loads the MPI that started them; otherwise by a file.
 """
+
+# A broadcast is collective: it takes place once, also if ``share`` is called again (``_heard``), as nobody would come
+# to a second one. It is non-blocking and tested in a loop: nothing ends a blocking call of MPI if rank 0 does not come.
 
 from __future__ import annotations
 
@@ -27,14 +30,14 @@ logger = logging.getLogger("farandole.cluster")
 
 OPEN_MPI = "Open MPI"
 PAYLOAD_BYTES = 4096
-"""What a broadcast carries; the contact is far smaller."""
+"""Size of every broadcast, as receivers do not know that of the contact; it is far smaller."""
 PAUSE_S = 0.002
-"""Between looks at a broadcast in progress: MPI wakes nobody."""
+"""Time between looks at a broadcast in progress: MPI wakes nobody."""
 
 
 @final
 class Dialect(msgspec.Struct, frozen=True):
-    """How one kind of launcher speaks. ``library`` is in the version text of every MPI library that it can start."""
+    """The variables of a kind of launcher. ``library`` is in the version text of every MPI library it can start."""
 
     name: str
     vocabulary: Vocabulary
@@ -73,7 +76,7 @@ DIALECTS = (
         ),
     ),
 )
-"""Told apart by their variables for rank and local rank."""
+"""The launchers that are known, told apart by their variables for rank and local rank."""
 
 
 @final
@@ -97,12 +100,12 @@ class Mpi(Environment):
         return self._dialect.vocabulary
 
     def file(self, meeting: Meeting) -> SharedFile | None:
-        """Named by the job, if the launcher gives jobs a name, else by the key, if one was given."""
+        """The file, named by the job, if the launcher gives jobs a name, else by the key, if one was given."""
         job = self._variables.get(self.vocabulary.job) or _digest(self._variables.get(KEY, ""))
         return SharedFile(meeting.folder, f"mpi-{job}{meeting.suffix}") if job else None
 
     def share(self, contact: Contact | None, meeting: Meeting) -> Contact:
-        """By a broadcast in MPI's world; by a file if that cannot be, or if only some of its processes meet."""
+        """Share by a broadcast in MPI's world; by a file if that cannot be, or if only some of its processes meet."""
         library, trouble = self._world(meeting)
         if library is not None:
             world = library.initialise(meeting.timeout_s).COMM_WORLD
@@ -181,7 +184,7 @@ class Communicator(Environment):
 
     @property
     def members(self) -> str:
-        """Who is in it, by their ranks in MPI's world."""
+        """Ranks of its processes in MPI's world, with commas between."""
         group, world = self._comm.group, self._world.group
         try:
             return ",".join(map(str, group.Translate_ranks(list(range(self.size)), world)))
@@ -190,7 +193,7 @@ class Communicator(Environment):
             world.Free()
 
     def share(self, contact: Contact | None, meeting: Meeting) -> Contact:
-        """By a broadcast in the communicator."""
+        """Share by a broadcast in the communicator."""
         self._heard = self._heard or broadcast(self._comm, contact, meeting.timeout_s)
         return self._heard
 

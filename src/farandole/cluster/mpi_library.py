@@ -6,6 +6,12 @@
 
 A library under the launcher of another MPI ends the process, or believes to be alone; hence its version may be asked
 for before it is initialised.
+
+Threads. ``MPI_Init`` may be called once per process, and engines are made by more than one thread: ``_lock`` lets one
+of them initialise, and the others wait. mpi4py keeps the GIL in ``MPI_Init``, so no Python runs while that waits for
+other processes, no signal handler and no timer of ours. Only a thread of C can end such a wait, which is what
+``faulthandler`` has. ``leave`` runs in the main thread, at the end of the process, and takes no lock: a thread that
+waits for others in ``initialise`` may have it.
 """
 
 from __future__ import annotations
@@ -26,23 +32,23 @@ from farandole.errors import UnsupportedError
 STDERR = 2
 MPICH_MEMORY = re.compile(r" (/dev/shm/mpich_shm_\w+)$", re.MULTILINE)
 FINALIZE_S = 5
-"""How long ``MPI_Finalize`` may take where a peer is lost and it is not ours to leave out."""
+"""Time that ``MPI_Finalize`` may take where a peer is lost and it is not ours to leave out."""
 
 
 @final
 class MpiLibrary:
-    """One per process."""
+    """The loaded library; one per process."""
 
     def __init__(self, mpi: Any) -> None:
         self.mpi = mpi
         self.doubts: dict[str, Callable[[], bool]] = {}
-        """Asked at the end of the process, by who has them; one that says True fears that a peer is lost."""
+        """Questions at the end of the process, by who has them; the answer True says that a peer may be lost."""
         self._ours = not mpi.Is_initialized()
         self._lock = threading.Lock()
 
     @property
     def version(self) -> str:
-        """What the library says of itself, in one line."""
+        """Name and version of the library, as it tells them, in one line."""
         return str(self.mpi.Get_library_version()).partition("\n")[0].partition(",")[0].strip("\0 ")
 
     def initialise(self, timeout_s: float | None = None) -> Any:
@@ -56,7 +62,7 @@ class MpiLibrary:
                 if timeout_s is not None:
                     faulthandler.dump_traceback_later(timeout_s, exit=True, file=STDERR)
                 self.mpi.Init_thread(self.mpi.THREAD_MULTIPLE)
-                self.mpi.COMM_WORLD.Barrier()
+                self.mpi.COMM_WORLD.Barrier()  # all have mapped the shared memory: its name may go
                 unname_memory()
                 faulthandler.cancel_dump_traceback_later()
         return self.mpi
@@ -69,6 +75,7 @@ class MpiLibrary:
         """
         if not self.mpi.Is_initialized() or self.mpi.Is_finalized():
             return
+        # ``last_value``: an exception ends this process, and its peers may wait for it elsewhere than in MPI_Finalize.
         healthy = not hasattr(sys, "last_value") and not any(doubt() for doubt in self.doubts.values())
         if self._ours and healthy:
             self.mpi.Finalize()
@@ -99,7 +106,7 @@ def load() -> MpiLibrary:
     try:
         import mpi4py
 
-        if "mpi4py.MPI" not in sys.modules:
+        if "mpi4py.MPI" not in sys.modules:  # else the script has settled who initialises it
             mpi4py.rc.initialize = mpi4py.rc.finalize = False
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:

@@ -19,7 +19,7 @@ from farandole.cluster.contact import Contact
 from farandole.errors import StartError
 
 FIRST_LOOK_S, LONGEST_LOOK_S = 0.01, 0.2
-"""How long to wait between looks, at first and at most: file systems of clusters tell nobody when a file appears."""
+"""Time between looks, at first and at most: file systems of clusters tell nobody when a file appears."""
 
 REMEDY = "name a folder that every host sees and you can write to: export FARANDOLE_RENDEZVOUS_DIR=/shared/folder"
 
@@ -33,7 +33,7 @@ class SharedFile:
 
     @property
     def paths(self) -> list[Path]:
-        """All that may lie there, to be removed when nobody needs it any more."""
+        """The files that may lie there, to be removed when nobody needs them any more."""
         return [self.path, self._new]
 
     def share(self, contact: Contact | None, timeout_s: float) -> Contact:
@@ -47,15 +47,16 @@ class SharedFile:
         """Put it there, whole from the first moment; raises ``StartError`` if the folder does not take it."""
         new = self._new
         try:
+            # A new file, made by us (O_EXCL): what lies there may be a link that somebody else has laid.
             new.unlink(missing_ok=True)
             with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(payload)
-            new.rename(self.path)
+            new.rename(self.path)  # at one stroke: readers on other hosts look all the time
         except OSError as error:
             raise StartError(f"rank 0 cannot tell the others where it is by {self.path}: {error}; {REMEDY}") from error
 
     def read(self, timeout_s: float) -> bytes:
-        """What is in it now, as soon as it is there; raises ``StartError`` after ``timeout_s``."""
+        """Return its content as soon as it is there; raises ``StartError`` after ``timeout_s``."""
         deadline, pause_s = time.monotonic() + timeout_s, FIRST_LOOK_S
         while (payload := self._look()) is None:
             left_s = deadline - time.monotonic()
@@ -82,7 +83,7 @@ class SharedFile:
             return None
         except OSError as error:
             raise StartError(f"{self.path}, by which rank 0 says where it is, cannot be read: {error}") from error
-        status = os.fstat(fd)
+        status = os.fstat(fd)  # of what was opened, which the name may not stand for any more
         if not stat.S_ISREG(status.st_mode):
             os.close(fd)
             raise StartError(

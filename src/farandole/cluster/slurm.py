@@ -46,10 +46,10 @@ class Slurm(Environment):
         return self._variables.get(HOSTS) != "1"
 
     def file(self, meeting: Meeting) -> SharedFile:
-        """Named by job, step and restart, so that what an earlier one has left is never taken."""
+        """The file, named by job, step and restart, so that what an earlier one has left is never taken."""
         job, restarts = self._number(VOCABULARY.job), self._variables.get(RESTARTS, "0")
         return SharedFile(meeting.folder, f"slurm-{job}.{self._number(STEP)}.{restarts}{meeting.suffix}")
 
     def share(self, contact: Contact | None, meeting: Meeting) -> Contact:
-        """By a file."""
+        """Share by a file."""
         return self.file(meeting).share(contact, meeting.timeout_s)

@@ -1,7 +1,7 @@
 """Started by PyTorch's ``torchrun``, on one host or several.
 
 >>> told = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}
->>> Torchrun(told).place, Torchrun(told).spans_hosts
+>>> Torchrun(told).worker_id, Torchrun(told).spans_hosts
 (1, False)
 
 Its store is open to everybody who reaches its port, so the secret of the job never goes there: on one host it is in a
@@ -52,7 +52,7 @@ class Torchrun(Environment):
 
     @classmethod
     def recognises(cls, variables: Mapping[str, str]) -> bool:
-        """True if its name for the job is there."""
+        """True if torchrun's name for the job is there."""
         return VOCABULARY.job in variables and VOCABULARY.rank in variables
 
     @property
@@ -69,11 +69,11 @@ class Torchrun(Environment):
         return key
 
     def file(self, meeting: Meeting) -> SharedFile | None:
-        """One with a name that is its own, as runs of torchrun have none; ``None`` where the secret is known."""
+        """A file with a random name, as runs of torchrun have none of their own; ``None`` where the secret is known."""
         return None if self.key else _file(self._mark)
 
     def share(self, contact: Contact | None, meeting: Meeting) -> Contact:
-        """By the store of its rendezvous, under a key of this job and attempt; of a file, it has only the name."""
+        """Share by torchrun's store, under a key of this job and attempt; where there is a file, only its name."""
         file = self.file(meeting)
         if contact is not None and file is not None:
             file.share(contact, meeting.timeout_s)
@@ -90,7 +90,7 @@ class Torchrun(Environment):
         return _file(said.decode()).share(None, meeting.timeout_s)
 
     def _exchange(self, said: bytes | None, meeting: Meeting) -> bytes:
-        """Tell the others, or hear what rank 0 tells."""
+        """Tell the others what is ``said``, or return what rank 0 tells."""
         host, port = self._variables.get(STORE_HOST, ""), self._number(STORE_PORT)
         if not host:
             raise SettingsError(f"{STORE_HOST} is not set. {self.remedy}")

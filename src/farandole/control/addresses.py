@@ -1,4 +1,4 @@
-"""By which addresses other hosts may reach this one; all are offered, and whoever dials takes the first that answers.
+"""Addresses by which other hosts may reach this one: all are offered, and who dials takes the first that answers.
 
     >>> endpoints(7000, ["10.0.0.1", "fd77::1", "node1"])
     ['tcp://10.0.0.1:7000', 'tcp://[fd77::1]:7000', 'tcp://node1:7000']
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from farandole.errors import UsageError
 
 EVERYWHERE = "tcp://*:0"
-"""Where a controller listens that other hosts have to reach: every interface, IPv4 and IPv6, a free port."""
+"""The address for a controller that other hosts have to reach: every interface, IPv4 and IPv6, a free port."""
 
 IFF_UP = 1
 
@@ -62,12 +62,12 @@ def reachable_by(interfaces: Sequence[Interface], only: str, hostname: str) -> l
 
 
 def endpoints(port: int, addresses: Sequence[str]) -> list[str]:
-    """As ZeroMQ writes them."""
+    """ZeroMQ endpoints of these addresses at ``port``; literals of IPv6 get brackets."""
     return [f"tcp://[{each}]:{port}" if ":" in each else f"tcp://{each}:{port}" for each in addresses]
 
 
 def own_endpoints(listening: str, only: str = "") -> list[str]:
-    """Where a socket of this host that listens at ``EVERYWHERE``, by ZeroMQ's words ``listening``, can be reached."""
+    """Endpoints for other hosts of a socket bound to ``EVERYWHERE``; ``listening`` is what ZeroMQ says of it."""
     port = int(listening.rpartition(":")[2])
     return endpoints(port, reachable_by(list(interfaces()), only, socket.gethostname()))
 
@@ -91,7 +91,7 @@ def _can_bind(family: int, address: tuple[Any, ...]) -> bool:
 
 
 def _beyond_this_host(interfaces: Sequence[Interface]) -> list[Interface]:
-    """Without loopback; addresses of one link alone mean nothing without its name, which differs from host to host."""
+    """Leave out loopback, and addresses of one link: these mean nothing without its name, which differs by host."""
     addresses = {each: ipaddress.ip_address(each.address) for each in interfaces}
     return [each for each, address in addresses.items() if not address.is_loopback and not address.is_link_local]
 

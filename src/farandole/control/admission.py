@@ -1,4 +1,4 @@
-"""Who is let into the control plane, and what ZeroMQ tells about those who come and go.
+"""Admission to the control plane by key (ZAP, CURVE), and the events that ZeroMQ reports of connections.
 
 door = Door(context, keys.client.public)     # before the first socket of the context listens
 monitor = Monitor(socket)
@@ -7,6 +7,10 @@ strangers = Admissions()
 door.serve()                                 # when door.fd is readable
 strangers.update(monitor.drain())            # when monitor.fd is readable: how many were turned away, or left
 """
+
+# No thread of ours: everything here is called by the thread that owns the watched socket. ZeroMQ's own threads run on
+# the other side of these descriptors, which are edge-triggered: they become readable once for all that has come. So
+# both loops below go on until nothing is left; who stopped after one message might never be woken for the next.
 
 from __future__ import annotations
 
@@ -21,12 +25,12 @@ HANDSHAKE_FAILED = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
 ANSWERED = zmq.EVENT_CONNECTED | zmq.EVENT_CLOSED
-"""To those who connect: somebody listens, or nobody does. A host that is down or cut off does not answer."""
+"""Events of a socket that connects: somebody listens, or nobody does. A host that is cut off answers neither way."""
 
 
 @final
 class Monitor:
-    """What happens to the connections of a socket, as ZeroMQ tells it."""
+    """The events of a socket's connections, and what they say of the peer of a socket that has one."""
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self._watched = socket
@@ -36,11 +40,11 @@ class Monitor:
         self._socket.poll(0)  # ZeroMQ signals the descriptor only to a reader that has once found nothing
         self.fd: int = self._socket.fileno()
         self.connected = False
-        """Of a socket with one peer, by what has been drained: whether it is there."""
+        """True while the peer is connected, by the events that have been drained."""
         self.refused = False
-        """Whether it broke the last handshake off: our key is none of its, or it died meanwhile."""
+        """True if the peer broke the last handshake off: our key is none of its, or it died meanwhile."""
         self.reached = False
-        """Whether its host has answered, be it that nobody listens there, since the last connection ended."""
+        """True if the peer's host has answered since the last connection ended, be it that nobody listens there."""
 
     def drain(self) -> list[tuple[int, int]]:
         """All events since the last call, each with its value: a descriptor for accepted and disconnected ones."""
@@ -73,23 +77,23 @@ class Monitor:
 class Admissions:
     """Counts the connections that ended before their handshake succeeded.
 
-    Some of them simply went away, as those do who reach the controller by several addresses and need only one. ZeroMQ
+    Some of them simply went away, as peers do that reach the controller by several addresses and need only one. ZeroMQ
     does not say which connection succeeded, so the oldest open one is taken; the total is right all the same, and the
     others are given the benefit of the doubt.
     """
 
     def __init__(self) -> None:
         self._unproven: dict[int, bool] = {}
-        """By descriptor, those whose handshake has not succeeded: true if that is certain."""
+        """Connections whose handshake has not succeeded, by descriptor: True if that is certain."""
         self._last = 0
 
     def update(self, events: list[tuple[int, int]]) -> tuple[int, int]:
-        """Among ``events``, the number of strangers, and of those who went away."""
+        """Count the strangers among ``events``, and the connections that went away."""
         strangers = quitters = 0
         for event, value in events:
             if event == zmq.EVENT_ACCEPTED:
                 self._unproven[value] = True
-            elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED and self._unproven:
+            elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED and self._unproven:  # the descriptor is not in this event
                 self._unproven.pop(next(iter(self._unproven)))
                 self._unproven = dict.fromkeys(self._unproven, False)
             elif event == zmq.EVENT_DISCONNECTED and value in self._unproven:

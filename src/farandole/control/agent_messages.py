@@ -1,4 +1,4 @@
-"""What an agent and the controller say to each other; ``messages`` holds the rest and the way on and off the wire."""
+"""Messages between agents and the controller; ``messages`` holds all others, and the way on and off the wire."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import msgspec
 from farandole.control.message import Message
 
 AGENT = b"agent-"
-"""What the identity of every agent begins with; the name of its host follows."""
+"""Prefix of the identity of every agent; the name of its host follows."""
 
 RELAY = b"relay-"
-"""The same for the relay of a host: its agent's connection to the tree of the control plane."""
+"""Prefix of the identity of a host's relay: its agent's connection to the tree of the control plane."""
 
 
 @final
@@ -64,7 +64,7 @@ class WorkerSpec(msgspec.Struct, frozen=True):
 
 @final
 class StartWorkers(Message, frozen=True):
-    """Start these; write their output to ``output_dir`` if given, else to the launcher's standard streams.
+    """Start ``workers``; write their output to ``output_dir`` if given, else to the launcher's standard streams.
 
     ``nested`` if those streams are themselves the output of a worker, whose launcher says which of them it is.
     ``environment`` is for all of them, before their own. ``size`` is that of the job; ``grace_s`` is for what workers
@@ -123,7 +123,7 @@ class Output(Message, frozen=True):
 
 @final
 class Written(Message, frozen=True):
-    """So many bytes of your output have been written."""
+    """Receipt for ``size`` bytes of an agent's output, which the launcher has written."""
 
     stream: int
     size: int

@@ -11,6 +11,23 @@ may not send is dropped, counted in ``Router.statistics()`` and logged once per 
 
 A ``Dealer`` knocks when it connects (an empty frame, echoed by the router). When its constructor returns, the router
 can reach its identity, and so a peer may announce several dealers over one of them.
+
+Edges. The descriptor of a ZeroMQ socket is edge-triggered: it becomes readable once for what has come, and any use of
+the socket takes that edge in, a ``send`` as well. So who is about to sleep asks ``is_readable`` first, and a ``send``
+that finds a message there rings ``Dealer._bell`` for a receiver who sleeps already: nothing else would wake it. The
+bell is an eventfd and level-triggered, so it cannot be missed, only be rung in vain, which costs a look.
+
+Threads. A ``Router`` has one. Of a ``Dealer`` any thread sends, also a signal handler; one at a time receives.
+
+- ``_lock`` guards the socket, the draining of its monitor, and ``_closed``, and with that the number of the bell. Only
+  ``close`` sleeps with it, for a second at most, when nobody may send any more. It is an ``RLock``, as a handler may
+  send, or interrupt, on top of a ``send``.
+- ``_receiving`` is held for a whole ``recv``, sleep included: ``close`` waits for it before it frees what the receiver
+  polls, and ``send`` looks at it to know whether somebody may be asleep. It is taken before ``_lock``, never after.
+  It is no ``RLock``: a handler on top of a ``recv`` must ``interrupt`` and leave ``close`` to another thread, since the
+  receiver below it would go on with a freed socket.
+- ``_interrupted`` is set once, before the bell rings, and read without a lock. ``_lost`` is read by the receiver
+  without a lock, too: who writes it, apart from ``renew``, is the receiver.
 """
 
 from __future__ import annotations
@@ -49,10 +66,10 @@ LOCAL = "tcp://127.0.0.1:0"
 KNOCK = b""
 
 PINGS = 4
-"""How often the controller is asked for a sign of life within the time after which it counts as gone."""
+"""Heartbeats that the controller is sent within the time after which it counts as gone."""
 
 QUITTERS = "connections that went away"
-"""Counted, and not worth a word."""
+"""The kind under which these are counted; it is never logged."""
 
 
 @final
@@ -68,14 +85,15 @@ class Router:
         self._last: tuple[Message | None, bytes] = (None, b"")
         allow_descriptors()
         self._context = zmq.Context()
+        # Before the socket listens: where nobody answers for newcomers, ZeroMQ lets in all who know the server's key.
         self._door = Door(self._context, keys.client.public)
         self._socket = new_socket(self._context, zmq.ROUTER)
         self._socket.ipv6 = "*" in address or "[" in address
         self._socket.curve_server = True
         self._socket.curve_secretkey = keys.server.secret
-        self._socket.router_mandatory = True
+        self._socket.router_mandatory = True  # to send to somebody who has gone is an error, and not silence
         self._socket.backlog = 4096
-        self._monitor = Monitor(self._socket)
+        self._monitor = Monitor(self._socket)  # before it listens, to see every connection
         self._admissions = Admissions()
         self._epoll = select.epoll()
         try:
@@ -90,7 +108,7 @@ class Router:
 
     @property
     def fd(self) -> int:
-        """For a loop of one's own: when it is readable, call ``wait(0.0)``, then ``recv`` until it returns ``None``."""
+        """Descriptor for a loop of one's own: when readable, call ``wait(0.0)``, then ``recv`` until it has no more."""
         return self._epoll.fileno()
 
     def watch(self, fd: int) -> None:
@@ -107,6 +125,7 @@ class Router:
         Returns the watched descriptors that are readable.
         """
         patience_s = None if timeout_s is None else min(timeout_s, LONGEST_WAIT_S)
+        # Even then the descriptors are looked at: a signal or a child must not wait until no message comes any more.
         ready = {fd for fd, _ in self._epoll.poll(0 if is_readable(self._socket) else patience_s)}
         ready.discard(self._fd)
         if self._door.fd in ready:
@@ -120,11 +139,12 @@ class Router:
     def recv(self) -> tuple[bytes, messages.Any] | None:
         """The next message and who sent it, or ``None`` if there is none now. Never blocks."""
         while is_readable(self._socket):
+            # Two frames are certain: messages come whole, and ZeroMQ has put the identity before at least one frame.
             identity, frame = self._socket.recv(NOBLOCK), self._socket.recv(NOBLOCK)
             if self._socket.getsockopt(RCVMORE):
                 more = self._socket.recv_multipart(NOBLOCK)
                 self.refuse("frames that are no message", f"{2 + len(more)} parts from {identity!r}")
-            elif identity.startswith(b"\0"):
+            elif identity.startswith(b"\0"):  # made up by ZeroMQ
                 self.refuse("unknown identities", "a peer that gave itself no name")
             elif frame == KNOCK:
                 self._deliver(identity, KNOCK)
@@ -137,13 +157,13 @@ class Router:
     def send(self, identity: bytes, message: Message) -> bool:
         """Queue ``message`` for a peer; never blocks. False if no such peer is connected (it has died or left)."""
         last, frame = self._last
-        if last is not message:
+        if last is not message:  # one message often goes to all, and messages never change
             frame = messages.encode(message)
             self._last = (message, frame)
         return self._deliver(identity, frame)
 
     def reaches(self, identity: bytes) -> bool:
-        """Whether a peer of that name is connected: knock there. A peer that only receives does not notice."""
+        """True if a peer of that name is connected. It is sent a knock, which ``recv`` there passes over."""
         return self._deliver(identity, KNOCK)
 
     def refuse(self, kind: str, detail: str) -> None:
@@ -166,7 +186,7 @@ class Router:
         self._monitor.close()
         self._socket.close()
         self._door.close()
-        self._context.term()
+        self._context.term()  # waits for what is queued, as long as sockets linger; all of them must be closed by now
 
     def __enter__(self) -> Router:
         return self
@@ -231,7 +251,7 @@ class Dealer:
             self._socket.heartbeat_timeout = max(1, int(silence_s * 1000))
         self._monitor = Monitor(self._socket)
         self._lock = threading.RLock()  # a signal handler may send while its thread is sending
-        self._receiving = threading.Lock()
+        self._receiving = threading.Lock()  # no RLock: see above
         self._interrupted = self._closed = False
         self._lost = ""
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -243,7 +263,7 @@ class Dealer:
             self._connect()
             if timeout_s is not None:
                 self._knock(timeout_s)
-        except BaseException:
+        except BaseException:  # Ctrl-C, too, may come while nobody answers the knock
             self.close()
             raise
 
@@ -264,7 +284,7 @@ class Dealer:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._receiving:
             while (frame := self._next_frame(deadline)) == KNOCK:
-                pass  # somebody wants to know whether we are still there
+                pass  # the router wants to know whether we are still there (``reaches``)
         return None if frame is None else messages.decode(frame)
 
     def renew(self) -> None:
@@ -280,7 +300,7 @@ class Dealer:
 
     @property
     def peer(self) -> Monitor:
-        """What became of the controller, as far as ``recv`` has seen."""
+        """The monitor of the connection: it tells what became of the controller, as far as ``recv`` has seen."""
         return self._monitor
 
     def flush(self, timeout_s: float) -> None:
@@ -292,9 +312,9 @@ class Dealer:
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """For a loop of one's own: when one of these is readable, call ``recv(0.0)`` until it returns ``None``."""
-        if not self._has_loop:  # what was sent before this may have taken in a signal
-            self._has_loop = True
+        """Descriptors for a loop of one's own: when one is readable, call ``recv(0.0)`` until it returns ``None``."""
+        if not self._has_loop:  # what was sent before this may have taken in an edge, and not have rung
+            self._has_loop = True  # first: a ``send`` that does not see it yet is made up for by the ring below
             os.eventfd_write(self._bell, 1)
         return self._fds
 
@@ -310,13 +330,13 @@ class Dealer:
     def interrupt(self) -> None:
         """Make the ``recv`` in progress, and every later one, return ``None`` at once. Any thread may call it."""
         with self._lock:
-            if not self._closed:
-                self._interrupted = True
+            if not self._closed:  # else the number of the bell may be somebody else's
+                self._interrupted = True  # before it rings: who wakes must see why
                 os.eventfd_write(self._bell, 1)
 
     def close(self, *, deliver: bool = True) -> None:
         """Interrupt the receiver, deliver what is queued (for at most a second) and free everything. Idempotent."""
-        self.interrupt()
+        self.interrupt()  # without a lock that the receiver holds: it may sleep with no time limit
         with self._receiving, self._lock:
             if self._closed:
                 return
@@ -355,7 +375,7 @@ class Dealer:
 
     def _next_frame(self, deadline: float | None) -> bytes | None:
         while not self._interrupted:
-            with self._lock:
+            with self._lock:  # not held while asleep below, or nobody could send; what comes in between rings the bell
                 if is_readable(self._socket):
                     return self._socket.recv(NOBLOCK)
             if self._lost:  # said only when nothing is left to read
@@ -367,7 +387,7 @@ class Dealer:
             for fd, _ in ready:
                 if fd == self._monitor.fd:
                     self._look_at_peer()
-                elif fd == self._bell and not self._interrupted:
+                elif fd == self._bell and not self._interrupted:  # then it goes on ringing, for a loop of one's own
                     os.eventfd_read(fd)
         return None
 
@@ -383,4 +403,4 @@ class Dealer:
             elif zmq.EVENT_DISCONNECTED in events:
                 self._lost = f"the controller at {self.address} is gone"
             if self._lost:
-                self._socket.linger = 0
+                self._socket.linger = 0  # nobody is there to deliver to, and closing would wait for a second

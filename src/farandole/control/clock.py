@@ -18,18 +18,18 @@ import msgspec
 
 @final
 class Stamp(msgspec.Struct, frozen=True, array_like=True):
-    """When something was sent, by which clock."""
+    """The time at which something was sent, and the clock that showed it."""
 
     clock: str
     time_s: float
 
     @classmethod
     def now(cls) -> Stamp:
-        """By this host's clock."""
+        """The present, by this host's clock."""
         return cls(this_clock(), time.monotonic())
 
     def offset_s(self, received_s: float) -> float:
-        """What to add to this host's times to have the sender's; too little by the time that the message took."""
+        """Seconds to add to this host's times to have the sender's; too few by the time that the message took."""
         return 0.0 if self.clock == this_clock() else self.time_s - received_s
 
 

@@ -1,9 +1,15 @@
-"""Which of several addresses of a controller to take: the first that answers with the right key.
+"""Choice among several addresses of a controller: the first that answers with the right key.
 
     address = first_answering(["tcp://10.0.0.1:7000", "tcp://[fd77::1]:7000", "tcp://login:7000"], keys, timeout_s=15.0)
 
 All are tried at once, so that an address which leads nowhere costs no time; one that leads to somebody else's port, or
 to another job, does not have the key.
+
+Threads. The sockets, the monitors and ``_poll`` belong to the thread that calls ``first_answering``. Names are looked
+up in a thread each, as ``getaddrinfo`` may wait for a name server for minutes and nothing can interrupt it: the caller
+leaves such threads behind. They hand over what they find by ``_Names._found``, a deque, and ring an eventfd that is
+polled with everything else. ``_Names._lock`` guards ``_closed`` and, with it, the number of that descriptor: a thread
+that comes late must not write to it when it is closed, and perhaps somebody else's.
 """
 
 from __future__ import annotations
@@ -55,7 +61,7 @@ class _Attempts:
         self.refused: list[str] = []
         self.called_off = False
         self._keys, self._lifeline = keys, lifeline
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()  # of our own: it ends with these sockets
         self._open: dict[int, tuple[str, zmq.Socket[bytes], Monitor]] = {}
         self._poll = select.poll()
         self._names = _Names()
@@ -64,7 +70,7 @@ class _Attempts:
             self._poll.register(lifeline, select.POLLIN)
 
     def add(self, address: str) -> None:
-        """Try this one, too; a name is looked up first, which may take long."""
+        """Try ``address``, too; a name is looked up first, which may take long."""
         host, _, port = address.removeprefix("tcp://").rpartition(":")
         if not host or not port.isdecimal():
             raise ControlError(f"{address!r} is no address of a controller, such as tcp://10.0.0.1:7000")
@@ -74,7 +80,7 @@ class _Attempts:
             self._names.look_up(host, int(port))
 
     def wait(self, timeout_s: float) -> str:
-        """The first that answers, or "" if none does in time."""
+        """Return the first address that answers, or "" if none does in time."""
         deadline = time.monotonic() + timeout_s
         while not self.called_off and (left_s := deadline - time.monotonic()) > 0:
             for fd, _ in self._poll.poll(left_s * 1000):
@@ -91,7 +97,7 @@ class _Attempts:
         """Give up all attempts."""
         for _, link, monitor in self._open.values():
             monitor.close()
-            link.close(0)
+            link.close(0)  # no lingering: nothing was sent, and an address that leads nowhere would hold up term()
         self._context.term()
         self._names.close()
 
@@ -99,7 +105,7 @@ class _Attempts:
         if any(address == known for known, _, _ in self._open.values()):
             return
         link = client_socket(self._context, self._keys, address)
-        monitor = Monitor(link)
+        monitor = Monitor(link)  # before it connects, or the end of its handshake might be missed
         self._open[monitor.fd] = address, link, monitor
         self._poll.register(monitor.fd, select.POLLIN)
         link.connect(address)
@@ -108,13 +114,13 @@ class _Attempts:
         address, _, monitor = self._open[fd]
         events = [event for event, _ in monitor.drain()]
         if any(event & HANDSHAKE_FAILED for event in events) and address not in self.refused:
-            self.refused.append(address)
+            self.refused.append(address)  # and go on: another address may lead to the right controller
         return zmq.EVENT_HANDSHAKE_SUCCEEDED in events
 
 
 @final
 class _Names:
-    """Looks names up in threads: nothing else can put an end to waiting for a name server."""
+    """Look-ups of names in threads of their own: nothing else can put an end to waiting for a name server."""
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -123,17 +129,18 @@ class _Names:
         self._closed = False
 
     def look_up(self, name: str, port: int) -> None:
-        """Let ``fd`` become readable when it is known."""
+        """Let ``fd`` become readable when the addresses of ``name`` are known."""
+        # A daemon: a name server that does not answer must not hold up the end of the process.
         threading.Thread(target=self._resolve, args=(name, port), name="farandole-name", daemon=True).start()
 
     def found(self) -> Iterator[str]:
-        """The addresses that are new."""
-        os.eventfd_read(self.fd)
+        """Yield the addresses that are new."""
+        os.eventfd_read(self.fd)  # before the deque is emptied: what comes after that rings again
         while self._found:
             yield self._found.popleft()
 
     def close(self) -> None:
-        """Threads that are still at it end by themselves."""
+        """Free the descriptor; threads that still look up end by themselves."""
         with self._lock:
             self._closed = True
             os.close(self.fd)
@@ -143,7 +150,7 @@ class _Names:
             answers = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError):
             return
-        with self._lock:
+        with self._lock:  # held until the bell has rung: in between, `close` would take the descriptor away
             if not self._closed:
                 self._found.extend(endpoints(port, [str(answer[4][0]) for answer in answers]))
                 os.eventfd_write(self.fd, 1)

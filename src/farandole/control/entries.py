@@ -1,4 +1,4 @@
-"""What is agreed on in the negotiated lane, inside of messages: what a rank is ready for, and what all are to do."""
+"""Parts of messages for the negotiated lane: entries (what a rank is ready for) and orders (what all are to do)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from farandole.collective import ReduceOp, Reduction
 
 @final
 class Signature(msgspec.Struct, frozen=True, array_like=True):
-    """What a rank means by a name, compared by ``negotiation``; shapes and splits by the rule of the kind.
+    """The collective that a rank means by a name, compared by ``negotiation``: shapes and splits by the kind's rule.
 
     A grouped call is one entry under one name: ``dtypes`` and ``shapes`` then hold one item per tensor, and so the
     group is ordered as one and its members are compared. BARRIER and JOIN have no tensors. ``splits`` are the rows for
@@ -52,17 +52,17 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
 @final
 class Order(msgspec.Struct, frozen=True, array_like=True):
-    """Do this now. ``names`` are executed together (fused); ``error``, where not empty, is raised for all of them.
+    """A collective to execute now. ``names`` are executed together (fused); ``error``, if any, is raised for all.
 
     ``signatures[i]`` describes ``names[i]`` as one of the ranks gave it (joined ranks, which never submitted it, need
     that). ``dims[i]`` (ALLGATHER) holds the first dimensions, ``dims[i][member * tensors + tensor]``; ``splits[i]``
-    (ALLTOALL) the rows sent, ``splits[i][sender * members + receiver]``; both count members by their place in the set,
+    (ALLTOALL) the rows sent, ``splits[i][sender * members + receiver]``; both count members by their index in the set,
     0 for joined ones. ``cached[i]`` is the number to submit ``names[i]`` by from now on (-1: in full). ``joined`` are
     ranks that contribute nothing. ``sequence`` grows from order to order over all sets, so a rank may see gaps.
     ``value`` is the id of the set (ADD_SET, REMOVE_SET) or the rank that joined last (JOIN). An order with an
     ``error`` goes to the ranks that submitted it, never to joined ones; ``error_kind`` is the class of
     ``farandole.errors`` to raise. With ``refused``, as a rank could not do it, it goes to all members: they count that.
-    ``contributions`` are those of the members, by their place in the set (``b""`` for joined ones), if all sent them:
+    ``contributions`` are those of the members, by their index in the set (``b""`` for joined ones), if all sent them:
     no more is to be moved then.
     With ``direct``, a number that grows, the ranks may tell each other what comes under this name from now on.
     """

@@ -1,4 +1,4 @@
-"""How a new Python is told to run a module of this package.
+"""The command that runs a module of this package in a new Python.
 
 >>> entry_command("farandole.launch.agents.agent")[1]
 '-c'
@@ -12,7 +12,7 @@ from farandole.version import PACKAGE
 
 
 def entry_command(module: str) -> list[str]:
-    """Calls ``main`` of a module of this package in a new Python.
+    """Command that calls ``main`` of a module of this package in a new Python.
 
     It is told to look where this package is instead of in the current folder, which may hold a ``signal.py``.
     """

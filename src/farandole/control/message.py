@@ -1,4 +1,4 @@
-"""What all messages of the control plane have in common."""
+"""The base class of all messages of the control plane."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
 """Every message of the control plane, as typed structs; ``encode`` and ``decode`` are the only way on and off the wire.
 
 >>> decode(encode(Leave(generation=3)))
-Leave(generation=3, reason='', following=False, ending=False, place=-1)
+Leave(generation=3, reason='', following=False, ending=False, worker_id=-1)
+
+The docstring of a message speaks for its sender: *I* send it, *you* receive it.
 """
 
 from __future__ import annotations
@@ -205,7 +207,7 @@ class Orders(Message, frozen=True):
 
 @final
 class Resend(Message, frozen=True):
-    """These cached numbers are forgotten: submit the names again in full."""
+    """The cached numbers of these names are forgotten: submit them again in full."""
 
     generation: int
     process_set: int
@@ -223,7 +225,7 @@ class Abort(Message, frozen=True):
 
 @final
 class ChangeDue(Message, frozen=True):
-    """Others are to join or leave: end the generation when your state allows it."""
+    """Workers are to join or leave: end the generation when your state allows it."""
 
     generation: int
     reason: str
@@ -253,7 +255,7 @@ class Share(msgspec.Struct, frozen=True, array_like=True):
 
 @final
 class Ready(Message, frozen=True):
-    """Ranks below me are ready for these; in the order in which any of them said so."""
+    """Ranks below me are ready for these entries, which are in the order in which any of them said so."""
 
     generation: int
     shares: list[Share]

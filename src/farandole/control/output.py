@@ -1,8 +1,8 @@
 """Output of many processes in one place: whole lines, each with the tag of its source, none torn and none lost.
 
     pump = Pump()
-    screen = Sink.of_descriptor(1)
-    tail = pump.add(read_end, screen, tag=lambda: b"[0]<stdout>:")
+    sink = Sink.of_descriptor(1)
+    source = pump.add(read_end, sink, tag=lambda: b"[0]<stdout>:")
     pump.start()
     ...
     pump.finish()                                    # and pump.ended becomes readable when all is written
@@ -13,6 +13,16 @@ else. Lines are looked for in C, a chunk at a time: 50 MB/s cost a few percent o
 A progress bar is a line that is drawn over with carriage returns. A terminal gets it as it is written. Anywhere else
 (a file, a pipe, another host) its latest state is written every few seconds, as a line of its own, and the state that
 it ends with; those between are dropped, so that a bar takes a few hundred bytes here, however long it is drawn.
+
+Threads. Sinks, sources and ``_sources`` belong to the thread of their pump alone, and have no locks. Other threads ask
+it for what they want: ``_request`` puts a function into ``_requests``, a deque, and rings ``_bell``, an eventfd in the
+pump's epoll. Requests are carried out in their order, so ``finish`` comes after all that was asked for before it. After
+the thread has ended nothing is carried out any more. The one thing that is read from outside is ``Source.tail``: of a
+process that has ended, after ``settle``. Where a child of that process still writes, a line that ends at that moment
+may be in it twice.
+
+The pump may sleep in ``os.write`` for as long as nobody reads, and with it everything that waits for the pump. So
+whoever must not wait for ever asks without waiting (``say``, ``finish``), or with a time limit (``settle``, ``close``).
 """
 
 from __future__ import annotations
@@ -30,7 +40,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeAlias, final
 
 Tag: TypeAlias = Callable[[], bytes]
-"""Makes what is put before each line; called once per chunk (it may hold the time)."""
+"""Makes what is put before each line; called once per chunk (it may hold the time), in the pump's thread."""
 
 CHUNK_BYTES = 2**18
 PIPE_BYTES = 2**20
@@ -44,7 +54,7 @@ PARTIAL_AFTER_S = 0.1
 """An unfinished line (a progress bar) older than this is shown on a terminal, and taken for whole elsewhere."""
 
 STATE_EVERY_S = 3.0
-"""How often the state of a progress bar is written where nobody watches it grow."""
+"""Time between two states of a progress bar that are written where nobody watches it grow."""
 
 
 Write: TypeAlias = Callable[[bytes], bool]
@@ -52,7 +62,7 @@ Write: TypeAlias = Callable[[bytes], bool]
 
 
 def _to_descriptor(fd: int) -> Write:
-    """Write to a descriptor; why that fails is said on standard error, but for a reader that has gone."""
+    """Writer to a descriptor; it says on standard error why it fails, but for a reader that has gone."""
 
     def write(text: bytes) -> bool:
         rest = memoryview(text)
@@ -62,7 +72,7 @@ def _to_descriptor(fd: int) -> Write:
             except BlockingIOError:  # somebody else made our standard output non-blocking
                 select.select((), (fd,), ())
             except OSError as error:
-                if error.errno != errno.EPIPE and fd != STDERR:
+                if error.errno != errno.EPIPE and fd != STDERR:  # which cannot say that it cannot be written
                     with contextlib.suppress(OSError):
                         os.write(STDERR, f"farandole: the output cannot be written: {error.strerror}\n".encode())
                 return False
@@ -73,7 +83,7 @@ def _to_descriptor(fd: int) -> Write:
 
 @final
 class Sink:
-    """Where lines go, whole lines at a time, from the pump's thread alone; ``live`` if somebody watches them grow."""
+    """A destination of whole lines, written by the pump's thread alone; ``live`` if somebody watches them grow."""
 
     def __init__(self, write: Write, *, live: bool = False) -> None:
         self.broken = False
@@ -95,7 +105,7 @@ class Sink:
         self._unfinished = None
 
     def partial(self, source: Source, tag: bytes, text: bytes) -> None:
-        """Write the beginning of a line; whoever writes next while it is unfinished starts on a line of its own."""
+        """Write the beginning of a line; another source that writes before its end starts on a line of its own."""
         self._write(self._lead(source, tag) + _redrawn(text, tag))
         self._unfinished = source
 
@@ -125,14 +135,15 @@ class Source:
         self._fed_s = 0.0
         self._is_bar = False
         self._state: bytes | None = None
-        """What was written last of the line that is drawn over."""
+        """The state of the progress bar that was written last."""
         self._state_s = -math.inf
         self.due_s: float | None = None
-        """When the unfinished line is to be shown."""
+        """The time at which the unfinished line is to be shown; ``None`` where it is not."""
 
     @property
     def tail(self) -> str:
         """The last lines, at most ``TAIL_LINES``."""
+        # ``_parts`` first: a line that ends meanwhile is then here twice; the other way round it would be nowhere.
         unfinished = b"".join(self._parts)[-TAIL_BYTES:]
         rest = b"" if _visible(unfinished) == self._state else unfinished
         text = (self._recent + rest).decode(errors="replace")
@@ -169,7 +180,7 @@ class Source:
             self.feed(b"\n", 0.0)
 
     def _grow(self, rest: bytes, now: float) -> None:
-        """The unfinished line goes on; of one that is drawn over, what cannot be seen any more is dropped."""
+        """Add to the unfinished line; of one that is drawn over, drop what cannot be seen any more."""
         self._parts.append(rest)
         self._size += len(rest)
         self._fed_s = now
@@ -198,7 +209,7 @@ class Source:
         self._recent = (self._recent + text[-TAIL_BYTES:])[-TAIL_BYTES:]
 
     def _clear(self) -> None:
-        """A new line begins."""
+        """Begin a new line."""
         self._parts, self._size, self._is_bar, self._state, self.due_s = [], 0, False, None, None
 
 
@@ -207,6 +218,7 @@ class Pump(threading.Thread):
     """The thread that moves output: ``add`` sources, ``start``, ``finish``, wait for ``ended``, ``close``."""
 
     def __init__(self) -> None:
+        # A daemon: somebody who does not read our output must not keep this process from ending.
         super().__init__(name="farandole-output", daemon=True)
         self._sources: dict[int, Source] = {}
         self._epoll = select.epoll()
@@ -249,7 +261,7 @@ class Pump(threading.Thread):
             done.set()
 
         self._request(drain)
-        done.wait(timeout_s)
+        done.wait(timeout_s)  # the pump may wait for a reader, or have ended
 
     def finish(self) -> None:
         """Read what is ready, write all of it and end the thread. Does not wait for that: ``ended`` tells."""
@@ -258,7 +270,7 @@ class Pump(threading.Thread):
     def close(self, timeout_s: float | None = None) -> bool:
         """Wait for the end of the thread and free its descriptors; false if it does not end in time."""
         self.join(timeout_s)
-        if self.is_alive():
+        if self.is_alive():  # it may still use the descriptors: they are left to the end of the process
             return False
         self._epoll.close()
         os.close(self._bell)
@@ -270,20 +282,20 @@ class Pump(threading.Thread):
         while not self._finishing:
             for fd, _ in self._epoll.poll(self._patience_s()):
                 if fd == self._bell:
-                    os.eventfd_read(self._bell)
+                    os.eventfd_read(self._bell)  # before the deque is emptied: what comes after that rings again
                     while self._requests:
                         self._requests.popleft()()
-                elif source := self._sources.get(fd):
+                elif source := self._sources.get(fd):  # closed, perhaps, by a request of this very turn
                     self._read(source)
             self._show_due()
-        for source in tuple(self._sources.values()):
-            while self._read(source):
+        for source in tuple(self._sources.values()):  # a copy: `_close` takes them out
+            while self._read(source):  # what is ready, and not to the end: somebody may hold the other end for ever
                 pass
             self._close(source)
-        os.eventfd_write(self.ended, 1)
+        os.eventfd_write(self.ended, 1)  # last: who waits for it takes everything for written
 
     def _request(self, action: Callable[[], object]) -> None:
-        self._requests.append(action)
+        self._requests.append(action)  # first: the pump empties the deque when it has heard the bell
         os.eventfd_write(self._bell, 1)
 
     def _register(self, source: Source) -> None:
@@ -296,6 +308,7 @@ class Pump(threading.Thread):
     def _read(self, source: Source) -> bool:
         """Take one chunk from a source; false if there was none."""
         try:
+            # Of what nobody will take the end is pretended, so that the pipe is closed and its writer notices.
             chunk = b"" if source.sink.broken else os.read(source.fd, CHUNK_BYTES)
         except BlockingIOError:
             return False
@@ -306,7 +319,7 @@ class Pump(threading.Thread):
         return bool(chunk)
 
     def _close(self, source: Source) -> None:
-        """At its end, or when nobody takes our output: then the writer gets a SIGPIPE, as it would without us."""
+        """Close a source at its end, or when nobody takes our output: its writer then gets a SIGPIPE, as without us."""
         if self._sources.pop(source.fd, None):
             source.end()
             self._epoll.unregister(source.fd)
@@ -324,7 +337,7 @@ class Pump(threading.Thread):
 
 
 def _visible(text: bytes) -> bytes:
-    r"""What is to be seen of a line that is drawn over.
+    r"""The part of a line that is seen when it has been drawn over with carriage returns.
 
     >>> _visible(b"  0%\r 50%\r"), _visible(b"\r100%")
     (b' 50%', b'100%')
@@ -333,7 +346,7 @@ def _visible(text: bytes) -> bytes:
 
 
 def _redrawn(text: bytes, tag: bytes) -> bytes:
-    """A progress bar goes back to the start of its line; the tag is written there again."""
+    """Write the tag again wherever a progress bar goes back to the start of its line."""
     if b"\r" not in text:
         return text
     return text.replace(b"\r\n", b"\n").replace(b"\r", b"\r" + tag)

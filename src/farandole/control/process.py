@@ -6,6 +6,19 @@
     for pid, code in reap(): print(describe(code))  # "exited with code 3", "was killed by SIGSEGV"
 
 Linux only: parent-death signals, child subreapers and ``/proc`` are what makes the promises hold.
+
+No threads are made here, but other processes and signals run between any two lines:
+
+- A parent may die between ``fork`` and the ``prctl`` by which its child asks for a signal at its death. So the child
+  looks, after ``prctl``, whether its parent is still the one that it was forked by (``_bound_to``, ``_BOUND``).
+- That signal comes when the *thread* that forked ends, not its process: only a thread that lives as long as the process
+  may ``spawn`` with a ``death_signal``, ``fork``, or start what is ``bound``.
+- After ``fork`` a child has one thread, and every lock as it was: if another thread had one, nobody gives it back. So
+  Python runs in a child (``preexec_fn``, ``fork``) only where no other threads are; elsewhere ``bound`` starts an
+  interpreter of its own for it.
+- ``/proc`` is read name by name while processes fork and end. What is found there may be gone, and what was forked
+  meanwhile is missing: who must get them all looks again until nothing is left.
+- A number may be given to another process once its process has been reaped. Children keep theirs until we reap them.
 """
 
 from __future__ import annotations
@@ -41,7 +54,7 @@ ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, int(number))
 if os.getppid() == int(parent):
     os.execvp(command[0], command)
 """
-"""What ``bound`` puts before a command; it ends at once if the parent died before the kernel knew."""
+"""The program that ``bound`` puts before a command; it ends at once if the parent died before the kernel knew."""
 
 
 @contextlib.contextmanager
@@ -52,16 +65,18 @@ def signals_as_bytes(numbers: Iterable[int]) -> Iterator[int]:
     """
     reader, writer = os.pipe()
     for fd in (reader, writer):
-        os.set_blocking(fd, False)
+        os.set_blocking(fd, False)  # the writer, too: a signal must not wait for room in it
+    # A full pipe loses bytes, not news: it is readable, and who reads it looks at everything that may have happened.
     before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    # Handlers that do nothing: without any the default action would end us, and no byte would be written.
     handlers = {number: signal.signal(number, lambda *_: None) for number in heard}
     try:
         yield reader
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        signal.set_wakeup_fd(before)
+        signal.set_wakeup_fd(before)  # before the pipe is closed: its number may soon be another file's
         os.close(reader)
         os.close(writer)
 
@@ -77,10 +92,10 @@ def no_descendants_left() -> Iterator[None]:
     try:
         yield
     finally:
-        while left := set(descendants(but=others)):
+        while left := set(descendants(but=others)):  # again: they may have forked before they were killed
             kill(left)
             with contextlib.suppress(ChildProcessError):
-                os.waitpid(-1, 0)
+                os.waitpid(-1, 0)  # one of them, at least, is our child; what it leaves becomes so
 
 
 def open_standard_streams() -> None:
@@ -120,7 +135,8 @@ def spawn(
         start_new_session=True,
         preexec_fn=_bound_to(os.getpid(), death_signal) if death_signal else None,  # noqa: PLW1509 (no threads yet)
     )
-    child.returncode = 0  # so that subprocess leaves the reaping to the caller
+    # So that the caller may reap it: subprocess reaps children whose end it was not told of when it starts others.
+    child.returncode = 0
     return child.pid
 
 
@@ -138,17 +154,17 @@ def fork(run: Callable[[], object], keep: Collection[int], death_signal: int) ->
     try:
         _bound_to(parent, death_signal)()
         os.setsid()
-        signal.set_wakeup_fd(-1)
+        signal.set_wakeup_fd(-1)  # the pipe is the parent's, which would take our signals for its own
         for fd in map(int, os.listdir("/proc/self/fd")):
             if fd > STDERR and fd not in keep:
                 with contextlib.suppress(OSError):  # the one that lists them
                     os.close(fd)
         run()
         status = 0
-    except BaseException:
+    except BaseException:  # SystemExit, too, must not get into the frames of the parent, of which this is a copy
         traceback.print_exc()
     finally:
-        os._exit(status)
+        os._exit(status)  # no exit handlers and no flushing: what is registered and buffered is the parent's
 
 
 def bound(command: Sequence[str], death_signal: int, environment: Mapping[str, str], cwd: str = "") -> list[str]:
@@ -176,12 +192,12 @@ def descendants(pid: int | None = None, but: Collection[int] = ()) -> list[int]:
 
 
 def name_this(name: str) -> None:
-    """What ``ps`` calls the calling process from now on; the kernel takes fifteen characters."""
+    """Set the name of the calling process that ``ps`` shows; the kernel takes fifteen characters."""
     _prctl(PR_SET_NAME, name.encode())
 
 
 def die_with_parent(number: int) -> None:
-    """From now on the kernel sends this process ``number`` when the thread that started it ends."""
+    """Let the kernel send this process signal ``number`` when the thread that started it ends."""
     _prctl(PR_SET_PDEATHSIG, number)
 
 
@@ -224,14 +240,14 @@ def reap() -> Iterator[tuple[int, int]]:
 def has_children() -> bool:
     """True while a child is alive or not yet reaped."""
     try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # a look: its status is left for `reap`
     except ChildProcessError:
         return False
     return True
 
 
 def describe(code: int) -> str:
-    """How a process ended, to be put after its name.
+    """The end of a process in words, to be put after its name.
 
     >>> describe(3), describe(-9)
     ('exited with code 3', 'was killed by SIGKILL')
@@ -240,7 +256,7 @@ def describe(code: int) -> str:
 
 
 def exit_status(code: int) -> int:
-    """What a shell makes of it: 128 and the signal's number for a process that was killed."""
+    """The status that a shell makes of ``code``: 128 and the signal's number for a process that was killed."""
     return code if code >= 0 else 128 - code
 
 
@@ -277,7 +293,7 @@ def dump_stack(pid: int, number: int, fd: int, deadline_s: float = 2.0, quiet_s:
     """
     try:
         with open(f"/proc/{pid}/fd/{fd}", "rb") as file:
-            before = file.seek(0, os.SEEK_END)
+            before = file.seek(0, os.SEEK_END)  # earlier stacks are there, too; this position is ours, not the writer's
             os.kill(pid, number)
             _until_quiet(lambda: os.fstat(file.fileno()).st_size, before, deadline_s, quiet_s)
             return file.read().decode(errors="replace")
@@ -300,7 +316,7 @@ def _until_quiet(size: Callable[[], int], before: int, deadline_s: float, quiet_
 
 
 def _handles(pid: int, number: int) -> bool:
-    """As the kernel has it in ``/proc``: a bit for each signal, from 1."""
+    """True if the process has a handler for the signal: ``SigCgt`` in ``/proc`` has a bit for each, from 1."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as file:
         caught = next((line for line in file if line.startswith("SigCgt:")), "SigCgt: 0")
         return bool(int(caught.split()[1], 16) >> (number - 1) & 1)

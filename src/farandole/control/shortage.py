@@ -1,4 +1,4 @@
-"""Whether the kernel kills processes of this host because memory runs out.
+"""A look at the kernel's count of processes of this host that it has killed because memory ran out.
 
     shortage = Shortage()
     ...                        # a child was killed by SIGKILL
@@ -25,7 +25,7 @@ class Shortage:
         self._known = self._count()
 
     def has_struck(self) -> bool:
-        """True if it has happened since this was last asked; false where the kernel does not count."""
+        """True if the kernel has killed for memory since this was last asked; false where it does not count."""
         before, self._known = self._known, self._count()
         return self._known > before
 

@@ -1,4 +1,4 @@
-"""The ZeroMQ sockets of the control plane: how they are made, and asked.
+"""The ZeroMQ sockets of the control plane: their options, and a cheap look whether one is readable.
 
 socket = client_socket(context, keys, address)
 socket.connect(address)
@@ -58,5 +58,5 @@ def allow_descriptors() -> None:
 
 
 def is_readable(socket: zmq.Socket[bytes]) -> bool:
-    """Whether a message is there."""
+    """True if a message is there. Like any use of the socket, asking takes in the edge of its descriptor."""
     return int(socket.getsockopt(EVENTS)) & POLLIN != 0

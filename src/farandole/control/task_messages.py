@@ -1,4 +1,4 @@
-"""What a worker and the controller say to each other of the function that ``farandole.run`` was given."""
+"""Messages between a worker and the controller about the function that ``farandole.run`` was given."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TaskPayload(Message, frozen=True):
 
 @final
 class TaskResult(Message, frozen=True):
-    """What the function given to ``run`` returned (``ok``) or raised, pickled by the worker."""
+    """The value that the function given to ``run`` returned (``ok``), or the error it raised, pickled by the worker."""
 
     worker_id: int
     ok: bool

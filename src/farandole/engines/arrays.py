@@ -21,7 +21,7 @@ def plain_memory(nbytes: int) -> Memory:
 
 
 def copy(target: Array, source: Array) -> None:
-    """Copy all of ``source``; what is in its place already stays."""
+    """Copy all of ``source``; nothing is done where it is the same memory."""
     if target.address != source.address:
         core.copy(target.address, source.address, source.nbytes)
 

@@ -1,4 +1,4 @@
-"""What can run here: every engine with what it needs, looked for without importing a framework or touching a device.
+"""Every engine with what it needs to run here, looked for without importing a framework or touching a device.
 
 >>> usable(find=lambda module: module, variables={})
 ['solo', 'shm', 'tcp', 'hybrid']
@@ -21,7 +21,7 @@ Find: TypeAlias = Callable[[str], object | None]
 Variables: TypeAlias = Mapping[str, str]
 
 STARTED_BY_MPI = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "PALS_RANKID")
-"""What launchers set for a process of an MPI job: Open MPI, Slurm's and PRRTE's PMIx, MPICH and Intel MPI, Cray."""
+"""Variables of launchers for a process of an MPI job: Open MPI, Slurm's and PRRTE's PMIx, MPICH and Intel, Cray."""
 
 GPUS = Path("/proc/driver/nvidia/gpus")
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -50,22 +50,22 @@ class Candidate:
     devices: frozenset[str] = frozenset({"cpu"})
 
     def lack(self, find: Find = find_spec, variables: Variables | None = None) -> str:
-        """Why this process cannot use it; "" if it can."""
+        """The reason why this process cannot use it; "" if it can."""
         if missing := self.uninstalled(find):
             return missing
         return self.besides(os.environ if variables is None else variables) if self.besides else ""
 
     def uninstalled(self, find: Find = find_spec) -> str:
-        """The module that is missing; "" if none is."""
+        """The text for a module that is missing; "" if none is."""
         return next((_MISSING[module] for module in self.needs if find(module) is None), "")
 
     def cure(self, find: Find = find_spec) -> str:
-        """What to do where it lacks something."""
+        """The remedy where it lacks something."""
         return self.remedy if self.uninstalled(find) or not self.besides_remedy else self.besides_remedy
 
 
 def _not_started_by_mpi(variables: Variables) -> str:
-    """The ranks that ``farandole run`` starts are not MPI's, even if mpirun has started the launcher."""
+    """Lack of an MPI: the ranks of ``farandole run`` are not MPI's, even if mpirun has started the launcher."""
     if variables.get("FARANDOLE_LAUNCHED") == "1":
         return "the job was started by farandole run, not by an MPI"
     return "" if any(name in variables for name in STARTED_BY_MPI) else "no MPI has started this process"
@@ -78,7 +78,7 @@ def torch_has_cuda() -> bool:
 
 
 def _no_gpu_of_its_own(variables: Variables) -> str:
-    """NCCL cannot share a GPU between two ranks; one that is shown a single GPU was given it."""
+    """Lack of a GPU: NCCL cannot share one between two ranks; a rank that is shown a single GPU was given it."""
     try:
         shown = len(list(GPUS.iterdir()))
     except OSError:

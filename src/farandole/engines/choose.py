@@ -1,4 +1,4 @@
-"""Which engine a job gets: one table, from topology, what is usable and what was asked, to a name and a reason.
+"""Choice of a job's engine: one table, from topology, what is usable and what was asked, to a name and a reason.
 
 >>> choose("auto", ["a", "a"], [["solo", "shm"], ["solo", "shm", "tcp"]])
 ('shm', 'all 2 ranks are on one host')
@@ -17,10 +17,10 @@ from farandole.errors import UnsupportedError
 HYBRID = "hybrid"
 
 SHM_MEMBERS = 64
-"""How many ranks of a host one shared segment connects."""
+"""Most ranks of a host that the engine ``shm`` connects."""
 
 ACROSS = ("mpi", "tcp", "nccl")
-"""What may cross between hosts, the first that all ranks can use unless one is asked for."""
+"""Engines that may cross between hosts: the first that all ranks can use, unless one is asked for."""
 
 PREFERENCE = ("nccl", "solo", "shm", HYBRID, "mpi", "tcp")
 """The order in which auto tries them."""
@@ -50,7 +50,7 @@ def choose(asked: str, hosts: Sequence[str], usable: Sequence[Sequence[str]], ac
 
 
 def considered(hosts: Sequence[str], usable: Sequence[Sequence[str]], across: str = "auto") -> dict[str, str]:
-    """What auto tries for this job, in this order, with what speaks against each; "" for nothing."""
+    """The engines that auto tries for this job, in this order, with what speaks against each; "" for nothing."""
     several = len(set(hosts)) > 1
     return {
         name: _completed(name, hosts, usable, across)[1] or (_pointless(hosts) if name == HYBRID else "")
@@ -95,7 +95,7 @@ def _problem(name: str, hosts: Sequence[str], usable: Sequence[Sequence[str]]) -
 
 
 def _pointless(hosts: Sequence[str]) -> str:
-    """Why ``hybrid`` is not worth choosing."""
+    """The reason why ``hybrid`` is not worth choosing; "" if it is."""
     counts = Counter(hosts)
     if len(counts) == 1:
         return "all ranks are on one host"

@@ -1,4 +1,11 @@
-"""The one contract between the runtime and whatever moves bytes."""
+"""The one contract between the runtime and whatever moves bytes.
+
+Threads. An engine has one user at a time: the thread that leads a lane, or that runs an optimizer. ``abort`` comes from
+others: the thread that listens to the controller, a thread that calls ``shutdown()``, a signal handler on top of the
+user's own frames. So it takes no lock that a user holds while it waits, and says why before it wakes anybody. An engine
+that is still being made is known to nobody who could abort it; whoever makes one looks at ``Group.broken`` meanwhile,
+which all groups of a session share.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +23,15 @@ Exchange: TypeAlias = Callable[[bytes], list[bytes]]
 """All-gather of a few bytes among a group's members over the control plane; blocks, raises at the start time-out."""
 
 PAYLOAD_BYTES = 64
-"""How much ``Engine.gather_small`` carries for each member."""
+"""Most bytes that ``Engine.gather_small`` carries for each member."""
 
 Share: TypeAlias = Callable[[str, Sequence[int], bytes], list[bytes]]
-"""The same among some of a job's ranks, under a key that is used once."""
+"""All-gather of a few bytes among some of a job's ranks, under a key that is used once."""
 
 
 @final
 class Rendezvous:
-    """Where an engine's members meet before it moves anything: an ``Exchange`` among them, or among some of them.
+    """An ``Exchange`` among an engine's members, or some of them, by which they meet before it moves anything.
 
     rendezvous = Rendezvous(share, "process set 0", (0, 1, 2, 3))
     rendezvous(b"hello")                                # four answers
@@ -33,21 +40,21 @@ class Rendezvous:
 
     def __init__(self, share: Share, key: str, ranks: Sequence[int]) -> None:
         self._share, self._key, self._ranks = share, key, tuple(ranks)
-        self._rounds = 0
+        self._rounds = 0  # no lock: one thread makes an engine, and all members count alike, or their keys differ
 
     def __call__(self, payload: bytes) -> list[bytes]:
         self._rounds += 1
         return self._share(f"{self._key}.{self._rounds}", self._ranks, payload)
 
     def among(self, label: str, ranks: Sequence[int]) -> Rendezvous:
-        """One for ``ranks``, which are global; ``label`` is new, and the same on each of them."""
+        """A rendezvous of ``ranks``, which are global; ``label`` is new, and the same on each of them."""
         return Rendezvous(self._share, f"{self._key}/{label}", ranks)
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The ranks one engine connects. ``ranks`` are global and ascending; ``rank`` is this process's place in them.
+    """The ranks one engine connects. ``ranks`` are global and ascending; ``rank`` is this process's index in them.
 
     ``address`` is where other hosts reach this process, as far as its owner knows. ``broken`` is set when the
     generation ends otherwise than by ``shutdown()``: ``abort`` cannot reach an engine that is still being made.
@@ -62,8 +69,10 @@ class Group:
     label: str
     deadline_s: float = 600.0
     address: str = ""
+    # Set once, from any thread, and only looked at. Not compared: two groups are equal by who is in them.
     broken: threading.Event = field(default_factory=threading.Event, compare=False, repr=False)
     silence_s: float = 0.0
+    # Called by a thread that waits, in the middle of its loop: it must neither block nor raise.
     on_silence: Callable[[str], object] = field(default=lambda _: None, compare=False, repr=False)
 
     @property
@@ -72,12 +81,12 @@ class Group:
         return len(self.ranks)
 
     def name(self, member: int) -> str:
-        """How an error names a member."""
+        """The name of a member in errors."""
         return f"rank {self.ranks[member]} on {self.hosts[member]}"
 
     def subgroup(self, members: Sequence[int]) -> Group:
         """The group of these members, this one among them."""
-        return dataclasses.replace(
+        return dataclasses.replace(  # ``broken`` is the same event, not a new one: it ends for all of them
             self,
             rank=list(members).index(self.rank),
             ranks=tuple(self.ranks[member] for member in members),
@@ -135,7 +144,7 @@ class Engine(ABC):
       every member (``require_served``). Factors are those of ``Reduction``.
       Integers wrap around in a plain SUM or PRODUCT; with a factor, and in an AVERAGE, they are exact and then limited
       to the dtype (``core.reduce`` says how).
-    * Roots and counts are in group places, not global ranks. Empty arrays and zero counts are legal. In an all-gather
+    * Roots and counts go by members' indices, not ranks. Empty arrays and zero counts are legal. In an all-gather
       ``send`` may be its own place in ``recv``, and in a reduce-scatter ``recv`` its own place in ``send``.
     * ``abort`` may come from any thread at any time, wakes every waiter at once, and is final. ``close`` is idempotent,
       needs no peer, and leaves nothing behind; memory stays valid as long as its owner is referenced.
@@ -189,10 +198,11 @@ class Engine(ABC):
         """Give everything back."""
 
     def gather_small(self, payload: bytes) -> list[bytes]:
-        """All-gather up to 64 bytes of each member; the default is built on ``allgather``."""
+        """All-gather up to 64 bytes of each member, of which NULs at the end may be lost. Built on ``allgather``."""
         import ctypes
 
         require_short(payload)
+        # Both buffers are named, and arrays hold them: engines move bytes by address, which keeps nothing alive.
         send = ctypes.create_string_buffer(payload.ljust(PAYLOAD_BYTES, b"\0"), PAYLOAD_BYTES)
         recv = ctypes.create_string_buffer(PAYLOAD_BYTES * self.group.size)
         self.allgather(

@@ -1,4 +1,4 @@
-"""Makes an engine by its name. Each is imported when it is first asked for: some need a library."""
+"""Engines by their names. Each is imported when it is first asked for: some need a library."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MODULES = {
     "tcp": ("farandole.engines.tcp",),
     "nccl": ("farandole.engines.nccl.engine", "torch.distributed"),
 }
-"""What an engine needs; those that are not here do not take long."""
+"""The modules that ``load`` imports for an engine; those of the others do not take long."""
 
 
 def make(name: str, group: Group, rendezvous: Rendezvous, find: Find = find_spec) -> Engine:
@@ -61,7 +61,7 @@ def load(name: str) -> None:
 
 
 def _make_hybrid(group: Group, rendezvous: Rendezvous, across: str, find: Find) -> Engine:
-    """A group on one host needs nothing across, and one with a member on each host nothing inside."""
+    """Make ``hybrid``; a group on one host needs nothing across, one with a member on each host nothing inside."""
     hosts = len(set(group.hosts))
     if hosts == 1:
         return make("shm", group, rendezvous, find=find)

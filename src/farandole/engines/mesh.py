@@ -1,11 +1,16 @@
 """A TCP connection between each two members of a group, both ends of which have shown that they belong to it.
 
-    connections = connect(group, exchange)      # {1: <socket>, 2: <socket>}, by the members' places
+    connections = connect(group, exchange)      # {1: <socket>, 2: <socket>}, by members
 
-Members tell each other where they listen, and a key, by their ``exchange``, which is authenticated. Who calls sends its
-place and a digest of it under the key of whom it called, and is answered likewise. Of anybody else these 36 bytes are
-read and nothing more.
+Members tell each other where they listen, and a key, by their ``exchange``, which is authenticated. A caller sends its
+index and a digest of it under the key of the member it called, and is answered likewise. Of anybody else these 36 bytes
+are read and nothing more.
 """
+
+# One thread per member, and all members do this at the same time. No two may wait for each other: all listen before
+# anybody calls (endpoints are exchanged after ``listen``), kernels take calls without their process, all calls are
+# begun before any is waited for, and callers send their greetings before anybody reads one. Nothing can be aborted that
+# is still being made, so every wait is cut into pieces of ``_LOOK_S`` and looks at ``broken`` in between.
 
 from __future__ import annotations
 
@@ -29,20 +34,20 @@ from farandole.engines.silence import limit_s
 from farandole.errors import AbortError, EngineError, StallError
 
 CONNECT_S = 30.0
-"""How long a call may take where a host may be silent for ever, and an answer beyond the deadline of a collective."""
+"""Time for a call where a host may be silent for ever, and for an answer beyond the deadline of a collective."""
 
 _LOOK_S = 0.02
-"""How often is looked whether the generation has ended meanwhile."""
+"""Time between looks whether the generation has ended meanwhile."""
 
 _BACKLOG = 4096
-"""How many callers the kernel lets wait: strangers must not keep members out."""
+"""Callers that the kernel lets wait: strangers must not keep members out."""
 
 _GREETING = struct.Struct("=I32s")
 
 
 @final
 class _Endpoint(msgspec.Struct, frozen=True, array_like=True):
-    """Where a member listens and the key that its callers must know; or what keeps it from listening."""
+    """Address and port of a member, and the key that its callers must know; or what keeps it from listening."""
 
     address: str = ""
     port: int = 0
@@ -99,7 +104,7 @@ class _Meeting:
         self._poll = select.poll()
 
     def listen(self, exchange: Exchange) -> _Endpoint:
-        """From now on this host's kernel takes calls, without this process."""
+        """Let this host's kernel take calls from now on, without this process."""
         group, address = self._group, ""
         try:
             address = reachable_address(group, exchange)
@@ -114,7 +119,7 @@ class _Meeting:
         return _Endpoint(address, self._server.getsockname()[1], self._key)
 
     def call(self, members: Sequence[_Endpoint]) -> dict[int, str]:
-        """Call all members before this one at once; why some of them were not reached."""
+        """Call all members before this one at once; returns why some of them were not reached."""
         silence_s = self._group.silence_s
         until = time.monotonic() + (limit_s(silence_s) if silence_s else CONNECT_S)
         calling: dict[int, int] = {}
@@ -137,7 +142,7 @@ class _Meeting:
         return lost | dict.fromkeys(calling.values(), "no answer")
 
     def greet(self, keys: Sequence[bytes]) -> dict[int, socket.socket]:
-        """Show everybody who this is, and see who they are."""
+        """Exchange greetings with all members; returns their connections."""
         until = time.monotonic() + CONNECT_S + self._group.deadline_s
         for member, call in enumerate(self._calls):
             self._send_greeting(call, keys[member])
@@ -147,23 +152,23 @@ class _Meeting:
         for member, call in enumerate(self._calls):
             self._poll.register(call, select.POLLIN)
             answer = bytearray()
-            while not _received(call, answer):
+            while not _received(call, answer):  # tried first: it may have come while others were waited for
                 self._ready(until, member)
             self._poll.unregister(call)
             if self._member(answer) != member:
                 name, label = self._group.name(member), self._group.label
                 raise EngineError(f"the connection to {name} was lost while {label} was being connected")
             known[member] = call
-        self._open = [each for each in self._open if each not in known.values()]
+        self._open = [each for each in self._open if each not in known.values()]  # these are the caller's now
         return known
 
     def close(self) -> None:
-        """What has not become a connection."""
+        """Close what has not become a connection."""
         for each in self._open:
             each.close()
 
     def _callers(self, until: float) -> dict[int, socket.socket]:
-        """The members after this one. Who does not greet as one of them is turned away."""
+        """Take the calls of the members after this one. Who does not greet as one of them is turned away."""
         expected = set(range(self._group.rank + 1, self._group.size))
         known: dict[int, socket.socket] = {}
         strangers: dict[int, tuple[socket.socket, bytearray]] = {}
@@ -177,12 +182,12 @@ class _Meeting:
                 elif _received(*strangers[fd]):
                     self._poll.unregister(fd)
                     caller, heard = strangers.pop(fd)
-                    if (member := self._member(heard)) in expected:
+                    if (member := self._member(heard)) in expected:  # and only once
                         expected.remove(member)
                         known[member] = caller
                     else:
                         caller.close()
-        self._poll = select.poll()
+        self._poll = select.poll()  # forgets the server, and strangers that have not said anything yet
         return known
 
     def _watched(self, connection: socket.socket, event: int) -> socket.socket:
@@ -201,12 +206,12 @@ class _Meeting:
         return [fd for fd, _ in self._poll.poll(_LOOK_S * 1000)]
 
     def _send_greeting(self, connection: socket.socket, key: bytes) -> None:
-        """The first that is sent, for which there is room. That it does not arrive is seen by who waits for it."""
+        """Send the first bytes of a connection, for which there is room; who waits for them sees if they are lost."""
         with contextlib.suppress(OSError):
             connection.send(_GREETING.pack(self._group.rank, _digest(self._group.rank, key)), socket.MSG_NOSIGNAL)
 
     def _member(self, heard: bytes | bytearray) -> int:
-        """Whose greeting this is; -1 for nobody's who knows the key."""
+        """The member that has sent this greeting; -1 for anybody who does not know the key."""
         if len(heard) == _GREETING.size:
             member, digest = _GREETING.unpack(heard)
             if hmac.compare_digest(digest, _digest(member, self._key)):
@@ -221,6 +226,7 @@ def _digest(member: int, key: bytes) -> bytes:
 def _received(connection: socket.socket, heard: bytearray) -> bool:
     """Add what has come of a greeting to ``heard``; true if nothing more can come of it."""
     try:
+        # No more than the greeting: what a member sends after it belongs to whoever gets the connection.
         heard += (more := connection.recv(_GREETING.size - len(heard)))
     except BlockingIOError:
         return False

@@ -7,6 +7,15 @@ MPI knows no bfloat16, no bool as we mean it, and does not promise the same bits
 non-blocking and tested in a loop, since nothing can wake a thread inside a blocking MPI call.
 
 mpi4py is imported, and MPI initialised, when the first engine is made and not before.
+
+Threads. Each engine has one user at a time, and there are several engines: MPI is called by several threads at once
+(``MPI_THREAD_MULTIPLE``). ``abort`` calls nothing of MPI, it sets the flag that the loop looks at between tests.
+
+Memory. A request that was begun belongs to MPI until it is done, whatever has become of the collective. Receives can be
+taken back, and are, since they would write to arrays that the caller has again. Sends and MPI's own collectives cannot:
+their requests and the memory that they use are kept (``_World.keep``), and their communicator is never freed.
+
+``_World._lock`` guards ``_unfinished`` and the writing of ``_broken``, which engines of several threads change.
 """
 
 from __future__ import annotations
@@ -28,7 +37,7 @@ from farandole.engines.transport import Parcel, Transport, interruptible
 from farandole.errors import EngineError, UnsupportedError
 
 Running: TypeAlias = tuple[int, Any]
-"""A member's place in the group, and the request that is for it; this member's, where all are in it."""
+"""The index of a member, and a request for what it sends or gets; this member's own, where all are in it."""
 
 CREATE_S = 30.0
 _TAG = 1
@@ -39,7 +48,7 @@ _SLOW_BYTES_PER_S = 100e6
 """A waiter gives way between looks for a millisecond and for as long as its bytes take at this speed, then it naps."""
 _NAP_S, _LONGEST_NAP_S = 0.00005, 0.001
 _SETTLE_S = 0.1
-"""How long cancelled receives may take to end."""
+"""Time for cancelled receives to end."""
 
 
 @final
@@ -53,12 +62,12 @@ class MpiEngine(PairwiseEngine):
         super().__init__(group, self._wire)
 
     def barrier(self) -> None:
-        """MPI's own."""
+        """Meet in MPI's own barrier."""
         self._begin()
         self._wire.barrier()
 
     def _gather(self, mine: Array) -> list[Array]:
-        """MPI's own all-gather, as nothing is computed in it; into memory of ours, as it cannot be taken back.
+        """Gather by MPI's own all-gather, as nothing is computed in it; into our memory, as it cannot be taken back.
 
         Two members send to each other, which is as good with Open MPI and better with MPICH (docs/design/mpi.md).
         """
@@ -91,7 +100,7 @@ class MpiTransport(Transport):
         self._run([], [(self.group.rank, self._communicator.Ibarrier())], [])
 
     def gather(self, mine: Array, whole: Array) -> None:
-        """Everybody's ``mine`` into ``whole``."""
+        """Gather everybody's ``mine`` in ``whole``."""
         self.transfers += 1
         self.bytes_sent += mine.nbytes * (self.group.size - 1)
         byte, buffer = self._mpi.BYTE, self._mpi.buffer.fromaddress
@@ -117,7 +126,7 @@ class MpiTransport(Transport):
         deadline = time.monotonic() + self.group.deadline_s
         try:
             self._wait([*receives, *others], sum(array.nbytes for array in arrays), deadline)
-        except BaseException as error:
+        except BaseException as error:  # Ctrl-C, too: requests must not be left with arrays that the caller has again
             self._give_up([request for _, request in receives], [request for _, request in others], arrays)
             if isinstance(error, self._mpi.Exception):
                 why = f"MPI could not move the bytes of {self.group.label}: {error}"
@@ -128,7 +137,7 @@ class MpiTransport(Transport):
     def _wait(self, running: Sequence[Running], nbytes: int, deadline: float) -> None:
         requests, test = [request for _, request in running], self._mpi.Request.Testall
         nap, drowsy = _NAP_S, 0.0
-        while not test(requests):
+        while not test(requests):  # which is also what lets MPI move anything
             now = time.monotonic()
             drowsy = drowsy or now + _YIELD_S + nbytes / _SLOW_BYTES_PER_S
             if self.aborted.is_set():
@@ -138,11 +147,11 @@ class MpiTransport(Transport):
             elif now < drowsy:
                 os.sched_yield()
             else:
-                self.aborted.wait(nap)
+                self.aborted.wait(nap)  # and no sleep: an abort ends it
                 nap = min(2 * nap, _LONGEST_NAP_S)
 
     def _give_up(self, receives: Sequence[Any], others: Sequence[Any], arrays: Sequence[Array]) -> None:
-        """Let MPI write to none of the arrays any more. Only a receive can be taken back; others keep their memory."""
+        """Let MPI write to none of the arrays any more. Only a receive can be taken back; the rest keeps its memory."""
         for request in receives:
             if request != self._mpi.REQUEST_NULL:
                 request.Cancel()
@@ -156,7 +165,7 @@ class MpiTransport(Transport):
         return [make(at, min(_MOST_BYTES, end - at)) for at in range(array.address, end, _MOST_BYTES)]
 
     def _interrupt(self) -> None:
-        """The loop sees the flag."""
+        """Do nothing: the loop sees the flag."""
 
     def _release(self, clean: bool) -> None:
         if clean:  # otherwise something may still come, which must not be taken for another communicator's
@@ -165,7 +174,7 @@ class MpiTransport(Transport):
 
 @final
 class _World:
-    """What this process knows of the MPI it was started by: one for all engines."""
+    """The MPI that started this process, with what engines have left in it; one for all engines."""
 
     def __init__(self, library: MpiLibrary) -> None:
         self.mpi, self.initialise = library.mpi, library.initialise
@@ -174,7 +183,7 @@ class _World:
         self._broken: dict[int, threading.Event] = {}  # by rank of the world, of the newest generation it was in
 
     def communicator(self, ranks: Sequence[int], tag: int) -> Any:
-        """A new one among these ranks of the world; collective among them only."""
+        """A new communicator among these ranks of the world; collective among them only."""
         world = self.mpi.COMM_WORLD
         members = world.group.Incl(ranks)
         try:
@@ -183,12 +192,12 @@ class _World:
             members.Free()
 
     def trust(self, ranks: Sequence[int], broken: threading.Event) -> None:
-        """These are alive, until ``broken`` is set."""
+        """Take these ranks for alive until ``broken`` is set."""
         with self._lock:
             self._broken.update(dict.fromkeys(ranks, broken))
 
     def keep(self, requests: list[Any], owners: list[Any]) -> None:
-        """MPI may still have these requests, and read the memory of ``owners``."""
+        """Keep requests that MPI may still have, and the memory that they use, until they are done."""
         with self._lock:
             kept = [*self._unfinished, (requests, owners)]
             self._unfinished = [each for each in kept if not self.mpi.Request.Testall(each[0])]
@@ -200,7 +209,7 @@ class _World:
 
 @functools.cache
 def _world() -> _World:
-    """What mpi4py loads, not yet initialised unless somebody did; raises ``UnsupportedError`` if it cannot."""
+    """The MPI that mpi4py loads, not initialised yet unless somebody did; raises ``UnsupportedError`` if it cannot."""
     library = load()
     world = _World(library)
     library.doubts["engine"] = world.has_lost_a_peer
@@ -243,7 +252,7 @@ def _raise_together(group: Group, said: Sequence[bytes]) -> None:
 
 
 def _trouble(mpi: Any, group: Group) -> str:
-    """What keeps this process from taking part."""
+    """The reason why this process cannot take part; "" if it can."""
     size, level = mpi.COMM_WORLD.size, mpi.Query_thread()
     if size < group.size:
         return (

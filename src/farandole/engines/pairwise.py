@@ -57,7 +57,7 @@ class PairwiseEngine(Engine):
             self._swap([mine] * size, slices)
 
     def allgather(self, send: Array, recv: Array, counts: Sequence[int]) -> None:
-        """Send mine to each, and receive theirs in place."""
+        """Send mine to each, and receive theirs where they belong."""
         self._begin()
         slices = split(recv, counts)
         copy(slices[self.group.rank], send)
@@ -96,11 +96,11 @@ class PairwiseEngine(Engine):
         self._combine(self._collect(slices[self.group.rank], slices), recv, how)
 
     def barrier(self) -> None:
-        """Hear from everybody."""
+        """Return when everybody has been heard from."""
         self.gather_small(b"")
 
     def gather_small(self, payload: bytes) -> list[bytes]:
-        """As small arrays are gathered."""
+        """Gather as small arrays are gathered; NULs at the end of a payload are lost."""
         require_short(payload)
         self._begin()
         said = ctypes.create_string_buffer(payload.ljust(PAYLOAD_BYTES, b"\0"), PAYLOAD_BYTES)

@@ -21,7 +21,7 @@ _ANY_PORT = 9
 
 
 def known_address(interface: str, controller: str) -> str:
-    """What a process knows without asking anybody: the address of an interface, or its side of a connection.
+    """The address that a process knows without asking anybody: that of an interface, or its side of a connection.
 
     ``interface`` names the one that was asked for, or is ""; ``controller`` is where that is, or "".
     """
@@ -33,7 +33,7 @@ def known_address(interface: str, controller: str) -> str:
 
 
 def reachable_address(group: Group, exchange: Exchange) -> str:
-    """Where this member should listen. Collective, once every member has said where it is known to be reached.
+    """The address at which this member should listen. Collective: each member first says which one it knows of.
 
     Tried in this order: what the group knows (a network interface that was asked for, or this side of the connection to
     the controller), the route to a peer that knows its address, the route to a peer's host by its name, the name of

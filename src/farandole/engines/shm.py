@@ -5,6 +5,13 @@ memory = engine.allocate(64 * 2**20)          # arrays in it are reduced without
 engine.allreduce(memory.array(DType.FLOAT32), Reduction(ReduceOp.AVERAGE))
 """
 
+# Processes share the memory; in each, one thread calls collectives and any other may abort or close. The core has all
+# locks and all lock-free words (``native/barrier.hpp``, ``native/endpoint.hpp``), so nothing here needs one: its calls
+# release the GIL while they wait, ``abort`` takes a lock that no waiter holds, ``close`` first aborts and then waits
+# until the collective in progress has let go of the memory. So a signal handler on top of a collective may abort, and
+# must leave ``close`` to another thread. In a forked child every collective is refused, and ``close`` does nothing: the
+# group is the parent's.
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -43,7 +50,7 @@ class ShmEngine(Engine):
 
     def allocate(self, nbytes: int) -> Memory:
         region = self._endpoint.allocate(nbytes)
-        return Memory(region.address, nbytes, region)
+        return Memory(region.address, nbytes, region)  # the region outlives the engine: arrays in it stay valid
 
     def allreduce(self, array: Array, how: Reduction) -> None:
         self._endpoint.allreduce(array.address, array.count, array.dtype, how.op, how.prescale, how.postscale)

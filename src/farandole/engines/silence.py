@@ -24,7 +24,7 @@ REPEATS = 2
 """TCP repeats what was lost at doubling intervals: after a silence of s, it may be as long again until it asks."""
 
 LOOKS = 4
-"""How often is looked within the time of a silence."""
+"""Looks within the time of a silence."""
 
 _SHORTEST_S = 1.0
 """The kernel counts the time between its questions in seconds."""
@@ -35,7 +35,7 @@ _HEARD = struct.Struct("=52x2I")
 
 
 def limit_s(silence_s: float) -> float:
-    """How long nothing may come where a host may be silent for ``silence_s``."""
+    """Longest time in which nothing may come where a host may be silent for ``silence_s``."""
     return REPEATS * max(silence_s, _SHORTEST_S)
 
 
@@ -53,14 +53,14 @@ class Lookout:
         self._connections, self._tell = connections, tell
         self._limit_s = limit_s(silence_s) if silence_s and connections else math.inf
         self.pause_s = self._limit_s / LOOKS
-        """How often to look."""
+        """Time between two looks."""
         self._looked_s = -math.inf
         for connection in connections if silence_s else ():
             _let_ask(connection, round(max(silence_s / LOOKS, _SHORTEST_S)))
 
     @classmethod
     def of(cls, group: Group, connections: Mapping[int, socket.socket]) -> Lookout:
-        """One for a member's connections to the others of its group, by their places."""
+        """Make one for the connections of a member to the others of its group, by their indices."""
         here = group.hosts[group.rank]
         away = {connections[member]: host for member, host in enumerate(group.hosts) if host != here}
         return cls(away, group.silence_s, group.on_silence)
@@ -73,13 +73,13 @@ class Lookout:
         self._looked_s = now
         for connection, host in self._connections.items():
             if silent_for_s(connection) >= self._limit_s:
-                self._limit_s = math.inf
+                self._limit_s = math.inf  # before it tells: once is enough, whatever comes of it
                 self._tell(host)
                 return
 
 
 def silent_for_s(connection: socket.socket) -> float:
-    """How long ago the other side of a TCP connection sent or acknowledged anything; 0 if the connection is closed."""
+    """Seconds since the other side of a TCP connection sent or acknowledged anything; 0 if it is closed."""
     try:
         told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _HEARD.size)
     except OSError:  # it was given up meanwhile

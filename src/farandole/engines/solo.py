@@ -32,7 +32,7 @@ class SoloEngine(Engine):
 
     def allocate(self, nbytes: int) -> Memory:
         self._begin()
-        # The ctypes array keeps the mapping alive, and knows where it is.
+        # The ctypes array keeps the mapping alive, and knows its address.
         owner = (ctypes.c_char * nbytes).from_buffer(mmap.mmap(-1, max(1, nbytes)))
         return Memory(ctypes.addressof(owner), nbytes, owner)
 
@@ -68,7 +68,7 @@ class SoloEngine(Engine):
         return [payload]
 
     def abort(self, reason: str) -> None:
-        self._ended = self._ended or reason
+        self._ended = self._ended or reason  # from any thread, without a lock: nobody waits in here
 
     def close(self) -> None:
         self._ended = self._ended or "this engine was closed"

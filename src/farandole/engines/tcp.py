@@ -3,6 +3,14 @@
     engine = TcpEngine(group, exchange)
 
 Sockets are what a thread can be woken from at any point of a transfer: by ``shutdown``, which the others notice too.
+
+Threads. The caller of a collective serves all connections itself; there is no other thread, no queue and no lock.
+``abort`` comes from any thread and touches two things: the flag and the reason, and then, by ``shutdown``, the
+connections, which makes ``poll`` return and every later call fail. It does not close them: only ``_release`` does, when
+nobody uses the engine any more, as a descriptor closed in the middle of a ``poll`` may be somebody else's by the next.
+
+Connections carry bytes and nothing else, no lengths and no names. What they mean follows from the order of collectives,
+so after any error, Ctrl-C as well, a connection that was left in the middle of an array is of no use: all are shut.
 """
 
 from __future__ import annotations
@@ -25,7 +33,7 @@ from farandole.engines.transport import Parcel, Transport
 from farandole.errors import CollectiveError, EngineError
 
 _REASON_S = 0.5
-"""How long a lost connection waits for ``abort`` to say who ended the generation."""
+"""Time for ``abort`` to say who ended the generation, after a connection was lost."""
 
 
 @final
@@ -51,7 +59,7 @@ class TcpTransport(Transport):
         outgoing = {peer: _memory(array) for peer, array in sends}
         incoming = {peer: _memory(array) for peer, array in receives}
         try:
-            for peer in list(outgoing):
+            for peer in list(outgoing):  # a copy: `_pass` takes out what is sent whole
                 self._pass(peer, outgoing, partial(_send, self._connections[peer]))
             if outgoing or incoming:
                 self._wait(outgoing, incoming)
@@ -78,17 +86,18 @@ class TcpTransport(Transport):
             self._lookout.look(since)
             for fd, event in poll.poll(min(left_s, self._lookout.pause_s) * 1000):
                 peer = peers[fd]
+                # Not POLLIN alone: errors and hang-ups come unasked, and reading, or writing, says what they are.
                 if peer in incoming and event & ~select.POLLOUT:
                     self._pass(peer, incoming, self._connections[peer].recv_into)
                 if peer in outgoing and event & ~select.POLLIN:
                     self._pass(peer, outgoing, partial(_send, self._connections[peer]))
                 if wanted := _events(peer, outgoing, incoming):
                     poll.modify(fd, wanted)
-                else:
+                else:  # what this peer sends next belongs to the next collective
                     poll.unregister(fd)
 
     def _pass(self, peer: int, left: dict[int, memoryview], call: Callable[[memoryview], int]) -> None:
-        """As much of what is left as the kernel takes, or has, now; ``call`` is the connection's way of doing it."""
+        """Send or receive as much of what is left as the kernel takes, or has, now; ``call`` does it."""
         try:
             count = call(left[peer])
         except BlockingIOError:
@@ -103,14 +112,14 @@ class TcpTransport(Transport):
             del left[peer]
 
     def _lost(self, peer: int, why: str | None) -> CollectiveError:
-        self._interrupt()
+        self._interrupt()  # first, so that the others need not wait for us meanwhile
         self.aborted.wait(_REASON_S)
         text = f"the connection to {self.group.name(peer)} in {self.group.label} was lost: {why}"
         return self.failure(EngineError, text)
 
     def _interrupt(self) -> None:
         for connection in self._connections.values():
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # shut before, by us or by the other side
                 connection.shutdown(socket.SHUT_RDWR)
 
     def _release(self, clean: bool) -> None:
@@ -119,7 +128,7 @@ class TcpTransport(Transport):
 
 
 def _send(connection: socket.socket, left: memoryview) -> int:
-    """Without a signal for a lost peer: a script that has given SIGPIPE its default action would die of it."""
+    """Send without a signal for a lost peer: a script that has given SIGPIPE its default action would die of it."""
     return connection.send(left, socket.MSG_NOSIGNAL)
 
 

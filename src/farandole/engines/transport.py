@@ -3,6 +3,13 @@
     transport.transfer(sends=[(1, mine)], receives=[(1, theirs)])
 
 Sockets and MPI are such transports; ``pairwise`` makes collectives of them.
+
+Threads. One thread at a time is in ``transfer``; it writes the counters and, like ``close``, ``_failure``. ``abort``
+may come from any other, or from a signal handler on top of that thread's own frames. So there is no lock: the handler
+would wait for the frame below it. Each write is of one reference, and their order does what is needed: ``reason`` is
+there before ``aborted`` is set, and ``aborted`` is set before ``_interrupt`` wakes anybody. So whoever wakes, or sees
+the flag, finds the reason. Of two aborts at once either may give it. ``check`` and ``failure`` look at ``reason``
+first: a lost connection is mostly the consequence of what the abort says.
 """
 
 from __future__ import annotations
@@ -20,10 +27,10 @@ from farandole.errors import AbortError, CollectiveError, EngineError, StallErro
 T = TypeVar("T")
 
 Parcel: TypeAlias = tuple[int, Array]
-"""A member's place in the group, and what is sent to or received from it."""
+"""The index of a member in the group, and what is sent to or received from it."""
 
 _LOOK_S = 0.02
-"""How often a transport that is being made looks whether its generation has ended."""
+"""Time between looks, while a transport is being made, whether its generation has ended."""
 
 
 class Transport(ABC):
@@ -57,16 +64,16 @@ class Transport(ABC):
 
     @final
     def abort(self, reason: str) -> None:
-        """Wake whoever is in ``transfer``, and fail from now on."""
+        """Wake the thread that is in ``transfer``, and fail from now on."""
         if self.reason is None:
-            self.reason = reason
+            self.reason = reason  # before the flag: who sees that reads this
         self.aborted.set()
         self._interrupt()
 
     @final
     def close(self) -> None:
         """Give everything back."""
-        clean = self.reason is None and self._failure is None
+        clean = self.reason is None and self._failure is None  # before ``_failure`` is set to make later calls fail
         if self._failure is None:
             self._failure = EngineError, f"the engine of {self.group.label} is closed"
         self._release(clean)
@@ -114,6 +121,8 @@ def interruptible(group: Group, what: str, limit_s: float, make: Callable[[], T]
 
     ``make`` runs in a thread of its own, which an abort leaves behind: it ends when the library gives up.
     """
+    # Lists, as each is written by one thread and read by the other after ``done``. What an abandoned thread still makes
+    # stays in them, and nobody gets it.
     made: list[T] = []
     raised: list[BaseException] = []
     done = threading.Event()
@@ -121,10 +130,11 @@ def interruptible(group: Group, what: str, limit_s: float, make: Callable[[], T]
     def run() -> None:
         try:
             made.append(make())
-        except BaseException as error:
+        except BaseException as error:  # also SystemExit: without ``done`` the caller would wait for its time limit
             raised.append(error)
         done.set()
 
+    # A daemon: left behind in a library that never gives up, it must not keep the process from ending.
     thread = threading.Thread(target=run, name=f"farandole-{what}", daemon=True)
     thread.start()
     give_up = time.monotonic() + limit_s

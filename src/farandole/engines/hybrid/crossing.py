@@ -1,6 +1,6 @@
 """An all-to-all among several hosts, in which every part crosses once, on the lane of the member it is for.
 
-Crossing(layout, place, inside, across).run(send, send_counts, recv, recv_counts)
+Crossing(layout, member, inside, across).run(send, send_counts, recv, recv_counts)
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from farandole.engines.engine import Engine
 from farandole.engines.hybrid.layout import HostLayout
 
 _Part: TypeAlias = tuple[int, int]
-"""What one place sends to another."""
+"""What one member sends to another: the indices of both."""
 _Parts: TypeAlias = list[_Part]
 
 

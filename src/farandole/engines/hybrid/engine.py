@@ -4,6 +4,13 @@ engine = HybridEngine(group, rendezvous, functools.partial(make, "tcp"))
 engine.allreduce(array, Reduction())     # reduce-scatter inside, all-reduce of shares across, all-gather inside
 """
 
+# Threads. The caller of a collective uses ``_inside``, and ``_across`` for what goes in one piece; while a long message
+# goes in several, only the pipeline's thread uses ``_across`` (``pipeline``). So each engine has one user at a time.
+# ``abort`` may come from any thread, and only passes it on. ``_failure`` is written by the caller alone.
+#
+# ``_rooms`` are scratch memory for ``IN_FLIGHT`` rounds. Round k overwrites that of round k - IN_FLIGHT, and may: the
+# pipeline has done all phases of the earlier one before it begins the later one.
+
 from __future__ import annotations
 
 import ctypes
@@ -33,7 +40,7 @@ from farandole.native import core
 
 Made = TypeVar("Made", bound="Engine | None")
 EXACT_BYTES = 32 * 2**20
-"""What a reduction in one step holds at once of all members' arrays."""
+"""Size of all members' arrays together that a reduction in one step holds at once."""
 MakeAcross: TypeAlias = Callable[[Group, Rendezvous], Engine]
 
 
@@ -56,13 +63,13 @@ class HybridEngine(Engine):
         self._pipeline = Pipeline(group.label)
         self._rooms = [plain_memory(0)] * IN_FLIGHT
         near = group.subgroup(layout.neighbours)
-        # Whoever waits inside waits for the network, and that is longer than any watching is worth.
+        # A wait inside is for the network, and that is longer than any watching is worth.
         self._inside = _together(
             group, rendezvous, lambda: ShmEngine(near, rendezvous.among(f"host {layout.host}", near.ranks), spin_s=0.0)
         )
         try:
             self._across = _together(group, rendezvous, lambda: self._make_lane(rendezvous, make_across))
-        except BaseException:
+        except BaseException:  # nobody else has this engine yet, so nobody else would close it
             self.close()
             raise
 
@@ -228,11 +235,11 @@ class HybridEngine(Engine):
             crossing.run(send, send_counts, recv, recv_counts)
 
     def _to_carrier(self, mine: Array) -> list[int]:
-        """How much of what is mine each neighbour carries."""
+        """Counts of my elements that each neighbour carries: all of them one, the others none."""
         return [mine.count if index == self._layout.lane else 0 for index in range(len(self._layout.neighbours))]
 
     def _of_passengers(self, parts: MemberParts) -> list[int]:
-        """How much of what I carry belongs to each neighbour."""
+        """Counts of the elements I carry that belong to each neighbour."""
         layout = self._layout
         mine = layout.passengers(layout.host, layout.lane) if layout.carries else ()
         return [parts.of[member].count if member in mine else 0 for member in layout.neighbours]
@@ -267,7 +274,7 @@ class HybridEngine(Engine):
 
     @contextmanager
     def _collective(self) -> Iterator[None]:
-        """Whatever goes wrong inside ends the engine: the hosts may be at different points of a collective."""
+        """End the engine whatever goes wrong in the block: the hosts may be at different points of a collective."""
         if self._failure is not None:
             kind, text = self._failure
             raise kind(text)
@@ -277,7 +284,7 @@ class HybridEngine(Engine):
             failure = EngineError(f"{error}. The other hosts do not know, and {self.group.label} has ended")
             self._fail(failure)
             raise failure from error
-        except BaseException as error:
+        except BaseException as error:  # Ctrl-C and SystemExit, too, leave the others in the middle
             self._fail(error)
             raise
 
@@ -288,7 +295,8 @@ class HybridEngine(Engine):
         else:
             who, what = self.group.name(self.group.rank), f"{type(error).__name__} {error}".strip()
             self._failure = EngineError, f"{who} was interrupted by {what} in a collective of {self.group.label}"
-        # Who waited too long leaves the others to their own deadlines: they then know for whom they have waited.
+        # Who waited too long leaves the others to their own deadlines: they then know for whom they have waited. But if
+        # something is across, its thread must be woken, or the caller would wait in `drain` for another deadline.
         if not isinstance(error, StallError) or self._pipeline.is_busy:
             self.abort(self._failure[1])
         self._pipeline.drain()
@@ -310,7 +318,7 @@ def _together(group: Group, rendezvous: Rendezvous, make: Callable[[], Made]) ->
 
 
 def _is_exact(dtype: DType, how: Reduction) -> bool:
-    """Whether a partial result has more digits than the dtype: averages of integers, and integers with a factor."""
+    """True if a partial result has more digits than the dtype: averages of integers, and integers with a factor."""
     is_integer = not (dtype.is_floating or dtype.is_complex or dtype is DType.BOOL)
     return is_integer and (how.op is ReduceOp.AVERAGE or how.is_scaled)
 

@@ -1,6 +1,6 @@
-"""Where the members of a group sit, and who carries what between hosts; pure.
+"""Members of a group by host, and the lanes by which their data cross between hosts; pure.
 
->>> layout = Layout.of(("a", "a", "a", "b"), place=1)
+>>> layout = HostLayout.of(("a", "a", "a", "b"), member=1)
 >>> layout.hosts, layout.host, layout.index, layout.lanes
 (((0, 1, 2), (3,)), 0, 1, 1)
 """
@@ -15,7 +15,7 @@ from typing import final
 @final
 @dataclass(frozen=True, slots=True)
 class HostLayout:
-    """Members by host, as one of them sees it. All are places in the group, not ranks.
+    """Members by host, as one of them sees it. All are indices in the group, not global ranks.
 
     A *lane* leads from host to host: lane 0 through the first member of each, lane 1 through the second, and so on.
     There are as many ``lanes`` as the smallest host has members. Each carries an equal part of what belongs to all, so
@@ -30,7 +30,7 @@ class HostLayout:
 
     @classmethod
     def of(cls, names: Sequence[str], member: int) -> HostLayout:
-        """``names[p]`` is the host of the member at ``p``; hosts are in the order of their first members."""
+        """Lay out by ``names``, the hosts of all members; hosts are in the order of their first members."""
         by_host: dict[str, list[int]] = {}
         for each, name in enumerate(names):
             by_host.setdefault(name, []).append(each)
@@ -44,7 +44,7 @@ class HostLayout:
 
     @property
     def carries(self) -> bool:
-        """Whether this member carries a lane, which then has its index."""
+        """True if this member carries a lane, which then has its index."""
         return self.index < self.lanes
 
     @property

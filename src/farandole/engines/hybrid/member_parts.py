@@ -80,7 +80,7 @@ class Rounds:
         return self._made[k]
 
     def cut(self, part: Array, member: int, k: int) -> Array:
-        """What round ``k`` takes of the part of ``member``."""
+        """The slice that round ``k`` takes of the part of ``member``."""
         return part.slice(*self._span(member, k))
 
     def _span(self, member: int, k: int) -> tuple[int, int]:

@@ -5,6 +5,15 @@ pipeline.run(8, reduce_inside, reduce_across, gather_inside)
 pipeline.close()
 """
 
+# Two threads. The caller runs ``before`` and ``after``; a thread of the pipeline, made for the first long message, runs
+# ``across``. They share ``_jobs``, a queue in one direction, and the future of each piece in the other, and nothing
+# else, so there is no lock. ``_pending`` and ``_thread`` belong to the caller (an engine has one at a time). The thread
+# takes pieces in their order, so they cross in one order on all members, and the last future settles last. The engine
+# that ``across`` uses has one user at a time as well: while anything is pending, only this thread calls it.
+#
+# Memory is why ``drain`` exists: an error in a phase must not reach the caller of a collective while a piece of its
+# array may still be written to. It waits without a time limit: whoever calls it aborts the engines before (``_fail``).
+
 from __future__ import annotations
 
 import queue
@@ -24,7 +33,7 @@ IN_FLIGHT = 3
 
 @final
 class Pipeline:
-    """The thread of the middle phase, which lives from the first long message to ``close``, or as long as this."""
+    """The thread of the middle phase, which lives from the first long message to ``close``, or as this object."""
 
     def __init__(self, label: str) -> None:
         self._label = label
@@ -48,7 +57,7 @@ class Pipeline:
             done = piece - IN_FLIGHT
             if done >= 0:
                 if across is not None:
-                    self._pending.popleft().result()
+                    self._pending.popleft().result()  # what is raised there is raised here
                 after(done)
             if piece < pieces:
                 before(piece)
@@ -57,7 +66,7 @@ class Pipeline:
 
     @property
     def is_busy(self) -> bool:
-        """Whether something is across."""
+        """True while something is across."""
         return bool(self._pending)
 
     def drain(self) -> None:
@@ -67,34 +76,35 @@ class Pipeline:
 
     def close(self) -> None:
         """End the thread."""
-        self._jobs.put(None)
+        self._jobs.put(None)  # also without a thread: nothing is submitted after this
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
     def _submit(self, across: Phase, piece: int) -> None:
         if self._thread is None:
-            # It must not keep this object, whose end is its own.
+            # It gets the queue alone: if it held this object, that would never be collected, and the thread never end.
+            # A daemon, as it may be in an engine that nobody has aborted when the process ends.
             self._thread = threading.Thread(
                 target=_work, args=(self._jobs,), name=f"farandole across {self._label}", daemon=True
             )
             self._thread.start()
             weakref.finalize(self, self._jobs.put, None)
         future: Future[None] = Future()
-        self._pending.append(future)
+        self._pending.append(future)  # before it can run: what is across must be known to `drain`
         self._jobs.put(lambda: _settle(future, across, piece))
 
 
 def _work(jobs: queue.SimpleQueue[_Job | None]) -> None:
     while (job := jobs.get()) is not None:
         job()
-        del job
+        del job  # it holds the caller's arrays, and the next may be long in coming
 
 
 def _settle(future: Future[None], across: Phase, piece: int) -> None:
     try:
         across(piece)
-    except BaseException as error:
+    except BaseException as error:  # whatever it is: a future that is never settled is waited for without end
         future.set_exception(error)
     else:
         future.set_result(None)

@@ -5,6 +5,12 @@
 NCCL reduces what it reduces as the contract says: the wider numbers. The rest is moved by NCCL and reduced by PyTorch
 on the GPU, in the order of ranks: NCCL rounds float16 between each two ranks and knows no bool, no complex and no
 16-bit integers.
+
+Threads. One thread at a time calls collectives. It does not wait for others inside of PyTorch, where nothing could wake
+it: it asks whether the operation is complete, and looks at ``_reason`` and the deadline in between. ``abort`` comes
+from any thread and takes no lock, as it may be a signal handler on top of that thread. It writes ``_reason`` before it
+aborts the process group, so that what fails because of that finds the reason. ``_failure`` and ``_calls`` are written
+by the thread that calls collectives, and by ``close``.
 """
 
 from __future__ import annotations
@@ -28,10 +34,10 @@ from farandole.engines.transport import interruptible
 from farandole.errors import AbortError, CollectiveError, EngineError, StallError
 
 MakeProcessGroup: TypeAlias = Callable[[Any, Group], Any]
-"""From the store and the group to a process group of ``torch.distributed``."""
+"""Makes a process group of ``torch.distributed`` from the store and the group."""
 
 CONNECT_S = 30.0
-"""How long the members may take to meet, beyond the deadline of a collective."""
+"""Time for the members to meet, beyond the deadline of a collective."""
 
 _NAP_S = 0.00005
 _YIELD_S = 0.001
@@ -39,7 +45,7 @@ _FOREVER = timedelta(days=365)
 """Deadlines are ours to keep: NCCL's watchdog would end the process."""
 
 _OWN = {DType.FLOAT32, DType.FLOAT64, DType.INT32, DType.INT64, DType.INT8, DType.UINT8}
-"""What NCCL itself reduces as the contract says."""
+"""The types that NCCL itself reduces as the contract says."""
 
 _OPS = {
     ReduceOp.SUM: dist.ReduceOp.SUM,
@@ -99,21 +105,21 @@ class NcclEngine(Engine):
         self._hand_back(result, array)
 
     def allgather(self, send: Array, recv: Array, counts: Sequence[int]) -> None:
-        """By NCCL's own all-gather where all send as much, else by a broadcast from each."""
+        """Gather by NCCL's own all-gather where all send as much, else by a broadcast from each."""
         here = self._begin(send)
         result = self._room(recv, here)
         self._gathered(self._bring(send, here), result, counts)
         self._hand_back(result, recv)
 
     def broadcast(self, array: Array, root: int) -> None:
-        """NCCL's own."""
+        """Broadcast by NCCL's own."""
         here = self._begin(array)
         values = self._bring(array, here)
         self._broadcast(values, root)
         self._hand_back(values, array)
 
     def alltoall(self, send: Array, send_counts: Sequence[int], recv: Array, recv_counts: Sequence[int]) -> None:
-        """PyTorch's, of grouped sends and receives."""
+        """Exchange by PyTorch's all-to-all, of grouped sends and receives."""
         here = self._begin(send)
         result = self._room(recv, here)
         self._swap(self._bring(send, here), send_counts, result, recv_counts)
@@ -132,13 +138,13 @@ class NcclEngine(Engine):
         self._hand_back(self._reduced(self._bring(send, here), counts, how), recv)
 
     def barrier(self) -> None:
-        """Hear from everybody."""
+        """Return when everybody has been heard from."""
         self.gather_small(b"")
 
     def abort(self, reason: str) -> None:
         """Note why, then end what runs on the GPU."""
         if self._reason is None:
-            self._reason = reason
+            self._reason = reason  # before anything ends because of it
         self._aborted.set()
         self._interrupt()
 
@@ -147,7 +153,7 @@ class NcclEngine(Engine):
         clean = self._failure is None and self._reason is None
         self._failure = self._failure or (EngineError, f"the engine of {self.group.label} is closed")
         process_group, self._process_group = self._process_group, None
-        if process_group is not None and clean:
+        if process_group is not None and clean:  # else it was aborted, which has ended it
             process_group.shutdown()
 
     def statistics(self) -> dict[str, int | float | str]:
@@ -157,7 +163,7 @@ class NcclEngine(Engine):
     # -- moving -------------------------------------------------------------------------------------------------------
 
     def _reduced(self, values: torch.Tensor, counts: Sequence[int], how: Reduction) -> torch.Tensor:
-        """This member's slice, reduced over all."""
+        """Reduce everybody's contribution to the slice of this member."""
         mine = counts[self.group.rank]
         parts = values.new_empty(mine * self.group.size)
         self._swap(values, counts, parts, [mine] * self.group.size)
@@ -197,7 +203,7 @@ class NcclEngine(Engine):
         try:
             self._finish(start(self._process_group))
         except BaseException as error:
-            self._interrupt()
+            self._interrupt()  # after Ctrl-C, too: the operation would go on to write to the caller's tensors
             if isinstance(error, CollectiveError) or not isinstance(error, RuntimeError):
                 self._failed(EngineError, f"a collective of {label} was interrupted by {type(error).__name__}")
                 raise
@@ -216,11 +222,11 @@ class NcclEngine(Engine):
             if now < drowsy:
                 os.sched_yield()
             else:
-                self._aborted.wait(_NAP_S)
-        work.wait()
+                self._aborted.wait(_NAP_S)  # and no sleep: an abort ends it
+        work.wait()  # does not wait any more: it lets the current stream follow, and raises what Gloo has to say
 
     def _interrupt(self) -> None:
-        process_group = self._process_group
+        process_group = self._process_group  # read once: `close` in another thread may take it away
         if process_group is not None:
             process_group.abort()
 
@@ -235,7 +241,7 @@ class NcclEngine(Engine):
         return self._device
 
     def _default_device(self) -> torch.device:
-        """What the script has set, else one GPU for each member of a host."""
+        """The GPU that the script has set, else one for each member of a host."""
         current, count = torch.cuda.current_device(), torch.cuda.device_count()
         here = self.group.hosts[self.group.rank]
         member = self.group.hosts[: self.group.rank].count(here)
@@ -249,7 +255,7 @@ class NcclEngine(Engine):
         return values.to(device)
 
     def _room(self, array: Array, device: torch.device) -> torch.Tensor:
-        """Where a result goes: the array itself if it is there already."""
+        """The tensor for a result: the array itself if it is on the device already."""
         values = tensor(array)
         return values if values.device == device else torch.empty_like(values, device=device)
 

@@ -19,7 +19,7 @@ _Store: Any = dist.Store  # type: ignore[attr-defined,unused-ignore]
 
 @final
 class ExchangeStore(_Store):  # type: ignore[misc]
-    """What a process group needs of a store: publish, then read what the others published.
+    """A store that does what process groups need: publish, then read what the others published.
 
     One all-gather serves the whole start. Everybody publishes before reading (Gloo); or one member ``leads``: it alone
     publishes, and the others read (NCCL).
@@ -32,29 +32,29 @@ class ExchangeStore(_Store):  # type: ignore[misc]
         self._leads = leads
 
     def set(self, key: str, value: bytes) -> None:
-        """Publish."""
+        """Publish ``value`` under ``key``."""
         self.values[key] = bytes(value)
         if self._leads:
             self.meet()
 
     def check(self, keys: list[str]) -> bool:
-        """Whether these are known here already."""
+        """True if these keys are known here already."""
         return all(key in self.values for key in keys)
 
     def meet(self) -> None:
         """Gather what all have published, once; every member must, also one that could not make its group."""
-        exchange, self._exchange = self._exchange, None
+        exchange, self._exchange = self._exchange, None  # once: nobody else would come to a second exchange
         for said in exchange(msgspec.msgpack.encode(self.values)) if exchange else ():
             self.values.update(msgspec.msgpack.decode(said, type=dict[str, bytes]))
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Meet, then all there will be is there; the exchange has a time-out of its own."""
+        """Meet, after which all there will ever be is there; the exchange has a time-out of its own."""
         if not self.check(keys):
             self.meet()
         if missing := [key for key in keys if key not in self.values]:
             raise EngineError(f"no member published {missing} before the exchange")
 
     def get(self, key: str) -> bytes:
-        """Read."""
+        """Read what was published under ``key``."""
         self.wait([key])
         return self.values[key]

@@ -44,7 +44,7 @@ def widen(values: torch.Tensor, prescale: float) -> torch.Tensor:
 
 
 def scale(values: torch.Tensor, factor: float) -> torch.Tensor:
-    """Multiplied; integers in float64, truncating; bool is left alone."""
+    """Multiply; integers in float64, truncating; bool is left alone."""
     if factor == 1.0 or values.dtype is torch.bool:
         return values
     if values.is_floating_point() or values.is_complex():

@@ -10,7 +10,8 @@
 
 ``handle`` only takes in. What became ready is ordered by ``tick``, when everything that has arrived is in: that is what
 lets collectives be fused. Whoever runs the loop reports the ends of workers, and sets ``request_stack``, ``report``,
-``task`` and ``on_result`` as far as it can serve them. Nothing a worker sends can raise here.
+``task`` and ``on_result`` as far as it can serve them, all from the one thread of that loop. Nothing a worker sends can
+raise here.
 """
 
 from __future__ import annotations
@@ -60,15 +61,15 @@ logger = logging.getLogger("farandole.controller")
 Clock: TypeAlias = Callable[[], float]
 
 FAREWELL_S = 0.1
-"""How long the ``Leave`` of a worker that ended well may come after the news of its end: they travel different ways."""
+"""Longest time by which the ``Leave`` of a worker may come after the news of its end: they travel different ways."""
 
 RELAYED = 10
-"""How much longer that is where it comes through relays, each of which may be busy."""
+"""Factor by which that is longer in jobs with relays, each of which may be busy."""
 
 
 @final
 class Controller:
-    """One per job; one thread. Peers are workers and, in large jobs, relays. An elastic one brings a ``formation``."""
+    """Controller of a job; one thread. Peers are workers and, in large jobs, relays. Elastic jobs give a formation."""
 
     def __init__(
         self, send: Send, settings: Settings, expected: int, clock: Clock, formation: Formation | None = None
@@ -78,13 +79,13 @@ class Controller:
         self.report: Callable[[str], object] = logger.warning
         """Show a text to people."""
         self.task = b""
-        """What workers get that ask for a function to run."""
+        """Payload for workers that ask for a function to run."""
         self.on_result: Callable[[int, bool, bytes], object] | None = None
-        """Told what such a function returned or raised: worker's number, success, payload."""
+        """Told what such a function returned or raised: ``worker_id``, success, payload."""
         self.on_hello: Callable[[Hello], object] = lambda _: None
         """Told of every worker that has called ``init``."""
         self.refuse: Callable[[str, str], object] = lambda _kind, _detail: None
-        """Told, by kind, who has the job's key and is none of its workers."""
+        """Told, by kind, of processes that have the job's key and are none of its workers."""
         self._settings, self._expected, self._clock = settings, expected, clock
         self._downlink = Downlink(send)
         self._formation = formation or StaticFormation.of(settings, expected)
@@ -114,17 +115,17 @@ class Controller:
     # -- what the loop calls ------------------------------------------------------------------------------------------
 
     def handle(self, identity: bytes, message: Message) -> None:
-        """A message has come from the socket ``identity``."""
+        """Take in a message from the socket ``identity``."""
         self._received += 1
         if not self.inherited.takes(identity, message):
             self._take(identity, message)
 
     def worker_started(self, worker_id: int, pid: int, host: str) -> None:
-        """A worker runs; should it never call ``init``, the others can be told where it is."""
+        """Note that a worker runs: should it never call ``init``, the others can be told where it is."""
         self._formation.started(worker_id, f"rank {worker_id} on {host} (process {pid})")
 
     def worker_exited(self, worker_id: int, pid: int, code: int, description: str) -> None:
-        """A worker has ended: ``code`` as ``waitpid`` gives it, ``description`` for people."""
+        """Take in the end of a worker: ``code`` as ``waitpid`` gives it, ``description`` for people."""
         now = self._clock()
         self._formation.gone(worker_id, pid, code, description)
         generation = self._generation
@@ -139,11 +140,11 @@ class Controller:
         self._form(now)
 
     def left(self) -> list[int]:
-        """The places of the workers that have left the current generation or ended, in that order."""
+        """``worker_id`` of each worker that has left the current generation or ended, in that order."""
         return self._generation.left() if self._generation is not None else []
 
     def stack_arrived(self, worker_id: int, text: str) -> None:
-        """The stack that ``request_stack`` asked for, or why there is none."""
+        """Take in the stack that ``request_stack`` asked for, or the reason why there is none."""
         if self._generation is not None:
             self._generation.stack_arrived(worker_id, text, self._clock())
 
@@ -155,11 +156,11 @@ class Controller:
         elif generation.over is None:
             generation.over = Abort(generation.number, reason, kind)
             self._formation.over(generation.number, reason)
-            for suffix in (CONTROL, ORDERS):
+            for suffix in (CONTROL, ORDERS):  # each is read by another thread, and both may wait for what will not come
                 self._tell(generation.present(), suffix, generation.over)
 
     def deadline(self) -> float | None:
-        """When ``tick`` is due, by the clock; ``None`` if only a message can bring news."""
+        """Time at which ``tick`` is due, by the clock; ``None`` if only a message can bring news."""
         current = self.inherited if self._generation is None else self._generation
         moments = (self._formation.deadline_s, current.deadline_s)
         return min((moment for moment in moments if moment is not None), default=None)
@@ -216,7 +217,7 @@ class Controller:
         generation.stall.expect(now)
 
     def _below(self, relay: bytes, number: int) -> tuple[Generation | None, RankSet]:
-        """What a relay's message counts for, and the ranks there that are present."""
+        """Generation that a relay's message counts for, or ``None``, and the present ranks below the relay."""
         generation = self._generation
         if not generation or generation.over or number != generation.number or relay not in self._downlink.branches:
             self._rejected["messages of another generation"] += 1
@@ -224,7 +225,7 @@ class Controller:
         return generation, self._downlink.branches[relay] & generation.present()
 
     def _on_letters(self, identity: bytes, message: Letters) -> None:
-        """A relay passes on what workers below it have sent."""
+        """Take in messages of workers that a relay passes on."""
         for sender, inner in self._downlink.opened(identity, message):
             if inner is None or isinstance(inner, Letters | Ready | GatheredParts):
                 self._rejected["letters that are not from workers"] += 1
@@ -293,7 +294,7 @@ class Controller:
         self._do_without(generation, *generation.parted(rank, message.host))
 
     def _do_without(self, generation: Generation, ranks: Sequence[int], reason: str, kind: str = "AbortError") -> None:
-        """It cannot go on with these ranks; perhaps others can without them."""
+        """Give up ``ranks``: others may go on without them, or else the generation ends."""
         if not self._formation.stalled(generation.worker_ids(ranks), reason):
             self.report(reason)
             self.abort(reason, kind)
@@ -322,7 +323,7 @@ class Controller:
             self.on_result(message.worker_id, message.ok, message.payload)
 
     def _find(self, identity: bytes, number: int, ended: bool = False) -> tuple[Generation, int] | None:
-        """The generation and rank that a message counts for; those of a dead one are reminded of its end."""
+        """Generation and rank that a message counts for; ranks of a dead generation are reminded of its end."""
         generation = self._generation
         rank = None if generation is None else generation.rank_of(identity[:-1])
         if generation is None or rank is None or number != generation.number:
@@ -340,7 +341,7 @@ class Controller:
     # -- generations --------------------------------------------------------------------------------------------------
 
     def _form(self, now: float) -> None:
-        """Let in, or turn away, whom that is due for."""
+        """Carry out the actions of the formation that are due."""
         while (decision := self._formation.decide(now)) is not None:
             if isinstance(decision, Formed):
                 self._begin(decision)
@@ -362,7 +363,7 @@ class Controller:
         )
 
     def _stop_waiting(self, generation: Generation) -> None:
-        """Outside the negotiated lane, too, nobody may wait for a rank that has left."""
+        """End waits for ranks that have left, outside the negotiated lane: exchanges and requests to timelines."""
         if reason := generation.exchange_without():
             self.abort(reason)
         self._answer_timeline(generation)

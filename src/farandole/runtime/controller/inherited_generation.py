@@ -1,8 +1,8 @@
-"""The generation that a controller has found and not formed: its own controller is gone, its members go on.
+"""Inherited generation: found and not formed by this controller; its own controller is gone, its members go on.
 
-    former = Former(router.send, formation, time.monotonic, generation=7, places=(0, 1, 4))
-    former.takes(b"7f3ac", Stay(7, place=0))        # True: it is told to come again when its state allows it
-    former.end("worker 4 on b was killed by SIGKILL")                                           # and now, all of them
+    inherited = InheritedGeneration(router.send, formation, time.monotonic, generation=7, worker_ids=(0, 1, 4))
+    inherited.takes(b"7f3ac", Stay(7, worker_id=0))     # True: it is told to come again when its state allows it
+    inherited.end("worker 4 on b was killed by SIGKILL")                                        # and now, all of them
 
 What the members had agreed on with the controller before is gone with it. So they are not asked for it: planned
 collectives need no controller and go on until the members end the generation together, at their next commit. Whoever
@@ -22,14 +22,15 @@ from farandole.runtime.coordination.stall import Limits, StallInspector, StallVe
 REASON = "the controller was replaced"
 
 NO_LIMITS = Limits(0.0, 0.0)
-"""Where there is no generation, nobody hangs."""
+"""No limits: where there is no generation, nobody hangs."""
 
 
 @final
 class InheritedGeneration:
-    """Of a new controller, until it has formed a generation itself; ``worker_ids`` are those of the members, by rank.
+    """State of a generation that a new controller has found; ``worker_ids`` are those of the members, by rank.
 
-    Later it turns those away that are late. ``over`` says why the generation has ended already, if it has.
+    Once that controller has formed a generation itself, members of this one that are late are turned away here.
+    ``over`` says why the generation has ended already, if it has.
     """
 
     def __init__(
@@ -47,12 +48,12 @@ class InheritedGeneration:
         self._unheard = set(worker_ids)
         self._over = Abort(generation, over) if over else None
         self._members: dict[bytes, int] = {}
-        """The places of those that have said that they stay, by what their sockets have in common."""
+        """``worker_id`` of each member that has said that it stays, by what its sockets have in common."""
         self._stall = StallInspector(limits, [""] * len(worker_ids))  # no text of ours tells where they are
         self._stall.begin(clock())
 
     def takes(self, identity: bytes, message: Any) -> bool:
-        """Hear a message; false if it is for others as well, or only for them."""
+        """Take in a message; False if the controller is to handle it, too, or alone."""
         if isinstance(message, Hello):
             if message.worker_id in self._unheard:  # it was not in it any more, or never; the others may wait for it
                 self.end(f"worker {message.worker_id} has left it while no controller was there")
@@ -72,18 +73,18 @@ class InheritedGeneration:
 
     @property
     def deadline_s(self) -> float | None:
-        """When ``tick`` has something to do."""
+        """Time at which ``tick`` has something to do."""
         return self._stall.deadline_s if self._generation and self._over is None else None
 
     def tick(self, now: float) -> None:
-        """Look whether any member goes on, if it is time to."""
+        """Look, if it is time to, for the case that no member goes on."""
         if self.deadline_s is not None and self.deadline_s <= now:
             verdict = self._stall.look(now, (), lambda _: "")
             if isinstance(verdict, StallVerdict):
                 self._formation.stalled(self._worker_ids, verdict.reason)
 
     def end(self, reason: str) -> None:
-        """It is over for all its members, now."""
+        """End the generation for all its members, now."""
         if self._generation and self._over is None:
             self._over = Abort(self._generation, reason)
             self._formation.over(self._generation, reason)
@@ -91,7 +92,7 @@ class InheritedGeneration:
                 self._send(uid + CONTROL, self._over)
 
     def replace(self) -> None:
-        """Another generation has begun."""
+        """Forget the members, as this controller has formed a generation itself."""
         self._generation, self._unheard, self._members = 0, set(), {}
 
     def _leave(self, message: Leave) -> None:

@@ -1,4 +1,4 @@
-"""The root of the control plane: the socket, the controller behind it, and the agents of the hosts.
+"""Root of the control plane: the socket, the controller behind it, and the agents of the hosts.
 
     root = Root(router, settings, expected=4)
     root.on_agent = lambda host, message: ...           # what agents say
@@ -6,7 +6,8 @@
     while not over:
         ready = root.turn(until_s=None)                 # sleeps; returns the watched descriptors that are readable
 
-Launcher and stand-alone controller drive one each, and know what the end of a worker means.
+Launcher and stand-alone controller drive one each, and know what the end of a worker means. Everything runs in the
+thread that calls ``turn``.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 @final
 class Root:
-    """One thread. The ``router`` is the caller's to close. ``formation`` is that of an elastic job."""
+    """Root of one job; one thread. The ``router`` is the caller's to close. ``formation`` is that of an elastic job."""
 
     def __init__(self, router: Router, settings: Settings, expected: int, formation: Formation | None = None) -> None:
         self.router = router
@@ -44,7 +45,7 @@ class Root:
         self._relays: dict[str, tuple[str, ...]] = {}
         self._names: dict[str, str] = {}
         self.on_agent: Callable[[str, Any], object] = lambda _host, _message: None
-        """Told what agents say, after ``AgentHello`` has been checked; of ``Alive`` nothing is said."""
+        """Told of the messages of agents, but for ``Alive`` and ``Severed``; an ``AgentHello`` has been checked."""
         self.on_lost: Callable[[str, str], object] = lambda _host, _reason: None
         """Told of a host that is lost, and why; the ends of its workers are the caller's to report."""
 
@@ -56,7 +57,7 @@ class Root:
         while True:
             ready = self.router.wait(self._patience_s(until_s))
             is_more = self._take_in()
-            now = time.monotonic()
+            now = time.monotonic()  # after _take_in: a heartbeat counts that came while this process was busy
             for lost in self.hosts.lost(now):
                 self.on_lost(*lost)
                 is_more = True
@@ -67,7 +68,7 @@ class Root:
                 return ready
 
     def _take_in(self) -> bool:
-        """Everything that has come; True unless it was submissions, and at least one of them."""
+        """Take in everything that has come; True unless it was submissions and nothing else."""
         later: list[tuple[str, Any]] = []  # the end of a worker, after what the worker said and may be here as well
         count = submitted = 0
         while (got := self.router.recv()) is not None:
@@ -93,7 +94,7 @@ class Root:
         return self.router.send(AGENT + self._names.get(host, host).encode(), message)
 
     def name(self, host: str, until_s: float) -> str:
-        """How the next agent of ``host`` is to call itself, which answers by then; what others say counts no more."""
+        """New name for the next agent of ``host``, which is to answer by ``until_s``; earlier agents count no more."""
         times = int(self._names.get(host, "/0").rpartition("/")[2])
         self._names[host] = f"{host}/{times + 1}"
         self.hosts.readmit(host)
@@ -101,7 +102,7 @@ class Root:
         return self._names[host]
 
     def adopt(self, host: str, name: str, until_s: float | None) -> None:
-        """The last agent of ``host`` had another controller before, and is to answer by then, or has ended."""
+        """Keep an agent of the controller before, which is to answer by ``until_s``, or (``None``) has ended."""
         self._names[host] = name
         if until_s is None:
             self.hosts.ended(host)
@@ -109,7 +110,7 @@ class Root:
             self.hosts.expect(host, until_s)
 
     def _host_of(self, identity: bytes) -> str | None:
-        """Whose agent this is; ``None`` for anybody else, also for an agent that is not the host's last."""
+        """Host of the agent ``identity``; ``None`` for other peers, and for an agent that is not its host's last."""
         if not identity.startswith(AGENT):
             return None
         name = identity.removeprefix(AGENT).decode(errors="replace")

@@ -1,12 +1,12 @@
-"""Who has yet to say that something asked of all is done; without any I/O.
+"""Acknowledgements of a request that several ranks were sent, until the last one is in; without any I/O.
 
-    >>> roll_call = RollCall()
-    >>> roll_call.begin(7, [1, 2])
-    >>> roll_call.answered(1, 7)
-    >>> roll_call.finished(), roll_call.gone(2), roll_call.finished(), roll_call.finished()
+    >>> answers = Acknowledgements()
+    >>> answers.begin(7, [1, 2])
+    >>> answers.answered(1, 7)
+    >>> answers.finished(), answers.gone(2), answers.finished(), answers.finished()
     (None, None, 7, None)
 
-One at a time: the next question ends the one before it.
+One request at a time: the next one replaces the one before it.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from typing import final
 
 @final
 class Acknowledgements:
-    """Ranks answer by the number of the question; who is gone is not waited for."""
+    """Ranks acknowledge by the number of the request; a rank that has gone is not waited for."""
 
     def __init__(self) -> None:
         self._number: int | None = None
         self._missing: set[int] = set()
 
     def begin(self, number: int, ranks: Iterable[int]) -> None:
-        """These were asked."""
+        """Wait for ``ranks`` to acknowledge the request ``number``, and for no earlier request."""
         self._number, self._missing = number, set(ranks)
 
     def answered(self, rank: int, number: int) -> None:
-        """``rank`` has done what was asked under ``number``."""
+        """Note that ``rank`` has done what was asked under ``number``; ignored if that is an earlier request."""
         if number == self._number:
             self._missing.discard(rank)
 
     def gone(self, rank: int) -> None:
-        """``rank`` has left or ended."""
+        """Stop waiting for ``rank``, which has left or ended."""
         self._missing.discard(rank)
 
     def finished(self) -> int | None:
-        """The number of the question, once, when nobody is missing any more."""
+        """Return the number of the request, once, when no rank is missing any more; otherwise ``None``."""
         if self._number is None or self._missing:
             return None
         number, self._number = self._number, None

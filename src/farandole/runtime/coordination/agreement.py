@@ -1,8 +1,8 @@
-"""Do all ranks mean the same? The rules by which what they said under one name is compared.
+"""Rules by which the signatures that ranks submitted under one name are compared.
 
     >>> mine = Signature(Kind.ALLREDUCE, [DType.FLOAT32], [[3]])
     >>> yours = Signature(Kind.ALLREDUCE, [DType.INT64], [[3]])
-    >>> settle("loss", 0, (0, 1), Statements.of({0: mine, 1: yours}), ["a", "b"]).error
+    >>> settle("loss", 0, (0, 1), SignaturesByRank.of({0: mine, 1: yours}), ["a", "b"]).error
     "allreduce 'loss': the ranks differ in the dtype: rank 0 on a said float32; rank 1 on b said int64"
 
 Shapes and splits are compared by the rule of the kind; texts name each rank and its host.
@@ -24,7 +24,7 @@ from farandole.runtime.coordination.signatures_by_rank import SignaturesByRank
 @final
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the members of a set will do under one name, or the ``error`` they will raise.
+    """Settled collective: the work of the members of a set under one name, or the ``error`` they will raise.
 
     ``fusion`` is what another allreduce must have in common to travel with this one (``None``: it travels alone).
     """
@@ -61,7 +61,7 @@ def settle(
 
 
 def title(kind: int, name: str, process_set: int) -> str:
-    """How texts call a collective: ``allreduce 'loss'``, with its process set unless that is the global one.
+    """Name of a collective in texts: ``allreduce 'loss'``, with its process set unless that is the global one.
 
     On the wire the name begins with the verb; there is no need to say it twice.
     """
@@ -71,7 +71,7 @@ def title(kind: int, name: str, process_set: int) -> str:
 
 
 def malformed(signature: Signature | None) -> str:
-    """Why no rank can mean this, or "": numbers that are no kind, operation, dtype or size."""
+    """Reason why a signature is invalid (numbers that are no kind, operation, dtype or size); "" if it is valid."""
     if signature is None:
         return "neither a signature nor a number for one"
     if signature.kind not in _KINDS:
@@ -90,7 +90,7 @@ def malformed(signature: Signature | None) -> str:
 
 
 class _Aspect(NamedTuple):
-    """What is compared: its name, and what a rank said about it as texts, one for the call or one for each tensor."""
+    """Aspect that is compared: its name, and a rank's texts about it, one for the call or one for each tensor."""
 
     label: str
     say: Callable[[Signature], list[str]]
@@ -145,7 +145,7 @@ def _difference(statements: SignaturesByRank, hosts: Sequence[str]) -> str:
 
 
 def _impossibility(members: Collection[int], statements: SignaturesByRank, hosts: Sequence[str]) -> str:
-    """Why this cannot be done although all agree; "" if it can."""
+    """Reason why a collective cannot be done although all ranks agree; "" if it can."""
     first = statements.first
     if first.refusal:
         return f"no rank can do it: {first.refusal}"
@@ -203,7 +203,7 @@ def _split_matrix(members: Collection[int], statements: SignaturesByRank) -> lis
 
 
 def _fusion(process_set: int, signature: Signature) -> tuple[object, ...] | None:
-    """Adasum weighs each tensor by its own dot products, so it travels alone."""
+    """Key that fused allreduces share; ``None`` for Adasum, which weighs each tensor by its own dot products."""
     if signature.op == ReduceOp.ADASUM:
         return None
     device = signature.device.partition(":")[0]

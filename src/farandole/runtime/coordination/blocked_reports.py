@@ -1,10 +1,10 @@
-"""What ranks say about collectives that they have been inside of for long; without any I/O.
+"""Reports of ranks that have been inside of a collective for long; without any I/O.
 
-    blockages = Blockages(groups, renewal_s=31.0)
-    blockages.add(0, Blocked(1, 0, "optimizer.0", 7, "optimizer.0: bucket 1", seconds=30.0), now)
-    list(blockages.waiting(now))               # who is inside, and which members have not come to it
+    reports = BlockedReports(groups, renewal_s=31.0)
+    reports.add(0, Blocked(1, 0, "optimizer.0", 7, "optimizer.0: bucket 1", seconds=30.0), now)
+    list(reports.waiting(now))                 # which ranks are inside, and which members have not come to it
 
-Of planned and direct collectives the controller hears in no other way: they need none of its orders.
+Of collectives in the planned lane and the peer lane the controller hears in no other way: they need none of its orders.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from farandole.runtime.coordination.process_groups import ProcessGroups
 from farandole.runtime.coordination.stall import Waiting
 
 AGREED = "agreed"
-"""The lane of collectives that ranks have agreed on, in reports of who is inside of one."""
+"""Name, in these reports, of the lane of collectives that ranks have agreed on."""
 
 
 @final
 class _Said(NamedTuple):
-    """A rank's last word on what it is inside of."""
+    """Latest report of one rank on one lane of one process set."""
 
     sequence: int
     what: str
@@ -34,25 +34,26 @@ class _Said(NamedTuple):
 
 @final
 class BlockedReports:
-    """One generation's: one report per rank and lane, forgotten if it is not said again within ``renewal_s``."""
+    """Reports of one generation: one per rank, set and lane, forgotten if not renewed within ``renewal_s``."""
 
     def __init__(self, groups: ProcessGroups, renewal_s: float) -> None:
         self._groups, self._renewal_s = groups, renewal_s
         self._said: dict[tuple[int, int, str], _Said] = {}
 
     def add(self, rank: int, blocked: Blocked, now: float) -> bool:
-        """Note what ``rank`` says; False if it cannot say that. Ranks say it again while it lasts."""
+        """Keep the report of ``rank``; False if it is impossible. Ranks renew it while it lasts."""
         members = self._groups.get(blocked.process_set)
         numbers = (blocked.seconds, blocked.step_s)
         if members is None or rank not in members or not all(0 <= number < math.inf for number in numbers):
             return False
+        # A duration, not a moment, travels: the clocks of two hosts have nothing in common.
         self._said[rank, blocked.process_set, blocked.lane] = _Said(
             blocked.sequence, blocked.what, now - blocked.seconds, now, blocked.step_s
         )
         return True
 
     def waiting(self, now: float) -> Iterator[Waiting]:
-        """The collectives that ranks are inside of, as far as they said so lately.
+        """Collectives that ranks are inside of, as far as they said so lately.
 
         One that was agreed on may move any number of bytes: while all are inside, its engine's own limit holds.
         """

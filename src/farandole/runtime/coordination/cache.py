@@ -22,7 +22,7 @@ Key: TypeAlias = tuple[int, str]
 @final
 @dataclass(slots=True)
 class CachedSignature:
-    """What every rank said under one name, and what came of it. ``number`` is -1 until it is seen a second time."""
+    """Cache line: the signatures of all ranks under one name, and their plan; ``number`` is -1 until seen twice."""
 
     key: Key
     statements: SignaturesByRank
@@ -32,7 +32,7 @@ class CachedSignature:
 
 @final
 class SignatureCache:
-    """Holds the ``capacity`` lines used last. Numbers are never given twice, so a forgotten one cannot be mistaken."""
+    """LRU cache of ``capacity`` lines. Numbers are never given twice, so a forgotten one cannot be mistaken."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -41,12 +41,12 @@ class SignatureCache:
         self._next_number = 0
 
     def find(self, number: int, key: Key) -> CachedSignature | None:
-        """The line this number stands for, unless it is forgotten or was never given for this ``key``."""
+        """Line that this number stands for, unless it is forgotten or was never given for this ``key``."""
         line = self._numbered.get(number)
         return line if line is not None and line.key == key else None
 
     def touch(self, line: CachedSignature) -> bool:
-        """``line`` was used, so it is the last to be forgotten; False if it is forgotten already."""
+        """Make ``line`` the last to be forgotten, as it was used; False if it is forgotten already."""
         if self._lines.get(line.key) is not line:
             return False
         del self._lines[line.key]
@@ -54,7 +54,7 @@ class SignatureCache:
         return True
 
     def remember(self, key: Key, statements: SignaturesByRank, plan: Plan) -> int:
-        """Note what the ranks said; returns the number to say it by, -1 for none."""
+        """Store the signatures of all ranks; returns the number that stands for them, -1 for none yet."""
         if self._capacity <= 0:
             return -1
         line = self._lines.pop(key, None)
@@ -73,10 +73,10 @@ class SignatureCache:
         return line.number
 
     def forget_set(self, process_set: int) -> None:
-        """A process set is gone, and its names with it."""
+        """Forget all names of a process set that was removed."""
         for key in [key for key in self._lines if key[0] == process_set]:
             self._numbered.pop(self._lines.pop(key).number, None)
 
     def statistics(self) -> dict[str, int]:
-        """How many lines are held, and how many numbers were ever given."""
+        """Counters: lines held, and numbers ever given."""
         return {"cache_lines": len(self._lines), "cache_numbers": self._next_number}

@@ -1,11 +1,12 @@
-"""How messages reach the workers below: directly, or through the relay that their own messages came through.
+"""Routes of messages to the workers below: directly, or through the relay that their own messages came through.
 
     downlink = Downlink(router.send)
     downlink.learn(b"7f3au", via=b"relay-b")                   # as a switch learns, from what passes on its way up
     downlink.begin(welcome, process_sets, members)             # a generation: who has which rank, and is below whom
     downlink.tell(GLOBAL, None, b"o", orders)                  # one message per child, however many ranks are below it
 
-The controller has one and so has every relay: each sends to its own children and to the workers that it serves itself.
+The controller has a downlink and so has every relay: each sends to its own children, and to the workers that it serves
+itself.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Send: TypeAlias = Callable[[bytes, Message], object]
 
 @final
 class Downlink:
-    """Sends by ``send``. Knows one generation at a time, the latest."""
+    """Routes of the latest generation; messages leave by ``send``."""
 
     def __init__(self, send: Send) -> None:
         self.sent = 0
@@ -51,15 +52,15 @@ class Downlink:
         self._send = send
 
     def learn(self, identity: bytes, via: bytes) -> None:
-        """A message of this socket has come from the child ``via``."""
+        """Note that the messages of the socket ``identity`` come from the child ``via``."""
         self._via[identity] = via
 
     def is_relayed(self, uid: bytes) -> bool:
-        """True for a worker whose messages come through a child."""
+        """True if the messages of this worker come through a child."""
         return uid + UP in self._via
 
     def opened(self, via: bytes, letters: Letters) -> Iterator[tuple[bytes, Any]]:
-        """What the child ``via`` passes on, with the socket each came from; ``None`` for what is no message."""
+        """Messages that the child ``via`` passes on, each with the socket it came from; ``None`` for no message."""
         for letter in letters.letters:
             self.learn(letter.identity, via)
             try:
@@ -70,7 +71,7 @@ class Downlink:
     def begin(
         self, welcome: Welcome, process_sets: Sequence[Sequence[int]], members: Sequence[tuple[int, bytes]]
     ) -> None:
-        """Welcome the members, in a generation of their own."""
+        """Begin a generation: learn its ranks and process sets, and send every member its ``Welcome``."""
         below: dict[bytes, list[tuple[int, bytes]]] = {}
         self.generation, self._uids, self.direct = welcome.generation, {}, {}
         for rank, uid in members:
@@ -79,6 +80,8 @@ class Downlink:
                 self._uids[rank], self.direct[uid] = uid, rank
             else:
                 below.setdefault(via, []).append((rank, uid))
+        # The ways to sockets of no member are forgotten. Workers that wait for a later generation would need them: that
+        # is one reason why elastic jobs, the only ones with such workers, have no relays.
         self._via = {uid + UP: via for via, own in below.items() for _, uid in own}
         self._own = RankSet.of(self._uids)
         self.branches = {via: RankSet.of(rank for rank, _ in own) for via, own in below.items()}
@@ -91,12 +94,12 @@ class Downlink:
             self._post(uid + CONTROL, msgspec.structs.replace(welcome, rank=rank))
 
     def note(self, order: Order) -> None:
-        """An order that may make a process set."""
+        """Learn the process set that ``order`` makes, if it makes one."""
         if order.kind == Kind.ADD_SET and not order.error:
             self.sets[order.value] = RankSet.of(order.signatures[0].splits)
 
     def members(self, process_set: int, spans: Sequence[int]) -> RankSet:
-        """Those that ``spans`` name, or without any all of the set; nobody, where that cannot be meant."""
+        """Ranks that ``spans`` name, or without any all of the set; nobody where the spans are impossible."""
         if not spans:
             return self.sets.get(process_set, RankSet())
         return RankSet.of_spans(spans, len(self.sets[GLOBAL])) if self.sets else RankSet()
@@ -112,7 +115,7 @@ class Downlink:
         self._serve(whom, suffix, message)
 
     def pass_on(self, multicast: Multicast, message: Message) -> RankSet:
-        """Send on what came from above, ``message`` being what is in it; returns whom below it is for."""
+        """Forward a ``multicast`` from above, with ``message`` in it; returns the ranks below that it is for."""
         whom = self.members(multicast.process_set, multicast.ranks) & self.ranks
         self._fan([child for child, branch in self.branches.items() if not whom.isdisjoint(branch)], multicast)
         self._serve(whom, multicast.suffix, message)
@@ -123,6 +126,7 @@ class Downlink:
         frame = b""
         bags: dict[bytes, list[Letter]] = {}
         for identity in identities:
+            # Ways are learnt from messages on their way up, and sockets that receive send none: the third one tells.
             via = self._via.get(identity) or self._via.get(identity[:-1] + UP)
             if via is None:
                 self._post(identity, message)

@@ -1,4 +1,4 @@
-"""Who belongs to the next generation, and when it is complete: the words of that, and the abstract class.
+"""Formation of generations: the abstract class that decides who belongs to the next one, and its possible actions.
 
     formation.hello(b"7f3a", hello, now)
     formation.decide(now)              # None: one is missing. Then Formed(...), or Refused(...) with the reason
@@ -20,7 +20,7 @@ from farandole.runtime.coordination.process_groups import fitting
 from farandole.runtime.coordination.rank_names import by_saying
 
 Choose: TypeAlias = Callable[[Sequence[str], Sequence[Sequence[str]]], tuple[str, str]]
-"""Hosts by rank and engines usable by rank to the engine and why; raises ``FarandoleError`` where none fits."""
+"""From hosts and usable engines, by rank, to an engine and the reason; ``FarandoleError`` where none fits."""
 
 
 @final
@@ -33,7 +33,7 @@ class Member:
 
     @property
     def name(self) -> str:
-        """How texts call it before it has a rank."""
+        """Name in texts of a worker that has no rank yet."""
         return f"rank {self.hello.worker_id} on {self.hello.host}"
 
 
@@ -61,7 +61,7 @@ class Formed:
 @final
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """These may not start, and why; ``orderly`` if nothing is wrong with them."""
+    """Action: tell workers that they may not start, and why; ``orderly`` if nothing is wrong with them."""
 
     members: tuple[Member, ...]
     reason: str
@@ -69,14 +69,14 @@ class Refused:
 
     @property
     def answer(self) -> Message:
-        """What they are told."""
+        """Message for these workers."""
         return Refuse(self.reason, self.orderly)
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Deferred:
-    """This one may load its model, alone, and then come again; it might be ``rank`` of those on ``hosts`` then."""
+    """Action: let a worker load its model, alone, and come again; it might be ``rank`` of those on ``hosts`` then."""
 
     members: tuple[Member]
     rank: int
@@ -86,14 +86,14 @@ class Deferred:
 
     @property
     def answer(self) -> Message:
-        """What it is told."""
+        """Message for this worker: it is welcome in generation 0, which is its own."""
         return Welcome(0, self.rank, list(self.hosts), self.engine, self.reason)
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Due:
-    """The members are to end their generation when their state allows it, so that others can come or go."""
+    """Action: ask the members to end their generation when their state allows it, so that others can come or go."""
 
     reason: str
 
@@ -101,7 +101,7 @@ class Due:
 @final
 @dataclass(frozen=True, slots=True)
 class EndNow:
-    """The generation is to end now."""
+    """Action: end the generation now."""
 
     reason: str
 
@@ -110,64 +110,65 @@ Decision: TypeAlias = Formed | Refused | Deferred | Due | EndNow
 
 
 class Formation(ABC):
-    """Hears who is there and who is not; says who forms a generation with whom."""
+    """Decides, from news of workers that come and go, which of them form a generation."""
 
     def __init__(self) -> None:
         self.occupants = Occupants()
-        """Who has which place; whoever wants it as well is turned away."""
+        """Which process has which ``worker_id``; another process that asks for the same one is turned away."""
 
     @abstractmethod
     def started(self, worker_id: int, description: str) -> None:
-        """The worker of ``worker_id`` runs; texts that miss it can say where."""
+        """Note that the worker of ``worker_id`` runs, for texts that say where a missing one is."""
 
     @abstractmethod
     def turn_away(self, uid: bytes, hello: Hello) -> str:
-        """Why this process can be none of the job's workers; a decision to come tells it. "" if it may be one."""
+        """Reason why a process can be none of the job's workers, which a later action tells it; "" if it may be one."""
 
     @abstractmethod
     def hello(self, uid: bytes, hello: Hello, now: float) -> None:
-        """A worker has called ``init``."""
+        """Take in a worker that has called ``init``."""
 
     @abstractmethod
     def gone(self, worker_id: int, pid: int, code: int, description: str) -> None:
-        """The worker of ``worker_id`` has ended, with this ``code`` as ``waitpid`` gives it."""
+        """Take in the end of the worker of ``worker_id``, with its ``code`` as ``waitpid`` gives it."""
 
     @abstractmethod
     def left(self, worker_id: int, ending: bool) -> None:
-        """A member has called ``shutdown``, and nothing is wrong with that; or has failed, and its process ends."""
+        """Take in that a member has called ``shutdown``, or has failed; ``ending`` if its process is about to end."""
 
     @abstractmethod
     def answered(self, worker_id: int) -> None:
-        """A member is heard of whose generation is over: it does not know yet, or has no time yet to form another."""
+        """Take in a sign of life of a member of an ended generation: it does not know yet, or has no time yet."""
 
     @abstractmethod
     def over(self, generation: int, reason: str) -> None:
-        """This generation has ended for all."""
+        """Take in that ``generation`` has ended for all its members."""
 
     @abstractmethod
     def paced(self, step_s: float) -> None:
-        """The longest of the recent steps took so long."""
+        """Take in the duration of the longest recent step."""
 
     @abstractmethod
     def stalled(self, worker_ids: Collection[int], reason: str) -> bool:
-        """Others have waited too long for these workers: true if they will be ended, and the others go on."""
+        """Give up workers that others waited for too long; True if they will be ended and the others go on."""
 
     @property
     @abstractmethod
     def deadline_s(self) -> float | None:
-        """When ``decide`` may have something to say that no message brings."""
+        """Time at which ``decide`` may have something to do although no message has come."""
 
     @abstractmethod
     def decide(self, now: float) -> Decision | None:
-        """The next decision that is due. Call it until it returns ``None``."""
+        """Next action that is due. Call it until it returns ``None``."""
 
 
 @final
 class Roster:
-    """Finds workers among many, in a job that ``expected`` were started for.
+    """Index of workers by ``worker_id``, in a job for which ``expected`` processes were started.
 
-    The place decides: the process may be a child of the one that was started (a shell around it). Only where fewer
-    than were started have agreed to be the job (``init(comm=...)``) do they count their places anew.
+    The process number does not decide: the worker may be a child of the process that was started (a shell around it).
+    Only where fewer than were started have agreed to be the job (``init(comm=...)``) do they number themselves anew,
+    and are found by their process numbers.
     """
 
     def __init__(self, hellos: Sequence[Hello], expected: int) -> None:
@@ -180,12 +181,12 @@ class Roster:
                 self._by_pid.setdefault(hello.pid, index)
 
     def find(self, worker_id: int, pid: int) -> int | None:
-        """Which of the hellos came from the worker that was started for ``worker_id`` as process ``pid``."""
+        """Index of the hello of the worker that was started for ``worker_id`` as process ``pid``; ``None`` without."""
         return self._by_worker_id.get(worker_id, self._by_pid.get(pid))
 
 
 def disagreement(members: Sequence[Member]) -> str:
-    """What keeps these from being one job, with what each said; "" for nothing."""
+    """Reason why these workers cannot be one job, with what each said; "" if they can."""
     hosts = [member.hello.host for member in members]
     versions = {rank: member.hello.version for rank, member in enumerate(members)}
     if len(set(versions.values())) > 1:

@@ -1,4 +1,4 @@
-"""One membership while it lasts: who its members are, what they wait for, who has left; without any I/O.
+"""Generation: one membership while it lasts, with its members, what they wait for, and who has left; without any I/O.
 
     generation = Generation(formed, settings)
     generation.rank_of(b"7f3a")                     # 0
@@ -32,7 +32,7 @@ _ExchangeKey = tuple[str, tuple[int, ...]]
 
 @final
 class Generation:
-    """The state that begins and ends with one membership. ``over`` is set once, with the reason."""
+    """State that begins and ends with one membership. ``over`` is set once, with the reason."""
 
     def __init__(self, formed: Formed, settings: Settings, expected: int) -> None:
         self.number = formed.generation
@@ -61,15 +61,15 @@ class Generation:
         self._exchanges: dict[_ExchangeKey, dict[int, bytes]] = {}
 
     def rank_of(self, uid: bytes) -> int | None:
-        """The rank of a worker's sockets, or ``None`` for one of another generation."""
+        """Rank of a worker by what its sockets share, or ``None`` for one of another generation."""
         return self._ranks.get(uid)
 
     def rank_at(self, worker_id: int, pid: int) -> int | None:
-        """The rank of the worker that was started for ``worker_id`` as process ``pid``."""
+        """Rank of the worker that was started for ``worker_id`` as process ``pid``, or ``None``."""
         return self._roster.find(worker_id, pid)
 
     def worker_ids(self, ranks: Iterable[int]) -> list[int]:
-        """Where these ranks were started."""
+        """``worker_id`` of each of these ranks."""
         return [self.members[rank].hello.worker_id for rank in ranks]
 
     def present(self) -> RankSet:
@@ -81,13 +81,13 @@ class Generation:
         return rank in self._away
 
     def left(self) -> list[int]:
-        """The places of those that have left or ended, in that order, and of those that followed them at last."""
+        """``worker_id`` of each member that has left or ended, in that order; those that followed others come last."""
         order = sorted(self._away, key=self._following.__contains__)
         members = [self.members[rank] for rank in order]
         return [member.hello.worker_id for member in members if member.hello.expected == self._expected]
 
     def leave(self, rank: int, reason: str = "", following: bool = False) -> None:
-        """``rank`` takes part in nothing any more, ``following`` others; only who needs it is told."""
+        """Remove ``rank``, which left by itself or ``following`` others; only ranks that need it are told."""
         if rank not in self._away:
             if following:
                 self._following.add(rank)
@@ -97,12 +97,12 @@ class Generation:
             self.timeline.gone(rank)
 
     def expect_farewell(self, rank: int, until_s: float, description: str) -> None:
-        """``rank`` has ended, as ``description`` says; the news that it had called shutdown() may be on its way."""
+        """Wait for the ``Leave`` of ``rank``, which has ended as ``description`` says, until ``until_s``."""
         self._farewells[rank] = until_s, description
 
     @property
     def deadline_s(self) -> float | None:
-        """When something of it is due; ``None`` if only a message can bring news."""
+        """Time at which something is due; ``None`` if only a message can bring news."""
         if self.over is None and self.negotiation.undecided:
             return -math.inf
         moments = [until_s for until_s, _ in self._farewells.values()]
@@ -111,7 +111,7 @@ class Generation:
         return min(moments, default=None)
 
     def unsaid(self, now: float) -> str:
-        """Why ranks that ended have left all the same, if the news has not come in time; "" if none has."""
+        """Reason to abort: ranks that have ended and whose ``Leave`` did not come in time; "" if there is none."""
         if not self._farewells:
             return ""
         reasons = []
@@ -124,17 +124,18 @@ class Generation:
         return list_some(reasons, "; ")
 
     def name(self, rank: int) -> str:
-        """How texts call a member."""
+        """Name of a member in texts: its rank and host."""
         return name_rank(rank, self.hosts)
 
     def gone_among(self, ranks: Collection[int]) -> str:
-        """Why these ranks cannot meet, or "" if they can."""
+        """Reason why these ranks cannot meet, some having left; "" if they can."""
         return list_some([reason for rank, reason in self._away.items() if rank in ranks], "; ")
 
     def parted(self, rank: int, host: str) -> tuple[list[int], str]:
-        """``rank`` hears nothing from ``host``: the ranks of the younger host, without which others may go on, and why.
+        """Ranks of the younger of two hosts that do not hear each other, as ``rank`` says of ``host``, and the reason.
 
-        The controller may hear both, so that none counts as lost; but they cannot be in one generation.
+        The controller may hear both, so that none counts as lost; but they cannot be in one generation. Others may
+        go on without those ranks.
         """
         here = self.hosts[rank]
         younger = max(here, host, key=self.hosts.index)
@@ -145,7 +146,7 @@ class Generation:
         return [each for each, own in enumerate(self.hosts) if own == younger], reason
 
     def exchange(self, key: str, ranks: tuple[int, ...], parts: Mapping[int, bytes]) -> Exchanged | None:
-        """Parts of an all-gather among ``ranks`` have come, by rank; all of them, once they are there."""
+        """Take in parts, by rank, of an all-gather among ``ranks``; returns its result once all parts are there."""
         members = set(ranks)
         possible = len(members) == len(ranks) and all(0 <= rank < len(self.members) for rank in ranks)
         if not possible or not members.issuperset(parts):
@@ -159,27 +160,27 @@ class Generation:
         return Exchanged(self.number, key, [came[rank] for rank in ranks])
 
     def exchange_without(self) -> str:
-        """Why an exchange in progress can never be complete, or ""."""
+        """Reason why an exchange in progress can never be complete; "" if there is none such."""
         return next((reason for _, ranks in self._exchanges if (reason := self.gone_among(ranks))), "")
 
     def begin_timeline(self, number: int) -> RankSet:
-        """Rank 0 asks something of the others' timelines, under this number; those that will answer."""
+        """Begin the request ``number`` of rank 0 to the others' timelines; returns the ranks that will answer."""
         ranks = self.present() - RankSet.only(0)
         self.timeline.begin(number, ranks)
         return ranks
 
     def stack_arrived(self, worker_id: int, text: str, now: float) -> None:
-        """The stack of the worker of ``worker_id``, or why there is none."""
+        """Take in the stack of the worker of ``worker_id``, or the reason why there is none."""
         for rank, member in enumerate(self.members):
             if member.hello.worker_id == worker_id:
                 self.stall.stack(rank, text, now)
 
     def waiting(self, now: float) -> list[Waiting]:
-        """What ranks wait for in both lanes."""
+        """Collectives that ranks wait for: pending in the negotiated lane, or reported by ranks that are blocked."""
         return [*self.negotiation.waiting(), *self.blockages.waiting(now)]
 
     def statistics(self) -> dict[str, int]:
-        """Counters since it began."""
+        """Counters since the generation began."""
         return {
             "generation": self.number,
             "size": len(self.members),

@@ -1,6 +1,6 @@
-"""Which hosts of a job have answered, and which are lost; without any I/O.
+"""Liveness of the hosts of a job: which have answered, and which are lost; without any I/O.
 
-    >>> hosts = Hosts(silence_s=3.0)
+    >>> hosts = HostLiveness(silence_s=3.0)
     >>> hosts.expect("b", until_s=30.0)
     >>> hosts.heard("b", now=1.0)
     >>> hosts.lost(now=2.0), hosts.deadline_s
@@ -29,7 +29,7 @@ class LostHost(NamedTuple):
 
 @final
 class HostLiveness:
-    """The agents on other hosts than the controller's. Those that share its host need no watching: it is their parent.
+    """Heartbeats of agents on other hosts than the controller's. On its own host none is needed: it is their parent.
 
     With ``silence_s=0`` no host is ever lost for its silence.
     """
@@ -41,16 +41,16 @@ class HostLiveness:
         self._gone: set[str] = set()
 
     def expect(self, host: str, until_s: float) -> None:
-        """An agent was sent for; by this time it must have answered."""
+        """Await the first answer of an agent that was sent for, until ``until_s``."""
         self._due_s[host] = until_s
 
     def readmit(self, host: str) -> None:
-        """Another agent is sent for, whatever became of the last one."""
+        """Forget what became of the last agent of ``host``: another one is sent for."""
         self._gone.discard(host)
         self._up.discard(host)
 
     def heard(self, host: str, now: float) -> None:
-        """Its agent said something."""
+        """Note a message from the agent of ``host``, unless the host is lost."""
         if host in self._gone:
             return
         self._up.add(host)
@@ -60,7 +60,7 @@ class HostLiveness:
             self._due_s.pop(host, None)
 
     def ended(self, host: str) -> None:
-        """Its agent has ended, which is known otherwise."""
+        """Note that the agent of ``host`` has ended, which is known by other means than its silence."""
         self._gone.add(host)
         self._due_s.pop(host, None)
 
@@ -70,11 +70,11 @@ class HostLiveness:
 
     @property
     def deadline_s(self) -> float | None:
-        """When ``lost`` may find something."""
+        """Time at which ``lost`` may find something."""
         return min(self._due_s.values(), default=None)
 
     def lost(self, now: float) -> list[LostHost]:
-        """The hosts that are lost since the last call. First take in all that has arrived."""
+        """Hosts lost since the last call. First take in all that has arrived: a heartbeat may wait to be read."""
         lost = [LostHost(host, self._reason(host)) for host, due_s in self._due_s.items() if due_s <= now]
         for host, _ in lost:
             self.ended(host)

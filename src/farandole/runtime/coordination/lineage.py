@@ -1,13 +1,17 @@
-"""Whether this process is the child of a worker that has not left its job: it inherits the variables that make it one.
+"""Guard against children of a worker that call ``init`` as well, with the variables that they inherit.
 
     require_no_ancestor(environment)        # StartError in a child that calls init()
     hold(environment)                       # from now on children of this process are refused
-    release()                               # it has left; a child may take the place
+    release()                               # it has left; a child may take its worker_id
 
 A worker has a name in the abstract namespace of Unix sockets, with its process number in it, so a child needs to ask
 nobody: it looks whether one of its ancestors has that name. This is decided here, before the child contacts anybody,
 because the child of rank 0 would start a controller of its own, and that of a process of MPI's initialise MPI again.
-Who inherits the variables otherwise is the controller's to refuse (``occupants``).
+Other processes with inherited variables are the controller's to refuse (``occupants``).
+
+The name is a lock between processes: the kernel lets one socket at a time have it, and frees it with the last copy of
+its descriptor, however the process ends. So it needs no file that somebody would have to remove. In a process, ``hold``
+and ``release`` are called with the lock of the session, or in a child that has just been forked, which has one thread.
 """
 
 from __future__ import annotations
@@ -27,13 +31,13 @@ GUARD = (
     'and in no other: move it, and what follows it, below the line: if __name__ == "__main__": (the children that '
     "DataLoader and multiprocessing start by spawn or forkserver import the script, without what stands there)"
 )
-"""What to do about it."""
+"""Advice that ends the texts of such errors."""
 
 _held: list[socket.socket] = []
 
 
 def require_no_ancestor(environment: Environment) -> None:
-    """Raise ``StartError`` if one of this process's ancestors is a worker of this place."""
+    """Raise ``StartError`` if an ancestor of this process is the job's worker of the same ``worker_id``."""
     for ancestor in _ancestors():
         if _is_held(_name(environment, ancestor)):
             raise StartError(
@@ -43,8 +47,8 @@ def require_no_ancestor(environment: Environment) -> None:
 
 
 def hold(environment: Environment) -> None:
-    """Be known to children as a worker, until ``release``."""
-    release()
+    """Bind the name by which children know this process as a worker, until ``release``."""
+    release()  # a name that is still held would refuse itself below
     named = socket.socket(socket.AF_UNIX)
     try:
         named.bind(_name(environment, os.getpid()))
@@ -55,13 +59,13 @@ def hold(environment: Environment) -> None:
 
 
 def release() -> None:
-    """Be none any more; in a forked child: the name is the parent's."""
+    """Close the name; in a forked child the copy of the parent's, which would hold it longer than the parent."""
     while _held:
         _held.pop().close()
 
 
 def _ancestors() -> Iterator[int]:
-    """The parent of this process, its parent, and so on, as far as ``/proc`` shows them."""
+    """Ancestors of this process, the nearest first, as far as ``/proc`` shows them."""
     pid = os.getppid()
     while pid > 0:
         yield pid
@@ -74,6 +78,7 @@ def _ancestors() -> Iterator[int]:
 def _is_held(name: bytes) -> bool:
     with socket.socket(socket.AF_UNIX) as asking:
         try:
+            # Binding is the question: nobody listens there, so connecting fails alike whether the name is held or not.
             asking.bind(name)
         except OSError as error:
             return error.errno == errno.EADDRINUSE
@@ -81,6 +86,6 @@ def _is_held(name: bytes) -> bool:
 
 
 def _name(environment: Environment, pid: int) -> bytes:
-    """Of this job and place only: a worker may start another job, whose processes are its descendants as well."""
+    """Name for this job and ``worker_id`` only: a worker may start another job among its descendants."""
     identity = blake2b(repr(environment.identity).encode(errors="surrogateescape"), digest_size=12).hexdigest()
     return f"\0farandole-{identity}-{pid}".encode()

@@ -1,4 +1,4 @@
-"""Who is ready for what, and in which order all do it: the coordinator of the negotiated lane, without any I/O.
+"""Coordinator of the negotiated lane: which ranks are ready for what, and in which order all do it; without any I/O.
 
     >>> from farandole.collective import DType
     >>> negotiation = Negotiation(["a", "a"])
@@ -52,7 +52,7 @@ class Delivery(NamedTuple):
 @final
 @dataclass(slots=True)
 class _Batch:
-    """What will be one order; ``contributions`` if it needs nothing but these."""
+    """Proposals that become one order; with ``contributions``, nothing more is to be moved."""
 
     proposals: list[Proposal]
     plans: list[Plan]
@@ -62,10 +62,10 @@ class _Batch:
 
 @final
 class Negotiation:
-    """One generation's coordinator. ``hosts`` are by rank; ``static_sets`` get the ids 1, 2, ... in their order.
+    """Coordinator of one generation. ``hosts`` are by rank; ``static_sets`` get the ids 1, 2, ... in their order.
 
     ``submit``, ``leave`` and ``expire`` take in what happens; ``decide`` is to be called when ``undecided`` and nothing
-    else is there to be taken in. Not for several threads. Times are seconds of any one clock.
+    else is there to be taken in. Not thread-safe. Times are seconds of any one clock.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Negotiation:
         self.groups = ProcessGroups(len(hosts), static_sets, dynamic_sets)
         self.rejected: Counter[str] = Counter()
         self.expiry_s: float | None = None
-        """When ``expire`` may find something."""
+        """Time at which ``expire`` may find something."""
         self._hosts = hosts
         self._fusion_threshold_bytes = fusion_threshold_bytes
         self._cache = SignatureCache(cache_capacity)
@@ -96,7 +96,7 @@ class Negotiation:
     # -- taking in ----------------------------------------------------------------------------------------------------
 
     def submit(self, ranks: RankSet, entry: Entry, now: float, contribution: bytes = b"") -> RankSet:
-        """These ranks are ready for ``entry``; returns those that must submit it again in full.
+        """Take in that ``ranks`` are ready for ``entry``; returns those that must submit it again in full.
 
         A single rank may send its ``contribution`` along.
         """
@@ -122,7 +122,7 @@ class Negotiation:
         return NOBODY
 
     def leave(self, rank: int, reason: str) -> None:
-        """``rank`` takes part in nothing from now on; whoever needs it gets an ``AbortError`` with ``reason``."""
+        """Remove ``rank`` for good; ranks that need it get an ``AbortError`` with ``reason``."""
         self._left[rank] = reason
         self._gone |= RankSet.only(rank)
         self._overdue.drop(rank)
@@ -181,7 +181,7 @@ class Negotiation:
             self.expiry_s = now + CROSSED_AFTER_S
 
     def _admitted(self, ranks: RankSet, key: Key, signature: Signature, proposal: Proposal | None) -> RankSet:
-        """Those of ``ranks`` that may submit this; the others are told why they may not."""
+        """Ranks that may submit this; the others are told why they may not."""
         if proposal is not None:
             if again := ranks & proposal.ready:
                 self.rejected["names already in flight"] += len(again)
@@ -215,7 +215,7 @@ class Negotiation:
         return f"rank {rank} is not in process set {process_set}, which is {list(members)}; it is in {own}"
 
     def _do_without(self, ranks: RankSet) -> None:
-        """They have joined: nothing waits for them any more."""
+        """Stop waiting for ranks that have joined."""
         for proposal in list(self._proposals.values()):
             proposal.missing -= ranks
             if not proposal.missing:
@@ -251,7 +251,7 @@ class Negotiation:
         return True
 
     def _refuse(self, ranks: RankSet, key: Key, signature: Signature, reason: Callable[[int], str]) -> None:
-        """Tell each of these that it may not."""
+        """Queue an error for each of these ranks, for that rank alone."""
         for rank in ranks:
             self.rejected["submissions that cannot be meant"] += 1
             refused = Proposal(*key, members=NOBODY, missing=NOBODY, since_s=0.0, latest_s=0.0)
@@ -293,7 +293,7 @@ class Negotiation:
         return [self._order(batch.proposals, batch.plans, batch.contributions) for batch in batches]
 
     def _settle(self, proposal: Proposal) -> Plan:
-        """What is to be done, or the error to be raised."""
+        """Plan of the members' work, or of the error that they raise."""
         if proposal.error:
             return Plan(proposal.first, error=proposal.error, error_kind=proposal.error_kind)
         line = proposal.line
@@ -314,7 +314,7 @@ class Negotiation:
         return plan
 
     def _change_groups(self, proposal: Proposal, plan: Plan) -> Plan:
-        """Make or end a process set, where that is what the ranks agreed on."""
+        """Make or remove a process set, where the ranks have agreed on that."""
         splits, error = plan.signature.splits, ""
         if proposal.kind == Kind.ADD_SET:
             proposal.value, error = self.groups.add(splits)
@@ -359,7 +359,7 @@ class Negotiation:
         return Delivery(first.members, order)
 
     def _grant(self, proposal: Proposal) -> int:
-        """The number under which all ranks may do this by themselves from now on; 0 if they may not."""
+        """Number of the grant to do this in the peer lane from now on; 0 for none."""
         if proposal.number < 0 or proposal.silent or proposal.process_set != GLOBAL:
             return 0
         self._grants += 1
@@ -368,7 +368,7 @@ class Negotiation:
     # -- looking ------------------------------------------------------------------------------------------------------
 
     def waiting(self) -> Iterator[Waiting]:
-        """Everything that some ranks are ready for and others are not, oldest first.
+        """Collectives that some ranks are ready for and others are not, oldest first.
 
         A join waits by nature; it counts from the last order, since which nothing has moved.
         """

@@ -1,12 +1,12 @@
-"""Which process has which place of a job, so that another one cannot take it from a worker that is still there.
+"""Occupants of a job: which process has which ``worker_id``, so that no other takes it from a worker still there.
 
     occupants = Occupants()
-    occupants.objection(hello)                  # "" if the place is free; otherwise what to tell who wants it
+    occupants.objection(hello)                  # "" if the worker_id is free; otherwise the reason for a refusal
     occupants.enter(uid, hello)
-    occupants.leave(place=1)                    # it has left, or has ended
+    occupants.leave(worker_id=1)                # the worker has left, or has ended
 
-Variables are inherited: any child of a worker can say hello in its parent's place. Without any I/O, but for asking
-whether somebody is connected.
+Variables are inherited: any child of a worker can say hello with its parent's ``worker_id``. Without any I/O, but for
+asking whether a worker is connected.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ class _Occupant(NamedTuple):
 
 @final
 class Occupants:
-    """One per controller, which says what it can tell of connections: by default all are there for ever."""
+    """Workers of one controller, which says how to tell if one is connected: by default all are, for ever."""
 
     def __init__(self) -> None:
         self.is_connected: Callable[[bytes], bool] = lambda _: True
-        """Whether a socket of a worker that speaks to the controller itself, by its identity, is still connected."""
+        """True if a socket, by its identity, of a worker that speaks to the controller itself is still connected."""
         self._is_relayed: Callable[[bytes], bool] = lambda _: False
-        self._by_worker_id: dict[tuple[int, int], _Occupant] = {}  # by size of the job, and place in it
+        self._by_worker_id: dict[tuple[int, int], _Occupant] = {}  # by size of the job, and worker_id in it
 
     def below(self, is_relayed: Callable[[bytes], bool]) -> Occupants:
-        """Itself, told by whom to learn whether a worker, by what its sockets share, speaks through a relay."""
+        """Set the predicate that tells whether a worker, by what its sockets share, speaks through a relay."""
         self._is_relayed = is_relayed
         return self
 
     def objection(self, hello: Hello) -> str:
-        """Why it cannot have its place; "" if it can."""
+        """Reason why a process cannot have its ``worker_id``; "" if it can."""
         occupant = self._by_worker_id.get((hello.expected, hello.worker_id))
         if occupant is None or occupant.hello.pid == hello.pid or not self._is_there(occupant.uid):
             return ""
@@ -51,17 +51,17 @@ class Occupants:
         )
 
     def enter(self, uid: bytes, hello: Hello) -> None:
-        """It has the place."""
+        """Give a process its ``worker_id``."""
         self._by_worker_id[hello.expected, hello.worker_id] = _Occupant(uid, hello)
 
     def leave(self, worker_id: int) -> None:
-        """The place is free."""
+        """Free ``worker_id``."""
         for known in [known for known in self._by_worker_id if known[1] == worker_id]:
             del self._by_worker_id[known]
 
     def _is_there(self, uid: bytes) -> bool:
-        """Not every end is told: not that of a process which a worker's shell has started, for one.
+        """True if a worker is connected, or behind a relay, where nothing else is known.
 
-        Of those behind a relay nothing else is known.
+        Not every end is told: not that of a process which a worker's shell has started, for one.
         """
         return self._is_relayed(uid) or self.is_connected(uid + CONTROL)

@@ -1,4 +1,4 @@
-"""Ranks that are to say a name again in full, and the joins that wait for that; without any I/O.
+"""Overdue submissions: names that ranks must submit again in full, and joins that wait for that; without any I/O.
 
     overdue = Overdue()
     overdue.expect(RankSet.of([1]), key)          # a Resend is on its way to rank 1
@@ -21,25 +21,25 @@ from farandole.runtime.coordination.rank_set import NOBODY, RankSet
 
 @final
 class Overdue:
-    """Those of one generation. A rank answers every ``Resend``, or its generation ends."""
+    """Overdue submissions of one generation. A rank answers every ``Resend``, or its generation ends."""
 
     def __init__(self) -> None:
         self._names: dict[Key, RankSet] = {}
         self._joins: list[tuple[RankSet, Entry]] = []
 
     def expect(self, ranks: RankSet, key: Key) -> None:
-        """They are asked to say this again."""
+        """Note that ``ranks`` are sent a ``Resend`` for ``key``."""
         self._names[key] = self._names.get(key, NOBODY) | ranks
 
     def said(self, ranks: RankSet, key: Key) -> None:
-        """They have said this in full."""
+        """Note that ``ranks`` have submitted ``key`` in full."""
         if key in self._names:
             self._names[key] -= ranks
             if not self._names[key]:
                 del self._names[key]
 
     def hold(self, ranks: RankSet, join: Entry) -> RankSet:
-        """Those of ``ranks`` whose join has to wait."""
+        """Keep the ``join`` of ranks with overdue names back; returns those ranks."""
         late = NOBODY
         for each in self._names.values():
             late |= ranks & each
@@ -48,14 +48,14 @@ class Overdue:
         return late
 
     def free(self) -> list[tuple[RankSet, Entry]]:
-        """The joins that need not wait any more, as far as they need not."""
+        """Remove and return the joins that need not wait any more, each with the ranks that need not."""
         if not self._joins:
             return []
         joins, self._joins = self._joins, []
         return [(left, join) for ranks, join in joins if (left := ranks - self.hold(ranks, join))]
 
     def drop(self, rank: int) -> None:
-        """It takes part in nothing any more."""
+        """Forget ``rank``, which takes part in nothing any more."""
         gone = RankSet.only(rank)
         for key in list(self._names):
             self.said(gone, key)

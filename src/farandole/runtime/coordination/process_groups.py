@@ -1,4 +1,4 @@
-"""The process sets of one generation, by id, as the controller knows them.
+"""Process sets of one generation, by id, as the controller knows them.
 
     >>> groups = ProcessGroups(4, [[2, 3]])
     >>> groups.get(0), groups.get(1), groups.get(2)
@@ -24,11 +24,11 @@ GLOBAL = 0
 
 @final
 class ProcessGroups:
-    """Ids are given in order and never twice, so a late message about a removed set cannot hit another."""
+    """Process sets by id. No id is given twice, so a late message about a removed set cannot hit another."""
 
     def __init__(self, size: int, static_sets: Sequence[Sequence[int]] = (), dynamic: bool = True) -> None:
         self._size = size
-        self._dynamic = True
+        self._dynamic = True  # for ``add`` below: static sets need no leave
         self._ranks: dict[int, RankSet] = {GLOBAL: RankSet.span(0, size)}
         self._next_id = 1
         for ranks in static_sets:
@@ -47,7 +47,7 @@ class ProcessGroups:
         return [process_set for process_set, ranks in self._ranks.items() if rank in ranks]
 
     def add(self, ranks: Sequence[int]) -> tuple[int, str]:
-        """Make a set: its id and "", or -1 and why there is none."""
+        """Make a set; returns its id and "", or -1 and the reason why there is none."""
         if not self._dynamic:
             return -1, "process sets can be added only in init(): dynamic_process_sets is off"
         if error := wrong_ranks(sorted(ranks), self._size):
@@ -61,7 +61,7 @@ class ProcessGroups:
         return self._next_id - 1, ""
 
     def remove(self, process_set: int) -> str:
-        """End a set; returns why that cannot be, or ""."""
+        """Remove a set; returns the reason why that cannot be, or ""."""
         if not self._dynamic:
             return "process sets cannot be removed: dynamic_process_sets is off"
         if process_set == GLOBAL:
@@ -72,13 +72,13 @@ class ProcessGroups:
 
 
 def fitting(static_sets: Sequence[list[int]], size: int) -> list[list[int]]:
-    """Those of the sets given to ``init`` that an elastic job has at this size."""
+    """Process sets, of those given to ``init``, that an elastic job has at this size."""
     groups = ProcessGroups(size)
     return [ranks for ranks in static_sets if not groups.add(ranks)[1]]
 
 
 def wrong_ranks(ranks: Sequence[int], size: int) -> str:
-    """Why ``ranks`` are no process set of a job of ``size`` ranks, or ""."""
+    """Reason why ``ranks`` are no process set of a job of ``size`` ranks, or ""."""
     if not ranks:
         return "a process set needs at least one rank"
     if len(set(ranks)) != len(ranks):

@@ -23,11 +23,12 @@ from farandole.runtime.coordination.signatures_by_rank import SignaturesByRank
 @final
 @dataclass(slots=True)
 class Proposal:
-    """Who is ready and what they said, who is ``missing``, since when, and when the latest came.
+    """Pending collective: the ranks that are ready, what they said, and the ``missing`` ones, since when.
 
     ``line`` is the cache line that the first ranks named by number, ``numbered`` all that named that one, ``said`` what
-    the others said, and ``refused`` who of them cannot do it and does not wait; ``given`` is what ranks sent
-    along; ``error``, ``number`` and ``value`` are those of the order to come.
+    the others said, and ``refused`` the ranks that cannot do it and do not wait; ``given`` is what ranks sent along;
+    ``latest`` are the ranks that came last, at ``latest_s``. ``error``, ``number`` and ``value`` are those of the order
+    to come.
     """
 
     process_set: int
@@ -49,27 +50,27 @@ class Proposal:
 
     @property
     def key(self) -> Key:
-        """What no other open proposal has."""
+        """Process set and name, which no other open proposal shares."""
         return self.process_set, self.name
 
     @property
     def first(self) -> Signature:
-        """What the first ranks said."""
+        """Signature that the first ranks meant."""
         return self.line.plan.signature if self.line is not None else self.said.first
 
     @property
     def kind(self) -> int:
-        """The kind, as the first ranks gave it."""
+        """Kind, as the first ranks gave it."""
         return self.first.kind
 
     @property
     def title(self) -> str:
-        """How texts call it."""
+        """Name in texts: verb, name and process set."""
         return title(self.kind, self.name, self.process_set)
 
     @property
     def ready(self) -> RankSet:
-        """Who has said something."""
+        """Ranks that have submitted."""
         return self.numbered | self.said.ranks
 
     @property
@@ -80,7 +81,7 @@ class Proposal:
     def enter(
         self, ranks: RankSet, signature: Signature, line: CachedSignature | None, now: float, contribution: bytes = b""
     ) -> None:
-        """These ranks are ready and mean ``signature``, or, if they gave a number, what its ``line`` has of them.
+        """Take in ranks that mean ``signature`` or, if they gave a number, what its ``line`` has of them.
 
         A single rank may send its ``contribution`` along.
         """
@@ -98,14 +99,14 @@ class Proposal:
         self.latest, self.latest_s = ranks, now
 
     def contributions(self, nbytes: int) -> list[bytes]:
-        """``nbytes`` of each member by its place (``b""`` if it joined); ``[]`` unless all others sent them along."""
+        """Contributions in the order of the members (``b""`` if joined); ``[]`` unless all others sent ``nbytes``."""
         given = self.given
         if not given or len(given) != len(self.ready) or any(len(part) != nbytes for part in given.values()):
             return []
         return [given.get(rank, b"") for rank in self.members]
 
     def statements(self) -> SignaturesByRank:
-        """What all said."""
+        """Signatures of all ranks, also of those that gave a number."""
         if self.line is None:
             return self.said
         statements = SignaturesByRank()

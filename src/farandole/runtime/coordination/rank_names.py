@@ -1,4 +1,4 @@
-"""How ranks are named in the texts of the controller.
+"""Names of ranks in the texts of the controller.
 
     >>> name_ranks([0, 1, 2, 5, 6], ["a", "a", "a", "b", "b", "b", "b"])
     'ranks 0-2 on a, ranks 5-6 on b'
@@ -20,7 +20,7 @@ def name_rank(rank: int, hosts: Sequence[str]) -> str:
 
 
 def name_ranks(ranks: Iterable[int], hosts: Sequence[str]) -> str:
-    """Many ranks, by host, neighbours drawn together."""
+    """Many ranks by host, with runs of them drawn together: ``ranks 0-2 on a, rank 5 on b``."""
     by_host: dict[str, list[int]] = {}
     for rank in sorted(ranks):
         by_host.setdefault(hosts[rank], []).append(rank)
@@ -29,13 +29,13 @@ def name_ranks(ranks: Iterable[int], hosts: Sequence[str]) -> str:
 
 
 def name_numbers(numbers: Iterable[int]) -> str:
-    """Ranks of whose hosts nothing is known: ``ranks 0-2, 5``."""
+    """Many ranks without their hosts, where nothing is known of these: ``ranks 0-2, 5``."""
     own = sorted(numbers)
     return f"{'ranks' if len(own) > 1 else 'rank'} {_runs(own)}"
 
 
 def by_saying(said: Mapping[int, str], hosts: Sequence[str]) -> str:
-    """Who said what: ``rank 0 on a said float32; ranks 1-3 on a said int64``."""
+    """Ranks by what they said: ``rank 0 on a said float32; ranks 1-3 on a said int64``."""
     ranks: dict[str, list[int]] = {}
     for rank, saying in sorted(said.items()):
         ranks.setdefault(saying, []).append(rank)
@@ -43,7 +43,7 @@ def by_saying(said: Mapping[int, str], hosts: Sequence[str]) -> str:
 
 
 def list_some(pieces: list[str], separator: str = ", ") -> str:
-    """All of them, or the first ones and how many more there are."""
+    """Join all ``pieces``, or the first ones and how many more there are."""
     kept = separator.join(pieces[:MOST_RANKS])
     return kept if len(pieces) <= MOST_RANKS else f"{kept}{separator}and {len(pieces) - MOST_RANKS} more"
 

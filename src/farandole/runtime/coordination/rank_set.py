@@ -16,7 +16,7 @@ from typing import final
 
 @final
 class RankSet:
-    """Immutable; iterates in ascending order."""
+    """Immutable set of ranks; iterates in ascending order."""
 
     __slots__ = ("_bits",)
 
@@ -43,7 +43,7 @@ class RankSet:
 
     @classmethod
     def of_spans(cls, spans: Sequence[int], size: int) -> RankSet:
-        """What ``spans`` gave; the empty set for what it cannot have given in a job of this size."""
+        """Inverse of ``spans``; the empty set for a list that is impossible in a job of this size."""
         bits, end = 0, 0
         for first, stop in zip(spans[::2], spans[1::2], strict=False):
             if not end <= first < stop <= size:
@@ -115,7 +115,7 @@ NOBODY = RankSet()
 
 
 def alike(sets: Sequence[RankSet]) -> list[tuple[RankSet, list[int]]]:
-    """The ranks that are in the same ones of these sets, together, and which those are.
+    """Partition of the ranks by the sets they are in: ranks in the same ones together, and the indices of these sets.
 
     >>> alike([RankSet.span(0, 4), RankSet.span(2, 4)])
     [(RankSet(0-1), [0]), (RankSet(2-3), [0, 1])]

@@ -1,10 +1,11 @@
-"""What ranks said under one name: each signature once, with all the ranks that meant it.
+"""Signatures that ranks submitted under one name: each once, with all the ranks that meant it.
 
-    >>> said = Statements.of({0: Signature(1, [8], [[3]]), 1: Signature(1, [8], [[4]]), 2: Signature(1, [8], [[3]])})
+    >>> three, four = Signature(1, [8], [[3]]), Signature(1, [8], [[4]])
+    >>> said = SignaturesByRank.of({0: three, 1: four, 2: three})
     >>> [(signature.shapes, list(ranks)) for signature, ranks in said]
     [([[3]], [0, 2]), ([[4]], [1])]
 
-Ranks mostly say the same, so what is done with statements takes no longer for many ranks than for two.
+Ranks mostly say the same, so what is done with their signatures takes no longer for many ranks than for two.
 """
 
 from __future__ import annotations
@@ -20,43 +21,43 @@ from farandole.runtime.coordination.rank_set import NOBODY, RankSet
 
 @final
 class SignaturesByRank:
-    """In the order in which each was first made."""
+    """Signatures with their ranks, in the order in which each was first submitted."""
 
     __slots__ = ("_said", "ranks")
 
     def __init__(self) -> None:
         self.ranks = NOBODY
-        """Everybody who said something."""
+        """All ranks that have said something."""
         self._said: dict[bytes, tuple[Signature, RankSet]] = {}
 
     @classmethod
     def of(cls, by_rank: Mapping[int, Signature]) -> SignaturesByRank:
-        """What each rank said."""
+        """Make it from the signature of each rank."""
         statements = cls()
         for rank, signature in by_rank.items():
             statements.add(RankSet.only(rank), signature)
         return statements
 
     def add(self, ranks: RankSet, signature: Signature) -> None:
-        """These ranks say this; none of them has said anything before."""
+        """Add ranks that mean ``signature``; none of them may have said anything before."""
         key = msgspec.msgpack.encode(signature)
         known, before = self._said.get(key, (signature, NOBODY))
         self._said[key] = known, before | ranks
         self.ranks |= ranks
 
     def update(self, others: SignaturesByRank, ranks: RankSet) -> None:
-        """These ranks say what ``others`` has of them."""
+        """Add, for each of ``ranks``, the signature that ``others`` has of it."""
         for signature, whose in others:
             if both := whose & ranks:
                 self.add(both, signature)
 
     @property
     def first(self) -> Signature:
-        """The one that was made first; there must be one."""
+        """Signature that was submitted first; there must be one."""
         return next(iter(self))[0]
 
     def by_rank(self) -> dict[int, Signature]:
-        """One by one, ascending."""
+        """Signature of each rank, in ascending order of the ranks."""
         return dict(sorted((rank, signature) for signature, ranks in self for rank in ranks))
 
     def __iter__(self) -> Iterator[tuple[Signature, RankSet]]:

@@ -1,10 +1,10 @@
-"""When a wait is long enough to be said, whom to ask, and what the report says; without any I/O.
+"""Stall inspector: when a wait is worth a report, which ranks to ask, and what the report says; without any I/O.
 
     inspector = StallInspector(Limits(warning_s=60.0, shutdown_s=600.0), hosts=["a", "a"])
     inspector.expect(now)                      # something waits from now on: look at deadline_s
     inspector.look(now, waiting, last)         # Inquiry((1,)): ask these ranks where they are
     inspector.answered(1, progress); inspector.stack(1, text)
-    inspector.look(now, waiting, last)         # Report(text), or Verdict(reason) once it has taken too long
+    inspector.look(now, waiting, last)         # StallReport(text), or StallVerdict(reason) in the end
 
 Reports about the same ranks come at doubling intervals, however many collectives wait for them.
 """
@@ -28,16 +28,16 @@ BLAMELESS = 2
 found out meanwhile (``engines.silence``), and then it is known who has to go."""
 
 ANSWERING = "--stall-check-shutdown-time-seconds"
-"""Where people set how long others wait for a rank whose process answers."""
+"""Option that sets how long others wait for a rank whose process answers."""
 
 IDLE = 0.01
-"""A process that does nothing takes no more than this share of a processor."""
+"""Share of a processor that a process which does nothing may take."""
 
 SIGNS = 5
-"""How many signs of life a rank gives in the time after which it counts as hung without any."""
+"""Number of signs of life that a rank gives in the time after which it counts as hung without any."""
 
 PATIENCE_S = 1.0
-"""How long a report waits for the ranks it is about to say where they are."""
+"""Longest time that a report waits for the answers of the ranks it is about."""
 
 MOST_WAITS = 5
 MOST_STACKS = 8
@@ -45,11 +45,11 @@ MOST_STACKS = 8
 
 @final
 class Limits(NamedTuple):
-    """How long a collective may wait until that is said, and until it counts as stalled; 0 is for ever.
+    """Limits of the wait for a collective: until it is reported, and until it counts as stalled; 0 is for ever.
 
-    ``remedy`` says where people set the latter, ``end`` what it means. With ``answering_s``, ranks give signs of life,
-    and ``shutdown_s`` is for those that give none: they are stopped, or hold the interpreter's lock. Who answers does
-    something of its own, such as to validate, and the others wait for it as long as ``answering_s``.
+    ``remedy`` is the option that sets the latter, ``end`` what it leads to. With ``answering_s``, ranks give signs of
+    life, and ``shutdown_s`` is for those that give none: they are stopped, or hold the interpreter's lock. A rank that
+    answers does something of its own, such as validation, and the others wait for it as long as ``answering_s``.
     """
 
     warning_s: float
@@ -62,12 +62,12 @@ class Limits(NamedTuple):
 
     @property
     def sign_s(self) -> float:
-        """How often a rank gives a sign of life; 0 for never."""
+        """Interval between the signs of life of a rank; 0 for none."""
         return self.shutdown_s / SIGNS if self.answering_s else 0.0
 
     @classmethod
     def of(cls, settings: Settings) -> Limits:
-        """Those of a job. In an elastic one a rank that hangs is killed, and the others go on."""
+        """Limits that a job's settings give. In an elastic job a rank that hangs is killed, and the others go on."""
         if not settings.stall_check:
             return cls(0.0, 0.0)
         if not settings.is_elastic or not settings.hang_timeout_s:
@@ -104,14 +104,14 @@ class Inquiry(NamedTuple):
 
 @final
 class StallReport(NamedTuple):
-    """Say this to people."""
+    """Show this text to people."""
 
     text: str
 
 
 @final
 class StallVerdict(NamedTuple):
-    """These ranks do not come any more: unless others can go on without them, it ends with a ``StallError``."""
+    """Give these ranks up: unless others can go on without them, the generation ends with a ``StallError``."""
 
     reason: str
     missing: tuple[int, ...] = ()
@@ -124,7 +124,7 @@ Last: TypeAlias = Callable[[int], str]
 @final
 @dataclass(slots=True)
 class _Asked:
-    """An inquiry under way."""
+    """Inquiry under way: the ranks that were asked, and their answers so far."""
 
     ranks: tuple[int, ...]
     until_s: float
@@ -137,7 +137,7 @@ class _Asked:
 
 @final
 class StallInspector:
-    """One generation's. ``deadline_s`` says when to ``look`` next, ``None`` for never."""
+    """Stall inspector of one generation. ``deadline_s`` says when to ``look`` next, ``None`` for never."""
 
     def __init__(self, limits: Limits, hosts: Sequence[str]) -> None:
         self.deadline_s: float | None = None
@@ -154,35 +154,35 @@ class StallInspector:
         self._repeat_s = self._interval_s = self._warning_s
 
     def begin(self, now: float) -> None:
-        """The generation begins; where ranks give signs of life, it is noticed if none of them goes on."""
+        """Begin the generation: where ranks give signs of life, it is noticed from now on if none of them goes on."""
         if self._limits.answering_s:
             self._moved_s = now
             self.expect(now)
 
     def expect(self, now: float) -> None:
-        """Something began to wait ``now``."""
+        """Plan a look at a collective that began to wait ``now``."""
         soonest_s = now + min(self._warning_s, self._shutdown_s)
         if self.deadline_s is None or soonest_s < self.deadline_s:
             self._look_again(soonest_s)
 
     def hurry(self, now: float) -> None:
-        """There is something new to look at ``now``."""
+        """Plan a look ``now``, as there is something new to see."""
         if self._asked is None and self._warning_s < math.inf:
             self.deadline_s = now
 
     def answered(self, rank: int, progress: Progress, now: float) -> None:
-        """A rank has said where it is, perhaps because it was asked."""
+        """Take in the progress of a rank, be it that it was asked or not."""
         self._heard_s[rank] = now
         if progress.work >= self._work.get(rank, 0.0) + 1 + IDLE * (now - self._moved_s):
             self._work[rank], self._moved_s = progress.work, now
         self._take(rank, now, progress=progress)
 
     def stack(self, rank: int, text: str, now: float) -> None:
-        """The Python stack of a rank that was asked has come."""
+        """Take in the Python stack of a rank that was asked."""
         self._take(rank, now, stack=text)
 
     def look(self, now: float, waiting: Iterable[Waiting], last: Last) -> Step:
-        """What is due; ``last`` tells the last collective that a rank was ordered to do."""
+        """Next step, if one is due; ``last`` tells the last collective that a rank was ordered to do."""
         every = list(waiting)
         self._forgive(now)
         if verdict := self._judge(now, every):
@@ -194,13 +194,13 @@ class StallInspector:
         return step
 
     def _forgive(self, now: float) -> None:
-        """If this process was stopped, and perhaps all were, nobody had the time to do what is judged here."""
+        """Be mild for a while after this process was stopped: perhaps all were, and had no time for what is judged."""
         stopped_s = now - (self.deadline_s or now)
         if self._limits.answering_s and stopped_s > PATIENCE_S:
             self._moved_s, self._mild_until_s = now, now + self._shutdown_s
 
     def _judge(self, now: float, every: Sequence[Waiting]) -> StallVerdict | None:
-        """Who hangs: others have waited too long for it, or all do and nobody waits."""
+        """Verdict on ranks that hang: others have waited for them too long, or all wait, or no rank does anything."""
         late = [one for one in every if now >= max(self._expiry_s(one), self._mild_until_s)]
         lost = _lost(late, every)
         last = [one for one in late if now >= self._expiry_s(one, least_s=self._limits.answering_s)]
@@ -318,7 +318,7 @@ class StallInspector:
 
 
 def _lost(late: Sequence[Waiting], every: Sequence[Waiting]) -> tuple[int, ...]:
-    """Who keeps the others waiting, and does not wait itself: one rank that stops may part the others in two.
+    """Ranks that keep the others waiting, and do not wait themselves: one that stops may part the others in two.
 
     Some are past a meeting, and wait for it in what follows; some are still inside.
     """

@@ -1,10 +1,10 @@
-"""The generations of a job whose size does not change; without any I/O.
+"""Formation of the generations of a job whose size does not change; without any I/O.
 
     formation = StaticFormation(expected=2, start_timeout_s=30.0, excuse_failures=False, choose=choose_engine)
     formation.hello(b"7f3a", hello, now)
     formation.decide(now)              # None: one is missing. Then Formed(...), or Refused(...) with the reason
 
-A generation forms when every place that has not ended has said hello. Survivors of the one before keep their order.
+A generation forms when every worker that has not ended has said hello. Survivors of the one before keep their order.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from farandole.settings import Settings
 @final
 @dataclass(frozen=True, slots=True)
 class _End:
-    """How the worker of a place ended; ``excused`` if the job goes on without it."""
+    """End of a worker; ``excused`` if the job goes on without it."""
 
     description: str
     excused: bool
@@ -35,7 +35,7 @@ class _End:
 
 @final
 class StaticFormation(Formation):
-    """Collects hellos. With ``excuse_failures`` a job may start without those that failed before calling ``init``."""
+    """Forms generations from hellos. ``excuse_failures``: a job may start without workers that failed before that."""
 
     def __init__(self, expected: int, start_timeout_s: float, excuse_failures: bool, choose: Choose) -> None:
         super().__init__()
@@ -43,9 +43,9 @@ class StaticFormation(Formation):
         self._start_timeout_s = start_timeout_s
         self._excuse_failures = excuse_failures
         self._choose = choose
-        self._waiting: dict[int, Member] = {}  # by place
+        self._waiting: dict[int, Member] = {}  # by worker_id
         self._strangers: list[Refused] = []
-        self._ends: dict[tuple[int, int], _End] = {}  # by size of the job, and place in it
+        self._ends: dict[tuple[int, int], _End] = {}  # by size of the job, and worker_id in it
         self._started: dict[int, str] = {}
         self._homes: dict[int, str] = {}
         self._sizes: Counter[int] = Counter()  # of the job, as those who wait have it
@@ -56,18 +56,18 @@ class StaticFormation(Formation):
 
     @classmethod
     def of(cls, settings: Settings, expected: int) -> StaticFormation:
-        """As these settings want it."""
+        """Formation as these settings ask for it."""
         engine = partial(choose, settings.engine, across=settings.across)
         return cls(expected, settings.start_timeout_s, settings.on_failure == "continue", engine)
 
     # -- taking in ----------------------------------------------------------------------------------------------------
 
     def started(self, worker_id: int, description: str) -> None:
-        """The worker of ``worker_id`` runs; texts that miss it can say where."""
+        """Note that the worker of ``worker_id`` runs, for texts that say where a missing one is."""
         self._started[worker_id] = description
 
     def turn_away(self, uid: bytes, hello: Hello) -> str:
-        """Who wants a place that there is not, or that another has, or brings another version into a running job."""
+        """Refuse a ``worker_id`` that does not exist or is taken, and a version that the running job does not have."""
         member = Member(uid, hello)
         reason = self._objection(member)
         if reason:
@@ -75,7 +75,7 @@ class StaticFormation(Formation):
         return reason
 
     def hello(self, uid: bytes, hello: Hello, now: float) -> None:
-        """A worker has called ``init``."""
+        """Take in a worker that has called ``init``."""
         self._dismiss(hello.worker_id)
         self.occupants.enter(uid, hello)
         self._waiting[hello.worker_id] = Member(uid, hello)
@@ -84,7 +84,7 @@ class StaticFormation(Formation):
             self._first_hello_s = now
 
     def gone(self, worker_id: int, pid: int, code: int, description: str) -> None:
-        """The worker of ``worker_id`` has ended. It is excused if it had its part in a generation, or may fail."""
+        """Take in the end of a worker. It is excused if it took part in a generation, or has failed and may fail."""
         self.occupants.leave(worker_id)
         excused = code != 0 and self._excuse_failures
         size = self._expected
@@ -103,16 +103,16 @@ class StaticFormation(Formation):
         self.occupants.leave(worker_id)
 
     def answered(self, worker_id: int) -> None:
-        """Nothing depends on that."""
+        """Ignored: no generation waits for the members of the one before."""
 
     def over(self, generation: int, reason: str) -> None:
-        """Nothing depends on that."""
+        """Ignored: the next generation forms from hellos alone."""
 
     def paced(self, step_s: float) -> None:
-        """Nothing depends on that."""
+        """Ignored: no limit here depends on the duration of steps."""
 
     def stalled(self, worker_ids: Collection[int], reason: str) -> bool:
-        """The others cannot go on without them."""
+        """False: the others cannot go on without them."""
         return False
 
     def _objection(self, newcomer: Member) -> str:
@@ -145,11 +145,11 @@ class StaticFormation(Formation):
 
     @property
     def deadline_s(self) -> float | None:
-        """When ``decide`` will refuse for lack of time; ``None`` while nobody waits."""
+        """Time at which ``decide`` will refuse as too late; ``None`` while nobody waits."""
         return None if self._first_hello_s is None else self._first_hello_s + self._start_timeout_s
 
     def decide(self, now: float) -> Formed | Refused | None:
-        """The next generation, a refusal, or ``None`` as long as neither is due. Call it until it returns ``None``."""
+        """Next generation, a refusal, or ``None`` as long as neither is due. Call it until it returns ``None``."""
         if self._strangers:
             return self._strangers.pop(0)
         if not self._waiting or self._is_early(now):
@@ -173,7 +173,7 @@ class StaticFormation(Formation):
         return None
 
     def _is_early(self, now: float) -> bool:
-        """True if nothing can be wrong yet and somebody is missing: what is known after each hello, without a look."""
+        """True if nothing can be wrong yet and somebody is missing; cheap, as it is asked after each hello."""
         few = len(self._waiting) < min(self._sizes) and not self._ends
         in_time = self.deadline_s is not None and now < self.deadline_s
         return few and in_time and len(self._sizes) == 1 and max(self._sizes) <= self._expected
@@ -224,7 +224,7 @@ class StaticFormation(Formation):
 
 
 def _misfit(members: Sequence[Member]) -> str:
-    """Why a job of these cannot have the process sets that were given to ``init``, or ""."""
+    """Reason why a job of these members cannot have the process sets given to ``init``, or ""."""
     groups = ProcessGroups(len(members))
     errors = [error for ranks in members[0].hello.process_sets if (error := groups.add(ranks)[1])]
     return f"init(process_sets=...) cannot be: {errors[0]}" if errors else ""

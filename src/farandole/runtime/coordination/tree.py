@@ -1,11 +1,11 @@
-"""Whose child each relay is; without any I/O.
+"""Tree of relays: the parent of each, by the order in which they appear; without any I/O.
 
     >>> tree = Tree(radix=2)
     >>> [tree.add(host) for host in "abcdefg"]
     ['', '', 'a', 'a', 'b', 'b', 'c']
 
 The order in which relays appear is all that counts, so neither their number nor their names need be known beforehand,
-and each gets its place as soon as it asks.
+and each has its parent as soon as it asks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import final
 
 @final
 class Tree:
-    """A heap: the first ``radix`` relays are children of the controller, the next ones of these, and so on."""
+    """Heap of relays: the first ``radix`` are children of the controller, the next ones of these, and so on."""
 
     def __init__(self, radix: int) -> None:
         self._radix = radix
@@ -23,7 +23,7 @@ class Tree:
         self._hosts: list[str] = []
 
     def add(self, host: str) -> str:
-        """The host whose relay is the parent of this host's; "" is the controller. Asking again changes nothing."""
+        """Host whose relay is the parent of this host's; "" is the controller. Asking again changes nothing."""
         if host not in self._worker_ids:
             self._worker_ids[host] = len(self._hosts)
             self._hosts.append(host)

@@ -1,4 +1,4 @@
-"""An agent's connection to the controller: its hello, its heartbeats, and the stacks it is asked for.
+"""Connection of an agent to the controller: its hello, its heartbeats, and the stacks it is asked for.
 
     link = AgentLink("tcp://10.0.0.1:7000", keys, "hostA", silence_s=3.0)
     poll.register(fd, select.POLLIN) for fd in link.fds
@@ -9,6 +9,11 @@
 
 Raises ``ControlError`` from ``receive`` once the controller is gone, or silent for ``silence_s``. Where another one
 will come, as in elastic jobs, it goes on after ``renew``.
+
+Everything is called by the agent's loop, in one thread; only ``_dump`` has a thread of its own for each stack that is
+asked for. Reading one takes seconds where the process is stopped, and heartbeats that wait so long would make the
+controller give the whole host up. Such a thread uses nothing of the link but ``Dealer.send``, which any thread may
+call, and which raises after ``close``: therefore no field here has a lock, and none may be touched there.
 """
 
 from __future__ import annotations
@@ -45,7 +50,7 @@ if TYPE_CHECKING:
 
 @final
 class AgentLink:
-    """Connects without waiting. ``silence_s=0`` is for the host of the controller: there, nobody's silence counts.
+    """Link that connects without waiting. ``silence_s=0`` is for the controller's own host, whose silence cannot count.
 
     The ``relay`` of the host, in a job that needs a tree, is served and closed together with it. ``name`` is given
     where a host may have one agent after another, see ``Root.name``.
@@ -60,18 +65,18 @@ class AgentLink:
         self._relay, self._severed = relay, False
         self._host = host
         self._lost_s: float | None = None
-        """Since when no controller is there."""
+        """Time since which no controller is there."""
         self._patience_s = 0.0
         self.send(AgentHello(host, os.getpid(), __version__, tuple(relay.addresses) if relay else ()))
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """When one of these is readable, or ``deadline_s`` has come, call ``receive``, then ``beat``."""
+        """Descriptors to poll: if one is readable, or ``deadline_s`` has come, call ``receive``, then ``beat``."""
         return self._dealer.fds + (self._relay.fds if self._relay else ())
 
     @property
     def deadline_s(self) -> float | None:
-        """When ``receive`` or ``beat`` has something to do."""
+        """Time at which ``receive`` or ``beat`` has something to do."""
         relay_s = self._relay.deadline_s if self._relay else None
         moments = (self._next_s if self._pause_s else None, relay_s, self._given_up_s)
         return min((moment for moment in moments if moment is not None), default=None)
@@ -87,14 +92,15 @@ class AgentLink:
         self._dealer.send(message)
 
     def receive(self) -> Iterator[Any]:
-        """Everything that is there, but for requests that are answered here. Never blocks."""
+        """All messages that are there, but for requests that are answered here. Never blocks."""
         self._serve_relay()
         while (message := self._next()) is not None:
             if isinstance(message, DumpStack):
+                # A daemon: an agent that is to end does not wait for the stack of a process that is stopped.
                 threading.Thread(target=self._dump, args=(message,), daemon=True).start()
             elif isinstance(message, Branch) and self._relay:
                 self._relay.attach(message.addresses or (self._dealer.address,), message.host)
-                self._severed = False
+                self._severed = False  # with another parent, its loss is news again
             else:
                 yield message
 
@@ -105,6 +111,7 @@ class AgentLink:
         """
         self._dealer.renew()
         self._patience_s = patience_s
+        # Kept from the first loss until a handshake succeeds: attempts that fail must not extend the wait.
         self._lost_s = time.monotonic() if self._lost_s is None else self._lost_s
         self.send(AgentHello(self._host, os.getpid(), __version__, (), tuple(running), tuple(ended)))
 
@@ -112,7 +119,7 @@ class AgentLink:
         """Tell the controller that this host is there, if it is time to."""
         now = time.monotonic()
         if self._pause_s and now >= self._next_s:
-            self._next_s = now + self._pause_s
+            self._next_s = now + self._pause_s  # and not from _next_s on: what a stopped process missed is not made up
             self.send(Alive())
 
     def close(self, *, deliver: bool = True) -> None:
@@ -124,7 +131,7 @@ class AgentLink:
 
     @property
     def _given_up_s(self) -> float | None:
-        """When another controller than the one that is gone is awaited no longer."""
+        """Time at which another controller is awaited no longer; ``None`` while there is one."""
         if self._lost_s is None:
             return None
         is_cut_off = self._silence_s > 0 and not self._dealer.peer.reached
@@ -135,7 +142,7 @@ class AgentLink:
             message = self._dealer.recv(0.0)
         except ControlError as error:
             if self._relay:
-                self._relay.abort(str(error))
+                self._relay.abort(str(error))  # before the caller ends: workers below wait for orders that nobody sends
             raise
         if self._dealer.peer.connected:
             self._lost_s = None

@@ -1,4 +1,4 @@
-"""What ranks are ready for, on its way up: said once for all that are below, where they say the same; without any I/O.
+"""Combining of submissions on their way up: passed on once for all ranks below that say the same; without any I/O.
 
     combining = Combining(downlink)
     combining.submit(RankSet.of([4]), entry, now)      # rank 4 is ready, and so is
@@ -25,7 +25,7 @@ from farandole.runtime.coordination.downlink import Downlink
 from farandole.runtime.coordination.rank_set import RankSet
 
 HOLD_S = 0.25
-"""How long an entry waits for more ranks; as long as nobody is late, none waits that long."""
+"""Longest time that an entry waits for more ranks; as long as no rank is late, none waits that long."""
 
 _Key: TypeAlias = tuple[int, str]
 
@@ -33,7 +33,7 @@ _Key: TypeAlias = tuple[int, str]
 @final
 @dataclass(slots=True)
 class _Held:
-    """One name: who has come since everybody came last, and what of it has not been passed on."""
+    """Entries under one name: the ranks that have come, and what of it has not been passed on."""
 
     arrived: RankSet
     due_s: float
@@ -42,11 +42,11 @@ class _Held:
 
 @final
 class Combining:
-    """Knows from ``downlink`` who is below, and who of them is in which process set."""
+    """Submissions that a relay holds; ``downlink`` tells which ranks are below, and in which process sets."""
 
     def __init__(self, downlink: Downlink, hold_s: float = HOLD_S) -> None:
         self.deadline_s: float | None = None
-        """When ``take`` may have something to pass on that is not complete."""
+        """Time at which ``take`` may have something to pass on that is not complete."""
         self._downlink, self._hold_s = downlink, hold_s
         self._held: dict[_Key, _Held] = {}
         self._complete: list[Share] = []
@@ -54,14 +54,14 @@ class Combining:
         self._joins = _Held(RankSet(), math.inf)
 
     def begin(self) -> None:
-        """A generation begins, or ends: nothing of what was said counts any more."""
+        """Forget all submissions: a generation begins, or ends."""
         self._held, self._complete, self.deadline_s = {}, [], None
         self._joined, self._joins = RankSet(), _Held(RankSet(), math.inf)
 
     # -- taking in ----------------------------------------------------------------------------------------------------
 
     def submit(self, ranks: RankSet, entry: Entry, now: float) -> None:
-        """These ranks are ready for ``entry``."""
+        """Take in that ``ranks`` are ready for ``entry``."""
         if entry.signature is not None and entry.signature.kind == Kind.JOIN:
             self._join(ranks, entry, now)
             return
@@ -79,14 +79,14 @@ class Combining:
             self.deadline_s = held.due_s
 
     def ordered(self, order: Order, ranks: RankSet) -> None:
-        """These ranks have been told what became of some names; they may submit them again."""
+        """Let ``ranks`` submit the names of ``order`` again: they have been told what became of them."""
         for name in order.names:
             self.forget((order.process_set, name), ranks)
         if order.kind == Kind.JOIN:
             self._joined -= ranks
 
     def forget(self, key: tuple[int, str], ranks: RankSet) -> None:
-        """These ranks will say it again."""
+        """Expect ``ranks`` to submit this name again."""
         held = self._held.get(key)
         if held is not None:
             held.arrived -= ranks
@@ -94,7 +94,7 @@ class Combining:
                 del self._held[key]
 
     def _join(self, ranks: RankSet, entry: Entry, now: float) -> None:
-        """They are not waited for from now on; that this is so goes up with the next collective that needs it."""
+        """Wait for ``ranks`` no longer; their join goes up with the next collective, or alone if none comes soon."""
         if not self._joins.shares:
             self._joins.due_s = now + self._hold_s
         _add(self._joins, ranks, entry)
@@ -109,11 +109,11 @@ class Combining:
     # -- passing on ---------------------------------------------------------------------------------------------------
 
     def take(self, now: float) -> list[Share]:
-        """What is to be passed on now."""
+        """Remove and return the shares that are to be passed on now."""
         if self.deadline_s is not None and self.deadline_s <= now:
             self._expire(now)
         if self._joins.shares and (self._complete or self._joins.due_s <= now or self._downlink.ranks <= self._joined):
-            for key, held in self._held.items():
+            for key, held in self._held.items():  # complete or not: a join must not overtake what was said before
                 self._release(key, held)
             self._complete += self._shares((0, ""), self._joins)
         shares, self._complete = self._complete, []
@@ -142,7 +142,7 @@ class Combining:
 
 
 def _add(held: _Held, ranks: RankSet, entry: Entry) -> None:
-    """Note that these ranks said ``entry``, together with those that said the same before them."""
+    """Add ranks that submit ``entry`` to those that have submitted the same before them."""
     said = entry.cached if entry.cached >= 0 else msgspec.msgpack.encode(entry.signature)
     _, before = held.shares.get(said, (entry, RankSet()))
     held.shares[said] = (entry, before | ranks)

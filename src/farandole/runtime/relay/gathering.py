@@ -1,11 +1,11 @@
-"""The parts of exchanges, on their way up: one message for all that are below; without any I/O.
+"""Gathering of the parts of exchanges on their way up: one message for all ranks below; without any I/O.
 
     gathering = Gathering(downlink)
     gathering.submit("shm.0", (4, 5, 9), {4: b"..."}, now)
     gathering.submit("shm.0", (4, 5, 9), {5: b"..."}, now)       # all of these ranks that are below
-    gathering.take(now)                                          # [Parts("shm.0", ...)]
+    gathering.take(now)                                          # [GatheredParts("shm.0", ...)]
 
-As ``Combining`` does with collectives; but what a rank says here it says once.
+Like ``Combining``, which does that for collectives; but a rank has one part only of each exchange.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Key: TypeAlias = tuple[str, tuple[int, ...]]
 @final
 @dataclass(slots=True)
 class _Held:
-    """One exchange: who below has not come, and what has not been passed on."""
+    """Exchange on its way up: the ranks below that have not come, and the parts that have not been passed on."""
 
     missing: RankSet
     due_s: float
@@ -35,14 +35,14 @@ class _Held:
 
 @final
 class Gathering:
-    """Knows from ``downlink`` who is below."""
+    """Exchanges that a relay holds; ``downlink`` tells which ranks are below."""
 
     def __init__(self, downlink: Downlink, hold_s: float = HOLD_S) -> None:
         self._downlink, self._hold_s = downlink, hold_s
         self._held: dict[_Key, _Held] = {}
 
     def begin(self) -> None:
-        """A generation begins, or ends."""
+        """Forget all exchanges: a generation begins, or ends."""
         self._held = {}
 
     def accepts(self, ranks: Sequence[int]) -> bool:
@@ -51,7 +51,7 @@ class Gathering:
         return bool(ranks) and min(ranks) >= 0 and max(ranks) <= everybody.last()
 
     def submit(self, key: str, ranks: tuple[int, ...], parts: Mapping[int, bytes], now: float) -> None:
-        """``parts`` by rank have come, of an exchange among ``ranks``."""
+        """Take in ``parts``, by rank, of an exchange among ``ranks``."""
         held = self._held.get((key, ranks))
         if held is None:
             held = _Held(RankSet.of(ranks) & self._downlink.ranks, now + self._hold_s)
@@ -63,11 +63,11 @@ class Gathering:
 
     @property
     def deadline_s(self) -> float | None:
-        """When ``take`` has something to pass on that is not complete."""
+        """Time at which ``take`` has something to pass on that is not complete."""
         return min((held.due_s for held in self._held.values() if held.parts), default=None)
 
     def take(self, now: float) -> list[GatheredParts]:
-        """What is to be passed on now."""
+        """Remove and return the parts that are to be passed on now."""
         taken: list[GatheredParts] = []
         for (key, ranks), held in list(self._held.items()):
             if held.parts and (not held.missing or held.due_s <= now):

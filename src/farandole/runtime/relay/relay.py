@@ -1,4 +1,4 @@
-"""The relay of a host: what its workers, and the relays below, have instead of a connection to the controller.
+"""Relay of a host: its workers, and the relays below, connect to it instead of to the controller.
 
     relay = Relay(keys, "node7", silence_s=3.0)
     poll.register(fd, select.POLLIN) for fd in relay.fds
@@ -9,6 +9,12 @@
         if relay.lost: ...                          # all below have been told; the controller should be, too
 
 A thin loop around ``Relaying``, driven by the loop of the host's agent. Nothing here waits.
+
+Everything is called by that loop, in one thread, which alone may touch the ZeroMQ sockets. Looking for the parent takes
+up to ``DIAL_S``, in which workers and children are to be heard, so ``_dial`` has a thread of its own for each
+``attach``. It leaves its answer in ``_answers``, a queue, and rings ``_bell`` to wake the loop; the loop makes the
+socket. ``_lock`` guards ``_closed`` and the descriptor of the bell: a ``_dial`` that ends after ``close`` would ring a
+number that belongs to another file by then.
 """
 
 from __future__ import annotations
@@ -32,23 +38,23 @@ from farandole.runtime.relay.combining import HOLD_S
 from farandole.runtime.relay.relaying import Relaying
 
 DIAL_S = 30.0
-"""How long a parent may take to answer."""
+"""Longest time that a parent may take to answer."""
 
 
 @final
 class Relay:
-    """Listens from the beginning; what is to go up before the parent has answered is kept until then."""
+    """Relay that listens from the beginning; messages upwards are kept until the parent has answered."""
 
     def __init__(self, keys: JobKeys, host: str, silence_s: float, interface: str = "", hold_s: float = HOLD_S) -> None:
         self.lost = ""
-        """Why there is no parent any more."""
+        """Reason why there is no parent any more; "" while there is one, or one is looked for."""
         self._keys, self._host, self._silence_s = keys, host, silence_s
         self._router = Router(keys, EVERYWHERE)
         port = self._router.address.rpartition(":")[2]
         self.address = f"tcp://127.0.0.1:{port}"
-        """Where workers of this host reach it."""
+        """Address for workers of this host."""
         self.addresses = own_endpoints(self._router.address, interface)
-        """Where relays of other hosts may reach it."""
+        """Addresses for relays of other hosts, which may not reach all of them."""
         self._relaying = Relaying(self._router.send, self._send_up, time.monotonic, hold_s)
         self._parent: Dealer | None = None
         self._parent_host = ""
@@ -63,24 +69,25 @@ class Relay:
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """When this is readable, or ``deadline_s`` has come, call ``serve``."""
+        """Descriptor to poll: if it is readable, or ``deadline_s`` has come, call ``serve``."""
         return (self._epoll.fileno(),)
 
     @property
     def deadline_s(self) -> float | None:
-        """When ``serve`` has something to do although nothing came, by ``time.monotonic``."""
+        """Time, by ``time.monotonic``, at which ``serve`` has something to do although nothing came."""
         return self._relaying.deadline_s
 
     def attach(self, addresses: Sequence[str], parent: str = "") -> None:
         """Connect to the relay of the host ``parent`` (default: the controller), where it answers first."""
         self.lost, self._parent_host = "", parent
+        # A daemon: an agent that ends meanwhile does not wait until nobody has answered.
         threading.Thread(target=self._dial, args=(addresses,), name="farandole-dial", daemon=True).start()
 
     def serve(self) -> None:
         """Take in everything that is there, and pass it on."""
         ready = {fd for fd, _ in self._epoll.poll(0)}
         if self._bell in ready:
-            os.eventfd_read(self._bell)
+            os.eventfd_read(self._bell)  # before the queue is looked at: an answer that comes later rings again
         while not self._answers.empty():
             self._connect(*self._answers.get())
         self._router.wait(0.0)
@@ -90,9 +97,9 @@ class Relay:
             self._relaying.flush()
 
     def abort(self, reason: str) -> None:
-        """The controller is gone: tell all below."""
+        """Tell all below that the controller is gone."""
         self._relaying.abort(reason)
-        os.eventfd_write(self._bell, 1)
+        os.eventfd_write(self._bell, 1)  # ``serve`` is to look: sending may have swallowed the signal of what came
 
     def statistics(self) -> dict[str, int]:
         """Counters of messages, by where they came from and went to."""
@@ -125,6 +132,7 @@ class Relay:
 
     def _dial(self, addresses: Sequence[str]) -> None:
         try:
+            # The answer first, then the bell: rung before, it might be read while the queue is still empty.
             self._answers.put((first_answering(addresses, self._keys, DIAL_S), ""))
         except ControlError as error:
             self._answers.put(("", str(error)))
@@ -137,6 +145,7 @@ class Relay:
             self._lose(error)
             return
         identity = RELAY + self._host.encode()
+        # timeout_s=None: no knock, as the loop cannot wait for its echo; ``_dial`` has seen the handshake succeed.
         self._parent = Dealer(address, identity, self._keys, timeout_s=None, silence_s=self._silence_s)
         for fd in self._parent.fds:
             self._epoll.register(fd, select.EPOLLIN)
@@ -146,9 +155,9 @@ class Relay:
 
     def _lose(self, reason: str) -> None:
         if self._parent is not None:
-            for fd in self._parent.fds:
+            for fd in self._parent.fds:  # as long as the numbers are those of the parent
                 self._epoll.unregister(fd)
-            self._parent.close(deliver=False)
+            self._parent.close(deliver=False)  # there is nobody to deliver to
             self._parent = None
         above = f"host {self._parent_host}" if self._parent_host else "the controller"
         self.lost = f"host {self._host} was connected through {above} to the others, and is cut off: {reason}"

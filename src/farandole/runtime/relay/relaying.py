@@ -1,4 +1,4 @@
-"""What a relay does with each message; without any I/O.
+"""Relaying of messages: what goes up combined, what goes up as it is, and what goes down; without any I/O.
 
     relaying = Relaying(send=router.send, up=dealer.send, clock=time.monotonic)
     relaying.from_below(identity, message)
@@ -42,7 +42,7 @@ from farandole.runtime.relay.gathering import Gathering
 
 @final
 class Relaying:
-    """One per relay; one thread. Nothing that comes from below can raise here."""
+    """State machine of one relay; one thread. Nothing that comes from below can raise here."""
 
     def __init__(
         self, send: Send, up: Callable[[Message], object], clock: Callable[[], float], hold_s: float = HOLD_S
@@ -58,12 +58,12 @@ class Relaying:
 
     @property
     def deadline_s(self) -> float | None:
-        """When ``flush`` has something to do although nothing came."""
+        """Time at which ``flush`` has something to do although nothing came."""
         moments = [self._combining.deadline_s, self._gathering.deadline_s]
         return min((moment for moment in moments if moment is not None), default=None)
 
     def from_below(self, identity: bytes, message: Message) -> None:
-        """A worker of this host, or a child, has sent this."""
+        """Take in a message of a worker of this host, or of a child."""
         self._counts["from_below"] += 1
         if isinstance(message, Ready | GatheredParts):
             branch = self._downlink.branches.get(identity)
@@ -79,7 +79,7 @@ class Relaying:
             self._letters.append(Letter(identity, encode(message)))
 
     def from_above(self, message: Any) -> None:
-        """The parent has sent this."""
+        """Take in a message of the parent."""
         self._counts["from_above"] += 1
         if isinstance(message, Begin):
             self._over = False
@@ -94,7 +94,7 @@ class Relaying:
                 self._downlink.post([letter.identity], decode(letter.frame))
 
     def flush(self) -> None:
-        """Send up what is to go."""
+        """Send up all that need not wait here any longer."""
         if shares := self._combining.take(self._clock()):
             self._say(Ready(self._downlink.generation, shares))
         for parts in self._gathering.take(self._clock()):
@@ -104,7 +104,7 @@ class Relaying:
             self._letters = []
 
     def abort(self, reason: str) -> None:
-        """There is nobody above any more: end it for all below."""
+        """End the generation for all below, and refuse workers that wait for one, as there is nobody above any more."""
         if self._is_current(self._downlink.generation):
             over = Abort(self._downlink.generation, reason)
             for suffix in (CONTROL, ORDERS):
@@ -119,7 +119,7 @@ class Relaying:
         return {**{name: self._counts[name] for name in names}, "to_below": self._downlink.sent}
 
     def _combine(self, rank: int | None, message: Message) -> bool:
-        """Let what a worker has said wait for others; False for what goes up by itself."""
+        """Combine a message of a worker with those of others; False for one that goes up by itself."""
         if rank is None or not isinstance(message, Submit | Exchange) or not self._is_current(message.generation):
             return False
         now = self._clock()
@@ -132,7 +132,7 @@ class Relaying:
         return True
 
     def _merge(self, branch: RankSet, message: Ready | GatheredParts) -> None:
-        """Let what a child has combined wait for others."""
+        """Combine what a child has combined with the messages of others."""
         now = self._clock()
         if isinstance(message, Ready):
             for share in message.shares:
@@ -143,7 +143,7 @@ class Relaying:
             self._gathering.submit(message.key, tuple(message.ranks), parts, now)
 
     def _learn(self, message: Message, whom: RankSet) -> None:
-        """What passes on its way down says which sets there are, and who may submit what again."""
+        """Learn, from a message on its way down, which sets there are, and which ranks may submit what again."""
         if isinstance(message, Orders):
             for order in message.orders:
                 self._combining.ordered(order, whom)

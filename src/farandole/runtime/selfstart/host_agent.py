@@ -1,8 +1,11 @@
-"""The agent of a host in a job that no launcher started: ``python -m farandole.runtime.selfstart.host_agent``.
+"""Agent of a host in a job that no launcher started: ``python -m farandole.runtime.selfstart.host_agent``.
 
-The first worker of a host other than the controller's starts it, with one line of JSON (``hosted.AgentCharge``) on its
-standard input, and is answered by an empty line. It tells the controller that the host is there, and how the workers
-fare that it is asked to watch; it ends when all of them have, or the controller.
+The first worker of a host other than the controller's starts it, with one line of JSON (``spawn.HostAgentConfig``) on
+its standard input, and is answered by an empty line. It tells the controller that the host is there, and how the
+workers fare that it is asked to watch; it ends when all of them have, or the controller.
+
+One thread runs all of it; ``AgentLink`` and ``Relay`` have threads of their own, which touch nothing here. The workers
+are not its children, so it can neither wait for them nor keep their numbers from being given to others.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from farandole.settings import Settings
 
 @final
 class HostAgent:
-    """A single-threaded loop over the controller's messages, the ends of processes, and questions for ``address``."""
+    """Single-threaded loop over the controller's messages, the ends of processes, and questions for ``address``."""
 
     def __init__(self, config: HostAgentConfig, link: AgentLink, address: str) -> None:
         self._link = link
@@ -62,7 +65,7 @@ class HostAgent:
             self._link.beat()
 
     def close(self) -> None:
-        """Stop watching."""
+        """Close what was opened to watch."""
         for pid in list(self._fds):
             self._unwatch(pid)
         self._claimed.close()
@@ -72,10 +75,10 @@ class HostAgent:
         return None if deadline_s is None else max(0.0, min(deadline_s - time.monotonic(), LONGEST_WAIT_S)) * 1000
 
     def _watch(self, pid: int) -> bool:
-        """False if the process has ended already."""
+        """Watch the process ``pid``; False if it has ended already."""
         if pid not in self._fds:
             try:
-                fd = os.pidfd_open(pid)
+                fd = os.pidfd_open(pid)  # keeps hold of this process, where a number may pass to another one
             except ProcessLookupError:
                 return False
             self._fds[pid] = fd
@@ -88,14 +91,14 @@ class HostAgent:
         os.close(fd)
 
     def _report(self, pid: int) -> None:
-        """Once. Not its parent, we do not know how it ended."""
+        """Report once that a process has ended; how, is known to its parent only."""
         if pid in self._worker_ids:
             self._link.send(Exited(self._worker_ids.pop(pid), pid, 0, ""))
 
 
 def main() -> None:
-    """Read the charge, connect, serve."""
-    for number in FOR_WORKERS:
+    """Read the config, connect, serve."""
+    for number in FOR_WORKERS:  # before anything that takes time: schedulers send them to all processes of a job
         signal.signal(number, signal.SIG_IGN)
     config = msgspec.json.decode(first_line(STDIN), type=HostAgentConfig)
     keys = JobKeys.from_secret(config.secret)
@@ -107,6 +110,7 @@ def main() -> None:
         contextlib.suppress(ControlError),
     ):
         with contextlib.suppress(BrokenPipeError):  # nobody waits any more
+            # Lets the worker say hello, after the agent's own is under way: from then on a silent host is to be missed.
             os.write(STDOUT, b"\n")
         agent.serve()
 

@@ -1,10 +1,15 @@
-"""A controller in a process of its own, for jobs that no launcher started.
+"""Controller in a process of its own, for jobs that no launcher started.
 
 ``python -m farandole.runtime.selfstart.own_controller`` is it.
 
-Its standard input brings one line of JSON (``hosted.Charge``), answered on standard output by its addresses as soon as
-it listens. That input ends with the process that started it; then, or when the last worker of this host has ended, this
-process ends too. It watches the workers of its own host; on every other one an agent does.
+Its standard input brings one line of JSON (``spawn.ControllerConfig``), answered on standard output by its addresses as
+soon as it listens. That input ends with the process that started it; then, or when the last worker of this host has
+ended, this process ends too. It watches the workers of its own host; on every other one an agent does.
+
+One thread runs all of it, in turns of ``Root.turn``: so there is no lock, and what blocks here keeps the whole job
+waiting. The end of a worker is told in up to three ways, in any order: by its ``Leave`` over the control plane, by its
+descriptor or agent, and, of the starter, by the end of standard input. ``FAREWELL_S`` gives a ``Leave`` that is under
+way the time to arrive, before an end counts as one without it.
 """
 
 from __future__ import annotations
@@ -36,12 +41,12 @@ from farandole.settings import Settings
 
 STDIN, STDOUT = 0, 1
 LOST = -signal.SIGKILL
-"""What counts as the exit code of a worker whose host is lost."""
+"""Exit code that stands for the end of a worker whose host is lost."""
 
 
 @final
 class OwnController:
-    """The loop around a ``Root``: it knows all workers, and hears of their ends by descriptors and from agents."""
+    """Loop around a ``Root``: it knows all workers, and hears of their ends by descriptors and from agents."""
 
     def __init__(self, config: ControllerConfig, router: Router, claimed: socket.socket | None) -> None:
         settings = Settings.resolve().as_static()
@@ -53,7 +58,7 @@ class OwnController:
         self._dump_elsewhere, self._controller.request_stack = self._controller.request_stack, self._request_stack
         self._controller.report = _say
         self._controller.on_hello = self._meet
-        self._starter = os.getppid()
+        self._starter = os.getppid()  # a foster parent, if it has ended already; the end of standard input tells that
         self._hellos: dict[tuple[str, int], Hello] = {}  # by host and process, of those not known to have ended
         self._workers: dict[int, int] = {}  # process by its descriptor, of this host
         self._came = False  # the starter has said hello
@@ -68,16 +73,17 @@ class OwnController:
             ready = self._root.turn(None)
             if self._claimed is not None and self._claimed.fileno() in ready:
                 tell(self._claimed, f"tcp://127.0.0.1:{self._router.address.rpartition(':')[2]}")
+            # Closed after the turn, never in it: ``_watch`` might be given a number there that is in ``ready``.
             for fd in ready & set(self._workers):
                 self._end(fd)
             if STDIN in ready and not os.read(STDIN, 4096):
                 self._see_out()
                 return
-            if self._came and not self._workers:
+            if self._came and not self._workers:  # before the starter has come, none may be there for a while
                 return
 
     def close(self) -> None:
-        """Stop watching."""
+        """Close what was opened to watch."""
         for fd in self._workers:
             self._router.unwatch(fd)
             os.close(fd)
@@ -95,12 +101,12 @@ class OwnController:
                 self._watch(hello)
         elif self._root.hosts.is_up(hello.host):
             self._root.tell(hello.host, Watch(hello.worker_id, hello.pid))
-        elif not known:
+        elif not known:  # a worker that comes again must not give an agent more time to answer
             self._root.hosts.expect(hello.host, time.monotonic() + self._start_timeout_s)
 
     def _watch(self, hello: Hello) -> None:
         try:
-            fd = os.pidfd_open(hello.pid)
+            fd = os.pidfd_open(hello.pid)  # not a child of this process: there is nothing to wait for but this
         except ProcessLookupError:
             self._report_end(hello.host, hello.pid)
         else:
@@ -113,7 +119,7 @@ class OwnController:
         self._report_end(self._config.host, self._workers.pop(fd))
 
     def _report_end(self, host: str, pid: int) -> None:
-        """Once. How it ended is its parent's to know; without its ``Leave`` it did not end well."""
+        """Report a worker's end once; how, is known to its parent only. Without a ``Leave`` it did not end well."""
         hello = self._hellos.pop((host, pid), None)
         if hello is not None:
             end = f"rank {hello.worker_id} on {host} (process {pid}) has ended"
@@ -129,7 +135,7 @@ class OwnController:
             self._controller.stack_arrived(message.worker_id, message.text)
 
     def _on_lost(self, host: str, reason: str) -> None:
-        """All its workers count as dead; the first report ends the generation, so it names them all."""
+        """Report all workers of ``host`` as dead; the first report ends the generation, so it names them all."""
         dead = [hello for hello in self._hellos.values() if hello.host == host]
         ranks = name_numbers(hello.worker_id for hello in dead)
         for hello in dead:
@@ -137,20 +143,21 @@ class OwnController:
             self._controller.worker_exited(hello.worker_id, hello.pid, LOST, f"{ranks} on {host} lost: {reason}")
 
     def _see_out(self) -> None:
-        """The starter has gone: tell the others, unless it had said that it would."""
+        """Tell the others that the starter has gone, unless it has said so itself: its ``Leave`` may be on its way."""
         self._report_end(self._config.host, self._starter)
         until = time.monotonic() + FAREWELL_S
         while self._controller.deadline() is not None and time.monotonic() < until:
             self._root.turn(until)
-        self._controller.tick(until)
+        self._controller.tick(until)  # and not now: where no relays are, the time for a ``Leave`` is over by ``until``
 
     def _request_stack(self, hello: Hello) -> None:
         if hello.host != self._config.host:
             self._dump_elsewhere(hello)
             return
         text = f"process {hello.pid} is not on this host"
-        if self._hellos.get((hello.host, hello.pid)) == hello:
+        if self._hellos.get((hello.host, hello.pid)) == hello:  # else the number may be another process's by now
             try:
+                # Blocks the loop, and so for less than the report waits that asked for it.
                 text = dump_stack(hello.pid, hello.stack_signal, hello.stack_fd, deadline_s=PATIENCE_S / 2)
             except ControlError as error:
                 text = str(error)
@@ -158,8 +165,8 @@ class OwnController:
 
 
 def main() -> None:
-    """Read the charge, listen, serve."""
-    for number in FOR_WORKERS:
+    """Read the config, listen, serve."""
+    for number in FOR_WORKERS:  # before anything that takes time: schedulers send them to all processes of a job
         signal.signal(number, signal.SIG_IGN)
     config = msgspec.json.decode(first_line(STDIN), type=ControllerConfig)
     try:
@@ -182,8 +189,9 @@ def main() -> None:
 
 
 def first_line(fd: int) -> bytes:
-    """A line, and not a byte of what follows it."""
+    """Read a line, and not a byte of what follows it."""
     line = b""
+    # Byte by byte, without a buffer: what one takes in, polling the descriptor does not show.
     while not line.endswith(b"\n") and (byte := os.read(fd, 1)):
         line += byte
     return line

@@ -1,10 +1,16 @@
-"""What a process starts for its job where no launcher does: the controller, and an agent on every other host.
+"""Processes that a worker starts where no launcher does: the controller, and an agent on every other host.
 
-    contact = ensure_controller("job", Charge("tcp://*:0", "node-a", 4, secret), settings)
-    ensure_agent(AgentCharge("tcp://10.0.0.1:7000", "node-b", secret, os.getpid(), 3.0), settings)
+    contact = ensure_controller("job", ControllerConfig("tcp://*:0", "node-a", 4, secret), settings)
+    ensure_agent(HostAgentConfig("tcp://10.0.0.1:7000", "node-b", secret, os.getpid(), 3.0), settings)
 
 Both are processes of their own, so that they can tell how ours ended. Signals that are for us pass them by; they end
 with the job.
+
+The controller's standard input is a pipe that nobody writes to after the first line. The kernel closes it however this
+process ends, and that is what ends the controller, so nothing else may hold it open: not a forked child (``_forget``),
+not a program that is started (the descriptor is not inheritable). An agent needs no such pipe; it watches this process.
+All is called by the one thread that joins a job, with the lock of the session; ``_end_all`` by the interpreter's
+exit, ``_forget`` in a child with one thread. So the two variables below need no lock.
 """
 
 from __future__ import annotations
@@ -33,12 +39,12 @@ EXIT_S = 2.0
 FOR_WORKERS = (
     signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU
 )  # fmt: skip
-"""Schedulers send these to every process of a job, to announce its end or ask for a checkpoint; terminals send some."""
+"""Signals that schedulers send to every process of a job, for its end or a checkpoint; terminals send some."""
 
 
 @final
 class ControllerConfig(msgspec.Struct, frozen=True):
-    """What the controller is told on its standard input, as one line of JSON; the input's end tells it to go.
+    """Config of a controller, one line of JSON on its standard input; the end of that input tells it to go.
 
     ``listen`` is where it is to listen, in ZeroMQ's words, and ``host`` how its host is called. ``litter`` are files
     that are to go once all ``expected`` processes have said hello.
@@ -53,7 +59,7 @@ class ControllerConfig(msgspec.Struct, frozen=True):
 
 @final
 class HostAgentConfig(msgspec.Struct, frozen=True):
-    """The same for an agent. It stays as long as ``starter``, or another process that it is told to watch.
+    """Config of an agent, in the same way. It stays as long as ``starter``, or another process it is told to watch.
 
     With ``relay`` the workers of its host are reached through it, and ask by the descriptor ``claimed`` where.
     """
@@ -69,7 +75,7 @@ class HostAgentConfig(msgspec.Struct, frozen=True):
 
 @final
 class _Controller:
-    """A running controller: the process, and where it is reached."""
+    """Running controller: the process, and its addresses."""
 
     def __init__(self, config: ControllerConfig, settings: Settings) -> None:
         self.process = _start(CONTROLLER_MODULE, settings, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -79,7 +85,7 @@ class _Controller:
         self.process.stdin.flush()
         with self.process.stdout:
             addresses = self.process.stdout.readline()
-        if not addresses:
+        if not addresses:  # its end: the status cannot be long in coming
             self.process.stdin.close()
             raise StartError(
                 f"the controller, a child of rank 0, could not listen at {config.listen}: it exited with "
@@ -94,7 +100,7 @@ _agents: list[subprocess.Popen[bytes]] = []
 
 
 def ensure_controller(job: str, config: ControllerConfig, settings: Settings) -> Contact:
-    """Start the controller of ``job``, unless this process has; returns where it is reached.
+    """Start the controller of ``job``, unless this process has done so; returns its addresses and key.
 
     Returns when it listens; raises ``StartError`` if it cannot.
     """
@@ -113,14 +119,14 @@ def ensure_agent(config: HostAgentConfig, settings: Settings) -> None:
     Returns when it has called the controller: once this worker does, too, the job can begin, and a host that falls
     silent from then on has to be missed.
     """
-    with claim(config.secret, config.host) as claimed:
+    with claim(config.secret, config.host) as claimed:  # closed here as soon as the agent has a copy
         if claimed is None:
             return
         _watch_exit()
         config = msgspec.structs.replace(config, claimed=claimed.fileno())
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         agent = _start(AGENT_MODULE, settings, pass_fds=[config.claimed], **pipes)
-    _agents.append(agent)
+    _agents.append(agent)  # kept: subprocess warns of a running process that nobody refers to
     assert agent.stdin is not None
     assert agent.stdout is not None
     with agent.stdout, agent.stdin as pipe:
@@ -135,28 +141,29 @@ def _start(module: str, settings: Settings, **options: Any) -> subprocess.Popen[
     return subprocess.Popen(
         entry_command(module),
         env={**os.environ, **settings.to_environment(Settings.resolve())},
-        start_new_session=True,
+        start_new_session=True,  # a terminal sends its signals to the whole foreground group
         **options,
     )
 
 
 @functools.cache
 def _watch_exit() -> None:
-    """From the first child on: see controllers out at the interpreter's exit, and forget them in forked children."""
+    """Register, at the first child, what is to happen at the interpreter's exit and in forked children."""
+    # Once per process, a forked child included: it has inherited the registrations as well as this cache.
     atexit.register(_end_all)
     os.register_at_fork(after_in_child=_forget)
 
 
 def _forget() -> None:
-    """In a forked child: they are the parent's."""
+    """Give up, in a forked child, what is the parent's: controllers and agents."""
     for process in [*_agents, *(running.process for running in _controllers.values())]:
         process.returncode = 0  # so that subprocess does not miss it here
-    _controllers.clear()
+    _controllers.clear()  # with the last reference goes this child's copy of the pipe, see above
     _agents.clear()
 
 
 def _end_all() -> None:
-    """Agents end by themselves when the controller has, or when nobody is left to be watched."""
+    """End the controllers. Agents end by themselves: their controller has gone, or nobody is left to be watched."""
     while _controllers:
         _, running = _controllers.popitem()
         process = running.process
@@ -164,6 +171,6 @@ def _end_all() -> None:
         process.stdin.close()
         try:
             process.wait(EXIT_S)
-        except subprocess.TimeoutExpired:
+        except subprocess.TimeoutExpired:  # whatever holds it up must not keep this process from ending
             process.kill()
             process.wait()

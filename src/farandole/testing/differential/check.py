@@ -43,12 +43,13 @@ class Checker:
         self._nursery = nursery or Nursery()
 
     def check(self, program: Program, sizes: Sequence[int] = ()) -> list[Verdict]:
-        """One verdict for each size."""
+        """Run a program beside the oracle on jobs of these sizes (else: all); one verdict for each."""
         chosen = tuple(sizes) or self.sizes
         function = program.compiled()
         expected = {size: consult(function, size) for size in chosen}
-        function.__globals__.clear()
+        function.__globals__.clear()  # it is in there itself: else only the cycle collector would free the two
         deadline_s = self.deadline_s * (CHILDREN_FACTOR if CHILDREN & {*program.features} else 1.0)
+        # The jobs of all sizes work at once, each in processes of its own: nothing is read before all have begun.
         for size in chosen:
             stalls = any(o.failure and o.failure.kind == DeadlockError.__name__ for o in expected[size])
             settings = {**program.settings, **STALLS_SOON} if stalls else program.settings

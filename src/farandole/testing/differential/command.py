@@ -35,7 +35,7 @@ class Fuzzer:
         self._checker, self._folder, self._shrink_s, self._most = checker, folder, shrink_s, most
 
     def run(self, programs: Iterable[Program], seconds: float) -> None:
-        """Check them, until there are too many findings or the time is over."""
+        """Check ``programs`` until there are too many findings or the time is over."""
         begin = told = time.monotonic()
         for program in programs:
             verdicts = self._checker.check(program)
@@ -55,7 +55,7 @@ class Fuzzer:
                 break
 
     def summary(self) -> str:
-        """How many verdicts of each kind there were."""
+        """One line of counts: the verdicts of each kind, and the findings."""
         counts = ", ".join(f"{count} {kind}" for kind, count in self.kinds.most_common())
         return f"{counts}; {len(self.findings)} findings"
 
@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options."""
+    """The parser of the command line."""
     made = argparse.ArgumentParser(prog="python -m farandole.testing.differential", description=__doc__)
     made.add_argument("--programs", type=int, default=300, help="how many programs (300)")
     made.add_argument("--first", type=int, default=0, help="index of the first (0)")
@@ -124,7 +124,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def say(text: str) -> None:
-    """Print at once."""
+    """Print a line and flush it: a run takes minutes, and is watched through a pipe."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 

@@ -42,12 +42,12 @@ class Pair:
 
     @property
     def plain_but_half(self) -> bool:
-        """The same in bfloat16."""
+        """True if nothing but averages of one pass over all ranks are reduced, in any precision."""
         return self.op == "Average" and self.passes == 1 and self.everywhere
 
     @property
     def plain(self) -> bool:
-        """Whether nothing but averages of one pass in full precision are reduced."""
+        """True if nothing but averages of one pass in full precision are reduced."""
         return self.op == "Average" and self.passes == 1 and self.dtype == "float32"
 
 
@@ -64,24 +64,24 @@ class Draft:
     pair: Pair = field(init=False)
     round: int = 0
     uneven: bool = False
-    """Whether some ranks alone have had a pass in this round: another one would meet the ends of these."""
+    """True if only some ranks have had a pass in this round: another one would meet the ends of these."""
     _numbers: int = 0
 
     def add(self, feature: str, *lines: str, may_refuse: bool = False) -> None:
-        """One more step."""
+        """Append a step."""
         self.steps.append(Step(feature, lines, may_refuse))
 
     def number(self) -> int:
-        """One that was not used before, for data, seeds and names."""
+        """A number that this program has not used before, for data, seeds and names."""
         self._numbers += 1
         return self._numbers
 
     def chance(self, probability: float, feature: str = "") -> bool:
-        """True so often, unless the feature is excluded. Always draws: what is excluded shifts nothing else."""
+        """True with this probability, but for an excluded feature. Always draws: an exclusion shifts nothing else."""
         return self.rng.random() < probability and feature not in self.without
 
     def choose(self, *choices: T) -> T:
-        """One of them."""
+        """One of ``choices``, each as likely as the others."""
         return self.rng.choice(choices)
 
     def take(self, entries: Sequence[FeatureEntry]) -> None:
@@ -91,7 +91,7 @@ class Draft:
         entry.emit(self)
 
     def program(self, seed: int, index: int) -> Program:
-        """What has come of it."""
+        """The program of all steps so far."""
         return Program(seed, index, tuple(self.steps), self.settings)
 
 

@@ -9,7 +9,7 @@ EVENTS: list[FeatureEntry] = []
 
 
 def shared(draft: Draft) -> bool:
-    """Whether every pair is everywhere: events that change whole jobs do not mix with process sets."""
+    """True if every pair is everywhere: events that change whole jobs do not mix with process sets."""
     return all(pair.everywhere for pair in draft.pairs)
 
 
@@ -99,7 +99,7 @@ def _(draft: Draft) -> None:
 
 @entry(EVENTS, "deepcopied model", 1.5, lambda draft: not draft.pair.reordered)
 def _(draft: Draft) -> None:
-    """A copy is trained instead."""
+    """Training goes on with a copy of the model, and a new optimizer for it."""
     pair = draft.pair
     pair.op, pair.passes, pair.how, pair.everywhere = "Average", 1, "sgd", True
     draft.add(
@@ -158,7 +158,7 @@ def _(draft: Draft) -> None:
 
 
 def both(draft: Draft) -> bool:
-    """Whether there are two pairs that can be trained with one another."""
+    """True if there are two pairs that can be trained with one another."""
     return (
         len(draft.pairs) > 1
         and shared(draft)
@@ -246,7 +246,7 @@ def _(draft: Draft) -> None:
 
 @entry(EVENTS, "child that writes", 0.8, lambda draft: all(step.feature != "share_memory" for step in draft.steps))
 def _(draft: Draft) -> None:
-    """Into memory of its own, unless the user has asked for shared memory."""
+    """A forked child's writes stay in memory of its own, unless the user has asked for shared memory."""
     draft.add(
         "child that writes",
         f"child_that_writes(hvd, {draft.pair.m})",

@@ -2,8 +2,14 @@
 
     given = meetings.meet(rank, "allreduce.loss", value, members=(0, 1))
 
-Threads: one or more for each rank, all under one condition. A meeting is over when each member has given something or
-has joined; ranks whose threads all wait for what cannot come raise ``DeadlockError``, so that no clock is needed.
+Threads: one or more for each rank, all under one condition, which guards every field of ``Meetings`` and of its
+meetings. A meeting is over when each member has given something or has joined; ranks whose threads all wait for what
+cannot come raise ``DeadlockError``, so that no clock is needed.
+
+A deadlock is found by counting: ``_threads`` has the threads that could still give something, so every thread that
+comes, waits or ends must be counted, and at a moment when the sum cannot look like a deadlock. A thread whose meeting
+is over counts as waiting until it runs again; so there is a deadlock only if, besides, no predicate in ``_waiting`` is
+true. What a meeting has been given is read without the lock: once it is over nobody adds to it.
 """
 
 from __future__ import annotations
@@ -15,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias, final
 
 Given: TypeAlias = dict[int, Any]
-"""What ranks have given; those that have joined are not in it."""
+"""Values of a meeting by rank; ranks that have joined are not in it."""
 
 
 @final
@@ -50,18 +56,18 @@ class Meetings:
         with self._changed:
             self._calls[rank, name] += 1
             key = name, self._calls[rank, name]
-            meeting = self._open.setdefault(key, _Meeting(members))
+            meeting = self._open.setdefault(key, _Meeting(members))  # the n-th call of a rank meets the n-th of others
             meeting.given[rank] = value
             self._conclude()
             self._wait(rank, lambda: meeting.over)
             return meeting.given
 
     def join(self, rank: int) -> int:
-        """Give nothing until all have joined; returns who came last."""
+        """Join: give nothing until all have joined; returns the rank that came last."""
         with self._changed:
             this_round = self._rounds
             self._joined.append(rank)
-            self._conclude()
+            self._conclude()  # before the list is emptied below: meetings that wait for this rank are over by it
             if len(self._joined) == self._size:
                 self._last, self._joined, self._rounds = rank, [], self._rounds + 1
                 self._calls.clear()  # ranks have come to different numbers of meetings
@@ -71,10 +77,10 @@ class Meetings:
             return self._last
 
     def more_threads(self, rank: int, number: int) -> None:
-        """The rank has that many more threads that may come to meetings, or fewer."""
+        """Count ``number`` more threads of a rank that may come to meetings, or fewer if it is negative."""
         with self._changed:
             self._threads[rank] += number
-            self._changed.notify_all()
+            self._changed.notify_all()  # with one thread fewer the others may be in a deadlock, and only they can tell
 
     def _conclude(self) -> None:
         for meeting in self._open.values():
@@ -86,10 +92,11 @@ class Meetings:
         self._waiting.append(done)
         try:
             while not done():
+                # Second part: some thread's meeting is over, and it has not woken up to be counted again.
                 if not any(self._threads.values()) and not any(each() for each in self._waiting):
                     self._changed.notify_all()
                     raise DeadlockError("every rank waits for another one")
-                self._changed.wait(60.0)
+                self._changed.wait(60.0)  # every change notifies; the time only bounds the cost of a mistake in that
         finally:
             self._waiting.remove(done)
-            self._threads[rank] += 1
+            self._threads[rank] += 1  # after an error too: the others find the deadlock once this thread has ended

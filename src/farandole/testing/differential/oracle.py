@@ -4,6 +4,13 @@
 
 It knows nothing of buckets, lanes or hooks. Whenever the outermost ``backward`` of a rank returns, the gradients of the
 optimizers that it has touched are averaged by name; ``step`` does that where no backward pass has since the last one.
+
+Threads: one for each rank, and those that a program adds (``another_thread``). Ranks share nothing but ``Meetings``,
+which has a lock of its own, and ``torch.autograd.backward``, which is patched for the whole process while programs run:
+so ``_patching`` admits one call of ``consult`` at a time. The threads of one rank share its ``OracleHvd`` without a
+lock: they train different optimizers, and name their collectives. The patch knows by ``_of_this_thread`` whose pass it
+is: ``hvd`` (absent in threads that are no rank's), ``inside`` (an outer pass is under way) and ``touched``. That is
+enough because on the CPU autograd runs a pass, with its hooks, in the thread that has called ``backward``.
 """
 
 from __future__ import annotations
@@ -32,7 +39,7 @@ _patching = threading.Lock()
 
 @final
 class _Set:
-    """What stands for a process set."""
+    """Stand-in for a process set."""
 
     def __init__(self, ranks: Sequence[int]) -> None:
         self.ranks = sorted(ranks)
@@ -45,7 +52,7 @@ class _Compression:
 
 @final
 class OracleHvd:
-    """What stands for ``farandole.torch`` on one rank."""
+    """Stand-in for ``farandole.torch`` on one rank."""
 
     is_oracle = True
     Average, Sum, Min, Max, Compression = Average, Sum, Min, Max, _Compression
@@ -59,7 +66,7 @@ class OracleHvd:
         self.global_process_set = _Set(range(size))
 
     def rank(self) -> int:
-        """As in ``farandole.torch``, like the rest."""
+        """See ``farandole.torch``, as for the other methods that refer to this one."""
         return self._rank
 
     def size(self) -> int:
@@ -88,17 +95,17 @@ class OracleHvd:
         return _Set(ranks)
 
     def meet(self, name: str, value: Any, members: Members | None = None) -> Given:
-        """What all members have given under this name."""
+        """Give ``value`` under a name; returns the values of all members, by rank."""
         return self._meetings.meet(self._rank, name, value, members or tuple(range(self._size)))
 
     @contextlib.contextmanager
     def another_thread(self) -> Iterator[None]:
-        """Around what a further thread of this rank does."""
-        _of_this_thread.hvd = self  # which ends with what it does
+        """Make the calling thread one of this rank's; around all that it does."""
+        _of_this_thread.hvd = self  # not taken back: the thread ends with what it does
         yield
 
     def more_threads(self, number: int) -> None:
-        """That many threads more, or fewer, may call collectives."""
+        """Count ``number`` more threads that may call collectives, or fewer if it is negative."""
         self._meetings.more_threads(self._rank, number)
 
     def allreduce(
@@ -157,7 +164,7 @@ class OracleHvd:
 
 
 def combine(given: Sequence[torch.Tensor], op: int, size: int) -> torch.Tensor:
-    """What ``op`` makes of float64 tensors; who has joined counts as zero."""
+    """Reduce float64 tensors by ``op``; in sums and averages, ranks that have joined count as zero."""
     stacked = torch.stack(list(given))
     if op in (Min, Max):
         return stacked.amin(0) if op == Min else stacked.amax(0)
@@ -165,7 +172,7 @@ def combine(given: Sequence[torch.Tensor], op: int, size: int) -> torch.Tensor:
 
 
 def consult(program: Callable[[Any, Any], None], size: int) -> list[Outcome]:
-    """The outcome on every rank of a job of that size."""
+    """Run ``program`` on ``size`` ranks, each a thread; their outcomes, by rank."""
     meetings = Meetings(size)
     outcomes: dict[int, Outcome] = {}
 
@@ -175,12 +182,13 @@ def consult(program: Callable[[Any, Any], None], size: int) -> list[Outcome]:
         try:
             outcomes[rank] = msgspec.structs.replace(run(program, hvd), steps=hvd.steps)
         finally:
-            meetings.more_threads(rank, -1)
+            meetings.more_threads(rank, -1)  # whatever has happened: ranks that wait for this one must find out
             for parameter in hvd.parameters:
                 parameter.grad = None  # with its graph it would keep the parameter, where no collector finds that
 
     with _backward_that_reduces(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # programs do what PyTorch warns of
+        warnings.simplefilter("ignore")  # programs do what PyTorch warns of; filters are the process's
+        # Daemons, so that a rank that does not end cannot keep an interrupted fuzzer alive.
         threads = [threading.Thread(target=be, args=(rank,), daemon=True) for rank in range(size)]
         for thread in threads:
             thread.start()
@@ -191,7 +199,7 @@ def consult(program: Callable[[Any, Any], None], size: int) -> list[Outcome]:
 
 @contextlib.contextmanager
 def _backward_that_reduces() -> Iterator[None]:
-    """Meanwhile ``backward`` on a rank's thread ends with the reductions that it is due; nested ones are part of it."""
+    """Patch ``backward``: on a rank's thread it ends with the reductions that are due; nested ones are part of it."""
     plain = torch.autograd.backward
 
     def backward(*args: Any, **kwargs: Any) -> None:
@@ -208,7 +216,7 @@ def _backward_that_reduces() -> Iterator[None]:
             _of_this_thread.inside = False
             for hook in hooks:
                 hook.remove()
-        for optimizer in dict.fromkeys(touched):
+        for optimizer in dict.fromkeys(touched):  # each once, in the order in which the pass came to them
             optimizer.oracle.pass_ended()
 
     with _patching:
@@ -223,6 +231,7 @@ def _watch(optimizer: OracleOptimizer) -> list[Any]:
     """Hooks that note which optimizers the pass of a thread has touched."""
 
     def note(_: torch.Tensor) -> None:
+        # Not a list of the closure's: threads watch all optimizers of their rank, so this runs in others' passes too.
         _of_this_thread.touched.append(optimizer)
 
     params = [p for p in optimizer.oracle.params().values() if p.requires_grad]

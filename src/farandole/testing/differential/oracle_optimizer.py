@@ -14,25 +14,25 @@ from farandole.testing.differential.outcome import value_of
 
 
 class Meets(Protocol):
-    """What the averaging needs of a rank."""
+    """Interface of a rank, as far as the averaging needs it."""
 
     optimizers: list[OracleOptimizer]
     parameters: list[torch.Tensor]
-    """All that an optimizer has had: names go by addresses, which must not be another one's later."""
+    """Every parameter an optimizer has had, kept alive: names go by ``id``, which must not be another one's later."""
     steps: dict[str, bytes]
-    """Digests of what the optimizers have stepped with."""
+    """Digests of the parameters and gradients of each step, by optimizer and number of the step."""
 
     def meet(self, name: str, value: Any, members: tuple[int, ...] | None = None) -> Given:
-        """What all members have given under this name."""
+        """Give ``value`` under a name; returns the values of all members, by rank."""
 
     def rank(self) -> int:
-        """Of this rank."""
+        """The number of this rank."""
 
 
 @final
 @dataclass(frozen=True)
 class ReductionTerms:
-    """How gradients are reduced."""
+    """Terms of a reduction: the operation, backward passes per step, and the ranks of the process set."""
 
     op: int
     passes: int
@@ -58,7 +58,7 @@ class Averaging:
         return {self.names.get(id(p), str(i)): p for i, p in enumerate(every)}
 
     def pass_ended(self) -> None:
-        """A backward pass has changed gradients."""
+        """Count a backward pass, and reduce if it is the last that a step takes."""
         self.passes += 1
         if self.passes >= self.terms.passes:
             self.reduce()
@@ -92,7 +92,7 @@ class Averaging:
             self.hvd.steps[f"{self.label} {self.steps}"] = digests.encode()
 
     def is_due(self, p: torch.Tensor) -> bool:
-        """Whether the gradient of ``p`` is to be reduced: of one that is frozen, only what is not summed up yet."""
+        """True if the gradient of ``p`` is to be reduced; a frozen one's is not summed up twice."""
         is_left = any(p.grad is g and g._version == version for g, version in self.last)
         return p.requires_grad or self.terms.op == 0 or not is_left
 
@@ -120,7 +120,7 @@ def put(p: torch.Tensor, mean: torch.Tensor, sparse: bool) -> None:
 
 
 class OracleOptimizer(torch.optim.Optimizer):
-    """Before the class of a user's optimizer."""
+    """Base that comes before the class of a user's optimizer, and averages before its ``step``."""
 
     oracle: Averaging
 

@@ -40,7 +40,7 @@ class ProgramFailure(msgspec.Struct, frozen=True):
 
 @final
 class Outcome(msgspec.Struct, frozen=True):
-    """What one rank recorded, by name, until it ended or failed; the oracle's also with what they stepped, by step."""
+    """Records of one rank by name, until it ended or failed; the oracle's also with a digest of each step."""
 
     values: dict[str, RecordedTensor] = {}
     failure: ProgramFailure | None = None
@@ -48,7 +48,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def value_of(found: Any) -> RecordedTensor:
-    """What to keep of something that a program recorded."""
+    """Digest of a value that a program recorded, with some of its numbers."""
     if not isinstance(found, torch.Tensor):
         return RecordedTensor(repr(found))
     tensor = (found.to_dense() if found.is_sparse else found).detach()
@@ -76,7 +76,7 @@ def run(program: Callable[[Any, Any], None], hvd: Any) -> Outcome:
 
 
 def failure_of(error: BaseException) -> ProgramFailure:
-    """What to keep of an error."""
+    """Summary of an error that ended a program."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == FILE]
     line = (frames[-1].lineno or 0) if frames else 0
     text = "".join(traceback.format_exception(error))[-4000:]

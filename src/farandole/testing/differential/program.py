@@ -13,7 +13,7 @@ from typing import Any, final
 import msgspec
 
 OWN = "own"
-"""In the name of a record of what each rank has for itself: where two are equal, that is chance."""
+"""Word in the name of a record that each rank has for itself: where two are equal, that is chance."""
 
 HEAD = """\
 import copy
@@ -37,7 +37,7 @@ class Step(msgspec.Struct, frozen=True):
 
 @final
 class Program(msgspec.Struct, frozen=True):
-    """What each rank does. ``settings`` are those of ``init``."""
+    """Steps that every rank takes. ``settings`` are those of ``init``."""
 
     seed: int
     index: int
@@ -46,21 +46,21 @@ class Program(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """What to type to get it again."""
+        """The options of the command line that generate it again."""
         return f"--seed {self.seed} --only {self.index}"
 
     @property
     def features(self) -> list[str]:
-        """What it does, without repetition."""
+        """The features of its steps, each once."""
         return list(dict.fromkeys(step.feature for step in self.steps))
 
     @property
     def may_refuse(self) -> bool:
-        """Whether Farandole's documentation says that some step may be refused."""
+        """True if Farandole's documentation says that some step may be refused."""
         return any(step.may_refuse for step in self.steps)
 
     def replace(self, **changes: Any) -> Program:
-        """The same with other steps or settings."""
+        """A copy with other steps or settings."""
         return msgspec.structs.replace(self, **changes)
 
     def function(self) -> str:
@@ -70,7 +70,7 @@ class Program(msgspec.Struct, frozen=True):
         return "def program(hvd, record):\n" + textwrap.indent("\n".join(body), "    ") + "\n"
 
     def compiled(self) -> Callable[[Any, Any], None]:
-        """The function itself."""
+        """``program(hvd, record)``, compiled from its text."""
         space: dict[str, Any] = {}
         exec(compile(HEAD + "\n\n" + self.function(), FILE, "exec"), space)  # noqa: S102 (text of our own)
         found: Callable[[Any, Any], None] = space["program"]
@@ -91,9 +91,9 @@ class Program(msgspec.Struct, frozen=True):
 
 
 FILE = "<program>"
-"""What tracebacks call the text of a program."""
+"""File name of a program's text in tracebacks."""
 
 
 def from_mapping(found: Mapping[str, Any]) -> Program:
-    """A program that was written as JSON."""
+    """Read a program that was written as JSON."""
     return msgspec.convert(found, Program)

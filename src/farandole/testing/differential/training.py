@@ -63,13 +63,13 @@ def _(draft: Draft) -> None:
 
 @entry(ZEROS, "prefilled", 1, lambda draft: draft.pair.kind != "embedding")
 def _(draft: Draft) -> None:
-    """Gradients that no pass has made, to which one adds."""
+    """Gradients assigned by hand, to which the next pass adds."""
     prefill(draft, "prefilled", "requires_grad")
 
 
 @entry(ZEROS, "prefilled frozen", 2, lambda draft: draft.pair.kind != "embedding" and draft.pair.frozen)
 def _(draft: Draft) -> None:
-    """The same for frozen parameters, with which optimizers step too."""
+    """Gradients assigned by hand to frozen parameters too: optimizers step with them."""
     prefill(draft, "prefilled frozen", "is_leaf")
 
 
@@ -88,7 +88,7 @@ def prefill(draft: Draft, feature: str, which: str) -> None:
 
 
 def repeat(draft: Draft, feature: str, *lines: str, may_refuse: bool = False) -> None:
-    """As often as the optimizer expects it."""
+    """Add these lines once for each backward pass that the optimizer expects before a step."""
     for _ in range(draft.pair.passes):
         draft.add(feature, *lines, may_refuse=may_refuse)
 
@@ -167,7 +167,7 @@ def _(draft: Draft) -> None:
 
 @entry(PASSES, "autograd.grad", 1, lambda draft: draft.pair.kind not in ("embedding", "scalars"))
 def _(draft: Draft) -> None:
-    """The same with ``autograd.grad``, which touches no ``p.grad``."""
+    """A penalty on gradients from ``autograd.grad``, which touches no ``p.grad``."""
     pair = draft.pair
     repeat(
         draft,
@@ -219,7 +219,7 @@ def _(draft: Draft) -> None:
 
 @entry(PASSES, "two losses", 1, lambda draft: draft.pair.passes == 1 and draft.pair.op == "Average")
 def _(draft: Draft) -> None:
-    """More passes than announced."""
+    """Two passes where the optimizer was told of one."""
     draft.add("two losses", *(f"{loss(draft, draft.pair)}.backward()" for _ in range(2)))
 
 
@@ -247,7 +247,7 @@ def closure(draft: Draft) -> None:
 
 
 def change(draft: Draft, feature: str, line: str) -> None:
-    """The same line for every dense gradient."""
+    """Run ``line`` for every dense gradient."""
     draft.add(feature, f"for p in graded({draft.pair.m}):", f"    {line}")
 
 

@@ -25,7 +25,7 @@ EQUAL, REFUSED, FAILED = "equal", "refused", "failed alike"
 
 @final
 class Verdict(msgspec.Struct, frozen=True):
-    """``kind``: one of the three above, or what is wrong; ``text`` says more."""
+    """Verdict on a program. ``kind``: one of the three above, or what is wrong; ``text`` says more."""
 
     kind: str
     text: str = ""
@@ -33,12 +33,16 @@ class Verdict(msgspec.Struct, frozen=True):
 
     @property
     def is_finding(self) -> bool:
-        """Whether somebody should look at it."""
+        """True if somebody should look at it."""
         return self.kind not in (EQUAL, REFUSED, FAILED)
 
 
 def judge(program: Program, expected: Sequence[Outcome], found: JobFindings) -> Verdict:
-    """Equal numbers, and equal bits where the oracle's ranks have equal bits; or errors on every rank that are due."""
+    """Compare a job with the oracle.
+
+    Right are equal numbers, and equal bits where the oracle's ranks have equal bits; or errors that are due, on every
+    rank.
+    """
     size = len(expected)
     if found.ending:
         return Verdict(found.ending, f"on {size} ranks\n{found.evidence}", size)
@@ -64,7 +68,7 @@ def judge(program: Program, expected: Sequence[Outcome], found: JobFindings) -> 
 
 
 def _diverge(expected: Sequence[Outcome]) -> bool:
-    """Whether the program makes ranks step with different numbers, as the oracle's have."""
+    """True if the oracle's ranks have stepped with different numbers: it is the program that makes them diverge."""
     steps: dict[str, bytes] = {}
     return any(
         steps.setdefault(step, digest) != digest for outcome in expected for step, digest in outcome.steps.items()

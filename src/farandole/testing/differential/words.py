@@ -1,10 +1,15 @@
-"""Words that generated programs are made of: small networks, data of each rank, and deeds that take several lines.
+"""Words that generated programs are made of: small networks, data of each rank, and actions that take several lines.
 
     net = Net("conv", seed=3)
     net(data(7, rank)).square().mean().backward()
 
 The same seed gives the same numbers in every process. On the oracle's side, where ranks are threads of one process,
-deeds that concern a process (children, signals) leave out the process and keep the numbers.
+actions on a process (children, signals) leave out the process and keep the numbers.
+
+Threads: a program runs in the main thread of a rank's process, where signal handlers run too, or in a thread of the
+oracle, which can have neither signals nor a fork of its own. Only ``in_threads`` adds some that call collectives. The
+oracle must know their number at every moment (see ``meeting``): the caller, who only waits, lends its own count to one
+of them.
 """
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 Hvd: TypeAlias = Any
-"""``farandole.torch``, or what stands for it on the oracle's side."""
+"""``farandole.torch``, or the oracle's stand-in for it."""
 
 SPAWNED_S = 60.0
 
@@ -135,7 +140,7 @@ def dots(kept: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
 
 @contextlib.contextmanager
 def raising(layer: nn.Module, here: bool) -> Iterator[None]:
-    """If ``here``: the gradient of a layer's first parameter raises when it is computed, and that is caught."""
+    """Make the gradient of a layer's first parameter raise, if ``here``, and catch the error after the block."""
     parameter = next(layer.parameters())
 
     def hook(_: torch.Tensor) -> None:
@@ -152,7 +157,7 @@ def raising(layer: nn.Module, here: bool) -> Iterator[None]:
 
 
 def is_oracle(hvd: Hvd) -> bool:
-    """Whether ranks are threads of this process."""
+    """True if ranks are threads of this process."""
     return getattr(hvd, "is_oracle", False)
 
 
@@ -180,13 +185,13 @@ def in_threads(hvd: Hvd, *calls: Callable[[], Any]) -> None:
                 call()
         except Exception as error:
             errors.append(error)
-        with lock:
+        with lock:  # two that end together must not both take themselves for the last, nor neither
             left[0] -= 1
             if left[0] and is_oracle(hvd):
                 hvd.more_threads(-1)
 
     if is_oracle(hvd):
-        hvd.more_threads(len(calls) - 1)
+        hvd.more_threads(len(calls) - 1)  # before any of them runs: one that waits alone would look like a deadlock
     threads = [threading.Thread(target=run, args=(call,), daemon=True) for call in calls]
     for thread in threads:
         thread.start()
@@ -215,14 +220,14 @@ def child_that_writes(hvd: Hvd, model: nn.Module) -> None:
     """A forked child that overwrites its gradients."""
     if is_oracle(hvd):
         return
-    child = os.fork()
+    child = os.fork()  # with the session's threads around, none of which the child has: it may do no more than write
     if child == 0:
         try:
             for p in graded(model):
                 assert p.grad is not None
                 p.grad.fill_(777.0)
         finally:
-            os._exit(0)
+            os._exit(0)  # whatever happens: this copy of the rank must not go on with the program or run exit hooks
     os.waitpid(child, 0)
 
 
@@ -257,7 +262,7 @@ def interrupted(hvd: Hvd, number: int, nbytes: int = 4) -> list[torch.Tensor]:
     entered: list[None] = []
 
     def handle(*_: object) -> None:
-        if not entered:
+        if not entered:  # the timer also fires while the collective below waits: the handler would nest
             entered.append(None)
             found.append(hvd.allreduce(torch.ones(1) + hvd.rank(), name=f"in handler {number}"))
 
@@ -266,6 +271,7 @@ def interrupted(hvd: Hvd, number: int, nbytes: int = 4) -> list[torch.Tensor]:
         return [*found, hvd.allreduce(torch.ones(nbytes // 4), name=f"interrupted {number}")]
     inherited = signal.signal(signal.SIGALRM, handle)
     try:
+        # It repeats: a signal that comes between a look at `found` and pause() does not end that pause, the next does.
         signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
         while hvd.rank() == 0 and not found:
             signal.pause()  # the others wait meanwhile
@@ -273,6 +279,7 @@ def interrupted(hvd: Hvd, number: int, nbytes: int = 4) -> list[torch.Tensor]:
         while not found:
             signal.pause()
     finally:
+        # In this order: by default SIGALRM ends the process.
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, inherited)
     return [*found, outer]

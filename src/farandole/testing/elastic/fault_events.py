@@ -1,4 +1,4 @@
-"""What befalls a job of the model: faults, and what people plan."""
+"""Faults of a job of the model, and the changes of its hosts that people plan."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from farandole.testing.elastic.world import JobWorld
 
 
 def happen(world: JobWorld, kind: str, who: int | str) -> None:
-    """One of ``JobWorld.fault_events`` comes true."""
+    """Apply one of ``JobWorld.fault_events``."""
     if kind == "plan":
         _plan(world)
         return
@@ -29,7 +29,7 @@ def happen(world: JobWorld, kind: str, who: int | str) -> None:
 
 
 def _fail(world: JobWorld, worker_id: int, in_apply: bool) -> None:
-    """Something raises in the process, which goes on; in ``apply``, its state is then neither that nor this."""
+    """Raise in a worker that goes on; if it is in ``apply``, its state is then neither the old nor the new one."""
     worker = world.workers[worker_id]
     if in_apply:
         worker = protocol.apply(world, worker)
@@ -41,7 +41,7 @@ def _fail(world: JobWorld, worker_id: int, in_apply: bool) -> None:
 
 
 def _raise(world: JobWorld, worker_id: int) -> None:
-    """Its script raises: the process says so, and ends."""
+    """Raise in a worker's script: the process says so, and ends."""
     world.say(
         worker_id,
         job_events.GenerationEnded(world.workers[worker_id].generation, f"the script of worker {worker_id} has raised"),
@@ -51,7 +51,7 @@ def _raise(world: JobWorld, worker_id: int) -> None:
 
 
 def _lose(world: JobWorld, host: str, cut: bool) -> None:
-    """Power, or the cable: in that case its workers go on with what they have."""
+    """Lose a host's power, or (``cut``) its cable: in that case its workers go on with what they have."""
     for worker in list(world.workers.values()):
         if worker.host != host or worker.life == Life.ENDED:
             continue
@@ -64,7 +64,7 @@ def _lose(world: JobWorld, host: str, cut: bool) -> None:
 
 
 def _plan(world: JobWorld) -> None:
-    """The list of hosts changes; those that are on it are well again."""
+    """Change the list of hosts; those that are on it are well again."""
     hosts = world.setup.plans[world.planned]
     world.planned += 1
     world.gone = world.gone.difference(hosts)

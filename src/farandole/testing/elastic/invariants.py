@@ -1,4 +1,4 @@
-"""What must hold in every state of an elastic job, by the numbers of the promises in docs/design/elasticity.md."""
+"""Invariants of every state of an elastic job, by the numbers of the promises in docs/design/elasticity.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from farandole.testing.elastic.world import JobWorld
 
 
 def check(world: JobWorld) -> None:
-    """What holds between any two steps."""
+    """Check what must hold between any two atomic steps."""
     whole = _holders(world)
     for worker in whole:
         _check_samples(world, worker)
@@ -26,7 +26,7 @@ def check(world: JobWorld) -> None:
 
 
 def _holders(world: JobWorld) -> list[Simulated]:
-    """Who is well and has the state, but for those that have been sent home, as their host is not to be used."""
+    """Workers that are well and have the state, except those sent home, as their host is not to be used."""
     return [
         worker
         for worker in world.workers.values()
@@ -37,7 +37,7 @@ def _holders(world: JobWorld) -> list[Simulated]:
 
 
 def _check_samples(world: JobWorld, worker: Simulated) -> None:
-    """Every sample below the cursor is committed once, and none above it."""
+    """Check that every sample below the cursor is committed once, and none above it."""
     content, worker_id = worker.content, 0
     for step in content.steps:
         if step.start != worker_id:
@@ -48,7 +48,7 @@ def _check_samples(world: JobWorld, worker: Simulated) -> None:
 
 
 def check_formed(world: JobWorld, worker_ids: Sequence[int]) -> None:
-    """Rank 0 has the state, and who is sent home was not the only one to have seen the last step."""
+    """Check that rank 0 has the state, and that a member has seen the last step if any worker that is well has."""
     steps = {worker_id: vote.goes_on_from(each.claim.step, each.joined) for worker_id, each in world.workers.items()}
     members = [steps[worker_id] for worker_id in worker_ids if world.workers[worker_id].life != Life.ENDED]
     if len(members) < len(worker_ids) or world.is_hurried:
@@ -61,7 +61,7 @@ def check_formed(world: JobWorld, worker_ids: Sequence[int]) -> None:
 
 
 def check_agreed(world: JobWorld, agreement: Agreement, claims: Sequence[Claim]) -> None:
-    """A generation goes on from the newest state that any of its members has."""
+    """Check that a generation goes on from the newest state that any of its members has."""
     if agreement.step < max(claim.step for claim in claims):
         world.faults.append(f"P3: a step is undone that a member still has: {claims}, {agreement}")
     if agreement.step < world.best - 1:
@@ -71,7 +71,7 @@ def check_agreed(world: JobWorld, agreement: Agreement, claims: Sequence[Claim])
 
 
 def check_finished(world: JobWorld, worker: Simulated) -> None:
-    """A worker has trained on everything: that was every sample, and in fixed batches, always the same ones."""
+    """Check a worker that has finished: it has trained on every sample, and fixed batches were always the same ones."""
     setup, steps = world.setup, worker.content.steps
     if sum(step.stop - step.start for step in steps) != setup.samples:
         world.faults.append(f"P4: a worker has finished, and did not train on all samples: {worker}")
@@ -81,7 +81,7 @@ def check_finished(world: JobWorld, worker: Simulated) -> None:
 
 
 def check_spared(world: JobWorld, decision: Decision, worker_ids: Sequence[int]) -> None:
-    """Nobody who is well, and has its part in the job, is ended; but when the list of hosts says so."""
+    """Check that no worker is ended that is well and has a part in the job, unless the list of hosts says so."""
     for worker_id in worker_ids:
         worker = world.workers.get(worker_id)
         is_well = worker is not None and worker.life == Life.UP and worker.generation > 0
@@ -90,7 +90,7 @@ def check_spared(world: JobWorld, decision: Decision, worker_ids: Sequence[int])
 
 
 def check_end(world: JobWorld, decision: Decision) -> None:
-    """The job ends only when it cannot go on."""
+    """Check that the job ends only when it cannot go on."""
     able = _holders(world)
     limits = world.setup.policy
     if able and limits.min_np == 1 and not limits.reset_limit and not world.is_hurried:

@@ -7,7 +7,7 @@ from farandole.testing.elastic.world import JobMove, JobWorld
 
 
 def do(world: JobWorld, action: JobMove) -> None:
-    """What follows from it at other parts is under way then. What it breaks is in ``JobWorld.faults``."""
+    """Make one step. Its consequences for other parts are under way then; what it breaks is in ``JobWorld.faults``."""
     kind, who = action
     if kind == "obey":
         protocol.obey(world, int(who))

@@ -1,4 +1,4 @@
-"""What a worker of the model does: obey the controller's words, and go on as far as the data plane lets it."""
+"""Protocol of a worker of the model: obey the controller's words, and go on as far as the data plane lets it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from farandole.testing.elastic.world import JobWorld
 
 
 def obey(world: JobWorld, worker_id: int) -> None:
-    """It takes the next of the controller's words in."""
+    """Let a worker take in the next of the controller's words."""
     (word, generation, worker_ids), *rest = world.down[worker_id]
     world.down[worker_id] = tuple(rest)
     worker = world.workers[worker_id]
@@ -35,7 +35,7 @@ def obey(world: JobWorld, worker_id: int) -> None:
 
 
 def move(world: JobWorld, worker_id: int) -> None:
-    """It goes on by itself."""
+    """Let a worker go on by itself: one atomic step."""
     worker = world.workers[worker_id]
     if worker.at == At.IMPORTING:
         world.workers[worker_id] = worker._replace(at=At.INIT)
@@ -60,7 +60,7 @@ def move(world: JobWorld, worker_id: int) -> None:
 
 
 def come_again(world: JobWorld, worker: Simulated) -> None:
-    """Its generation is over, for it: ``shutdown()`` and ``init()``."""
+    """Leave a generation that is over for this worker, and come again: ``shutdown()`` and ``init()``."""
     world.workers[worker.worker_id] = worker._replace(at=At.INIT)
     world.say(worker.worker_id, job_events.WorkerLeft(worker.worker_id))
     step = vote.goes_on_from(worker.claim.step, worker.joined)
@@ -80,7 +80,7 @@ def compute(world: JobWorld, worker: Simulated) -> None:
 
 
 def cast_vote(world: JobWorld, worker: Simulated) -> None:
-    """Its part of the step is there."""
+    """Bring a worker's part of the step to the vote."""
     batch = world.batch(worker)
     assert batch is not None
     rank, size = worker.members.index(worker.worker_id), len(worker.members)
@@ -90,7 +90,7 @@ def cast_vote(world: JobWorld, worker: Simulated) -> None:
 
 
 def apply(world: JobWorld, worker: Simulated) -> Simulated:
-    """The worker after the step whose vote it has seen the end of."""
+    """Apply the step whose vote is complete; returns the worker after it."""
     rules = world.setup.rules
     outcome = rules.count(cast("list[vote.Vote]", world.said_at(worker)))
     batch, content = world.batch(worker), worker.content
@@ -103,7 +103,7 @@ def apply(world: JobWorld, worker: Simulated) -> Simulated:
 
 
 def _agree(world: JobWorld, worker: Simulated) -> None:
-    """All have said what state they are in."""
+    """Agree on a state, now that all members have said which they have."""
     said = cast("list[tuple[vote.Claim, Content]]", world.said_at(worker))
     claims = [claim for claim, _ in said]
     try:
@@ -129,7 +129,7 @@ def _agree(world: JobWorld, worker: Simulated) -> None:
 
 
 def _receive(world: JobWorld, worker: Simulated) -> None:
-    """The sources have sent all they have."""
+    """Take over the state that the sources have sent."""
     said = cast("dict[int, Content]", dict(world.met[world.point(worker)]))
     content = said[worker.sources[0]]
     if not world.setup.rules.hands_over_cursor:

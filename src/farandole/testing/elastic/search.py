@@ -1,6 +1,6 @@
 """Every interleaving of a small job: all orders of messages, steps and faults, each state once.
 
-    >>> found = search(Setup({"a": 2}, Policy(hang_timeout_s=5.0), budget=(("kill", 1),)))
+    >>> found = search(JobSetup({"a": 2}, Policy(hang_timeout_s=5.0), budget=(("kill", 1),)))
     >>> found.fault, found.ends[0] > 0
     ('', True)
 
@@ -32,7 +32,7 @@ SUSPENDED = -1
 
 @final
 class JobSearch(NamedTuple):
-    """What a search has seen: states, the steps between them, how often the job ended with which status.
+    """Result of a search: states, the steps between them, how often the job ended with which status.
 
     ``fault`` is the first thing that is broken, with the shortest way there.
     """
@@ -54,7 +54,7 @@ class MembershipStates:
         self.first = self.page(Membership(policy))
 
     def page(self, membership: Membership) -> Page:
-        """The one for this state."""
+        """The page of this state; a new one if it has not been seen before."""
         key = freeze(membership)
         if key not in self._pages:
             self._pages[key] = Page(self, len(self.memberships), membership.deadline_s)
@@ -64,7 +64,7 @@ class MembershipStates:
 
 @final
 class Page:
-    """A state of a membership; a ``Controller`` of the model."""
+    """A state of a membership; a ``SimulatedController`` of the model."""
 
     def __init__(self, book: MembershipStates, number: int, deadline_s: float | None) -> None:
         self._book, self.number, self.deadline_s = book, number, deadline_s
@@ -82,7 +82,7 @@ class Page:
 
 
 def freeze(value: Any) -> Hashable:
-    """By value, whatever it is made of."""
+    """Make something hashable by its value, whatever it is made of."""
     if isinstance(value, dict):
         return tuple((freeze(key), freeze(each)) for key, each in value.items())
     if isinstance(value, list | tuple):
@@ -99,7 +99,7 @@ def freeze(value: Any) -> Hashable:
 
 
 def key_of(world: JobWorld) -> Hashable:
-    """What tells two worlds apart."""
+    """Key of a world: two worlds with the same key can do the same from now on, and count as one."""
     page = world.controller
     assert isinstance(page, Page)
     queues = (world.up, world.news, world.down)
@@ -117,7 +117,7 @@ def key_of(world: JobWorld) -> Hashable:
 
 
 def successors(world: JobWorld) -> Iterator[tuple[JobMove, JobWorld]]:
-    """All that can come next. Time passes when nothing else can happen by itself."""
+    """Everything that can come next, and the world after it. Time passes when nothing else can happen by itself."""
     actions = world.enabled()
     if not actions and world.status is None and world.controller.deadline_s is not None:
         actions = [JobMove("tick")]
@@ -128,7 +128,7 @@ def successors(world: JobWorld) -> Iterator[tuple[JobMove, JobWorld]]:
 
 
 def search(setup: JobSetup, most: int = 1_000_000) -> JobSearch:
-    """All states that can be reached; stops at the first fault."""
+    """Visit every state that can be reached; stops at the first fault."""
     begin = JobWorld(setup, MembershipStates(setup.policy).first, invariants)
     numbers = {key_of(begin): 0}
     reached_from: list[list[int]] = [[]]
@@ -139,7 +139,7 @@ def search(setup: JobSetup, most: int = 1_000_000) -> JobSearch:
     waiting = deque([(0, begin)])
     transitions = 0
     while waiting:
-        number, world = waiting.popleft()
+        number, world = waiting.popleft()  # the oldest: breadth first, so that the way to a fault is a shortest one
         if world.status is not None:
             ends[world.status] += 1
             ended.append(number)

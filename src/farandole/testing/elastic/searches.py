@@ -1,6 +1,6 @@
 """The jobs that are searched: ``python -m farandole.testing.elastic.searches [NAME ...]`` prints what was seen.
 
-Those of ``SMALL`` are searched by the tests; those of ``LARGE`` take minutes, and are for changes of the protocol.
+Tests search the jobs of ``SMALL``; those of ``LARGE`` take minutes, and are for changes of the protocol.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ LARGE = {
 
 
 def main(names: Sequence[str]) -> int:
-    """The command."""
+    """Run the searches of these names, or all; 1 if one has found a fault."""
     failed = 0
     for name, setup in {**SMALL, **LARGE}.items():
         if names and name not in names:

@@ -4,8 +4,8 @@
     >>> told.faults, told == simulate(seed=7)
     ([], True)
 
-A seed decides everything: the hosts, the limits, what befalls the job and when, and how long each message and each
-step takes. Nothing takes as long as a time-out, but what is meant to.
+A seed decides everything: the hosts, the limits, the faults and plans and when they come, and how long each message and
+each step takes. Nothing takes as long as a time-out, but what is meant to.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from farandole.testing.elastic.worker import At
 from farandole.testing.elastic.world import JobMove, JobSetup, JobWorld, Rules
 
 MESSAGE_S, LATE_S = (0.001, 0.05), (0.5, 1.5)
-"""How long most messages take, and a few of them."""
+"""Range of the delays of most messages, and of the few that are late."""
 
 LATE = 0.02
-"""How many of them."""
+"""Share of the messages that are late."""
 
 MOVES_S = {
     At.IMPORTING: (0.5, 3.0),
@@ -42,30 +42,30 @@ MOVES_S = {
     At.VOTING: (0.0005, 0.005),
 }
 SILENCE_S = 3.0
-"""After which a host counts as lost."""
+"""Time of silence after which a host counts as lost."""
 
 RECOVERY_S = 15.0
-"""Between two steps there is no more time than this for each thing that befalls the job. It is what a hang takes (5 s
-of patience), or a silent host (3 s), and then again one of these, as what befalls may come in between; and a few late
-messages."""
+"""Longest time between two steps, for each fault or plan near them. It is what a hang takes (5 s of patience), or a
+silent host (3 s), and then again one of these, as the next fault may come in between; and a few late messages."""
 
 ELASTIC_TIMEOUT_S, HORIZON_S = 100.0, 600.0
-"""How long a job waits for workers, and by when it must be over; but one of which every member hangs waits for ever."""
+"""Time that a job waits for workers, and by which it must be over; but if every member hangs it waits for ever."""
 
 JOURNALS = 50
-"""Every so many seeds there is a journal: it is replayed, and what stands in it is all that a controller leaves."""
+"""One seed in so many has a journal: it is replayed, and what stands in it is all that a controller leaves."""
 
 LIFE_TURNS = 20
-"""How long such a controller lives."""
+"""Number of turns for which such a controller lives."""
 
 RIGHT = Rules()
 
 
 @final
 class JobStory(NamedTuple):
-    """What became of a job.
+    """Story of a simulated job.
 
-    ``longest_s`` is the longest time between two steps where one thing befell it; ``faults`` are broken promises.
+    ``befell`` counts faults and plans; ``longest_s`` is the longest time between two steps near a single one of them;
+    ``faults`` are broken promises.
     """
 
     seed: int
@@ -79,9 +79,9 @@ class JobStory(NamedTuple):
 
 @final
 class LiveMembership:
-    """A ``Controller`` that is one membership; it goes on, and is not kept as it was.
+    """A ``SimulatedController`` with one membership, which changes in place: its former states are not kept.
 
-    Where it may have an ``heir``, that takes its place now and then, and nobody may notice.
+    If there is an ``heir``, that takes the membership over now and then, and nobody may notice.
     """
 
     def __init__(self, membership: Membership | Recorded, heir: Callable[[], Recorded] | None = None) -> None:
@@ -102,7 +102,7 @@ class LiveMembership:
 
 
 def draw_setup(chance: random.Random) -> JobSetup:
-    """A job of up to six slots, and what may befall it."""
+    """Draw a job of up to six slots, and the faults and plans that may come."""
     hosts = {name: chance.randint(1, 2) for name in "abc"[: chance.randint(1, 3)]}
     policy = Policy(
         min_np=chance.choice((1, 1, 2)),
@@ -141,7 +141,7 @@ class RandomSchedule:
         self.steps, self.longest_s, self.befell = 0, 0.0, 0
 
     def run(self) -> None:
-        """Until the job is over, nothing can happen any more, or something is broken."""
+        """Go on until the job is over, nothing can happen any more, or something is broken."""
         world = self._world
         while world.status is None and not world.faults and self._go_on():
             if world.now > HORIZON_S:
@@ -212,7 +212,7 @@ class RandomSchedule:
 
 
 def simulate(seed: int, rules: Rules = RIGHT) -> JobStory:
-    """One job, to its end."""
+    """Simulate one job to its end."""
     chance = random.Random(seed)  # noqa: S311 (it is to be the same again)
     setup = replace(draw_setup(chance), rules=rules)
     lines: list[str] = []
@@ -230,7 +230,7 @@ def simulate(seed: int, rules: Rules = RIGHT) -> JobStory:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command."""
+    """Simulate the jobs of these seeds; 1 if one has broken a promise."""
     first, count = [*map(int, arguments), 1][:2]
     told = [simulate(seed) for seed in range(first, first + count)]
     broken = [each for each in told if each.faults]

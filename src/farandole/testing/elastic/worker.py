@@ -10,18 +10,18 @@ from farandole.elastic.membership.vote import NEW, Claim
 
 @final
 class Life(IntEnum):
-    """What its process does."""
+    """State of a worker's process."""
 
     UP = 0
     HUNG = 1
     CUT_OFF = 2
-    """Its host is thought lost: it goes on with what has reached it, and nothing leaves or comes any more."""
+    """The host is thought lost: the process goes on with what has reached it, and nothing leaves or comes any more."""
     ENDED = 3
 
 
 @final
 class At(IntEnum):
-    """Where it is."""
+    """Stage of a worker in the protocol."""
 
     IMPORTING = 0
     INIT = 1
@@ -36,7 +36,7 @@ IN_GENERATION = (At.AGREEING, At.RECEIVING, At.COMPUTING, At.VOTING)
 
 
 class HistoryStep(NamedTuple):
-    """One step of the history of a state: the places of the epoch's order that it consumed, and among how many ranks.
+    """One step of the history of a state: the positions of the epoch's order that it consumed, and the number of ranks.
 
     The gradient's last bits depend on the latter.
     """
@@ -76,9 +76,9 @@ class Simulated(NamedTuple):
 
     @property
     def claim(self) -> Claim:
-        """What it says when a generation begins."""
+        """Claim that this worker makes when a generation begins."""
         return Claim(self.step if self.whole else NEW, str(self.content), joined=self.joined)
 
 
 Point: TypeAlias = tuple[int, str, int]
-"""Where ranks meet on the data plane: generation, what for, step."""
+"""Meeting of ranks on the data plane: generation, purpose, step."""

@@ -1,11 +1,11 @@
 """A job of the model: the real membership, workers that follow the protocol, and everything that is under way.
 
-    world = World(setup, controller, invariants)
+    world = JobWorld(setup, controller, invariants)
     for action in world.enabled(): ...
     do(world, action)                                   # one atomic step of one of its parts (job.py)
     world.faults                                        # what is broken that must hold; empty, it is hoped
 
-Who drives it chooses the order: ``search`` tries all, ``simulation`` has a clock.
+Its driver chooses the order: ``search`` tries all, ``simulation`` has a clock.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from farandole.testing.elastic.worker import IN_GENERATION, At, Content, Life, P
 
 
 class SimulatedController(Protocol):
-    """What decides. Those that ``turn`` may be others than before: a search keeps all of them."""
+    """Controller of the model. ``turn`` may return another one than was called: a search keeps all of them."""
 
     deadline_s: float | None
     """See ``Membership``."""
@@ -60,7 +60,7 @@ class Rules:
 @final
 @dataclass(frozen=True)
 class JobSetup:
-    """What job, and what may happen to it. ``fixed_batch``: ``batch`` samples are those of all ranks together."""
+    """Setup of a job, with the faults and plans that may come. ``fixed_batch``: all ranks together take ``batch``."""
 
     hosts: dict[str, int]
     policy: Policy
@@ -71,7 +71,7 @@ class JobSetup:
     plans: tuple[dict[str, int], ...] = ()
     rules: Rules = field(default_factory=Rules)
     in_detail: bool = False
-    """Whether things are told apart that make no difference: a worker's start and its ``init``, a step's begin and its
+    """True if things are told apart that make no difference: a worker's start and its ``init``, a step's begin and its
     vote. A search does without; a simulation has a clock, for which they do."""
 
 
@@ -83,20 +83,20 @@ class JobMove(NamedTuple):
 
 
 Word: TypeAlias = tuple[str, int, tuple[int, ...]]
-"""The controller to a worker: what, generation, places."""
+"""Word of the controller to a worker: its kind, generation, worker ids."""
 
 
 class Invariants(Protocol):
     """Checks of decisions, which add to the ``faults`` of the world; ``invariants`` has them."""
 
     def check_formed(self, world: JobWorld, worker_ids: Sequence[int]) -> None:
-        """Of a generation that is formed."""
+        """Check a generation that is formed."""
 
     def check_spared(self, world: JobWorld, decision: Decision, worker_ids: Sequence[int]) -> None:
-        """Of workers that are told to end."""
+        """Check a decision that tells workers to end."""
 
     def check_end(self, world: JobWorld, decision: Decision) -> None:
-        """Of the end of the job."""
+        """Check the end of the job."""
 
 
 @final
@@ -109,8 +109,8 @@ class JobWorld:
         self.now = 0.0
         self.controller = controller
         self.workers: dict[int, Simulated] = {}
-        self.up: dict[int, tuple[job_events.Any, ...]] = {}  # workers' own words to the controller
-        self.news: dict[int, tuple[job_events.Any, ...]] = {}  # what is reported of them
+        self.up: dict[int, tuple[job_events.Any, ...]] = {}  # what workers say themselves to the controller
+        self.news: dict[int, tuple[job_events.Any, ...]] = {}  # what agents report: this overtakes `up`, or the reverse
         self.down: dict[int, tuple[Word, ...]] = {}
         self.met: dict[Point, tuple[tuple[int, object], ...]] = {}
         self.host_news: tuple[job_events.Any, ...] = ()
@@ -126,17 +126,17 @@ class JobWorld:
 
     @property
     def is_hurried(self) -> bool:
-        """Whether a time-out came while what it waits for was still on its way."""
+        """True if a time-out came while what it waits for was still on its way."""
         return self.budget.get("hurry", 0) != dict(self.setup.budget).get("hurry", 0)
 
     @property
     def is_suspended(self) -> bool:
-        """Whether all members hang: nobody is left there who could miss them, as in a job that people have stopped."""
+        """True if all members hang: nobody is left who could miss them, as in a job that people have stopped."""
         lives = [self.workers[worker_id].life for worker_id in self.members]
         return Life.HUNG in lives and not {Life.UP, Life.CUT_OFF}.intersection(lives)
 
     def copy(self) -> JobWorld:
-        """Another one that can go another way."""
+        """A copy, which can go another way."""
         other = object.__new__(JobWorld)
         other.__dict__.update(self.__dict__)
         for name in ("workers", "up", "news", "down", "met", "budget"):
@@ -198,7 +198,7 @@ class JobWorld:
         return worker.at in IN_GENERATION
 
     def point(self, worker: Simulated) -> Point:
-        """What a worker waits for, or is about to come to."""
+        """The meeting that a worker waits at, or is about to come to."""
         if worker.at == At.AGREEING:
             return worker.generation, "claim", 0
         if worker.at == At.RECEIVING:
@@ -206,7 +206,7 @@ class JobWorld:
         return worker.generation, "vote", worker.step
 
     def is_complete(self, worker: Simulated) -> bool:
-        """Whether all have come that a worker waits for."""
+        """True if all have come that a worker waits for."""
         came = {worker_id for worker_id, _ in self.met.get(self.point(worker), ())}
         if worker.at == At.RECEIVING:
             return came.issuperset(worker.sources)
@@ -215,7 +215,7 @@ class JobWorld:
         return len(came) == len(worker.members)
 
     def _is_left_alone(self, worker: Simulated) -> bool:
-        """It waits for one who has left its generation; the connection between them says so."""
+        """True if it waits for one that has left its generation; the connection between them says so."""
         came = {worker_id for worker_id, _ in self.met.get(self.point(worker), ())}
         missing = set(worker.sources if worker.at == At.RECEIVING else worker.members) - came
         return any(self._has_left(worker_id, worker.generation) for worker_id in missing)
@@ -227,7 +227,7 @@ class JobWorld:
         return other.generation == generation and other.at not in IN_GENERATION
 
     def _is_missed(self, worker: Simulated) -> bool:
-        """Others of the generation wait for it, and it does not come."""
+        """True if others of the generation wait for a worker that does not come."""
         if worker.worker_id not in self.members or self._has_left(worker.worker_id, self.generation):
             return False
         others = [self.workers[worker_id] for worker_id in self.members if worker_id != worker.worker_id]
@@ -240,7 +240,7 @@ class JobWorld:
     # -- the controller -----------------------------------------------------------------------------------------------
 
     def turn(self, event: job_events.Any | None) -> None:
-        """The controller takes something in, or finds that it is time; its decisions are on their way."""
+        """Let the controller take an event in, or find that it is time; its decisions are on their way then."""
         if self.status is not None:
             return
         self.controller, decisions = self.controller.turn(self.now, event)
@@ -287,7 +287,7 @@ class JobWorld:
             self.tell(worker_id, (word, self.generation, ()))
 
     def tell(self, worker_id: int, word: Word) -> None:
-        """Something is on its way to a worker."""
+        """Send a word to a worker, unless nothing reaches it any more."""
         worker = self.workers.get(worker_id)
         if worker is None or worker.life in (Life.ENDED, Life.CUT_OFF):
             return
@@ -297,39 +297,39 @@ class JobWorld:
             self.down[worker_id] = (*self.down.get(worker_id, ()), word)
 
     def say(self, worker_id: int, event: job_events.Any) -> None:
-        """Something is on its way from a worker."""
+        """Send an event from a worker to the controller."""
         if self.workers[worker_id].life == Life.UP:
             self.up[worker_id] = (*self.up.get(worker_id, ()), event)
 
     def say_of(self, worker_id: int, event: job_events.Any) -> None:
-        """Something is on its way from a worker's agent."""
+        """Send an event from a worker's agent to the controller."""
         if self.workers[worker_id].life != Life.CUT_OFF:
             self.news[worker_id] = (*self.news.get(worker_id, ()), event)
 
     def end(self, worker_id: int, code: int) -> None:
-        """A process is over; its agent will say so, before or after what it said itself."""
+        """End a process; its agent will say so, before or after what it said itself."""
         self.say_of(worker_id, job_events.WorkerExited(worker_id, code, f"worker {worker_id} ended with {code}"))
         self.workers[worker_id] = Simulated(worker_id, self.workers[worker_id].host, Content(0), Life.ENDED)
         self.down.pop(worker_id, None)
 
     def batch(self, worker: Simulated) -> GlobalBatch | None:
-        """What a worker's next step takes; ``None`` at the end of the data."""
+        """The global batch of a worker's next step; ``None`` at the end of the data."""
         cut = fixed if self.setup.fixed_batch else per_rank
         sizes = (self.setup.batch,) if self.setup.fixed_batch else (len(worker.members), self.setup.batch)
         return next(cut(worker.content.cursor, self.setup.samples, *sizes), None)
 
     def come_to(self, worker: Simulated, said: object) -> None:
-        """A worker has its part at the point of the data plane where it is."""
+        """Bring a worker's part to the meeting where it is."""
         point = self.point(worker)
         self.met[point] = (*self.met.get(point, ()), (worker.worker_id, said))
 
     def said_at(self, worker: Simulated) -> list[object]:
-        """What all members have said where it is, by rank."""
+        """Parts of all members at the meeting where a worker is, by rank."""
         said = dict(self.met.get(self.point(worker), ()))
         return [said[worker_id] for worker_id in worker.members if worker_id in said]
 
     def take(self, kind: str, who: int | str) -> None:
-        """The controller takes in what is on its way to it, or finds that it is time."""
+        """Let the controller take in an event that is on its way, or learn that a worker hangs."""
         if kind == "report host":
             event, *rest = self.host_news
             self.host_news = tuple(rest)
@@ -342,7 +342,7 @@ class JobWorld:
         self.turn(event)
 
     def pass_time(self) -> None:
-        """It is the moment for which the controller waits."""
+        """Advance to the moment for which the controller waits."""
         deadline_s = self.controller.deadline_s
         assert deadline_s is not None
         assert deadline_s >= self.now, "the controller waits for a moment that has passed"
@@ -351,7 +351,7 @@ class JobWorld:
         assert self.controller.deadline_s != self.now, "the controller was woken for nothing"
 
     def forget(self) -> None:
-        """What nobody will ask for any more: two worlds that differ in nothing else are one."""
+        """Drop meetings that nobody comes to any more: two worlds that differ in nothing else are one."""
         live = [worker for worker in self.workers.values() if worker.life != Life.ENDED and worker.at in IN_GENERATION]
         first: dict[int, int] = {}
         for worker in live:

@@ -21,7 +21,7 @@ Do: TypeAlias = Callable[[TraineeJob, int], object]
 
 @final
 class FaultCase(NamedTuple):
-    """``faults`` in the workers, or what is ``done`` from outside; what a worker called for is ``done`` then.
+    """One row: ``faults`` in the workers, and what is ``done`` from outside once the first of them have happened.
 
     ``harmless``: nobody may be lost, and no generation end. ``after`` is done when the others train again. ``lost``:
     the hosts that were lost with all that ran there. ``status``: that with which the job ends, if this is the last.
@@ -47,7 +47,7 @@ def kill(phase: str, *ranks: int, quick: bool = False, name: str = "") -> FaultC
 
 
 def again(phase: str, rank: int, quick: bool = False) -> FaultCase:
-    """While the others re-form, another one is killed."""
+    """Another rank is killed while the others re-form without rank 3."""
     faults = [ScheduledFault("reduce", 3), ScheduledFault(phase, rank, later=True)]
     return FaultCase(f"SIGKILL of rank 3, then of rank {rank}", f"reduce, then {phase}", faults, quick=quick)
 
@@ -76,7 +76,7 @@ def _controllers(job: TraineeJob, number: int) -> None:
 
 
 def other(action: str, phase: str, rank: int, name: str, quick: bool = False) -> FaultCase:
-    """Another way to fail."""
+    """A rank fails in another way than by SIGKILL."""
     return FaultCase(f"{name} of rank {rank}", phase, [ScheduledFault(phase, rank, action)], quick=quick)  # type: ignore[arg-type]
 
 
@@ -94,7 +94,7 @@ def _notice(job: TraineeJob, _number: int) -> None:
 
 
 def _wrong_key(job: TraineeJob, _number: int) -> None:
-    """A process that has all of a worker's variables but its key says it was one."""
+    """A process that has all of a worker's variables but its key says hello as one."""
     pid = job.generation()[0].pid
     words = dict(line.split("=", 1) for line in Path(f"/proc/{pid}/environ").read_text().split("\0") if "=" in line)
     words = {name: "0" * len(text) if "KEY" in name else text for name, text in words.items()}
@@ -117,7 +117,7 @@ def _noise(job: TraineeJob, _number: int) -> None:
 
 
 def _ports(job: TraineeJob) -> list[int]:
-    """Where the processes of a job on this machine listen."""
+    """Ports at which the processes of a job on this machine listen."""
     sockets = set()
     for pid in {job.process.pid, job.controller(), *(each.pid for each in job.generation())}:
         for fd in os.listdir(f"/proc/{pid}/fd"):

@@ -28,7 +28,7 @@ def _hosts(job: TraineeJob) -> Cluster:
 
 
 def _called(phase: str) -> list[ScheduledFault]:
-    """Rank 0 waits in a phase until something was done from outside."""
+    """A fault by which rank 0 waits in a phase until something was done from outside."""
     return [ScheduledFault(phase, 0, "call")]
 
 
@@ -58,7 +58,7 @@ def _kill_agent(job: TraineeJob, _number: int) -> None:
 
 
 def _swap(job: TraineeJob, _number: int) -> None:
-    """One joins where another one leaves."""
+    """One worker joins where another one leaves."""
     last = job.generation()[0].generation
     names = list(job.hosts)
     job.offer({names[0]: job.hosts[names[0]] + 1, names[1]: job.hosts[names[1]] - 1})
@@ -102,7 +102,7 @@ def parted(phase: str, name: str, one_way: bool = False) -> FaultCase:
 
 
 def resets(whose: str, name: str, lost: str = "", quick: bool = False) -> FaultCase:
-    """What comes to node2 is answered by RST, which ends the connection at its other end, until that is noticed."""
+    """Answer packets to node2 by RST, which ends the connection at its other end, until that is noticed."""
     rule = f"INPUT -i eth0 {whose} -p tcp -j REJECT --reject-with tcp-reset"
 
     def do(job: TraineeJob, number: int) -> None:
@@ -115,13 +115,13 @@ def resets(whose: str, name: str, lost: str = "", quick: bool = False) -> FaultC
 
 
 def _ends(job: TraineeJob) -> int:
-    """How many generations have ended or begun: where a host is lost, an end is not always written down by itself."""
+    """Ends and beginnings of generations, counted: where a host is lost, an end may not be written down by itself."""
     journal = (job.folder / "journal").read_text()
     return journal.count('"type":"Over"') + journal.count('"type":"Form"')
 
 
 def _reboot(job: TraineeJob, _number: int) -> None:
-    """What the others have of their connections to it is half-open."""
+    """Reboot node2 at once: its peers keep half-open connections to it."""
     _hosts(job).kill("node2")
     _hosts(job).boot("node2")
 
@@ -130,7 +130,7 @@ def _reboot(job: TraineeJob, _number: int) -> None:
 
 
 def _intrude(job: TraineeJob, words: Sequence[str], host: str, targets: Sequence[str]) -> None:
-    """From a host, say something at every port of the targets where something of the job listens."""
+    """From a host, say something to every port of the targets where something of the job listens."""
     for target in targets:
         ports = listening(_hosts(job), target)
         assert ports or target != HEAD, f"the job listens nowhere on {target}"
@@ -139,7 +139,7 @@ def _intrude(job: TraineeJob, words: Sequence[str], host: str, targets: Sequence
 
 
 def listening(cluster: Cluster, host: str) -> list[int]:
-    """Where something listens on a host, but for its ssh server."""
+    """Ports at which something listens on a host, except its ssh server's."""
     tables = [cluster.path(host, f"/proc/1/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
     rows = [line.split() for table in tables for line in table]
     return sorted({int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == LISTENS} - {SSH})
@@ -150,7 +150,7 @@ def _malformed(job: TraineeJob, _number: int) -> None:
 
 
 def _replay(job: TraineeJob, _number: int) -> None:
-    """What the head and node1 hear while a worker joins is said again: there, and in the generations after."""
+    """Replay to the head and node1 what they heard while a worker joined: in that generation, and in the next one."""
     last = job.generation()[0].generation
     taps = {host: _Tap(job, host) for host in (HEAD, "node1")}
     job.offer({**job.hosts, "node2": job.hosts["node2"] + 1})

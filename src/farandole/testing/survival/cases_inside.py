@@ -17,8 +17,8 @@ OPTIONS = (
     *("--elastic-timeout", "10", "--elastic-journal", "/dev/full"),
     *("--stall-check-shutdown-time-seconds", "10"),
 )
-"""So long a newcomer may build its model, and a journal on a disk that is full. So long others wait for a worker that
-does something of its own: by default for ten minutes, as a loop that never ends looks like a long validation.
+"""Ten seconds for a newcomer to build its model, and a journal on a disk that is full. Ten seconds, too, until a worker
+is given up that does something of its own: by default ten minutes, as an endless loop looks like a long validation.
 """
 
 
@@ -39,14 +39,14 @@ def newcomer(name: str, phase: str, action: Deed, after: Do, quick: bool = False
 
 
 def slow(deed: Deed, after: Do | None = None, quick: bool = False) -> FaultCase:
-    """A few steps of a rank take longer, which must not cost it its place."""
+    """A few steps of a rank take longer, for which it must not be given up."""
     return FaultCase(
         f"rank 1 is {deed}", "forward", [ScheduledFault("forward", 1, deed)], after=after, harmless=True, quick=quick
     )
 
 
 def said(text: str) -> Do:
-    """The job must say so."""
+    """Wait until the launcher or a worker says ``text``."""
     return lambda job, _: job.until(lambda: text in job.errors, f"{text!r} in what the job says")
 
 
@@ -59,9 +59,9 @@ def skipped(deed: Deed, quick: bool = False) -> FaultCase:
 
 
 def _all_skipped(job: TraineeJob, number: int) -> None:
-    """The same step on every rank, and afterwards all have the same parameters and the same scale.
+    """All ranks skip the same step, and have the same parameters and the same scale afterwards.
 
-    It is the one after that which was hit if that was an epoch's last, as ``Trainee`` spoils none of those.
+    Where the step that was hit is an epoch's last, it is the one after: ``Trainee`` spoils none of those.
     """
     [hit] = struck(job.folder, number)
 
@@ -75,7 +75,7 @@ def _all_skipped(job: TraineeJob, number: int) -> None:
 
 
 def _trains_without(job: TraineeJob, number: int) -> None:
-    """The newcomer has begun and never gets ready: the others train, until it is given up and another one comes."""
+    """A newcomer has begun and never gets ready: the others train, until it is given up and another one comes."""
     job.until(lambda: len(struck(job.folder, number)) == 2, "a newcomer")
     last = job.generation()[0].generation
     job.until_steps(3)
@@ -84,7 +84,7 @@ def _trains_without(job: TraineeJob, number: int) -> None:
 
 
 def _refused(job: TraineeJob, number: int) -> None:
-    """No generation was tried with it: the next one is that with who comes instead of it."""
+    """A newcomer is refused, and no generation is tried with it: the next one is that with its replacement."""
     last = job.generation()[0].generation
     said("the ranks differ in what they train")(job, number)
     whole = job.until_whole(after=last)
@@ -92,7 +92,7 @@ def _refused(job: TraineeJob, number: int) -> None:
 
 
 def _join_and_leave(job: TraineeJob, _number: int) -> None:
-    """A slot is there, and gone before its worker is."""
+    """A slot is offered, and withdrawn before its worker is ready."""
     (host, slots), *_ = job.hosts.items()
     begun = job.decided("Start")
     job.offer({host: slots + 1})
@@ -102,7 +102,7 @@ def _join_and_leave(job: TraineeJob, _number: int) -> None:
 
 
 def _below_and_back(job: TraineeJob, _number: int) -> None:
-    """So many slots go that too few are left, and come again: nothing is lost, and nobody who could stay has ended."""
+    """Slots go until too few are left, and come again: nothing is lost, and no worker that could stay has ended."""
     (host, slots), *_ = job.hosts.items()
     before, dismissed = job.generation(), job.decided("Dismiss")
     job.offer({host: 1})
@@ -114,7 +114,7 @@ def _below_and_back(job: TraineeJob, _number: int) -> None:
 
 
 def _more(number: int) -> FaultCase:
-    """So many join at once, and go again."""
+    """``number`` workers join at once, and leave again."""
 
     def do(job: TraineeJob, _number: int) -> None:
         (host, slots), *_ = job.hosts.items()
@@ -176,4 +176,4 @@ LAST = (
         status=KILLED,
     ),
 )
-"""The others end well; that it has not is what the job says."""
+"""The others end well; the job exits with the status of the one that was killed."""

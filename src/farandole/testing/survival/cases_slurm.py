@@ -35,7 +35,7 @@ def _power(job: TraineeJob, _number: int) -> None:
 
 
 def _notice(job: TraineeJob, number: int) -> None:
-    """All that runs on a host is told to end, as before a preemption: the others take over between two steps."""
+    """SIGTERM to all that runs on a host, as before a preemption: the others take over between two steps."""
     last = job.generation()[0].generation
     _scancel("--signal=TERM")(job, number)
     job.until_whole(after=last)
@@ -49,4 +49,4 @@ SLURM = (
 """On two nodes with two tasks each."""
 
 LAST = (FaultCase("a node of the allocation loses power", "any", done=_power, lost="node2"),)
-"""Slurm gives the job its node back no more."""
+"""Played last: Slurm does not give the job its node back."""

@@ -32,7 +32,8 @@ def main() -> None:
     many = commands.add_parser("reforms", help="re-form again and again")
     many.add_argument("--number", type=int, default=1000)
     asked = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # else the job would train on
+    # SystemExit unwinds the `with` blocks that end the job and the cluster; by default the job would train on.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     if asked.command == "faults":
         sys.exit(_faults(asked.write))
     if asked.command == "reforms":
@@ -53,7 +54,7 @@ def _faults(target: Path | None) -> int:
         print(title, flush=True)
         try:
             jobs[title] = _in_folder(play)
-        except UnavailableError as reason:
+        except UnavailableError as reason:  # no namespaces or no Slurm here: the other tables are played all the same
             print(f"not played: {reason}")
     if target is not None:
         target.write_text(page(jobs))
@@ -101,4 +102,4 @@ def _soak(seconds: float, seed: int) -> int:
 
 def _in_folder(do: Callable[[Path], T]) -> T:
     with tempfile.TemporaryDirectory(prefix="farandole-survival-") as folder:
-        return do(Path(folder))
+        return do(Path(folder))  # which has ended all processes that write there

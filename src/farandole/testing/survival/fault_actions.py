@@ -1,8 +1,8 @@
-"""What a worker does to itself that no signal does: each deed happens in the process of its victim, once.
+"""Faults that a worker inflicts on itself, as no signal can: each happens in the process of its victim, once.
 
-    deeds = {"damage": damage, "middle chunk": lambda: take_away(0.5)}
+    faults = FaultInjection(folder, on={"damage": damage, "middle chunk": lambda: take_away(0.5)})
 
-None of them waits for anything, so that ``faults`` can have them happen at a phase.
+None of them waits for anything, so that ``fault_injection`` can have them happen at a phase.
 """
 
 from __future__ import annotations
@@ -36,10 +36,12 @@ def take_away(share: float) -> None:
         if array.nbytes >= LEAST_BYTES:
             part = array.nbytes // engine.group.size  # which is for this rank to reduce
             first = array.address + engine.group.rank * part
+            # Rounded down: mprotect takes whole pages, and the last one must not reach beyond the part.
             page = (first + int(share * (part - mmap.PAGESIZE))) // mmap.PAGESIZE * mmap.PAGESIZE
             _protect(page)
         reduce(engine, array, how)
 
+    # In the class: the engine that comes to reduce is of whichever lane, and perhaps of a later generation.
     ShmEngine.allreduce = torn  # type: ignore[method-assign, assignment]
 
 
@@ -55,7 +57,7 @@ def damage() -> None:
 
     def damaged(name: str, mine: Array, room: Any) -> int:
         if mine.nbytes:
-            transfer._exchange = exchange
+            transfer._exchange = exchange  # once: the next transfer is to succeed
             last = ctypes.c_ubyte.from_address(mine.address + mine.nbytes - 1)
             last.value ^= 1
         return exchange(name, mine, room)
@@ -79,12 +81,15 @@ def speak_of_the_past() -> None:
 
 
 def leave_no_room() -> None:
-    """From now on this process gets no memory that it can share."""
+    """Let this process get no more memory that it can share.
+
+    A memfd is a file to this limit, and Python ignores SIGXFSZ: ``ftruncate`` fails, and no signal ends the process.
+    """
     _limit(NO_ROOM_BYTES)
 
 
 def make_room() -> None:
-    """It gets some again."""
+    """Lift the limit of ``leave_no_room``."""
     _limit(resource.RLIM_INFINITY)
 
 

@@ -1,10 +1,16 @@
-"""Faults that come while a job runs: whoever watches the job says what is to happen next, its workers do it.
+"""Fault injection while a job runs: the test says what is to happen next, the workers do it.
 
-    strikes = Strikes(folder)                               # in every worker, before init()
-    strike(folder, 7, [Strike("vote", rank=1)])             # by who watches: rank 1 is killed when it comes to its vote
-    struck(folder, 7)                                       # [Struck(strike=0, rank=1, generation=3, step=612, ...)]
+    faults = FaultInjection(folder, on={})                  # in every worker, before it trains
+    fault(folder, 7, [ScheduledFault("vote", rank=1)])      # in the test: rank 1 is killed when it comes to its vote
+    struck(folder, 7)                                       # [Struck(fault=0, action="kill", rank=1, step=612, ...)]
 
-What was struck, and when, is left in a file: so a strike happens once, and what follows can be timed.
+A fault that has happened, and when, is left in a file: so it happens once, and what follows can be timed.
+
+Processes: one test and many workers, on several hosts, and nothing between them but files in a folder: ``case``, a mark
+for each fault that has happened, and an ``answer``. Each file is written once, or replaced as a whole, by ``put``; so
+nothing is locked, and readers may look at any time. Who finds no mark makes it and acts, which is safe as long as only
+one worker at a time has the rank of a fault. In a worker everything runs in the thread that trains: it emits the events
+that are looked at here, and other threads' events end at the first two lines of ``_note``.
 """
 
 from __future__ import annotations
@@ -39,20 +45,20 @@ LETHAL = (
     "middle chunk",
     "last chunk",
 )
-"""What ends the worker, sooner or later."""
+"""Actions that end the worker, sooner or later."""
 
 NEWCOMER = -1
-"""In place of a rank: a worker that has no state of the job yet."""
+"""The rank, in a ``ScheduledFault``, of a worker that has no state of the job yet."""
 
 PATIENCE_S = 60.0
 
 
 @final
 class ScheduledFault(msgspec.Struct, frozen=True):
-    """What happens to ``rank`` at its next ``phase``; ``later``: not before all strikes that precede it in the list.
+    """A fault of ``rank`` at its next ``phase``; ``later``: not before all faults that precede it in the list.
 
-    ``call`` waits until who watches has done something from outside. What is ``Slow`` or ``Scripted``, and to end in a
-    ``Chunk`` of a reduction, is for the script to do.
+    ``call`` waits until the test has done something from outside. Actions that are ``Slow`` or ``Scripted``, and the
+    end in a ``Chunk`` of a reduction, are for the script to do.
     """
 
     phase: str
@@ -63,7 +69,7 @@ class ScheduledFault(msgspec.Struct, frozen=True):
 
 @final
 class Struck(msgspec.Struct, frozen=True):
-    """A strike that has happened; ``worker`` is ``who()`` of its victim."""
+    """A fault that has happened; ``worker`` is ``who()`` of its victim."""
 
     fault: int
     action: Deed
@@ -81,31 +87,31 @@ class _Case(msgspec.Struct, frozen=True):
 
 
 def fault(folder: Path, number: int, faults: Sequence[ScheduledFault]) -> None:
-    """Have these happen, and none of those before."""
+    """Schedule ``faults`` as case ``number``; those of the case before are void."""
     put(folder / "case", msgspec.json.encode(_Case(number, list(faults))))
 
 
 def struck(folder: Path, number: int) -> list[Struck]:
-    """Those of a number that have happened."""
+    """Faults of case ``number`` that have happened, by their index."""
     decode = msgspec.json.Decoder(Struck).decode
     return [decode(path.read_bytes()) for path in sorted(folder.glob(f"struck-{number}-*")) if path.suffix != ".new"]
 
 
 def answer(folder: Path, number: int) -> None:
-    """What the workers called for is done."""
+    """Let workers go on that wait in a ``call`` of case ``number``."""
     put(folder / f"answer-{number}", b"")
 
 
 def put(path: Path, content: bytes) -> None:
-    """Write a file that others never see half."""
-    new = path.with_name(f"{path.name}.{who()}.new")
+    """Write a file in one piece: others see all of it, or nothing."""
+    new = path.with_name(f"{path.name}.{who()}.new")  # of this process only, should two write the same file
     new.write_bytes(content)
     new.rename(path)
 
 
 @final
 class FaultInjection:
-    """What a worker does when its turn comes. ``on`` says how to do what only the script can do."""
+    """Faults of one worker, done when their turn comes. ``on`` has the actions that only the script can do."""
 
     def __init__(self, folder: Path, on: Mapping[str, Callable[[], object]]) -> None:
         self._folder, self._on = folder, on
@@ -114,7 +120,7 @@ class FaultInjection:
         self.cancel = events.subscribe(self._note)
 
     def reach(self, phase: str) -> None:
-        """The worker comes to a phase that is the script's."""
+        """Do what is due at ``phase``, to which the worker comes."""
         self._read()
         for index, each in enumerate(self._case.faults):
             whose = NEWCOMER if self._is_new else self._rank
@@ -128,16 +134,17 @@ class FaultInjection:
         elif isinstance(event, events.Milestone):
             self._rank, self._generation, self._step = event.rank, event.generation, event.step
             self.reach(event.phase)
+            # Afterwards: at ``synced`` itself it is the newcomer still.
             self._is_new = self._is_new and event.phase != "synced"
 
     def _read(self) -> None:
-        """A case that is new to this worker begins here; looking at the file's time is all it costs otherwise."""
+        """Take in a case that is new to this worker; to look at the file's time is all that it costs otherwise."""
         try:
             changed = os.stat(self._folder / "case").st_mtime_ns
         except FileNotFoundError:
             return
         if changed != self._seen:
-            self._seen = changed
+            self._seen = changed  # from before reading: a case that comes in between is read now, and once more
             self._case = msgspec.json.decode((self._folder / "case").read_bytes(), type=_Case)
 
     def _may(self, index: int, each: ScheduledFault) -> bool:
@@ -150,9 +157,9 @@ class FaultInjection:
 
     def _inject(self, index: int, each: ScheduledFault) -> None:
         mine = Struck(index, each.action, who(), self._rank, self._generation, self._step, time.monotonic())
-        put(self._mark(index), msgspec.json.encode(mine))
+        put(self._mark(index), msgspec.json.encode(mine))  # first: most actions leave nobody who could
         if each.action == "call":
-            deadline = time.monotonic() + PATIENCE_S
+            deadline = time.monotonic() + PATIENCE_S  # should the test have failed, the job is not to hang as well
             while not (self._folder / f"answer-{self._case.number}").exists() and time.monotonic() < deadline:
                 time.sleep(0.002)  # a file is all that reaches other hosts
         elif each.action in self._on:

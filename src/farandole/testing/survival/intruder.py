@@ -1,4 +1,4 @@
-"""Who may say nothing in a job, and tries: what was said on a host's network is recorded, and said again.
+"""Intruder that has no key: what was said on a host's network is recorded, and said again.
 
     python -m farandole.testing.survival.intruder record FILE            # until standard input ends
     python -m farandole.testing.survival.intruder say FILE ADDRESS PORT...
@@ -22,10 +22,10 @@ import msgspec
 
 ALL_PROTOCOLS, TCP, SYN, INCOMING = 3, 6, 2, 0
 ANSWER_S = 0.05
-"""How long an answer is waited for before the connection is closed."""
+"""Time for an answer before the connection is closed."""
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
-"""With which every ZeroMQ connection begins (ZMTP 3.1)."""
+"""The first bytes of every ZeroMQ connection (ZMTP 3.1)."""
 
 MALFORMED = (
     b"",
@@ -35,12 +35,12 @@ MALFORMED = (
     GREETING + b"\x04\xff\x05HELLO" + bytes(249),
     (2**63 - 1).to_bytes(8, "little") * 8,
 )
-"""What is no message, or much too long for one."""
+"""Bytes that are no message, or much too long for one."""
 
 
 @final
 class Segment(NamedTuple):
-    """Of a TCP connection: who speaks to whom, and what."""
+    """Segment of a TCP connection: who speaks to whom, and what."""
 
     connection: tuple[bytes, bytes]
     opens: bool
@@ -66,7 +66,7 @@ def record(file: Path) -> None:
     """Write down what comes in, until standard input ends."""
     streams: dict[tuple[bytes, bytes], bytearray] = {}
     with socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(ALL_PROTOCOLS)) as tap:
-        print("ready", flush=True)
+        print("ready", flush=True)  # not before the socket is there, which takes in packets from now on
         while True:
             readable, _, _ = select.select([0, tap.fileno()], [], [])
             if 0 in readable:
@@ -81,7 +81,7 @@ def record(file: Path) -> None:
 
 
 def say(streams: Iterable[bytes], address: str, ports: Iterable[int]) -> None:
-    """Say each to each."""
+    """Send every stream to every port, each over a connection of its own."""
     for stream, port in itertools.product(streams, ports):
         with contextlib.suppress(OSError), socket.create_connection((address, port), 5) as peer:
             peer.sendall(stream)

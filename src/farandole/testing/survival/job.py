@@ -1,9 +1,13 @@
-"""A job of trainees that somebody watches, and what it came to.
+"""Elastic job of the training script, as the test that runs it sees it.
 
-with Job(folder, {"localhost": 4}) as job:
+with TraineeJob(folder, {"localhost": 4}, TrainingPlan()) as job:
     job.until_whole()
     ...
     assert job.finish() == 0
+
+Processes: the test, with one thread; its child, the launcher; and the controller and workers below it, perhaps on
+other hosts. The test learns of them by files in one folder that all share, and by the launcher's exit. So whatever it
+knows is of the past: between two looks workers may end, and the next generation begin.
 """
 
 from __future__ import annotations
@@ -76,7 +80,7 @@ class TraineeJob:
 
     def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
+            self.process.send_signal(signal.SIGTERM)  # not SIGKILL yet: the launcher is to end its agents and workers
             try:
                 self.process.wait(20)
             except subprocess.TimeoutExpired:
@@ -84,19 +88,19 @@ class TraineeJob:
                 self.process.wait(DEADLINE_S)
 
     def offer(self, hosts: Hosts) -> None:
-        """From now on workers may run here."""
+        """Offer these hosts to the job from now on."""
         new = self.folder / "hosts.new"
         new.write_text("".join(f"{host} slots={number}\n" for host, number in hosts.items()))
-        new.rename(self.folder / "hosts")
+        new.rename(self.folder / "hosts")  # the launcher may read it at any moment, and must not see half of it
 
     # -- what is known of it -------------------------------------------------------------------------------------------
 
     def began(self) -> list[Began]:
-        """Who has begun to train, in which generation."""
+        """Workers that have begun to train: a record for each generation of each."""
         return self._began.read()
 
     def generation(self) -> list[Began]:
-        """The latest one that all of its ranks have begun, by rank; [] where a later one is on its way."""
+        """Members of the latest generation, by rank; [] until all of them train."""
         found = self.began()
         last = max((each.generation for each in found), default=0)
         own = sorted((each for each in found if each.generation == last), key=lambda each: each.rank)
@@ -107,7 +111,7 @@ class TraineeJob:
         return self._skipped.read()
 
     def decided(self, action: str) -> int:
-        """How often the membership has decided this, by its journal."""
+        """Number of the membership's decisions for this action, by its journal."""
         return (self.folder / "journal").read_text().count(f'"type":"{action}"')
 
     def controller(self) -> int:
@@ -115,28 +119,29 @@ class TraineeJob:
         return controller_of(self.process.pid)
 
     def kill_controller(self) -> None:
-        """Without a word; another one takes over."""
+        """Kill the controller without a word; another one takes over."""
         old: list[int] = []
 
         def is_there() -> bool:
             old[:] = [self.controller()]
             return bool(old[0])
 
-        self.until(is_there, "a controller")
+        self.until(is_there, "a controller")  # there is none while the launcher replaces one that has just died
         os.kill(old[0], signal.SIGKILL)
 
     @property
     def errors(self) -> str:
-        """What the launcher and the workers have said."""
+        """Standard error of the launcher and the workers until now."""
         return (self.folder / "err.txt").read_text()
 
     # -- what is waited for --------------------------------------------------------------------------------------------
 
     def until(self, condition: Callable[[], object], what: str, deadline_s: float = DEADLINE_S) -> None:
-        """Raise ``JobLostError`` if it takes too long, or the job ends before."""
+        """Wait for ``condition``; raise ``JobLostError`` if that takes too long, or the job ends before."""
         deadline = time.monotonic() + deadline_s
         while not condition():
             is_over = self.process.poll() is not None
+            # A second look after the end: the last thing that the job did may have come after the first look.
             if (is_over and not condition()) or time.monotonic() > deadline:
                 ending = f"it ended with {self.process.returncode}" if is_over else f"not in {deadline_s:g} s"
                 raise JobLostError(f"{what}: {ending}\n{self.errors[-3000:]}")
@@ -160,7 +165,7 @@ class TraineeJob:
         self.until(lambda: self.curve_bytes() > size + 40 * number, "more steps")
 
     def curve_bytes(self) -> int:
-        """How much the workers have written about their steps."""
+        """Size of what the workers have written of the loss curve."""
         return sum(path.stat().st_size for path in self.folder.glob("curve-*"))
 
     def finish(self) -> int:
@@ -171,7 +176,7 @@ class TraineeJob:
         return code if code >= 0 else 128 - code
 
     def curve(self) -> dict[int, set[Point]]:
-        """By step, what the workers have found; one point if they agree."""
+        """Points of the loss curve, by step: a single one where the workers agree."""
         found: dict[int, set[Point]] = {}
         for point in _Tail(self.folder, "curve", Point).read():
             found.setdefault(point.step, set()).add(point)
@@ -180,7 +185,7 @@ class TraineeJob:
 
 @final
 class _Tail:
-    """What workers append to files of their own, in the order in which it was found."""
+    """Records that workers append to files of their own, in the order in which they were found."""
 
     def __init__(self, folder: Path, what: str, kind: Any) -> None:
         self._folder, self._what = folder, what
@@ -193,7 +198,7 @@ class _Tail:
             offset = self._offsets.get(path, 0)
             with path.open("rb") as file:
                 file.seek(offset)
-                whole = file.read().rpartition(b"\n")[0]
+                whole = file.read().rpartition(b"\n")[0]  # a line may be on its way, or cut off by its writer's end
             if whole:
                 self._offsets[path] = offset + len(whole) + 1
                 self._found += [self._decode(line) for line in whole.splitlines()]

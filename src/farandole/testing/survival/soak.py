@@ -5,6 +5,11 @@
 
 What happens, and when, follows from the seed. Afterwards one process trains alone for as many steps: the loss curve is
 the same, to the bit with virtual workers.
+
+Processes: this one, with one thread, disturbs a job that goes on by itself. Nothing stops between a look at the job
+and a fault that follows from it: its victim may have ended, or the next generation begun. So a fault that finds its
+victim gone does nothing; a victim is noted before its signal is sent; and a fault is drawn only when all members of the
+latest generation train, none of them hit before, as somebody must be left who has the state of the job.
 """
 
 from __future__ import annotations
@@ -34,11 +39,11 @@ from farandole.testing.survival.training_script import LENGTH, Began, Point, Tra
 
 EVERY_S = 5.0
 LONGEST_S = 90.0
-"""Without a fault; by far the longest that a job takes to survive one is the time until it has new workers."""
+"""Limit of the time without a fault; most of what a job takes to survive one it waits for new workers."""
 
 HOSTS = {"node1": 2, "node2": 2}
 STRUCK, OF_HOSTS = "node2", ("cable", "power", "freeze")
-"""The host that is struck as a whole, and by what."""
+"""The host that is hit as a whole, and the kinds of faults that do that."""
 ALONE_S = 900.0
 _TOTAL_S: Callable[[Recovery], float] = attrgetter("total_s")
 
@@ -46,7 +51,7 @@ _TOTAL_S: Callable[[Recovery], float] = attrgetter("total_s")
 @final
 @dataclass
 class SoakReport:
-    """What came of it; ``wrong`` is empty if all promises were kept."""
+    """Result of a soak; ``wrong`` is empty if all promises were kept."""
 
     wrong: list[str] = field(default_factory=list)
     faults: Counter[str] = field(default_factory=Counter)
@@ -57,7 +62,7 @@ class SoakReport:
     slowest: str = ""
 
     def text(self) -> str:
-        """For people."""
+        """The report in a few lines, for people."""
         lines = [
             f"{self.seconds:.0f} s: {self.steps} steps in {self.generations} generations",
             "faults: " + (", ".join(f"{number} {what}" for what, number in self.faults.most_common()) or "none"),
@@ -71,7 +76,7 @@ class SoakReport:
 
 @final
 class _Chaos:
-    """What happens to a job on two hosts, at random."""
+    """Random faults, joins and leaves of a job on two hosts."""
 
     def __init__(self, job: TraineeJob, cluster: Cluster, seed: int) -> None:
         self._job, self._cluster = job, cluster
@@ -80,7 +85,7 @@ class _Chaos:
         self.struck: set[str] = set()
         """Workers that a fault has hit, by ``who()``."""
         self.released: Counter[str] = Counter()
-        """How many slots were taken away, by host: so many workers had to leave, as well."""
+        """Slots that were taken away, by host: so many workers had to leave, as well."""
         self._offered = dict(HOSTS)
         self._undo: list[tuple[float, Callable[[], object]]] = []
         self._kinds: dict[str, tuple[int, Callable[[], object]]] = {
@@ -97,7 +102,7 @@ class _Chaos:
         }
 
     def go_on(self, seconds: float) -> None:
-        """A fault about every ``EVERY_S``, and none before the last is survived; in the end everything is undone."""
+        """Inject a fault about every ``EVERY_S``, and none before the last is survived; undo everything in the end."""
         next_s = last_s = time.monotonic()
         end_s = last_s + seconds
         while (now := time.monotonic()) < end_s:
@@ -119,8 +124,9 @@ class _Chaos:
         self._offer(HOSTS)
 
     def _holders(self) -> list[Began]:
-        """Who has the state and stays, if nobody is missing; else [], as who is left may be all that has it."""
+        """Members that have the state and stay, if none is missing; else [], as those left may be all that have it."""
         members = self._job.generation()
+        # A generation with a victim in it does not count, though all of it have begun: its end may be on its way.
         last_struck = max((each.generation for each in self._job.began() if each.worker in self.struck), default=0)
         taken = Counter(_host_of(each.worker) for each in members)
         is_settled = all(number <= self._offered[host] for host, number in taken.items())
@@ -140,7 +146,7 @@ class _Chaos:
     def _signal(self, number: int, count: int) -> None:
         members = self._job.generation()
         for victim in self._random.sample(members, min(count, len(members) - 1)):
-            self.struck.add(victim.worker)
+            self.struck.add(victim.worker)  # before: a signal that fails may yet have come
             self._cluster.run(_host_of(victim.worker), ["kill", f"-{number}", str(victim.pid)])
 
     def _resize(self, change: int) -> None:
@@ -155,16 +161,16 @@ class _Chaos:
 
     def _host(self, do: Callable[[str], object], undo: Callable[[str], object]) -> None:
         do(STRUCK)
-        self._inject_host(STRUCK)
+        self._inject_host(STRUCK)  # after it: a worker that began before the host was hit is among those it has hit
         until_s = time.monotonic() + self._random.uniform(1, 10)
         self._undo.append((until_s, lambda: self._restore(STRUCK, undo)))
 
     def _restore(self, host: str, undo: Callable[[str], object]) -> None:
-        self._inject_host(host)
+        self._inject_host(host)  # once more, for those whose records have come since; before any can begin anew
         undo(host)
 
     def _inject_host(self, host: str) -> None:
-        """All that have begun there until now."""
+        """Note all workers as hit that have begun on a host until now."""
         self.struck |= {each.worker for each in self._job.began() if _host_of(each.worker) == host}
 
 
@@ -195,7 +201,7 @@ def soak(folder: Path, seconds: float, seed: int, virtual: int) -> SoakReport:
 
 
 def reforms(folder: Path, number: int) -> SoakReport:
-    """Have four workers of one host re-form so often, with nobody lost."""
+    """Have four workers of one host re-form ``number`` times, with nobody lost."""
     begin_s = time.monotonic()
     report = SoakReport()
     with TraineeJob(folder, {"localhost": 4}, TrainingPlan(step_s=0, reform_every=3)) as job:
@@ -237,7 +243,7 @@ def _judge(report: SoakReport, job: TraineeJob) -> None:
 
 
 def strangers(began: Sequence[Began], struck: set[str], released: Mapping[str, int]) -> list[str]:
-    """P1: who was ever a member is one in the end, unless a fault has struck it or its slot was taken away."""
+    """Breaches of P1: every worker stays a member, unless a fault has hit it or its slot was taken away."""
     last = max((each.generation for each in began), default=0)
     members = {each.worker for each in began if each.generation == last}
     gone = {each.worker for each in began} - members - struck
@@ -250,7 +256,7 @@ def strangers(began: Sequence[Began], struck: set[str], released: Mapping[str, i
 
 
 def growth(began: Sequence[Began]) -> list[str]:
-    """P7: who was there for long holds no more at the end than when it had seen a quarter of it."""
+    """Breaches of P7: a worker that was there for long holds more at the end than in its second quarter."""
     found = []
     for worker in {each.worker for each in began}:
         own = sorted((each for each in began if each.worker == worker), key=lambda each: each.generation)

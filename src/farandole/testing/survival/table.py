@@ -21,13 +21,13 @@ from farandole.testing.survival.training_script import LENGTH, Began, TrainingPl
 
 PLAN = TrainingPlan()
 RECOVERS_S = 60.0
-"""Long after this a fault counts as not survived."""
+"""Time after which a fault counts as not survived."""
 
 
 @final
 @dataclass
 class CaseResult:
-    """What a case came to; ``wrong`` is empty if all promises were kept. Times in seconds from the fault on."""
+    """Result of a case; ``wrong`` is empty if all promises were kept. Times are of the parts that follow the fault."""
 
     case: FaultCase
     wrong: list[str] = field(default_factory=list)
@@ -64,7 +64,7 @@ class _Run:
             job.until(lambda: len(struck(self._folder, number)) >= len(first), f"{case.fault} in {case.phase}")
             if case.done is not None:
                 case.done(job, number)
-            answer(self._folder, number)
+            answer(self._folder, number)  # after what was done: until then the workers that called wait in their phase
             self._settle(case, number, last, comes_back)
         except (JobLostError, AssertionError) as error:
             result.wrong.append(str(error))
@@ -127,7 +127,7 @@ def _epochs(history: History) -> int:
 
 
 def _judge(result: CaseResult, history: History) -> None:
-    """P1 and P3, and how long it took."""
+    """Check P1 and P3, and take the times."""
     if not result.before or result.case.harmless:
         return
     last = result.before[0].generation
@@ -150,7 +150,7 @@ def _judge(result: CaseResult, history: History) -> None:
 
 
 def _ledgers(gone: set[str]) -> set[str]:
-    """The names of their ledgers."""
+    """The names of the ledgers of these workers."""
     return {f"worker-{each}" for each in gone}
 
 
@@ -159,7 +159,7 @@ def _is_first_step(record: Record, generation: int) -> bool:
 
 
 def _time(result: CaseResult, recovered: Sequence[Recovery], voted: Sequence[Record]) -> None:
-    """From the last strike, which may have hit the re-forming itself, to the first step that all voted for."""
+    """Take the times, from the first fault of a member to the first step that all voted for."""
     primary = [each for each in result.struck if each.rank != NEWCOMER]
     slowest = max(recovered, key=lambda r: r.form_s + r.agree_s + r.transfer_s + r.first_step_s)
     back_s = min(record.time_s for record in voted if isinstance(record, Voted))

@@ -26,7 +26,7 @@ from farandole.testing.survival.fault_injection import FaultInjection
 LENGTH, GLOBAL_BATCH = 100, 16
 CURVE_EVERY = 25
 STEP_S, SLOW_STEPS = 0.01, 3
-"""About what a step takes; and how many are slow where one is to be."""
+"""About the time of a step, and the number of steps that one fault of slowness lasts."""
 
 
 @final
@@ -45,7 +45,7 @@ class TrainingPlan(msgspec.Struct, frozen=True):
 
 @final
 class Began(msgspec.Struct, frozen=True):
-    """A worker trains in a generation, and holds so much."""
+    """Record that a worker trains in a generation, and of what it holds then."""
 
     worker: str
     place: int
@@ -62,7 +62,7 @@ class Began(msgspec.Struct, frozen=True):
 
 @final
 class Point(msgspec.Struct, frozen=True):
-    """Of the loss curve: after ``step``, over all samples, and the bits of all parameters."""
+    """Point of the loss curve: the loss of all samples after ``step``, and a digest of all parameters."""
 
     step: int
     loss: float
@@ -71,7 +71,7 @@ class Point(msgspec.Struct, frozen=True):
 
 @final
 class Skipped(msgspec.Struct, frozen=True):
-    """The gradients of the step that would have been next were not finite; the bits of all parameters after it."""
+    """Record of a step that was skipped, as its gradients were not finite; ``digest`` is of all parameters after it."""
 
     worker: str
     step: int
@@ -80,7 +80,7 @@ class Skipped(msgspec.Struct, frozen=True):
 
 
 class Samples(torch.utils.data.Dataset[Any]):
-    """Small, and different."""
+    """A small data set, in which no two samples are equal."""
 
     def __init__(self) -> None:
         row = torch.arange(LENGTH, dtype=torch.float64)
@@ -112,7 +112,7 @@ class Descent(torch.optim.Optimizer):
 
 @final
 class Trainee:
-    """One worker."""
+    """Training loop of one worker, with the faults that only the script can do."""
 
     def __init__(self, folder: Path, plan: TrainingPlan) -> None:
         self._folder, self._plan = folder, plan
@@ -156,7 +156,7 @@ class Trainee:
         )
 
     def train(self, state: Any) -> None:
-        """Until the end."""
+        """Train until the end that the plan names."""
         self._write("began", self._began())
         while True:
             self._sampler.set_epoch(state.epoch)
@@ -167,6 +167,7 @@ class Trainee:
                 self._ask_to_reform(state._step_vote.step)
                 state.commit()
             self.faults.reach("epoch end")
+            # Of all ranks: the file may appear between the looks of two of them, and they must end alike.
             is_end = any(hvd.allgather_object((self._folder / "end").exists(), name="end"))
             state.epoch += 1
             if is_end:
@@ -208,7 +209,7 @@ class Trainee:
             self._write("curve", Point(step, loss.item(), self._digest()))
 
     def _is_last(self) -> bool:
-        """This batch ends the epoch: no later step commits its samples if this one is skipped."""
+        """True if this batch ends the epoch: no later step commits its samples if this one is skipped."""
         cursor = self._sampler.cursor
         return cursor.in_flight[-1].stop == cursor.length
 
@@ -246,6 +247,7 @@ class Trainee:
         )
 
     def _write(self, what: str, record: msgspec.Struct) -> None:
+        # Unbuffered, and in one write: what a killed worker has done is known, but for one line cut off at the end.
         with (self._folder / f"{what}-{who()}.jsonl").open("ab", buffering=0) as file:
             file.write(msgspec.json.encode(record) + b"\n")
 
@@ -261,7 +263,7 @@ def _lose_loader() -> None:
 
 
 def main(folder: Path, plan: TrainingPlan) -> None:
-    """Train, and say well-behaved goodbyes."""
+    """Train as one worker, and shut down in order."""
     torch.set_num_threads(1)
     hvd.init()
     trainee = Trainee(folder, plan)
