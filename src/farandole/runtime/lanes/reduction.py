@@ -1,4 +1,4 @@
-"""How values are combined, and what a user's arguments say of it.
+"""Reductions: an operation with its factors, made from a user's arguments.
 
 >>> reduction(op=ReduceOp.SUM, prescale_factor=0.5).prescale
 0.5
@@ -23,9 +23,9 @@ COMPLEX_REDUCTIONS = frozenset({ReduceOp.SUM, ReduceOp.AVERAGE, ReduceOp.PRODUCT
 @final
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """How values are combined: contributions times ``prescale``, then ``op``, then times ``postscale``.
+    """Reduction of values: contributions times ``prescale``, then ``op``, then times ``postscale``.
 
-    ``wrong`` says why what was asked for is none. It is raised where the other members can be told.
+    ``wrong`` says what is wrong with the user's arguments. It is raised later, where the other members can be told.
     """
 
     op: ReduceOp = ReduceOp.AVERAGE
@@ -34,7 +34,7 @@ class Reduction:
     wrong: str = ""
 
     def checked(self) -> Reduction:
-        """The same; raises ``UsageError`` if something is wrong with it."""
+        """Return it, or raise ``UsageError`` if something is ``wrong`` with it."""
         if self.wrong:
             raise UsageError(self.wrong)
         return self
@@ -44,7 +44,7 @@ class Reduction:
 def reduction(
     average: bool | None = None, op: int | None = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0
 ) -> Reduction:
-    """What a user's arguments mean: ``op``, or Horovod's older ``average``, or the average where neither is given."""
+    """Make a reduction of a user's arguments: ``op``, or Horovod's older ``average``; without both, the average."""
     if average is not None and op is not None:
         return Reduction(wrong="both average= and op= are given: keep op=, average= is its older form")
     if op is None:
