@@ -4,6 +4,11 @@
 //   in place   member r reduces slice r over all members' engine memory and stores it to all: two barriers
 //   staged     chunk by chunk, slices for the others are copied in, member r reduces slice r and stores it to all, and
 //              results are copied out
+//
+// No lock guards what members share; barriers order it (station.hpp). In the second and the third way slice r of what
+// all have contributed is, between two barriers, read and written by member r alone, so results may be stored over
+// contributions. The last barrier of the in-place way is for the owners: before it, others may still be storing into
+// their arrays.
 #pragma once
 
 #include <cstddef>
@@ -102,7 +107,7 @@ private:
     }
 
     // Between two barriers: collect step k - 2, stage step k in the lines that this leaves in the cache, reduce step
-    // k - 1. Step 0 is staged already.
+    // k - 1. Step 0 is staged already. The order matters: step k is staged over the results of step k - 2.
     void staged() {
         const std::size_t steps = ceil_div(array_.count, chunk_);
         for (std::size_t k = 1; k < steps + 2; ++k) {

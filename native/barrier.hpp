@@ -6,7 +6,10 @@
 //
 // The last to arrive resets `arrived`, moves `word` on and wakes the sleepers. A waiter leaves when `word` shows
 // another phase (even if aborted meanwhile: everybody did come) or the abort bit. tests/native/test_barrier_model.py
-// explores every interleaving of this protocol.
+// explores every interleaving of this protocol, and shows that it fails with any of the orders below changed.
+//
+// A member that has given up (late, interrupted) stays counted in `arrived`, so it must abort the group: the phase
+// would end without it. Its caller does (`Communicator::fail`).
 #pragma once
 
 #include <linux/futex.h>
@@ -87,12 +90,14 @@ private:
     static constexpr std::int64_t crowded_ns = 20'000'000;
 
     Wait release(std::uint32_t phase) {
+        // Before the word moves: who sees the next phase counts itself at once. Relaxed, as the exchange publishes it.
         words_.arrived.store(0, std::memory_order_relaxed);
         std::uint32_t expected = phase;
+        // An exchange and no store, which would wipe out the bit of an abort that came since.
         if (!words_.word.compare_exchange_strong(expected, (phase + 1) & ~abort_bit, std::memory_order_seq_cst)) {
             return Wait::aborted;
         }
-        if (words_.sleepers.load(std::memory_order_seq_cst) != 0) wake();
+        if (words_.sleepers.load(std::memory_order_seq_cst) != 0) wake();  // read last: see sleep()
         return Wait::passed;
     }
 
@@ -131,6 +136,7 @@ private:
                 outcome = left(phase);
                 break;
             }
+            // Neither FUTEX_PRIVATE_FLAG, as other processes wake, nor FUTEX_WAIT, whose time would be relative.
             const long rc =
                 syscall(SYS_futex, &words_.word, FUTEX_WAIT_BITSET, phase, &deadline, nullptr, FUTEX_BITSET_MATCH_ANY);
             const int error = rc == 0 ? 0 : errno;
@@ -138,12 +144,13 @@ private:
                 outcome = Wait::interrupted;
                 break;
             }
+            // Whatever else ended it (another word, a signal that is not minded, nothing): look at the word again.
             if (error == ETIMEDOUT && words_.word.load(std::memory_order_seq_cst) == phase) {
                 outcome = Wait::late;
                 break;
             }
         }
-        words_.sleepers.fetch_sub(1, std::memory_order_relaxed);
+        words_.sleepers.fetch_sub(1, std::memory_order_relaxed);  // seen late it costs a needless wake, no more
         return outcome;
     }
 

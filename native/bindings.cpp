@@ -1,4 +1,8 @@
 // The Python face of the native core, module `farandole.native.core`. Memory arrives as plain addresses.
+//
+// Collectives and `close` run without the GIL: they wait for other processes, and the thread that is to abort them
+// needs it. A collective that a signal breaks takes the GIL while it holds the endpoint's `busy_`; so whoever waits
+// for `busy_` must not have the GIL. Only the destructor does, when nobody is in a call any more.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>

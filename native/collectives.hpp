@@ -1,4 +1,8 @@
 // The collectives besides allreduce. Each stages what the others need, in as many steps as the staging area asks for.
+//
+// One barrier for each step is enough, as halves alternate (station.hpp): while a step is staged in one half, the step
+// before it is collected from the other, which nobody writes before all have passed the next barrier. For the same
+// reason a collective needs none at its end: who begins the next one stages it in the half that nobody is reading.
 #pragma once
 
 #include <algorithm>

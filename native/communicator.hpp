@@ -1,6 +1,8 @@
 // A member's end of a group: epochs, agreement and endings. The collectives in collectives.hpp are written on it.
 //
-// It owns no memory and starts no thread, and one thread at a time may use it; only `abort` may come from any.
+// It owns no memory and starts no thread, and one thread at a time may use it; only `abort` and `statistics` may come
+// from any. So `epoch_`, `sequence_` and `current_` are plain, the counters are atomic, and what members share is
+// written by the rule of station.hpp or, for the ending, by whoever comes first.
 #pragma once
 
 #include <cstdint>
@@ -96,6 +98,7 @@ public:
 
     // End the epoch: returns when every member has, or throws.
     void next_epoch() {
+        // For texts only, so in no order with the rest: a name too many or too few in an error does no harm.
         station(place()).arrivals.store(epoch_ + 1, std::memory_order_relaxed);
         const Wait outcome = barrier_.wait(now_ns() + options_.deadline_ns, options_.interrupt);
         if (outcome != Wait::passed) fail(outcome);
@@ -118,7 +121,7 @@ private:
     Ending& ending() { return stations_[0]->ending; }
 
     void end(Cause cause, const std::string& reason) {
-        ending().write(cause, reason);
+        ending().write(cause, reason);  // first: who is woken by the abort reads it at once
         barrier_.abort();
     }
 

@@ -1,6 +1,12 @@
 // A member's end of a group with everything it owns: segments, regions, and the locks that make ending safe.
 //
-// One thread calls collectives; `abort` and `close` may come from any other at any time.
+// One thread calls collectives; `abort` and `close` may come from any other at any time. Hence two locks, taken in
+// this order: `busy_` is held as long as a collective runs, which may wait for minutes, and `alive_` for moments only.
+// `group_` changes under both, so it may be read under either: a collective reads it under `busy_`, and `abort` and
+// `statistics` under `alive_`, by which they reach a group whose collective waits. `regions_` is guarded by `busy_`
+// alone. `close` aborts under `alive_` first, or it would get `busy_` only when the collective ends by itself.
+//
+// Nothing that is done under `alive_` needs the GIL, with which `abort` and `statistics` wait for it.
 #pragma once
 
 #include <unistd.h>

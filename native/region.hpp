@@ -1,4 +1,9 @@
 // Engine memory: as many bytes on every member, mapped by all, in which an allreduce works without copying.
+//
+// Nothing here is locked. Members touch one another's memory only inside of an in-place allreduce, between two
+// barriers, and each its own slice of it (allreduce.hpp). A region outlives its endpoint, as tensors lie in it:
+// `close` takes the peers' mappings away, and `bases_` then has addresses of nothing, which only a collective would
+// use.
 #pragma once
 
 #include <cstddef>

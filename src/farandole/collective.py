@@ -55,12 +55,12 @@ class ReduceOp(enum.IntEnum):
 @final
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """How values are combined: contributions times ``prescale``, then ``op``, then times ``postscale``.
+    """Reduction of values: contributions times ``prescale``, then ``op``, then times ``postscale``.
 
     >>> Reduction(ReduceOp.SUM, prescale=0.5).postscale
     1.0
 
-    ``wrong`` says why what was asked for is none. It is raised where the other members can be told.
+    ``wrong`` says what is wrong with the user's arguments. It is raised later, where the other members can be told.
     """
 
     op: ReduceOp = ReduceOp.AVERAGE
@@ -74,7 +74,7 @@ class Reduction:
         return (self.prescale, self.postscale) != (1.0, 1.0)
 
     def checked(self) -> Reduction:
-        """The same; raises ``UsageError`` if something is wrong with it."""
+        """Return it, or raise ``UsageError`` if something is ``wrong`` with it."""
         if self.wrong:
             raise UsageError(self.wrong)
         return self

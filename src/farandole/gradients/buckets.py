@@ -1,4 +1,4 @@
-"""Which gradients travel together: a pure function from what there is to buckets and offsets.
+"""Bucket layout, the gradients that travel together: a pure function from pieces to buckets and offsets.
 
     >>> pieces = [Piece(3, DType.FLOAT32), Piece(5, DType.FLOAT32), Piece(2, DType.FLOAT64)]
     >>> layout = lay_out(pieces, bucket_bytes=2**20)
@@ -36,7 +36,7 @@ class Piece:
 @final
 @dataclass(frozen=True, slots=True)
 class BucketSlot:
-    """Where a piece lies in its bucket; ``piece`` is its index, ``offset`` counts elements."""
+    """Slot of a piece in its bucket; ``piece`` is its index, ``offset`` counts elements."""
 
     piece: int
     offset: int
@@ -104,7 +104,7 @@ def lay_out(pieces: Sequence[Piece | None], bucket_bytes: int, lone_bytes: float
 
 
 def is_lone(piece: Piece, lone_bytes: float) -> bool:
-    """Whether ``piece`` is reduced where it lies."""
+    """True if ``piece`` is reduced where it lies."""
     return piece.group < 0 and piece.count * piece.dtype.itemsize >= lone_bytes
 
 

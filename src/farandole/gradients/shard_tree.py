@@ -1,4 +1,4 @@
-"""One order of adding up a batch's shards, whoever computed which: the same bits for any number of workers. Pure.
+"""Shard tree: one order of adding up a batch's shards, so that any number of workers gets the same bits. Pure.
 
 >>> combine(Shards(0, 5), {Shards(i, i + 1): str(i) for i in range(5)}, "({}+{})".format)
 '(((0+1)+(2+3))+4)'
@@ -45,7 +45,7 @@ def block(rank: int, size: int, count: int) -> Shards:
 
 
 def is_tree_of_blocks(size: int, count: int) -> bool:
-    """Whether each of ``size`` blocks is a range of the tree, and what is above them the tree over ``size`` shards.
+    """True if each of ``size`` blocks is a range of the tree, with the tree over ``size`` shards above them.
 
     >>> is_tree_of_blocks(3, 12), is_tree_of_blocks(3, 8)
     (True, False)
@@ -69,7 +69,7 @@ def cover(whole: Shards, part: Shards) -> list[Shards]:
 
 
 def combine(whole: Shards, sums: Mapping[Shards, Value], add: Callable[[Value, Value], Value]) -> Value:
-    """The sum over ``whole`` of what covers it; ``add(left, right)`` may change ``left``."""
+    """Add up the ``sums`` that cover ``whole``, along the tree; ``add(left, right)`` may change ``left``."""
     if whole in sums:
         return sums[whole]
     left, right = halves(whole)

@@ -1,10 +1,10 @@
-"""What helps to test against Farandole, and to test an extension of it.
+"""Helpers for tests that use Farandole, and for tests of extensions to it.
 
     from farandole.testing.harness import run_ranks              # a function on N real processes, without a launcher
     from farandole.testing.engine_contract import run_contract   # the suite every engine passes; run it over yours
     from farandole.testing.thread_engine import thread_engines   # an engine between threads of one process
     from farandole.testing.leaks import no_leaks                 # threads, descriptors, children, shared memory
-    from farandole.testing.cluster import Cluster, Slurm         # hosts, and a Slurm, on one machine
+    from farandole.testing.cluster import Cluster, SlurmCluster  # hosts, and a Slurm, on one machine
     from farandole.testing.elastic.simulation import simulate    # an elastic job in virtual time, by its seed
 
 NumPy is needed here, no framework is.

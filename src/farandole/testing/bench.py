@@ -1,4 +1,4 @@
-"""The bench an engine lies on while the contract is checked: buffers with guards, fresh engines, findings."""
+"""Test bench of the engine contract: buffers with guards, fresh engines, findings."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Bench:
 
     @property
     def rank(self) -> int:
-        """This member's place."""
+        """Rank of this member."""
         return self.member.rank
 
     @property
@@ -169,7 +169,7 @@ class Bench:
         self.expect(np.array_equal(_bytes(send.values), _bytes(said[self.rank])), f"{text}: changed what was sent")
 
     def _slack(self, dtype: DType, op: ReduceOp, said: Sequence[Values], scales: tuple[float, float]) -> Values | float:
-        """Between hosts partial results may travel in the type itself."""
+        """Tolerance of a comparison: between hosts, partial results may travel in the type itself."""
         several = len(set(self.engine.group.hosts)) > 1
         return reference.partial_rounding(dtype, op, said, *scales) if several else 0.0
 

@@ -1,4 +1,4 @@
-"""The controller of an elastic job, as somebody finds it who is to kill it.
+"""Look-up of the controller process of an elastic job, for tests that kill it.
 
 >>> os.kill(controller_of(launcher.pid), signal.SIGKILL)
 """
@@ -13,7 +13,7 @@ from farandole.launch.job.elastic_controller import PROCESS_NAME
 
 
 def controller_of(launcher: int) -> int:
-    """The process number of the controller that this process has started; 0 while there is none."""
+    """Process number of the controller below process ``launcher``; 0 while there is none."""
     for pid in process.descendants(launcher):
         with contextlib.suppress(OSError):
             if Path(f"/proc/{pid}/comm").read_text() == f"{PROCESS_NAME}\n":

@@ -1,6 +1,6 @@
 """The contract of ``Engine``, as one suite to run over any implementation.
 
-    def program(member: Member) -> dict[str, str]:
+    def program(member: RankContext) -> dict[str, str]:
         return run_contract(member, lambda group, exchange: MyEngine(group, exchange))
 
     for failures in run_ranks(program, 3, timeout_s=120):
@@ -9,6 +9,16 @@
 All cases share one launch, and one engine as long as nothing fails: starting processes costs far more than checking. A
 case is a function of a ``Bench``; every rank runs all cases in the same order.
 """
+
+# Processes and threads: every rank is a process of ``run_ranks`` (or, with the fake, a thread of ``run_threads``) and
+# runs each case in one thread. Two cases use a second one on purpose: ``subgroups_and_two_threads``, one thread for
+# each of two engines, and ``abort_wakes_waiters``, a timer that calls ``abort``, which may come from any thread.
+#
+# The ranks are kept at the same call by two means beside the engine under test. Findings are collected and not raised,
+# or the rank that finds something would leave its peers waiting in the next collective. And where members do different
+# things (one aborts, one never comes), ``member.exchange``, which goes through the harness, holds each of them in its
+# ``with`` block until all are through: closing an engine ends the waits of its peers, so a member that closed early
+# would end the very wait whose end by ``abort`` or by the deadline is to be seen.
 
 from __future__ import annotations
 
@@ -45,6 +55,7 @@ def run_contract(member: RankContext, create: Create, cases: Mapping[str, Case] 
     bench = _bench(member, create, "contract")
     for name, case in (CASES if cases is None else cases).items():
         found[name] = _run(bench, case)
+        # By the test's sockets, not the engine: a failed engine cannot be trusted to tell the others that it failed.
         if any(member.exchange(b"failed" if found[name] else b"")):
             bench.engine.close()  # after a failure the members may be at different calls
             bench = _bench(member, create, f"contract after {name}")
@@ -61,7 +72,7 @@ def _run(bench: Bench, case: Case) -> str:
     bench.findings.clear()
     try:
         case(bench)
-    except Exception:
+    except Exception:  # not BaseException: what ends the whole rank is for the harness to report
         bench.findings.append(traceback.format_exc())
     return "\n".join(bench.findings)
 
@@ -230,7 +241,7 @@ def same_bits_everywhere_and_again(bench: Bench) -> None:
 
 
 def gather_small(bench: Bench) -> None:
-    """Everybody gets what each has said, by member; the attempt to say too much raises, and is over then."""
+    """Every member gets all payloads, by member; one that is too long raises, and the next call works."""
     for nbytes in (0, PAYLOAD_BYTES):
         everything = [(b"x%d" % r).ljust(nbytes, b".") for r in range(bench.size)]
         bench.expect(bench.engine.gather_small(everything[bench.rank]) == everything, f"gather_small of {everything}")
@@ -265,7 +276,8 @@ def subgroups_and_two_threads(bench: Bench) -> None:
             bench.expect(_count(mine) == len(half), "wrong sum in a subgroup")
             bench.expect(_count(whole) == bench.size, "wrong sum in the whole group")
     with bench.fresh() as left, bench.fresh() as right:
-        sums: list[float] = []
+        sums: list[float] = []  # of both threads: only the number of right sums counts, not whose they are
+        # A thread that raises loses its error, but leaves fewer than 60 sums, which is found below.
         other = threading.Thread(target=lambda: sums.extend(_count(left, 30_000) for _ in range(30)))
         other.start()
         sums.extend(_count(right, 40_000) for _ in range(30))
@@ -280,30 +292,30 @@ def abort_wakes_waiters(bench: Bench) -> None:
             aborted_at = [0.0]
 
             def abort(engine: Engine = engine, aborted_at: list[float] = aborted_at) -> None:
-                aborted_at[0] = time.monotonic()
+                aborted_at[0] = time.monotonic()  # before: the waiter can be awake before ``abort`` has returned
                 engine.abort("rank 7 on nowhere was killed")
 
             timer = threading.Timer(0.1, abort)
             timer.start()
             if bench.rank == 0:
-                timer.join()
+                timer.join()  # this is the member that never comes: its calls begin after its own abort
             for attempt in ("while it waited", "afterwards"):
                 _expect_error(bench, engine, call, AbortError, f"{name}, {attempt}")
             woken_at = time.monotonic()
             timer.join()  # another member's abort may have come before this one's
             bench.expect(woken_at - aborted_at[0] < WAKE_S, f"{name}: woken late")
-            bench.member.exchange(b"")
+            bench.member.exchange(b"")  # nobody closes before all are awake: a close would wake them, too
 
 
 def deadline_ends_a_wait(bench: Bench) -> None:
-    """Without an abort, ``deadline_s`` ends it."""
+    """A wait that nobody aborts ends at ``deadline_s``."""
     with bench.fresh(deadline_s=0.4) as engine:
         if bench.rank > 0:
             started = time.monotonic()
             _expect_error(bench, engine, _count, StallError, "deadline")
             took = time.monotonic() - started
             bench.expect(0.3 < took < WAKE_S, f"a deadline of 0.4 s ended the wait after {took:.2f} s")
-        bench.member.exchange(b"")
+        bench.member.exchange(b"")  # rank 0 stays silent and open: had it closed, its close would end the wait
 
 
 def close_needs_no_peer_and_leaves_nothing(bench: Bench) -> None:
@@ -322,7 +334,7 @@ def close_needs_no_peer_and_leaves_nothing(bench: Bench) -> None:
 
 
 def made_is_made(bench: Bench) -> None:
-    """Once one member has its engine all get theirs, whatever that one does next."""
+    """Every member gets its engine as soon as one has its own, whatever that one does next."""
     for _ in range(5):
         with bench.fresh() as engine:
             engine.abort("changed my mind")

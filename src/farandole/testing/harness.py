@@ -1,15 +1,22 @@
 """Run a function on N real processes that can talk, without a launcher.
 
     from farandole.testing.harness import run_ranks
-    from farandole.testing.rank import Member
+    from farandole.testing.rank import RankContext
 
-    def program(member: Member, word: str) -> int:
+    def program(member: RankContext, word: str) -> int:
         return len(member.exchange(word.encode()))
 
     assert run_ranks(program, 3, "hello") == [3, 3, 3]
 
 What a rank raises comes back with its traceback; a rank that hangs is ended at the time-out, with the stacks of all.
 """
+
+# One thread here serves all ranks: ``_Hub`` waits for all of them at once, and answers an exchange when all ranks that
+# it names have asked. Ranks get the harness's deadline as it is, ``until_s``: CLOCK_MONOTONIC is one clock for all
+# processes of a machine, on the hosts of a ``Cluster`` too, which have no time namespaces.
+#
+# A result is no end: a rank that has one waits for ``leave``, which all get together. One that ended at once would look
+# to its peers' engines like a rank that died.
 
 from __future__ import annotations
 
@@ -94,7 +101,7 @@ def run_ranks(
 
 
 def _pickle(program: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
-    """By value, as the module of a test cannot be imported by name in another process."""
+    """Pickle by value, as the module of a test cannot be imported by name in another process."""
     module = inspect.getmodule(program)
     if module is None or module.__name__.partition(".")[0] in ("farandole", "__main__"):
         return bytes(cloudpickle.dumps((program, args)))
@@ -106,10 +113,10 @@ def _pickle(program: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
 
 
 def _start(rank: int, directory: str, environment: Mapping[str, str]) -> _Rank:
-    """One process, and a socket that it inherits."""
+    """Start the process of one rank, which inherits a socket."""
     ours, theirs = Pipe()
     output = open(f"{directory}/rank-{rank}.txt", "w+b")  # noqa: SIM115 (closed with the rank)
-    with theirs:
+    with theirs:  # closed here once the rank has it: else its end would never be read as the end of the connection
         process = subprocess.Popen(
             _command(str(theirs.fileno())),
             pass_fds=[theirs.fileno()],
@@ -122,7 +129,7 @@ def _start(rank: int, directory: str, environment: Mapping[str, str]) -> _Rank:
 
 
 def _start_elsewhere(start: Start, size: int, directory: str, environment: Mapping[str, str]) -> list[_Rank]:
-    """Processes that somebody else starts, and that connect to a socket in ``directory``."""
+    """Let ``start`` start the processes, which connect to a socket in ``directory``."""
     address = f"{directory}/socket"
     output = open(f"{directory}/output.txt", "w+b")  # noqa: SIM115 (closed with the ranks)
     with socket.socket(socket.AF_UNIX) as listener:
@@ -134,7 +141,7 @@ def _start_elsewhere(start: Start, size: int, directory: str, environment: Mappi
         try:
             while len(connections) < size:
                 connected, _ = listener.accept()
-                connected.setblocking(True)
+                connected.setblocking(True)  # ``Connection`` reads the bare descriptor, which has to block
                 connection = Connection(connected.detach())
                 rank = int(connection.recv_bytes())
                 connections[len(connections) if rank < 0 else rank] = connection
@@ -177,7 +184,7 @@ class _Rank:
         return self._output.read().decode(errors="replace")
 
     def end(self) -> None:
-        """Leave nothing behind, however it went."""
+        """Kill the process if it still runs, and close what belongs to the rank."""
         if self.process.poll() is None:
             self.process.kill()  # where it is a launcher, its children end with it
         self.process.wait()
@@ -196,7 +203,7 @@ class _Hub:
         self._gone: set[int] = set()
 
     def serve(self) -> None:
-        """Run until nobody is left to wait for."""
+        """Run until each rank has a result or is gone, or the time is over."""
         while self._open and (left := self._deadline - time.monotonic()) > 0:
             for connection in wait(list(self._open), left):
                 self._read(self._open[connection])  # type: ignore[index]
@@ -227,6 +234,7 @@ class _Hub:
                 continue
             reply: Message = messages.Exchanged(1, key, [came[r] for r in members if r in came])
             if missing:
+                # Who asked must hear that it is in vain: it would wait for somebody who has ended.
                 reply = messages.Abort(1, f"the exchange {key!r} cannot complete: ranks {missing} have ended")
             for worker_id in came:
                 self._ranks[worker_id].send(messages.encode(reply))
@@ -234,7 +242,7 @@ class _Hub:
 
 
 def _results(ranks: Sequence[_Rank], may_die: Collection[int], timeout_s: float) -> list[Any]:
-    """Let everybody leave, then collect; raises for those that did not do well."""
+    """Let all ranks leave, then collect their results; raises for those that failed."""
     values: list[Any] = []
     failed: list[str] = []
     for rank in ranks:

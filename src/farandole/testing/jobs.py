@@ -2,7 +2,7 @@
 
     from farandole.testing.jobs import NumpyCalls, run_job
 
-    def program(member: Member) -> float:
+    def program(member: RankContext) -> float:
         init()
         x = np.ones(3, np.float32)
         NumpyCalls().allreduce("x", x)
@@ -57,7 +57,7 @@ def run_job(
 
 
 def free_port() -> int:
-    """A port of this host that nobody listens on now."""
+    """Port of this host that nobody listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -79,38 +79,38 @@ class NumpyCalls:
         self._process_set, self._dtype = process_set, dtype
 
     def submit(self, *calls: Call, background: bool = True) -> Handle:
-        """One call, or several as a group."""
+        """Submit one call, or several as a group."""
         return current().submit(calls, background)
 
     def allreduce(
         self, name: str, x: Values, op: ReduceOp = ReduceOp.SUM, scales: tuple[float, float] = (1, 1)
     ) -> None:
-        """In place."""
+        """All-reduce in place."""
         self.submit(self.reduction(name, x, op, scales), background=False).wait()
 
     def reduction(
         self, name: str, x: Values, op: ReduceOp = ReduceOp.SUM, scales: tuple[float, float] = (1, 1)
     ) -> Call:
-        """What ``allreduce`` submits."""
+        """Call that ``allreduce`` submits."""
         how = Reduction(op, *scales)
         return Call(Kind.ALLREDUCE, f"allreduce.{name}", self.array(x), x.shape, self._process_set, how)
 
     def broadcast(self, name: str, x: Values, root: int) -> None:
-        """In place."""
+        """Broadcast in place."""
         call = Call(Kind.BROADCAST, f"broadcast.{name}", self.array(x), x.shape, self._process_set, root=root)
         self.submit(call, background=False).wait()
 
     def allgather(self, name: str, x: Values) -> tuple[Values, CallResult]:
-        """The concatenation, and the outcome it came with."""
+        """Concatenation, and the outcome it came with."""
         return self._made(Call(Kind.ALLGATHER, f"allgather.{name}", self.array(x), x.shape, self._process_set), x)
 
     def alltoall(self, name: str, x: Values, splits: tuple[int, ...] = ()) -> tuple[Values, CallResult]:
-        """What came, and the outcome it came with."""
+        """Received rows, and the outcome they came with."""
         call = Call(Kind.ALLTOALL, f"alltoall.{name}", self.array(x), x.shape, self._process_set, splits=splits)
         return self._made(call, x)
 
     def reducescatter(self, name: str, x: Values, op: ReduceOp = ReduceOp.SUM) -> Values:
-        """This rank's rows."""
+        """Rows of the reduction that this rank keeps."""
         how = Reduction(op)
         call = Call(Kind.REDUCESCATTER, f"reducescatter.{name}", self.array(x), x.shape, self._process_set, how)
         return self._made(call, x)[0]

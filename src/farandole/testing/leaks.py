@@ -1,4 +1,4 @@
-"""What a piece of code leaves behind: threads, descriptors, children, shared memory.
+"""Resources that a piece of code leaves behind: threads, descriptors, children, shared memory.
 
 >>> with no_leaks():
 ...     open("/proc/self/stat").close()
@@ -20,7 +20,7 @@ OURS = ("farandole", "torch_", "psm_")
 @final
 @dataclass(frozen=True, slots=True)
 class ResourceSnapshot:
-    """What this process holds now. Kernel objects are named as ``/proc`` shows them."""
+    """Threads, descriptors, children and shared memory at one moment, named as ``/proc`` shows them."""
 
     threads: frozenset[str]
     descriptors: frozenset[str]
@@ -29,7 +29,7 @@ class ResourceSnapshot:
 
     @classmethod
     def take(cls) -> ResourceSnapshot:
-        """Look now."""
+        """Take a snapshot of this process now."""
         return cls(
             frozenset(os.listdir("/proc/self/task")),
             frozenset(_descriptors()),
@@ -38,7 +38,7 @@ class ResourceSnapshot:
         )
 
     def since(self, before: ResourceSnapshot) -> list[str]:
-        """What is here now and was not ``before``, one line each."""
+        """List what is here and was not ``before``, one line each."""
         return [
             f"{what}: {name}"
             for what in ("threads", "descriptors", "children", "shared_memory")
@@ -53,7 +53,7 @@ def no_leaks(settle_s: float = 10.0, allowed: Callable[[str], bool] = lambda _: 
     ``allowed`` is asked about each line (``"descriptors: 7 -> socket:[123]"``) and returns true for what may stay.
     """
     before = ResourceSnapshot.take()
-    yield
+    yield  # not in a ``try``: what the body raises says more than what it leaves behind
     deadline = time.monotonic() + settle_s
     while left := [line for line in ResourceSnapshot.take().since(before) if not allowed(line)]:
         if time.monotonic() > deadline:

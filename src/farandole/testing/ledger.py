@@ -1,4 +1,4 @@
-"""What the workers of an elastic job have done, and proof that it lost no step, no sample and no bit.
+"""Record of what the workers of an elastic job did, and proof that it lost no step, no sample and no bit.
 
     Ledger(folder, state)                           # in the training script, before the training function is called
 
@@ -29,7 +29,7 @@ from farandole.events import Recovery
 
 @final
 class Begun(msgspec.Struct, frozen=True, tag=True):
-    """This worker has the state of a new generation; ``digest`` is of the tensors that all ranks share."""
+    """Record: a worker has the state of a new generation; ``digest`` is of the tensors that all ranks share."""
 
     generation: int
     rank: int
@@ -41,7 +41,7 @@ class Begun(msgspec.Struct, frozen=True, tag=True):
 
 @final
 class Brought(msgspec.Struct, frozen=True, tag=True):
-    """This worker votes for ``step``, for which it has computed ``indices`` of the ``epoch`` of a sampler."""
+    """Record: a worker votes for ``step``, for which it computed ``indices`` of the ``epoch`` of a sampler."""
 
     generation: int
     rank: int
@@ -53,7 +53,7 @@ class Brought(msgspec.Struct, frozen=True, tag=True):
 
 @final
 class Voted(msgspec.Struct, frozen=True, tag=True):
-    """This worker knows that all have voted for ``step``."""
+    """Record: a worker knows that all have voted for ``step``."""
 
     generation: int
     rank: int
@@ -68,7 +68,7 @@ _IMPORTED_MS = time.monotonic_ns() // 1_000_000
 
 
 def who() -> str:
-    """This process, among all that there ever were; hosts that boot give the same numbers again."""
+    """Name of this process among all that there ever were; hosts that boot give the same numbers again."""
     return f"{socket.gethostname()}-{os.getpid()}at{_IMPORTED_MS}"
 
 
@@ -88,7 +88,7 @@ class Ledger:
         os.close(self._fd)
 
     def digest(self) -> str:
-        """Of the tensors that all ranks share."""
+        """Checksum of the tensors that all ranks share."""
         leaves = self._state._leaves
         arrays, _held = leaves.memory(Inventory(self._state._parts, leaves).common())
         return f"{Flat(arrays).checksum():08x}"
@@ -116,6 +116,7 @@ class Ledger:
         return sizes[0] if sizes else 0
 
     def _write(self, record: Record) -> None:
+        # One write for each line, without a buffer: what a worker did before it was killed must be in the file.
         os.write(self._fd, msgspec.json.encode(record) + b"\n")
 
 
@@ -124,7 +125,7 @@ class Ledger:
 
 @final
 class History:
-    """What all workers of a job have done, and what of it counts."""
+    """Records of all workers of a job, and which of its steps count."""
 
     def __init__(self, workers: dict[str, list[Record]]) -> None:
         self.workers = workers
@@ -141,7 +142,7 @@ class History:
         """The steps that count, and the generation that made each: what a later one did not know of is void."""
 
     def samples(self, sampler: str = "sampler") -> dict[int, Counter[int]]:
-        """How often each index was committed, by epoch."""
+        """Count how often each index was committed, by epoch."""
         found: dict[int, Counter[int]] = {}
         for record in self.records:
             if isinstance(record, Brought) and record.sampler == sampler:
@@ -161,7 +162,7 @@ class History:
         return [sorted(indices) for indices in found.values()]
 
     def problems(self, length: int, epochs: int, sampler: str = "sampler") -> list[str]:
-        """What is wrong: samples that were lost or came twice, missing steps, ranks that differ; [] if nothing is.
+        """List what is wrong: samples that were lost or came twice, missing steps, ranks that differ; [] for nothing.
 
         For a job that has trained ``epochs`` whole epochs of ``length`` samples.
         """
@@ -184,7 +185,7 @@ class History:
 
 
 def read(folder: Path | str) -> History:
-    """What the ledgers in ``folder`` say; a line that its writer's end has cut off does not count."""
+    """Read the ledgers in ``folder``; a line that its writer's end has cut off does not count."""
     decode = msgspec.json.Decoder(Record).decode
     workers = {}
     for path in sorted(Path(folder).glob("worker-*.jsonl")):

@@ -1,4 +1,4 @@
-"""The launchers of the MPIs that this environment has, each with the library that mpi4py must load to match it.
+"""Launchers of the MPIs that this environment has, each with the library that mpi4py must load to match it.
 
     run_ranks(program, 3, start=LAUNCHERS["mpich"].start)
 
@@ -31,27 +31,27 @@ class MpiLauncher:
     crowded: Sequence[str] = ()
 
     def lack(self) -> str:
-        """Why it cannot be used here; "" if it can."""
+        """Reason why it cannot be used here; "" if it can."""
         if find_spec("mpi4py") is None:
             return "mpi4py is not installed"
         return next((f"{path} is not installed" for path in (self.program, self.library) if not path.exists()), "")
 
     def command(self, size: int) -> list[str]:
-        """What starts ``size`` ranks of the command that follows."""
+        """Command line that starts ``size`` ranks of the command that follows it."""
         crowded = self.crowded if size > (os.cpu_count() or 1) else ()
         return [str(self.program), *self.options, *crowded, "-n", str(size)]
 
     def start(
         self, size: int, command: list[str], environment: Mapping[str, str], output: IO[bytes]
     ) -> list[subprocess.Popen[bytes]]:
-        """For ``run_ranks``; the members' ranks are not those of MPI's world."""
+        """Start the ranks for ``run_ranks``; their numbers are not those of MPI's world."""
         environment = {**environment, **self.environment}
         line = [*self.command(size), *command]
         return [subprocess.Popen(line, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output)]
 
     @property
     def environment(self) -> dict[str, str]:
-        """What makes mpi4py load this library."""
+        """Variables that make mpi4py load this library."""
         return {"MPI4PY_LIBMPI": str(self.library)}
 
 

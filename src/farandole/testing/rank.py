@@ -1,10 +1,10 @@
 """One rank of a test: who it is, and how it talks to the others before there is an engine.
 
-    def program(member: Member) -> list[bytes]:
+    def program(member: RankContext) -> list[bytes]:
         return member.exchange(b"hello from %d" % member.rank)
 
-``python -m farandole.testing.rank PLACE [RANK]`` is the process that ``harness.run_ranks`` starts for each rank; it is
-told what to do over the inherited socket with the number ``PLACE``, or the socket at that path.
+``python -m farandole.testing.rank SOCKET [RANK]`` is the process that ``harness.run_ranks`` starts for each rank; it is
+told what to do over the inherited socket with the number ``SOCKET``, or the socket at that path.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PR_SET_PDEATHSIG = 1
 @final
 @dataclass(slots=True)
 class RankContext:
-    """What a rank's program is given. ``exchange`` is the all-gather among all ranks that engines start with."""
+    """Context of a rank's program. ``exchange`` is the all-gather among all ranks that engines start with."""
 
     rank: int
     size: int
@@ -49,11 +49,11 @@ class RankContext:
         return self.share(f"all.{self._used}", tuple(range(self.size)), payload)
 
     def exchange_among(self, label: str, ranks: tuple[int, ...] | None = None) -> Rendezvous:
-        """The same among ``ranks`` (default: all) only; ``label`` must be new, and the same on each of them."""
+        """Rendezvous among ``ranks`` (default: all) only; ``label`` must be new, and the same on each of them."""
         return Rendezvous(self.share, label, tuple(range(self.size)) if ranks is None else ranks)
 
     def group(self, label: str = "test", ranks: tuple[int, ...] | None = None, deadline_s: float = 20.0) -> Group:
-        """The group of ``ranks`` (default: all) as an engine wants it."""
+        """Group of ``ranks`` (default: all) as an engine wants it."""
         members = tuple(range(self.size)) if ranks is None else ranks
         hosts = tuple(self.hosts[rank] if self.hosts else "localhost" for rank in members)
         return Group(members.index(self.rank), members, hosts, generation=1, label=label, deadline_s=deadline_s)
@@ -72,7 +72,11 @@ class RankConfig(msgspec.Struct, frozen=True):
 
 @final
 class _Wire:
-    """The rank's end of the socket to the harness; one exchange at a time."""
+    """The rank's end of the socket to the harness; one exchange at a time.
+
+    The lock is held until the answer has come, as nobody hands answers to the thread that asked: one that read beside
+    another would take its answer. So threads of a rank must come to their exchanges in the same order on all ranks.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._connection, self._lock = connection, threading.Lock()
@@ -88,16 +92,18 @@ class _Wire:
 
 def main() -> None:
     """Be one rank: read the job, run it, report what it returned or raised."""
+    # Where the parent has died before this line nothing is sent; then the end of the socket ends this process.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     connection = _connect(*sys.argv[1:])
     job = msgspec.msgpack.decode(connection.recv_bytes(), type=RankConfig)
     faulthandler.enable()
+    # A second before the harness kills: ``until_s`` is on the clock that all processes of a machine share.
     faulthandler.dump_traceback_later(max(0.1, job.until_s - 1.0 - time.monotonic()))
     member = RankContext(job.rank, job.size, _Wire(connection).share, job.hosts)
     try:
         program, args = pickle.loads(job.program)  # noqa: S301 (from the parent, over an inherited socket)
         result = task_messages.TaskResult(job.rank, True, pickle.dumps(program(member, *args)))
-    except BaseException:
+    except BaseException:  # ``sys.exit`` and what pytest raises to fail or skip are results as well
         result = task_messages.TaskResult(job.rank, False, traceback.format_exc().encode())
     connection.send_bytes(messages.encode(result))
     connection.recv_bytes()  # leave together: a rank that exits early must not look like a lost peer to an engine
@@ -108,7 +114,7 @@ def main() -> None:
 
 
 def _connect(place: str, rank: str = "-1") -> Connection:
-    """Over a socket that was inherited, or to one at a path; there this process has to say which rank it is, or -1."""
+    """Connect over an inherited socket, by number, or to one at a path, where the rank has to be said, or -1."""
     if place.isdecimal():
         return Connection(int(place))
     connection = Client(place, "AF_UNIX")
@@ -117,7 +123,7 @@ def _connect(place: str, rank: str = "-1") -> Connection:
 
 
 def error_of(call: Callable[[], object]) -> str:
-    """The kind and the text of the collective error that ``call`` raises; "" if it raises none."""
+    """Kind and text of the collective error that ``call`` raises; "" if it raises none."""
     try:
         call()
     except CollectiveError as error:
@@ -126,7 +132,7 @@ def error_of(call: Callable[[], object]) -> str:
 
 
 def outcome(result: task_messages.TaskResult) -> Any:
-    """What the program returned; only for results of processes that this process started."""
+    """Unpickle what the program returned; only for results of processes that this process started."""
     return pickle.loads(result.payload)  # noqa: S301 (from a child, over an inherited socket)
 
 

@@ -1,4 +1,4 @@
-"""What every reduction must give, computed by NumPy: the arithmetic the engines are compared with.
+"""Reference reductions, computed by NumPy: the arithmetic with which engines are compared.
 
     >>> values = [encode(DType.BFLOAT16, [1.5]), encode(DType.BFLOAT16, [2.0])]
     >>> decode(DType.BFLOAT16, reduce(DType.BFLOAT16, ReduceOp.SUM, values))
@@ -41,7 +41,7 @@ def view(array: Array) -> Values:
 
 
 def encode(dtype: DType, values: npt.ArrayLike) -> Values:
-    """Numbers to memory, rounding to nearest even."""
+    """Convert numbers to memory, rounding to nearest even."""
     if dtype is not DType.BFLOAT16:
         return np.asarray(values).astype(storage(dtype))
     bits = np.asarray(values, np.float32).view(np.uint32)
@@ -49,14 +49,14 @@ def encode(dtype: DType, values: npt.ArrayLike) -> Values:
 
 
 def decode(dtype: DType, array: Values) -> Values:
-    """Memory to numbers one can compute with."""
+    """Convert memory to numbers one can compute with."""
     if dtype is DType.BFLOAT16:
         return (array.astype(np.uint32) << 16).view(np.float32)
     return array.astype(_ACCUMULATE.get(dtype, array.dtype))
 
 
 def legal(dtype: DType, op: ReduceOp) -> bool:
-    """Whether engines know ``op`` on ``dtype``."""
+    """True if engines know ``op`` on ``dtype``."""
     return op is not ReduceOp.ADASUM and not (dtype.is_complex and op in (ReduceOp.MIN, ReduceOp.MAX))
 
 
@@ -80,7 +80,7 @@ def reduce(
 
 
 def same(dtype: DType, found: Values, expected: Values, slack: Values | float = 0.0) -> bool:
-    """Equal for integers and booleans; for the others, as near as one rounding of the result and ``slack`` allow."""
+    """True if equal (integers, booleans), or as near as one rounding of the result and ``slack`` allow (all others)."""
     if dtype not in _TOLERANCE:
         return bool(np.array_equal(found, expected))
     tolerance = _TOLERANCE[dtype]
@@ -136,7 +136,7 @@ def _is_exact(dtype: DType, op: ReduceOp, prescale: float, postscale: float) -> 
 def _reduce_exactly(
     dtype: DType, op: ReduceOp, contributions: Sequence[Values], prescale: float, postscale: float
 ) -> Values:
-    """Integers with a factor or divisor, by Python's own."""
+    """Reduce integers with a factor or divisor, by Python's unlimited ones."""
     results = []
     for values in zip(*(c.tolist() for c in contributions), strict=True):
         scaled = [_scale_integer(value, prescale) for value in values]
@@ -153,7 +153,7 @@ def _reduce_exactly(
 
 
 def _scale_integer(value: int, factor: float) -> int:
-    """Exact for whole factors and for 1/n; truncated toward zero, and the nearest number of 64 bits."""
+    """Scale exactly by whole factors and by 1/n; truncated toward zero, and limited to 64 bits."""
     n = round(1 / factor) if factor else 0
     if factor == int(factor):
         return _limit(value * int(factor), 64)

@@ -2,7 +2,7 @@
 
     world = ThreadWorld()
 
-    def program(member: Member) -> None:
+    def program(member: RankContext) -> None:
         engine = world.create(member.group(), member.exchange)
         ...
 
@@ -10,6 +10,17 @@
 
 It is slow and plain (NumPy, one lock), and passes the contract suite.
 """
+
+# Threads: ``run_threads`` has one for each rank, and all that they share are meetings. ``_Meetings._lock`` guards the
+# table of them, ``_Meeting._changed`` the fields of one meeting. All else is of one thread: an engine is used by its
+# member alone, but for ``abort``, which only takes the meeting's lock. ``results`` and ``errors`` of ``run_threads``
+# need none: each thread writes the key that is its rank, and the starter reads them once it has waited for all.
+#
+# Shared items are copies. A member goes on as soon as all have come, and writes its result into the array that it
+# contributed from, while slower members are still about to read its contribution: hence ``copy()`` in every collective.
+#
+# Each member counts its rounds for itself, so a fast one can be in round n + 1 while others have yet to wake in round
+# n; what it gives must not get into their round.
 
 from __future__ import annotations
 
@@ -41,9 +52,10 @@ def run_threads(program: Callable[[RankContext], T], size: int, timeout_s: float
     def run(rank: int) -> None:
         try:
             results[rank] = program(RankContext(rank, size, share(rank)))
-        except BaseException as error:
+        except BaseException as error:  # pytest's own are none of Exception, and would be lost with the thread
             errors[rank] = error
 
+    # Daemons: one that hangs is reported below, and must not keep the interpreter from ending after that.
     threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
     for thread in threads:
         thread.start()
@@ -58,20 +70,20 @@ def run_threads(program: Callable[[RankContext], T], size: int, timeout_s: float
 
 @final
 class ThreadWorld:
-    """Where threads that make engines over equal groups find each other."""
+    """Meeting point of threads that make engines over equal groups."""
 
     def __init__(self) -> None:
         self._meetings = _Meetings()
 
     def create(self, group: Group, exchange: Exchange) -> ThreadEngine:
         """Make one member's engine; as with real engines, all members make the same ones in the same order."""
-        exchange(b"")
+        exchange(b"")  # as with real engines, nobody has one before all members are making theirs
         return ThreadEngine(group, self._meetings.at(f"{group.label} {group.generation} {group.ranks}", group.size))
 
 
 @final
 class ThreadEngine(Engine):
-    """Every collective is an all-gather of copies, and NumPy."""
+    """Engine between threads: every collective is an all-gather of copies, and NumPy."""
 
     name = "threads"
 
@@ -118,11 +130,11 @@ class ThreadEngine(Engine):
         self._share(None)
 
     def abort(self, reason: str) -> None:
-        """Wake this member."""
+        """Wake this member, from any thread; the others have engines of their own to abort."""
         self._meeting.abort(self.group.rank, reason)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing, as nothing is held."""
 
     def _reduce(self, array: Array, how: Reduction) -> Values:
         if not reference.legal(array.dtype, how.op):
@@ -169,11 +181,11 @@ class _Meeting:
             came[member] = item
             self._changed.notify_all()
             full = self._changed.wait_for(lambda: len(came) == self._size or member in self._aborted, deadline_s)
-            self._check(member)
+            self._check(member)  # the wait also ends, with others missing, when this member is aborted
             if not full:
                 missing = sorted(set(range(self._size)) - set(came))
                 raise StallError(f"members {missing} did not come in {deadline_s} s")
-            self._rounds.pop(number - 1, None)  # everyone has left the round before this one
+            self._rounds.pop(number - 1, None)  # everyone has left the round before this one, being in this
             return [came[i] for i in range(self._size)]
 
     def _check(self, member: int) -> None:

@@ -25,7 +25,7 @@ from farandole.torch.subclass import refuse_copies
 
 
 class AdasumOptimizer(torch.optim.Optimizer):
-    """What ``DistributedOptimizer`` puts before the user's class: gradients stay local, steps are combined."""
+    """Mixin that ``DistributedOptimizer`` puts before the user's class: gradients stay local, steps are combined."""
 
     backward_passes_per_step: int
     _terms: Terms

@@ -49,12 +49,12 @@ class GradScaler(torch.amp.GradScaler):
         """Inverse scales of the gradients that a lagging optimizer has not handed out, by its ``id``."""
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        """As PyTorch's."""
+        """Divide the gradients by the loss scale. Collective: all ranks learn of an infinity or NaN on any of them."""
         self._begin()
         super().unscale_(optimizer)
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
-        """As PyTorch's."""
+        """Run ``optimizer.step()``, unless a gradient of some rank is infinite or NaN; arguments are PyTorch's."""
         self._begin()
         lag = getattr(optimizer, "gradient_lag", 0)
         if self._enabled and lag and self._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY:

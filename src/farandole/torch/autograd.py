@@ -66,7 +66,7 @@ _told: list[bool] = []
 
 
 def _factor(power: int, process_set: ProcessSet) -> float:
-    """What a gradient is multiplied by; the first that is not the derivative is told of, once."""
+    """Factor by which Horovod's gradient differs from the derivative; the first that is not 1 is logged, by rank 0."""
     members = len(process_set.ranks)
     if power and members > 1 and not _told:
         _told.append(True)

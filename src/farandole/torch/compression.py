@@ -20,7 +20,7 @@ class Compressor(ABC):
     @staticmethod
     @abstractmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """What travels, and a context that ``decompress`` will be given."""
+        """Return the tensor that travels, and a context that ``decompress`` will be given."""
 
     @staticmethod
     @abstractmethod

@@ -96,6 +96,7 @@ class KeptGradients:
         found = named() if is_due else []
         if found:
             self._every = _every(mode, found)
+        # Weak: it is to find out what the script keeps, which it could not if it kept gradients itself.
         self._reduced = [(name, p, weakref.ref(p.grad)) for name, p in found if p.grad is not None]
         if not kept:
             return
@@ -114,7 +115,7 @@ def _is_due(number: int, every: int) -> bool:
 
 
 def _every(mode: str, named: Named) -> int:
-    """How often to look: the same on all ranks."""
+    """Number of steps from one snapshot to the next, the same on all ranks."""
     if mode == "every-step":
         return 1
     is_small = all(param.numel() * param.element_size() <= SAMPLE_BYTES for _, param in named)

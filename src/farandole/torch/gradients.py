@@ -1,4 +1,4 @@
-"""How the gradients of all ranks become one: buckets, unused parameters, sparse gradients.
+"""Reduction of the gradients of all ranks: buckets, unused parameters, sparse gradients.
 
     exchange = GradientExchange(lane, params, names, Terms())
     exchange.run("step 7")                  # now every param.grad is the average
@@ -6,6 +6,16 @@
 A run *meets* (are all at the same step, and is everything as last time?), reduces each bucket, and writes what came of
 it over the gradients. What the ranks have is compared in detail only where some rank says that it is not as last time.
 """
+
+# Threads take turns with an exchange: the one on which a backward pass ends or ``step()`` is called, those of a lag,
+# one of ``join()``. Whoever calls sees to that, and fields have no lock. Only during an overlapped pass there are two:
+# its background thread has the lane and the buckets that have begun, until ``OverlappedPass.finish`` has joined it.
+#
+# ``_pass`` is a pass that has begun and that no run has taken. One that is there when the next begins has failed:
+# nothing tells of that (see ``passes``), and the others have reduced a part of it.
+#
+# A check that may fail on this rank alone calls ``refuse`` before it raises: the other members are in a meeting or will
+# come to it, and without this rank they would wait there until the stall shutdown.
 
 from __future__ import annotations
 
@@ -46,7 +56,7 @@ Weigh: TypeAlias = Callable[[], float]
 
 
 def unweighted() -> float:
-    """Every rank counts alike."""
+    """Weight of a rank where all count alike."""
     return 1.0
 
 
@@ -57,7 +67,7 @@ RIDES = "+"
 @final
 @dataclass(frozen=True)
 class Terms:
-    """What a user asked of a ``DistributedOptimizer``. ``groups`` maps ``id(param)`` to the number of its group."""
+    """Reduction terms of a ``DistributedOptimizer``. ``groups`` maps ``id(param)`` to the number of its group."""
 
     how: Reduction = field(default_factory=Reduction)
     compression: CompressorLike = Compression.none
@@ -91,7 +101,7 @@ class GradientExchange:
         return self._during_backward and self._agreed is not None
 
     def begin_pass(self, step: str, weigh: Weigh) -> OverlappedPass | None:
-        """A backward pass begins whose gradients will be reduced; returns who wants to know when each is complete."""
+        """Begin a backward pass that will be reduced; if it overlaps, return whom to tell of complete gradients."""
         self._weight = weigh()
         self.refuse_failed_pass(step)
         if self.overlaps:
@@ -105,7 +115,7 @@ class GradientExchange:
 
     def refuse_failed_pass(self, step: str) -> None:
         """Raise on every member if the pass that began last has not come to its end here."""
-        failed, self._pass = self._pass, None
+        failed, self._pass = self._pass, None  # now: ``finish`` may raise, and is not to be called again
         if failed is not None:
             failed.finish()  # as the others do, who will now learn that this rank is not where they are
             self.refuse(step)
@@ -124,12 +134,12 @@ class GradientExchange:
         """Replace every gradient by the reduced one. ``step`` says where in the program this is.
 
         ``weigh`` gives the factor of this rank's gradients, and is asked once. ``snapshot`` is of what this rank last
-        stepped with, if that is to be compared. Returns the sums of what the members'
-        riders had to say; ``None`` unless all of them had something.
+        stepped with, if that is to be compared. Returns the sums of the numbers of all members' observers; ``None``
+        unless all of them had some.
         """
         overlapped = self._pass or self.begin_pass(step, weigh)
         if overlapped is not None:
-            self._pass = None
+            self._pass = None  # before ``finish``, which may raise: the next run would call it again
             if not overlapped.finish():
                 overlapped = None
             elif overlapped.late is not None:
@@ -144,6 +154,7 @@ class GradientExchange:
             survey = list(map(code_of, self.params, gradients))
         state = SAME if agreed is not None and survey == agreed.codes else CHANGED
         riding = None if observer is None or agreed is None else observer.departs(self._weight)
+        # Before anything is written: who is elsewhere in the program makes all raise, and gradients are as they were.
         states = self.lane.meet(self._point(step), state + (RIDES if riding else ""), snapshot)
         agreed = self._conclude(states, survey)
         if overlapped is not None:
@@ -179,7 +190,7 @@ class GradientExchange:
         """Contribute nothing to the others' runs until all members serve; for a rank that has joined. Counts them."""
         deferred, served = False, 0
         while set(states := self.lane.meet("", JOINED)) != {JOINED}:
-            if WAIT in states:
+            if WAIT in states:  # said where an overlapped pass begins: its buckets come after the meeting that ends it
                 deferred = True
                 continue
             served += 1
@@ -194,7 +205,7 @@ class GradientExchange:
         return served
 
     def _was_cast(self) -> bool:
-        """Whether the pass that begins will leave gradients of other dtypes than the last."""
+        """True if the pass that begins will leave gradients of other dtypes than the last."""
         pairs = zip(map(dtype_of, self.params), self._specs, strict=True)
         return any(dtype is not None and dtype is not spec.dtype for dtype, spec in pairs)
 
@@ -225,14 +236,14 @@ class GradientExchange:
                 f"the dtype of the gradient of {name} changed during a backward pass that reduces gradients as they "
                 "come: cast between passes, or set FARANDOLE_OVERLAP=step"
             )
-        for bucket in self.buckets:
+        for bucket in self.buckets:  # not sooner: the meeting after the pass says which gradients some member has
             bucket.publish(agreed)
-        self._adopt(agreed)
+        self._adopt(agreed)  # after the old buckets have given back what they hold
         return bucketed
 
     def _reduce(self, gradients: Gradients, targets: Gradients, agreed: Agreed) -> None:
         """Reduce what is in buckets."""
-        if targets is not gradients:  # what shares memory with a place is read before that is written
+        if targets is not gradients:  # what shares memory with a target is read before that is written
             pairs = zip(gradients, targets, strict=True)
             gradients = [g if g is None or target is not None else dense(g).clone() for g, target in pairs]
         for i, bucket in enumerate(self.buckets):
@@ -245,7 +256,7 @@ class GradientExchange:
             bucket.publish(agreed)
 
     def _conclude(self, states: Sequence[str], mine: list[int]) -> Agreed:
-        """What the members have together, from what they said and, if that changed, from asking in detail."""
+        """Return the agreement of the members: the last one or, if some member says that its own changed, a new one."""
         if self._agreed is not None and (
             states.count(SAME) == len(states) or not any(state.startswith(CHANGED) for state in states)
         ):
@@ -328,14 +339,14 @@ class GradientExchange:
         return grad if self._weight == 1.0 else grad * self._weight
 
     def _choose_overlap(self) -> bool:
-        """Whether to reduce during backward passes: the same on every member, as the fingerprint says."""
+        """True to reduce during backward passes; the same on every member, or their fingerprints would differ."""
         nbytes = sum(p.numel() * p.element_size() for p in self.params)
         choice, why = choose_overlap(self.lane.session.settings.overlap, nbytes, self.lane.crosses_hosts)
         self.lane.note(f"gradients are reduced {'during' if choice == 'backward' else 'after'} backward passes: {why}")
         return choice == "backward"
 
     def _fingerprint(self) -> str:
-        """The same on two members if their buckets are laid out and reduced alike."""
+        """Digest that two members share if their buckets are laid out and reduced alike."""
         terms = self._terms
         everything = [
             (name, str(p.dtype), tuple(p.shape), p.stride(), terms.groups.get(id(p), -1))

@@ -69,7 +69,7 @@ class Identity:
         agreed = pairing(session, self._process_set).pair(session, Unpaired(self.label, own), is_known)
         self.label = agreed.label
         self._order = {} if agreed.names == own else {name: i for i, name in enumerate(agreed.names)}
-        self._session = weakref.ref(session)
+        self._session = weakref.ref(session)  # no optimizer keeps a session that is over; its ``id`` may come again
 
     def withdraw(self, session: Session) -> None:
         """Nobody will come to ``settle``."""

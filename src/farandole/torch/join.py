@@ -1,5 +1,13 @@
 """Leaving a round of collectives early: ``join``, for ranks that have fewer batches than others."""
 
+# Threads. While the calling thread waits in the negotiated lane until all ranks have joined, a thread for each
+# optimizer serves what ranks that still train reduce. One thread for all would not do: lanes are apart, and nobody
+# knows in which order the others will come to them. A serving thread has its reducer for itself until it is joined;
+# ``served`` and ``_error`` are read only after that.
+#
+# It ends when all members of its process set serve. If some rank does not have the optimizer any more, that never is:
+# then all ranks, having told each other in ``_end`` what they serve, end it by ``forsake``: in its lane, or a pairing.
+
 from __future__ import annotations
 
 import gc
@@ -17,7 +25,7 @@ _joins = [0]
 
 
 def joins() -> int:
-    """How often this process and all others have joined; what ranks count since then, they count alike."""
+    """Number of joins of this process, each with all other ranks; what ranks count since the last, they count alike."""
     return _joins[0]
 
 
@@ -34,10 +42,10 @@ def join(device: int = -1) -> int:  # noqa: ARG001 (Horovod's GPU)
     """
     session = current("join()")
     if not all(_is_forsakable(reducer, session) for reducer in living_reducers()):
-        gc.collect()
+        gc.collect()  # before any thread holds a reducer
     serving = [_Serving(reducer) for reducer in living_reducers()]
     last = session.join()
-    _joins[0] += 1
+    _joins[0] += 1  # before ``_end``, for which it makes a label that no earlier join has used
     if session.topology.size > 1:
         _end(serving, session)
         served = {each.label: each.served for each in serving}
@@ -74,17 +82,17 @@ def _end(serving: list[_Serving], session: Session) -> None:
         if number in sets and not all((number, label) in every[rank] for rank in sets[number].ranks)
     }
     forsaken = [each for each, told in zip(serving, mine, strict=True) if told in partial]
-    for each in forsaken:
+    for each in forsaken:  # before the rounds that follow, in which threads in a pairing learn of it
         each.forsake()
     for number in sorted({number for number, _ in partial}):  # who waits there for a partner is in a round with all
         if sets[number].included():
             pairing(session, sets[number]).pair(session, Unpaired(f"join {joins()}", ()))
-    for each in serving:
+    for each in serving:  # last: a thread in a pairing comes out of it only by the rounds above
         each.finish(forsaken=each in forsaken)
 
 
 def _is_forsakable(reducer: GradientReducer, session: Session) -> bool:
-    """Whether an optimizer that other ranks have lost already costs nothing: its lane is there, and can be aborted.
+    """True if it costs nothing should other ranks have lost this optimizer: its lane is there, and can be aborted.
 
     One out of anybody's reach is gone on this rank when its garbage collector runs, and on another perhaps before. The
     first use of a lane waits for all ranks, and cannot be taken back; only then is a collection worth its 0.2 s.
@@ -100,8 +108,9 @@ class _Serving:
     def __init__(self, reducer: GradientReducer) -> None:
         self._reducer = reducer
         self.served = 0
-        """Reductions of others."""
+        """Number of the other ranks' reductions that it took part in."""
         self._error: BaseException | None = None
+        # A daemon: if ``session.join`` raises, nobody joins this thread, and the process must be able to end.
         self._thread = threading.Thread(target=self._serve, name=f"farandole-join-{reducer.label}", daemon=True)
         self._thread.start()
 
@@ -111,7 +120,7 @@ class _Serving:
 
     @property
     def label(self) -> str:
-        """Of the optimizer, on all ranks that it has been paired with."""
+        """Label of the optimizer, the same on all ranks that it has been paired with."""
         return self._reducer.label
 
     def forsake(self) -> None:
@@ -120,11 +129,11 @@ class _Serving:
 
     def finish(self, forsaken: bool) -> None:
         self._thread.join()
-        if self._error is not None and not forsaken:
+        if self._error is not None and not forsaken:  # else it is the abort that has ended it
             raise self._error
 
     def _serve(self) -> None:
         try:
             self.served = self._reducer.serve()
-        except BaseException as error:
+        except BaseException as error:  # for ``finish``, on the thread of the script
             self._error = error

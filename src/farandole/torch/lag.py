@@ -4,6 +4,18 @@ exchange = LaggedExchange(params, 1, lambda shadows: GradientExchange(lane, shad
 exchange.run("step 7")          # takes the gradients of step 7 away, and puts those of step 6 there, reduced
 """
 
+# Threads. The script's (on which backward passes end) appends runs and takes their results. Each run has a thread,
+# which alone uses the inner exchange, its lane and the gradients of the shadows; it begins by waiting for the thread of
+# the run before, so runs are one after the other, in an order that all ranks share. What is handed over needs no lock:
+# a run gets its gradients, its weight and its snapshot before its thread starts, and ``_reduced`` and ``_error`` are
+# read after the thread was joined. The script uses the inner exchange only after ``forget``, when there is no run.
+#
+# Shadows share the memory of the weights and not their ``grad``: so the script is free to compute the next gradients,
+# and the exchange can do with ``grad`` what it does without a lag.
+#
+# An error is kept until its run is wanted, and runs that follow begin nevertheless: so all ranks raise it at the same
+# step, whenever their threads have come to it.
+
 from __future__ import annotations
 
 import atexit
@@ -38,6 +50,7 @@ def _end_before_the_interpreter() -> None:
         for run in list(_on_their_way):
             run.wait(LAST_WAIT_S)
 
+    # Threads that are not daemons would be waited for before this, without a limit, also where other ranks are gone.
     atexit.register(finish)  # after init() has registered that this process leaves the job, so it comes first
 
 
@@ -64,7 +77,7 @@ class LaggedExchange:
 
     @property
     def lane(self) -> PlannedLane:
-        """What the runs use; nobody else may."""
+        """Lane of the runs; nobody else may use it."""
         return self._exchange.lane
 
     def run(
@@ -84,13 +97,14 @@ class LaggedExchange:
         self._runs.append(_Run(lambda: self._reduce(step, taken, weight, snapshot), stale, previous))
         try:
             given = self._hand_out(present)
-        except BaseException:
+        except BaseException:  # Control-C, too: whoever goes on must find no run in the lane
             self.forget()
             raise
         for param, grad in zip(self.params, given, strict=True):
             param.grad = grad
         self._given.note(self.params)
         pairs = [(i, given[i]) for run in self._runs for i in run.stale]
+        # Clones: what is handed out is the script's, which may clip it in place.
         self._lasting = {i: grad.clone() for i, grad in pairs if grad is not None}
 
     def begin_pass(self, step: str, weigh: Weigh) -> None:
@@ -130,13 +144,13 @@ class LaggedExchange:
                 )
 
     def _reduce(self, step: str, taken: Gradients, weight: float, snapshot: StepDigests | None) -> Gradients:
-        with torch.no_grad():
+        with torch.no_grad():  # of this thread: what the caller of ``run`` has set is not known here
             for shadow, grad in zip(self._shadows, taken, strict=True):
                 shadow.grad = grad
             self._exchange.run(step, lambda: weight, snapshot=snapshot)
             reduced = [shadow.grad for shadow in self._shadows]
             for shadow in self._shadows:
-                shadow.grad = None
+                shadow.grad = None  # the result is the script's alone, and its memory free when that drops it
             return reduced
 
     def _hand_out(self, present: Gradients) -> Gradients:
@@ -163,6 +177,7 @@ class _Run:
         self.stale = stale
         self._reduced: Gradients = []
         self._error: BaseException | None = None
+        # ``previous`` is an argument of the thread, dropped at its end: an attribute would keep all earlier runs.
         self._thread = threading.Thread(
             target=self._work, args=(reduce, previous), name="farandole-gradient-lag", daemon=True
         )
@@ -171,11 +186,11 @@ class _Run:
         self._thread.start()
 
     def wait(self, limit_s: float | None = None) -> None:
-        """Until it is over, well or not."""
+        """Wait until it is over, well or not, but no longer than ``limit_s``."""
         self._thread.join(limit_s)
 
     def finish(self) -> Gradients:
-        """What it has reduced; raises what went wrong."""
+        """Wait for the run, and return the gradients that it has reduced; raises what went wrong."""
         self._thread.join()
         if self._error is not None:
             raise self._error
@@ -184,7 +199,7 @@ class _Run:
     def _work(self, reduce: Callable[[], Gradients], previous: _Run | None) -> None:
         try:
             if previous is not None:
-                previous.wait()
+                previous.wait()  # and not ``finish``, whose error is that of another step
             self._reduced = reduce()
-        except BaseException as error:
+        except BaseException as error:  # whatever it is, the script is to raise it; a thread would only print it
             self._error = error

@@ -1,9 +1,17 @@
-"""Where gradients lie while they are reduced: side by side in engine memory, or where autograd put a large one.
+"""Memory of gradients while they are reduced: side by side in engine memory, or where autograd put a large one.
 
 A bucket takes the values of gradients and gives the reduced values back. Engine memory is for staging alone, no tensor
 that a user gets is a view of it. So it does not matter where a gradient lies, whether it is the tensor that it was in
 the last step, whether that has got other memory meanwhile, and who else has kept it.
 """
+
+# Engine memory is shared with peers, and with a forked child (a data loader's worker), as its pages are not copied on
+# write. A view of it in ``param.grad`` would let the child change the parent's gradients, and the next reduction change
+# what a script has kept. A lone gradient is in private memory, for which neither holds: so it may stay where it is.
+#
+# A bucket is used by one thread at a time: in an overlapped pass the background thread fills, weighs and reduces it,
+# and the script's thread publishes it after that has ended. For the same reason a bucket has ``Targets`` of its own,
+# beside those of the exchange: they remember addresses, without a lock.
 
 from __future__ import annotations
 
@@ -29,6 +37,7 @@ LONE_BYTES = 2**20
 def as_bytes(memory: Memory) -> torch.Tensor:
     """The whole of ``memory`` as a uint8 tensor that keeps it alive."""
     content = (ctypes.c_ubyte * max(1, memory.nbytes)).from_address(memory.address)
+    # The tensor keeps the array, and the array the memory, also after the lane was closed.
     content.owner = memory.owner  # type: ignore[attr-defined] # a ctypes array made from an address owns nothing itself
     return torch.frombuffer(content, dtype=torch.uint8)
 
@@ -81,7 +90,7 @@ class GradientBucket(ABC):
 
     def publish(self, agreed: Agreed) -> None:
         """Make the reduced values the gradients; those of parameters that no member used stay as they are."""
-        possible, self._targets = self._targets, []
+        possible, self._targets = self._targets, []  # a bucket must not keep the memory of gradients after zero_grad()
         if self._is_ordinary and agreed.is_dense:
             self._write(possible, self._reduced(), self.params)
             return
@@ -136,7 +145,7 @@ class LoneGradient(GradientBucket):
         """See ``GradientBucket``."""
         [target], [param], [piece] = self._targets, self.params, self.pieces
         if self._lies and agreed.kinds[piece] == 1 and target is not None and target.data_ptr() == self.array.address:
-            adapter.written(target)
+            adapter.written(target)  # past PyTorch, which counts how often a tensor was written
         elif agreed.kinds[piece] == 1 and target is None:
             value = self.array.owner
             param.grad = value if value.stride() == param.stride() else new_gradient(param, value)
@@ -269,7 +278,7 @@ def dense(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def is_like(gradient: torch.Tensor | None, spec: GradientSpec) -> bool:
-    """Whether the elements of ``gradient``, as they lie in memory, are what ``spec`` says."""
+    """True if the elements of ``gradient`` lie in memory as ``spec`` says."""
     if gradient is None:
         return False
     is_same = gradient.dtype is spec.dtype and gradient.shape == spec.shape and gradient.stride() == spec.strides

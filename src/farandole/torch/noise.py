@@ -83,7 +83,7 @@ class NoiseScale(Observer):
             raise UsageError(f"every={every}: it must be at least 1")
         self.every = every or FIRST_EVERY
         self._adapts = every is None
-        self._optimizer = weakref.ref(optimizer)  # which owns its rider
+        self._optimizer = weakref.ref(optimizer)  # which owns its observer
         self._scaler, self._summed_passes = scaler, summed_passes
         self._plain, self._adam = (NoiseEstimator(horizon_samples, dataset_size) for _ in range(2))
         self._trouble = ""
@@ -104,11 +104,11 @@ class NoiseScale(Observer):
         self._seen.append((samples, weight))
 
     def estimate(self) -> Estimated:
-        """What is known of S, |G|^2 and B_simple now; where nothing is, a ``NoEstimate`` that says why."""
+        """Estimate S, |G|^2 and B_simple; where nothing is known of them, a ``NoEstimate`` says why."""
         return self._reported(self._plain)
 
     def adam_estimate(self) -> Estimated:
-        """The same of gradients divided by sqrt(v) + eps, as Adam and its kin take them."""
+        """Estimate them of gradients divided by sqrt(v) + eps, as Adam and its kin take them."""
         if self._plain.estimate() and not self._adam.samples:
             return NoEstimate("the optimizer keeps no second moment of its gradients")
         return self._reported(self._adam)
@@ -137,7 +137,7 @@ class NoiseScale(Observer):
             optimizer._reducer.carry(self)
 
     def timings(self) -> list[Timing]:
-        """How long steps took; the last one is of the number of workers and the batch of now."""
+        """Step times, one for each number of workers and batch measured so far; the present ones come last."""
         return self._stopwatch.timings()
 
     def cost_s(self) -> float:

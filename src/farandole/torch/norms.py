@@ -14,7 +14,7 @@ SECOND_MOMENT = "exp_avg_sq"
 
 
 def gradients(params: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Those there are; of sparse ones their values."""
+    """Gradients of ``params`` that are there; of sparse ones their values."""
     found = (param.grad for param in params)
     return [g.coalesce().values() if g.is_sparse else g for g in found if g is not None]
 

@@ -1,8 +1,8 @@
-"""What rides with the gradients: a few numbers of every rank, summed in the run that reduces them.
+"""Observers of gradients: a few numbers of every rank, summed in the run that reduces the gradients.
 
-    reducer.carry(rider)                        # from now on asked at every backward pass
+    reducer.carry(observer)                     # from now on asked at every backward pass
 
-A rider reads the gradients of one rank before anything happens to them, and the reduced ones afterwards.
+An observer reads the gradients of one rank before anything happens to them, and the reduced ones afterwards.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ class Passing:
 
     @property
     def last(self) -> bool:
-        """Whether the reduction follows it."""
+        """True if the reduction follows this pass."""
         return self.number >= self.passes
 
 
 class Observer(ABC):
-    """Its methods are called in this order, on the thread of the backward pass."""
+    """Observer of one optimizer's gradients, called in the order of its methods, on the thread of the backward pass."""
 
     @abstractmethod
     def begins(self, passing: Passing) -> bool:
-        """Whether this rank's gradients should be read at the end of this pass; must be the same on all ranks."""
+        """True to have this rank's gradients read in this pass; must be the same on all ranks."""
 
     @abstractmethod
     def read(self, params: Sequence[torch.Tensor]) -> None:
@@ -49,7 +49,7 @@ class Observer(ABC):
 
     @abstractmethod
     def departs(self, weight: float) -> list[float] | None:
-        """What is to be summed over the ranks; ``None`` if nothing is, or if this rank has nothing to say.
+        """Numbers to be summed over the ranks; ``None`` if there are none, or if this rank has nothing to say.
 
         This rank's gradients count ``weight`` times in the mean of all ranks. Not called where there are no others.
         """

@@ -34,7 +34,7 @@ Groups: TypeAlias = int | list[list[torch.Tensor]]
 
 
 class ReducingOptimizer(torch.optim.Optimizer):
-    """What ``DistributedOptimizer`` puts before the user's class: gradients are reduced before ``step`` uses them."""
+    """Mixin that ``DistributedOptimizer`` puts before the user's class: gradients are reduced before they are used."""
 
     backward_passes_per_step: int
     gradient_lag: int = 0
@@ -78,7 +78,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
             self._reducer = ShardReducer(groups, identity, terms, virtual)
 
     def shards(self, rows: int) -> Iterator[Shard]:
-        """This worker's shards of a global batch of ``rows`` rows; needs ``virtual_workers``.
+        """Iterate over this worker's shards of a global batch of ``rows`` rows; needs ``virtual_workers``.
 
         >>> for shard in optimizer.shards(len(x)):
         ...     loss_of(model(x[shard.rows]), y[shard.rows]).backward()
@@ -104,7 +104,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
             self._should_synchronize = True
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """As in the user's class, at any time."""
+        """Zero the gradients as the user's class does; allowed at any time."""
         super().zero_grad(*args, **kwargs)
         self._reducer.zeroed()
 
@@ -114,7 +114,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
         self._reducer.restart()
 
     def prepare(self) -> None:
-        """What ``step`` begins with: ``synchronize``, except inside ``skip_synchronize``."""
+        """Reduce what has not been reduced, as ``step`` does first; nothing inside ``skip_synchronize``."""
         if self._should_synchronize:
             self._reducer.settle()
 
@@ -126,12 +126,12 @@ class ReducingOptimizer(torch.optim.Optimizer):
         self.gradient_lag = lag
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        """As in the user's class; an accumulation that had begun is forgotten."""
+        """Load a state as the user's class does; an accumulation that had begun is forgotten."""
         super().load_state_dict(*args, **kwargs)
         self._reducer.restart()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As in the user's class; the new parameters are reduced too."""
+        """Add a group as the user's class does; its parameters are reduced too."""
         super().add_param_group(param_group)
         self._reducer.watch_again()
 
@@ -217,7 +217,7 @@ def _names(optimizer: torch.optim.Optimizer, named_parameters: Named | None) -> 
 
 
 def _groups(optimizer: torch.optim.Optimizer, groups: Groups | None, num_groups: int) -> dict[int, int]:
-    """Group by ``id`` of parameter."""
+    """Number of the group of each grouped parameter, by its ``id``."""
     if num_groups:
         warnings.warn("num_groups is the older name of groups", DeprecationWarning, stacklevel=3)
         groups = num_groups if groups is None else groups

@@ -1,4 +1,18 @@
-"""Reducing buckets while the backward pass that fills them still runs."""
+"""Reducing buckets while the backward pass that fills them still runs.
+
+Two threads. The thread of the backward pass tells ``arrived`` what is complete, and has ``_begun``, ``_missing`` and
+``late`` for itself. The background thread does the tasks it is given in their order, alone uses the lane, and alone
+touches ``_states`` until ``finish`` has joined it. A bucket goes from one to the other: the background thread takes its
+gradients and reduces it; the results are written to ``param.grad`` only after ``finish``, by the caller of that (those
+of a gradient that is reduced where it lies are there sooner).
+
+That ``param.grad`` is read without a lock is safe as autograd has completed a gradient before it tells of it. It may
+add to it again only in a nested pass. Then nobody knows which part the bucket has taken: that is ``late``, and an error
+on every member.
+
+Buckets begin in one order on all members, though a later one may be complete sooner: a lane knows what a member sends
+by its order alone.
+"""
 
 from __future__ import annotations
 
@@ -40,6 +54,7 @@ class OverlappedPass:
         """A parameter whose gradient was added to after its bucket had begun."""
         self._background = Background(lane.label)
         self._states: list[str] = []
+        # A task as well: here, the backward pass would wait for the slowest rank before its first gradient is reduced.
         self._background.run(lambda: self._states.extend(lane.meet(point, WAIT if waits else BEGIN)))
 
     def arrived(self, param: torch.Tensor) -> None:
@@ -49,7 +64,7 @@ class OverlappedPass:
         """
         index = self._bucket_of.get(id(param))
         if index is not None:
-            if index < self._begun:
+            if index < self._begun:  # no error here: the others must hear of it in a meeting, once the lane is free
                 self.late = param
             self._missing[index].discard(id(param))
             while self._begun < len(self._buckets) and not self._missing[self._begun]:
@@ -59,16 +74,17 @@ class OverlappedPass:
         """Reduce the rest and wait for all; raises what went wrong meanwhile. False if some rank waits."""
         while self._begun < len(self._buckets):
             self._begin()
-        self._background.finish()
+        self._background.finish()  # raises what a task has: ``_states`` may be empty then, which is not "nobody waits"
         return WAIT not in self._states
 
     def _begin(self) -> None:
-        i, bucket = self._begun, self._buckets[self._begun]
+        i, bucket = self._begun, self._buckets[self._begun]  # now: ``_begun`` has moved on when the task runs
         self._begun += 1
 
         def reduce() -> None:
-            if WAIT in self._states:
+            if WAIT in self._states:  # of all members alike, and known, as the meeting was the first task
                 return
+            # A new thread has gradients enabled, whatever the thread of the backward pass has: the mode is per thread.
             with torch.no_grad(), self._lane.phase(f"bucket {i}", "copy", bucket.nbytes):
                 bucket.fill_alone()
                 if self._weight != 1.0:

@@ -5,6 +5,16 @@ hooks.add(params, arrived)
 ongoing = PassEnd.queued(WeakMethod(self.pass_ended))   # in the first ``arrived`` of a pass
 """
 
+# PyTorch has hooks for gradients, and none for a pass that fails. The one trace is what autograd keeps alive: a queued
+# callback lives as long as the task of its pass. So the callback is owned by autograd alone, and whoever watches has a
+# weak reference: while it is alive, the pass runs; when it is dead without having been called, the pass has failed, and
+# the next gradient begins a new one. Every strong reference elsewhere would make a failed pass look as if it ran for
+# ever, and the gradients of the next would be taken for parts of it.
+#
+# Callbacks and hooks run on a thread of autograd (for host memory, the caller's). A pass within a pass is run by a node
+# of the outer one; "inner" and "outer" below are these. An outer graph that fails and is kept (``retain_graph``) keeps
+# the callback as well, on the node: ``GradientReducer.zeroed`` and ``pass_ended`` are for that.
+
 from __future__ import annotations
 
 import weakref
@@ -69,14 +79,15 @@ def _hook(param: torch.Tensor, arrived: Arrived) -> _Removable | None:
 
 
 def no_pass() -> None:
-    """No backward pass runs."""
+    """Stand-in for the reference to a ``PassEnd`` while no backward pass runs."""
 
 
 @final
 class PassEnd:
-    """Called at the end of a backward pass. Autograd owns it: when a pass fails, it is gone.
+    """Callback for the end of a backward pass. Autograd owns it: when a pass fails, it is gone.
 
-    Passes nest, as reentrant checkpointing runs one for each block. Of an inner one this is passed on to the next.
+    Passes nest, as reentrant checkpointing runs one for each block. At the end of an inner one, it is handed on to the
+    pass around that.
     """
 
     def __init__(self, ended: weakref.WeakMethod[Callable[[], None]]) -> None:
@@ -84,7 +95,10 @@ class PassEnd:
 
     @staticmethod
     def queued(ended: weakref.WeakMethod[Callable[[], None]]) -> weakref.ref[PassEnd]:
-        """One for the pass that runs; no frame, which the traceback of an error would keep, has another reference."""
+        """Queue a callback for the pass that runs, and return a weak reference to it.
+
+        Here and not in the caller, whose local variables the traceback of an error in the pass would keep alive.
+        """
         end = PassEnd(ended)
         end.queue()
         return weakref.ref(end)
@@ -97,6 +111,8 @@ class PassEnd:
         node: Any = torch._C._current_autograd_node()
         ended = self._ended()
         if node is not None:  # which has run the pass that is over, and belongs to another one
+            # Queued here, it would be called again at the end of the same inner pass: callbacks may add callbacks.
+            # When the node has run, the innermost pass is the one around it. Its hook is for once, as it may run again.
             handles: list[_Removable] = []
 
             def after(*_: object) -> None:
@@ -104,5 +120,5 @@ class PassEnd:
                 self.queue()
 
             handles.append(node.register_hook(after))
-        elif ended is not None:
+        elif ended is not None:  # else the reducer has gone during its pass
             ended()

@@ -1,10 +1,27 @@
-"""When gradients are reduced: at the end of a backward pass, or in ``step()`` where there was none.
+"""Reduction of gradients at its time: at the end of a backward pass, or in ``step()`` where there was none.
 
-reducer = GradientReducer(lambda: params, names, Terms(), passes_per_step=1)
+reducer = GradientReducer(lambda: params, identity, Terms(), passes_per_step=1)
 loss.backward()             # its last act is the reduction
 reducer.settle()            # nothing left to do
 reducer.stepped()
 """
+
+# Threads. ``_arrived`` and ``pass_ended`` run on a thread of autograd: for host memory the one that calls
+# ``backward()``, for a device another one, for which the script waits in ``backward()``. So fields need no lock, as
+# long as the parameters of one optimizer are on one device. What goes on beside the script has a thread and fields of
+# its own: the buckets of an ``OverlappedPass``, the runs of a ``LaggedExchange``. During ``join()`` the script only
+# waits, and a thread in ``serve`` has this object, except for ``label`` and ``forsake``.
+#
+# References. Only the optimizer holds its reducer (and ``join()``, for its time). Parameters hold hooks, and a model
+# outlives its optimizers; autograd holds the end of a pass, and the graph of one that failed may be kept for ever;
+# ``_living``, ``Siblings`` and ``weakref.finalize`` are there as long as the process. Each of these refers to the
+# reducer weakly or not at all, and ``params`` refers weakly to the optimizer. So an optimizer that a script drops is
+# gone at that line, on every rank at the same one; in a cycle it is gone when a rank's garbage collector runs, and
+# until then ranks disagree about which optimizers there are. (Schedulers and elastic states make cycles: see
+# ``siblings`` and ``join``.)
+#
+# Order. All ranks use a lane in the same order, so a rank that raises cannot just leave: it ``refuse``s, which is its
+# part of the meeting that the others are in or will come to, and then all raise.
 
 from __future__ import annotations
 
@@ -40,7 +57,8 @@ _living: weakref.WeakSet[GradientReducer] = weakref.WeakSet()
 
 
 def living_reducers() -> list[GradientReducer]:
-    """Those whose optimizers still exist, oldest first."""
+    """Reducers whose optimizers still exist, oldest first."""
+    # Sorted, as the order in a set of weak references differs from rank to rank.
     return sorted(_living, key=lambda reducer: reducer.number)
 
 
@@ -70,7 +88,9 @@ class GradientReducer(Reducer):
         self._reads: Observer | None = None  # in this pass
         self._kept = KeptGradients()
         self._siblings = Siblings(self, living_reducers)
+        # Bound methods would be strong: one kept here a cycle, one kept by a parameter an optimizer that never goes.
         self._hook, self._end = _hook_of(weakref.ref(self)), weakref.WeakMethod(self.pass_ended)
+        # Not at exit: shutdown() ends the lanes then, and ``release`` waits without a limit for ranks that may be gone.
         weakref.finalize(self, self._held.release).atexit = False
         _living.add(self)
         if self._is_needed(current("DistributedOptimizer()")):
@@ -93,7 +113,7 @@ class GradientReducer(Reducer):
         self._forget_snapshots()
         self.restart()
         for param in self.params():
-            param.grad = None
+            param.grad = None  # a fault may have left some reduced and others not
         if self._is_needed(current("the next generation")):
             self._watch()
 
@@ -127,12 +147,12 @@ class GradientReducer(Reducer):
 
     @property
     def label(self) -> str:
-        """What the lanes are called, the same on all ranks."""
+        """Label of the lanes, the same on all ranks."""
         return self._identity.label
 
     @property
     def op(self) -> ReduceOp:
-        """How gradients are reduced."""
+        """The operation that gradients are reduced by."""
         return self._terms.how.op
 
     def carry(self, observer: Observer) -> None:
@@ -143,7 +163,7 @@ class GradientReducer(Reducer):
         self._watch()
 
     def drop(self) -> None:
-        """No rider sees what is reduced from now on."""
+        """Let the observer go: it sees nothing of what is reduced from now on."""
         self._observer = self._reads = None
 
     def wrap(self, closure: Closure) -> Closure:
@@ -175,13 +195,14 @@ class GradientReducer(Reducer):
 
     def forsake(self, served: Callable[[], object]) -> None:
         """End ``serve``, for which ``served`` waits: other ranks are without this optimizer."""
+        # The thread in ``serve`` either has no lane yet, and waits in a pairing, or it waits in its lane.
         self._identity.withdraw(current("join()"))
         lanes, self._held.lanes = self._held.lanes, {}
         for lane in lanes.values():
             lane.abort("other ranks do not have this optimizer any more")
-        if lanes:
+        if lanes:  # a pairing ends with a round of all ranks, to which the caller has yet to come: do not wait for it
             served()
-        for lane in lanes.values():
+        for lane in lanes.values():  # after the thread has left it: a lane is closed when nobody uses it any more
             lane.close()
 
     # -- during a backward pass ---------------------------------------------------------------------------------------
@@ -204,10 +225,10 @@ class GradientReducer(Reducer):
 
     def _arrived(self, param: torch.Tensor) -> None:
         if self._ongoing() is None:  # the first gradient of this pass; one that failed half-way has left no trace
-            self._pass_begins()
+            self._pass_begins()  # may raise, and the pass with it: so no end is queued before
             self._ongoing = PassEnd.queued(self._end)
         if self._overlapped is not None:
-            if self._reads is not None:
+            if self._reads is not None:  # first: once it has arrived, another thread may reduce it where it lies
                 self._reads.read([param])
             self._overlapped.arrived(param)
 
@@ -222,20 +243,20 @@ class GradientReducer(Reducer):
             self._reads = self._observer if self._observer.begins(passing) else None
         if self._exchange is None or not self._exchange.overlaps or self._passes + 1 < self.passes_per_step:
             return
-        if is_shared:  # the one would write gradients while the other reads them
+        if is_shared:  # the thread of the one would write gradients while that of the other reads them
             return
         session = current("the reduction of gradients")
         if self._is_needed(session):
             exchange = self._bind(session)
             self._refuse_repetition()
-            self._kept.begin()
+            self._kept.begin()  # before the pass: its thread writes gradients from the next line on
             self._overlapped = exchange.begin_pass(self._where(), self._weigh)
 
     def pass_ended(self) -> None:
         """The outermost backward pass is over."""
         if self._ongoing() is None:
             return  # this is the end of one that failed, whose graph was gone through again
-        self._ongoing = no_pass
+        self._ongoing = no_pass  # before anything that may raise: the pass is over in any case
         if self._reads is not None and self._overlapped is None:
             self._reads.read(self.params())
         if self._observer is not None:
@@ -248,7 +269,7 @@ class GradientReducer(Reducer):
     # -- the reduction ------------------------------------------------------------------------------------------------
 
     def _reduce(self) -> None:
-        self._passes = 0
+        self._passes = 0  # before anything that may raise: the next pass is the first of its accumulation
         if self.step_vote is not None:
             self.step_vote.reach("reduce")
         session = current("the reduction of gradients")
@@ -275,10 +296,11 @@ class GradientReducer(Reducer):
 
     def _bind(self, session: Session) -> GradientExchange | LaggedExchange:
         """The exchange for this session and these parameters."""
-        self._pair(session)
+        self._pair(session)  # first: it may wait for threads of other ranks, and tells the order of the parameters
         params, exchange = self._identity.arrange(self._watch()), self._exchange
         if exchange is not None and exchange.lane.session is not session:
             exchange = None
+        # Not ``params != exchange.params``: lists compare tensors by ``==``, which compares their elements.
         if exchange is None or len(params) != len(exchange.params) or not all(map(is_, params, exchange.params)):
             exchange = self._exchange = self._make_exchange(session, params)
         return exchange
@@ -298,7 +320,7 @@ class GradientReducer(Reducer):
             return GradientExchange(lane, shadows, names, replace(self._terms, groups=groups))
 
         lagged = LaggedExchange(params, self._lag, make)
-        self._held.wait = lagged.forget
+        self._held.wait = lagged.forget  # no method of this reducer: ``_held`` would keep it alive
         return lagged
 
     def _named(self) -> list[tuple[str, torch.Tensor]]:
@@ -311,7 +333,7 @@ class GradientReducer(Reducer):
         return partial(self._lane(session).meet, snapshot=snapshot) if self._is_needed(session) else alone
 
     def _lane(self, session: Session, purpose: str = "") -> PlannedLane:
-        """The lane of this session; the first time, made by all ranks."""
+        """The lane of this session; the first time, made by all members."""
         lane = self._held.lanes.get(purpose)
         if lane is None or lane.session is not session:
             self._pair(session)
@@ -325,7 +347,7 @@ class GradientReducer(Reducer):
         self._identity.settle(session, self.params(), lambda label: any(label == each.label for each in _living))
 
     def _weigh(self) -> float:
-        """How much this rank counts: where it is known how many samples each has, as much as those."""
+        """Weight of this rank's gradients in an average: by its number of samples where that is known, else 1."""
         if self.step_vote is None or self._terms.how.op is not ReduceOp.AVERAGE:
             return 1.0
         return self.step_vote.weigh()
@@ -396,7 +418,10 @@ def _hook_of(reference: weakref.ref[GradientReducer]) -> Arrived:
 
 @final
 class _Held:
-    """What a reducer has outside of itself; given back when its optimizer is gone."""
+    """Resources of a reducer outside of itself: hooks and lanes; given back when its optimizer is gone.
+
+    An object of its own, as ``weakref.finalize`` keeps it alive: it must not refer to the reducer.
+    """
 
     def __init__(self) -> None:
         self.hooks = ArrivalHooks()
@@ -404,8 +429,11 @@ class _Held:
         self.wait: Callable[[], object] = lambda: None  # until no thread uses them
 
     def release(self) -> None:
-        """Once."""
-        self.hooks.remove()
+        """Remove the hooks, wait until no thread of a lag is in a lane, and close the lanes; called once.
+
+        On whichever thread lets go of the reducer last, or collects the cycle that it is in.
+        """
+        self.hooks.remove()  # first, so that no pass begins to use a lane that is closed next
         self.wait()
         for lane in self.lanes.values():
             lane.close()

@@ -1,4 +1,4 @@
-"""What a distributed optimizer asks of whoever reduces its gradients."""
+"""Interface of whatever reduces the gradients of a distributed optimizer."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Reducer(ABC):
     def __init__(self, terms: Terms) -> None:
         self._terms = terms
         self.step_vote: StepVote | None = None
-        """Where steps are voted, in elastic jobs."""
+        """The vote on every step, in elastic jobs."""
         self._snapshots = StepSnapshots()
         self._snapshot: StepDigests | None = None
-        """Of the last step, if no meeting has compared it yet."""
+        """Snapshot of the last step, if no meeting has compared it yet."""
 
     @property
     def is_global(self) -> bool:
@@ -41,9 +41,9 @@ class Reducer(ABC):
         return self._terms.process_set
 
     def vote(self) -> None:
-        """Where steps are voted: return when all ranks have reduced their gradients, and know that.
+        """In elastic jobs, return when all ranks have reduced their gradients, and know that: the step is voted.
 
-        Where they are not, what this rank steps with is compared when the ranks meet next.
+        In others, keep a snapshot of what this rank steps with, to be compared when the ranks meet next.
         """
         snapshot = self._snapshots.take(self._named) if self._snapshots.is_due() else None
         if self.step_vote is not None:
@@ -52,7 +52,7 @@ class Reducer(ABC):
             self._snapshot = snapshot
 
     def _uncompared(self) -> StepDigests | None:
-        """What is to be compared in the next meeting, once."""
+        """Take the snapshot that the next meeting is to compare, if there is one."""
         snapshot, self._snapshot = self._snapshot, None
         return snapshot
 
@@ -94,4 +94,4 @@ class Reducer(ABC):
 
     @abstractmethod
     def _meet(self, snapshot: StepDigests | None) -> Meet:
-        """How the ranks that reduce together hear each other, and compare ``snapshot``."""
+        """Meeting of the ranks that reduce together, for a vote; it compares ``snapshot``, too."""

@@ -57,7 +57,7 @@ class SamplesLR(LRScheduler):
 
     @property
     def batch(self) -> int:
-        """How many samples the next step should have, all ranks together."""
+        """Number of samples that the next step should have, all ranks together."""
         return self.schedule.batch(self.position)
 
     def get_lr(self) -> list[float | torch.Tensor]:
@@ -66,7 +66,7 @@ class SamplesLR(LRScheduler):
         return [base * factor for base in self.base_lrs]
 
     def step(self, samples: int | None = None) -> None:
-        """The optimizer has made a step with so many samples, all ranks together; by default with ``batch``.
+        """Advance by a step with so many samples, all ranks together; by default with ``batch``.
 
         The number must be the same on all ranks.
         """

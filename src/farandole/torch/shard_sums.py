@@ -26,10 +26,10 @@ from farandole.torch.memory import LONE_BYTES, as_bytes
 Partial: TypeAlias = Mapping[Shards, Sequence[torch.Tensor]]
 
 CHUNK_BYTES = 2**20
-"""What is exchanged at a time: so little that it stays in the cache between one worker's copy and the other's sum."""
+"""Size of a chunk: so little that it stays in the cache between one worker's copy and the other's sum."""
 
 UNWIDENED = (torch.float32, torch.float64)
-"""Engines round every sum of these; 16-bit ones they would round once, at the end."""
+"""Dtypes that engines round at every sum; 16-bit ones they would round once, at the end."""
 
 
 def add_tensors(whole: Shards, partial: Partial) -> list[torch.Tensor]:
@@ -53,7 +53,7 @@ class _Piece(NamedTuple):
 
 @final
 class _Chunk:
-    """What is exchanged at a time: pieces of tensors of one dtype and scale, and where the results go."""
+    """Unit of the exchange: pieces of tensors of one dtype and scale, and where the results go."""
 
     def __init__(self, pieces: list[_Piece], result: torch.Tensor, scale: float) -> None:
         self.pieces, self.result, self.scale = pieces, result, scale
@@ -61,7 +61,7 @@ class _Chunk:
 
 @final
 class _Bucket:
-    """What is reduced at a time: tensors side by side in engine memory, ``views``, or a large one where it lies."""
+    """Unit of the all-reduce: tensors side by side in engine memory, ``views``, or a large one where it lies."""
 
     def __init__(self, bucket: Bucket, content: torch.Tensor, like: Sequence[torch.Tensor], scale: float) -> None:
         self.which = [slot.piece for slot in bucket.slots]
@@ -178,7 +178,7 @@ class ShardSums:
 
 
 def _pieces(runs: Sequence[tuple[int, int, int]], begin: int, end: int) -> Iterator[_Piece]:
-    """What of the tensors lies in ``begin`` to ``end - 1`` of their common memory."""
+    """Pieces of the tensors that lie in elements ``begin`` to ``end - 1`` of their common memory."""
     for tensor, count, last in runs:
         first = last - count
         if first < end and begin < last and count:

@@ -4,6 +4,15 @@ siblings = Siblings(self, living)           # of each optimizer
 siblings.find()
 """
 
+# All references are weak: whoever asks for siblings must not be what keeps them. That alone does not make ranks agree,
+# as an optimizer in a cycle (with its scheduler) is gone on each rank when its garbage collector happens to run. Ranks
+# that disagreed would overlap or refuse differently in the same step. So where there seem to be siblings, the collector
+# runs first: those that are left are in reach of the script, and so they are on all ranks. It takes 0.2 s; not in every
+# step, therefore.
+#
+# Steps ask, so the answer is kept until an owner comes or goes. A finalizer may say so on any thread, in the middle of
+# anything: it only counts, and takes no lock that its thread might have.
+
 from __future__ import annotations
 
 import gc
@@ -25,7 +34,7 @@ AnOwner = TypeVar("AnOwner", bound=Owner)
 
 @final
 class Siblings(Generic[AnOwner]):
-    """Those of ``living`` that share parameters with ``owner``.
+    """Other owners in ``living`` that share parameters with ``owner``.
 
     One that is out of reach is gone when the garbage collector has run, on each rank at another time: where there seem
     to be some, it runs now. That is once, as they are looked for again only after some have come or gone.
@@ -37,7 +46,7 @@ class Siblings(Generic[AnOwner]):
         self._owner, self._living = weakref.ref(owner), living
         self._seen = -1
         self._found: list[weakref.ref[AnOwner]] = []
-        weakref.finalize(owner, self.changed).atexit = False
+        weakref.finalize(owner, self.changed).atexit = False  # ``changed`` is static: it does not keep this object
         self.changed()
 
     @staticmethod
@@ -51,7 +60,7 @@ class Siblings(Generic[AnOwner]):
             if self._look():
                 gc.collect()
             self._found = list(map(weakref.ref, self._look()))
-            self._seen = Siblings._changes
+            self._seen = Siblings._changes  # as it is after the collection, which counts those that it has freed
         return [each for each in (found() for found in self._found) if each is not None] if self._found else []
 
     def _look(self) -> list[AnOwner]:

@@ -1,4 +1,4 @@
-"""How long the steps of a training take, how much of that is waiting for others, and what measuring itself costs."""
+"""Step times of a training, the share of waiting for other ranks, and the cost of measuring itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KEPT = 32
 
 @final
 class Stopwatch:
-    """Medians, so that a pause between two steps (a test, a checkpoint) does not count."""
+    """Medians of step times, so that a pause between two steps (a test, a checkpoint) does not count."""
 
     def __init__(self) -> None:
         self._begin_s = self._wait_s = math.nan
@@ -46,12 +46,12 @@ class Stopwatch:
         self._begin_s, self._cost_s = now, 0.0
 
     def pause(self) -> None:
-        """What comes before the next step ends is not part of it."""
+        """Leave out the time until the next step ends."""
         self._begin_s = math.nan
 
     @contextmanager
     def cost(self) -> Iterator[None]:
-        """What is done inside is what measuring costs."""
+        """Count the time inside as the cost of measuring."""
         begin = time.perf_counter()
         yield
         self._cost_s += time.perf_counter() - begin
@@ -72,7 +72,7 @@ class Stopwatch:
         self._kept[key] = kept  # the last one is of now
 
     def timings(self) -> list[Timing]:
-        """One for each number of workers and batch."""
+        """Median timing for each number of workers, hosts, passes and batch; the present ones come last."""
         return [_median(kept) for kept in self._kept.values()]
 
     def state(self) -> list[list[dict[str, Any]]]:

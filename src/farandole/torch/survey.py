@@ -30,7 +30,7 @@ _FOREIGN = len(_NUMBERS) + 1
 
 @final
 class Agreed:
-    """What the members have together. ``kinds`` per parameter: 0 no gradient, 1 a dense one, 1 + d a sparse one."""
+    """Agreement on gradients. ``kinds`` per parameter: 0 none on any member, 1 a dense one, 1 + d a sparse one."""
 
     def __init__(self, codes: list[int]) -> None:
         self.codes = codes
@@ -42,7 +42,7 @@ class Agreed:
         return all(kind == 1 for kind in self.kinds)
 
     def dtypes(self, before: Sequence[torch.dtype]) -> list[torch.dtype]:
-        """Those of the gradients, and what they were ``before`` where there is none."""
+        """Dtypes of the gradients; where there is none, the dtype ``before``."""
         pairs = zip(self.codes, before, strict=True)
         return [_DTYPES[code >> _BITS] if code & _KINDS else dtype for code, dtype in pairs]
 
@@ -82,7 +82,7 @@ def agree(lane: PlannedLane, mine: Sequence[int], names: Sequence[str]) -> Agree
 
 
 def _difference(lane: PlannedLane, mine: Sequence[int], names: Sequence[str], differing: Sequence[int]) -> str:
-    """Who has which dtype. Collective."""
+    """Error text that says which member has which dtype. Collective."""
     own = torch.tensor(mine, dtype=torch.int32)
     every = torch.empty(lane.size, len(mine), dtype=torch.int32)
     lane.allgather("codes", adapter.array(own), adapter.array(every), [len(mine)] * lane.size)

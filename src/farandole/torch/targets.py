@@ -1,7 +1,7 @@
-"""Where reduced gradients are written: over the gradients they come from, if these lie apart, or into fresh memory.
+"""Targets of reduced gradients: the gradients they come from, if these lie apart, or fresh memory.
 
     gradients = [param.grad for param in params]
-    Places(specs).of(gradients)                 # per gradient: itself, or None
+    Targets(specs).of(gradients)                # per gradient: itself, or None
 
 Autograd makes gradients that lie apart. Users also make one tensor the gradient of two parameters, expand a scalar,
 cut one buffer into pieces, or keep a gradient with its graph: written in place, one result would overwrite another.
@@ -34,17 +34,17 @@ class GradientSpec(NamedTuple):
 
     @staticmethod
     def of(param: torch.Tensor) -> GradientSpec:
-        """As autograd would make it, so that it is copied straight in most cases."""
+        """Spec of a gradient as autograd would make it, so that it is copied straight in most cases."""
         return GradientSpec(param.shape, torch.empty_like(param, device="meta").stride(), param.dtype, param.device)
 
     def empty(self) -> torch.Tensor:
-        """Memory for one."""
+        """Memory for one such gradient."""
         return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device)
 
 
 @final
 class Targets:
-    """Finds them for gradients of the shapes in ``specs``."""
+    """Finds the targets of gradients of the shapes in ``specs``."""
 
     def __init__(self, specs: Sequence[GradientSpec]) -> None:
         self._strides = [spec.strides for spec in specs]
@@ -81,7 +81,7 @@ class Targets:
 
 
 def overlap(gradients: Gradients) -> bool:
-    """Whether some memory belongs to two of them, or to one twice."""
+    """True if some memory belongs to two of them, or to two elements of one."""
     there = [gradient for gradient in gradients if gradient is not None and not gradient.is_sparse]
     return not _lie_apart(sorted(map(_span, there))) or any(map(_folds, there))
 
@@ -143,7 +143,7 @@ def _is_writable(gradient: torch.Tensor) -> bool:
 
 
 def _span(gradient: torch.Tensor) -> tuple[int, int]:
-    """Where its memory begins, and how far it extends."""
+    """Address of its memory, and the number of bytes that it extends over."""
     if not gradient.numel():
         return 0, 0
     last = sum((size - 1) * stride for size, stride in zip(gradient.shape, gradient.stride(), strict=True))
@@ -151,7 +151,7 @@ def _span(gradient: torch.Tensor) -> tuple[int, int]:
 
 
 def _folds(gradient: torch.Tensor) -> bool:
-    """Whether two elements may share memory; true for a few that do not."""
+    """True if two elements may share memory; also for a few gradients where none do."""
     reach = 0
     for stride, size in sorted(zip(gradient.stride(), gradient.shape, strict=True)):
         if size > 1:

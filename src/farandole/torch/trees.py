@@ -19,7 +19,7 @@ class TensorPlaceholder:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> TensorPlaceholder:
-        """Where this tensor was."""
+        """Placeholder for ``tensor``."""
         return cls(tuple(tensor.shape), tensor.dtype)
 
     def empty(self) -> torch.Tensor:

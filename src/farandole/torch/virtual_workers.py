@@ -44,7 +44,7 @@ STEP = "virtual_step"
 @final
 @dataclass(frozen=True)
 class VirtualWorkers:
-    """How many shards a global batch has, whatever the number of workers (at most as many).
+    """Number of shards of every global batch, whatever the number of workers (at most as many).
 
     >>> hvd.VirtualWorkers(8, model, seed=1)
 
@@ -85,6 +85,8 @@ class ShardReducer(Reducer):
         self._whole = Shards(0, virtual.count)
         self._lanes: list[PlannedLane] = []
         """The one that is used now, if any; closed when the optimizer is gone."""
+        # The finalizer has this very list, not the reducer, which it would keep alive: so it is changed in place.
+        # Not at exit: shutdown() closes the engines.
         weakref.finalize(self, _close, self._lanes).atexit = False
         self._sums: ShardSums | None = None
         self._plan = ""
@@ -98,7 +100,7 @@ class ShardReducer(Reducer):
         self._reduced = False
 
     def shards(self, rows: int) -> Iterator[Shard]:
-        """This worker's shards of a global batch of ``rows`` rows; gradients belong to the shard that is given out."""
+        """Iterate over this worker's shards of ``rows`` rows; gradients belong to the shard that was given out last."""
         own = self._own()
         self.abandon()
         buffers = [] if self._virtual.model is None else [_Buffer(b) for b in self._virtual.model.buffers()]
@@ -142,11 +144,12 @@ class ShardReducer(Reducer):
             return
         if not self._lanes or self._lanes[0].session is not session:
             self._pair()
+            # A lane of an earlier session was closed with it; the sums have memory of that lane's engine.
             self._lanes[:], self._sums = [PlannedLane(session, process_set, self._identity.label)], None
         lane, plan = self._lanes[0], self._fingerprint()
         point = f"step {self._groups()[0].get(STEP, 0)}, plan {plan}"
         if not self._is_complete():
-            lane.meet(point, REFUSED)
+            lane.meet(point, REFUSED)  # the others are in this meeting: they raise, too, instead of waiting
             self._require_complete()
         lane.meet(point, "ready", self._uncompared())
         if self._sums is None or plan != self._plan:
@@ -169,12 +172,12 @@ class ShardReducer(Reducer):
         self._stack, self._reduced = [], False
 
     def abandon(self) -> None:
-        """Back to before the step: it will not be applied."""
+        """Go back to before the step, which will not be applied."""
         self._rewind()
         self._forget()
 
     def wrap(self, closure: Closure) -> Closure:
-        """Not with virtual workers."""
+        """Raise ``UsageError``: there are no closures with virtual workers."""
         raise UsageError("step(closure) evaluates the loss as it likes: virtual workers need shards(), and step()")
 
     def watch_again(self) -> None:
@@ -262,7 +265,7 @@ class ShardReducer(Reducer):
                 self._identity.settle(session, params, lambda _: False)
 
     def _params(self) -> list[torch.Tensor]:
-        """All in the order agreed on."""
+        """Trained parameters, in the order agreed on."""
         params = [p for group in self._groups() for p in group["params"] if p.requires_grad]
         return self._identity.arrange(params)
 
@@ -270,7 +273,7 @@ class ShardReducer(Reducer):
         return [*self._params(), *(each.tensor for each in self._statistics)]
 
     def _scales(self) -> list[float]:
-        """Of the sum over the shards, for each of them."""
+        """Factors of the sums over the shards, one for each leaf."""
         mean = 1.0 / self._virtual.count
         of_gradients = mean if self._terms.how.op is ReduceOp.AVERAGE else 1.0
         return [of_gradients] * len(self._params()) + [mean] * len(self._statistics)
@@ -300,7 +303,7 @@ def require_plain(terms: Terms, virtual: VirtualWorkers, passes: int) -> None:
 
 @contextmanager
 def _stream(seed: int, step: int, number: int) -> Iterator[None]:
-    """The global random generators are those of a shard inside, and go on where they were afterwards."""
+    """Make the global random generators those of a shard inside; afterwards they go on where they were."""
     digest = hashlib.blake2b(f"{seed} {step} {number}".encode(), digest_size=8).digest()
     own = int.from_bytes(digest, "little") >> 1
     numpy = sys.modules.get("numpy")
@@ -314,7 +317,7 @@ def _stream(seed: int, step: int, number: int) -> Iterator[None]:
             numpy.random.seed(own % 2**32)
         try:
             yield
-        finally:
+        finally:  # also where the script leaves the loop over shards, and their generator is closed
             random.setstate(python_state)
             if numpy:
                 numpy.random.set_state(numpy_state)

@@ -1,4 +1,4 @@
-"""What a framework must be able to do with its tensors, so that the runtime never sees one.
+"""Adapter of a framework's tensors: the operations on them that the runtime needs, which never sees a tensor.
 
     class BufferAdapter(Adapter[bytearray]):
         def shape(self, tensor): return (len(tensor),)
@@ -26,7 +26,7 @@ class Adapter(ABC, Generic[T]):
 
     @abstractmethod
     def shape(self, tensor: T) -> tuple[int, ...]:
-        """The lengths of its dimensions."""
+        """Lengths of the tensor's dimensions."""
 
     @abstractmethod
     def dense(self, tensor: T) -> T:
@@ -46,4 +46,4 @@ class Adapter(ABC, Generic[T]):
 
     @abstractmethod
     def written(self, tensor: T) -> None:
-        """The memory of ``tensor`` has been written behind the framework's back."""
+        """Tell the framework that the memory of ``tensor`` has been written behind its back."""

@@ -1,4 +1,4 @@
-"""What every framework's module offers besides collectives: who am I, process sets, join, timeline, probes.
+"""Basics of every framework's module: ranks and sizes, process sets, barrier, timeline, probes of what is built.
 
     init()
     if rank() == 0:
@@ -57,7 +57,7 @@ def is_homogeneous() -> bool:
 
 
 def statistics() -> dict[str, Any]:
-    """What there is to know of this rank: generation, rank, size, the engine and why, what engines count.
+    """Statistics of this rank: generation, rank, size, the engine and why it was chosen, counters of each engine.
 
     >>> print(hvd.statistics()["engine"], hvd.statistics()["reason"])
     shm all 2 ranks are on one host

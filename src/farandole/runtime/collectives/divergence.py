@@ -1,6 +1,6 @@
 """Detection of ranks that step with different numbers, however that came about.
 
-    snapshot = Snapshot(7, ("fc.weight", "gradient of fc.weight"), [0x1f, 0x83], kind="Xeon, 4 threads")
+    snapshot = StepDigests(7, ("fc.weight", "gradient of fc.weight"), [0x1f, 0x83], kind="Xeon, 4 threads")
     lane.meet("step 8", "ready", snapshot)      # a DivergenceError on every member unless all have the same
 
 The mark of a snapshot, eight characters, rides with a meeting that takes place anyway. Only where marks differ do the
@@ -27,7 +27,7 @@ Gather: TypeAlias = Callable[[bytes], list[bytes]]
 """An all-gather of up to 64 bytes: ``Engine.gather_small``."""
 
 OF_GRADIENT = "gradient of "
-"""Before the name of a parameter in the name of its gradient."""
+"""Prefix of the name of a gradient, before the name of its parameter."""
 
 _ROWS = struct.Struct("<8Q")
 _LONGEST_NAME = 60

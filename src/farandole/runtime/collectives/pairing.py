@@ -10,6 +10,12 @@ Any thread may pair; one at a time leads a round, for all that wait. Threads of 
 so a round without result is repeated: when something new is wanted here, or after ``PAUSE_S``, as something new may be
 wanted elsewhere. It is over when no thread is left that could come, or nobody came for long enough. Labels that differ
 in their number alone are then one (a rank has made one more of a kind, and does not use it); else all members raise.
+
+Threads. ``_changed`` guards ``_wanted``, ``_threads``, ``_found`` and ``_leading``. It is not held in an exchange, as
+that waits for other ranks: meanwhile threads come, and may withdraw. So a round works on a copy of ``_wanted``, the one
+that it has told the others, and ``_settle`` drops what has been withdrawn since. ``_rounds`` and ``_since_s`` belong to
+the thread that leads. All members come to the same result in each round, as they decide by what all have said, and by
+no clock of their own: the next exchange has a number, and would not find its counterpart otherwise.
 """
 
 from __future__ import annotations
@@ -32,7 +38,7 @@ if TYPE_CHECKING:
 
 PAUSE_S = 0.1
 UNKNOWN_S = 5.0
-"""How long ranks wait for others that have not even made what they want to connect."""
+"""Seconds that ranks wait for others that have not even made what they want to connect."""
 
 _SHOWN = 6
 Said: TypeAlias = Mapping[str, Any]
@@ -42,9 +48,9 @@ _lock = threading.Lock()
 
 
 def pairing(session: Session, process_set: ProcessSet) -> Pairing:
-    """The one among the members of ``process_set``, one of which this process is."""
+    """The pairing of this session among the members of ``process_set``, of which this process is one."""
     number = number_of(process_set)
-    with _lock:
+    with _lock:  # two threads that come first must get the same one
         known = _pairings.setdefault(session, {})
         return known.setdefault((number, *process_set.ranks), Pairing(number, process_set.ranks))
 
@@ -52,7 +58,7 @@ def pairing(session: Session, process_set: ProcessSet) -> Pairing:
 @final
 @dataclass(frozen=True)
 class Unpaired:
-    """Something to be connected under ``label``; ``names`` are those of its parts, in this rank's order."""
+    """Candidate for pairing under ``label``; ``names`` are those of its parts, in this rank's order."""
 
     label: str
     names: tuple[str, ...]
@@ -65,7 +71,7 @@ class Unpaired:
 
 @final
 class Pairing:
-    """See the module; ``_changed`` guards everything."""
+    """Pairing among the members of one process set, in one session; for any thread, see the module."""
 
     def __init__(self, number: int, ranks: Sequence[int]) -> None:
         self._number, self._ranks = number, ranks
@@ -76,22 +82,23 @@ class Pairing:
         self._leading = False
         self._rounds = 0
         self._since_s: float | None = None
-        """Since when rounds have had no result."""
+        """Time since which rounds have had no result; ``None`` while they have."""
 
     def pair(
         self, session: Session, candidate: Unpaired, is_known: Callable[[str], bool] = lambda _: False
     ) -> Unpaired:
-        """Return when all members have come with this label: it, with the names in the order of the first member.
+        """Pair ``candidate`` with those of all members; returns it with the names in the order of the first member.
 
-        ``is_known``: whether this rank could come with a label, too. Raises ``MismatchError`` on every member if their
+        ``is_known`` says if this rank could also come with a label. Raises ``MismatchError`` on every member if their
         names are not the same ones, or if they wait for each other with different labels.
         """
         label = candidate.label
         with self._changed:
             self._wanted[label], self._threads[label] = candidate, threading.current_thread()
-            self._changed.notify_all()
+            self._changed.notify_all()  # a leader that pauses between two rounds begins the next one at once
         while True:
             with self._changed:
+                # Without a limit: the leader's exchange has one, and its ``finally`` wakes all.
                 self._changed.wait_for(lambda: label in self._found or not self._leading)
                 if label in self._found:
                     found = self._found.pop(label)
@@ -99,7 +106,7 @@ class Pairing:
                 self._leading = True
             try:
                 self._round(session, is_known)
-            except BaseException:
+            except BaseException:  # without the lock: no round is under way before ``finally``
                 self._forget(label)
                 raise
             finally:
@@ -111,13 +118,13 @@ class Pairing:
         return found
 
     def withdraw(self, label: str) -> None:
-        """Nobody will come with ``label``: raise ``AbortError`` in the thread that waits, after the round it is in."""
+        """Raise ``AbortError`` in the thread that waits with ``label``, after its round: nobody will come with that."""
         with self._changed:
             if label in self._wanted:
                 self._settle(label, AbortError(f"{label}: other ranks do not have this optimizer any more"))
 
     def _round(self, session: Session, is_known: Callable[[str], bool]) -> None:
-        """One round, led by this thread."""
+        """Lead one round: an exchange of labels, what follows from it, and a pause if that is nothing."""
         with self._changed:
             mine = dict(self._wanted)
             waiting = set(self._threads.values())
@@ -135,27 +142,28 @@ class Pairing:
             self._since_s = None
             return
         if not all(each["wanted"] for each in said):
-            return  # somebody has withdrawn everything
+            return  # some rank has withdrawn everything: all of them see that, and none goes on to the next exchange
         self._since_s = time.monotonic() - waited_s
         everything = sorted(set().union(*(each["wanted"] for each in said)))
         known = self._exchange(session, {"known": [k for k in everything if k in mine or is_known(k)]})
         hoped = set.intersection(*(set(each["known"]) for each in known))
         limit_s = max(UNKNOWN_S, session.settings.stall_warning_s) if hoped else UNKNOWN_S
+        # The first member's time counts for all: with a clock each, some would give up and the others not.
         if said[0]["waited_s"] > limit_s or not any(each["free"] for each in said):
             self._give_up(session, mine)
             return
-        with self._changed:
+        with self._changed:  # still leading: other threads that wait here would begin the next round at once
             self._changed.wait_for(lambda: self._wanted.keys() != mine.keys(), PAUSE_S)
 
     def _agree(self, session: Session, label: str, mine: Unpaired) -> Unpaired | Exception:
-        """The order of the first member, if all have the same names. Collective."""
+        """Agree on the first member's order of names; an error if the names differ. Collective."""
         every = [each["names"] for each in self._exchange(session, {"names": mine.names})]
         if any(sorted(names) != sorted(every[0]) for names in every):
             return MismatchError(f"{label}: {self._difference(session, every)}")
         return Unpaired(label, tuple(every[0]))
 
     def _give_up(self, session: Session, mine: Mapping[str, Unpaired]) -> None:
-        """Everybody waits, and nobody for the same. Collective."""
+        """Settle a round after which no label can become common: pair labels of one kind, or raise. Collective."""
         said = self._exchange(session, {"wanted": {label: each.names for label, each in mine.items()}})
         parts = [label.rpartition(".") for each in said for label in each["wanted"]]
         is_one_kind = len({stem for stem, _, _ in parts}) == 1 and all(number[0].isdigit() for _, _, number in parts)
@@ -176,7 +184,7 @@ class Pairing:
                 self._settle(label, MismatchError(text))
 
     def _difference(self, session: Session, every: Sequence[Sequence[str]]) -> str:
-        """The parameters that some member lacks."""
+        """Describe the parameters that some member lacks."""
         lacking: dict[str, list[str]] = {}
         for name in dict.fromkeys(name for names in every for name in names):
             ranks = [self._name(session, i) for i, names in enumerate(every) if name not in set(names)]
@@ -206,6 +214,7 @@ class Pairing:
     def _exchange(self, session: Session, payload: Said) -> list[Said]:
         self._rounds += 1
         key = f"pairing of process set {self._number}.{self._rounds}"
+        # ``_wanted`` without the lock: ``join`` copies it in one step, and what it says is only for reports.
         with session.inside(self._number, "pairing", self._rounds, f"connecting {', '.join(self._wanted)}"):
             return [json.loads(each) for each in session.exchange(self._number, key, json.dumps(payload).encode())]
 
@@ -215,5 +224,5 @@ class Pairing:
 
 
 def _may_come(waiting: set[threading.Thread]) -> bool:
-    """Whether this process has a thread besides those ``waiting`` that may want something, too."""
+    """True if this process has a thread besides those ``waiting`` that may come. Ours never do: they pair nothing."""
     return any(not each.name.startswith("farandole") for each in threading.enumerate() if each not in waiting)

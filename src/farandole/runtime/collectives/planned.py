@@ -1,10 +1,11 @@
-"""The planned lane: collectives whose order every member knows beforehand, so that nobody has to ask.
+"""Planned lane: collectives whose order every member knows beforehand, so that no negotiation is needed.
 
     lane = PlannedLane(current(), global_process_set, "optimizer.0")
     said = lane.meet("step 7", "ready")             # an error on every member unless all are at step 7
     lane.allreduce("bucket 0", array, Reduction(ReduceOp.AVERAGE))
 
-One thread at a time uses a lane. Its engine is its own, so it neither waits for the negotiated lane nor holds it up.
+One thread at a time uses a lane (its owner sees to that), and any thread may ``abort`` it. Its engine is its own, so it
+neither waits for the negotiated lane nor holds it up.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ if TYPE_CHECKING:
     from farandole.runtime.session.init import Session
 
 JOINED = "joined"
-"""The state of a member that has called ``join``: it takes part in everything, wherever the others are."""
+"""State of a member that has called ``join``: it takes part in everything, wherever the others are."""
 
 _UNTIMED = nullcontext()
 
 REFUSED = "refused"
-"""The state of a member that cannot go on: it raises its own error, and everybody else one that names it."""
+"""State of a member that cannot go on: it raises its own error, and every other member one that names it."""
 
 
 @final
 class PlannedLane:
-    """An engine of its own among the members of a process set. Making one is collective: all use the same ``label``."""
+    """Planned lane among the members of a process set. Making one is collective: all use the same ``label``."""
 
     def __init__(self, session: Session, process_set: ProcessSet, label: str) -> None:
         self.session, self.label = session, label
@@ -59,16 +60,16 @@ class PlannedLane:
 
     @property
     def size(self) -> int:
-        """How many members there are."""
+        """Number of members."""
         return self._group.size
 
     @property
     def rank(self) -> int:
-        """Which of them this is."""
+        """Index of this process among the members."""
         return self._group.rank
 
     def name(self, member: int) -> str:
-        """How an error names a member."""
+        """Name of a member in errors: its rank and host."""
         return self._group.name(member)
 
     def allocate(self, nbytes: int) -> Memory:
@@ -114,17 +115,17 @@ class PlannedLane:
     def alltoall(
         self, what: str, send: Array, send_counts: Sequence[int], recv: Array, recv_counts: Sequence[int]
     ) -> None:
-        """Consecutive slices of ``send`` go to the members; ``recv`` holds what came, in member order."""
+        """Send consecutive slices of ``send`` to the members; ``recv`` holds what came, in member order."""
         with self._inside(what), self.phase(what, "exchange", recv.nbytes):
             self._engine.alltoall(send, send_counts, recv, recv_counts)
 
     def allgather(self, what: str, send: Array, recv: Array, counts: Sequence[int]) -> None:
-        """Everybody's ``send``, one after the other, in ``recv``."""
+        """Concatenate the ``send`` of all members in ``recv``."""
         with self._inside(what), self.phase(what, "gather", recv.nbytes):
             self._engine.allgather(send, recv, counts)
 
     def phase(self, what: str, phase: str, nbytes: int = 0, row: str = "planned") -> AbstractContextManager[None]:
-        """What is done inside shows in the timeline."""
+        """Context whose duration shows in the timeline as ``phase`` of ``what``."""
         return self._timed(what, phase, nbytes, row) if events.subscribers else _UNTIMED
 
     @contextmanager
@@ -135,19 +136,19 @@ class PlannedLane:
         events.emit(events.Phase(row, name, "allreduce", phase, begin_s, end_s, nbytes))
 
     def _inside(self, what: str) -> AbstractContextManager[None]:
-        """Should it take too long, reports will name ``what``, and the members that have not come to it."""
+        """Context of the lane's next collective; stall reports say ``what``, and which members have not come to it."""
         self._sequence += 1
         return self.session.inside(self._process_set, self.label, self._sequence, f"{self.label}: {what}")
 
     def abort(self, reason: str) -> None:
-        """Wake who waits in it, from another thread; it cannot be used any more."""
+        """Wake the thread that waits in the lane, from another one; the lane cannot be used any more."""
         self._engine.abort(f"{self.label}: {reason}")
 
     def close(self) -> None:
-        """Nobody will use it any more; what it has allocated stays as long as it is referenced."""
+        """Close the engine; what it has allocated stays as long as it is referenced."""
         self._engine.close()
 
     def note(self, text: str) -> None:
-        """Say something worth knowing about this lane."""
+        """Emit a note about this lane, for the timeline and other subscribers."""
         rank = self._group.ranks[self._group.rank]
         events.emit(events.Note(time.monotonic(), rank, f"{self.label}: {text}"))

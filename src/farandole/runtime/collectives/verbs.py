@@ -54,11 +54,11 @@ class Request(Generic[R]):
         self._session, self._calls, self._finish = session, calls, finish
 
     def run(self) -> R:
-        """Its result. Faster than ``begin`` and ``wait``: this thread does the work, nobody has to be woken."""
+        """Run it and return its result. Faster than ``begin`` and ``wait``, as this thread does the work itself."""
         return self._submit(background=False).wait()
 
     def begin(self) -> Pending[R]:
-        """Announce it."""
+        """Announce it and return at once; a background thread executes it if nobody waits."""
         return self._submit(background=True)
 
     def then(self, change: Callable[[R], Any]) -> Request[Any]:
@@ -202,7 +202,7 @@ class Verbs(Generic[T]):
             return self._request([call], lambda outcomes: (outputs.collect(outcomes)[0], outcomes[0].received_splits))
 
     def telling(self, kind: Kind, name: str, process_set: ProcessSet) -> _Telling:
-        """For what a framework does before a verb: what is raised in this block, the other members raise there, too."""
+        """Context for what a framework does before a verb: the other members raise in the verb what is raised here."""
         return _Telling(kind, self._name(kind, name, process_set), number_of(process_set))
 
     def _request(self, calls: list[Call], finish: Callable[[list[CallResult]], R]) -> Request[R]:
@@ -274,11 +274,11 @@ class Handles:
     """
 
     def __init__(self) -> None:
-        self._numbers = itertools.count()
+        self._numbers = itertools.count()  # no lock: ``next`` of it, and the operations on the ``dict``, are atomic
         self._pending: dict[int, Pending[Any]] = {}
 
     def begin(self, request: Request[Any]) -> int:
-        """Begin it, and keep it until it is asked for."""
+        """Begin a request; returns the number to ``poll`` and ``synchronize`` it by."""
         number = next(self._numbers)
         self._pending[number] = request.begin()
         return number
@@ -291,14 +291,14 @@ class Handles:
         return pending.done()
 
     def synchronize(self, number: int) -> Any:
-        """The result; ``None`` for a handle that is not known, as in Horovod."""
+        """Wait for a request and return its result; ``None`` for a number that is not known, as in Horovod."""
         pending = self._pending.pop(number, None)
         return None if pending is None else pending.wait()
 
 
 @final
 class _Telling:
-    """Tells the other members what keeps this rank from beginning a collective: they would wait for it."""
+    """Context that tells the other members what keeps this rank from a collective: they would wait for it."""
 
     __slots__ = ("_asked",)
 
@@ -315,7 +315,7 @@ class _Telling:
 
 @final
 class _Outputs(Generic[T]):
-    """Tensors that are made when their shape is known."""
+    """Output tensors, made when their shapes are known."""
 
     def __init__(self, adapter: Adapter[T]) -> None:
         self._adapter = adapter
@@ -333,20 +333,20 @@ class _Outputs(Generic[T]):
         return allocate
 
     def collect(self, _: list[CallResult]) -> list[T]:
-        """All of them, once filled."""
+        """All outputs, once the collective has filled them."""
         return self._made
 
 
 @final
 class _Counters:
-    """Numbers for unnamed calls: one count per verb and process set, from zero in every session."""
+    """Counters of unnamed calls: one per verb and process set, from zero in every session."""
 
     def __init__(self) -> None:
         self._session: object = None
         self._counts: dict[tuple[Kind, int], itertools.count[int]] = {}
 
     def next(self, session: object, kind: Kind, process_set: int) -> int:
-        """The next number."""
+        """The number of the next unnamed call."""
         if session is not self._session:
             self._session, self._counts = session, {}
         return next(self._counts.setdefault((kind, process_set), itertools.count()))
@@ -368,7 +368,7 @@ def _is_text(name: str) -> bool:
 
 
 def _group(name: str, size: int) -> list[str]:
-    """Names of a group's members. The first stands for the group: ranks that differ in the size of it still meet."""
+    """Names of a group's calls. The first stands for the group: ranks that differ in its size still meet."""
     return [name if i == 0 else f"{name}.{i}" for i in range(size)]
 
 

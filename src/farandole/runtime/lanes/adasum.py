@@ -55,13 +55,13 @@ class _Piece:
 
 @final
 class _Tree:
-    """This rank's slice of every rank's vector, one after the other in ``held``; pairs are combined in the left one."""
+    """Tree of pairs over this rank's slice of every rank's vector, laid out in ``held``; results go to the left one."""
 
     def __init__(self, engine: Engine, held: Array, stride: int, pieces: Sequence[_Piece], tensors: int) -> None:
         self._engine, self._held, self._stride, self._pieces, self._tensors = engine, held, stride, pieces, tensors
 
     def combine(self, vectors: Sequence[int], factor: float) -> list[int]:
-        """One level: the vectors that are left."""
+        """Combine the pairs of one level; returns the vectors that are left."""
         pairs = list(zip(vectors[::2], vectors[1::2], strict=False))
         dots = (ctypes.c_double * (3 * len(pairs) * self._tensors))()
         for p, (a, b) in enumerate(pairs):
@@ -88,7 +88,7 @@ class _Tree:
 
 
 def coefficients(aa: float, ab: float, bb: float) -> tuple[float, float]:
-    """What ``a`` and ``b`` are multiplied by, from their dot products; a zero vector takes nothing from the other."""
+    """Factors of ``a`` and ``b`` in their sum, from the dot products; a zero vector takes nothing from the other."""
     return (1.0 - ab / (2.0 * aa) if aa else 1.0), (1.0 - ab / (2.0 * bb) if bb else 1.0)
 
 

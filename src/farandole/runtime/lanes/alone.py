@@ -1,7 +1,12 @@
 """The lane of a job of one process: no controller, no thread; everything is done at once, in the calling thread.
 
-lane = LoneLane(perform, host="a")
-lane.submit(ask, background=False).wait()
+    lane = LoneLane(perform, "a", static_sets=[], dynamic_sets=True, reentry=Reentry())
+    lane.submit(announcement, background=False).wait()
+
+Threads. Any user thread submits, and executes its own collective before ``submit`` returns. ``_one_at_a_time`` guards
+the negotiation, the engine and ``last``. It is a plain lock: a signal handler on top of a thread that has it is refused
+by ``reentry`` before it could wait for itself. ``end`` takes no lock, as a handler that shuts down may call it on top
+of a collective; ``_ended`` is written once by whoever ends the session, and read by those that come afterwards.
 """
 
 from __future__ import annotations
@@ -33,11 +38,11 @@ class Done:
     failure: Failure | None = None
 
     def done(self) -> bool:
-        """Always."""
+        """True: ``submit`` has executed it."""
         return True
 
     def wait(self) -> list[CallResult]:
-        """What came of it."""
+        """Return the results, one per call, or raise the error that ended the collective."""
         if self.failure is not None:
             raise self.failure.fresh()
         return self.outcomes
@@ -45,7 +50,7 @@ class Done:
 
 @final
 class LoneLane:
-    """Negotiates with itself, so that one process accepts and refuses what many would."""
+    """The lane of one process; it negotiates with itself, so as to accept and refuse what the ranks of a job would."""
 
     def __init__(
         self,
@@ -67,8 +72,8 @@ class LoneLane:
         if self._reentry.here():
             raise interrupting(announcement)
         begin_s = time.monotonic() if events.subscribers else 0.0
-        with self._reentry, self._one_at_a_time:
-            if self._ended is not None:
+        with self._reentry, self._one_at_a_time:  # in this order: a handler between the two must find ``here()`` true
+            if self._ended is not None:  # looked at with the lock: the session may have ended while this thread waited
                 raise self._ended.fresh()
             self._negotiation.submit(RankSet.of([0]), announcement.entry(), now=0.0)
             [delivery] = self._negotiation.decide(now=0.0)
@@ -80,7 +85,7 @@ class LoneLane:
                 phase_events.waited(order.names, announcement.kind, [(begin_s, 0.0)], begin_s)
             try:
                 [outcomes] = self._perform(order, [announcement.calls])
-            except Exception as error:
+            except Exception as error:  # not KeyboardInterrupt: nobody else waits, so it is the caller's at once
                 return Done([], Failure.of(error))
             if begin_s:
                 phase_events.executed(order.names, announcement.kind, begin_s)
@@ -88,11 +93,11 @@ class LoneLane:
         return Done(outcomes)
 
     def refuse(self, announcement: Announcement) -> None:
-        """See ``Lane``; there are no others."""
+        """See ``Lane``: there are no other ranks to tell."""
 
     def end(self, failure: Failure) -> None:
-        """See ``Lane``."""
+        """See ``Lane``; without the lock, see the module."""
         self._ended = failure
 
     def close(self) -> None:
-        """See ``Lane``."""
+        """See ``Lane``; a collective in another thread needs nobody to come to its end, so it is not waited for."""

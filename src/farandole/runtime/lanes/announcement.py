@@ -1,7 +1,7 @@
-"""What one rank announces as one: a collective, or a group of them.
+"""Announcement: a collective, or a group of them, that one rank says it is ready for.
 
-ask = Ask(0, "allreduce.loss", Kind.ALLREDUCE, [call])
-ask.entry()          # in full, as it goes to the controller
+announcement = Announcement(0, "allreduce.loss", Kind.ALLREDUCE, [call])
+announcement.entry()          # in full, as it goes to the controller
 """
 
 from __future__ import annotations
@@ -14,16 +14,15 @@ from farandole.control.messages import Entry, Signature
 from farandole.runtime.lanes.call import Call
 
 Key: TypeAlias = tuple[int, str]
-"""Process set and name."""
+"""Number of the process set, and name."""
 
 
 @final
 class Announcement:
-    """One entry of a ``Submit``: ``name`` is what the caller called it, ``key`` what it is called on the wire.
+    """One entry of a ``Submit``: ``name`` is what the caller called it, ``key`` its name on the wire.
 
-    ``calls`` are empty for what moves no tensors; ``splits`` then are its ranks or id.
-
-    ``fingerprint`` is equal for two asks that mean the same. With a ``refusal`` it says why this rank cannot do it.
+    ``calls`` are empty for what moves no tensors; ``splits`` are then the ranks or the number of a process set.
+    ``fingerprint`` is equal for two announcements that mean the same. A ``refusal`` says why this rank cannot do it.
     """
 
     __slots__ = ("calls", "fingerprint", "key", "kind", "name", "refusal", "splits")
@@ -44,11 +43,11 @@ class Announcement:
         ]
 
     def entry(self) -> Entry:
-        """The full announcement."""
+        """The announcement in full, as the controller gets it where no number stands for it."""
         return Entry(*self.key, signature=self.signature())
 
     def signature(self) -> Signature:
-        """What is compared with the other ranks."""
+        """Signature: kind, dtypes, shapes, reduction, root, splits and device, for the controller to compare."""
         if not self.calls:
             return Signature(int(self.kind), [], [], splits=list(self.splits), refusal=self.refusal)
         first = self.calls[0]
@@ -65,5 +64,5 @@ class Announcement:
         )
 
     def release(self) -> None:
-        """Let go of the tensors; their outcomes hold what the caller needs."""
+        """Let go of the tensors; the results hold what the caller needs."""
         self.calls = ()

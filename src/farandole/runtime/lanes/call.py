@@ -1,6 +1,6 @@
-"""What a framework's adapter hands to the runtime, and what it gets back.
+"""Calls and handles: a collective as a framework's adapter hands it to the runtime, and its results.
 
-An adapter turns tensors into ``Array``s, the runtime never sees a tensor:
+An adapter turns tensors into ``Array``s; the runtime never sees a tensor:
 
     handle = session.submit([Call(Kind.ALLREDUCE, "loss", array, shape=(), op=ReduceOp.AVERAGE)])
     handle.wait()
@@ -25,7 +25,7 @@ _SUM = Reduction(ReduceOp.SUM)
 @final
 @dataclass(slots=True)
 class Call:
-    """One collective as one rank asks for it.
+    """One collective as one rank requests it.
 
     ``array`` is the contribution; ALLREDUCE and BROADCAST write their result into it (adapters clone for out-of-place
     calls). ALLGATHER, ALLTOALL and REDUCESCATTER call ``allocate`` with the output's shape. ``shape`` is the tensor's.
@@ -59,7 +59,10 @@ def require_device(call: Call, engine: str, served: Collection[str]) -> None:
 @final
 @dataclass(slots=True)
 class CallResult:
-    """What a finished call left: the output, its shape, and (ALLTOALL) the rows received from each member."""
+    """Result of one call: the output, its shape, and (ALLGATHER, ALLTOALL) the rows received from each member.
+
+    ``value`` is what ranks agreed on without tensors: the number of a new process set, the rank that joined last.
+    """
 
     array: Array | None = None
     shape: tuple[int, ...] = ()
@@ -74,4 +77,4 @@ class Handle(Protocol):
         """True once ``wait`` would return or raise at once."""
 
     def wait(self) -> list[CallResult]:
-        """Block until it is done; one outcome per call. Raises the ``CollectiveError`` that ended it."""
+        """Block until it is done; returns one result per call. Raises the ``CollectiveError`` that ended it."""

@@ -1,10 +1,10 @@
 r"""Reductions of a few bytes: what a rank contributes travels with its announcement, and everybody's with the order.
 
-    contribution(ask.calls)               # b"\x00\x00\x80?": the four bytes of a loss
-    reduce(signature, parts, ask.calls)   # no engine: the ranks have met already
+    contribution(announcement.calls)               # b"\x00\x00\x80?": the four bytes of a loss
+    reduce(signature, parts, announcement.calls)   # no engine: the ranks have met already
 
-The control plane carries both messages anyway. MPI calls this the eager protocol. What comes again and again travels
-without the controller (``direct``).
+The control plane carries both messages anyway. MPI calls this the eager protocol. Names that come again and again
+travel without the controller (``peer_lane``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from farandole.runtime.lanes.call import Call
 from farandole.runtime.lanes.packing import identity
 
 EAGER_BYTES = 64
-"""The most that a rank contributes so: the controller sends every rank what all have contributed."""
+"""The most that a rank contributes this way: the controller sends every rank what all have contributed."""
 
 
 def contribution(calls: Sequence[Call]) -> bytes:
@@ -50,7 +50,7 @@ def reduce(signature: Signature, parts: Sequence[bytes], calls: Sequence[Call]) 
 
 
 def _nothing(signature: Signature, nbytes: int) -> bytes:
-    """What a rank that has joined contributes."""
+    """Contribution of a rank that has joined: elements that change nothing."""
     dtype = DType(signature.dtypes[0])
     array = identity(dtype, nbytes // dtype.itemsize, ReduceOp(signature.op))
     return ctypes.string_at(array.address, nbytes)

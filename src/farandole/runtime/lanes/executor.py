@@ -29,7 +29,7 @@ Mine: TypeAlias = Sequence[Sequence[Call] | None]
 
 @final
 class Executor:
-    """Performs orders of one process set, one thread at a time. Raises what the engine or ``Call.allocate`` raises."""
+    """Executor of one process set, for one thread at a time. Raises what the engine or ``Call.allocate`` raises."""
 
     def __init__(self, engine: Engine, ranks: Sequence[int]) -> None:
         self.engine = engine
@@ -39,7 +39,7 @@ class Executor:
         self._fusion = Fusion(engine, self.phases)
 
     def perform(self, order: Order, mine: Mine) -> list[list[CallResult]]:
-        """One list of outcomes per name. Collective."""
+        """Execute an order on the engine; returns one list of results per name. Collective."""
         kind = Kind(order.kind)
         self.phases.of(order.names, kind)
         if kind is Kind.ALLREDUCE:
@@ -135,9 +135,9 @@ def _contributions(order: Order, mine: Mine) -> Iterator[tuple[Array, Signature]
 
 
 def _way(item: tuple[Array, Signature]) -> tuple[DType, Reduction, bool]:
-    """What arrays must have in common to be reduced as one; the last is whether they are in the memory of the host.
+    """Key of arrays that can be reduced as one: dtype, reduction, and true for tensors in the memory of the host.
 
-    The signature knows: what a rank that has joined contributes always is.
+    The signature says where the tensors are: the stand-ins of a rank that has joined are always on the host.
     """
     array, signature = item
     return array.dtype, signature.how, signature.device == "cpu"

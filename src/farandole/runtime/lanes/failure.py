@@ -1,4 +1,4 @@
-"""Why something ended, kept until somebody asks: every waiter raises an error of its own.
+"""Failures: the reason why a collective or a generation ended, from which every waiter raises an error of its own.
 
 failure = Failure(AbortError, "rank 1 on b was killed by SIGKILL")
 raise failure.fresh()
@@ -46,13 +46,13 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
-        """What stands for an exception that interrupted a collective."""
+        """Failure for an exception in a collective; an ``EngineError``, unless it is a ``CollectiveError``."""
         if isinstance(error, CollectiveError):
             return cls(type(error), str(error), error)
         return cls(EngineError, f"the collective could not be executed: {type(error).__name__}: {error}", error)
 
     def fresh(self) -> FarandoleError:
-        """A new exception to raise."""
+        """A new exception to raise: one that several threads raised would collect the traceback of each."""
         error = self.kind(self.text)
         error.__cause__ = self.cause
         return error

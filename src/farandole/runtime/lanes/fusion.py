@@ -1,6 +1,6 @@
 """Reducing many small arrays as one, through a buffer in engine memory.
 
-    fusion = Fusion(engine, Phases())
+    fusion = Fusion(engine, PhaseEvents())
     fusion.allreduce([a, b, c], Reduction(ReduceOp.SUM))      # in place, in each
 
 What is packed and what is reduced alone follows from the sizes only, so that every member does the same.
@@ -27,7 +27,7 @@ SMALLEST_BUFFER_BYTES = 64 * 2**10
 
 @final
 class Fusion:
-    """Reduces lists of arrays on one engine. Its buffer is made when first needed, and doubles when it must."""
+    """Reducer of lists of arrays on one engine. Its buffer is made when first needed, and doubles when it must."""
 
     def __init__(self, engine: Engine, phases: PhaseEvents) -> None:
         self._engine, self._phases = engine, phases

@@ -1,4 +1,4 @@
-"""Names under which ranks tell each other what they contribute, without asking the controller; without any I/O.
+"""Grants: names under which ranks send each other their contributions without the controller; without any I/O.
 
     grants = Grants(size=2)
     grant = grants.open(order)             # one with ``direct``: every rank has it, and all have orders in one sequence
@@ -6,9 +6,9 @@
     grant.hear(1, b"theirs")
     grant.next_round()                     # [b"mine", b"theirs"]
 
-A grant is used in rounds. In each round every rank says one thing to all others: what it contributes, or ``WITHDRAWN``.
-If one has withdrawn, this round and what follows under this name is the controller's again; else all have what they
-need. So every rank ends a round in the same way as the others, whoever is faster, and nobody has to ask for that.
+A grant is used in rounds. In each round every rank says one thing to all others: its contribution, or ``WITHDRAWN``. If
+one has withdrawn, this round and all that follows under this name is the controller's again; else all have what they
+need. So every rank ends a round in the same way as the others, whoever is faster, without another message.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ WITHDRAWN: Said = None
 
 @final
 class Grant:
-    """What all ranks have said in this round, and the faster ones in the next. ``is_open`` until one has withdrawn."""
+    """Grant of one name: what all ranks have said in this round, and the faster ones in the next.
+
+    ``is_open`` until one has withdrawn.
+    """
 
     __slots__ = ("_said", "is_open", "key", "lane", "number", "order", "round", "title")
 
@@ -39,15 +42,15 @@ class Grant:
         self._said: list[list[Said]] = [[] for _ in range(size)]
 
     def hear(self, rank: int, said: Said) -> None:
-        """A rank's part of its next round."""
+        """Add a rank's part of its next round."""
         self._said[rank].append(said)
 
     def lacks(self, rank: int) -> bool:
-        """True if this rank's part of the round has not come."""
+        """True if the part of ``rank`` in this round has not come."""
         return not self._said[rank]
 
     def next_round(self) -> list[bytes]:
-        """What all contribute, by rank, once that is known: the round is over then. [] before, and if it is closed."""
+        """End the round if all parts have come: returns them by rank. [] before that, and where one has withdrawn."""
         has_come = True
         for said in self._said:  # no generators: this is done three times in a collective
             if not said:
@@ -62,7 +65,7 @@ class Grant:
 
 @final
 class Grants:
-    """Those of one rank. Not for several threads."""
+    """Grants of one rank, by name and by number. Not for several threads."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -72,7 +75,7 @@ class Grants:
         self._early: dict[int, list[tuple[int, Said]]] = {}
 
     def open(self, order: Order) -> Grant:
-        """Ranks may do this by themselves now; some have perhaps said something already."""
+        """Add the grant that an order brings, in place of an older one; faster ranks may have spoken already."""
         grant = Grant(order, self._size)
         self.close(self._by_key.get(grant.key))
         self._by_key[grant.key] = self._by_number[grant.number] = grant
@@ -82,19 +85,19 @@ class Grants:
         return grant
 
     def find(self, key: Key) -> Grant | None:
-        """The one for a name."""
+        """The grant of a name; ``None`` for none."""
         return self._by_key.get(key)
 
     def all(self) -> list[Grant]:
-        """Every one, oldest first."""
+        """Every grant, oldest first."""
         return list(self._by_number.values())
 
     def oldest_beyond(self, most: int) -> list[Grant]:
-        """Those that are more than so many."""
+        """The oldest grants, as many as there are more than ``most``."""
         return [] if len(self._by_number) <= most else self.all()[:-most]
 
     def hear(self, rank: int, number: int, said: Said) -> Grant | None:
-        """What another rank says; ``None`` where its grant has ended here, or has not come yet."""
+        """Take in another rank's part; returns its grant, ``None`` where that has ended here or has not come yet."""
         grant = self._by_number.get(number)
         if grant is not None:
             grant.hear(rank, said)
@@ -103,7 +106,7 @@ class Grants:
         return grant
 
     def close(self, grant: Grant | None) -> None:
-        """It is used no more."""
+        """Forget a grant, so that its name is the controller's again; ``None`` is ignored."""
         if grant is not None:
             grant.is_open = False
             del self._by_key[grant.key], self._by_number[grant.number]

@@ -1,10 +1,10 @@
 """Lane of collectives with names, as the session sees it.
 
-handle = lane.submit(ask, background=False)
+handle = lane.submit(announcement, background=False)
 handle.wait()
 
 A signal handler may have stopped the main thread in the middle of a lane, where it goes on when the handler has
-returned. So lanes remember who is inside (``Presence``), and refuse a second collective there (``interrupting``).
+returned. So lanes remember who is inside (``Reentry``), and refuse a second collective there (``interrupting``).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class Performer(Protocol):
     """Executes an order on whatever engine its process set has."""
 
     def __call__(self, order: Order, mine: Sequence[Sequence[Call] | None]) -> list[list[CallResult]]:
-        """One list of outcomes per name; errors leave every later collective undone, except ``MismatchError``."""
+        """One list of results per name; errors leave every later collective undone, except ``MismatchError``."""
 
 
 class Lane(Protocol):
-    """Where the session submits to. ``last`` is the order executed last, ``inside`` the one being executed now."""
+    """Lane of named collectives. ``last`` is the order executed last, ``inside`` the one being executed now."""
 
     last: Order | None
     inside: Order | None
@@ -37,7 +37,7 @@ class Lane(Protocol):
         """Announce that this rank is ready; ``background`` if nobody may wait for it soon."""
 
     def refuse(self, announcement: Announcement) -> None:
-        """Tell the others that this rank has come and cannot do it, so that they raise; nobody waits here."""
+        """Tell the other ranks that this one has come and cannot take part, so that they raise; nobody waits here."""
 
     def end(self, failure: Failure) -> None:
         """Fail everything in flight and all that comes later."""
@@ -47,12 +47,12 @@ class Lane(Protocol):
 
 
 def interrupting(announcement: Announcement) -> UsageError:
-    """A signal handler's collective cannot be done: the thread is inside of another one."""
+    """Error for a signal handler's collective: the thread that it has interrupted is inside of another one."""
     return interrupted(title(announcement.kind, announcement.name[1], announcement.name[0]), "another collective")
 
 
 def interrupted(asked: str, below: str) -> UsageError:
-    """A signal handler has ``asked`` for what cannot be done before what lies below it on the stack has ended."""
+    """Error for a signal handler that ``asked`` for what cannot begin before ``below`` it on the stack has ended."""
     return UsageError(
         f"{asked} was asked for in a signal handler that has interrupted this thread in the middle of {below}, which "
         "can only go on when the handler has returned: set a flag in the handler, and act on it in the training loop"

@@ -1,12 +1,12 @@
 """The negotiated lane: named collectives in any order, from any thread.
 
-    pending = lane.submit(Ask(0, "allreduce.loss", Kind.ALLREDUCE, [call]), background=False)
+    pending = lane.submit(Announcement(0, "allreduce.loss", Kind.ALLREDUCE, [call]), background=False)
     pending.wait()
 
 Whoever waits *leads*: it receives the controller's orders, executes them, and completes everybody's handles, so that
 a synchronous collective needs no second thread. Other waiters sleep until theirs is done or the lead is free.
 
-What is small and has been agreed on before takes the short way, from rank to rank (``direct``).
+What is small and has been agreed on before takes the short way, from rank to rank (``peer_lane``).
 
 Threads. User threads submit and wait. A background thread, started with the first asynchronous collective, leads while
 some are outstanding and nobody waits. One thread leads at a time: ``_leader`` is it (0: none). Only the leader touches
@@ -14,12 +14,12 @@ the orders' socket and the engines, and it holds no lock meanwhile. Any thread, 
 
 ``_lock`` guards everything below it in the constructor. It is an ``RLock``, as a handler that shuts down may have
 stopped the thread that has it. A handle's ``finished`` is set last, after all that its owner reads without the lock.
-The direct lane has a lock of its own, which may be held while a socket is full; none is taken inside of the other.
+The peer lane has a lock of its own, which may be held while a socket is full; none is taken inside of the other.
 
 Interleavings. Between ``enter`` and ``offer`` a submission has no lock, as ``offer`` may send. Orders of *other* names
 are executed meanwhile; its own cannot come before all ranks have heard of it. A join is not sent while anything in
 flight may yet have to be announced (``to_announce``), as the controller would refuse that. It is not enough to ask
-whether the direct lane is through: it has ended a round before the leader has announced what came of it.
+whether the peer lane is through: it has ended a round before the leader has announced what came of it.
 
 Whoever gives up the lead wakes those that sleep, and does so in ``finally``: an exception from a signal handler may
 come between any two lines. So ``_leader`` is a thread and no flag: what a thread has it gives up, whatever it knows.
@@ -60,7 +60,7 @@ LEAVE_S = 5.0
 
 Send: TypeAlias = Callable[[Message], None]
 Torn: TypeAlias = Callable[[Failure], None]
-"""Told that a collective broke on this rank only, so that the generation cannot go on."""
+"""Called with the failure of a collective that broke on this rank only, so that the generation cannot go on."""
 
 
 @final
@@ -128,7 +128,7 @@ class NegotiatedLane:
 
     def submit(self, announcement: Announcement, background: bool) -> NegotiatedHandle:
         """See ``Lane``; raises ``DuplicateNameError``, or the failure that ended the lane."""
-        if self._reentry.here():
+        if self._reentry.here():  # asked before entering: afterwards it is true of every thread that is here
             raise interrupting(announcement)
         with self._reentry:
             return self._submit(announcement, background)
@@ -138,16 +138,19 @@ class NegotiatedLane:
         submissions = self._submissions
         while True:
             with self._lock:
+                # ``end`` sets ``_ended`` before it takes the lock to fail what is in flight. So what enters here is
+                # either failed by it, or never enters.
                 if self._ended is not None:
                     raise self._ended.fresh()
                 if announcement.kind is not Kind.JOIN or submissions.may_join():
                     known = submissions.enter(pending)
                     self._unattended += background
                     break
+            # Without the lock, as it receives. Another thread may submit before this one has it again: hence the loop.
             self._drive(lambda: submissions.may_join() or self._ended is not None)
         try:
             is_given = offer(self._direct, announcement, known)
-        except BaseException as error:
+        except BaseException as error:  # a signal handler's, too: some ranks may have got this part, and some not
             self._tear(error)
             raise
         if not is_given:
@@ -192,7 +195,7 @@ class NegotiatedLane:
                     while not enough() and self._ended is None:
                         self._receive()
         finally:
-            if self._leader == me:
+            if self._leader == me:  # without the lock: no other thread makes it ``me``, or takes it from ``me``
                 self._give_up_lead()
 
     def _take_lead(self, me: int, enough: Callable[[], bool]) -> bool:
@@ -204,10 +207,12 @@ class NegotiatedLane:
                 elif self._leader and self._leader != me:
                     self._asleep += 1
                     try:
+                        # A signal handler that calls ``end`` between ``enough()`` and here notifies nobody. There is a
+                        # leader then, which needs the lock that this thread holds to give up the lead, and notifies.
                         self._changed.wait()
                     finally:
                         self._asleep -= 1
-                else:
+                else:  # free, or this thread's since an exception kept it from giving it up
                     self._leader = me
                     return True
         return False
@@ -222,9 +227,9 @@ class NegotiatedLane:
 
     def end(self, failure: Failure) -> None:
         """See ``Lane``. Any thread may call it; what a leader has in its engine must be aborted there."""
-        if self._ended is None:
+        if self._ended is None:  # without the lock: the thread below a handler, or a leader, sees it at once
             self._ended = failure
-        self._direct.interrupt()
+        self._direct.interrupt()  # after ``_ended``: a leader that wakes must find it, or it would receive again
         with self._lock:
             self._fail_all(self._ended)
             self._changed.notify_all()
@@ -235,13 +240,13 @@ class NegotiatedLane:
         if self._background is not None:
             self._background.join()
         with self._lock:  # a user's thread may still be on its way out of an engine
-            self._asleep += 1
+            self._asleep += 1  # else nobody would notify
             self._changed.wait_for(lambda: not self._leader, LEAVE_S)
             self._asleep -= 1
         self._direct.close()
 
     def _tear(self, error: BaseException) -> None:
-        """What must be done to its end was not: by Ctrl-C, some of the others have heard of it, and some have not."""
+        """End the generation after an interruption, as by Ctrl-C, of which some ranks have heard more than others."""
         self._torn(Failure.of(error))
 
     def _announce(
@@ -252,7 +257,7 @@ class NegotiatedLane:
             self._send(Submit(self._generation, entry, part))
         if pending is not None:
             with self._lock:
-                pending.to_announce = False
+                pending.to_announce = False  # after sending: a join that this lets through must not overtake it
                 if self._asleep:  # a join may wait until this has been said
                     self._changed.notify_all()
 
@@ -274,7 +279,7 @@ class NegotiatedLane:
             for each in (*heard, message):
                 if each is not None:
                     self._take(each)
-        except BaseException as error:
+        except BaseException as error:  # these messages are gone, and the other ranks wait in what they order
             self._tear(error)
             raise
 
@@ -297,21 +302,21 @@ class NegotiatedLane:
             asked = [None if p is None else (p.begin_s, p.sent_s) for p in mine]
             phase_events.waited(order.names, Kind(order.kind), asked, received_s)
         failure: Failure | None = None
-        outcomes: list[list[CallResult]] = [[]] * len(mine)
+        outcomes: list[list[CallResult]] = [[]] * len(mine)  # one list for all, which nobody changes
         if order.error:
             failure = Failure.named(order.error_kind, order.error)
         else:
             self.inside = order
             try:
                 outcomes = self._perform(order, [None if p is None else p.announcement.calls for p in mine])
-                if order.direct:
+                if order.direct:  # in here, as the first time it connects all ranks: where that fails, it tears
                     self._direct.open(order)
             except MismatchError as error:  # every member has it, and none is out of step
                 failure = Failure.of(error)
             except Exception as error:
                 failure = Failure.of(error)
                 self._torn(failure)
-            self.inside, self.last = None, order
+            self.inside, self.last = None, order  # two writes without a lock: the control thread reports them, no more
         if received_s:
             phase_events.executed(order.names, Kind(order.kind), received_s)
         self._complete(order, mine, outcomes, failure)
@@ -325,7 +330,7 @@ class NegotiatedLane:
     ) -> None:
         with self._lock:
             for i, pending in enumerate(mine):
-                if pending is None or pending.finished:
+                if pending is None or pending.finished:  # ``end`` may have failed it while it was executed
                     continue
                 self._finish(pending, outcomes[i], failure)
                 number = order.cached[i] if order.cached else -1
@@ -337,7 +342,7 @@ class NegotiatedLane:
                 self._changed.notify_all()
 
     def _fail_all(self, failure: Failure) -> None:
-        for pending in list(self._submissions.inflight.values()):
+        for pending in list(self._submissions.inflight.values()):  # a copy: each is taken out
             self._finish(pending, [], failure)
 
     def _finish(self, pending: NegotiatedHandle, outcomes: list[CallResult], failure: Failure | None) -> None:
@@ -347,7 +352,7 @@ class NegotiatedLane:
         if pending.announcement.kind is Kind.JOIN:
             self._direct.come_back()
         pending.announcement.release()
-        pending.finished = True
+        pending.finished = True  # last: its owner looks at it without the lock, and then at what is above
 
     def _resend(self, key: Key) -> None:
         with self._lock:
@@ -360,6 +365,8 @@ class NegotiatedLane:
     def _wake_background(self) -> None:
         with self._lock:
             if self._background is None and self._ended is None:
+                # A daemon: the interpreter joins other threads before ``atexit``, where a script that never calls
+                # shutdown() leaves the job, and this one ends only then.
                 self._background = threading.Thread(target=self._attend, name="farandole-negotiated", daemon=True)
                 self._background.start()
             elif not self._leader:

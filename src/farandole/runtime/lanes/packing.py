@@ -1,4 +1,4 @@
-"""Plain host memory: making it, and moving arrays in and out of one piece of it.
+"""Packing of arrays into one piece of host memory, and out of it again.
 
 pack([a, b], memory.address)
 unpack(memory.address, [a, b])
@@ -41,13 +41,13 @@ def batches(arrays: Sequence[Array], limit_bytes: int) -> list[list[Array]]:
 
 
 def scratch(dtype: DType, count: int) -> Array:
-    """Zeroed host memory of our own."""
+    """Make a zeroed array in host memory; its owner is the array's."""
     owner = ctypes.create_string_buffer(max(1, count * dtype.itemsize))
     return Array(ctypes.addressof(owner), count, dtype, owner)
 
 
 def identity(dtype: DType, count: int, op: ReduceOp) -> Array:
-    """What a rank that has joined contributes to a reduction: it changes nothing. For Adasum that is zeros."""
+    """Identity of a reduction, which a rank that has joined contributes: it changes nothing. Zeros for Adasum."""
     array = scratch(dtype, count)
     if op is not ReduceOp.ADASUM:
         core.fill_identity(array.address, count, int(dtype), int(op))

@@ -1,12 +1,12 @@
 """The short way of small all-reduces: ranks that know what is meant send each other what they contribute.
 
-    lane = DirectLane(topology, connect, orders, ongoing, explain)
+    lane = PeerLane(topology, connect, orders, active, explain)
     lane.open(order)                       # which says that all ranks may; collective the first time
-    lane.give(ask)                         # sent to all
+    lane.give(announcement)                # sent to all
     message = lane.recv()                  # from the controller, as ever
     lane.hear()                            # the messages that it would have sent, had it been asked
 
-``peer`` decides; here are its sockets and its lock.
+``peer_protocol`` decides; here are its sockets and its lock.
 
 Threads. Any user thread calls ``give``, ``withdraw``, ``leave`` and ``come_back``. One at a time, which leads the
 negotiated lane (``negotiated`` sees to that), calls ``open``, ``recv`` and ``hear``. Any thread, a signal handler too,
@@ -63,7 +63,7 @@ _READ_BYTES = 65536
 
 @final
 class PeerLane:
-    """One rank's. Without ``connect`` no grant is taken up, and ``orders`` are all there is.
+    """Peer lane of one rank. Without ``connect`` no grant is taken up, and ``orders`` are all there is.
 
     ``explain`` raises what the controller says of the loss of a rank, if it says anything.
     """
@@ -94,7 +94,7 @@ class PeerLane:
     # -- what this rank says ------------------------------------------------------------------------------------------
 
     def open(self, order: Order) -> None:
-        """All ranks may do this among themselves from now on. Raises what an engine raises that is being made."""
+        """Take up the grant that an order brings; the first connects all ranks. Raises what making an engine raises."""
         if self._connect is None:
             return
         if self._lookout is None:
@@ -105,11 +105,12 @@ class PeerLane:
 
     def give(self, announcement: Announcement) -> bool:
         """Send what this rank contributes to all others; False if no grant is open: the controller is to be asked."""
-        with self._lock:
+        with self._lock:  # from finding to sending: another thread's withdrawal in between would close the grant
             peer = self._peer
             grant = peer.find(announcement.key)
             if grant is None:
                 return False
+            # Before ``give``, which may end the round: then ``_tell`` takes it out again.
             self._active.enter_direct(grant.lane, grant.round, grant.title)
             peer.give(grant, contribution(announcement.calls), time.monotonic())
             self._tell()
@@ -118,23 +119,25 @@ class PeerLane:
             return True
 
     def withdraw(self, key: Key) -> None:
-        """What this rank does next under this name is for the controller; nothing happens while it is busy with it."""
+        """Close the grant of a name, for the controller to order what comes next; a round in progress goes on."""
         with self._lock:
             self._peer.withdraw(key)
             self._tell()
 
     def leave(self) -> None:
-        """This rank is joining: the others must not wait for it, until it has come back."""
+        """Withdraw from every name, as this rank is joining: the others must not wait for it until it has come back."""
         with self._lock:
             self._peer.leave()
             self._tell()
 
     def come_back(self) -> None:
-        """All have joined."""
+        """Take up grants again: all ranks have joined."""
+        # Without the lock, as the caller has that of the negotiated lane. It is one write, by the thread that leads and
+        # opens grants (or by ``end``, after which nothing is opened).
         self._peer.come_back()
 
     def _tell(self) -> None:
-        """Do what the peer has decided. Called with the lock."""
+        """Send the frames that are due, and note the rounds that have ended. Called with the lock."""
         peer = self._peer
         if peer.outbox:
             frames = b"".join(peer.outbox)
@@ -153,6 +156,7 @@ class PeerLane:
         if self._lookout is None:
             return self._orders.recv()
         if self._has_read_all:
+            # What is due changes nothing here: only ``poll`` tells of the next message of the controller.
             self._has_read_all = self._is_due() or not self._wait(self._lookout)
         if self._has_read_all:
             return None
@@ -166,25 +170,25 @@ class PeerLane:
         self._orders.send(stay)
 
     def hear(self) -> list[Message]:
-        """What follows from what ``recv`` has found that others said: orders, and requests to ask the controller.
+        """Read what ``recv`` has found; returns what follows from it: orders, and requests to ask the controller.
 
         Raises ``EngineError`` if nothing can come of what this rank has given, as the connection to another is lost.
         """
         with self._lock:
             for rank in self._ready:
                 self._hear(rank)
-            self._ready = []
+            self._ready = []  # afterwards: what an exception leaves unread is read next time
             self._tell()
             made = self._peer.take_made()
             missed = -1 if made else self._peer.missed()
-        if missed >= 0:
+        if missed >= 0:  # without the lock: it may take seconds, in which threads must not hang in ``give``
             self._explain()
             host = self._topology.hosts[missed]
             raise EngineError(f"the connection to rank {missed} on {host} in the direct lane was lost")
         return made
 
     def _is_due(self) -> bool:
-        """True if there is something to ``hear``, and nothing to wait for; else who gives has to ring."""
+        """True if there is something to ``hear`` at once; else whoever makes something from now on rings the bell."""
         with self._lock:
             is_due = bool(self._peer.made) or self._peer.missed() >= 0
             self._sleeps = not is_due
@@ -198,9 +202,9 @@ class PeerLane:
             found = {fd for fd, _ in self._poll.poll(min(lookout.pause_s, LONGEST_WAIT_S) * 1000)}
         finally:
             self._sleeps = False
-        for since_s in list(self._peer.awaiting.values())[:1]:
+        for since_s in list(self._peer.awaiting.values())[:1]:  # a copy, without the lock: other threads give meanwhile
             lookout.look(since_s)
-        if self._bell in found:
+        if self._bell in found:  # before ``hear`` looks at what was made: a ring that comes after this one stays
             os.eventfd_read(self._bell)
         self._ready = [self._ranks[fd] for fd in found if fd in self._ranks]
         return not found.isdisjoint(self._controller)
@@ -210,9 +214,9 @@ class PeerLane:
             return
         try:
             more = self._connections[rank].recv(_READ_BYTES)
-        except BlockingIOError:
+        except BlockingIOError:  # it was read before an exception came: see ``hear``
             return
-        except OSError:
+        except OSError:  # reset by the other side, or given up: as good as ended
             more = b""
         if more:
             self._peer.hear(rank, more)
@@ -238,18 +242,19 @@ class PeerLane:
         self._controller = self._orders.fds
         for fd in (*self._ranks, *self._controller, self._bell):
             self._poll.register(fd, select.POLLIN)
+        # Last, and as a whole: ``interrupt`` goes through them without a lock, and ``_lookout`` says that all is there.
         self._connections, self._lookout = dict(connections), lookout
 
     def interrupt(self) -> None:
         """End all waiting for others and for room to send. Any thread may call it, and it waits for nobody."""
         for connection in self._connections.values():
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+            with contextlib.suppress(OSError):  # the other side is gone already
+                connection.shutdown(socket.SHUT_RDWR)  # not ``close``: a thread may be in ``poll`` or ``send`` on it
         self._orders.interrupt()
 
     def close(self) -> None:
-        """Nobody leads any more."""
-        with self._lock:
+        """Close the connections, once nobody leads any more."""
+        with self._lock:  # a thread that submits may still be in ``give``
             for connection in self._connections.values():
                 connection.close()
             if self._bell >= 0:
@@ -257,7 +262,7 @@ class PeerLane:
 
 
 def _send_all(connection: socket.socket, frame: bytes) -> None:
-    """There is room for all that is sent before it is answered, unless the kernel has to send a packet again."""
+    """Send all of ``frame``. There is room for it, unless the kernel has to send a packet again: then wait for that."""
     left = memoryview(frame)
     while left:
         try:
@@ -265,6 +270,6 @@ def _send_all(connection: socket.socket, frame: bytes) -> None:
         except BlockingIOError:
             room = select.poll()
             room.register(connection, select.POLLOUT)
-            room.poll()
+            room.poll()  # without a limit: the other rank's end, and ``interrupt``, wake it
         except OSError:  # it is lost, which is seen where it is heard
             return

@@ -1,6 +1,6 @@
-"""One rank's part in the direct lane: what it says to the others, and what follows from what they say; without I/O.
+"""Peer protocol: what one rank says to the others in the peer lane, and what follows from their words; without I/O.
 
-    peer = Peer(rank=0, size=2, generation=1)
+    peer = PeerProtocol(rank=0, size=2, generation=1)
     peer.open(order)                       # which grants the name; the same orders in one sequence at every rank
     peer.give(peer.find(key), b"mine", now)
     peer.outbox                            # the frames to send to every other rank, oldest first
@@ -24,17 +24,17 @@ from farandole.runtime.lanes.announcement import Key
 from farandole.runtime.lanes.grants import WITHDRAWN, Grant, Grants, Said
 
 HEAD = struct.Struct("!IB")
-"""The number of a grant, and of the bytes that follow."""
+"""Number of the grant, and number of the bytes that follow."""
 
 NOTHING_FOLLOWS = 255
 
 MOST_GRANTS = 256
-"""So much is sent before it is answered that every kernel has room for it."""
+"""The most grants that are open, so that every kernel has room for all that is sent before it is answered."""
 
 
 @final
 class PeerProtocol:
-    """Speaks to each other rank, and hears from it."""
+    """One rank's side of the protocol with each other rank. Not for several threads."""
 
     __slots__ = (
         "_generation",
@@ -58,14 +58,14 @@ class PeerProtocol:
         self.awaiting: dict[Grant, float] = {}
         """The rounds to which this rank has given something and not all have, and since when; oldest first."""
         self.ended: list[Grant] = []
-        """Those that are over."""
+        """The grants whose rounds are over."""
         self.outbox: list[bytes] = []
         self.made: list[Message] = []
 
     # -- what this rank says ------------------------------------------------------------------------------------------
 
     def open(self, order: Order) -> None:
-        """All ranks may do this among themselves from now on."""
+        """Take up the grant that an order brings: all ranks may reduce under this name among themselves from now on."""
         grant = self._grants.open(order)
         if self._has_left:
             self.withdraw(grant.key)
@@ -75,7 +75,7 @@ class PeerProtocol:
             self.withdraw(old.key)
 
     def find(self, key: Key) -> Grant | None:
-        """The open grant of a name: where there is none, the controller is to be asked."""
+        """The open grant of a name; ``None`` where the controller has to be asked."""
         return self._grants.find(key)
 
     def give(self, grant: Grant, part: bytes, now: float) -> None:
@@ -86,20 +86,20 @@ class PeerProtocol:
         self._settle(grant)
 
     def withdraw(self, key: Key) -> None:
-        """What this rank does next under this name is for the controller; nothing happens while it is busy with it."""
+        """Close the grant of a name, for the controller to order what comes next; a round in progress goes on."""
         grant = self._grants.find(key)
         if grant is not None and grant not in self.awaiting:
             self._grants.close(grant)
             self._say(grant, WITHDRAWN)
 
     def leave(self) -> None:
-        """This rank is joining: the others must not wait for it, until it has come back."""
+        """Withdraw from every name, as this rank is joining: the others must not wait for it until it has come back."""
         self._has_left = True
         for grant in self._grants.all():
             self.withdraw(grant.key)
 
     def come_back(self) -> None:
-        """All have joined."""
+        """Take up grants again: all ranks have joined."""
         self._has_left = False
 
     def _say(self, grant: Grant, said: Said) -> None:
@@ -108,7 +108,7 @@ class PeerProtocol:
     # -- what the others say ------------------------------------------------------------------------------------------
 
     def hear(self, rank: int, data: bytes) -> None:
-        """These bytes have come from ``rank``."""
+        """Take in bytes that have come from ``rank``."""
         unread = self._unread.get(rank)
         if unread is None:
             unread = self._unread[rank] = bytearray()
@@ -124,20 +124,20 @@ class PeerProtocol:
                 self._settle(grant)
 
     def lose(self, rank: int) -> None:
-        """Nothing more can come from ``rank``."""
+        """Note that nothing more can come from ``rank``."""
         self._lost.add(rank)
 
     def missed(self) -> int:
-        """A rank of which something is awaited and nothing can come; -1 for none."""
+        """A lost rank whose part of some round is awaited; -1 for none."""
         return next((rank for rank in self._lost for grant in self.awaiting if grant.lacks(rank)), -1)
 
     def take_made(self) -> list[Message]:
-        """What is to be done now, in this order."""
+        """Take the messages made, to be executed in this order."""
         made, self.made = self.made, []
         return made
 
     def _settle(self, grant: Grant) -> None:
-        """See what has come of a grant."""
+        """End the round of a grant if all have spoken, and the grant if one has withdrawn."""
         if parts := grant.next_round():
             self._end_round(grant)
             order = msgspec.structs.replace(grant.order, contributions=parts, direct=0)

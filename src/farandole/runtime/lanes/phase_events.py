@@ -1,4 +1,4 @@
-"""Telling subscribers what the negotiated lane spends its time on.
+"""Phase events of the negotiated lane: what it spends its time on, for subscribers such as the timeline.
 
 phases.of(["allreduce.loss"], Kind.ALLREDUCE)
 begin = phases.begin()
@@ -19,10 +19,10 @@ LANE = "negotiated"
 
 
 def waited(names: Sequence[str], kind: Kind, asked: Sequence[tuple[float, float] | None], received_s: float) -> None:
-    """Emit what happened before the order to execute ``names`` together, which came at ``received_s``.
+    """Emit the phases before the order to execute ``names`` together, which came at ``received_s``.
 
-    ``asked`` says of each when this rank began to announce it and when that was done: 0 where it still is in a thread
-    of the user, ``None`` where this rank does not take part.
+    ``asked`` has, for each name, when this rank began to announce it and when it had: 0 where a user's thread still is
+    at that, ``None`` where this rank does not take part.
     """
     now = time.monotonic()
     for name, times in zip(names, asked, strict=True):
@@ -35,7 +35,7 @@ def waited(names: Sequence[str], kind: Kind, asked: Sequence[tuple[float, float]
 
 
 def executed(names: Sequence[str], kind: Kind, received_s: float) -> None:
-    """Emit that an order is done with."""
+    """Emit that the order of ``names`` has been executed."""
     now = time.monotonic()
     for name in names:
         events.emit(events.Phase(LANE, name, kind.label, "execute", received_s, now))
@@ -57,7 +57,7 @@ class PhaseEvents:
         self._kind = Kind.BARRIER
 
     def of(self, names: Sequence[str], kind: Kind) -> None:
-        """What is executed from now on; several names are one fused collective."""
+        """Set the collective that is executed from now on; several names are one fused collective."""
         self._names, self._kind = names, kind
 
     def begin(self) -> float:

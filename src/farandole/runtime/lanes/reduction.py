@@ -1,4 +1,4 @@
-"""How values are combined, and what a user's arguments say of it.
+"""Reductions: an operation with its factors, made from a user's arguments.
 
 >>> reduction(op=ReduceOp.SUM, prescale_factor=0.5).prescale
 0.5
@@ -21,7 +21,7 @@ COMPLEX_REDUCTIONS = frozenset({ReduceOp.SUM, ReduceOp.AVERAGE, ReduceOp.PRODUCT
 def reduction(
     average: bool | None = None, op: int | None = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0
 ) -> Reduction:
-    """What a user's arguments mean: ``op``, or Horovod's older ``average``, or the average where neither is given."""
+    """Make a reduction of a user's arguments: ``op``, or Horovod's older ``average``; without both, the average."""
     if average is not None and op is not None:
         return Reduction(wrong="both average= and op= are given: keep op=, average= is its older form")
     if op is None:

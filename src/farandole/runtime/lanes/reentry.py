@@ -1,11 +1,16 @@
-"""Which threads are in the middle of something, so that a signal handler can know what it has interrupted.
+"""Detection of reentry: the threads that are in the middle of something, for signal handlers that may interrupt them.
 
-presence = Presence()
-with presence:
-    ...                     # here, presence.here() is true in this thread
+    reentry = Reentry()
+    with reentry:
+        ...                     # here, reentry.here() is true in this thread
 
 A forked child has the memory of what its parent is in the middle of, and no right to it: sockets and shared memory are
 the parent's. There nobody enters any more.
+
+Threads. Any thread enters, leaves and looks; a signal handler does so on top of the main thread, wherever that is. So
+there is no lock, which the frame below might hold: a handler leaves as often as it has entered, and single operations
+on a ``list`` are atomic under the interpreter's lock. A thread looks for its own number only, which no other thread
+adds or removes, so what it sees cannot become wrong while it acts on it.
 """
 
 from __future__ import annotations
@@ -19,20 +24,20 @@ from farandole.errors import NotInitializedError
 
 @final
 class Reentry:
-    """Entered and left by any thread, several times too; needs no lock. Raises ``NotInitializedError`` if forsaken."""
+    """The threads inside of one thing, several times too. In a forked child ``NotInitializedError`` keeps them out."""
 
     __slots__ = ("__weakref__", "_is_forsaken", "_threads")
 
     _all: ClassVar[weakref.WeakSet[Reentry]] = weakref.WeakSet()
 
     def __init__(self) -> None:
-        self._threads: list[int] = []
+        self._threads: list[int] = []  # no set: a thread may enter again, and is inside until it has left as often
         self._is_forsaken = False
         self._all.add(self)
 
     @classmethod
     def forsake_all(cls) -> None:
-        """In a forked child: nobody enters what is the parent's."""
+        """Forbid entering all that exists: called in a forked child, whose parent owns it."""
         for reentry in list(cls._all):
             reentry._is_forsaken = True
 

@@ -1,14 +1,15 @@
-"""What one rank has submitted and how it announces it: in full, by number, or to its peers alone; without I/O or locks.
+"""Submissions of one rank, and the way to announce each: in full, by number, or to its peers; without I/O or locks.
 
     submissions = Submissions(capacity=1024)
     known = submissions.enter(pending)                   # what all know of the name, if it is meant as before
-    if not offer(direct, pending.ask, known):            # from rank to rank
-        announce(known or pending.ask.entry())           # to the controller
+    if not offer(peers, pending.announcement, known):    # from rank to rank
+        announce(known or pending.announcement.entry())  # to the controller
 
     submissions.finish(pending)                          # its order has been executed
-    submissions.remember(pending.ask, number)            # and brought a number
+    submissions.remember(pending.announcement, number)   # and brought a number
 
-``NegotiatedLane`` guards it with its lock.
+``NegotiatedLane`` calls what changes it with its lock held, and ``find`` and ``may_join`` without: these two go through
+a copy of ``inflight``, as other threads submit meanwhile.
 """
 
 from __future__ import annotations
@@ -24,23 +25,23 @@ from farandole.runtime.lanes.announcement import Announcement, Key
 
 
 class InFlight(Protocol):
-    """A collective on its way. ``to_announce`` while the controller does not know of it, and may yet have to."""
+    """A collective in flight. ``to_announce`` while the controller does not know of it, and may yet have to."""
 
     announcement: Announcement
     to_announce: bool
 
 
 class Peers(Protocol):
-    """The direct lane, as far as a submission concerns it."""
+    """The peer lane, as far as a submission concerns it."""
 
     def give(self, announcement: Announcement) -> bool:
-        """Contribute; False if the controller is to be asked."""
+        """Contribute to an open grant; False if there is none, so that the controller has to be asked."""
 
     def withdraw(self, key: Key) -> None:
-        """The controller is to be asked for what comes next under this name."""
+        """Leave what comes next under this name to the controller, on all ranks."""
 
     def leave(self) -> None:
-        """This rank is joining."""
+        """Withdraw from everything: this rank is joining."""
 
 
 P = TypeVar("P", bound=InFlight)
@@ -48,7 +49,7 @@ P = TypeVar("P", bound=InFlight)
 
 @dataclass(slots=True)
 class _Known:
-    """How a name was last meant here, and how it is announced by number."""
+    """A name that all ranks know: its meaning when last submitted here, and the entry that announces it by number."""
 
     fingerprint: object
     entry: Entry
@@ -56,7 +57,7 @@ class _Known:
 
 @final
 class Submissions(Generic[P]):
-    """Those of one rank; it knows the numbers of ``capacity`` names."""
+    """Submissions of one rank in flight, and the numbers of up to ``capacity`` names."""
 
     __slots__ = ("_capacity", "_known", "_refused", "inflight")
 
@@ -67,7 +68,7 @@ class Submissions(Generic[P]):
         self.inflight: dict[Key, P] = {}
 
     def enter(self, pending: P) -> Entry | None:
-        """It is in flight from now on. Returns how to say it by number; ``None`` if it must be said in full."""
+        """Put it in flight. Returns the entry that announces it by number; ``None`` if it must be announced in full."""
         announcement = pending.announcement
         if self._refused:
             announcement.key = self.current(announcement.name)
@@ -82,7 +83,7 @@ class Submissions(Generic[P]):
         return known.entry if known is not None and known.fingerprint == announcement.fingerprint else None
 
     def current(self, name: Key) -> Key:
-        """What a name is called on the wire now.
+        """The name on the wire of what a caller calls ``name``.
 
         A rank that refuses does not wait for the others. So that what it does next under this name meets what they do
         next, every member keeps what was refused, those that have joined too.
@@ -94,7 +95,7 @@ class Submissions(Generic[P]):
         return key
 
     def refuse(self, announcement: Announcement) -> bool:
-        """This rank cannot do it; False if it is doing it already."""
+        """Note that this rank cannot take part; False if it has submitted that already."""
         announcement.key = self.current(announcement.name)
         if announcement.key in self.inflight:
             return False
@@ -102,18 +103,18 @@ class Submissions(Generic[P]):
         return True
 
     def find(self, order: Order, name: str) -> P | None:
-        """What an order is for; ``None`` if this rank has joined, or has refused."""
+        """The submission that an order executes; ``None`` if this rank has joined, or has refused."""
         if order.kind != Kind.JOIN:
             return self.inflight.get((order.process_set, name))
         return next((p for p in list(self.inflight.values()) if p.announcement.kind is Kind.JOIN), None)
 
     def finish(self, pending: P) -> None:
-        """It is over."""
+        """Take it out of flight, whatever came of it."""
         self.inflight.pop(pending.announcement.key, None)
         pending.to_announce = False
 
     def note_refusal(self, order: Order) -> None:
-        """An order holds an error: perhaps as some rank cannot do it, perhaps as our refusal meant nothing."""
+        """Note the names of an order with an error as refused or, where no refusal counted, as not refused."""
         for name in order.names:
             if order.refused:
                 self._refused.add((order.process_set, name))
@@ -121,7 +122,7 @@ class Submissions(Generic[P]):
                 self._refused.discard((order.process_set, name))
 
     def remember(self, announcement: Announcement, number: int) -> None:
-        """All know what this name means, and may say so by number."""
+        """Note the number by which all ranks may announce this name from now on; the oldest name gives way."""
         known = self._known.get(announcement.key)
         if known is not None and known.entry.cached == number:
             return
@@ -132,7 +133,7 @@ class Submissions(Generic[P]):
             del self._known[next(iter(self._known))]
 
     def forget(self, key: Key) -> P | None:
-        """The name must be said in full again; what is in flight under it, too."""
+        """Forget the number of a name; returns what is in flight under it and must be announced again, in full."""
         self._known.pop(key, None)
         return self.inflight.get(key)
 
@@ -142,7 +143,7 @@ class Submissions(Generic[P]):
 
 
 def offer(direct: Peers, announcement: Announcement, known: Entry | None) -> bool:
-    """Contribute to what all know; False: the controller is to be asked."""
+    """Contribute by way of the peers, where all ranks know the name; False if the controller has to be asked."""
     if announcement.kind is Kind.JOIN:
         direct.leave()
     if known is None:

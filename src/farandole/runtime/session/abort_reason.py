@@ -1,9 +1,12 @@
-"""Who has ended, asked of the controller by a rank whose engine only knows whom it has lost.
+"""Wait for the controller's abort reason, on a rank whose engine only knows which connection it has lost.
 
-    await_news(told, lambda: planned.older_than(0.0, generation), link.up)
+    await_news(told, lambda: active.older_than(0.0, generation), link.up)
 
 Where a rank dies, engines often notice before the controller can say who and how: a connection breaks, a neighbour
 gives up because its own has broken. Errors should tell the cause.
+
+Threads. The one whose engine has failed waits here; the control thread hears the reason, ends the session, which sets
+``told``, and so wakes it. The session sets that after the failure to raise, so who finds it set has the failure, too.
 """
 
 from __future__ import annotations
@@ -18,19 +21,19 @@ from farandole.control.messages import Blocked
 from farandole.errors import ControlError
 
 REASON_WAIT_S = 2.0
-"""How long to wait for news. It is only waited out where nobody has ended: an engine has failed by itself."""
+"""The longest wait for the reason. It is only waited out where no rank has ended: an engine has failed by itself."""
 
 ASK_AGAIN_S = 0.1
 
 
 def await_news(told: threading.Event, blocked: Callable[[], Sequence[Blocked]], up: Dealer) -> None:
-    """Return when the end of the generation has been ``told``, or there will be no news of one.
+    """Return when the end of the generation has been ``told``, or no reason for one has come in ``REASON_WAIT_S``.
 
-    Of a rank that dies the controller tells everybody. Of one that called ``shutdown()`` it tells who is blocked.
+    The controller tells every rank of one that has died, and of one that called ``shutdown()`` those ``blocked`` by it.
     """
     until_s = time.monotonic() + REASON_WAIT_S
     while not told.is_set() and time.monotonic() < until_s:
-        with contextlib.suppress(ControlError):
+        with contextlib.suppress(ControlError):  # closed: the session has ended here, and ``told`` says so
             for message in blocked():
                 up.send(message)
         told.wait(ASK_AGAIN_S)

@@ -1,11 +1,19 @@
-"""The thread of a worker that listens to the controller: exchanges, aborts, questions, the timeline.
+"""Control thread of a worker, which listens to the controller: exchanges, aborts, questions, the timeline.
 
     thread = ControlThread(link, generation, hooks)
     payloads = thread.exchange("shm.0", ranks=(0, 1), payload=b"...", timeout_s=30.0)
 
-It is also the one that notices when this process stays in a collective for too long, and whose signs of life
-say that the interpreter runs, whatever other threads do. With ``stay`` it outlives the controller: another one comes,
-and is told that.
+It also reports that this process has been in a collective for too long, and sends the signs of life, which say that the
+interpreter runs, whatever other threads do. With ``stay`` it outlives the controller: another one comes, and is told
+that.
+
+Threads. The control thread alone receives from ``control``; any thread sends. ``exchange`` and ``set_timeline`` block
+in threads of the user, or in the one that makes an engine, until the control thread has the answer. ``end`` comes from
+any thread, a signal handler too: it runs on top of a thread that may wait here, hence a ``Condition`` on an ``RLock``.
+
+``_came`` guards ``_payloads``, ``_timeline_set``, ``_ended``, ``_waiting`` and ``away``. The last two need it together.
+A new controller must know if somebody waits: it ends the generation at once then, and else when the state allows it. So
+either ``_outlive`` counts a waiter that has come before, or the waiter finds ``away`` set and says so itself.
 """
 
 from __future__ import annotations
@@ -43,24 +51,24 @@ LONGEST_TICK_S = 3600.0
 
 
 class Hooks(Protocol):
-    """What the thread calls; from its own stack, so the calls return quickly."""
+    """Calls that the control thread makes of its session. They return quickly: nothing is heard meanwhile."""
 
     def generation_ended(self, failure: Failure) -> None:
-        """The generation is over; the thread goes on listening."""
+        """End the session: its generation is over. The thread goes on listening."""
 
     def change(self, reason: str) -> None:
-        """A change of the membership is due."""
+        """Note that a change of the membership is due."""
 
     def progress(self) -> tuple[str, str]:
-        """The last collective finished, and the one inside of now ("" for none)."""
+        """The last collective finished, and the active ones ("" for none)."""
 
     def timeline(self, path: str, mark_cycles: bool) -> None:
-        """Start writing to ``path``, or stop where it is ""; it has happened on return."""
+        """Start writing the timeline to ``path``, or stop where it is ""; it has happened on return."""
 
 
 @final
 class ControlThread:
-    """Reads ``control`` until it is interrupted; ``up`` is what answers go out by. ``stop`` joins it."""
+    """Control thread of a session. It reads ``control`` until interrupted and answers by ``up``; ``stop`` joins it."""
 
     def __init__(
         self,
@@ -83,6 +91,8 @@ class ControlThread:
         self._timelines = itertools.count(1)
         self._timeline_set = 0
         self._ended: Failure | None = None
+        # A daemon: the interpreter joins other threads before ``atexit``, where a script that never calls shutdown()
+        # leaves the job. Started last, as it uses all fields at once.
         self._thread = threading.Thread(target=self._listen, name="farandole-control", daemon=True)
         self._thread.start()
 
@@ -91,7 +101,7 @@ class ControlThread:
         with self._waits(), self._came:
             self._say(Exchange(self._generation, key, list(ranks), payload))
             self._came.wait_for(lambda: key in self._payloads or self._ended is not None, timeout_s)
-            if key in self._payloads:
+            if key in self._payloads:  # first: what has come is good, even if the generation has ended since
                 return self._payloads.pop(key)
             if self._ended is not None:
                 raise self._ended.fresh()
@@ -111,24 +121,24 @@ class ControlThread:
             return self._came.wait_for(lambda: self._timeline_set >= number or self._ended is not None, timeout_s)
 
     def end(self, failure: Failure) -> None:
-        """Fail exchanges in progress and later ones."""
+        """Fail exchanges in progress and later ones; the first failure stays."""
         with self._came:
             self._ended = self._ended or failure
             self._came.notify_all()
 
     def stop(self) -> None:
-        """Interrupt and join."""
+        """Interrupt the thread and join it; ``control`` may be closed then."""
         self._control.interrupt()
         if self._thread is not threading.current_thread():
             self._thread.join()
 
     @contextlib.contextmanager
     def _waits(self) -> Iterator[None]:
-        """Somebody waits for what only the controller can do."""
+        """Count the calling thread among those that wait for what only a controller can do, and tell a new one."""
         with self._came:
             self._waiting += 1
             if self.away and self._stay is not None:
-                with contextlib.suppress(ControlError):  # the generation has ended, which is said below
+                with contextlib.suppress(ControlError):  # the generation has ended, which the caller finds next
                     self._control.send(msgspec.structs.replace(self._stay, wait=True))
         try:
             yield
@@ -137,7 +147,7 @@ class ControlThread:
                 self._waiting -= 1
 
     def _say(self, message: Message) -> None:
-        """Tell the controller; who waits for its answer learns of an end first."""
+        """Send to the controller. Where that is closed as the generation has ended, the caller's wait raises why."""
         try:
             self._up.send(message)
         except ControlError:
@@ -149,7 +159,7 @@ class ControlThread:
         signed_s = -math.inf
         while not self._control.interrupted:
             try:
-                message = self._control.recv(tick_s)
+                message = self._control.recv(tick_s)  # a limit, as what follows is due without any message
                 if message is not None:
                     self._take(message)
                 for blocked in self._active.older_than(self._warning_s, self._generation):
@@ -157,7 +167,7 @@ class ControlThread:
                 if time.monotonic() >= signed_s + self._sign_s:
                     signed_s = time.monotonic()
                     self._up.send(self._progress())
-            except ControlError as error:
+            except ControlError as error:  # also what sends to a closed socket raise: ``interrupted`` tells these apart
                 if self._stay is not None and not self._control.interrupted:
                     self._outlive(self._stay)
                     continue
@@ -166,7 +176,7 @@ class ControlThread:
                 return
 
     def _outlive(self, stay: Stay) -> None:
-        """The controller is gone, and another will come: what needs none goes on."""
+        """Go on without a controller until another one comes, which is told by ``stay``: what needs none goes on."""
         with self._came:
             self.away = True
             self._control.renew()
@@ -174,7 +184,7 @@ class ControlThread:
 
     def _take(self, message: object) -> None:
         if isinstance(message, Exchanged):
-            with self._came:
+            with self._came:  # kept for who has not begun to wait: the answer may be faster
                 self._payloads[message.key] = message.payloads
                 self._came.notify_all()
         elif isinstance(message, Abort):
@@ -184,7 +194,7 @@ class ControlThread:
         elif isinstance(message, AskProgress):
             self._up.send(self._progress())
         elif isinstance(message, SetTimeline):
-            self._hooks.timeline(message.path, message.mark_cycles)
+            self._hooks.timeline(message.path, message.mark_cycles)  # before the answer, which rank 0 waits for
             self._up.send(TimelineSet(self._generation, message.number))
         elif isinstance(message, TimelineSet):
             with self._came:

@@ -1,8 +1,15 @@
-"""The engines of one session: one for each process set of the negotiated lane, and those of the planned lanes.
+"""Engine pool of a session: one engine for each process set of the negotiated lane, and those of the planned lanes.
 
-crews = Crews(topology, "shm", share, deadline_s=600.0)
-crews.executor(0, ranks=[0, 1]).perform(order, mine)
-crews.close()
+    pool = EnginePool(topology, "shm", share, deadline_s=600.0)
+    pool.executor(0, ranks=[0, 1]).perform(order, mine)
+    pool.close()
+
+Threads. Engines are made by the thread that leads the negotiated lane and by users' threads that begin a planned one;
+that blocks until all members have come, and so it is done without the lock. ``abort`` comes from any thread at any
+time, a signal handler too, and must not wait for it. ``_lock`` guards ``_engines``, ``_labels`` and ``_reason``: an
+engine is added and ``_reason`` read in one critical section, in which an abort either finds the engine or has left its
+reason. ``_executors`` needs no lock: besides the leader, only ``drop`` (all ranks have agreed that nobody uses that one
+any more) and ``close`` touch it.
 """
 
 from __future__ import annotations
@@ -22,14 +29,14 @@ from farandole.runtime.lanes.executor import Executor
 from farandole.topology import Topology
 
 BY_SOCKETS = ("shm", "tcp", "hybrid+tcp")
-"""The engines whose members reach each other by TCP; those of one host always do."""
+"""Engines that show that their members reach each other by TCP; those of one host always do."""
 
 
 @final
 class EnginePool:
-    """Makes engines when they are first needed, in the same order on all members. Any thread may abort.
+    """Engines of one session, made when first needed, in the same order on all members. Any thread may abort them.
 
-    ``address``, ``silence_s`` and ``on_silence`` are what every ``Group`` is told.
+    ``address``, ``silence_s`` and ``on_silence`` are passed on to every ``Group``.
     """
 
     def __init__(
@@ -81,16 +88,18 @@ class EnginePool:
         return self._engine in BY_SOCKETS
 
     def connect(self) -> tuple[dict[int, socket.socket], Lookout]:
-        """A connection to each other rank, and who looks after them. Collective."""
+        """Connect with each other rank, for the peer lane; returns the sockets and their lookout. Collective."""
         from farandole.engines.mesh import connect  # many jobs do without
 
         group, rendezvous = self._gather(range(self._topology.size), "the direct lane")
-        group = dataclasses.replace(group, broken=self._over)  # nobody closes what is not made yet
+        # Not ``self.broken``, which an orderly end leaves unset: that must stop the connecting, too, as
+        # ``PeerLane.interrupt`` cannot shut down what is not made yet.
+        group = dataclasses.replace(group, broken=self._over)
         connections = connect(group, rendezvous)
         return connections, Lookout.of(group, connections)
 
     def _gather(self, ranks: Sequence[int], label: str) -> tuple[Group, Rendezvous]:
-        """What a new engine among ``ranks`` is made of."""
+        """The group of a new engine among ``ranks``, and a rendezvous under a key of its own."""
         topology = self._topology
         with self._lock:
             self._labels[label] += 1
@@ -112,29 +121,29 @@ class EnginePool:
         return group, Rendezvous(self._share, key, ranks)
 
     def drop(self, process_set: int) -> None:
-        """A process set is gone: close its engine."""
+        """Close the engine of a process set that has been removed."""
         executor = self._executors.pop(process_set, None)
         if executor is not None:
             executor.engine.close()
 
     def abort(self, reason: str, orderly: bool = False) -> None:
         """Wake whoever waits in an engine, now and later; ``orderly`` if nobody is to blame for the end."""
-        self._over.set()
+        self._over.set()  # before the lock, for engines that are being made: they look at these, and not at ``_reason``
         if not orderly:
             self.broken.set()
         with self._lock:
             self._reason = self._reason or reason
             engines = list(self._engines)
-        for engine in engines:
+        for engine in engines:  # without the lock, which other threads need to make or count engines
             engine.abort(reason)
 
     def close(self) -> None:
-        """Close every engine; nobody uses them any more."""
+        """Close every engine, once nobody uses them any more."""
         for engine in list(self._engines):
             engine.close()
         self._executors.clear()
 
     def statistics(self) -> dict[str, dict[str, int | float | str]]:
-        """What each engine counts, by its label."""
+        """Counters of each engine, by its label."""
         with self._lock:
             return {engine.group.label: engine.statistics() for engine in self._engines}

@@ -1,4 +1,4 @@
-"""The one session of this process: ``init`` and ``shutdown``.
+"""Session of this process, of which there is one at a time: ``init`` and ``shutdown``.
 
     init()
     current().topology.rank
@@ -6,6 +6,12 @@
 
 A process that is forked from a worker (those of a data loader) is none itself: it starts without a session, and
 leaves the one of its parent alone.
+
+Threads. ``init``, ``rejoin`` and ``shutdown`` may come from any thread, and hold ``_here.lock`` from beginning to end,
+as two of them cannot take place at once. Signal handlers call them on top of the main thread, hence an ``RLock``; what
+a handler cannot do there, as the frame below it is in the middle of it, ``_doing`` tells and ``require_rest`` refuses.
+Every operation reads ``_here.session`` without the lock, which may be held for minutes: it is one reference, set when
+the session is complete, and taken away before that is closed, so that no new operation finds one that is ending.
 """
 
 from __future__ import annotations
@@ -90,7 +96,7 @@ def shutdown() -> None:
 
 
 def finish_before_leaving(work: threading.Thread) -> None:
-    """Have ``shutdown`` wait for a thread of the background that needs the other ranks to come to its end."""
+    """Have ``shutdown`` wait for a background thread that needs the other ranks to come to its end."""
     _here.unfinished.add(work)
 
 
@@ -125,15 +131,15 @@ def _first_line(error: BaseException) -> str:
 
 @final
 class _Here:
-    """What this process has."""
+    """State of this process: its session, and what the next one needs to know of it. ``lock`` guards it."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.session: Session | None = None
         self.asked: tuple[object, Sequence[ProcessSetLike] | str | None, dict[str, Any]] = (None, None, {})
-        """What ``init`` was last told."""
+        """The arguments of the last ``init``, for ``rejoin``."""
         self.rank: int | None = None
-        """What it was in the last session that was shared with others."""
+        """The rank in the last session that was shared with others; ``None`` before that."""
         self.unfinished: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         self._doing = ""  # with the lock
         self._step_s: float | None = None  # the longest step of the last session; of none, before the first
@@ -141,20 +147,20 @@ class _Here:
         self._watching = False
 
     def require_rest(self, asked: str) -> None:
-        """With the lock: raise ``UsageError`` if a signal handler has interrupted what this thread does with it."""
+        """Raise ``UsageError`` in a signal handler that has interrupted ``init`` or ``shutdown``. With the lock."""
         if self._doing:
             raise interrupted(asked, self._doing)
 
     @contextlib.contextmanager
     def _busy(self, doing: str) -> Iterator[None]:
-        before, self._doing = self._doing, doing
+        before, self._doing = self._doing, doing  # put back, as ``shutdown`` may be a handler's, on top of ``init``
         try:
             yield
         finally:
             self._doing = before
 
     def join(self, state: str = "", state_step: int = 0) -> None:
-        """Make a session of what was asked. A process that has had one before is ready to go on with the others.
+        """Make a session as ``init`` was told to. A process that has had one before is ready to go on with the others.
 
         In an elastic job, a worker that is lost while a generation forms only means that another one does.
         """
@@ -162,7 +168,7 @@ class _Here:
             while self.session is None:
                 try:
                     self.session = start(*self.asked, Past(self._step_s, state, state_step))
-                except BaseException as error:
+                except BaseException as error:  # Ctrl-C, too: children must be free to take the place of this process
                     lineage.release()
                     if not isinstance(error, AbortError) or not detect().is_elastic:
                         raise
@@ -177,8 +183,8 @@ class _Here:
             os.register_at_fork(after_in_child=self._forget)
 
     def finish(self) -> None:
-        """Wait for what is to end before; not in a signal handler, whose thread may be what it waits for."""
-        session = self.session
+        """Wait for the threads of ``finish_before_leaving``; not in a handler on top of what they wait for."""
+        session = self.session  # without the lock: these threads may need the session for long, and others the lock
         if session is not None and not Reentry.anywhere():
             for thread in list(self.unfinished):
                 if thread is not threading.current_thread() and thread.is_alive():
@@ -187,7 +193,7 @@ class _Here:
     def leave(self, because: str = "") -> None:
         """Close the session, if there is one; with a reason, its end is not in order, and that of the process."""
         with self.lock, self._busy("shutdown()"):
-            session, self.session = self.session, None
+            session, self.session = self.session, None  # before it is closed, also for a handler on top of this
             if session is not None:
                 self._step_s = session.pace.step_s
                 self.rank = self.rank if session.provisional else session.topology.rank
@@ -197,6 +203,7 @@ class _Here:
             lineage.release()
 
     def _forget(self) -> None:
+        # In the child, in its only thread.
         self.lock, self._doing = threading.RLock(), ""  # the parent's may be held by a thread that is not here
         lineage.release()
         Reentry.forsake_all()

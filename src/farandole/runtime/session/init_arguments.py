@@ -1,7 +1,7 @@
-"""What ``init`` needs to know before it contacts anybody: this process's part, its settings, its process sets.
+"""Arguments of ``init``, resolved before it contacts anybody: the role of the process, settings, process sets.
 
     environment = environment_of(comm=None)
-    part = part_of(environment, comm=None)
+    role = part_of(environment, comm=None)
     settings = settings_of(environment, {"engine": "tcp"})
 
 Pure but for reading the environment; raises for what cannot be, with what to type.
@@ -43,13 +43,13 @@ JOB_WIDE = (
 """Settings that the controller reads, so that one worker cannot change them."""
 
 ANY = 0
-"""The size of an elastic job."""
+"""Size of an elastic job, which takes any number of workers."""
 
 _LEVELS = {"trace": 5, "fatal": logging.CRITICAL}
 
 
 def environment_of(comm: object) -> Environment:
-    """What started this process, or, if ``comm`` is an mpi4py communicator, that."""
+    """Detect the launcher of this process; a communicator of mpi4py as ``comm`` takes its place."""
     environment = detect()
     if not _is_communicator(comm):
         return environment
@@ -62,7 +62,7 @@ def environment_of(comm: object) -> Environment:
 
 
 def part_of(environment: Environment, comm: object) -> ProcessRole:
-    """The part of this process; ``comm`` is what a user gave to ``init``: a list names the ranks that take part."""
+    """The role of this process; ``comm`` is a user's argument of ``init``: a list names the ranks that take part."""
     worker_id, expected = environment.worker_id, ANY if environment.is_elastic else environment.size
     if isinstance(environment, Communicator):
         return ProcessRole(worker_id, expected, environment.members)
@@ -97,7 +97,7 @@ def settings_of(environment: Environment, overrides: Mapping[str, Any]) -> Setti
 
 
 def static_sets(process_sets: Sequence[ProcessSetLike] | str | None, size: int) -> list[ProcessSet]:
-    """What a user gave to ``init`` as ``process_sets``: sets or lists of ranks; ``"dynamic"`` asks for none.
+    """Make the process sets of a user's argument: sets or lists of ranks; ``"dynamic"`` stands for none.
 
     They must fit a job of ``size``, unless that is ``ANY``: then they are registered when they do.
     """

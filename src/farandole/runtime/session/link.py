@@ -1,6 +1,6 @@
 """A worker's connections to its controller, for one generation.
 
-    link = Link(seat, timeout_s=30.0)
+    link = Link(assignment, timeout_s=30.0)
     welcome = link.join(hello)
     link.up.send(Leave(welcome.generation))
     link.close()
@@ -27,7 +27,7 @@ from farandole.errors import ControlError, FarandoleError, StartError
 from farandole.events import logger
 
 CONTROLLER_GRACE_S = 5.0
-"""How much longer than its controller a worker waits: the controller knows who is missing, and says so first."""
+"""Time that a worker waits longer than its controller, which knows who is missing, and says so first."""
 
 
 @final
@@ -44,7 +44,7 @@ class ControllerLostError(FarandoleError):
 
 @final
 class Assignment(msgspec.Struct, frozen=True):
-    """The place this process takes in a job."""
+    """Assignment of this process: worker id and job size (0: elastic), its host, the controller's address and key."""
 
     worker_id: int
     expected: int
@@ -88,7 +88,7 @@ class Link:
 
     @property
     def worker_id(self) -> int:
-        """Of this process in the job."""
+        """Number of this worker in the job; in a static job, its rank."""
         return self._assignment.worker_id
 
     @property
@@ -124,17 +124,17 @@ class Link:
         )
 
     def stay(self, generation: int, *, wait: bool = False) -> Stay | None:
-        """What another controller is to be told that comes while ``generation`` lasts; ``None`` where none will."""
+        """Message for another controller that comes while ``generation`` lasts; ``None`` where none will come."""
         return Stay(generation, self._assignment.worker_id, wait) if self._replaced else None
 
     def close(self, *, deliver: bool = True) -> None:
         """Disconnect; first ``deliver`` what was sent, if there is anybody to. Idempotent."""
-        for dealer in self._dealers:
+        for dealer in self._dealers:  # each waits for its reader; the context would wait for ever for an open socket
             dealer.close(deliver=deliver)
         self._context.term()
 
     def _failure(self, text: str) -> FarandoleError:
-        """What to raise."""
+        """The error to raise: ``ControllerLostError`` where another controller will come, else ``StartError``."""
         if self._replaced and any(dealer.lost for dealer in self._dealers):
             return ControllerLostError(text, refused=any(dealer.peer.refused for dealer in self._dealers))
         return StartError(text)

@@ -50,11 +50,11 @@ class ProcessSet:
             )
 
     def bind(self, process_set_id: int, rank: int) -> None:
-        """Called by the session: it is registered now, on the process with global rank ``rank``."""
+        """Note that the session has registered this set, on the process with global rank ``rank``."""
         self.process_set_id, self._rank = process_set_id, rank
 
     def unbind(self) -> None:
-        """Called by the session: it is not registered any more."""
+        """Note that the session has ended this set."""
         self.process_set_id, self._rank = None, -1
 
     def size(self) -> int | None:
@@ -62,7 +62,7 @@ class ProcessSet:
         return None if self.process_set_id is None else len(self.ranks)
 
     def rank(self) -> int | None:
-        """The place of this process in the set."""
+        """Index of this process among the members; -1 if it is none of them."""
         if self.process_set_id is None:
             return None
         return self.ranks.index(self._rank) if self._rank in self.ranks else -1
@@ -72,11 +72,11 @@ class ProcessSet:
         return None if self.process_set_id is None else self._rank in self.ranks
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ProcessSet:
-        """Itself: a copied model reduces among the same ranks as the original, also after ``init`` again."""
+        """Return itself: a copied model reduces among the same ranks as the original, also after ``init`` again."""
         return self
 
     def __reduce__(self) -> str | tuple[type[ProcessSet], tuple[list[int]]]:
-        """Pickled, it is its ranks; what is registered here need not be registered there."""
+        """Pickle the ranks alone: what is registered here need not be registered where it is loaded."""
         return "global_process_set" if self is global_process_set else (ProcessSet, (self.ranks,))
 
     def __repr__(self) -> str:
@@ -86,7 +86,7 @@ class ProcessSet:
 ProcessSetLike: TypeAlias = ProcessSet | Iterable[int]
 
 global_process_set = ProcessSet([])
-"""All ranks, with number 0. Its ranks are known from ``init`` on."""
+"""The process set of all ranks, number 0. Its ranks are known from ``init`` on."""
 
 
 @final
@@ -100,22 +100,22 @@ class Registry:
         self.add(0, global_process_set)
 
     def add(self, number: int, process_set: ProcessSet) -> None:
-        """Register what all ranks have agreed on."""
+        """Register a set under the number that all ranks have agreed on."""
         process_set.bind(number, self._rank)
         self._sets[number] = process_set
 
     def remove(self, number: int) -> None:
-        """Forget one."""
+        """Forget a set; its ``process_set_id`` is ``None`` then."""
         self._sets.pop(number).unbind()
 
     def clear(self) -> None:
-        """Forget all; the session ends."""
+        """Forget all sets, as the session ends."""
         for number in list(self._sets):
             self.remove(number)
         global_process_set.ranks = []
 
     def admit(self, process_set: ProcessSetLike) -> ProcessSet:
-        """Make a set of what a user gave; raises ``UsageError`` if this job cannot have it, or has it already."""
+        """Make a set of a user's argument; raises ``UsageError`` if this job cannot have it, or has it already."""
         found = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
         found.check(self._size)
         same = next((s for s in self if s.ranks == found.ranks), None)

@@ -1,7 +1,7 @@
-"""How a process finds the controller of its job: the first one starts it, the others are told where it is.
+"""Rendezvous of a process with the controller of its job: the first process starts it, the others learn its address.
 
-    seat = meet(detect(), Part(place=1, expected=4), settings)
-    seat.controller, seat.key                   # "tcp://10.0.0.1:7000", "5f0c..."
+    assignment = meet(detect(), ProcessRole(worker_id=1, expected=4), settings)
+    assignment.controller, assignment.key       # "tcp://10.0.0.1:7000", "5f0c..."
 
 It is found once; when the process joins again, after ``shutdown()`` or the loss of others, it goes to the same one.
 """
@@ -28,12 +28,12 @@ from farandole.settings import Settings
 ANYWHERE = "tcp://*:"
 
 DIAL_S = 5.0
-"""How long to dial before asking again where the controller is: what was said may be what an earlier job has left."""
+"""Time to dial before looking for the address again: the one found may be what an earlier job has left."""
 
 
 @final
 class ProcessRole(msgspec.Struct, frozen=True):
-    """The part this process has: its place among those ``expected``. ``label`` names a job of some of them."""
+    """Role of this process: ``worker_id`` among ``expected`` (0: any number); ``label`` names a job of some ranks."""
 
     worker_id: int
     expected: int
@@ -41,11 +41,11 @@ class ProcessRole(msgspec.Struct, frozen=True):
 
 
 _found: dict[str, Contact] = {}
-"""By job: the address that has answered, and the key."""
+"""Controllers found, by job: the address that has answered, and the key."""
 
 
 def meet(environment: Environment, part: ProcessRole, settings: Settings) -> Assignment:
-    """The seat of this process, with the controller it is to join; raises ``StartError`` if it is not found in time."""
+    """The assignment of this process, with its controller; raises ``StartError`` if that is not found in time."""
     job = environment.controller or f"{environment.name} {part.label}"
     meeting = Meeting(settings.rendezvous_dir or os.getcwd(), settings.start_timeout_s, part.label)
     if part.worker_id == 0 and not environment.launched:
@@ -59,7 +59,7 @@ def meet(environment: Environment, part: ProcessRole, settings: Settings) -> Ass
 
 
 def _by_way_of_agent(contact: Contact, host: str, size: int, settings: Settings) -> Contact:
-    """See to it that this host has an agent. In large jobs that, and not the controller, is whom workers speak to."""
+    """Start this host's agent if it has none; in large jobs, return its contact, as workers speak to it alone there."""
     [address], key = contact.addresses, contact.key
     is_large = size > settings.tree_radix
     ensure_agent(HostAgentConfig(address, host, key, os.getpid(), settings.host_timeout_s, is_large), settings)
@@ -67,7 +67,7 @@ def _by_way_of_agent(contact: Contact, host: str, size: int, settings: Settings)
 
 
 def _start(job: str, environment: Environment, part: ProcessRole, meeting: Meeting, settings: Settings) -> Contact:
-    """Have the controller run, here, and let the others know."""
+    """Start the controller on this host if it does not run, and share its contact with the other processes."""
     file = environment.file(meeting)
     config = ControllerConfig(
         _where_to_listen(environment),
@@ -100,7 +100,7 @@ def _where_to_listen(environment: Environment) -> str:
 
 
 def _look_for(environment: Environment, part: ProcessRole, meeting: Meeting) -> Contact:
-    """Learn where the controller is, and by which address it answers."""
+    """Learn the addresses of the controller, and dial until one answers."""
     deadline = time.monotonic() + meeting.timeout_s
     while True:
         left_s = max(0.0, deadline - time.monotonic())

@@ -1,4 +1,4 @@
-"""One process's membership in a job, from ``init`` to ``shutdown``.
+"""Session: the membership of one process in a job, from ``init`` to ``shutdown``.
 
     session = Session(settings, topology, "shm", "all ranks are on one host", sets=[])
     handle = session.submit([Call(Kind.ALLREDUCE, "allreduce.loss", array, shape=())])
@@ -7,6 +7,17 @@
 
 A session lasts for one generation. When that has ended (a worker died) every operation raises until ``shutdown`` and
 ``init`` have made the next one, in the same process.
+
+Threads. Users' threads submit, and one of them, or the lane's own, leads the negotiated lane and executes. The control
+thread calls ``generation_ended``, ``change``, ``progress`` and ``timeline``. Engines report silence in any thread.
+The end may come from each of them, and from a signal handler on top of any line, so the session takes no lock: ``_end``
+does nothing the second time, and the parts that it ends have ``RLock``s of their own, as the thread below a handler may
+have them.
+
+The order of an end. ``_ended`` first: whoever is woken by anything that follows looks there for what to raise. Then
+waiters of the control thread and of the lane are failed; then the controller is told; the engines come last, as their
+abort makes other ranks fail, which ask the controller why. ``close`` also frees everything, when no thread is in the
+lane any more; if its own thread is inside (it is a handler's then), a new thread waits for that and frees.
 """
 
 from __future__ import annotations
@@ -49,19 +60,19 @@ from farandole.settings import Settings
 from farandole.topology import Topology
 
 DYNAMIC = "DYNAMIC"
-"""Horovod's value of ``HOROVOD_TIMELINE`` for: none yet, ``start_timeline`` will name the file."""
+"""Horovod's value of ``HOROVOD_TIMELINE`` for a timeline whose file ``start_timeline`` will name."""
 
 
 CONSEQUENCES = (AbortError, EngineError)
-"""What an engine raises where another rank has left or died."""
+"""Errors of an engine where another rank has left or died, for which the controller knows the cause."""
 
 LONGEST_REASON = 500
-"""What the others are told of an error that only this rank has, in characters."""
+"""The most characters of a reason that go to the other ranks."""
 
 
 @final
 class Session:
-    """Where collectives are submitted, from any thread. ``link`` is ``None`` in a job that nobody started."""
+    """Session of one process, used from any thread. ``link`` is ``None`` in a job of one that no launcher started."""
 
     def __init__(
         self,
@@ -94,11 +105,13 @@ class Session:
         self._engine_pool = self._make_engine_pool(own)
         self._lane = self._open_lane(sets)
         if link is not None:
+            # After all that its hooks use. It may end the session before this assignment: ``_end`` finds no control
+            # thread then, and the thread has ended its own waiters (``ControlThread._over``).
             limits, stay = Limits.of(settings), link.stay(self.generation)
             self._control = ControlThread(link.control, link.up, self.generation, self, self._active, limits, stay)
         try:
             self._introduce()
-        except BaseException as error:
+        except BaseException as error:  # Ctrl-C, too: the other ranks wait in their init() for this one
             self.abort(f"it could not start: {error}")
             self.close()
             raise
@@ -178,7 +191,7 @@ class Session:
         return self._share(key, self._sets.members(process_set, key), payload)
 
     def inside(self, process_set: int, lane: str, sequence: int, what: str) -> contextlib.AbstractContextManager[None]:
-        """This thread does the ``sequence``-th collective of a planned lane; reports say ``what`` if it takes long."""
+        """Context of the ``sequence``-th collective of a planned lane; stall reports say ``what`` if it takes long."""
         return _Inside(self, process_set, lane, sequence, what)
 
     # -- the generation and its end -----------------------------------------------------------------------------------
@@ -189,11 +202,11 @@ class Session:
         self._end(Failure(AbortError, reason), reason, reason, ending)
 
     def generation_ended(self, failure: Failure) -> None:
-        """Wake everybody here; every operation raises from now on. Called by whoever learns of it."""
+        """End the session, as its generation is over: wake all who wait here; every operation raises from now on."""
         self._end(failure, failure.text)
 
     def close(self) -> None:
-        """Leave the job and free everything. Once; what is still in flight here raises ``AbortError``.
+        """Leave the job and free everything; called once. What is still in flight here raises ``AbortError``.
 
         A signal handler may call it in the middle of a collective: that raises as soon as the handler has returned,
         and what it still uses is freed then.
@@ -202,15 +215,16 @@ class Session:
         reason = f"shutdown() was called on {self._name()}"
         self._end(Failure(AbortError, reason), reason, "")
         if self._reentry.here() or self._in_lane.here():
+            # A handler's, on top of what ``_free`` waits for. No daemon, so that the interpreter's end waits for it.
             threading.Thread(target=self._free, name="farandole-shutdown").start()
         else:
             self._free()
 
     def _free(self) -> None:
-        """Give everything back once nobody uses it any more."""
-        self._lane.close()
+        """Close everything once no thread is in the lane any more."""
+        self._lane.close()  # first: its leader uses the link and the engines
         if self._control is not None:
-            self._control.stop()
+            self._control.stop()  # before the link, as it reads from there
         if self._link is not None:
             self._link.close()
         self._engine_pool.close()
@@ -243,19 +257,19 @@ class Session:
             )
 
     def timeline(self, path: str, mark_cycles: bool) -> None:
-        """Rank 0 wants it so, says the controller."""
+        """Follow rank 0's timeline; called by the control thread."""
         self._recorder.record(path, mark_cycles)
 
     def change(self, reason: str) -> None:
-        """A change of the membership is due, says the controller."""
+        """Note why a change of the membership is due; called by the control thread."""
         self.change_due = reason
 
     def progress(self) -> tuple[str, str]:
-        """The last collective finished here, and the one inside of now."""
+        """The last collective finished here, and the active ones, or the order being executed."""
         return _title(self._lane.last), self._active.now() or _title(self._lane.inside)
 
     def statistics(self) -> dict[str, Any]:
-        """Who this rank is, the engine and why it was chosen, and what its engines count."""
+        """Generation, rank and size, the engine and why it was chosen, and the counters of each engine."""
         return {
             "generation": self.generation,
             "rank": self.topology.rank,
@@ -314,13 +328,13 @@ class Session:
         try:
             return executor.perform(order, mine)
         except CONSEQUENCES:
-            self._explain()
+            self._explain()  # before leaving: it reports what this rank is blocked in
             raise
         finally:
             self._active.leave(order.process_set)
 
     def _agree(self, process_set: int, kind: Kind, splits: Sequence[int] = ()) -> CallResult:
-        """Come to one point of the program with all members; they are matched by the order of their calls."""
+        """Agree with all members on something without tensors; calls are matched by their order."""
         label = f"{kind.label}.noname"
         name = f"{label}.{next(self._counters[f'{label} {process_set}'])}"
         self.pace.beat()
@@ -342,21 +356,21 @@ class Session:
         return self._control.exchange(key, ranks, payload, limit_s)
 
     def _on_silence(self, host: str) -> None:
-        """An engine has waited in vain for what comes from ``host``: it is for the controller to say what follows."""
+        """Tell the controller, which decides what follows, that an engine hears nothing from ``host``."""
         if self._link is not None:
-            with contextlib.suppress(ControlError):
+            with contextlib.suppress(ControlError):  # closed: the session is over, and the engine about to be aborted
                 self._link.up.send(Unheard(self.generation, host))
 
     def _explain(self) -> None:
-        """An engine has lost somebody: raise what the controller says of that."""
-        self._struck = True
+        """Raise the controller's reason for the loss of a rank that an engine has noticed, if it gives one."""
+        self._struck = True  # before waiting: whatever ends the session now, this rank was not the first to leave
         if self._link is not None:
             await_news(self._told, lambda: self._active.older_than(0.0, self.generation), self._link.up)
         if self._ended is not None:
             raise self._ended.fresh()
 
     def _torn(self, failure: Failure) -> None:
-        """A collective broke on this rank, in the middle: the others must not wait for it."""
+        """End the generation for all, as a collective broke on this rank in the middle, and the others wait for it."""
         if self._ended is None:
             known = failure.kind is AbortError  # then somebody else broke it, and the text says who
             reason = failure.text if known else f"{self._name()} could not go on: {failure.text}"
@@ -367,10 +381,10 @@ class Session:
 
         Before these can end because of it, the controller is told that this rank was the first to ``leave``.
         """
-        if self._ended is not None:
+        if self._ended is not None:  # two threads at once may both pass: then either failure may be raised, and is true
             return
         self._ended = failure
-        self._told.set()
+        self._told.set()  # after ``_ended``, which ``_explain`` reads when this has woken it
         if self._control is not None:
             self._control.end(failure)
         self._lane.end(failure)
@@ -401,6 +415,7 @@ class _Inside:
 
     def __enter__(self) -> None:
         active = self._session._active
+        # Asked of this lane only: a handler's collective of another planned lane has an engine of its own, and is done.
         if active.is_in(self._process_set, self._lane):  # its engine is in the middle of something
             raise interrupted(self._what, "another collective of the same lane")
         self._session._reentry.__enter__()
@@ -409,7 +424,7 @@ class _Inside:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         try:
             if isinstance(error, CONSEQUENCES):
-                self._session._explain()
+                self._session._explain()  # before leaving: it reports what this rank is blocked in
         finally:
             self._session._active.leave(self._process_set, self._lane)
             self._session._reentry.__exit__()

@@ -1,4 +1,4 @@
-"""Lets others read where this process's main thread is, even while it holds the interpreter's lock.
+"""Stack of this process's main thread, for other processes to read, even while it holds the interpreter's lock.
 
 fd, number = stack_dump()
 os.kill(pid, number)          # from outside; then read /proc/<pid>/fd/<fd>

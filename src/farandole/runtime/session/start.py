@@ -1,6 +1,6 @@
-"""Forms a session: from what started this process to a rank among the others.
+"""Start of a session: from the launcher's environment to a rank among the others.
 
-session = start(comm=None, process_sets=None, overrides={}, Past())
+session = start(comm=None, process_sets=None, overrides={}, past=Past())
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from farandole.settings import Settings
 from farandole.topology import Topology
 
 MOST_REFUSALS = 3
-"""A handshake may fail because the controller dies in it, but not time and again."""
+"""Handshakes in a row that may fail: the controller may die in one, but not time and again."""
 
 
 @final
 class Past(NamedTuple):
-    """What a process says that has had a session before, see ``Hello``; ``step_s`` is ``None`` if it has not."""
+    """Past of a process that has had a session before, see ``Hello``; ``step_s`` is ``None`` if it has had none."""
 
     step_s: float | None = None
     state: str = ""
@@ -80,7 +80,7 @@ def start(
 
 
 def require_gil() -> None:
-    """Refuse an interpreter whose threads run at once: neither the core nor the lanes are written for that."""
+    """Refuse a free-threaded interpreter: neither the core nor the lanes, which share some fields, are made for it."""
     is_enabled: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
     if not is_enabled():
         raise UsageError(
@@ -90,7 +90,7 @@ def require_gil() -> None:
 
 
 def _persistently(assignment: Assignment, settings: Settings, sets: Sequence[ProcessSet], past: Past) -> Session:
-    """Where a controller is lost another one is asked, unless they refuse us one after the other."""
+    """Join the next controller where one is lost; ``StartError`` after ``MOST_REFUSALS`` refusals in a row."""
     refusals = 0
     while True:
         try:

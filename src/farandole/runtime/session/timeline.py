@@ -8,6 +8,11 @@
 
 The file is a JSON array without its closing bracket, which the format allows: ranks append batches of complete lines,
 each with one ``write``, so it can be read at any moment and after any crash. Times are of the controller's clock.
+
+Threads. Events are emitted by any thread, which must not wait for a disk: it only appends to ``_events``, a ``deque``,
+whose ``append`` and ``popleft`` are atomic, and the writer thread does the rest. All other fields of a ``Timeline`` are
+the writer's once that has started. Timelines are begun and ended by the control thread (rank 0 wants it so), by rank
+0's caller, and by whoever closes the session; ``Recorder``'s lock makes them take turns.
 """
 
 from __future__ import annotations
@@ -25,10 +30,10 @@ from farandole.errors import UsageError
 from farandole.runtime.lanes.phase_events import LANE
 
 FLUSH_S = 0.05
-"""How much of the timeline a crash may cost; whoever reads along sees a collective within 0.1 s."""
+"""Seconds of the timeline that a crash may cost; whoever reads along sees a collective within 0.1 s."""
 
 _BY_NAME = {"submit": "submit", "negotiate": "NEGOTIATE_{kind}", "queue": "queue", "execute": "{kind}"}
-"""What happens to one name of the negotiated lane, and how Horovod's timeline calls it, on a row of that name.
+"""Phases of one name of the negotiated lane, and their names in Horovod's timeline, on a row of that name.
 
 A name is in flight once at a time, so these never overlap there. Horovod's ``ALLREDUCE`` also begins with waiting.
 """
@@ -38,7 +43,7 @@ _CYCLE = "CYCLE_START"
 
 
 def path_of(path: str, number: int) -> str:
-    """Where the timeline of a generation goes, as each has its own: ``trace.json``, ``trace.2.json``."""
+    """Path of the timeline of generation ``number``, as each has its own: ``trace.json``, ``trace.2.json``."""
     root, extension = os.path.splitext(path)
     return path if number <= 1 else f"{root}.{number}{extension}"
 
@@ -62,7 +67,7 @@ class Timeline:
     """Appends the events of this process to the file at ``path``, which exists, from now until ``close``.
 
     ``offset_s`` is added to this host's clock; ``mark_cycles`` also shows when orders to begin collectives came, from
-    the controller or, in the direct lane, from all ranks together.
+    the controller or, in the peer lane, from all ranks together.
     """
 
     def __init__(self, path: str, rank: int, host: str, offset_s: float = 0.0, mark_cycles: bool = False) -> None:
@@ -76,14 +81,15 @@ class Timeline:
         self._line(ph="M", name="process_name", args={"name": f"rank {rank} on {host}"})
         self._line(ph="M", name="process_sort_index", args={"sort_index": rank})
         self._cancel = events.subscribe(self._events.append)
+        # A daemon: the interpreter joins other threads before ``atexit``, where ``close`` may come.
         self._thread = threading.Thread(target=self._write, name="farandole-timeline", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Write what is left and stop. Idempotent."""
-        self._cancel()
+        self._cancel()  # before the writer is told, so that its last look finds all that was taken in
         self._closing.set()
-        self._thread.join()
+        self._thread.join()  # the file is complete, and the descriptor closed, when this returns
 
     def _write(self) -> None:
         try:
@@ -97,14 +103,14 @@ class Timeline:
             os.close(self._fd)
 
     def _flush(self) -> None:
-        while self._events:
+        while self._events:  # it alone takes events out, so none is gone between the look and ``popleft``
             event = self._events.popleft()
             if isinstance(event, events.Phase):
                 self._phase(event)
             else:
                 self._line(ph="i", s="p", name=event.text, ts=self._microseconds(event.time_s), tid=self._tid("notes"))
         if self._lines:
-            os.write(self._fd, b"".join(self._lines))
+            os.write(self._fd, b"".join(self._lines))  # one call, with O_APPEND: other ranks' lines do not get into it
             self._lines.clear()
 
     def _phase(self, phase: events.Phase) -> None:
@@ -147,7 +153,7 @@ def _row(name: str) -> str:
 
 @final
 class Recorder:
-    """This rank's part of a session's timelines, one after the other. ``offset_s`` is added to this host's clock."""
+    """Recorder of this rank's part of a session's timelines. ``offset_s`` is added to this host's clock."""
 
     def __init__(self, rank: int, host: str, offset_s: float) -> None:
         self._rank, self._host, self._offset_s = rank, host, offset_s
@@ -161,7 +167,7 @@ class Recorder:
             if self._timeline is not None:
                 self._timeline.close()
                 self._timeline = None
-            if path and not self._closed:
+            if path and not self._closed:  # a signal handler on top of the lines above may have closed it
                 try:
                     self._timeline = Timeline(path, self._rank, self._host, self._offset_s, mark_cycles)
                 except OSError as error:

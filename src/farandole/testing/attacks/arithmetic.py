@@ -1,10 +1,10 @@
 """The oracle of the numeric attack: every reduction in float64, with NaN, infinities and signed zeros in the data.
 
-    case = Case(DType.BFLOAT16, ReduceOp.AVERAGE, 1000)
+    case = AllreduceCase(DType.BFLOAT16, ReduceOp.AVERAGE, 1000)
     said = [case.contribution(rank, size=2) for rank in range(2)]
     case.wrong(found, said, hosts=1)          # "" if found is what float64 says, rounded once
 
-It shares nothing with the engines but the words of ``collective.py``.
+Nothing is shared with the engines but the types of ``collective.py``.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class AllreduceCase:
 
     @property
     def name(self) -> str:
-        """For reports."""
+        """Name of the case in reports."""
         return f"{self.op.label} of {self.count} {self.dtype.label}"
 
     def contribution(self, rank: int, size: int) -> Values:
-        """What a rank brings, as it lies in memory."""
+        """Contribution of a rank, as it lies in memory."""
         dtype, random = self.dtype, np.random.default_rng([rank, self.dtype, self.op, self.count])
         if dtype is DType.BOOL:
             return random.integers(0, 2, self.count).astype(np.bool_)
@@ -61,7 +61,7 @@ class AllreduceCase:
         return random.integers(info.min, info.max, self.count, dtype=storage(dtype), endpoint=True)
 
     def wrong(self, found: Values, said: Sequence[Values], hosts: int) -> str:
-        """What differs from what float64 says; "" if nothing does. ``hosts``: partial sums may be rounded on each."""
+        """Describe the first difference from float64; "" if there is none. Partial sums may be rounded on each host."""
         if self.count == 0:
             return "" if found.size == 0 else f"{found.size} elements"
         if self.dtype is DType.BOOL:
@@ -83,7 +83,7 @@ class AllreduceCase:
         return values
 
     def _integers(self, said: Sequence[Values]) -> Values:
-        """In the type itself, where sums and products wrap."""
+        """Exact result in the type itself, where sums and products wrap."""
         if self.op is ReduceOp.AVERAGE:
             exact = np.stack(said).sum(axis=0, dtype=np.int64)  # no sum is too large for it
             return np.asarray(np.abs(exact) // len(said) * np.sign(exact)).astype(said[0].dtype)
@@ -111,7 +111,7 @@ class AllreduceCase:
         return exact / len(stacked) if self.op is ReduceOp.AVERAGE else exact
 
     def _slack(self, stacked: Values, exact: Values, hosts: int) -> Values:
-        """How far a right result may be from the exact one, rounded to the type.
+        """Distance that a right result may have from the exact one, rounded to the type.
 
         One rounding to float32 (or to the type, if that is finer) for each operation, which may turn the last bit; and
         between hosts one to the type for each host.
@@ -132,13 +132,13 @@ class AllreduceCase:
         return inner + np.where(doubt, turn, 0.0)
 
     def _has_a_sign(self, stacked: Values) -> Values:
-        """Where a zero must have the sign that IEEE 754 gives it; that of a minimum of both zeros is free."""
+        """True where a zero must have the sign that IEEE 754 gives it; that of a minimum of both zeros is free."""
         if self.op in (ReduceOp.MIN, ReduceOp.MAX):
             return np.asarray((np.signbit(stacked) == np.signbit(stacked[0])).all(axis=0))
         return np.asarray((stacked == 0).all(axis=0))
 
     def _wrong_products(self, found: Values, said: Sequence[Values]) -> str:
-        """Of complex numbers; what infinities and NaN give is not agreed on, but that it is not finite."""
+        """Check products of complex numbers; of infinities and NaN it is only agreed that the result is not finite."""
         with np.errstate(all="ignore"):
             wide = np.stack(said).astype(np.complex128)
             exact = np.multiply.reduce(wide, axis=0)

@@ -31,14 +31,14 @@ BASELINE = (
     (Ranks("hybrid+mpi", "aabb", mpi="mpich"), "engine"),
     (Ranks("hybrid+mpi", "aabb", mpi="openmpi"), "engine"),
 )
-"""What ``numbers`` plays where no engine is named."""
+"""Engines and lanes of ``numbers`` where no engine is named."""
 
 CONDITIONS = {
     "controllers": "an elastic job whose controller is killed, and the next one while it takes over",
     "network": "an elastic job on two hosts with 50 ms of lag and one packet in fifty lost",
     "clock": "an elastic job while the wall clock jumps by an hour to and fro",
 }
-"""The functions of ``conditions``."""
+"""Names of functions of ``conditions``, and the help of the commands that call them."""
 
 
 def main() -> None:
@@ -49,7 +49,8 @@ def main() -> None:
     for name, text in CONDITIONS.items():
         commands.add_parser(name, help=text).set_defaults(play=_condition)
     asked = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # else what it has started would go on
+    # Else what it has started would go on: SystemExit unwinds the ``with`` blocks that end jobs and clusters.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     play: Callable[[argparse.Namespace], list[str]] = asked.play
     wrong = play(asked)
     print(*(f"WRONG: {each}" for each in wrong), sep="\n", end="\n" if wrong else "")
@@ -76,7 +77,7 @@ def _numbers(asked: argparse.Namespace) -> list[str]:
     for ranks, lane in plays:
         try:
             found = attack(ranks, lane)
-        except UnavailableError as reason:
+        except UnavailableError as reason:  # no failure: engines on one host can be played without root
             print(f"{ranks.text(lane)}: not played: {reason}", flush=True)
             continue
         print(f"{ranks.text(lane)}: {f'{len(found)} wrong' if found else 'right'}", flush=True)

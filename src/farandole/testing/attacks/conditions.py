@@ -1,11 +1,18 @@
-"""Elastic jobs struck while their surroundings are bad: far and lossy networks, a jumping clock, dying controllers.
+"""Elastic jobs with faults while their surroundings are bad: lossy networks, a jumping clock, dying controllers.
 
     controllers(folder)          # the second is killed while it takes over from the first
     network(folder)              # 50 ms of lag to each host, and one packet in fifty lost
     clock(folder)                # the wall clock jumps an hour to and fro all the time
 
-What is played are cases of the table of faults (``farandole.testing.survival``), with all its checks of what was lost.
+The cases are those of the table of faults (``farandole.testing.survival``), with all its checks of what was lost.
 """
+
+# Processes: a job runs beside this process, which watches it from outside, by ``/proc`` and by files: what a look shows
+# may be over already, so looks are repeated (``until``) until they show what is wanted.
+#
+# Threads: ``jumping_clock`` has one, which alone writes the file of the offset. The processes of the job have that file
+# mapped (``wall_clock.c``) and read it without a lock: the offset is one aligned number, written by one call. This
+# process itself keeps the right clock, as the library is preloaded only into what it starts.
 
 from __future__ import annotations
 
@@ -45,12 +52,12 @@ def _takeover(delay_s: float) -> FaultCase:
         job.kill_controller()
         found: list[int] = []
 
-        def is_another() -> bool:
+        def is_another() -> bool:  # the old one is found until the kernel is through with it
             found[:] = [job.controller()]
             return found[0] not in (0, old)
 
         job.until(is_another, "another controller")
-        time.sleep(delay_s)
+        time.sleep(delay_s)  # a takeover gives no sign of how far it is: delays try its phases one after the other
         os.kill(found[0], signal.SIGKILL)
 
     name = f"SIGKILL of the controller, and of the next one after {1000 * delay_s:g} ms"
@@ -58,7 +65,7 @@ def _takeover(delay_s: float) -> FaultCase:
 
 
 def controllers(folder: Path, tell: Tell, delays_s: Sequence[float] = DELAYS_S) -> list[CaseResult]:
-    """A job for each pair of them: the fifth controller that dies within a minute ends a job."""
+    """Play a job for each pair of kills: the fifth controller that dies within a minute ends a job."""
     found = []
     for number, delay_s in enumerate(delays_s):
         own = folder / str(number)
@@ -68,7 +75,7 @@ def controllers(folder: Path, tell: Tell, delays_s: Sequence[float] = DELAYS_S) 
 
 
 def network(folder: Path, tell: Tell, lag_ms: float = LAG_MS, loss: float = LOSS) -> list[CaseResult]:
-    """A kill, a newcomer, a swap of slots and a controller that dies, while the network is bad."""
+    """Play a kill, a newcomer, a swap of slots and a controller that dies, while the network is bad."""
     swap = next(case for case in TWO_HOSTS if case.fault == "one joins where another one leaves")
     cases = (kill("reduce", 3), kill("voted", 0), swap, controller("vote"), kill("vote", 2, 3))
     with bad_network(lag_ms, loss) as cluster:
@@ -89,7 +96,7 @@ def bad_network(lag_ms: float = LAG_MS, loss: float = LOSS) -> Iterator[Cluster]
 
 
 def clock(folder: Path, tell: Tell) -> list[CaseResult]:
-    """Everything that has to do with time limits, while the wall clock jumps."""
+    """Play everything that has to do with time limits, while the wall clock jumps."""
     cases = (
         kill("reduce", 3),
         other("stop", "backward", 1, "SIGSTOP"),
@@ -109,10 +116,11 @@ def jumping_clock(folder: Path) -> Iterator[dict[str, str]]:
     assert compiler, "the clock needs a C compiler: apt-get install gcc"
     source = Path(__file__).with_name("wall_clock.c")
     subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, source], check=True, timeout=120)
-    file.write_bytes(struct.pack("=q", 0))
+    file.write_bytes(struct.pack("=q", 0))  # before anybody maps it: reading beyond the end of a file is a SIGBUS
     over = threading.Event()
 
     def jump() -> None:
+        # In place, by one write of the whole number: a file that was cut and written anew would be empty in between.
         with file.open("r+b", buffering=0) as target:
             number = 0
             while not over.wait(EVERY_S):

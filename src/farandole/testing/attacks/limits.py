@@ -24,7 +24,7 @@ GROUPS = (
 
 @contextlib.contextmanager
 def memory_group(limit_bytes: int) -> Iterator[Path]:
-    """The file to which a process writes its number to come under the limit; all must have ended in the end."""
+    """Give the file to which a process writes its number to come under the limit; all must end inside the block."""
     name = f"farandole-attack-{os.getpid()}"
     for root, limit in GROUPS:
         group = root / name

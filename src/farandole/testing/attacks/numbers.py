@@ -38,7 +38,7 @@ TIMEOUT_S = 500.0
 @final
 @dataclass(frozen=True)
 class Ranks:
-    """Which engine, where: ``hosts`` has a letter for each rank, and equal ones share a host.
+    """Engine and hosts of an attack: ``hosts`` has a letter for each rank, and equal ones share a host.
 
     The hosts are pretended (all on this machine, over its loopback interface) unless they are ``apart``, in network
     namespaces. ``mpi``: the launcher that starts the ranks, for engines that need one.
@@ -50,14 +50,14 @@ class Ranks:
     mpi: str = ""
 
     def text(self, lane: str = "engine") -> str:
-        """For reports."""
+        """Description for reports."""
         where = "hosts " + self.hosts if len(set(self.hosts)) > 1 else f"{len(self.hosts)} ranks"
         started = f", by {self.mpi}" if self.mpi else ""
         return f"{self.engine}, {where}{' in namespaces' if self.apart else ''}{started}, lane {lane}"
 
 
 def attack(ranks: Ranks, lane: str = "engine") -> list[str]:
-    """All cases; what was wrong, by rank and case."""
+    """Play all cases; returns what was wrong, by rank and case."""
     if lane == "names":
         found = run_job(
             _by_names, len(ranks.hosts), timeout_s=TIMEOUT_S, environment={"FARANDOLE_ENGINE": ranks.engine}
@@ -124,7 +124,7 @@ def _by_names(member: RankContext) -> dict[str, tuple[str, bytes]]:
 
 
 def _verdict(case: AllreduceCase, results: list[Values], member: RankContext, hosts: int) -> tuple[str, bytes]:
-    """What is wrong, and a digest of the bits; one rank compares the numbers, as equal bits are equal numbers."""
+    """Describe the error, with a digest of the bits; one rank compares numbers, as equal bits are equal numbers."""
     said = [case.contribution(rank, member.size) for rank in range(member.size)]
     first, *others = (values.tobytes() for values in results)
     text = "" if member.rank else case.wrong(results[0], said, hosts)

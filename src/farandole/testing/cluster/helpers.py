@@ -12,16 +12,16 @@ from pathlib import Path
 from farandole.testing.cluster.needs import ClusterError, search_path
 
 PATIENCE_S = 60.0
-"""For what takes milliseconds on a machine that has nothing else to do."""
+"""Time limit of what takes milliseconds on a machine that has nothing else to do."""
 
 
 def script_line(name: str) -> list[str]:
-    """How to run a script of this folder, without the environment and site-packages: up in 15 ms."""
+    """Command that runs a script of this folder, without the environment and site-packages: up in 15 ms."""
     return [sys.executable, "-I", "-S", str(Path(__file__).with_name(name))]
 
 
 def enter_network(pid: int) -> list[str]:
-    """What to write before a command so that it runs in the network namespace of process ``pid``."""
+    """Prefix of a command that is to run in the network namespace of process ``pid``."""
     return ["nsenter", f"--net=/proc/{pid}/ns/net"]
 
 

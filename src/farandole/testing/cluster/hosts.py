@@ -1,5 +1,15 @@
 """Several hosts on one machine, out of Linux namespaces; see the package's page."""
 
+# Processes of a cluster, beside those that run on its hosts, all started by this one (the owner):
+#
+#   switch     holds the network of the bridge and the files that hosts share; the first to start, the last to end
+#   helper     one for each host, outside of it: it waits for the host's first process, and ends with it
+#   first      the helper's child, process 1 in the host's namespaces: when it dies the kernel kills all others in them
+#   enter      one for each command that runs on a host, outside of it: it passes signals on, and the exit status back
+#
+# Nothing outlives the owner, even if it is killed: switch and first watch it by a pidfd, and an ``enter`` ends with its
+# command, which dies with the host. A ``Cluster`` has no lock: it is for one thread.
+
 from __future__ import annotations
 
 import contextlib
@@ -93,7 +103,7 @@ class Cluster:
         return self._addresses[host]
 
     def path(self, host: str, file: str | Path) -> Path:
-        """Where this process finds a file of a host: ``cluster.path("node1", "/run/sshd.log").read_text()``."""
+        """Path of a host's file as this process finds it: ``cluster.path("node1", "/run/sshd.log").read_text()``."""
         return Path(f"/proc/{self._first(host)}/root") / str(file).lstrip("/")
 
     def popen(
@@ -142,7 +152,7 @@ class Cluster:
         return subprocess.CompletedProcess(list(command), process.returncode, stdout, stderr)
 
     def processes(self, host: str) -> dict[int, str]:
-        """What runs on a host besides what an idle one runs: process numbers there, and command lines.
+        """Processes of a host besides those of an idle one: process numbers there, and command lines.
 
         Sessions of the ssh server do not count: those of a client that has fallen silent wait for it for hours.
         """
@@ -154,21 +164,21 @@ class Cluster:
         }
 
     def take_as_idle(self, host: str) -> None:
-        """Let what runs on a host now be what an idle one runs: a daemon that a test has started."""
+        """Take the processes that a host has now for those of an idle one: a daemon that a test has started."""
         self._idle[host] = frozenset(_running(self.path(host, "/proc")))
 
     def received_bytes(self, host: str) -> int:
-        """What has come in by a host's cable since it booted, headers included."""
+        """Bytes that came in by a host's cable since it booted, headers included."""
         return traffic(self._first(host))[0]
 
     def sent_bytes(self, host: str) -> int:
-        """What has left by a host's cable since it booted, headers included."""
+        """Bytes that left by a host's cable since it booted, headers included."""
         return traffic(self._first(host))[1]
 
     def resent_bytes(self, host: str) -> int:
-        """How much of that TCP had to repeat: packets overtake each other where processors are busy, or wait too long.
+        """Bytes that a host's TCP sent again: packets overtake each other where processors are busy, or wait too long.
 
-        At least: headers are left out.
+        It is a lower bound, as headers are left out.
         """
         return repeated(self._first(host))
 
@@ -212,7 +222,7 @@ class Cluster:
         """Cut a host's power: peers see silence, and everything on it is gone. ``boot`` brings it back, empty."""
         first = self._first(host)
         self._network.remove(self.address(host))  # first, else its kernel would still close its connections
-        os.kill(first, signal.SIGKILL)
+        os.kill(first, signal.SIGKILL)  # the helper ends when all processes of the host are gone
         self._up.pop(host).process.wait(PATIENCE_S)
 
     def boot(self, host: str) -> None:
@@ -224,10 +234,11 @@ class Cluster:
         """End everything that runs on the hosts, and the hosts."""
         for host in self._up.values():
             os.kill(host.first, signal.SIGKILL)  # the kernel lets none of its processes outlive it
-        for host in self._up.values():
+        for host in self._up.values():  # a second loop, so that all hosts go down at the same time
             host.process.wait(PATIENCE_S)
         self._up.clear()
         self._network.close()
+        # Commands have ended with their hosts, but are to be waited for, or they would stay as zombies.
         helpers: list[subprocess.Popen[Any]] = [*self._started, self._switch]
         for process in helpers:
             process.kill()
@@ -240,18 +251,19 @@ class Cluster:
         return self._up[host].first
 
     def _boot(self, hosts: Sequence[str]) -> None:
+        # All are started before the first is waited for: they come up side by side.
         starting = {host: helper("namespaces.py", "host", str(self._switch.pid), host) for host in hosts}
         try:
             for host, process in starting.items():
                 self._up[host] = _Host(process, ready(process))
-        except BaseException:
+        except BaseException:  # an interrupt, too, must not leave hosts behind
             for process in starting.values():
                 process.kill()
                 process.wait(PATIENCE_S)
             raise
         for host in hosts:
             self._network.plug(self._up[host].first, self._addresses[host])
-            self.take_as_idle(host)
+            self.take_as_idle(host)  # now, while it has nothing but what every host has
 
 
 def _account(host: str, command: Sequence[str], ending: str, stdout: str, stderr: str) -> str:
@@ -259,7 +271,7 @@ def _account(host: str, command: Sequence[str], ending: str, stdout: str, stderr
 
 
 def _running(proc: Path) -> dict[int, str]:
-    """Process numbers and command lines."""
+    """Process numbers and command lines of all processes that ``proc`` shows."""
     found = {}
     for entry in proc.iterdir():
         if entry.name.isdigit():

@@ -1,4 +1,4 @@
-"""Delays what a host receives; a script of its own, as ``namespaces.py``.
+"""Script that delays what a host receives; a process of its own, as those of ``namespaces.py``.
 
     python -I -S lag.py queue OWNER MICROSECONDS     in the host's network namespace
 

@@ -1,4 +1,4 @@
-"""What runs beside or inside a cluster's hosts: a script of its own, standard library only, so that it starts at once.
+"""Script that runs beside or inside a cluster's hosts, with the standard library only, so that it starts at once.
 
     python -I -S namespaces.py switch OWNER              holds the switch's network and the cluster's files
     python -I -S namespaces.py host OWNER SWITCH NAME    a host: the first process of its namespaces, which runs sshd
@@ -66,7 +66,7 @@ def host(owner: int, switch: int, name: str) -> NoReturn:
     if first:
         os.waitpid(first, 0)
         sys.exit()
-    call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)
+    call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)  # at the parent's end; the lifeline is for the owner's
     seen_from_outside = os.readlink("/proc/self")  # this is still the machine's /proc
     _furnish(name)
     # Started before SIGCHLD is ignored, which it would inherit; no descriptor of the owner may stay open in a daemon.
@@ -125,7 +125,7 @@ def enter(pid: int, command: list[str]) -> NoReturn:
     while True:
         number = signal.sigwait(passed)
         if number != signal.SIGCHLD:
-            os.kill(child, number)
+            os.kill(child, number)  # reaped only below, so this number cannot be another process's yet
         elif os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             _end_like(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 

@@ -1,4 +1,4 @@
-"""What a machine must have for clusters of namespaces, and how to get what is missing."""
+"""Requirements of clusters of namespaces, and how to get what is missing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ClusterError(RuntimeError):
 
 @final
 class UnavailableError(ClusterError):
-    """This machine cannot have a cluster; the text says what is missing and how to get it."""
+    """Raised where a machine cannot have a cluster; the text says what is missing and how to get it."""
 
 
 def require(programs: dict[str, str]) -> None:

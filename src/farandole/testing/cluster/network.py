@@ -23,7 +23,7 @@ _SEGMENT_BYTES = 1500 - 72
 @final
 @dataclass(frozen=True)
 class Address:
-    """Where a host is plugged in; number 1 to 254."""
+    """Addresses of a host, by its number at the switch: 1 to 254."""
 
     number: int
 
@@ -37,7 +37,7 @@ class Address:
 
     @property
     def mac(self) -> str:
-        """Fixed: with another one, peers would use the old from their caches for seconds after a reboot."""
+        """Hardware address, always the same: peers would keep an old one in their caches for seconds after a reboot."""
         return f"02:77:00:00:00:{self.number:02x}"
 
     @property
@@ -61,11 +61,11 @@ class Network:
         _ip(self._switch, [bridge, "link set switch up"])
 
     def resolve(self, address: Address) -> str:
-        """What the name of a host stands for: its IPv4 address if it has one, as on most clusters."""
+        """Resolve the name of a host: to its IPv4 address if it has one, as on most clusters."""
         return address.ipv4 if self._ipv4 else address.ipv6
 
     def plug(self, host: int, address: Address) -> None:
-        """A cable from the switch to a host, with both ends made straight in their namespaces."""
+        """Lay a cable from the switch to a host, with both ends made straight in their namespaces."""
         cable = f"link add {address.port} type veth peer name eth0 address {address.mac} netns {host}"
         _ip(self._switch, [cable, f"link set {address.port} master switch up"])
         families = [f"addr add {address.ipv4}/24 brd + dev eth0"] if self._ipv4 else []
@@ -77,7 +77,7 @@ class Network:
         _ip(self._switch, [f"link set {address.port} nomaster"])
 
     def replug(self, address: Address, hosts: Iterable[int]) -> None:
-        """Put it back; hosts that have looked for each other in vain try anew at once, not seconds later."""
+        """Plug the cable in again; hosts that looked for each other in vain try anew at once, not seconds later."""
         _ip(self._switch, [f"link set {address.port} master switch"])
         for host in hosts:
             _in_network(host, ["ip", "neigh", "flush", "dev", "eth0"])
@@ -96,20 +96,20 @@ class Network:
         _ip(host, [f"neigh replace {each} lladdr {peer.mac} dev eth0 nud reachable" for each in self._all(peer)])
 
     def limit(self, host: int, address: Address, rate: str | None) -> None:
-        """Limit a cable in both directions, or no longer."""
+        """Limit the rate of a cable in both directions; ``None``: no longer."""
         discipline = f"tbf rate {rate} burst 128kb latency 100ms" if rate else "noqueue"
         for pid, device in ((host, "eth0"), (self._switch, address.port)):
             _in_network(pid, ["tc", "qdisc", "replace", "dev", device, "root", *discipline.split()])
 
     def delay(self, host: int, address: Address, seconds: float) -> None:
-        """Let what a host receives arrive late; 0: no longer."""
+        """Delay what a host receives; 0: no longer."""
         self._end_delay(address)  # what waits is lost, as the queue is; what follows passes by
         for command in ("iptables", "ip6tables"):
             _in_network(host, [command, "-t", "mangle", "-F", "PREROUTING"])
         if not seconds:
             return
         self._delays[address] = helper("lag.py", "queue", f"{seconds * 1e6:.0f}", network_of=host)
-        ready(self._delays[address])
+        ready(self._delays[address])  # first: the rule lets packets pass undelayed while nobody serves the queue
         for command in ("iptables", "ip6tables"):
             rule = "-A PREROUTING -i eth0 -j NFQUEUE --queue-num 0 --queue-bypass"
             _in_network(host, [command, "-t", "mangle", *rule.split()])

@@ -16,7 +16,7 @@ from farandole.testing.harness import Start
 
 
 def on_hosts(cluster: Cluster, hosts: Sequence[str]) -> Start:
-    """Starts rank ``r`` on ``hosts[r]``."""
+    """Return a ``Start`` that puts rank ``r`` on ``hosts[r]``."""
 
     def start(size: int, command: list[str], environment: Mapping[str, str], output: IO[bytes]) -> list[Process]:
         place = dict(enumerate(hosts[:size]))

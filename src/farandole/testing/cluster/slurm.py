@@ -1,6 +1,6 @@
 """A real Slurm on the hosts of a cluster: a controller on ``head``, nodes ``node1``..., up in less than a second.
 
-    with Slurm(2) as slurm:
+    with SlurmCluster(2) as slurm:
         slurm.run(["srun", "-N2", "hostname"]).stdout                 # node1 and node2, in some order
         slurm.run(["sbatch", "--wait", "--output=out.txt", "job.sh"], cwd=folder)
         slurm.cluster.kill("node2"); slurm.boot("node2")              # and whatever else happens to hosts

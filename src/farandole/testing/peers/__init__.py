@@ -1,7 +1,7 @@
-"""The lane of collectives with names as a whole, without processes, under every order of messages, threads and ends.
+"""Model of the negotiated lane as a whole, without processes, under every order of messages, threads and ends.
 
     from farandole.testing.peers.search import search               # every interleaving of a small job
     from farandole.testing.peers.simulation import simulate         # one random schedule of a larger one, by its seed
 
-What decides is the product's own code: ``Peer``, ``Submissions``, ``offer`` and ``Negotiation``.
+Decisions are the product's own code: ``PeerProtocol``, ``Submissions``, ``offer`` and ``Negotiation``.
 """

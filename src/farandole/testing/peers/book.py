@@ -1,6 +1,9 @@
 """Pages: every state of a rank or of the controller, each once, and what follows from it by which event.
 
 A search comes to the same state of one part in very many states of the whole; what follows is worked out once.
+
+Fields of the product's classes are named here: one that is renamed there must be renamed here, or states that differ in
+it count as equal (or equal ones as different), and nothing fails.
 """
 
 from __future__ import annotations
@@ -18,14 +21,14 @@ from farandole.testing.peers.controller import Coordinator, Told
 from farandole.testing.peers.rank import Event, Rank, Said, View
 
 _ONLY_TOLD = frozenset({"_last", "_left", "_ordered_s", "rejected", "round", "_hosts", "since_s", "latest_s"})
-"""What decides nothing."""
+"""Fields on which no decision of the model depends: texts and counters for reports, and times, as all are 0."""
 
 _IN_ORDER = frozenset({"_known", "_lines", "_proposals"})
-"""Dictionaries of which the oldest comes first, or is forgotten first."""
+"""Dictionaries whose order is part of the state: the oldest comes first, or is forgotten first."""
 
 
 def freeze(value: Any) -> Hashable:
-    """By value, whatever it is made of."""
+    """Turn a state into a key: equal for equal states, whatever these are made of."""
     if value is None or isinstance(value, str | int | float | bytes | RankSet):
         return value
     if isinstance(value, dict):
@@ -57,7 +60,7 @@ def _fields(value: Any) -> list[str]:
 
 @final
 class RankPage:
-    """A state of a rank."""
+    """State of a rank, with what follows from it by each event."""
 
     __slots__ = ("_book", "_frozen", "_known", "number", "view")
 
@@ -78,7 +81,7 @@ class RankPage:
 
 @final
 class ControllerPage:
-    """A state of the controller."""
+    """State of the controller, with what follows from it by each event."""
 
     __slots__ = ("_book", "_frozen", "_known", "may_expire", "number", "undecided")
 
@@ -100,14 +103,14 @@ class ControllerPage:
 
 @final
 class PeerStates:
-    """All pages of one search; makes the machines of its worlds."""
+    """All pages of one search; factory of the machines of its worlds."""
 
     def __init__(self) -> None:
         self._ranks: dict[Hashable, RankPage] = {}
         self._controllers: dict[Hashable, ControllerPage] = {}
 
     def rank(self, rank: Rank) -> RankPage:
-        """The page for this state."""
+        """Page of this state; a new one for a new state."""
         key = freeze(rank)
         page = self._ranks.get(key)
         if page is None:
@@ -115,7 +118,7 @@ class PeerStates:
         return page
 
     def controller(self, controller: Coordinator) -> ControllerPage:
-        """The page for this state."""
+        """Page of this state; a new one for a new state."""
         key = freeze(controller)
         page = self._controllers.get(key)
         if page is None:
@@ -125,7 +128,7 @@ class PeerStates:
 
 @final
 class LiveRank:
-    """A rank that goes on, and is not kept as it was."""
+    """Rank of a simulation: it changes in place, and earlier states are not kept."""
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
@@ -140,7 +143,7 @@ class LiveRank:
 
 @final
 class LiveController:
-    """A controller that goes on."""
+    """Controller of a simulation: it changes in place."""
 
     def __init__(self, controller: Coordinator) -> None:
         self._controller = controller
@@ -155,12 +158,12 @@ class LiveController:
 
 @final
 class LiveMachines:
-    """Makes the machines of a simulation."""
+    """Factory of the machines of a simulation."""
 
     def rank(self, rank: Rank) -> LiveRank:
-        """Of this state."""
+        """Machine of a rank that begins in this state."""
         return LiveRank(rank)
 
     def controller(self, controller: Coordinator) -> LiveController:
-        """Of this state."""
+        """Machine of a controller that begins in this state."""
         return LiveController(controller)

@@ -12,7 +12,7 @@ from farandole.runtime.coordination.rank_set import RankSet
 from farandole.testing.peers.rank import Event
 
 Told: TypeAlias = tuple[int, str, bytes]
-"""A rank, which of its sockets, and the message."""
+"""Message to a rank: the rank, which of its sockets, and the bytes."""
 
 ORDERS, CONTROL = "orders", "control"
 LONG_S = 1000.0
@@ -20,7 +20,7 @@ LONG_S = 1000.0
 
 @final
 class Coordinator:
-    """Of one job. ``over`` is why its generation has ended; the next one begins when all have said hello."""
+    """Controller of one job. ``over`` is why its generation ended; the next one begins when all have said hello."""
 
     def __init__(self, size: int, sets: Sequence[Sequence[int]], capacity: int, fusion_bytes: int) -> None:
         self.size, self.sets, self.capacity, self.fusion_bytes = size, sets, capacity, fusion_bytes
@@ -34,16 +34,16 @@ class Coordinator:
 
     @property
     def undecided(self) -> bool:
-        """There is something to order."""
+        """True if there is something to order."""
         return not self.over and self.negotiation.undecided
 
     @property
     def may_expire(self) -> bool:
-        """Time may bring something."""
+        """True if something is due when time passes."""
         return not self.over and self.negotiation.expiry_s is not None
 
     def turn(self, event: Event) -> list[Told]:
-        """Take something in, or decide."""
+        """Take in a message or the passing of time, or decide; returns the messages to send."""
         kind, *rest = event
         if kind == "decide":
             return self._decide()

@@ -1,4 +1,4 @@
-"""What must hold when nothing can happen any more."""
+"""Invariants of a job in which nothing can happen any more."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ENDED = "AbortError"
 
 
 def fault(world: PeerWorld) -> str:
-    """What is broken at the end of a job, or "". That no result is of another round is seen when it comes."""
+    """Describe what is broken at the end of a job, or "". A result of another round is found earlier, by ``Rank``."""
     if not world.is_over:
         waiting = {rank: machine.view for rank, machine in enumerate(world.ranks) if not machine.view.end}
         return f"no progress: {waiting}"

@@ -1,7 +1,7 @@
 """Programs of the model: what each rank does, one step after the other, without waiting for what it began.
 
-Step(GIVE, "a")                 # begins an all-reduce of four bytes as soon as the one before it by this name is over
-Step(WAIT)                      # goes on when nothing is in flight
+ProgramStep(GIVE, "a")          # begins an all-reduce of four bytes as soon as the one before it by this name is over
+ProgramStep(WAIT)               # goes on when nothing is in flight
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ GIVE, BIG, REFUSE, JOIN, WAIT = "give", "big", "refuse", "join", "wait"
 
 @final
 class ProgramStep(NamedTuple):
-    """``shape`` is the number of elements. A ``BIG`` one needs the engine, in which its ranks meet.
+    """Step of a program. ``shape`` is the number of elements. A ``BIG`` one needs the engine, in which its ranks meet.
 
-    With another ``meant`` than ``process_set`` it stands for a collective of that one, by mistake.
+    A step whose ``meant`` is not its ``process_set`` is a collective that was meant for that other set, by mistake.
     """
 
     kind: str
@@ -29,11 +29,11 @@ Program: TypeAlias = tuple[ProgramStep, ...]
 
 
 def of(text: str) -> Program:
-    """A short way to write one.
+    """Parse the short notation of a program.
 
     >>> of("a A")
-    (Step(kind='give', name='a', shape=1, process_set=0, meant=0), Step(kind='big', name='A', shape=1, process_set=0, \
-meant=0))
+    (ProgramStep(kind='give', name='a', shape=1, process_set=0, meant=0), ProgramStep(kind='big', name='A', shape=1, \
+process_set=0, meant=0))
 
     A capital is ``BIG``, a minus ``REFUSE``, ``a2`` has two elements; ``a@1`` is in process set 1, ``a@1!`` by mistake.
     """

@@ -1,6 +1,8 @@
 """Rank of the model: the product's ``PeerProtocol`` and ``Submissions``, a program, and what the lane does around them.
 
-Each ``turn`` is what one thread does in one piece, with a lock or alone: an event goes in, and what is said comes out.
+Each ``turn`` is what one thread does in one piece, with a lock or alone: an event goes in, and messages come out. The
+product's threads can be interleaved between turns: one enters a collective (``act``) and offers it to its peers later
+(``offer``), while the lane's leader takes in what has come (``hear``, ``take``, ``obey``).
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from farandole.runtime.lanes.submissions import Submissions, offer
 from farandole.testing.peers.program import BIG, GIVE, JOIN, REFUSE, WAIT, Program, ProgramStep
 
 OVER, LEFT = "over", "left"
-"""A rank whose generation has ended, and one that has left in good order.
+"""Ends of a rank: its generation has ended, or it has left in good order.
 
 It is ``early`` if the others have not been told yet what it refused: they may need it, and it is gone.
 """
@@ -31,13 +33,13 @@ Event: TypeAlias = tuple[Hashable, ...]
 
 BIG_ELEMENTS, TAG_BYTES = 100, 4
 MOST_OCCURRENCES = 40
-"""Of a name in an epoch: a byte of the tag tells which it is."""
+"""Most occurrences of a name in an epoch: a byte of the tag tells which it is."""
 
 
 @final
 @dataclass
 class SimulatedCall:
-    """A collective in flight; ``tag`` tells its contribution from all others."""
+    """Collective in flight; ``tag`` tells its contribution from all others."""
 
     announcement: Announcement
     step: ProgramStep
@@ -49,7 +51,7 @@ class SimulatedCall:
 
 @final
 class View(NamedTuple):
-    """What a rank can do: ``act`` goes on with its program, ``offers`` are those of its threads that have begun."""
+    """Possible turns of a rank: ``act`` goes on with its program, ``offers`` are what its threads have begun."""
 
     act: bool
     at: int
@@ -65,7 +67,7 @@ class View(NamedTuple):
 
 @final
 class Rank:
-    """In one generation. ``outcomes`` are by epoch (the joins that all have come back from), name and occurrence."""
+    """Rank in one generation. ``outcomes`` are by epoch (joins that all have come back from), name and occurrence."""
 
     def __init__(self, rank: int, size: int, generation: int, program: Program, capacity: int) -> None:
         self.rank, self.size, self.generation, self.program = rank, size, generation, program
@@ -83,7 +85,7 @@ class Rank:
         self.said: list[Said] = []
 
     def turn(self, event: Event) -> list[Said]:
-        """Do it, and say what follows."""
+        """Take a turn; returns the messages to send."""
         getattr(self, f"_on_{event[0]}")(*event[1:])
         if self.is_connected:
             self.said += [(TO_PEERS, frame) for frame in self.peer.outbox]
@@ -95,7 +97,7 @@ class Rank:
         return said
 
     def view(self) -> View:
-        """What can follow."""
+        """Possible turns in this state."""
         offers = tuple(key for key, pending in self.submissions.inflight.items() if not pending.is_offered)
         missed = -1 if self.peer.made else self.peer.missed()
         act = not self.end and self._may_act()
@@ -179,7 +181,7 @@ class Rank:
             pending.to_announce = False
 
     def give(self, announcement: Announcement) -> bool:
-        """See ``Peers``."""
+        """Contribute as the product's ``Peers`` does."""
         grant = self.peer.find(announcement.key)
         if grant is None:
             return False
@@ -187,11 +189,11 @@ class Rank:
         return True
 
     def withdraw(self, key: Key) -> None:
-        """See ``Peers``."""
+        """Withdraw as the product's ``Peers`` does."""
         self.peer.withdraw(key)
 
     def leave(self) -> None:
-        """See ``Peers``."""
+        """Leave as the product's ``Peers`` does."""
         self.peer.leave()
 
     # -- what its leader does -----------------------------------------------------------------------------------------
@@ -222,7 +224,7 @@ class Rank:
                 self._announce(self._entry(pending), pending)
 
     def _execute(self) -> None:
-        """Do what is ordered, up to where the ranks meet."""
+        """Execute orders, up to one for which the ranks must meet."""
         while self.orders and not self.meeting:
             order = self.orders[0]
             if order.direct and not self.is_connected:
@@ -241,7 +243,7 @@ class Rank:
         self.said.append((TO_MEETING, where + b"|" + tags))
 
     def _on_part(self, tags: tuple[bytes, ...]) -> None:
-        """All have come to where this rank is."""
+        """Go on from a meeting to which all have come."""
         where, self.meeting = self.meeting, b""
         if where.startswith(b"connect"):
             self.is_connected = True
@@ -274,7 +276,7 @@ class Rank:
         self.occurrences.clear()
 
     def _check(self, pending: SimulatedCall, parts: list[bytes], i: int) -> str:
-        """No result from another round: each part is what its rank has given to this occurrence, and to no other."""
+        """Check that each part of a result is what its rank gave to this occurrence, and to no other."""
         if pending.step.kind == JOIN:
             return "joined"
         assert len({len(part) for part in parts if part}) <= 1, f"{parts} cannot be reduced"
@@ -291,7 +293,7 @@ class Rank:
             self.outcomes.append((self.generation, pending.tag[2], step.meant, step.name, pending.tag[3], outcome))
 
     def _on_end(self) -> None:
-        """The generation is over: everything in flight here fails."""
+        """End the generation: everything in flight here fails."""
         self.end = OVER
         for pending in list(self.submissions.inflight.values()):
             self._note(pending, "AbortError")
@@ -300,7 +302,7 @@ class Rank:
         self.meeting = b""
 
     def _on_rejoin(self, program: Program) -> None:
-        """Another session of the same process."""
+        """Begin another session of the same process."""
         outcomes = self.outcomes
         fresh = Rank(self.rank, self.size, self.generation + 1, program, self.capacity)
         self.__dict__.update(fresh.__dict__)

@@ -1,7 +1,7 @@
 """Every interleaving of a small job: all orders of messages, threads and ends, each state once.
 
 >>> from farandole.testing.peers.program import of
->>> found = search(Setup((of("a"), of("a")), warm=of("a a")))
+>>> found = search(PeerSetup((of("a"), of("a")), warm=of("a a")))
 >>> found.fault, found.ends > 0
 ('', True)
 """
@@ -19,7 +19,7 @@ from farandole.testing.peers.world import PeerMove, PeerSetup, PeerWorld
 
 @final
 class PeerSearch(NamedTuple):
-    """What a search has seen. ``fault`` is the first thing that is broken, with the shortest way there."""
+    """Result of a search. ``fault`` is the first thing that is broken, with the shortest way there."""
 
     states: int
     transitions: int
@@ -29,7 +29,7 @@ class PeerSearch(NamedTuple):
 
 
 def key_of(world: PeerWorld) -> Hashable:
-    """What tells two worlds apart."""
+    """Key of a world: equal for worlds in the same state."""
     controller = world.controller
     assert isinstance(controller, ControllerPage)
     return (
@@ -47,7 +47,7 @@ def key_of(world: PeerWorld) -> Hashable:
 
 
 def warm_up(world: PeerWorld) -> None:
-    """All ranks come to the end of what they do before; always in the same way."""
+    """Bring all ranks to the end of the warm-up, always by the same order of events."""
     end = len(world.setup.warm)
     while actions := [
         action
@@ -58,7 +58,7 @@ def warm_up(world: PeerWorld) -> None:
 
 
 def search(setup: PeerSetup, most: int = 2_000_000) -> PeerSearch:
-    """All states that can be reached; stops at the first fault."""
+    """Visit all states that can be reached; stops at the first fault."""
     begin = PeerWorld(setup, PeerStates())
     warm_up(begin)
     numbers = {key_of(begin): 0}
@@ -92,7 +92,7 @@ def search(setup: PeerSetup, most: int = 2_000_000) -> PeerSearch:
 
 
 def tell(fault: str, ways: list[tuple[int, PeerMove]], number: int) -> str:
-    """The fault and the way to it."""
+    """Describe a fault and the way to it."""
     steps: list[str] = []
     while number > 0:
         number, action = ways[number]

@@ -1,6 +1,6 @@
-"""The jobs that are searched: ``python -m farandole.testing.peers.searches [NAME ...]`` prints what was seen.
+"""Jobs that are searched: ``python -m farandole.testing.peers.searches [NAME ...]`` prints what was seen.
 
-Those of ``SMALL`` are searched by the tests; ``make model`` searches those of ``LARGE``, too, which takes minutes.
+The tests search ``SMALL``; ``make model`` searches ``LARGE``, too, which takes minutes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def job(
     kills: int = 0,
     again: Sequence[str] = (),
 ) -> PeerSetup:
-    """Programs as ``of`` reads them."""
+    """Job of programs as ``of`` reads them."""
     own, later = tuple(map(of, programs)), tuple(map(of, again))
     return PeerSetup(own, of(warm), sets, capacity, fusion_bytes, kills, later)
 
@@ -73,7 +73,7 @@ LARGE = {
 
 
 def main(names: Sequence[str]) -> int:
-    """The command."""
+    """Search the named jobs (default: all) and print a row for each; 1 if one has a fault."""
     failed = 0
     for name, setup in {**SMALL, **LARGE}.items():
         if names and name not in names:

@@ -24,7 +24,7 @@ MOST_STEPS = 20_000
 
 @final
 class PeerStory(NamedTuple):
-    """What became of a job. ``outcomes`` counts how its collectives ended; ``fault`` is a broken promise."""
+    """Result of a simulated job. ``outcomes`` counts how its collectives ended; ``fault`` is a broken promise."""
 
     seed: int
     steps: int
@@ -34,7 +34,7 @@ class PeerStory(NamedTuple):
 
 @final
 class _Author:
-    """Writes the programs of all ranks: blocks of collectives in an order of each rank's own, and what goes wrong.
+    """Generator of the ranks' programs: blocks of collectives, each rank's in an order of its own, and what goes wrong.
 
     Between two joins every rank comes to the same blocks, but for those that join early.
     """
@@ -46,7 +46,7 @@ class _Author:
         self._fault_event = chance.choice((0.0, 0.0, 0.05, 0.2))
 
     def write(self) -> None:
-        """All of it."""
+        """Write all programs."""
         epochs = self._chance.choice((1, 1, 2, 3))
         for epoch in range(epochs):
             blocks = self._chance.randint(1, 6)
@@ -83,7 +83,7 @@ class _Author:
 
 
 def draw_setup(chance: random.Random) -> PeerSetup:
-    """A job of two to five ranks."""
+    """Draw a job of two to five ranks."""
     size = chance.choice((2, 2, 3, 3, 4, 5))
     sets = [tuple(sorted(chance.sample(range(size), chance.randint(1, size - 1)))) for _ in range(chance.randint(0, 2))]
     sets = list(dict.fromkeys(sets))
@@ -103,7 +103,7 @@ def draw_setup(chance: random.Random) -> PeerSetup:
 
 
 def simulate(seed: int) -> PeerStory:
-    """One job, to its end."""
+    """Simulate one job to its end."""
     chance = random.Random(seed)  # noqa: S311 (it is to be the same again)
     setup = draw_setup(chance)
     weights = {kind: chance.choice((0.1, 1.0, 1.0, 5.0)) for kind in ("up", "hear", "obey", "act", "offer", "take")}
@@ -125,12 +125,12 @@ def simulate(seed: int) -> PeerStory:
 
 
 def _choose(actions: Sequence[PeerMove], weights: dict[str, float], chance: random.Random) -> PeerMove:
-    """Some things happen early or late throughout a job."""
+    """Draw the next action; by the weights, some kinds come early or late throughout a job."""
     return chance.choices(actions, [weights.get(action.kind, 1.0) for action in actions])[0]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command."""
+    """Simulate the jobs that the arguments name; 1 if one is broken."""
     first, count = int(arguments[0]), int(arguments[1]) if len(arguments) > 1 else 1
     ends: Counter[str] = Counter()
     steps, broken = 0, 0

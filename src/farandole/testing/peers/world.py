@@ -1,10 +1,10 @@
-"""A job of the model: its ranks, its controller, and what is on its way between each two of them, in order.
+"""World of the model: a job's ranks, its controller, and the messages on their way between each two, in order.
 
-    world = World(setup, machines)
+    world = PeerWorld(setup, machines)
     for action in world.enabled(): ...
     world.do(action)                                    # one atomic step; raises AssertionError if something is broken
 
-Who drives it chooses the order: ``search`` tries all, ``simulation`` draws lots.
+The driver chooses the order: ``search`` tries all, ``simulation`` draws lots.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from farandole.testing.peers.rank import LEFT, TO_CONTROLLER, TO_PEERS, Event, R
 @final
 @dataclass(frozen=True)
 class PeerSetup:
-    """A job: a program for each rank, and one for each in the generation after an end, if there is one.
+    """Job to play: a program for each rank, and one for each in the generation after an end, if there is one.
 
     ``warm`` is what all do before, so that names have numbers and grants; one order of events serves for that.
     """
@@ -35,7 +35,7 @@ class PeerSetup:
 
 
 class RankMachine(Protocol):
-    """A rank, or a page of the book that has all its states."""
+    """Rank of a world: one that changes in place, or a page of the book that has all its states."""
 
     view: View
 
@@ -44,7 +44,7 @@ class RankMachine(Protocol):
 
 
 class ControllerMachine(Protocol):
-    """The controller, or a page."""
+    """Controller of a world: one that changes in place, or a page of the book."""
 
     undecided: bool
     may_expire: bool
@@ -54,17 +54,17 @@ class ControllerMachine(Protocol):
 
 
 class Machines(Protocol):
-    """Makes them."""
+    """Factory of the ranks and the controller of a world."""
 
     def rank(self, rank: Rank) -> RankMachine:
-        """Of this state."""
+        """Machine of a rank that begins in this state."""
 
     def controller(self, controller: Coordinator) -> ControllerMachine:
-        """Of this state."""
+        """Machine of a controller that begins in this state."""
 
 
 class PeerMove(NamedTuple):
-    """One thing that can happen next: its kind, at which rank, and with which other one or name."""
+    """Action that can come next: its kind, at which rank, and with which other rank or name."""
 
     kind: str
     rank: int = -1
@@ -73,12 +73,12 @@ class PeerMove(NamedTuple):
 
 Queue: TypeAlias = tuple[bytes, ...]
 GONE = b""
-"""The end of a connection."""
+"""Frame that stands for the end of a connection."""
 
 
 @final
 class PeerWorld:
-    """Values in it are immutable, so that a copy of it is shallow."""
+    """State of a job; the values in it are immutable, so that a copy of it can be shallow."""
 
     def __init__(self, setup: PeerSetup, machines: Machines) -> None:
         size = len(setup.programs)
@@ -98,7 +98,7 @@ class PeerWorld:
         self.kills = setup.kills
 
     def copy(self) -> PeerWorld:
-        """Another one that can go another way."""
+        """Copy of this world, which can go another way."""
         other = object.__new__(PeerWorld)
         other.__dict__.update(self.__dict__)
         for name in ("ranks", "wires", "ups", "downs", "met", "generations", "waits"):
@@ -108,7 +108,7 @@ class PeerWorld:
     # -- what can happen ----------------------------------------------------------------------------------------------
 
     def enabled(self) -> list[PeerMove]:
-        """Everything that can happen next. Time passes when nothing else can happen."""
+        """List the actions that can come next. Time passes only when nothing else can happen."""
         actions = [PeerMove("up", rank) for rank, queue in enumerate(self.ups) if queue]
         if self.controller.undecided:
             actions.append(PeerMove("decide"))
@@ -161,7 +161,7 @@ class PeerWorld:
         return bool(self.setup.again) and self.generations[rank] == 1
 
     def members(self, where: bytes) -> tuple[int, ...]:
-        """Who meets there."""
+        """Ranks that meet there: all for a connection, else those of the process set."""
         kind, _, numbers = where.partition(b" ")
         process_set = 0 if kind == b"connect" else int(numbers.split(b".")[1])
         return self.setup.sets[process_set - 1] if process_set else tuple(range(self.size))
@@ -170,7 +170,7 @@ class PeerWorld:
         return {rank for rank, _ in self.met.get(where, ())}.issuperset(self.members(where))
 
     def _is_hopeless(self, where: bytes) -> bool:
-        """Somebody has gone who would have to come."""
+        """True if a rank that would have to come is gone."""
         missing = set(self.members(where)) - {rank for rank, _ in self.met.get(where, ())}
         generation = int(where.partition(b" ")[2].split(b".")[0])
         return any(
@@ -185,7 +185,7 @@ class PeerWorld:
     # -- what happens -------------------------------------------------------------------------------------------------
 
     def do(self, action: PeerMove) -> None:
-        """One step."""
+        """Do one action."""
         kind, rank, other = action
         if kind in ("up", "decide", "expire"):
             self._coordinate(kind, rank)
@@ -248,13 +248,13 @@ class PeerWorld:
         self._part(rank, word)
 
     def _part(self, rank: int, word: bytes) -> None:
-        """A rank tells the controller why it goes, and its connections end."""
+        """Tell the controller why a rank goes, and end its connections."""
         self.ups[rank] = (*self.ups[rank], word)
         for other in self._others(rank):
             self.wires[rank, other] = (*self.wires[rank, other], GONE)
 
     def _bury(self, rank: int, *, is_dead: bool) -> None:
-        """If a process has died, another one takes its place where there is another generation."""
+        """Replace a process that has died where there is another generation; else it stays dead."""
         if is_dead and self._goes_on(rank):
             self._rejoin(rank)
         elif is_dead:

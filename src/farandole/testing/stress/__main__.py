@@ -1,4 +1,4 @@
-"""See ``command``."""
+"""Entry point of ``python -m farandole.testing.stress``; see ``command``."""
 
 from farandole.testing.stress.command import main
 

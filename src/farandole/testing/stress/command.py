@@ -1,5 +1,12 @@
 """``python -m farandole.testing.stress``: play loops under load until the time is up, or one fails."""
 
+# Processes: this one starts the burners and then one loop after the other, and has no threads. The processes of a loop
+# are all prepared by ``site/sitecustomize.py`` on their ``PYTHONPATH``: they stall, and answer two signals (see
+# ``process``).
+#
+# A loop that does not end in time is a finding, and its processes are the evidence: they are asked where they are, and
+# answer into the loop's folder, before they are killed.
+
 from __future__ import annotations
 
 import argparse
@@ -24,13 +31,13 @@ STALLS = Stalls(0, share=0.02, longest_s=0.02)
 LONGEST_OUTPUT = 20_000
 
 ANSWER_S = 3.0
-"""How long processes that hang have to say where they are."""
+"""Time that processes that hang have to say where they are."""
 
 Command: TypeAlias = Callable[[random.Random], Sequence[str]]
 
 
 class StressLoop(NamedTuple):
-    """Something to be done again and again; ``deadline_s`` is far beyond what it takes under load."""
+    """Command that is run again and again; ``deadline_s`` is far beyond what it takes under load."""
 
     title: str
     command: Command
@@ -87,7 +94,8 @@ def main() -> None:
     loops = [loop for loop in LOOPS if asked.only in loop.title]
     if not loops:
         parser.error(f"--only {asked.only}: the loops are {', '.join(dict.fromkeys(loop.title for loop in LOOPS))}")
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # else what it has started would go on
+    # Else what it has started would go on: SystemExit runs ``finally`` in ``Play.run`` and ends the burners.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     print(f"seed {asked.seed}, {asked.seconds:g} s", flush=True)
     with burners():
         sys.exit(_play(loops, asked.seconds, random.Random(asked.seed)))
@@ -113,7 +121,7 @@ def _play(loops: Sequence[StressLoop], seconds: float, draw: random.Random) -> i
 
 @final
 class Play:
-    """One loop, once, with all processes that it starts."""
+    """One run of a loop, with all processes that it starts."""
 
     def __init__(self, loop: StressLoop, seed: int, folder: Path) -> None:
         self._loop, self._folder = loop, folder
@@ -122,8 +130,9 @@ class Play:
         self._told = {VARIABLE: STALLS.text(seed), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
     def run(self) -> str:
-        """What went wrong, with how to do it again; "" if nothing did."""
+        """Run the loop; returns what went wrong, with the command that repeats it, or ""."""
         environment = {**os.environ, **self._told, FOLDER: str(self._folder)}
+        # A file and no pipe: nobody reads while the loop runs, and a full pipe would make it hang.
         with open(self._folder / "output", "w+b") as output:
             process = subprocess.Popen(
                 self._command,
@@ -148,7 +157,8 @@ class Play:
             return f"{why}\n{output.read()[-20_000:].decode(errors='replace')}\n{where}\nagain, under load: {again}"
 
     def _ask(self, root: int) -> str:
-        """All stacks and lanes of the processes that ``root`` has started, directly or not."""
+        """Ask for stacks and lanes of all processes that ``root`` has started, directly or not."""
+        # Only those that have installed the handlers: these signals end a process that has none.
         asked = [pid for pid in descendants(root) if (self._folder / f"{pid}.stacks").exists()]
         for number in (LANES, STACKS):
             for pid in asked:
@@ -156,7 +166,7 @@ class Play:
                     os.kill(pid, number)
                 except ProcessLookupError:
                     continue
-            time.sleep(ANSWER_S / 2)
+            time.sleep(ANSWER_S / 2)  # for the answers to be written, by processes that share busy cores
         return "\n".join(self._answer(pid) for pid in asked)
 
     def _answer(self, pid: int) -> str:
@@ -170,7 +180,7 @@ class Play:
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """A process and all that it, and what it has started, has started."""
+    """Yield a process and all its descendants, parents before children."""
     yield pid
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
@@ -182,8 +192,9 @@ def descendants(pid: int) -> Iterator[int]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End it and what it has started."""
+    """Kill a process and its descendants, if it still runs."""
     if process.poll() is None:
+        # The whole list before the first is killed: what a dead process had started is no longer found below it.
         for pid in list(descendants(process.pid)):
             try:
                 os.kill(pid, signal.SIGKILL)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 
 BUSY_S, PAUSE_S = 0.1, 0.05
-"""The longest that a burner is busy, and that it pauses."""
+"""Longest time that a burner is busy, and that it pauses."""
 
 
 @contextlib.contextmanager

@@ -4,6 +4,9 @@
 
 A stall only ever lies between two operations that any scheduler may separate, so what goes wrong under it can go wrong
 without it. Locks are wrapped where modules of ``farandole`` make them: those of the interpreter and of libraries stay.
+
+Stalls come before and after: after a lock was taken, which makes critical sections long, and after it was given back,
+which lets others overtake the thread.
 """
 
 from __future__ import annotations
@@ -25,20 +28,20 @@ VARIABLE = "STRESS_STALLS"
 
 @final
 class Stalls:
-    """Decides who stalls, and for how long. ``Random`` is thread-safe enough: any number will do."""
+    """Draws of who stalls, and for how long. ``Random`` is thread-safe enough: any number will do."""
 
     def __init__(self, seed: int, share: float, longest_s: float) -> None:
-        self._random = random.Random(seed * 1_000_003 + os.getpid())
+        self._random = random.Random(seed * 1_000_003 + os.getpid())  # else all ranks would stall in step
         self._share, self._longest_s = share, longest_s
 
     @classmethod
     def from_text(cls, text: str) -> Stalls:
-        """From ``seed:share:longest_s``."""
+        """Parse ``seed:share:longest_s``."""
         seed, share, longest_s = text.split(":")
         return cls(int(seed), float(share), float(longest_s))
 
     def text(self, seed: int) -> str:
-        """What ``from_text`` reads."""
+        """Notation that ``from_text`` reads, with another seed."""
         return f"{seed}:{self._share}:{self._longest_s}"
 
     def stall(self) -> None:
@@ -48,7 +51,7 @@ class Stalls:
 
 
 def install(stalls: Stalls) -> None:
-    """From now on the locks that Farandole makes stall, and its sockets do. Before ``farandole`` is imported."""
+    """Let the locks that Farandole makes from now on stall, and all sockets; call it before ``farandole`` makes any."""
     real_lock, real_rlock, real_condition = threading.Lock, threading.RLock, threading.Condition
 
     def wrap(make: Callable[..., Any], *names: str) -> Callable[..., Any]:
@@ -64,6 +67,7 @@ def install(stalls: Stalls) -> None:
 
     def condition(lock: Any = None) -> Any:
         caller = sys._getframe(1).f_globals.get("__name__", "")
+        # Over the lock inside: two conditions may share one, and each stalls by itself.
         inner = real_condition(lock._inner if isinstance(lock, _Stalling) else lock)
         names = ("acquire", "release", "wait", "wait_for", "notify", "notify_all")
         return _Stalling(inner, stalls, names) if caller.startswith("farandole.") else inner

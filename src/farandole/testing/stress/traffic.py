@@ -4,6 +4,14 @@ Several threads reduce under names in both lanes, in process sets, small and lar
 ranks join unevenly, leave and come back. All ranks draw the same plan from the seed, and every result is checked.
 """
 
+# Threads: in each round up to four reduce under names, each with names of its own, and one has the planned lane; all in
+# one session, and in whatever order the scheduler likes. Ranks agree on what is done, and not on when.
+#
+# So two kinds of draws are kept apart. ``_plan`` is drawn from by the main thread only, in the same order on all ranks;
+# a thread draws from a generator of its own, with a seed out of the plan. Threads that shared one would draw in the
+# order in which they run, and ranks would differ in what they do. ``_own`` is for what ranks may differ in (whether a
+# collective is driven in the background), and may be shared: each draw is one call.
+
 from __future__ import annotations
 
 import ctypes
@@ -36,7 +44,7 @@ class Round:
         self._own = random.Random(plan.random() + self._rank)
 
     def run(self) -> None:
-        """All parts of it."""
+        """Play all parts of the round, one after the other."""
         sets = [global_process_set, *self._make_sets()]
         self._threads(sets)
         for process_set in sets[1:]:
@@ -51,13 +59,14 @@ class Round:
         return [current().add_process_set(ranks)]
 
     def _threads(self, sets: list[ProcessSet]) -> None:
-        """Each thread has names, sizes and a process set of its own, and one has the planned lane."""
+        """Run threads that have names, sizes and a process set of their own, and one that has the planned lane."""
         plans = [(i, self._plan.choice(sets), self._plan.random()) for i in range(self._plan.randint(1, 4))]
+        # A worker for each, so that all are in the session at the same time.
         with ThreadPoolExecutor(len(plans) + 1) as pool:
             done = [pool.submit(self._named, *plan) for plan in plans]
             done.append(pool.submit(self._planned, self._plan.randint(0, 12)))
             for each in done:
-                each.result()
+                each.result()  # else what a thread raises would be lost with it
 
     def _named(self, thread: int, process_set: ProcessSet, seed: float) -> None:
         plan = random.Random(seed)
@@ -89,7 +98,7 @@ class Round:
         lane.close()
 
     def _join(self) -> None:
-        """Ranks have more and fewer all-reduces; those that have joined contribute zeros, and rank 0 joins last."""
+        """Do more or fewer all-reduces per rank; those that have joined contribute zeros, and rank 0 joins last."""
         turns = [self._plan.randint(0, 6) for _ in range(self._size)]
         turns[0] = max(turns) + 1
         do = NumpyCalls()
@@ -103,7 +112,7 @@ class Round:
 
 
 def main() -> None:
-    """Rounds for as long as rank 0 says."""
+    """Play rounds for as long as rank 0 says."""
     seed, seconds = int(sys.argv[1]), float(sys.argv[2])
     end_s = time.monotonic() + seconds
     number, goes_on = 0, np.ones(1, np.int64)
@@ -112,6 +121,7 @@ def main() -> None:
         Round(random.Random(seed * 1000 + number), number).run()
         number += 1
         goes_on[0] = time.monotonic() < end_s
+        # One clock decides: by clocks of their own, ranks would end after different rounds.
         NumpyCalls().broadcast("goes on", goes_on, 0)
         rank = current().topology.rank
         shutdown()

@@ -80,7 +80,7 @@ class _Batches(Sampler[list[int]]):
         self._sizes = (batch_size, global_batch_size)
 
     def plan(self) -> list[GlobalBatch]:
-        """What is left."""
+        """Global batches that are left of this epoch."""
         return list(self.elastic.cursor.batches(*self._sizes))
 
     def __iter__(self) -> Iterator[list[int]]:

@@ -1,4 +1,4 @@
-"""How models, optimizers, samplers and random generators are kept and handed over; the names are Horovod's."""
+"""State handlers of models, optimizers, samplers and random generators; the names are Horovod's."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class RandomPart(StatePart):
 
 
 def random_parts() -> dict[str, RandomPart]:
-    """Those of torch, Python, and NumPy where it is loaded."""
+    """Parts for the global generators of torch, of Python, and of NumPy where it is loaded."""
     return {
         "torch.random": RandomPart(torch.get_rng_state, torch.set_rng_state),
         "random": RandomPart(random.getstate, random.setstate),
@@ -158,7 +158,7 @@ _registry: Registry = [
 
 
 def get_handler_registry() -> Registry:
-    """Classes of values, and who keeps them: the first that fits is taken.
+    """Classes of values with their handlers; the first that fits is taken.
 
     >>> hvd.elastic.state.set_handler_registry([(MyClass, MyHandler), *hvd.elastic.state.get_handler_registry()])
     """
@@ -171,7 +171,7 @@ def set_handler_registry(registry: Registry) -> None:
 
 
 def handler_for(value: Any) -> StateHandler | None:
-    """Who keeps ``value``; ``None`` if it is to be pickled."""
+    """Make the handler of ``value``; ``None`` if it is to be pickled."""
     for kind, handler in _registry:
         if isinstance(value, kind):
             return handler(value)

@@ -38,17 +38,17 @@ class ElasticSampler(Sampler[int]):
 
     @property
     def rank(self) -> int:
-        """For whom the indices are."""
+        """The rank that the indices are for."""
         return self.cursor.rank
 
     @property
     def num_replicas(self) -> int:
-        """Among how many ranks they are shared out."""
+        """Number of ranks that the indices are shared out among."""
         return self.cursor.size
 
     @property
     def processed_num(self) -> int:
-        """How many samples of this epoch all ranks together have committed."""
+        """Number of samples of this epoch that all ranks together have committed."""
         return self.cursor.position
 
     @property
@@ -58,12 +58,12 @@ class ElasticSampler(Sampler[int]):
 
     @property
     def num_samples(self) -> int:
-        """How many indices this rank gets when it begins now."""
+        """Number of indices that this rank gets when it begins now."""
         return -(-(self.cursor.length - self.cursor.position) // self.cursor.size)
 
     @property
     def total_size(self) -> int:
-        """The same for all ranks together."""
+        """Number of indices that all ranks together get; ``num_samples`` times their number."""
         return self.num_samples * self.cursor.size
 
     def set_epoch(self, epoch: int) -> None:
@@ -75,11 +75,11 @@ class ElasticSampler(Sampler[int]):
         self.cursor.record(batch_size)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this epoch is; for ``load_state_dict`` at any number of ranks."""
+        """Epoch and position in it, for ``load_state_dict`` at any number of ranks."""
         return self.cursor.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on there. Raises ``ValueError`` for the state of another data set."""
+        """Go on from a position. Raises ``ValueError`` for the state of another data set."""
         self.cursor.load_state_dict(state_dict)
 
     def reset(self) -> None:
@@ -96,7 +96,7 @@ class ElasticSampler(Sampler[int]):
 
 
 def _permutation(length: int, seed: int, epoch: int) -> Sequence[int]:
-    """As torch's ``DistributedSampler`` orders an epoch."""
+    """Random order of an epoch, the same as that of torch's ``DistributedSampler``."""
     generator = torch.Generator()
     generator.manual_seed(seed + epoch)
     order: list[int] = torch.randperm(length, generator=generator).tolist()

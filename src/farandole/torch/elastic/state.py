@@ -36,7 +36,7 @@ __all__ = [
 
 
 class TorchState(ObjectState):
-    """What survives when workers come and go, as attributes.
+    """Training state that survives when workers come and go; its values are attributes.
 
     >>> state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, scheduler=scheduler, epoch=0)
 

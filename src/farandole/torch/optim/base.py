@@ -1,4 +1,4 @@
-"""What the optimizers here have in common: exempt groups, float32 masters, dynamic loss scales.
+"""Base class of the optimizers here: exempt groups, float32 masters, dynamic loss scales.
 
 Subclasses say in ``_update`` how weights change; everything that reaches them is float32 or wider.
 """
@@ -41,7 +41,7 @@ class LargeBatchOptimizer(torch.optim.Optimizer, ABC):
         """Change ``weights``, which have ``grads``."""
 
     def add_param_group(self, param_group: Group) -> None:
-        """As in PyTorch; parameters with fewer than two dimensions become a group of their own, which is ``exempt``."""
+        """Add a group; its parameters with fewer than two dimensions become another one, which is ``exempt``."""
         for group in split(param_group):
             super().add_param_group(group)
 
@@ -65,7 +65,7 @@ class LargeBatchOptimizer(torch.optim.Optimizer, ABC):
         return loss
 
     def load_state_dict(self, state_dict: State) -> None:
-        """As in PyTorch, but what belongs to weights in half precision stays float32."""
+        """Load a state as PyTorch does, but keep in float32 what belongs to weights in half precision."""
         super().load_state_dict(state_dict)
         numbers = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
         params = chain.from_iterable(group["params"] for group in self.param_groups)
@@ -115,7 +115,7 @@ def buffers(states: Sequence[State], name: str, weights: Sequence[torch.Tensor])
 
 
 def norms(tensors: Sequence[torch.Tensor]) -> list[float]:
-    """Their lengths, in float32 at least; waits for their device once."""
+    """Euclidean norms of ``tensors``, in float32 at least; waits for their device once."""
     found = [torch.linalg.vector_norm(t, dtype=torch.float32 if t.dtype in HALF else None) for t in tensors]
     lengths: list[float] = torch.stack([n.to(found[0].device, torch.float64) for n in found]).tolist()
     return lengths

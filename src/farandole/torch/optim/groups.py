@@ -1,4 +1,4 @@
-"""Which parameters are exempt from weight decay and layer-wise rates: biases, and what normalization layers learn.
+"""Exemption from weight decay and layer-wise rates: biases, and what normalization layers learn.
 
     optimizer = LARS([{"params": model.parameters()}], lr=3.2)
     [group["exempt"] for group in optimizer.param_groups]      # [False, True]
@@ -37,7 +37,7 @@ def _marked(group: Group, params: Any, exempt: bool) -> Group:
 
 
 def _tensor(param: Any) -> torch.Tensor:
-    """That of a parameter or of a pair of its name and it."""
+    """Tensor of a parameter, or of a pair of name and parameter."""
     tensor: torch.Tensor = param[1] if isinstance(param, tuple) else param
     return tensor
 

@@ -20,13 +20,13 @@ MODES: tuple[Mode, ...] = ("clip", "scale")
 
 
 class LARCOptimizer(torch.optim.Optimizer):
-    """What ``LARC`` puts before the user's class: it sees gradients that are scaled layer by layer."""
+    """Mixin that ``LARC`` puts before the user's class, which sees gradients that are scaled layer by layer."""
 
     _larc_mode: Mode
     _larc_coefficient: float
 
     def add_param_group(self, param_group: Group) -> None:
-        """As in the user's class; parameters with fewer than two dimensions become a group of their own."""
+        """Add a group; its parameters with fewer than two dimensions become another one, which is ``exempt``."""
         for group in split(param_group):
             super().add_param_group({"trust_coefficient": self._larc_coefficient, **group})
 
