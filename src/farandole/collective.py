@@ -15,7 +15,7 @@ from typing import Any, final
 
 @final
 class Kind(enum.IntEnum):
-    """What a collective does."""
+    """Kinds of collectives."""
 
     ALLREDUCE = 0
     ALLGATHER = 1
@@ -35,7 +35,7 @@ class Kind(enum.IntEnum):
 
 @final
 class ReduceOp(enum.IntEnum):
-    """How values are combined. The numbers are Horovod's and part of the API."""
+    """Reductions of values. The numbers are Horovod's and part of the API."""
 
     AVERAGE = 0
     SUM = 1
