@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser(words: Sequence[str]) -> Parser:
-    """Of the command that is asked for, which need not wait until all others are loaded; otherwise of all."""
+    """The parser of the command that is asked for, so that no other need be loaded; otherwise that of all."""
     asked = [COMMANDS[word] for word in words[:1] if word in COMMANDS]
     parser = Parser(prog="farandole", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"farandole {__version__}")

@@ -17,7 +17,7 @@ from farandole.errors import UsageError
 
 @final
 class Kind(enum.IntEnum):
-    """What a collective does."""
+    """Kinds of collectives."""
 
     ALLREDUCE = 0
     ALLGATHER = 1
@@ -37,7 +37,7 @@ class Kind(enum.IntEnum):
 
 @final
 class ReduceOp(enum.IntEnum):
-    """How values are combined. The numbers are Horovod's and part of the API."""
+    """Reductions of values. The numbers are Horovod's and part of the API."""
 
     AVERAGE = 0
     SUM = 1

@@ -8,6 +8,10 @@
 
 An event nobody subscribed to costs the one look-up ``if subscribers`` at its source. Subscribers run in the emitting
 thread and must return quickly; what they raise is logged, never propagated.
+
+Threads that submit collectives emit, and so does the lane's own; the one that listens to the controller subscribes the
+timeline meanwhile. ``subscribers`` has no lock, so that the look-up costs nothing and a subscriber may cancel while it
+is called: each change of the list is a single operation, and ``emit`` goes through a copy.
 """
 
 from __future__ import annotations
@@ -52,7 +56,7 @@ class Milestone(msgspec.Struct, frozen=True):
     """A worker of an elastic job comes to ``phase``; sent before it begins, so that tests can end the worker there.
 
     In a step: ``reduce``, ``vote``, ``voted``, ``applied``. In the script: ``commit``. Between generations: ``reform``,
-    ``agree``, ``transfer``, ``synced``. ``step`` counts the voted steps of the job.
+    ``agree``, ``transfer``, ``receive``, ``put back``, ``synced``. ``step`` counts the voted steps of the job.
     """
 
     phase: str
@@ -63,7 +67,7 @@ class Milestone(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """How a timeline shows it."""
+        """Text of the milestone in a timeline."""
         return f"{self.phase} of step {self.step}"
 
 
@@ -120,9 +124,9 @@ def subscribe(subscriber: Subscriber) -> Callable[[], None]:
 
 
 def emit(event: Event) -> None:
-    """Hand ``event`` to every subscriber."""
-    for subscriber in tuple(subscribers):
+    """Hand ``event`` to every subscriber, in the calling thread."""
+    for subscriber in tuple(subscribers):  # a copy: one that is removed during the loop would make it skip the next
         try:
             subscriber(event)
-        except Exception:
+        except Exception:  # not BaseException: that is how tests inject a fault, and how Ctrl-C comes
             logger.exception("a subscriber of Farandole's events raised")

@@ -26,7 +26,7 @@ FOREVER_S = 1e8
 
 @final
 class Knob(msgspec.Struct, frozen=True):
-    """What is known of one setting besides its type and default.
+    """Description of one setting, besides its type and default.
 
     ``flags`` and ``off_flags`` are its names on the command line (``flag_scale`` converts the flag's unit).
     ``horovod`` is the environment variable of Horovod that is understood too; with ``horovod_negates`` that variable
@@ -278,7 +278,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return seconds if self.stall_check and seconds > 0 else FOREVER_S
 
     def as_static(self) -> Settings:
-        """The same for a job whose size is fixed, whatever it was asked for: nobody can start workers for it."""
+        """Settings of a job of fixed size, whatever was asked for, as nobody can start workers for it."""
         return msgspec.structs.replace(self, min_np=0, max_np=0, host_discovery_script="")
 
     @classmethod
@@ -367,7 +367,7 @@ def _unknown(name: str, place: str, legal: list[str]) -> str:
 
 
 def _misfit(problem: str, merged: Mapping[str, Any]) -> str:
-    """What cannot be what, from words of msgspec's that end in `` - at `$.grace_s` ``, and what could be."""
+    """Text for a value that does not fit, and what would, from one of msgspec's that ends in `` - at `$.grace_s` ``."""
     expected, _, path = problem.rpartition(" - at `$.")
     name = re.split(r"\W", path)[0]
     kind = typing.get_type_hints(Settings)[name]

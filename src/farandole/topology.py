@@ -1,4 +1,4 @@
-"""Who sits where: ranks, and the hosts they are on.
+"""Topology of a job: its ranks, and the hosts they are on.
 
 >>> t = Topology.of(rank=2, hosts=("a", "a", "b", "b"), generation=1)
 >>> t.local_rank, t.local_size, t.cross_rank, t.cross_size
@@ -14,7 +14,7 @@ import msgspec
 
 @final
 class Topology(msgspec.Struct, frozen=True):
-    """The place of one rank among all, for one generation. The words are Horovod's and MPI's.
+    """Position of one rank among all, for one generation. The words are Horovod's and MPI's.
 
     ``hosts[r]`` is the host of rank ``r``. The *cross* group of a rank is the ranks with its local rank on every host.
     """

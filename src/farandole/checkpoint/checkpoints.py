@@ -1,5 +1,13 @@
 """The checkpoints of a job: written while training goes on, by one rank or by all."""
 
+# Two threads at most: the one that calls the methods, and the one that writes the last checkpoint. ``save`` joins it
+# before it starts the next, so no field needs a lock: ``_writer`` is the caller's, and ``_unsaid`` gets its error from
+# the writing thread before that ends, and is read by the caller after the join. What is written is a copy.
+#
+# Where all ranks write, their writing threads meet in an all-gather, beside the collectives of the training; names tell
+# them apart. Everything that can fail on one rank is caught before it and travels in it, as the others would wait for a
+# rank that raises; and rank 0 gives the checkpoint its name after it, when the files of all are on the disk.
+
 from __future__ import annotations
 
 import contextlib
@@ -68,6 +76,8 @@ class Checkpoints:
         self._codec, self._keep, self._sharded, self._on_error = codec, keep, sharded, on_error
         self._writer: threading.Thread | None = None
         self._unsaid: list[CheckpointError] = []
+        # With the list, as a finaliser that refers to ``self`` would keep it alive. It runs when all is written: the
+        # writing thread refers to ``self``, and at the interpreter's exit it is joined before ``atexit`` begins.
         weakref.finalize(self, _tell, self._unsaid)
 
     def save(self, step: int, state: Any) -> None:
@@ -84,12 +94,13 @@ class Checkpoints:
             return
         tree, tensors = take_apart(state, self._codec)
         owned = share_out([self._codec.nbytes(tensor) for tensor in tensors], writer.writers)[writer.rank]
+        # Copied by the caller and not in the thread: training may change the tensors as soon as this returns.
         content: dict[str, Any] = {TENSORS: {number: self._codec.copy(tensors[number]) for number in owned}}
         if writer.rank == 0:
             content[TREE] = tree
-        # No daemon: the interpreter waits for it before it begins to end, and before the session leaves the job.
+        # No daemon: the interpreter joins it before ``atexit``, and so before the session leaves the job.
         self._writer = threading.Thread(target=self._write, args=(step, content, writer), name="farandole-checkpoint")
-        if writer.writers > 1:
+        if writer.writers > 1:  # its all-gather needs the session, and the others need it to come to that
             init.finish_before_leaving(self._writer)
         self._writer.start()
 
@@ -97,7 +108,7 @@ class Checkpoints:
         """Return when what was saved is on the disk, or raise ``CheckpointError``: why it is not."""
         if self._writer is not None:
             self._writer.join()
-            self._writer = None
+            self._writer = None  # after the join: if a signal's exception interrupts that, the next call joins again
         if self._unsaid:
             raise self._unsaid.pop()
 
@@ -128,7 +139,7 @@ class Checkpoints:
         return Restored(choice.step, self._read(choice.step, writer), choice.refused)
 
     def close(self) -> None:
-        """``wait``; the last thing to do."""
+        """Wait for the last checkpoint, as ``wait`` does; the last thing to do."""
         self.wait()
 
     def __enter__(self) -> Checkpoints:
@@ -146,7 +157,7 @@ class Checkpoints:
     def _write(self, step: int, content: dict[str, Any], writer: _Writer) -> None:
         try:
             self._write_all(step, content, writer)
-        except Exception as error:  # nothing may be lost in this thread
+        except Exception as error:  # of this thread nobody would hear it
             failure = CheckpointError(f"the checkpoint of step {step} in {self.root} was not written: {error}")
             failure.__cause__ = error
             if self._on_error == "raise":
@@ -157,7 +168,9 @@ class Checkpoints:
     def _write_all(self, step: int, content: dict[str, Any], writer: _Writer) -> None:
         writing = folder.writing(self.root, step, writer.mark)
         try:
-            if writer.rank == 0:  # others that are told to end between two generations write the same step now
+            # Of other steps only: workers that are told to end between two generations, each its own rank 0, may be
+            # writing this one now, under marks of their own.
+            if writer.rank == 0:
                 for left in folder.unfinished(self.root, step):
                     folder.discard(left)
             said: ShardFile | str = self._write_shard(writing, content, writer)
@@ -165,11 +178,13 @@ class Checkpoints:
             said = f"{writer.name} says of {error.filename or writing}: {error.strerror}{_remedy(error)}"
         except Exception as error:  # of the framework
             said = f"{writer.name} cannot write {writing}: {type(error).__name__}: {error}"
+        # Nothing above may raise: the others would wait here for this rank.
         shards = writer.gather(said, f"checkpoint.{step}")
         wrong = [each for each in shards if isinstance(each, str)]
         if writer.rank == 0 and not wrong:
             whole = [each for each in shards if isinstance(each, ShardFile)]
             folder.finish(writing, Manifest(step, whole, __version__))
+            # Older ones go only when the new name would survive a power failure.
             folder.retain(self.root, self._keep)
         elif wrong:
             folder.discard(writing)
@@ -205,9 +220,9 @@ class Checkpoints:
 
 @final
 class _Writer:
-    """This rank among those of the job, as it is now; alone, where there is none.
+    """Role of this rank in writing, in the job as it is now; that of the only one, where there is no job.
 
-    ``is_outside`` while others train, and it waits to be one of them. Who writes the same has the same ``mark``.
+    ``is_outside`` while others train, and it waits to be one of them. Ranks that write together have the same ``mark``.
     """
 
     def __init__(
@@ -220,7 +235,7 @@ class _Writer:
 
     @classmethod
     def here(cls, sharded: bool) -> _Writer:
-        """Of this process."""
+        """The role of this process now."""
         if not init.is_initialized():
             return cls(0, 1, 0, "this process", sharded)
         own, topology = init.current(), init.current().topology
@@ -228,20 +243,21 @@ class _Writer:
         return cls(topology.rank, topology.size, topology.generation, name, sharded, own.provisional)
 
     def gather(self, value: Any, name: str) -> list[Any]:
-        """What every writer has."""
+        """The values of all writers, in their order."""
+        # Of the generation in which ``save`` was called: should a thread be late, it must not meet the next one's.
         return allgather_object(value, f"{name}.{self.generation}") if self.writers > 1 else [value]
 
     def everybody(self, value: Any) -> list[Any]:
-        """What every rank has."""
+        """The values of all ranks."""
         return allgather_object(value, "checkpoint.everybody") if self._size > 1 else [value]
 
     def agree(self, value: Any) -> Any:
-        """What rank 0 has."""
+        """The value of rank 0, on all ranks."""
         return broadcast_object(value, 0, "checkpoint.agree") if self._size > 1 else value
 
 
 def _tell(unsaid: list[CheckpointError]) -> None:
-    """Log what no call has raised, and none will."""
+    """Log errors that no call has raised, and none will."""
     for error in unsaid:
         logger.error("%s", error)
 

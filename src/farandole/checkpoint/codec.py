@@ -1,4 +1,4 @@
-"""What a framework brings to checkpoints: how its tensors are copied, written and read.
+"""Interface of checkpoints to a framework: how its tensors are copied, written and read.
 
 >>> tree, tensors = take_apart({"step": 3, "weights": tensor}, codec)
 >>> tree
@@ -34,7 +34,7 @@ class Codec(ABC):
 
     @abstractmethod
     def nbytes(self, tensor: Any) -> int:
-        """How many bytes it takes."""
+        """Size of a tensor in bytes."""
 
     @abstractmethod
     def dump(self, content: dict[str, Any], file: BinaryIO) -> None:
@@ -46,7 +46,7 @@ class Codec(ABC):
 
 
 def take_apart(tree: Any, codec: Codec) -> tuple[Any, list[Any]]:
-    """The tree with places for its tensors, and the tensors. Raises ``UsageError`` for what cannot be kept."""
+    """The tree with placeholders for its tensors, and the tensors. Raises ``UsageError`` for what cannot be kept."""
     tensors: list[Any] = []
 
     def walk(node: Any, path: str) -> Any:
@@ -69,7 +69,7 @@ def take_apart(tree: Any, codec: Codec) -> tuple[Any, list[Any]]:
 
 
 def put_together(tree: Any, tensors: Mapping[int, Any]) -> Any:
-    """The tree with its tensors."""
+    """The tree with its tensors in the place of their placeholders."""
     if isinstance(tree, dict):
         if tree.keys() == {PLACEHOLDER}:
             return tensors[tree[PLACEHOLDER]]
@@ -80,7 +80,7 @@ def put_together(tree: Any, tensors: Mapping[int, Any]) -> Any:
 
 
 def share_out(sizes: Sequence[int], shares: int) -> list[list[int]]:
-    """Which tensors, by number, each of ``shares`` ranks writes: the largest first, to who has least.
+    """Distribute tensors, by number, over ``shares`` ranks that write them: the largest first, to the rank with least.
 
     >>> share_out([10, 70, 40, 40], 2)
     [[1, 0], [2, 3]]

@@ -6,6 +6,10 @@
 
 A checkpoint gets its name when everything in it is on the disk, by one ``rename``: who sees the name sees all of it,
 whenever the power failed. Its manifest has size and digest of every file.
+
+There are no locks, which a process that is killed would leave behind, and some shared file systems do not have. Several
+processes may write, restore and remove in one folder at once: those that write one checkpoint together do so in a
+folder of their own (``mark``), names change hands by ``rename`` alone, and a loser learns of it by the call's error.
 """
 
 from __future__ import annotations
@@ -39,7 +43,7 @@ class ShardFile(msgspec.Struct, frozen=True):
 
 @final
 class Manifest(msgspec.Struct, frozen=True):
-    """What a checkpoint consists of. ``farandole`` is the version that wrote it."""
+    """Content of a checkpoint. ``farandole`` is the version that wrote it."""
 
     step: int
     shards: list[ShardFile]
@@ -48,7 +52,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 class Unrestorable(Exception):  # noqa: N818 (no error of the user's: a reason)
-    """Why something is no checkpoint that could be restored."""
+    """Reason why something is no checkpoint that could be restored."""
 
 
 @final
@@ -59,10 +63,10 @@ class Digesting:
         self._file, self._hash = file, hashlib.blake2b(digest_size=16)
         self.nbytes = 0
         self.error: OSError | None = None
-        """Why it could not be written: frameworks raise something of their own for that."""
+        """Error of the file, if there was one: frameworks raise something of their own for it."""
 
     def write(self, data: bytes | memoryview) -> int:
-        """All of it."""
+        """Write all of ``data``."""
         try:
             self._file.write(data)
         except OSError as error:
@@ -74,17 +78,17 @@ class Digesting:
         return size
 
     def flush(self) -> None:
-        """As files do."""
+        """Flush the file, as writers of streams expect."""
         self._file.flush()
 
     @property
     def digest(self) -> str:
-        """Of what was written so far."""
+        """Digest of what was written so far."""
         return self._hash.hexdigest()
 
 
 def writing(root: Path, step: int, mark: str) -> Path:
-    """Where a checkpoint is while it is written, by those who have this ``mark`` and nobody else."""
+    """Folder of a checkpoint while it is written, by those who have this ``mark`` and nobody else."""
     return root / f"{_WRITING}{step:0{_DIGITS}}-{mark}"
 
 
@@ -98,7 +102,7 @@ def write_shard(folder: Path, name: str, dump: Callable[[BinaryIO], None]) -> Sh
         except Exception as error:
             raise digesting.error or error from error
         file.flush()
-        os.fsync(file.fileno())
+        os.fsync(file.fileno())  # before the digest goes into a manifest, which is to speak of what is on the disk
     return ShardFile(name, digesting.nbytes, digesting.digest)
 
 
@@ -107,16 +111,16 @@ def finish(folder: Path, manifest: Manifest) -> Path:
     body = msgspec.json.encode(manifest)
     head = hashlib.blake2b(body, digest_size=16).hexdigest().encode()
     write_shard(folder, MANIFEST, lambda file: _write(file, head + b"\n" + body))
-    _sync(folder)
+    _sync(folder)  # before the rename: after a power failure there may be no name whose files are not all there
     writer = writer_of(folder.parent, manifest.step)
-    discard(writer)  # the same step again: what is newer counts
+    discard(writer)  # the same step again: what is newer counts, and ``rename`` replaces no folder that is not empty
     try:
         os.rename(folder, writer)
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
-        discard(folder)  # another has written the same step at the same moment
-    _sync(folder.parent)
+        discard(folder)  # another process has written the same step since the line above, and its checkpoint stays
+    _sync(folder.parent)  # before the caller removes older ones, or says that this one is written
     return writer
 
 
@@ -133,7 +137,7 @@ def writer_of(root: Path, step: int) -> Path:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Raises ``Unrestorable`` where it is missing, damaged, or of a format that is not known."""
+    """Read the manifest; raises ``Unrestorable`` where it is missing, damaged, or of an unknown format."""
     try:
         head, _, body = (folder / MANIFEST).read_bytes().partition(b"\n")
     except OSError as error:
@@ -150,7 +154,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def verify(folder: Path, shard: ShardFile) -> None:
-    """Raises ``Unrestorable`` unless the file holds the bytes that were written."""
+    """Raise ``Unrestorable`` unless the file holds the bytes that were written."""
     path = folder / shard.name
     try:
         with path.open("rb") as file:
@@ -167,18 +171,20 @@ def verify(folder: Path, shard: ShardFile) -> None:
 
 
 def discard(folder: Path) -> None:
-    """Remove a checkpoint, whole or not. Half removed it has lost its name already."""
+    """Remove a checkpoint, whole or not. When it is half removed it has lost its name already."""
     if folder.name.startswith(_NAME):
+        # Renamed first: a process that restores sees all of it or nothing. At random, as two processes may remove
+        # checkpoints of one step, one after the other, while the first is still at it.
         mark = f"removed-{secrets.token_hex(4)}"
         try:
             folder = folder.rename(folder.with_name(f"{_WRITING}{folder.name.removeprefix(_NAME)}-{mark}"))
         except FileNotFoundError:  # there is none, or somebody else removes it
             return
-    shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)  # another may remove it as well; ``unfinished`` finds what is left
 
 
 def unfinished(root: Path, step: int | None = None) -> Iterator[Path]:
-    """What interrupted writers have left, or others write now: of all steps but ``step``."""
+    """Folders that interrupted writers have left, or others write now: of all steps but ``step``."""
     own = f"{_WRITING}{step:0{_DIGITS}}-" if step is not None else None
     for path in root.glob(f"{_WRITING}*") if root.is_dir() else ():
         if own is None or not path.name.startswith(own):
@@ -196,7 +202,7 @@ def _write(file: BinaryIO, data: bytes) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Names last only once their folder is on the disk."""
+    """Flush a folder to the disk: names of files outlive a power failure only then."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

@@ -1,7 +1,8 @@
-"""Which checkpoint is the newest that is whole, and what it holds.
+"""Choice of the newest checkpoint that is whole, and reading it.
 
-found = newest(Path("runs/a"), codec)
-found.step, found.state, found.refused
+found = choose(Path("runs/a"), steps(Path("runs/a")))
+found.step, found.refused
+state = read(Path("runs/a"), found.step, codec)
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def choose(root: Path, steps: Sequence[int]) -> RestorePoint:
 
 
 def read(root: Path, step: int, codec: Codec) -> Any:
-    """What was saved; raises ``Unrestorable`` if it is not whole, or not of this framework."""
+    """Read what was saved; raises ``Unrestorable`` if it is not whole, or not of this framework."""
     writer = folder.writer_of(root, step)
     manifest = folder.read_manifest(writer)
     tree: Any = None

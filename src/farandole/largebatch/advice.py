@@ -1,4 +1,4 @@
-"""On how many workers to go on, from what was measured: the critical batch, the time and the samples on 1 to N workers.
+"""Advice on the number of workers, from what was measured: critical batch, time and samples on 1 to N workers.
 
     found = advise(estimate, timings, samples=90 * 1_281_167, base_batch=512, max_workers=32)
     print(found)                                    # a table; or, where the data do not support it, what is missing
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
 GROWTH = 4
-"""By how much a batch may grow on one piece of advice: the noise scale belongs to where the training is now."""
+"""Factor by which a batch may grow on one piece of advice: the noise scale belongs to where the training is now."""
 WORTH = 0.05
 """More workers must save at least this share of the time."""
 WIDEST = 10.0
@@ -37,7 +37,7 @@ WIDEST = 10.0
 @final
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The data do not support an answer: ``missing`` says what would. False where an ``Advice`` is true."""
+    """Reason why the data do not support advice: ``missing`` says what would. False where an ``Advice`` is true."""
 
     missing: tuple[str, ...]
 
@@ -51,7 +51,7 @@ class Refusal:
 @final
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """An answer. Printed with ``rich``, or by ``str``, it is a table of 80 columns and the reasons."""
+    """Advice on the number of workers. Printed by ``rich`` or ``str`` it is a table of 80 columns and the reasons."""
 
     estimate: Estimate
     prospects: tuple[Prospect, ...]
@@ -68,7 +68,7 @@ class Advice:
 
     @property
     def recommended(self) -> Prospect:
-        """What is to be expected on the recommended number of workers."""
+        """The expectation for the recommended number of workers."""
         return self.prospects[self.workers - 1]
 
     def __str__(self) -> str:
@@ -118,7 +118,7 @@ def advise(
     max_workers: int | None = None,
     workers_per_host: int = 0,
 ) -> Advised:
-    """What ``estimate`` and ``timings``, the last of which is now, say about 1 to ``max_workers`` workers.
+    """Advice about 1 to ``max_workers`` workers from ``estimate`` and ``timings``, the last of which is now.
 
     Every worker keeps the batch that it has. ``samples``: what the training needs with steps of ``base_batch`` samples,
     for example epochs times samples in an epoch. ``max_workers``: by default as many as the timings can speak of.
@@ -206,7 +206,7 @@ def _prospect(model: StepModel, estimate: Estimate, workers: int, samples: float
 
 
 def _shown(advice: Advice) -> list[Prospect]:
-    """Few enough rows to read: powers of two, and what matters."""
+    """Prospects for the table, few enough to read: powers of two, and what matters."""
     wanted = {2**i for i in range(20)} | {3 * 2**i for i in range(20)}
     wanted |= {advice.workers, advice.current, len(advice.prospects)}
     every = advice.prospects

@@ -1,4 +1,4 @@
-"""How a learning rate falls over the training: one small class per shape.
+"""Decays of a learning rate over the training: one small class per shape.
 
     >>> Polynomial(power=2.0).factor(epoch=45.0, epochs=90.0)
     0.25
@@ -24,12 +24,12 @@ class Decay(ABC):
     """A function of the epoch, fractions included."""
 
     def factor(self, epoch: float, epochs: float) -> float:
-        """What the rate is multiplied by after ``epoch`` of ``epochs`` epochs."""
+        """Factor of the rate after ``epoch`` of ``epochs`` epochs."""
         return self._factor(min(max(epoch, 0.0), epochs), epochs)
 
     @abstractmethod
     def _factor(self, epoch: float, epochs: float) -> float:
-        """The same for an epoch within the training."""
+        """Factor of the rate for an epoch within the training."""
 
 
 @final

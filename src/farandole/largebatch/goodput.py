@@ -1,4 +1,4 @@
-"""How long a step takes on how many workers: the model of Pollux, fitted to steps that were measured.
+"""Time of a step by number of workers: the model of Pollux, fitted to steps that were measured.
 
     model = fit([Timing(2, 1, 32, 1, 0.110, 0.100), Timing(4, 1, 32, 1, 0.116, 0.100)])
     model.step_s(8), model.reach                    # 0.128 s on 8 workers; it speaks of up to 16
@@ -35,7 +35,7 @@ class Prospect:
     slowest_s: float
     """If the noise scale is at its lower bound."""
     fastest_s: float
-    """If it is at its upper one."""
+    """If the noise scale is at its upper bound."""
 
 
 @final
@@ -68,7 +68,7 @@ class SyncTime:
     measured: tuple[int, ...]
 
     def seconds(self, workers: int) -> float:
-        """With so many workers."""
+        """T_sync of so many workers."""
         return self.a + self.b * max(workers - 2, 0)
 
     @property
@@ -80,7 +80,7 @@ class SyncTime:
 @final
 @dataclass(frozen=True, slots=True)
 class StepModel:
-    """What ``fit`` found. ``workers_per_host`` says from which number on workers no longer share a host."""
+    """Result of ``fit``. Workers share a host up to ``workers_per_host`` of them."""
 
     pass_s: float
     """T_grad: one pass of ``batch`` samples on one worker."""
@@ -97,7 +97,7 @@ class StepModel:
         return self.seconds(workers, self.inside if shares_host or self.between is None else self.between)
 
     def seconds(self, workers: int, sync: SyncTime | None) -> float:
-        """The same for a given way of communicating."""
+        """Seconds for one step on so many workers that communicate in a given way."""
         exchange = 0.0 if sync is None or workers == 1 else sync.seconds(workers)
         last = math.pow(math.pow(self.pass_s, self.overlap) + math.pow(exchange, self.overlap), 1 / self.overlap)
         return (self.passes - 1) * self.pass_s + last
@@ -112,7 +112,7 @@ class StepModel:
 
     @property
     def reach(self) -> int:
-        """The most workers of which it can speak."""
+        """The most workers that the model can speak of."""
         if self.between is not None:
             return self.between.reach
         return 1 if self.inside is None else min(self.inside.reach, self.workers_per_host)

@@ -50,7 +50,7 @@ class NormPair:
 def across_ranks(
     batches: Sequence[int], norms2: Sequence[float], mean_norm2: float, weights: Sequence[float] | None = None
 ) -> NormPair:
-    """What the ranks of one step give.
+    """Squared norms of one step's gradients, those of the ranks and that of their mean, as a pair.
 
     >>> pair = across_ranks([2, 2], [5.0, 3.0], 3.0)
     >>> pair.trace, pair.norm2
@@ -73,14 +73,14 @@ def across_ranks(
 @final
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What is known now. ``low`` and ``high`` bound B_simple with 95 % confidence; ``high`` may be infinite."""
+    """Noise scale as of now. ``low`` and ``high`` bound B_simple with 95 % confidence; ``high`` may be infinite."""
 
     trace: float
     norm2: float
     low: float
     high: float
     samples: int
-    """Seen when this was known."""
+    """Samples seen up to then."""
 
     @property
     def b_simple(self) -> float:
@@ -94,7 +94,7 @@ class Estimate:
 @final
 @dataclass(frozen=True, slots=True)
 class NoEstimate:
-    """Nothing is known, and why; false where an ``Estimate`` is true."""
+    """Reason why there is no estimate; false where an ``Estimate`` is true."""
 
     reason: str
 
@@ -130,13 +130,13 @@ class NoiseEstimator:
         self._sums = _Sums()
 
     def seen(self, samples: int) -> None:
-        """Steps with so many samples together were made, and not measured."""
+        """Count ``samples`` of steps that were made, and not measured."""
         self.samples += samples
         if self._horizon is not None:
             self._sums.fade(math.exp(-samples / self._horizon))
 
     def add(self, pair: NormPair, samples: int) -> None:
-        """One step was measured. What is not finite is left out: its step was skipped, too."""
+        """Add the measurement of one step. What is not finite is left out: its step was skipped, too."""
         if self._horizon is None:
             self._horizon = float(HORIZON_STEPS * samples)
         self.seen(samples)
@@ -147,7 +147,7 @@ class NoiseEstimator:
             self._measured = self.samples
 
     def estimate(self) -> Estimated:
-        """What is known now, or why nothing is."""
+        """The estimate as of now, or the reason why there is none."""
         sums = self._sums
         effective = sums.effective
         if self._horizon is None:
@@ -187,7 +187,7 @@ class _Sums:
 
     @property
     def effective(self) -> float:
-        """How many measurements of equal weight would be worth as much."""
+        """Number of measurements of equal weight that would be worth as much."""
         return self.weight**2 / self.weight2 if self.weight2 else 0.0
 
     def fade(self, factor: float) -> None:

@@ -25,7 +25,7 @@ class Curves(NamedTuple):
 
 
 def draw_curves(curves: Curves, path: str | Path | None) -> Figure:
-    """Rate over epochs, and the batch where it changes."""
+    """Draw the rate over the epochs, and the batch where it changes."""
     figure = _figure()
     axis: Any = figure.subplots()
     epochs, batches, warm = curves.epochs, curves.batches, curves.warm
@@ -47,7 +47,7 @@ def draw_curves(curves: Curves, path: str | Path | None) -> Figure:
 
 
 def draw_advice(prospects: Sequence[Prospect], recommended: int, low: float, path: str | Path | None) -> Figure:
-    """Time to the end, with its bounds, and samples to the end, over the number of workers.
+    """Draw time to the end, with its bounds, and samples to the end, over the number of workers.
 
     ``low`` is the lower bound of the critical batch.
     """
@@ -72,7 +72,7 @@ def draw_advice(prospects: Sequence[Prospect], recommended: int, low: float, pat
 
 
 def _mark_critical(axis: Any, prospects: Sequence[Prospect], low: float) -> None:
-    """Where the batch passes the lower bound of the critical one."""
+    """Mark where the batch passes the lower bound of the critical one."""
     for before, after in pairwise(prospects):
         if before.batch <= low < after.batch:
             label, begin, end = "batch above the lower bound", before.workers + 0.5, len(prospects) + 0.5

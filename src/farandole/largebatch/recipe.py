@@ -58,7 +58,7 @@ class Recipe:
 
     @property
     def peak_lr(self) -> float:
-        """What the base rate becomes, before the decay."""
+        """The base rate as it is scaled for the batch, before the decay."""
         schedule = self.schedule
         return schedule.base_lr * RULES[schedule.rule].scale(schedule.global_batch / schedule.base_batch)
 
@@ -79,7 +79,7 @@ class Recipe:
 @final
 @dataclass(frozen=True)
 class _Habit:
-    """What is usual with one optimizer."""
+    """Usual choices for one optimizer."""
 
     rule: str
     why: str

@@ -1,4 +1,4 @@
-"""How much of an update is SGD's while RMSprop gives way to it: Akiba, Suzuki, Fukuda 2017, arXiv 1711.04325.
+"""Share of SGD in an update while RMSprop gives way to it: Akiba, Suzuki, Fukuda 2017, arXiv 1711.04325.
 
 >>> [round(sgd_share(epoch, center=10.0, period=5.0), 3) for epoch in (0, 5, 10, 12.5, 90)]
 [0.009, 0.068, 0.5, 1.0, 1.0]

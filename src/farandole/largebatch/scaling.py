@@ -1,4 +1,4 @@
-"""What a larger batch does to the learning rate: the table of base rates, the rules that scale them, AdaScale's gain.
+"""Learning rates of larger batches: the table of base rates, the rules that scale them, AdaScale's gain.
 
 >>> RULES["linear"].scale(8192 / 512)
 16.0
@@ -25,14 +25,14 @@ BASE_RATES = {
     "rmsprop": 1e-3,
     "sgd": 1e-2,
 }
-"""What each optimizer is usually begun with at its base batch, to be tuned. LAMB's is a choice of this library, for
+"""Usual first rate of each optimizer at its base batch, to be tuned. LAMB's is a choice of this library, for
 steps of some 512 samples; LARS has none that fits more than one network."""
 
 
 @final
 @dataclass(frozen=True)
 class Rule:
-    """The rate is multiplied by ``ratio ** exponent``, where the ratio is that of the batches, or the measured gain."""
+    """Multiply the rate by ``ratio ** exponent``, where the ratio is that of the batches, or the measured gain."""
 
     exponent: float
     source: str
@@ -42,7 +42,7 @@ class Rule:
     """The ratio is AdaScale's gain, and the schedule runs on the gains' sum."""
 
     def scale(self, ratio: float) -> float:
-        """By what the base rate is multiplied."""
+        """Factor of the base rate."""
         return math.pow(ratio, self.exponent)
 
 
@@ -63,7 +63,7 @@ def rule_named(name: str) -> Rule:
 
 
 def gain(trace: float, norm2: float, base_batch: float, batch: float) -> float:
-    """By how much a step of ``batch`` samples is worth more than one of ``base_batch``: (s2 + m2) / (s2/k + m2).
+    """Worth of a step of ``batch`` samples in steps of ``base_batch``: (s2 + m2) / (s2/k + m2).
 
     ``trace`` is the trace of the covariance of one sample's gradient and ``norm2`` the squared norm of the mean
     gradient, so s2 = trace / base_batch, m2 = norm2 and k = batch / base_batch (AdaScale, arXiv 2007.05105, equation

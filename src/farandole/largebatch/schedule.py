@@ -23,7 +23,7 @@ from farandole.largebatch.picture import Curves, draw_curves
 from farandole.largebatch.scaling import Rule, rule_named
 
 _STEPS = 1000
-"""In a picture."""
+"""Number of steps in a picture."""
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,18 +49,18 @@ class Ramp:
         return self.start + (self.target - self.start) * done
 
     def turned(self, epoch: float, target: float, length: float) -> Ramp:
-        """From here to another target, over ``length`` epochs, or over what is left of this ramp if that is more."""
+        """The ramp from here to another target, over ``length`` epochs, or over the rest of this ramp if longer."""
         return Ramp(epoch, max(self.end, epoch + length), self.at(epoch), target)
 
 
 @final
 @dataclass(frozen=True)
 class Position:
-    """How far a training has come. ``progress`` is ``samples``, unless steps are weighed by their gain (AdaScale)."""
+    """Progress of a training. ``progress`` is ``samples``, unless steps are weighed by their gain (AdaScale)."""
 
     epoch_samples: int
     global_batch: int
-    """What is aimed at; while the batch warms up, ``Schedule.batch`` is smaller."""
+    """The target; while the batch warms up, ``Schedule.batch`` is smaller."""
     scale: Ramp
     batch: Ramp
     samples: int = 0
@@ -79,7 +79,7 @@ class Position:
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> Position:
-        """What ``state`` has given."""
+        """The position of which ``state`` has given the numbers."""
         return cls(**{**state, "scale": Ramp(**state["scale"]), "batch": Ramp(**state["batch"])})
 
 
@@ -130,7 +130,7 @@ class Schedule:
     # -- what happens -------------------------------------------------------------------------------------------------
 
     def begin(self, epoch_samples: int) -> Position:
-        """Where a training begins whose epochs have ``epoch_samples`` samples."""
+        """The first position of a training whose epochs have ``epoch_samples`` samples."""
         _at_least("epoch_samples", epoch_samples, above=True)
         first, end = self.warmup_batch or self.global_batch, self._warmup(self.global_batch)
         if self.warmup_batch:
@@ -142,7 +142,7 @@ class Schedule:
         return Position(epoch_samples, self.global_batch, scale, batch)
 
     def advance(self, position: Position, samples: int | None = None, gain: float = 1.0) -> Position:
-        """A step has been made, with ``samples`` samples on all ranks together (default: ``batch``).
+        """The position after one more step, of ``samples`` samples on all ranks together (default: ``batch``).
 
         ``gain`` is what ``farandole.largebatch.gain`` makes of the estimates; rules that do not measure ignore it.
         """
@@ -158,7 +158,7 @@ class Schedule:
         )
 
     def resize(self, position: Position, global_batch: int) -> Position:
-        """From here on steps have ``global_batch`` samples: nothing jumps, the rate turns towards what they need.
+        """Let steps have ``global_batch`` samples from here on: nothing jumps, the rate turns towards what they need.
 
         It takes as long as the warm-up (Lin et al. 2019, arXiv 1904.12043, section 3), or as what is left of it; one
         epoch if there was none.
@@ -180,11 +180,11 @@ class Schedule:
         return self.base_lr * scale * self.decay.factor(position.progress / position.epoch_samples, self.epochs)
 
     def batch(self, position: Position) -> int:
-        """How many samples the next step should have, all ranks together."""
+        """Number of samples that the next step should have, all ranks together."""
         return round(position.batch.at(position.epoch))
 
     def finished(self, position: Position) -> bool:
-        """Whether all of ``epochs`` have passed; with AdaScale, whether steps worth them have."""
+        """True if all of ``epochs`` have passed; with AdaScale, if steps worth them have."""
         return position.progress >= self.epochs * position.epoch_samples
 
     def plot(self, path: str | Path | None = None) -> Figure:
@@ -215,7 +215,7 @@ class Schedule:
 
 
 def momentum_correction(old: float, new: float) -> float:
-    """What a buffer v = m*v + rate*g is multiplied by when the rate changes (arXiv 1706.02677, remark 2).
+    """Factor of a buffer v = m*v + rate*g when the rate changes (arXiv 1706.02677, remark 2).
 
     A buffer without the rate in it, as that of ``torch.optim.SGD``, needs no correction.
     """

@@ -21,7 +21,7 @@ def lars_rate(weights: float, gradient: float, coefficient: float, weight_decay:
 
 
 def clipped_rate(rate: float, lr: float) -> float:
-    """What LARC in its mode *clip* multiplies gradients with: min(λ, γ) / γ, so that λ is at most the ``lr`` γ."""
+    """Factor of the gradients in LARC's mode *clip*: min(λ, γ) / γ, so that λ is at most the ``lr`` γ."""
     return min(rate / lr, 1.0) if lr else 1.0
 
 

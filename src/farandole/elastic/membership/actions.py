@@ -1,6 +1,6 @@
-"""What ``Membership`` decides, each with the reason for people.
+"""Actions that ``Membership`` decides on, each with a reason to be logged.
 
->>> Decision(Start(place=4, host="b", slot=1), "slot 1 of b is free").reason
+>>> Decision(Start(worker_id=4, host="b", slot=1), "slot 1 of b is free").reason
 'slot 1 of b is free'
 """
 
@@ -17,7 +17,7 @@ class Action(msgspec.Struct, frozen=True, tag=True):
 
 @final
 class Start(Action, frozen=True):
-    """Start a worker, and its host's agent if none is there. ``Started`` follows, or ``Ended`` if it cannot be."""
+    """Start a worker, and its host's agent if there is none. ``WorkerStarted`` follows, or else ``WorkerExited``."""
 
     worker_id: int
     host: str
@@ -26,14 +26,14 @@ class Start(Action, frozen=True):
 
 @final
 class Kill(Action, frozen=True):
-    """Kill this worker now. It counts for nothing already; ``Ended`` frees its slot."""
+    """Kill this worker now. It counts for nothing already; ``WorkerExited`` frees its slot."""
 
     worker_id: int
 
 
 @final
 class Rest(Action, frozen=True):
-    """Nothing to do: no worker is started in this slot (-1: on this host) for so long."""
+    """Report that no worker is started in this slot (-1: on this host) for ``rest_s``; nothing is to be done."""
 
     host: str
     slot: int
@@ -58,12 +58,12 @@ class Announce(Action, frozen=True):
 
 @final
 class AbortGeneration(Action, frozen=True):
-    """The generation is over: end it for all who are still in it."""
+    """End the generation for all who are still in it."""
 
 
 @final
 class Form(Action, frozen=True):
-    """The next generation: its members by rank. All of them wait in ``init()``."""
+    """Form the next generation of these workers, by rank. All of them wait in ``init()``."""
 
     generation: int
     worker_ids: list[int]
@@ -71,21 +71,21 @@ class Form(Action, frozen=True):
 
 @final
 class RefuseWorkers(Action, frozen=True):
-    """These may not take part; their ``init()`` raises the reason."""
+    """Refuse these workers: their ``init()`` raises the reason."""
 
     worker_ids: list[int]
 
 
 @final
 class Dismiss(Action, frozen=True):
-    """These have done their part and are needed no more; they wait in ``init()``, and should end as if finished."""
+    """Send workers home that wait in ``init()`` and are not needed: they should end as if finished."""
 
     worker_ids: list[int]
 
 
 @final
 class Finish(Action, frozen=True):
-    """The job is over, with this exit status; whoever still runs is stopped. Nothing is decided after it."""
+    """End the job with this exit status: workers that still run are stopped. Nothing is decided after it."""
 
     status: int
 
@@ -97,7 +97,7 @@ AnyAction: TypeAlias = (
 
 @final
 class Decision(msgspec.Struct, frozen=True):
-    """An action and why."""
+    """An action and its reason."""
 
     action: AnyAction
     reason: str

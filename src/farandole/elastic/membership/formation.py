@@ -1,7 +1,7 @@
 """The generations of an elastic job, as its membership decides; without any I/O.
 
     formation = ElasticFormation(Membership(Policy.of(settings)), engine, time.monotonic)
-    formation.tell(Found({"a": 2, "b": 2}))
+    formation.tell(HostsFound({"a": 2, "b": 2}))
     controller = Controller(send, settings, ANY, time.monotonic, formation)
     while formation.orders:                     # after each of the controller's turns
         obey(formation.orders.popleft())        # Start, Kill, Finish
@@ -37,16 +37,16 @@ from farandole.runtime.coordination.formation import (
 
 @final
 class ElasticFormation(Formation):
-    """Stands between the controller, which knows sockets and ranks, and the membership, which knows places."""
+    """Adapter between the controller, which knows sockets and ranks, and the membership, which knows worker ids."""
 
     def __init__(self, membership: Membership | Recorded, choose: Choose, clock: Callable[[], float]) -> None:
         super().__init__()
         self.orders: deque[actions.Decision] = deque()
-        """What the launcher is to do."""
+        """Decisions for the loop that starts and kills workers and ends the job; all others go to the controller."""
         self.on_decision: Callable[[actions.Decision], object] = lambda _: None
-        """Told of everything that was decided, whoever does it."""
+        """Callback for every decision, whichever side obeys it."""
         self.on_over: Callable[[str], object] = lambda _: None
-        """Told why a generation has ended, where that was not decided here."""
+        """Callback with the reason why a generation has ended, where that was not decided here."""
         self._membership, self._choose, self._clock = membership, choose, clock
         self._known: dict[int, Member] = {}  # as they said hello last
         self._seniors = {
@@ -66,11 +66,11 @@ class ElasticFormation(Formation):
 
     @property
     def membership(self) -> Membership | Recorded:
-        """What decides; to be looked at only."""
+        """The state machine that decides, for reading only."""
         return self._membership
 
     def tell(self, event: job_events.Any) -> None:
-        """Something has happened that the controller does not know."""
+        """Pass the membership an event that the controller does not know of."""
         self._membership.on(self._clock(), event)
         self._is_news = True
 
@@ -176,12 +176,12 @@ class ElasticFormation(Formation):
         self._due.append(Formed(action.generation, self._formed, engine, reason))
 
     def _choice(self, worker_ids: Collection[int]) -> tuple[str, str]:
-        """The engine of a generation of these, as far as they are known, and why."""
+        """Engine of a generation of these workers, as far as they are known, and why that one."""
         hellos = [member.hello for member in self._members(worker_ids)]
         return self._choose([hello.host for hello in hellos], [_that_form_again(hello.engines) for hello in hellos])
 
     def _strangers(self, worker_ids: Sequence[int]) -> dict[int, str]:
-        """Those that are new and do not fit to the oldest, who may have said only now what it trains; and why."""
+        """Newcomers that do not fit the oldest worker, which may have said only now what it trains; and why."""
         oldest = self._known[worker_ids[0]]
         new = {
             worker_id: disagreement((oldest, self._known[worker_id]))
@@ -191,7 +191,7 @@ class ElasticFormation(Formation):
         return {worker_id: misfit for worker_id, misfit in new.items() if misfit}
 
     def _undo(self, action: actions.Form, unfit: Mapping[int, str]) -> None:
-        """It cannot be with those that are ``unfit``, for these reasons. The others still wait."""
+        """Undo a ``Form`` that ``unfit`` workers, with these reasons, make impossible. The others still wait."""
         self.tell(job_events.GenerationEnded(action.generation, next(iter(unfit.values()))))
         for worker_id in action.worker_ids:
             if worker_id in unfit:
@@ -225,5 +225,5 @@ class ElasticFormation(Formation):
 
 
 def _that_form_again(engines: list[str]) -> list[str]:
-    """Without MPI: the processes of an MPI end together, and no other can join them."""
+    """Engines without MPI, whose processes end together, and which no other can join."""
     return [engine for engine in engines if engine != "mpi"]

@@ -1,9 +1,9 @@
-"""What happens to the workers and hosts of an elastic job, as ``Membership`` is told it.
+"""Events of the workers and hosts of an elastic job, as ``Membership`` is told them.
 
-    membership.on(now, Came(place=3, ready=True, step=412))
+    membership.on(now, WorkerConnected(worker_id=3, ready=True, step=412))
 
-A *place* is one worker process; it is numbered in the order of starting and never used again. A *slot* is where a
-place runs: a host and an index there. Each event is said once, in the order in which it was learnt.
+A *worker id* stands for one process; ids count in the order of starting and are never used again. A *slot* is a host
+and an index there, in which a worker runs. Each event is told once, in the order in which it was learnt.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ class Event(msgspec.Struct, frozen=True, tag=True):
 
 @final
 class HostsFound(Event, frozen=True):
-    """These hosts there are now, with their slots, in the order in which to fill them; others may be used no more."""
+    """The hosts of the job as of now, with their slots, in filling order; other hosts may be used no more."""
 
     hosts: dict[str, int]
 
 
 @final
 class WorkerStarted(Event, frozen=True):
-    """The process of a place runs."""
+    """The process of a worker runs."""
 
     worker_id: int
 
@@ -64,7 +64,7 @@ class Answered(Event, frozen=True):
 
 @final
 class WorkerExited(Event, frozen=True):
-    """The process of a place has ended, or could not be started: ``code`` as ``waitpid`` gives it."""
+    """The process of a worker has ended, or could not be started: ``code`` as ``waitpid`` gives it."""
 
     worker_id: int
     code: int
@@ -105,14 +105,14 @@ class GenerationEnded(Event, frozen=True):
 
 @final
 class Paced(Event, frozen=True):
-    """The longest of the recent steps took so long. Who takes much longer than that is not merely slow."""
+    """Duration of the longest recent step. A worker that takes much longer than that is not merely slow."""
 
     step_s: float
 
 
 @final
 class Succeeded(Event, frozen=True):
-    """Another controller has taken over: nobody has said to this one that it waits, and who does says so again."""
+    """Another controller has taken over: workers that wait in ``init()`` have yet to tell this one so."""
 
 
 Any: TypeAlias = (

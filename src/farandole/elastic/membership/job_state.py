@@ -1,6 +1,6 @@
-"""What is known of an elastic job: who is where in its life, and what has become of the latest generation.
+"""State of an elastic job: the phase of each worker, and what has become of the latest generation.
 
-It takes events in and answers those that need an answer at once; what else follows is for the rules (``membership``).
+Takes events in and answers those that need an answer at once; what else follows is for the rules (``membership``).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ LOST = 1
 
 @final
 class JobState:
-    """One per job. ``over`` says why the latest generation has ended, and is empty while it runs.
+    """Workers, slots and generation of one job. ``over`` says why the latest generation has ended; empty while it runs.
 
-    ``answers`` are decisions that are due at once. ``patience_from_s`` is since when the others wait for those who
-    have not noticed that the generation is over. ``failures`` are those of members of the latest generation: exit
-    status and description.
+    ``answers`` are decisions that are due at once. ``patience_from_s`` is the time since which the others wait for
+    workers that have not noticed that the generation is over. ``failures`` are those of members of the latest
+    generation: exit status and description.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -44,7 +44,7 @@ class JobState:
         self.finished: set[int] = set()
         self.answers: list[Decision] = []
         self._next_worker_id = 0
-        self._seniority: list[int] = []  # those that have been members, the oldest first
+        self._seniority: list[int] = []  # workers that have been members, the oldest first
         self._step_s = 0.0
 
     # -- what happens -------------------------------------------------------------------------------------------------
@@ -145,12 +145,12 @@ class JobState:
             self.patience_from_s = now  # they could not come meanwhile
 
     def _leave(self, worker: Worker, now: float) -> None:
-        """It takes no part any more; who needs it will come, too, and who does not will end."""
+        """Take a member out of its generation, which is over for all: each of the others comes again, or ends."""
         worker.enter(WorkerPhase.LEFT, now)
         self.over = self.over or f"{worker} has left it"
 
     def _lose(self, worker: Worker, now: float, status: int, description: str) -> None:
-        """A worker has failed, or counts as if it had."""
+        """Count a worker as failed; if it was a member, its generation is over."""
         if worker.worker_id in self.members or not self.generation:
             self.failures.setdefault(worker.worker_id, (status, description))
         if worker.phase is not WorkerPhase.MEMBER:
@@ -181,7 +181,7 @@ class JobState:
     # -- what is done -------------------------------------------------------------------------------------------------
 
     def hire(self, slot: HostSlot, now: float) -> Worker:
-        """A worker is to be started."""
+        """Register a worker that is to be started in ``slot``."""
         worker = Worker(self._next_worker_id, slot, WorkerPhase.STARTING, now)
         self.workers[worker.worker_id] = worker
         self.slots.take(slot, worker.worker_id)
@@ -189,7 +189,7 @@ class JobState:
         return worker
 
     def begin(self, chosen: Sequence[Worker], now: float) -> None:
-        """These are the next generation, by rank."""
+        """Begin the next generation with these workers, by rank."""
         for worker in chosen:
             worker.enter(WorkerPhase.MEMBER, now)
             worker.senior = True
@@ -204,7 +204,7 @@ class JobState:
         self.over, self.failures, self.patience_from_s = "", {}, None
 
     def doom(self, worker: Worker, now: float, reason: str, to_blame: bool = True) -> None:
-        """It is to be killed; ``to_blame`` says whether its slot has failed."""
+        """Have a worker killed; ``to_blame`` says whether its slot has failed."""
         self._answer(Kill(worker.worker_id), reason)
         if to_blame:
             self._lose(worker, now, exit_status(-9), reason)
@@ -225,7 +225,7 @@ class JobState:
         return [worker for worker_id in worker_ids if (worker := self.workers[worker_id]).phase not in GONE]
 
     def in_phase(self, *phases: WorkerPhase) -> list[Worker]:
-        """Those in one of these phases, the oldest first."""
+        """Workers in one of these phases, the oldest first."""
         return [worker for worker in self.in_order() if worker.phase in phases]
 
     def may_stay(self, worker: Worker) -> bool:
@@ -234,14 +234,14 @@ class JobState:
 
     @property
     def patience_ends_s(self) -> float | None:
-        """When who is still awaited counts as hung."""
+        """Time at which workers that have ``LEFT`` are no longer waited for; ``None``: no limit now."""
         patience_s = self.policy.patience_s(self._step_s)
         if not self.over or patience_s is None or self.patience_from_s is None:
             return None
         return self.patience_from_s + patience_s
 
     def hangs_at_s(self, worker: Worker) -> float | None:
-        """When a member counts as hung that the others wait for; one whose process answers may take longer."""
+        """Time at which a member that others wait for counts as hung; later if its process answers. ``None``: never."""
         patience_s = self.policy.patience_s(self._step_s)
         if not self.over or patience_s is None or self.patience_from_s is None:
             return None
@@ -249,7 +249,7 @@ class JobState:
         return min(longest_s, max(self.patience_from_s, worker.answered_s) + patience_s)
 
     def awaited(self, now: float) -> list[Worker]:
-        """Who must come, end or run out of patience before the next generation can form."""
+        """Workers that must come, end or run out of patience before the next generation can form."""
         if not self.generation:
             return self.in_phase(WorkerPhase.STARTING)
         ends_s = self.patience_ends_s
@@ -257,7 +257,7 @@ class JobState:
         return self.in_phase(WorkerPhase.MEMBER, *([WorkerPhase.LEFT] if is_patient else []))
 
     def chosen(self) -> list[Worker]:
-        """Of those that are ready, the members of the next generation, by rank: rank 0 has the state of the job."""
+        """Members of the next generation, by rank, from the ready workers: rank 0 has the state of the job."""
         ready = self.in_phase(WorkerPhase.READY)
         staying = [worker for worker in ready if self.may_stay(worker)]
         if self.generation:
@@ -270,7 +270,7 @@ class JobState:
         return staying[: self.policy.max_np or None]
 
     def joiners(self) -> list[Worker]:
-        """Who is ready and may become a member, while a generation runs."""
+        """Workers that are ready and may become members, while a generation runs."""
         ready = [worker for worker in self.in_phase(WorkerPhase.READY) if self.may_stay(worker)]
         members = [worker for worker in self.in_phase(WorkerPhase.MEMBER) if self.may_stay(worker)]
         return ready[: max(0, self.policy.max_np - len(members))] if self.policy.max_np else ready

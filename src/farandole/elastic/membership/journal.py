@@ -24,7 +24,7 @@ from farandole.errors import UsageError
 
 @final
 class Opening(msgspec.Struct, frozen=True, tag=True):
-    """The first line."""
+    """The first line of a journal: the limits that all decisions in it were made by."""
 
     policy: Policy
 
@@ -39,7 +39,7 @@ class Heard(msgspec.Struct, frozen=True):
 
 @final
 class Turn(msgspec.Struct, frozen=True, tag=True):
-    """What was heard since the last turn, and what was decided of it."""
+    """Events since the last turn, and the decisions that followed from them."""
 
     at_s: float
     heard: list[Heard]
@@ -66,7 +66,7 @@ class Recorded:
             self._add(Opening(policy))
 
     def follow(self, lines: Iterable[str]) -> None:
-        """Go on where these lines end, which another has written after those that were known here."""
+        """Go on where these lines end, which another process has written after those that were known here."""
         self._repeat(turn for turn in map(_decoder.decode, lines) if isinstance(turn, Turn))
 
     def _repeat(self, turns: Iterable[Turn]) -> None:
@@ -85,6 +85,8 @@ class Recorded:
         """See ``Membership``."""
         decisions = self._membership.decide(now)
         if self._heard or decisions:
+            # Written before the caller can obey: should this process die in between, the next controller repeats an
+            # order, which agents obey once. The other way round it would not know of a worker that was started.
             self._add(Turn(now, self._heard, decisions))
             self._heard = []
         return decisions

@@ -1,16 +1,17 @@
-"""Who belongs to an elastic job, from what happens to what is to be done; without any I/O.
+"""Membership of an elastic job: a state machine from events to actions, without any I/O.
 
     membership = Membership(Policy(min_np=2))
-    membership.on(now, Found({"a": 2, "b": 2}))         # as often as something happens: happenings.py has all events
+    membership.on(now, HostsFound({"a": 2, "b": 2}))    # as often as something happens: job_events.py has all events
     for decision in membership.decide(now):             # once everything that has arrived is in
         log(decision.reason)
-        obey(decision.action)                           # decisions.py says what each means
+        obey(decision.action)                           # actions.py says what each means
     sleep(until=membership.deadline_s)                  # None: only an event can bring news
 
 The loop around it obeys the actions in their order and tells no more than what it knows: an event may come late, twice
-or from a worker that was given up, and then counts for nothing. ``Start`` is answered by ``Started`` or ``Ended``, and
-every ``Kill`` by ``Ended`` in the end, or by ``HostLost``. A generation that the loop ends by itself, because an
-engine failed, is ``Over``; so is one that could not be formed as decided. ``Hung`` is for the stall inspector to say.
+or from a worker that was given up, and then counts for nothing. ``Start`` is answered by ``WorkerStarted`` or
+``WorkerExited``, and every ``Kill`` by ``WorkerExited`` in the end, or by ``HostLost``. A generation that the loop ends
+by itself, because an engine failed, is told as ``GenerationEnded``; so is one that could not be formed as decided.
+``WorkerHung`` is for the stall inspector to say.
 
 The rules are told in docs/design/elasticity.md.
 """
@@ -30,7 +31,7 @@ from farandole.elastic.membership.workers import Worker, WorkerPhase, name
 
 @final
 class Membership:
-    """One per job. ``status`` is the job's exit status once ``Finish`` was decided."""
+    """The rules of one job, applied to its state. ``status`` is the job's exit status once ``Finish`` was decided."""
 
     def __init__(self, policy: Policy) -> None:
         self.status: int | None = None
@@ -48,17 +49,17 @@ class Membership:
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The places of its ranks."""
+        """Worker ids of the latest generation, by rank."""
         return self._job.members
 
     @property
     def workers(self) -> Mapping[int, Worker]:
-        """Those whose end is not known, by place; to be looked at only."""
+        """Workers whose end is not known, by worker id, for reading only."""
         return self._job.workers
 
     @property
     def over(self) -> str:
-        """Why the latest generation has ended, if it has."""
+        """Reason why the latest generation has ended; empty while it runs."""
         return self._job.over
 
     def on(self, now: float, event: job_events.Any) -> None:
@@ -68,7 +69,7 @@ class Membership:
     # -- what is to be done -------------------------------------------------------------------------------------------
 
     def decide(self, now: float) -> list[Decision]:
-        """Everything that is due. Without a new event it decides nothing before ``deadline_s``."""
+        """All decisions that are due. Without a new event there is none before ``deadline_s``."""
         self._decided_s = now
         decisions: list[Decision] = []
         while self.status is None and (decision := self._next(now)) is not None:
@@ -79,7 +80,7 @@ class Membership:
 
     @property
     def deadline_s(self) -> float | None:
-        """When ``decide`` will have something to say that no event brings."""
+        """Time at which ``decide`` is due without an event; ``None``: only an event can bring news."""
         if self.status is not None:
             return None
         moments = (moment for moment in self._moments() if moment is not None and moment > self._decided_s)
@@ -105,7 +106,7 @@ class Membership:
         return next((decision for rule in rules if (decision := rule(now)) is not None), None)
 
     def _finish(self, now: float) -> Decision | None:
-        """Nothing is left to be done, or nothing can be."""
+        """End the job where nothing is left to be done, or nothing can be."""
         status, failure = self._job.status()
         seniors = [worker for worker in self._job.in_order() if worker.senior]
         if self.generation and not any(worker.holds or worker.phase is not WorkerPhase.READY for worker in seniors):
@@ -121,11 +122,11 @@ class Membership:
         return self._run_out(now)
 
     def _run_out(self, now: float) -> Decision | None:
-        """The job waits for workers, and has waited long enough."""
+        """End the job once it has waited for workers long enough."""
         ready = len(self._job.in_phase(WorkerPhase.READY))
         if self.generation:
             is_early = bool(self._job.in_order()) and not ready
-        else:  # who is started after a failure is not waited for anew
+        else:  # a worker that is started after a failure is not waited for anew
             is_early = bool(self._job.awaited(now)) and not self._job.status()[1]
         if self._job.is_running or is_early or len(self._job.chosen()) >= self._needed:
             self._short_since_s = None
@@ -146,17 +147,17 @@ class Membership:
 
     @property
     def _needed(self) -> int:
-        """How many a generation takes at least; who has finished counts."""
+        """Fewest members of a generation; workers that have finished count."""
         return max(1, self._policy.min_np - len(self._job.finished))
 
     def _overdue_s(self, worker: Worker) -> float | None:
-        """When a worker is to be killed that does not do what it should."""
+        """Time at which a worker is to be killed for staying in its phase; ``None``: its phase has no such limit."""
         if worker.phase in (WorkerPhase.STARTING, WorkerPhase.ENDING, WorkerPhase.DISMISSED):
             return worker.since_s + self._policy.start_timeout_s
         return worker.since_s + self._policy.elastic_timeout_s if worker.phase is WorkerPhase.GREETED else None
 
     def _give_up(self, now: float) -> Decision | None:
-        """Kill who is overdue, and who has nowhere to go."""
+        """Kill a worker that is overdue, hangs, or can no longer join."""
         for worker in self._job.workers.values():
             overdue_s, ends_s = self._overdue_s(worker), self._job.hangs_at_s(worker)
             is_new = worker.phase in (WorkerPhase.STARTING, WorkerPhase.GREETED)
@@ -176,7 +177,7 @@ class Membership:
         return None
 
     def _dismiss(self, now: float) -> Decision | None:
-        """Those that are ready, and will not be members."""
+        """Send home the workers that are ready and will not be members."""
         if self._job.is_running:
             wanted = self._job.joiners() if not self._job.finished else []
         elif not self._job.awaited(now):
@@ -194,7 +195,7 @@ class Membership:
         )
 
     def _form(self, now: float) -> Decision | None:
-        """The next generation, once everybody is there who can be."""
+        """Form the next generation, once all workers that can be there are."""
         chosen = self._job.chosen()
         if self._job.is_running or self._job.awaited(now) or len(chosen) < self._needed:
             return None
@@ -208,7 +209,7 @@ class Membership:
         return Decision(Form(self.generation, list(self.members)), f"generation {self.generation}: {reason}")
 
     def _announce(self, now: float) -> Decision | None:
-        """Those that come and those that go, when there are no more to expect for a while."""
+        """Announce joins and leaves, once no more of them are to be expected for a while."""
         members = self._job.in_phase(WorkerPhase.MEMBER)
         leaving = [worker for worker in members if not self._job.may_stay(worker)]
         joiners = self._job.joiners()
@@ -231,7 +232,7 @@ class Membership:
         return not self._job.finished and not (self._policy.max_np and staying >= self._policy.max_np)
 
     def _start(self, now: float) -> Decision | None:
-        """A worker for the next free slot."""
+        """Start a worker in the next free slot."""
         slot = self._job.slots.free(now) if self._may_start() else None
         if slot is None:
             return None

@@ -19,7 +19,7 @@ STEPS_OF_PATIENCE = 5
 
 @final
 class Policy(msgspec.Struct, frozen=True):
-    """What people asked for, by the names of ``Settings``, and what nobody needs to ask for.
+    """Limits of one job: those that ``Settings`` has, by the same names, and those that nobody needs to set.
 
     ``window_s``: changes that are wished for within it become one. ``slot_failures``: after so many in a row nothing
     is started in a slot for the longest cool-down. ``host_failures``: a host with so many such slots (or, if it has
@@ -40,7 +40,7 @@ class Policy(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, settings: Settings) -> Policy:
-        """That of a job with these settings."""
+        """The policy of a job with these settings."""
         return cls(
             min_np=max(1, settings.min_np),
             max_np=settings.max_np,
@@ -53,5 +53,5 @@ class Policy(msgspec.Struct, frozen=True):
         )
 
     def patience_s(self, step_s: float) -> float | None:
-        """How long others wait for one that gives no sign of life, with steps of ``step_s``; ``None``: for ever."""
+        """Seconds that others wait for a rank without a sign of life, with steps of ``step_s``; ``None``: for ever."""
         return max(self.hang_timeout_s, STEPS_OF_PATIENCE * step_s) if self.hang_timeout_s else None

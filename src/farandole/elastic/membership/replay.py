@@ -1,6 +1,6 @@
-"""What happened in an elastic job, and what was decided: ``python -m farandole.elastic.membership.replay FILE``.
+"""Replay the journal of an elastic job: ``python -m farandole.elastic.membership.replay FILE``.
 
-The decisions are made anew from the events of the journal; the command fails if one comes out otherwise.
+Prints events and decisions. The decisions are made anew from the events; the command fails if one comes out otherwise.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from farandole.errors import UsageError
 
 
 def tell(turns: Sequence[Turn]) -> Iterator[str]:
-    """The lines for people; seconds count from the first turn."""
+    """Lines to print, for each event and decision; seconds count from the first turn."""
     begin_s = turns[0].at_s if turns else 0.0
     for turn in turns:
         for heard in turn.heard:
@@ -24,7 +24,7 @@ def tell(turns: Sequence[Turn]) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command."""
+    """Run the command; returns its exit status."""
     if len(arguments) != 1 or arguments[0].startswith("-"):
         print("usage: python -m farandole.elastic.membership.replay FILE", file=sys.stderr)
         return 2

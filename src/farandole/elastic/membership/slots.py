@@ -1,12 +1,12 @@
-"""Where workers may be started: hosts, their slots, and which of them rest after failures; without any I/O.
+"""Slots in which workers may be started, by host, and which of them rest after failures; without any I/O.
 
     >>> slots = Slots(Policy(cooldown_range_s=(2.0, 60.0)))
     >>> slots.found({"a": 1})
-    >>> slots.take(slots.free(now=0.0), place=0)
-    >>> slots.fail(Slot("a", 0), now=10.0).reason
+    >>> slots.take(slots.free(now=0.0), worker_id=0)
+    >>> slots.fail(HostSlot("a", 0), now=10.0).reason
     'a worker in slot 0 of a has failed: it gets another one in 2 s at the earliest'
     >>> slots.free(now=11.0), slots.free(now=12.0)
-    (None, Slot(host='a', index=0))
+    (None, HostSlot(host='a', index=0))
 
 A slot rests after a failure, longer after each one in a row. A host rests as a whole if it is lost, or if several of
 its slots have failed again and again. Nothing rests for good.
@@ -27,20 +27,20 @@ FIRST_REST_S = 1.0
 @final
 @dataclass(frozen=True, slots=True)
 class HostSlot:
-    """A host, and which of its slots."""
+    """One slot of a host."""
 
     host: str
     index: int
 
     def __str__(self) -> str:
-        """For people."""
+        """Text for logs and errors."""
         return f"slot {self.index} of {self.host}"
 
 
 @final
 @dataclass(slots=True)
 class _Record:
-    """What is remembered of a slot, or of a host as a whole."""
+    """Failures in a row of a slot, or of a host as a whole, and until when it rests."""
 
     failures: int = 0
     rests_until_s: float = 0.0
@@ -53,12 +53,12 @@ class Slots:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._capacity: dict[str, int] = {}
-        self._taken: dict[HostSlot, int] = {}  # by place
+        self._taken: dict[HostSlot, int] = {}  # to worker ids
         self._slots: dict[HostSlot, _Record] = {}
         self._hosts: dict[str, _Record] = {}
 
     def found(self, hosts: dict[str, int]) -> None:
-        """These are the hosts now."""
+        """Replace the hosts and the number of slots of each."""
         self._capacity = dict(hosts)
 
     def exists(self, slot: HostSlot) -> bool:
@@ -66,17 +66,17 @@ class Slots:
         return slot.index < self._capacity.get(slot.host, 0)
 
     def take(self, slot: HostSlot, worker_id: int) -> None:
-        """A worker is started there."""
+        """Occupy ``slot``: this worker is started there."""
         self._taken[slot] = worker_id
 
     def give_back(self, slot: HostSlot) -> None:
-        """Its worker has ended, and nobody is to blame."""
+        """Free a slot whose worker has ended without a failure of the slot."""
         self._taken.pop(slot, None)
 
     def fail(self, slot: HostSlot, now: float, lasted_s: float = 0.0) -> Decision | None:
-        """Its worker has failed, having been a member for ``lasted_s``; says for how long the slot rests.
+        """Free a slot whose worker failed after ``lasted_s`` as a member; the decision says how long the slot rests.
 
-        Who lasted longer than the longest cool-down shows that the slot is sound: its failures are counted anew.
+        After longer than the longest cool-down the slot has shown to be sound: its failures are counted anew.
         """
         self._taken.pop(slot, None)
         record = self._slots.setdefault(slot, _Record())
@@ -95,7 +95,7 @@ class Slots:
         )
 
     def lose(self, host: str, now: float) -> Decision | None:
-        """A host is lost with all that ran there; says for how long nothing is started there."""
+        """Free all slots of a lost host; the decision says for how long nothing is started there."""
         for slot in [slot for slot in self._taken if slot.host == host]:
             del self._taken[slot]
         record = self._hosts.setdefault(host, _Record())
@@ -105,17 +105,17 @@ class Slots:
         return _rest(host, -1, rest_s, f"host {host} was lost")
 
     def proved(self, slot: HostSlot) -> None:
-        """A worker of this slot became a member: its host works."""
+        """Forget the losses of the slot's host: it works, as a worker there became a member."""
         if slot.host in self._hosts:
             self._hosts[slot.host].failures = 0
 
     def free(self, now: float) -> HostSlot | None:
-        """The first one where a worker may be started."""
+        """The first slot in which a worker may be started; ``None`` if there is none now."""
         return next((slot for slot in self._open() if self._rests_until_s(slot) <= now), None)
 
     @property
     def next_free_s(self) -> float | None:
-        """When ``free`` will find one; in the past if there is one now, ``None`` if all are taken."""
+        """Time at which ``free`` will find a slot; in the past if there is one now, ``None`` if all are taken."""
         return min((self._rests_until_s(slot) for slot in self._open()), default=None)
 
     @property

@@ -1,7 +1,7 @@
-"""How a step becomes everybody's, and how ranks that saw different ends of a vote come to one state again; pure.
+"""The vote of a step, and the agreement on one state after ranks saw different ends of a vote; pure.
 
-    >>> count([Part(step=7, samples=(4,)), Part(step=7, samples=(3,), change_due=True)])
-    Outcome(step=8, samples=(7,), change_due=True)
+    >>> count([Vote(step=7, samples=(4,)), Vote(step=7, samples=(3,), change_due=True)])
+    VoteOutcome(step=8, samples=(7,), change_due=True)
     >>> agree([Claim(step=7, digest="c0"), Claim(step=8, digest="5e"), Claim(step=NEW, digest="11")])
     Agreement(step=8, root=1, sources=[1], receivers=[0, 2], diverged=[], alike=[])
 
@@ -23,7 +23,7 @@ NEW = -1
 
 @final
 class Vote(NamedTuple):
-    """What a rank brings to the vote of a step: that it is at ``step`` and has reduced its gradients.
+    """One rank's part in the vote of a step: it is at ``step`` and has reduced its gradients.
 
     ``samples`` are those it computed, by data set; ``change_due``: it has heard that workers are to come or go.
     """
@@ -35,7 +35,7 @@ class Vote(NamedTuple):
 
 @final
 class VoteOutcome(NamedTuple):
-    """What every rank knows after a vote: the step they are at once they have applied it, and what it has consumed."""
+    """Result of a vote, the same on all ranks: the step that they reach by applying it, and what it has consumed."""
 
     step: int
     samples: tuple[int, ...]
@@ -45,7 +45,7 @@ class VoteOutcome(NamedTuple):
 def count(parts: Sequence[Vote]) -> VoteOutcome:
     """Count the parts of all ranks; raises ``CollectiveError`` if they are not those of one step.
 
-    Whoever returns from here may apply the step. A rank whose step has failed brings no part, and nobody gets here.
+    A rank that returns from here may apply the step. If one's step has failed it brings no part, and none returns.
     """
     first = parts[0]
     if any(part.step != first.step or len(part.samples) != len(first.samples) for part in parts):
@@ -59,7 +59,7 @@ def count(parts: Sequence[Vote]) -> VoteOutcome:
 
 @final
 class Claim(NamedTuple):
-    """What a rank says of its state when a generation begins.
+    """Description of one rank's state when a generation begins.
 
     ``step`` counts the steps that it has seen voted and has wholly applied (``NEW``: it has no state of the job, or
     was in the middle of applying one). ``digest`` is of its tensors, ``private`` of what ranks may differ in, by name.
@@ -73,7 +73,7 @@ class Claim(NamedTuple):
 
 
 def goes_on_from(step: int, joined: bool) -> int:
-    """From which step a job goes on with the state of which a ``Claim`` says this; ``NEW`` if it cannot.
+    """The step from which a job goes on with a state of such a ``Claim``; ``NEW`` if it cannot.
 
     >>> goes_on_from(7, joined=True), goes_on_from(NEW, joined=False), goes_on_from(NEW, joined=True)
     (7, 0, -1)
@@ -84,11 +84,11 @@ def goes_on_from(step: int, joined: bool) -> int:
 @final
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """What follows from the claims of all ranks, the same on every rank.
+    """Outcome of the claims of all ranks, the same on every rank.
 
     The job goes on from ``step`` (``NEW``: it begins) with the state of ``root``, its oldest rank with the newest
     state. ``sources`` have that state, ``receivers`` get it. ``diverged`` are those of them that were at the same step
-    with other tensors: nothing makes such states but a fault in memory or in the script, and people should hear of it.
+    with other tensors: nothing makes such states but a fault in memory or in the script, which is worth a warning.
     ``alike`` are the private things that the sources do not differ in; receivers get them too.
     """
 
@@ -101,7 +101,7 @@ class Agreement:
 
 
 def agree(claims: Sequence[Claim]) -> Agreement:
-    """Whose state is the job's. Raises ``StartError`` if nobody is left who has it."""
+    """Choose the rank whose state is the job's. Raises ``StartError`` if no rank is left that has it."""
     step = max(claim.step for claim in claims)
     eligible = [rank for rank, claim in enumerate(claims) if claim.step == step and (step > NEW or not claim.joined)]
     if not eligible:

@@ -1,4 +1,4 @@
-"""What is known of the workers of an elastic job, from the decision to start each until its end."""
+"""Workers of an elastic job as the membership knows them, from the decision to start each until its end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from farandole.runtime.coordination.rank_names import list_some
 
 @final
 class WorkerPhase(Enum):
-    """Where a worker is in its life."""
+    """Phase in the life of a worker."""
 
     STARTING = "it has not called init()"
     GREETED = "it builds its model; a generation trains without it"
@@ -30,10 +30,10 @@ class WorkerPhase(Enum):
 @final
 @dataclass(slots=True)
 class Worker:
-    """One process. ``senior``: it has been a member; ``step``: that of its state when it last came.
+    """One worker process. ``senior``: it has been a member; ``step``: that of its state when it last came.
 
-    ``to_blame`` says whether its slot is, when it ends. ``since_s`` is when it entered its phase, ``answered_s`` when
-    it was last heard of while others waited for it.
+    ``to_blame``: its end counts as a failure of its slot. ``since_s`` is the time at which it entered its phase,
+    ``answered_s`` that of its last sign of life while others waited for it.
     """
 
     worker_id: int
@@ -52,15 +52,15 @@ class Worker:
 
     @property
     def holds(self) -> bool:
-        """Whether the job can go on from its state."""
+        """True if the job can go on from its state."""
         return self.senior and self.step > NEW
 
     def lasted_s(self, now: float) -> float:
-        """For how long it has been a member."""
+        """Seconds for which it has been a member."""
         return 0.0 if self.member_since_s is None else now - self.member_since_s
 
     def __str__(self) -> str:
-        """For people. Ranks change; places do not."""
+        """Text for logs and errors. Ranks change; worker ids do not."""
         return f"worker {self.worker_id} on {self.slot.host}"
 
 

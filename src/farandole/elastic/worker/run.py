@@ -12,6 +12,14 @@ The process, its model and its data stay. When a worker was lost, or others are 
 next generation, agree on the newest state, and the function is called again.
 """
 
+# All of this runs in the thread that calls ``train``. The one thing that interrupts it is SIGTERM, whose handler Python
+# runs in the main thread between two bytecodes of whatever is under way there: user code, a collective, ``rejoin``.
+# So the handler takes no lock, and raises nothing while there is a session: an exception in the middle of a step would
+# cost all ranks that step. It sets a flag and has the session say in the next vote, or commit, that a change is due;
+# all ranks then leave their generation at the same commit, and this one looks at its flag. The flag outlives the
+# session, which may have heard of the signal in its last moment. Only where there is no session does the handler
+# raise: nobody else would, as the wait for the next generation may be long, and there is no step that it could cost.
+
 from __future__ import annotations
 
 import functools
@@ -31,7 +39,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 ATTEMPTS = 3
-"""How often one step is tried again after errors that no other worker's end explains."""
+"""Attempts to repeat one step after errors that no other worker's end explains."""
 
 
 def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
@@ -58,10 +66,10 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
                 try:
                     turn.begin(notice)
                     return func(state, *args, **kwargs)
-                except MismatchError:
+                except MismatchError:  # a CollectiveError, but ranks that run different programs will differ again
                     raise
                 except CollectiveError as error:
-                    notice.heed()
+                    notice.heed()  # before the next turn: a worker that is to end must not become a member once more
                     turn = turn.after_fault(error)
                     state.restore()
                 except HostsUpdatedInterrupt:
@@ -73,9 +81,10 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
 
 @final
 class _Notice:
-    """SIGTERM, while this worker trains in an elastic job: it ends where the state is whole, and the others have it."""
+    """SIGTERM handler while an elastic worker trains: it ends where the state is whole and the others have it."""
 
     def __init__(self) -> None:
+        # Python lets no other thread set a handler, and calls none elsewhere than in the main thread.
         is_ours = threading.current_thread() is threading.main_thread()
         is_free = is_ours and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         self._listens = is_free and current("elastic.run").settings.is_elastic
@@ -87,11 +96,11 @@ class _Notice:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._listens:  # who ends may be writing a last checkpoint when it is told again
+        if self._listens:  # a worker that ends may be writing a last checkpoint when it is told again
             signal.signal(signal.SIGTERM, signal.SIG_IGN if kind is SystemExit else signal.SIG_DFL)
 
     def heed(self) -> None:
-        """End, if it was given."""
+        """End the worker by ``SystemExit`` if SIGTERM has come."""
         if self._given:
             raise SystemExit(128 + signal.SIGTERM)
 
@@ -100,14 +109,16 @@ class _Notice:
         if is_initialized():
             current().change("a worker was told to end (SIGTERM)")
         else:
-            self.heed()  # it waits for the next generation: the others have the state as well
+            # It is between two sessions, and nobody reads ``change_due``. In a forked child (of a data loader, say),
+            # which has no session either, this ends the child, as SIGTERM should.
+            self.heed()
 
 
 @final
 class _Turn:
     """One call of the training function in one generation. The first begins where ``init`` has left the worker.
 
-    Every other one begins with the end of the generation before, and tells how long it took until the next step.
+    A later one begins with the end of the generation before, and tells how long it took until the next step.
     ``failures`` counts how often the step that is next has failed without another worker's end to explain it.
     """
 
@@ -117,7 +128,7 @@ class _Turn:
         self._begun_s = self._formed_s = time.monotonic()
 
     def begin(self, notice: _Notice) -> None:
-        """Be in a generation with the others, and at one state with them."""
+        """Join a generation if need be, and bring the state to that of all ranks."""
         if self._because:
             self._step_vote.reach("reform")
             self._rejoin(notice)
@@ -133,22 +144,24 @@ class _Turn:
             self._step_vote.on_recovered = lambda: self._tell(time.monotonic() - synced_s)
 
     def _rejoin(self, notice: _Notice) -> None:
-        """A notice that has come before the session was left would be heard by nobody; a later one ends the wait."""
+        """Leave the session and join the next generation, unless this worker was told to end."""
         shutdown()
+        # Between the two: a signal that came while there was a session has told that session only, and it is gone. One
+        # that comes after this line ends the wait by itself.
         notice.heed()
         rejoin(self._state.content, self._state._step)
 
     def after_fault(self, error: CollectiveError) -> _Turn:
-        """The next turn, unless it would be one too many."""
+        """The next turn; raises ``error`` once the same step has failed too often."""
         failures = 0
-        if not isinstance(error, AbortError):
+        if not isinstance(error, AbortError):  # those have another worker's end to explain them, and may be many
             failures = 1 + (self._failures if self._step_vote.step == self._step else 0)
         if failures > ATTEMPTS:
             raise error
         return _Turn(self._state, str(error), failures)
 
     def after_change(self) -> _Turn:
-        """The next turn."""
+        """The next turn, after a planned change."""
         return _Turn(self._state, f"a change: {current().change_due or 'other workers have heard of it'}")
 
     def _tell(self, first_step_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Which rank computes which samples, so that each of an epoch is committed exactly once, whoever comes and goes.
+"""Samples of an epoch, distributed over changing ranks so that each of them is committed exactly once.
 
     cursor = SampleCursor(length=10, rank=0, size=3)
     [batch.counts(3) for batch in cursor.batches(batch_size=2)]     # [[2, 2, 2], [2, 1, 1]]
@@ -7,7 +7,7 @@
 
 An epoch is a fixed order of all samples, and a cursor in it: what lies before the cursor is committed, what follows is
 not. A step takes the next samples, whatever the number of ranks, and the cursor moves when the step is voted. So a
-fault, or another number of ranks, changes who computes a sample, and never whether it counts. Pure.
+fault, or another number of ranks, changes the rank that computes a sample, and never whether it counts. Pure.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def sequential(length: int, _seed: int, _epoch: int) -> Sequence[int]:
 @final
 @dataclass(frozen=True, slots=True)
 class GlobalBatch:
-    """What one step of all ranks takes: the places ``start`` to ``stop`` of the epoch's order.
+    """Samples of one step of all ranks: the positions ``start`` to ``stop`` in the epoch's order.
 
     Ranks take neighbouring slices whose lengths differ by one at most.
     """
@@ -48,11 +48,11 @@ class GlobalBatch:
 
     @property
     def samples(self) -> int:
-        """How many samples all ranks have together."""
+        """Number of samples of all ranks together."""
         return self.stop - self.start
 
     def counts(self, size: int) -> list[int]:
-        """How many of the samples each of ``size`` ranks has."""
+        """Number of samples of each of ``size`` ranks."""
         even, odd = divmod(self.samples, size)
         return [even + (rank < odd) for rank in range(size)]
 
@@ -63,7 +63,7 @@ class GlobalBatch:
         return range(start, start + even + (rank < odd))
 
     def computed(self, rank: int, size: int) -> range:
-        """The same, but never empty: a rank without a sample computes on the last one, which then weighs nothing."""
+        """The slice of one rank, never empty: without a sample of its own it has the last one, which weighs nothing."""
         return self.positions(rank, size) or range(self.stop - 1, self.stop)
 
 
@@ -102,9 +102,9 @@ class SampleCursor:
         self.rank, self.size = rank, size
         self.epoch = 0
         self.position = 0
-        """How many samples of this epoch are committed."""
+        """Number of committed samples of this epoch."""
         self.in_flight: list[GlobalBatch] = []
-        """Handed out, and not committed."""
+        """Batches that are handed out, and not committed."""
         self._unreduced: list[GlobalBatch] = []
         self._rearranged = 0
         self._order = order
@@ -125,7 +125,7 @@ class SampleCursor:
 
     @property
     def arrangement(self) -> int:
-        """Changes when batches that were planned before must not be handed out any more."""
+        """Counter; it changes when batches that were planned before must not be handed out any more."""
         return self._rearranged
 
     def set_epoch(self, epoch: int) -> None:
@@ -135,7 +135,7 @@ class SampleCursor:
             self._drop()
 
     def rearrange(self, rank: int, size: int) -> None:
-        """There are other ranks than before: what was handed out, and not committed, will be again."""
+        """Adapt to other ranks than before: batches in flight are dropped, and their samples handed out again."""
         self.rank, self.size = rank, size
         self._drop()
 
@@ -160,7 +160,7 @@ class SampleCursor:
     # -- what happens to a batch ---------------------------------------------------------------------------------------
 
     def hand_out(self, batch: GlobalBatch) -> None:
-        """The training loop has this batch now."""
+        """Hand a batch to the training loop: it is in flight until ``advance``."""
         self.in_flight.append(batch)
         self._unreduced.append(batch)
 
@@ -171,7 +171,7 @@ class SampleCursor:
         ]
 
     def weigh(self) -> float:
-        """What to multiply this rank's mean gradient by, so that the mean over the ranks is the mean over the samples.
+        """Factor for this rank's mean gradient that makes the mean over the ranks the mean over the samples.
 
         It is 1 where all ranks have equally many; for what was handed out since this was asked last.
         """
@@ -181,11 +181,11 @@ class SampleCursor:
         return mine * self.size / total if total else 1.0
 
     def samples(self) -> int:
-        """How many samples of this rank are in flight; summed over the ranks, what ``advance`` expects."""
+        """Number of this rank's samples in flight; ``advance`` expects their sum over the ranks."""
         return sum(len(batch.positions(self.rank, self.size)) for batch in self.in_flight)
 
     def advance(self, samples: int) -> None:
-        """The step is committed: all ranks together have computed ``samples``, what is in flight."""
+        """Commit the step: all ranks together have computed ``samples``, which is what is in flight."""
         expected = sum(batch.samples for batch in self.in_flight)
         if samples != expected:
             raise MismatchError(
@@ -198,13 +198,13 @@ class SampleCursor:
         self._unreduced.clear()
 
     def record(self, samples: int) -> None:
-        """The same, where somebody else cuts batches: ``samples`` of every rank are committed."""
+        """Commit ``samples`` of every rank, where somebody else cuts batches."""
         self.position = min(self.length, self.position + samples * self.size)
 
     # -- what is kept --------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What ``load_state_dict`` takes, at any number of ranks."""
+        """Progress as ``load_state_dict`` takes it, at any number of ranks."""
         return {
             "epoch": self.epoch,
             "processed_num": self.position,

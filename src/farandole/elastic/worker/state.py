@@ -1,4 +1,4 @@
-"""What training must not lose: registered values that survive when workers come and go.
+"""State of an elastic job: registered values that survive when workers come and go.
 
     state = ObjectState(batch=0, epoch=0)
 
@@ -45,16 +45,16 @@ class State(ABC):
         self._step_vote = StepVote()
         self._synced: Synced | None = None
         self._joined = False
-        """Not one of those that could begin the job: it came later, or what it had is no whole state."""
+        """True if this worker cannot begin the job: it came later, or its state is not whole."""
 
     @property
     def content(self) -> str:
-        """What it consists of: workers that train together say the same. "" for what cannot be told."""
+        """Description of the state, the same on workers that train together; "" if nothing can be told."""
         return ""
 
     @property
     def _step(self) -> int:
-        """From which step the job can go on with this state; ``NEW`` if it cannot."""
+        """The step from which the job can go on with this state; ``NEW`` if it cannot."""
         return goes_on_from(NEW, self._joined)
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], object]]) -> None:
@@ -65,13 +65,13 @@ class State(ABC):
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """Others have come or gone: ``reset``, then the callbacks."""
+        """Call ``reset``, then the callbacks: other workers have come or gone."""
         self.reset()
         for callback in self._reset_callbacks:
             callback()
 
     def on_hosts_updated(self, timestamp: float = 0.0, update_res: int = 0) -> None:
-        """Somebody knows that workers are to come or go: the next ``check_host_updates`` raises on every rank."""
+        """Ask for a change of the workers: the next ``check_host_updates`` raises on every rank."""
         current().change("the script said so")
 
     def commit(self) -> None:
@@ -84,13 +84,13 @@ class State(ABC):
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Let workers come and go here if they are to; all ranks call it at the same places."""
+        """Let workers come and go here if they are to; all ranks call it at the same points."""
         self._step_vote.reach("commit")
         if self._is_change_due():
             raise HostsUpdatedInterrupt
 
     def _is_change_due(self) -> bool:
-        """Decided by all ranks together, as they may hear of it at different times."""
+        """True on all ranks if any of them has heard of a change, as they may hear of it at different times."""
         return any(allgather_object(bool(current().change_due), "elastic.change_due"))
 
     @abstractmethod
@@ -106,7 +106,7 @@ class State(ABC):
         """Make the state the same on all ranks. Collective."""
 
     def reset(self) -> None:  # noqa: B027 (most states need nothing)
-        """Others have come or gone; for what depends on their number."""
+        """Adapt what depends on the number of workers: others have come or gone."""
 
 
 class ObjectState(State):
@@ -132,7 +132,7 @@ class ObjectState(State):
         self.save()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """A registered value is replaced where it is kept, too."""
+        """Set an attribute; a registered value is replaced in its handler, too."""
         held = self.__dict__
         handler = held.get("_parts", {}).get(name) or held.get("_handlers", {}).get(name)
         if handler is not None and handler.value is not value:
@@ -175,7 +175,7 @@ class ObjectState(State):
         self._joined = job_state.joined
         reach = partial(self._reach, job_state)
         self._synced = synchronize(self._parts, self._objects(), self._leaves, job_state, reach)
-        self._is_whole = True
+        self._is_whole = True  # and not before: tensors that are half received when the line above raises are no state
         self._take(self._synced.objects)
         self._arrange(self._synced.step)
         for handler in self._handlers.values():
@@ -201,7 +201,7 @@ class ObjectState(State):
         object.__setattr__(self, name, value)
 
     def _handler(self, value: Any) -> StateHandler | None:
-        """Who keeps a value; ``None`` if it is to be pickled."""
+        """The handler that keeps a value; ``None`` if it is to be pickled."""
         kinds = (SamplerPart, StatefulPart)
         return next((kind(value) for kind in kinds if kind.fits(value)), None)
 
@@ -213,7 +213,7 @@ class ObjectState(State):
             object.__setattr__(self, name, value)
 
     def _connect(self) -> None:
-        """Have the registered values work together; they are others than before."""
+        """Connect the registered values with the step vote; called again when one is replaced."""
         samplers = {name: part for name, part in self._parts.items() if isinstance(part, SamplerPart)}
         self._step_vote.cursors = {name: part.value.cursor for name, part in samplers.items()}
 
@@ -233,6 +233,7 @@ class ObjectState(State):
         return goes_on_from(self._job_state.step, self._job_state.joined)
 
     def _reach(self, before: LocalState, phase: str) -> None:
+        # Before the first byte is overwritten, not after: a worker that is interrupted in between must claim ``NEW``.
         if phase == "receive":
             self._is_whole, self._joined = False, True
         elif phase == "put back":

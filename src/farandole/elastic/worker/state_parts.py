@@ -1,6 +1,6 @@
-"""What a state consists of: registered values, each with a handler that can keep it, restore it and hand it over.
+"""Parts of a state: registered values, each with a handler that can keep it, restore it and hand it over.
 
-    class Averages(Part):
+    class Averages(StatePart):
         def tree(self):
             return self.value.numbers           # nested dicts, lists and tuples, with the framework's tensors in them
         def load(self, tree):
@@ -35,14 +35,14 @@ class StateHandler(ABC):
 
     @abstractmethod
     def restore(self) -> None:
-        """Make it again what it was when it was last saved."""
+        """Make the value again what it was when it was last saved."""
 
     @abstractmethod
     def sync(self) -> None:
-        """Make it on every rank what it is on rank 0. Collective."""
+        """Make the value on every rank what it is on rank 0. Collective."""
 
     def set_value(self, value: Any) -> None:
-        """Another object is registered under the same name."""
+        """Keep another object, registered under the same name, from now on."""
         self.value = value
         self.save()
 
@@ -70,11 +70,11 @@ class StatePart(StateHandler):
         return self.value.state_dict()
 
     def load(self, tree: Any) -> None:
-        """Take this content, which is nobody else's."""
+        """Load a tree, which is the caller's no more."""
         self.value.load_state_dict(tree)
 
     def own_tensors(self) -> set[int]:
-        """By ``id``, the tensors of the tree that may differ between ranks (statistics of their own batches)."""
+        """Tensors of the tree, by ``id``, that may differ between ranks (statistics of their own batches)."""
         return set()
 
     def save(self) -> None:
@@ -87,11 +87,11 @@ class StatePart(StateHandler):
             self.load(copy.deepcopy(self._saved))
 
     def sync(self) -> None:
-        """Nothing: see ``exchange.synchronize``."""
+        """Do nothing: ``state_sync.synchronize`` hands over all parts together."""
 
 
 def copied(values: dict[str, Any]) -> dict[str, Any]:
-    """Independent of ``values``; raises ``UsageError`` for one that cannot be copied, by its name."""
+    """A deep copy of ``values``; raises ``UsageError`` for one that cannot be copied, by its name."""
     try:
         return copy.deepcopy(values)
     except Exception as error:
@@ -99,7 +99,7 @@ def copied(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def unfit(values: Mapping[str, Any], keep: Callable[[Any], object], error: Exception) -> UsageError:
-    """Which of the ``values`` of a state ``keep`` cannot take, as ``error`` says of them all; what to do about it."""
+    """An error that names which of a state's ``values`` ``keep`` cannot take (``error``), and what to do about it."""
     for name, value in values.items():
         try:
             keep(value)
@@ -113,26 +113,26 @@ def unfit(values: Mapping[str, Any], keep: Callable[[Any], object], error: Excep
 
 @final
 class StatefulPart(StatePart):
-    """Whatever has ``state_dict`` and ``load_state_dict``: schedulers, a user's own classes."""
+    """A value with ``state_dict`` and ``load_state_dict``: a scheduler, an object of a user's own class."""
 
     @staticmethod
     def fits(value: Any) -> bool:
-        """Whether a value can be kept in this way."""
+        """True if a value can be kept in this way."""
         return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
 
 
 @final
 class SamplerPart(StatePart):
-    """A sampler: what has a ``cursor``, which moves when steps are voted."""
+    """A sampler: a value with a ``cursor``, which moves when steps are voted."""
 
     @staticmethod
     def fits(value: Any) -> bool:
-        """Whether a value is a sampler."""
+        """True if a value is a sampler."""
         return isinstance(getattr(value, "cursor", None), SampleCursor)
 
 
 class Leaves(ABC, Generic[T]):
-    """How a framework's tensors are taken out of a tree, put back, and read and written as host memory."""
+    """A framework's tensors: taking them out of a tree, putting them back, their values as host memory."""
 
     @abstractmethod
     def take(self, tree: Any) -> tuple[Any, list[T]]:
@@ -153,7 +153,7 @@ class Leaves(ABC, Generic[T]):
 
 @final
 class NoLeaves(Leaves[Any]):
-    """For states without tensors: everything is pickled."""
+    """Leaves of a state without tensors: everything is pickled."""
 
     def take(self, tree: Any) -> tuple[Any, list[Any]]:
         """See ``Leaves``."""

@@ -1,10 +1,10 @@
-"""How all ranks of a new generation come to one state: who has the newest, and what the others need of it.
+"""State sync: all ranks of a new generation come to one state, that of a rank with the newest.
 
-    synced = synchronize(parts, {"epoch": 3}, leaves, Standing(412), reach)
+    synced = synchronize(parts, {"epoch": 3}, leaves, LocalState(412), reach)
 
-The newest state is that of the highest voted step, and among those ranks the oldest one's. Who was there, and has the
-same tensors, is a source; who is behind, new, or differs gets them from all sources at once. Everything that is no
-tensor is the oldest one's on all ranks, so that every rank goes on at the same place of its program.
+The newest state is that of the highest voted step, and among those ranks the oldest one's. A rank that was there, and
+has the same tensors, is a source; one that is behind, new, or differs gets them from all sources at once. Everything
+that is no tensor is the oldest one's on all ranks, so that every rank goes on at the same point of its program.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ T = TypeVar("T")
 @final
 @dataclass(frozen=True)
 class LocalState:
-    """How this rank stands before: the step it is at, or ``NEW``; ``joined`` if it cannot be the one to begin."""
+    """State of this rank before the sync: its step, or ``NEW``; ``joined`` if it cannot be the one to begin."""
 
     step: int = NEW
     joined: bool = False
@@ -43,7 +43,7 @@ class LocalState:
 @final
 @dataclass(frozen=True)
 class Synced:
-    """What came of it: the job's step, whether this rank's tensors changed, and how long it took.
+    """Result of a sync: the job's step, whether this rank's tensors changed, and how long it took.
 
     ``objects`` are those of the rank that everybody follows.
     """
@@ -58,7 +58,7 @@ class Synced:
 
 @final
 class Inventory(Generic[T]):
-    """What this rank has of each part: a skeleton, as bytes, and tensors."""
+    """Parts of this rank's state: for each a skeleton, as bytes, and its tensors."""
 
     def __init__(self, parts: Mapping[str, StatePart], leaves: Leaves[T]) -> None:
         self._parts, self._leaves = parts, leaves
@@ -107,7 +107,7 @@ class Inventory(Generic[T]):
                 self.changed[name], self._tensors[name] = tree, tensors
 
     def load(self) -> None:
-        """Hand over what has changed."""
+        """Load the trees that have changed into their parts."""
         for name, tree in self.changed.items():
             self._parts[name].load(tree)
 
@@ -139,6 +139,8 @@ def synchronize(
     arrays, _ = leaves.memory(inventory.common())
     digest = f"{Flat(arrays).checksum():08x}"
     claim = Claim(job_state.step, digest, inventory.private(), job_state.joined)
+    # Every rank decides by itself, from the same claims in the same order: no further round, and no rank whose death
+    # would leave the others without an answer.
     agreement = agree(allgather_object(claim, "elastic.claims"))
     _warn_of_divergence(agreement, rank)
     mine = (inventory.skeletons, _pickled(objects))
@@ -154,6 +156,8 @@ def synchronize(
         with _put_back_by_failure(leaves, inventory, reach) if is_first else contextlib.nullcontext():
             nbytes += _move(leaves, inventory.common(), agreement.sources, receives, "elastic.common")
             nbytes += _move(leaves, inventory.own(), [agreement.root], receives, "elastic.own")
+    # After the last collective: up to here a lost peer leaves the parts as they were, and only tensors half
+    # written, of which ``receive`` has told.
     inventory.load()
     if their_objects != mine[1]:
         objects = pickle.loads(their_objects)  # noqa: S301 (from a member of this job)
@@ -181,7 +185,7 @@ def _warn_of_divergence(agreement: Agreement, rank: int) -> None:
 
 @contextlib.contextmanager
 def _put_back_by_failure(leaves: Leaves[T], inventory: Inventory[T], reach: Callable[[str], object]) -> Iterator[None]:
-    """If the block raises, all tensors are what they were. The copy is made once in a job, before its first step."""
+    """Restore all tensors if the block raises. The copy is made once in a job, before its first step."""
     tensors = [*inventory.common(), *inventory.own()]
     arrays, held = leaves.memory(tensors)
     memory = Flat(arrays)
@@ -189,7 +193,7 @@ def _put_back_by_failure(leaves: Leaves[T], inventory: Inventory[T], reach: Call
     memory.read(everything, ctypes.addressof(kept))
     try:
         yield
-    except BaseException:
+    except BaseException:  # KeyboardInterrupt, too: the script may catch it, and save or start with these tensors
         memory.write(everything, ctypes.addressof(kept))
         leaves.written(tensors, held)
         reach("put back")

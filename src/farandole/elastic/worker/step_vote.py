@@ -1,8 +1,8 @@
 """The vote of a step: no rank changes a parameter before all know that every rank's part of the step is there.
 
-    ballot = Ballot()
-    ballot.cursors["sampler"] = cursor
-    ballot.cast(lane.meet)                          # raises, or all ranks are at the same step and may apply it
+    step_vote = StepVote()
+    step_vote.cursors["sampler"] = cursor
+    step_vote.cast(lane.meet)                       # raises, or all ranks are at the same step and may apply it
 
 In the same moment the samples of the step count, and all learn whether some rank has heard that workers are to come or
 go. A rank that has not seen the end of a vote may be one step behind another one that has: ``vote.agree`` finds out.
@@ -25,21 +25,21 @@ Meet: TypeAlias = Callable[[str, str], Sequence[str]]
 
 
 def alone(_point: str, said: str) -> list[str]:
-    """A ``Meet`` for who trains alone."""
+    """A ``Meet`` for a rank that trains alone."""
     return [said]
 
 
 @final
 class StepVote:
-    """What is voted on by the optimizers of one state. ``step`` counts the steps that were."""
+    """The step vote that the optimizers of one state share. ``step`` counts the steps that were voted."""
 
     def __init__(self) -> None:
         self.step = 0
         self.cursors: dict[str, SampleCursor] = {}
         self.change_due = False
-        """Whether, as all ranks know, some rank has heard that workers are to come or go."""
+        """True once all ranks know that one of them has heard that workers are to come or go."""
         self.is_applying = False
-        """A step has been voted, and not all of it is done to the parameters."""
+        """True while a voted step is not wholly applied to the parameters."""
         self.on_voted: Callable[[], object] = _nothing
         """Called after every vote that has passed."""
         self.on_recovered: Callable[[], object] = _nothing
@@ -52,31 +52,33 @@ class StepVote:
     def cast(self, meet: Meet) -> None:
         """Vote for this rank's part of the step, and return when everybody has."""
         self.reach("vote")
-        current().pace.beat()  # for who is alone, this is all that shows that it trains
+        current().pace.beat()  # for a rank that is alone, this is all that shows that it trains
         samples = tuple(cursor.samples() for cursor in self.cursors.values())
         mine = vote.Vote(self.step, samples, bool(current().change_due))
         outcome = vote.count([_read(said) for said in meet(f"vote {self.step}", _write(mine))])
+        # From here on nothing waits for a peer: the vote has passed for all, and a fault can no longer undo it. Cursors
+        # go first, as one may raise ``MismatchError``: this rank then does not count the step, and applies none of it.
         for cursor, sampled in zip(self.cursors.values(), outcome.samples, strict=True):
             cursor.advance(sampled)
         self.step, self.change_due, self.is_applying = outcome.step, outcome.change_due, True
         self.on_voted()
-        recovered, self.on_recovered = self.on_recovered, _nothing
+        recovered, self.on_recovered = self.on_recovered, _nothing  # forgotten first: once, even if it raises
         recovered()
         self.reach("voted")
 
     def applied(self) -> None:
-        """The step is done."""
+        """Note that the voted step is wholly applied."""
         self.is_applying = False
         self.reach("applied")
 
     def rearrange(self, step: int, rank: int, size: int) -> None:
-        """A new generation begins with ``step``."""
+        """Begin a new generation at ``step``, with these ranks."""
         self.step, self.change_due, self.is_applying = step, False, False
         for cursor in self.cursors.values():
             cursor.rearrange(rank, size)
 
     def reach(self, phase: str) -> None:
-        """Tell who has subscribed that this rank comes to ``phase``."""
+        """Emit a ``Milestone``: this rank comes to ``phase``."""
         if events.subscribers and is_initialized():
             session = current()
             rank = session.topology.rank
@@ -84,7 +86,7 @@ class StepVote:
 
 
 def _write(part: vote.Vote) -> str:
-    """As short as it gets: a meeting carries few bytes."""
+    """Encode a vote, as short as it gets: a meeting carries few bytes."""
     return ",".join(map(str, (part.step, int(part.change_due), *part.samples)))
 
 

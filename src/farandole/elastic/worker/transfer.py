@@ -23,7 +23,7 @@ from farandole.runtime.lanes.call import Call
 from farandole.runtime.session.init import current
 
 ROUND_BYTES = 32 * 2**20
-"""What travels at once, and is held beside the state meanwhile."""
+"""Bytes that travel at once, and are held beside the state meanwhile."""
 
 _CHECK = struct.Struct("<I")
 
@@ -38,11 +38,11 @@ class Flat:
 
     @property
     def nbytes(self) -> int:
-        """Of all together."""
+        """Size of all pieces together."""
         return self._ends[-1] if self._ends else 0
 
     def checksum(self) -> int:
-        """Of all bytes in their order."""
+        """CRC-32 of all bytes in their order."""
         value = 0
         for array in self._arrays:
             value = zlib.crc32(_view(array.address, array.nbytes), value)
@@ -70,7 +70,7 @@ class Flat:
 
 
 def stripes(nbytes: int, sources: int, round_bytes: int = ROUND_BYTES) -> list[list[range]]:
-    """Who sends what: for each round, one part per source; together they are all bytes, once.
+    """Plan of a transfer: for each round, one part per source; together they are all bytes, once.
 
     >>> stripes(10, sources=2, round_bytes=8)
     [[range(0, 4), range(4, 8)], [range(8, 9), range(9, 10)]]
@@ -91,14 +91,18 @@ def transfer(memory: Flat, sources: Sequence[int], receives: bool, label: str) -
     """
     session = current("the transfer of state")
     rank = session.topology.rank
+    # Two buffers, as the all-gather reads one while it writes the other. Each serves all rounds: when ``_exchange``
+    # returns the round is over on this rank, and the engine needs neither any more.
     packing, arriving = _Room(), _Room()
     for number, parts in enumerate(stripes(memory.nbytes, len(sources))):
+        # A rank that neither sends nor receives takes part as well, with no bytes: the all-gather is of all ranks.
         own = _pack(memory, parts[sources.index(rank)], packing) if rank in sources else _array(_buffer(0), 0)
         address = _exchange(f"{label}.{number}", own, arriving)
         if receives:
             try:
                 _unpack(memory, zip(sources, parts, strict=True), address)
             except EngineError as error:
+                # To raise is not enough: the others may have got sound stripes, and would go on to train without us.
                 session.abort(str(error))
                 raise
     return memory.nbytes
@@ -106,20 +110,20 @@ def transfer(memory: Flat, sources: Sequence[int], receives: bool, label: str) -
 
 @final
 class _Room:
-    """Memory that every round uses again: what is fresh costs as much as a copy."""
+    """Buffer that every round uses again: fresh memory costs as much as a copy."""
 
     def __init__(self) -> None:
         self._buffer = _buffer(0)
 
     def array(self, nbytes: int) -> Array:
-        """So much of it."""
+        """The first ``nbytes`` of the buffer, which grows if it is too small."""
         if len(self._buffer) < nbytes:
             self._buffer = _buffer(nbytes)
         return _array(self._buffer, nbytes)
 
 
 def _pack(memory: Flat, part: range, room: _Room) -> Array:
-    """A stripe, after its checksum."""
+    """Copy a stripe of ``memory`` behind its checksum."""
     packed = room.array(_CHECK.size + len(part))
     memory.read(part, packed.address + _CHECK.size)
     _CHECK.pack_into(_view(packed.address, _CHECK.size), 0, zlib.crc32(_view(packed.address + _CHECK.size, len(part))))
@@ -141,10 +145,10 @@ def _unpack(memory: Flat, parts: Iterable[tuple[int, range]], address: int) -> N
 
 
 def _exchange(name: str, mine: Array, room: _Room) -> int:
-    """All-gather bytes through the negotiated lane; where they are then."""
+    """All-gather bytes through the negotiated lane; returns the address of what came."""
     call = Call(Kind.ALLGATHER, f"allgather.{name}", mine, (mine.count,), allocate=lambda shape: room.array(shape[0]))
     current().submit([call], background=False).wait()
-    return room.array(0).address
+    return room.array(0).address  # asked only now: ``allocate`` may have taken a larger buffer
 
 
 def _buffer(nbytes: int) -> ctypes.Array[ctypes.c_char]:

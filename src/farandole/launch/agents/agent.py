@@ -1,10 +1,15 @@
 """The agent: one small process per host that starts, watches and ends workers and passes their output on.
 
-The launcher starts it, itself or through ssh or Slurm, with its charge, one line of JSON, on standard input. The end of
+The launcher starts it, itself or through ssh or Slurm, with its config, one line of JSON, on standard input. The end of
 that input, of the connection to the controller, or of what started it means that there is nobody to work for any more,
 and then the workers are killed. In an elastic job another controller may take the place of one that is gone. When the
 agent itself is killed, the kernel kills the workers. What else comes on standard input, in a job on one host, is
 printed on standard error, between the workers' lines. No framework is imported here.
+
+The main thread runs the loop and owns every field of ``Agent``, so that no lock is needed. Signals are bytes in a pipe:
+no handler runs between two lines of the loop. The pumps of ``JobOutput`` are threads of their own, since whoever reads
+the output may be slow; they touch nothing here but ``AgentLink.send``. Nobody but the loop reaps: a process number in
+``_workers`` is the worker's until then, at worst a zombie's, and a signal cannot hit a stranger that got it since.
 """
 
 from __future__ import annotations
@@ -49,7 +54,7 @@ if TYPE_CHECKING:
     from farandole.runtime.relay.relay import Relay
 
 SLURM_HOST = "SLURMD_NODENAME"
-"""Where Slurm tells a task what it calls its host."""
+"""The variable by which Slurm tells a task the name of its host."""
 
 SSH_SESSION = ("SSH_CLIENT", "SSH_CONNECTION", "SSH2_CLIENT")
 """Variables of the session that started the agent. A bash that finds them reads the user's start-up files, and prints
@@ -63,7 +68,7 @@ COMES_BACK_S = 10.0
 """How long the workers of an elastic job live without a controller: its launcher starts another one at once."""
 
 MOST_ENDS = 100
-"""How many of the last ends of workers a new controller is told of; it takes others for lost without a word."""
+"""Number of last ends of workers that a new controller is told of; others it takes for killed."""
 
 GIVE_UP_S = 1.0
 """How long an agent that was told to end at once, or has no launcher, tries to write what is left of the output."""
@@ -81,7 +86,7 @@ class Agent:
         self._writing: set[int] = set()
         self._workers: dict[int, int] = {}
         self._news: list[Started | Exited] = []
-        """Of workers, since the controller was told last."""
+        """Starts and refused starts that the controller has not been told of."""
         self._ended: deque[Exited] = deque(maxlen=MOST_ENDS)
         self._relay: Relay | None = None
         self._link: AgentLink | None = None
@@ -105,7 +110,7 @@ class Agent:
             if self._config.start is not None:
                 self._begin(self._config.start, JobOutput.own())  # they have more to load than we
             self._connect()
-            self._reap()
+            self._reap()  # where no worker could be started, perhaps no SIGCHLD ever comes
             self._serve()
         self._post(Goodbye())
         if self._link is not None:
@@ -114,7 +119,7 @@ class Agent:
     def _begin(self, start: StartWorkers, output: JobOutput) -> None:
         self._start, self._output = start, output
         self._streams = WorkerOutput(start, output)
-        self._start_workers(start, self._streams)
+        self._start_workers(start, self._streams)  # before the pumps run: a start with a death signal takes a fork
         output.start()
         self._writing = set(output.ended)
         for fd in self._writing:
@@ -182,7 +187,7 @@ class Agent:
                 self._on_signals()
             if 0 in ready:
                 self._hear()
-            self._receive()
+            self._receive()  # on every turn: heartbeats and the relay have deadlines, too
             for fd in self._writing & ready:
                 self._poll.unregister(fd)
                 self._writing.discard(fd)
@@ -197,7 +202,7 @@ class Agent:
         return not self._writing and self._output.delivered
 
     def _watch_link(self) -> None:
-        """Its descriptors change when it gets a parent in the tree, and when it ends."""
+        """Poll the descriptors that the link has now: none before it is made, and none after it has ended."""
         current = set(self._link.fds) if self._link is not None else set()
         for fd in self._link_fds - current:
             with contextlib.suppress(KeyError):
@@ -213,6 +218,7 @@ class Agent:
 
     def _on_signals(self) -> None:
         if signal.SIGTERM in os.read(self._signals, 4096):
+            # With another parent it is the kernel's signal for the death of the first one, not a scheduler's notice.
             if self._config.stays and self._workers and not self._dismissed and os.getppid() == self._parent:
                 self._depart()
             else:
@@ -220,7 +226,8 @@ class Agent:
         self._reap()
 
     def _hear(self) -> None:
-        """Print what the launcher says; the end of it is the end of the launcher."""
+        """Print what the launcher writes to our standard input; the end of file is the end of the launcher."""
+        # In the end only a hang-up brings us here (see ``_reap``): what is unread is then the launcher's to print.
         text = b"" if self._finishing else os.read(0, 2**16)
         lines, newline, self._heard = (self._heard + text).rpartition(b"\n")
         if newline and self._output is not None:
@@ -246,10 +253,10 @@ class Agent:
             self._orphaned()
 
     def _renew(self, link: AgentLink) -> None:
-        """The controller is gone. The launcher, whose end we would hear of otherwise, starts another one."""
+        """Wait for another controller; the launcher lives, or our standard input had ended, and starts one."""
         link.renew(COMES_BACK_S, [Started(worker_id, pid) for pid, worker_id in self._workers.items()], self._ended)
         if self._output is not None:
-            self._output.forgive()
+            self._output.forgive()  # else the pumps wait for receipts that died with the controller
 
     def _obey(self, message: object) -> None:
         if isinstance(message, StartWorkers) and self._link is not None and not self._dismissed:
@@ -271,11 +278,11 @@ class Agent:
             self._dismiss(message.grace_s)
 
     def _dismiss(self, grace_s: float) -> None:
-        """The job is over."""
+        """End the workers by order of the controller; without grace, wait no longer for the output either."""
         self._dismissed = True
         if not grace_s or self._kill_at is None:  # a new controller may repeat an order
             self._stop(grace_s)
-        self._reap()
+        self._reap()  # without workers, no SIGCHLD ends this
         if not grace_s:  # now means now, also if nobody takes the output
             self._give_up_at = time.monotonic() + GIVE_UP_S
 
@@ -285,11 +292,13 @@ class Agent:
 
     def _reap(self) -> None:
         ended = list(process.reap())
+        # Asked once for all of them, and only for a reason: each answer counts from the one before.
         is_short = any(code == -signal.SIGKILL for _, code in ended) and self._shortage.has_struck()
         for pid, code in ended:
             if pid in self._workers:
                 worker_id = self._workers.pop(pid)
                 is_victim = is_short and code == -signal.SIGKILL
+                # Kept as well as sent: if the controller dies before it has written it down, the next one is told.
                 self._ended.append(
                     Exited(worker_id, pid, code, self._last_words(worker_id, code), out_of_memory=is_victim)
                 )
@@ -308,7 +317,7 @@ class Agent:
             self._stop(self._start.grace_s)
 
     def _last_words(self, worker_id: int, code: int) -> str:
-        """The end of its standard error, if it may be the cause of what follows."""
+        """The last lines of its standard error, if its failure may be the cause of what follows."""
         if self._streams is None:
             return ""
         tail = self._streams.tail(worker_id, SETTLE_S) if code and self._kill_at is None else ""
@@ -318,6 +327,7 @@ class Agent:
     def _kill(self, worker_id: int) -> None:
         """End a worker, and what it has started with it."""
         for pid in [pid for pid, own in self._workers.items() if own == worker_id]:
+            # Listed first: once the worker is dead its children are ours, and no longer found below it.
             process.kill([pid, *process.descendants(pid)])
 
     def _stop(self, grace_s: float) -> None:
@@ -325,28 +335,29 @@ class Agent:
         if self._finishing:
             return
         process.signal_descendants(signal.SIGTERM if grace_s > 0 else signal.SIGKILL)
+        # Again after a kill, too: a process that forked while /proc was listed has left a child that was not.
         self._kill_at = time.monotonic() + (grace_s or KILL_AGAIN_S)
 
     def _depart(self) -> None:
-        """A scheduler wants the host: workers leave when a step is whole. Who sent the signal ends what takes long."""
+        """Let workers leave when a step is whole: a scheduler wants the host, and ends what takes too long itself."""
         self._dismissed = True
         process.signal_descendants(signal.SIGTERM)
 
     def _orphaned(self) -> None:
-        """Nobody is left to work for."""
+        """End everything at once: nobody is left to work for."""
         self._dismissed = True
         if self._link is not None:
             self._link.close(deliver=False)
             self._link = None
         if self._output is not None:
-            self._output.cut()
+            self._output.cut()  # a pump that waits for receipts would never end
         self._give_up_at = time.monotonic() + GIVE_UP_S
         self._stop(0.0)
 
 
 def main() -> None:
     """Entry of the process."""
-    process.die_with_parent(signal.SIGTERM)
+    process.die_with_parent(signal.SIGTERM)  # one that has died before this ends our standard input
     line = sys.stdin.buffer.readline()
     if not line.endswith(b"\n"):
         sys.exit("farandole: the agent got no charge: 'farandole run' starts it, not you")
@@ -367,7 +378,7 @@ def _threads(spec: WorkerSpec) -> dict[str, str]:
 
 
 def _address(config: AgentConfig) -> str:
-    """Where the controller answers; on its own host, it does."""
+    """The first of the controller's addresses that answers; its socket on this host needs no trial."""
     if config.addresses[0].startswith("ipc://"):
         return config.addresses[0]
     return first_answering(config.addresses, JobKeys.from_secret(config.secret), config.dial_s, lifeline=0)

@@ -1,6 +1,6 @@
-"""What an agent is told when it is started, as one line of JSON on its standard input.
+"""The config of an agent, which it reads when it starts: one line of JSON on its standard input.
 
-line = msgspec.json.encode(Charge(["tcp://10.0.0.1:7000"], secret, "hostA"))
+line = msgspec.json.encode(AgentConfig(["tcp://10.0.0.1:7000"], secret, "hostA"))
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MODULE = "farandole.launch.agents.agent"
 
 @final
 class AgentConfig(msgspec.Struct, frozen=True):
-    """Where the controller may be, the job's secret, and what the agent's host is called ("": as Slurm calls it).
+    """Addresses of the controller, the job's secret, and the name of the agent's host ("": as Slurm calls it).
 
     With ``start``, in a job on one host, the agent starts the workers before it does anything else; without, it takes
     the first address that answers within ``dial_s``, and is told by the controller whom to start. ``silence_s`` is how

@@ -1,10 +1,15 @@
-"""How agents get to their hosts: the abstract starter, and the child process that every start comes down to.
+"""Starts of agents on their hosts: the abstract starter, and the child of the launcher that every start comes down to.
 
     with Agents(starter.groups(hosts, here), settings, captured=True) as agents:
-        agents.charge(charge)
+        for agent in agents: agent.config(config)
         ...                                     # an agent's fds are readable when it has said something, or ended
 
 A starter only knows what to call and what its words mean; processes, pipes and ends are the same for all.
+
+All of it runs in the thread of the launcher's loop, which must not wait while an agent hangs: once the config is
+written, its pipes do not block, and only ``wait``, when all is over, waits for an end. A child is reaped in ``attend``
+and nowhere else, so that while its ``code`` is ``None`` its number is no stranger's. What the loop watches is closed in
+``wait`` and not before: the number of a descriptor that is closed goes to the next file that is opened.
 """
 
 from __future__ import annotations
@@ -26,10 +31,10 @@ from farandole.launch.agents.agent_config import AgentConfig
 from farandole.settings import Settings
 
 END_S = 5.0
-"""How long agents that are no longer wanted may take to kill their workers."""
+"""Time for agents that are no longer wanted to kill their workers."""
 
 SAID_BYTES = 2**14
-"""How much of what a starter's child says is kept: it is read only if the start fails."""
+"""Length of what is kept of the words of a starter's child: they are read only if the start fails."""
 
 
 class AgentStarter(ABC):
@@ -40,15 +45,15 @@ class AgentStarter(ABC):
 
     @abstractmethod
     def groups(self, hosts: Sequence[str], here: str) -> list[StarterGroup]:
-        """Who starts the agents of which of these hosts, one child of the launcher for each group; ``here`` is ours."""
+        """Split the hosts into groups, each served by one child of the launcher; ``here`` is the name of this host."""
 
     @abstractmethod
     def command(self, hosts: Sequence[str], settings: Settings) -> list[str]:
-        """What starts an agent on each of these; its standard input becomes theirs."""
+        """The command that starts an agent on each of these hosts; its standard input becomes theirs."""
 
     @abstractmethod
     def explain(self, hosts: Sequence[str], code: int, said: str) -> str:
-        """Why the command ended before the agents did, from how it ended and what it wrote; with the remedy."""
+        """The reason why the command ended before the agents did, by its code and its words; with the remedy."""
 
 
 class StarterGroup(NamedTuple):
@@ -71,7 +76,7 @@ class AgentProcess:
     ) -> None:
         self.hosts = group.hosts
         self.code: int | None = None
-        """How it ended, as ``waitpid`` gives it; ``None`` before."""
+        """Its exit status, or minus the signal that killed it; ``None`` while it runs."""
         self._starter = group.starter
         self._said = b""
         self._told = self._killed = False
@@ -80,7 +85,7 @@ class AgentProcess:
         writer = None
         if captured:
             self._output, writer = os.pipe()
-            os.set_blocking(self._output, False)
+            os.set_blocking(self._output, False)  # our end only: the child may wait when it writes
         try:
             command = self._starter.command(self.hosts, settings)
             self._pid = process.spawn(command, death_signal=death_signal, stdin=reader, stdout=writer, stderr=writer)
@@ -111,17 +116,17 @@ class AgentProcess:
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """When one of these is readable, call ``attend``."""
+        """Descriptors to watch; when one of them is readable, call ``attend``."""
         return (*((self._ending,) if self.code is None else ()), *((self._output,) if self._listening else ()))
 
     def config(self, config: AgentConfig) -> None:
-        """Tell its agents what to do; if it has died already this does nothing."""
+        """Write the config of its agents to its standard input; if it has died already this does nothing."""
         with contextlib.suppress(BrokenPipeError), open(self._input, "wb", closefd=False) as file:
             file.write(msgspec.json.encode(config) + b"\n")
-        os.set_blocking(self._input, False)
+        os.set_blocking(self._input, False)  # only now: the line above has to arrive whole
 
     def tell(self, text: bytes) -> bytes:
-        """Write to the agent's standard input, once it has read its charge, without waiting; returns what is left."""
+        """Write to the agent's standard input, once it has read its config, without waiting; returns what is left."""
         self._told = True
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             return text[os.write(self._input, text) :]
@@ -129,6 +134,7 @@ class AgentProcess:
 
     def attend(self) -> None:
         """Take in what it has said, and whether it has ended."""
+        # The end before the output: what it wrote is all there then, and is read below for ``explain``.
         if self.code is None and os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
             self.code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
         with contextlib.suppress(BlockingIOError):
@@ -138,28 +144,29 @@ class AgentProcess:
                 self._listening = bool(text)
 
     def explain(self) -> str:
-        """Why it has ended."""
+        """The reason why it has ended, in the words of its starter."""
         assert self.code is not None
         return self._starter.explain(self.hosts, self.code, self._said.decode(errors="replace"))
 
     def kill(self, number: int = signal.SIGTERM) -> None:
         """End it; its agents end then, and the kernel kills their workers."""
         self._killed = True
-        if self.code is None:
+        if self.code is None:  # not reaped, so its number is still its own
             os.kill(self._pid, number)
 
     def give_up(self) -> None:
-        """Its hosts are lost: end it; what it says counts no more, and others may serve them."""
+        """End it as its hosts are lost; what it says counts no more, and others may serve them."""
         self.kill()
         self.hosts = ()
 
     def dismiss(self) -> None:
         """Close its input, which is the end for its agents."""
+        # Opened before our end is closed: with the last descriptor the kernel drops what the pipe holds.
         self._unheard = os.open(f"/proc/self/fd/{self._input}", os.O_RDONLY | os.O_NONBLOCK)
         os.close(self._input)
 
     def wait(self, until_s: float) -> bytes:
-        """Wait for its end, and then force it; returns what it was told and has not read."""
+        """Wait for its end until ``until_s``, then kill it; returns what it was told and has not read."""
         end = select.poll()  # unlike select(), it takes descriptors of any number
         end.register(self._ending, select.POLLIN)
         if self.code is None and not end.poll(max(0.0, until_s - time.monotonic()) * 1000):
@@ -169,7 +176,7 @@ class AgentProcess:
         self._close_output()
         os.close(self._ending)
         with open(self._unheard, "rb") as file:
-            return (file.read() or b"") if self._told else b""  # else it is the charge, with the job's secret
+            return (file.read() or b"") if self._told else b""  # else it is the config, with the job's secret
 
     def _close_output(self) -> None:
         if self._captured:
@@ -188,7 +195,7 @@ class Agents:
         try:
             for group in groups:
                 self._processes.append(AgentProcess(group, settings, captured=captured, death_signal=death_signal))
-        except BaseException:
+        except BaseException:  # a Ctrl-C, too: those that have started must not stay
             self.close()
             raise
 
@@ -200,7 +207,7 @@ class Agents:
         return next(each for each in self._processes if host in each.hosts)
 
     def add(self, group: StarterGroup) -> AgentProcess:
-        """One more, while the job runs."""
+        """Start one more, while the job runs."""
         self._processes.append(AgentProcess(group, self._settings, captured=True))
         return self._processes[-1]
 
@@ -213,7 +220,7 @@ class Agents:
     def close(self) -> None:
         """Dismiss all, and wait for their ends; what one has not read is printed."""
         until_s = time.monotonic() + END_S
-        for each in self._processes:
+        for each in self._processes:  # all before the first wait, so that they end side by side
             each.dismiss()
         for each in self._processes:
             print_now(each.wait(until_s))

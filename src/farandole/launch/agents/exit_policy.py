@@ -1,6 +1,6 @@
-"""What the end of a worker, or a signal, means for the job. Pure: every decision comes with its reason.
+"""The exit policy of a job: an action, with its reason, for each end of a worker and each signal. Pure.
 
->>> policy = Policy(size=2, on_failure="stop")
+>>> policy = ExitPolicy(size=2, on_failure="stop")
 >>> policy.exited(End(1, "hostA", -9)).reason
 'rank 1 on hostA was killed by SIGKILL'
 >>> policy.status
@@ -27,7 +27,7 @@ SHORTAGE = " (out of memory? the kernel has just killed a process of that host f
 
 @final
 class ExitAction(Enum):
-    """What the launcher does next."""
+    """Next action of the launcher."""
 
     GO_ON = "go on"
     AWAIT = "wait for workers that have left the job and may be the cause, as long as the grace"
@@ -44,9 +44,9 @@ class ExitDecision(NamedTuple):
 
 @final
 class End(msgspec.Struct, frozen=True):
-    """How one worker ended. ``error`` says why it could not be started at all, ``title`` how texts call workers.
+    """End of one worker. ``error`` says why it could not be started at all, ``title`` how texts call workers.
 
-    ``advice`` is what to do about it, if that is known; ``shown`` if what it wrote is on this screen already.
+    ``advice`` is what to do about it, if that is known; ``shown`` if what it wrote is on this terminal already.
     ``out_of_memory`` is as in ``Exited``.
     """
 
@@ -61,7 +61,7 @@ class End(msgspec.Struct, frozen=True):
     out_of_memory: bool = False
 
     def __str__(self) -> str:
-        """Who ended and how, for people."""
+        """The worker, its host and how it ended, for people."""
         who = f"{self.title} {self.worker_id} on {self.host}"
         if self.error:
             return f"{who} could not be started: {self.error}"
@@ -69,11 +69,11 @@ class End(msgspec.Struct, frozen=True):
 
     @property
     def status(self) -> int:
-        """What a shell makes of it."""
+        """Exit status as a shell would give it."""
         return exit_status(self.code)
 
     def account(self) -> list[str]:
-        """The same with the last lines of its standard error, of a traceback that was shown only the exception."""
+        """The end with the last lines of its standard error; of a traceback that was shown only the exception."""
         if self.error:
             return [str(self)]
         lines = self.tail.splitlines()
@@ -98,7 +98,7 @@ def raised_lines(lines: Sequence[str]) -> list[str]:
 
 @final
 class Loss(msgspec.Struct, frozen=True):
-    """Why a host takes part no more, and the exit status of a job that ends by that."""
+    """Loss of a host: the reason, and the exit status of a job that ends by it."""
 
     reason: str
     status: int = 1
@@ -133,9 +133,9 @@ class ExitPolicy:
         return sorted(set(range(self._size)) - {end.worker_id for end in self._ends} - self._gone)
 
     def exited(self, end: End, left: Sequence[int] = ()) -> ExitDecision:
-        """A worker has ended. ``left`` are the ranks that have left the job by now, in that order.
+        """Take in the end of a worker. ``left`` are the ranks that have left the job by now, in that order.
 
-        Who waits for a rank that has left fails, and may end before it does: the cause is who left first.
+        A rank that waits for one that has left fails, and may end before it: the cause is the rank that left first.
         """
         self._ends.append(end)
         if self._ending:
@@ -153,11 +153,11 @@ class ExitPolicy:
         return self._stop()
 
     def overdue(self) -> ExitDecision:
-        """Those that had left do not end."""
+        """Stop the job: the grace is over, and ranks that had left, which were awaited as the cause, have not ended."""
         return self._stop()
 
     def _rank_among_failures(self, end: End, left: Sequence[int]) -> int:
-        """Before those that left after it, whose failures it may have caused; else at the end."""
+        """Index among the failures: before ranks that left after it, whose failures it may have caused; else last."""
         later = left[left.index(end.worker_id) :] if end.worker_id in left else ()
         worker_ids = [failure.worker_id if isinstance(failure, End) else -1 for failure in self._failures]
         return next((i for i, worker_id in enumerate(worker_ids) if worker_id in later), len(worker_ids))
@@ -167,7 +167,7 @@ class ExitPolicy:
         return ExitDecision(ExitAction.STOP, str(self._failures[0]))
 
     def interrupted(self, number: int) -> ExitDecision:
-        """The launcher got a signal that asks it to end: the first time orderly, the second time at once."""
+        """Take in a signal that asks the launcher to end: the first time in good order, the second time at once."""
         self._signals.append(number)
         self._ending = True
         if len(self._signals) > 1:
@@ -179,7 +179,7 @@ class ExitPolicy:
         )
 
     def host_lost(self, worker_ids: Collection[int], loss: Loss) -> ExitDecision:
-        """A host is lost, or its agent; the ranks of ``worker_ids``, which ran there, will not be heard of again."""
+        """Take in the loss of a host or its agent; the ranks of ``worker_ids``, which ran there, are gone with it."""
         lost = set(worker_ids) & set(self.running())
         self._gone |= lost
         self._failures.append(loss)
@@ -191,7 +191,7 @@ class ExitPolicy:
         return ExitDecision(ExitAction.STOP, loss.reason)
 
     def last_words(self) -> str:
-        """Why the job ended as it did; "" for one that went well."""
+        """The reason why the job ended as it did; "" for one that went well."""
         if self._signals:
             return f"the job was ended by {signal_name(self._signals[0])}"
         if not self._failures:

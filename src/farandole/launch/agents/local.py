@@ -14,18 +14,18 @@ from farandole.settings import Settings
 
 @final
 class Local(AgentStarter):
-    """Starts nothing on other hosts."""
+    """Starter of one agent, on this host."""
 
     def groups(self, hosts: Sequence[str], here: str) -> list[StarterGroup]:
-        """All hosts are this one."""
+        """One group: all hosts are this one."""
         return [StarterGroup(self, tuple(dict.fromkeys(hosts)))]
 
     def command(self, hosts: Sequence[str], settings: Settings) -> list[str]:
-        """A new Python."""
+        """A new Python that runs the agent."""
         return entry_command(MODULE)
 
     def explain(self, hosts: Sequence[str], code: int, said: str) -> str:
-        """How it ended; what it said is on the launcher's standard error, or here."""
+        """The end of the agent, in words; what it wrote is on the launcher's standard error, or in ``said``."""
         lines = [line.removeprefix("farandole: ") for line in said.splitlines() if line.strip()]
         reason = f" ({lines[-1]})" if lines else ""
         return f"the agent on {', '.join(hosts)} {describe(code)}{reason}; its workers were killed"

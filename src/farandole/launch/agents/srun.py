@@ -21,7 +21,7 @@ OPTIONS = (
     "--overlap", "--ntasks-per-node=1", "--cpu-bind=none", "--mpi=none", "--kill-on-bad-exit=0", "--wait=0",
     "--export=ALL", "--input=all", "--output=all", "--error=all", "--job-name=farandole",
 )  # fmt: skip
-"""Whatever the user's ``SLURM_`` variables say; an agent that ends must not take those of the other hosts along."""
+"""Options of ``srun``, whatever the user's ``SLURM_`` variables say; an agent that ends must not take others along."""
 
 
 @final
@@ -29,7 +29,7 @@ class Srun(AgentStarter):
     """Agents of all hosts, also of the launcher's own, are tasks of one job step."""
 
     def groups(self, hosts: Sequence[str], here: str) -> list[StarterGroup]:
-        """All together."""
+        """One group of all hosts."""
         return [StarterGroup(self, tuple(dict.fromkeys(hosts)))]
 
     def command(self, hosts: Sequence[str], settings: Settings) -> list[str]:

@@ -24,7 +24,7 @@ from farandole.settings import Settings
 from farandole.version import __version__
 
 CONNECT_SHARE = 0.8
-"""How much of the start time-out ssh may take to connect, so that it can still say why it could not."""
+"""Share of the start time-out that ssh may take to connect, so that it can still say why it could not."""
 
 
 class Trouble(NamedTuple):
@@ -64,7 +64,7 @@ TROUBLES = (
         "let {host} connect to this host (a firewall?), or name the network to use with --network-interface",
     ),
 )
-"""The first whose words are found is taken."""
+"""Known troubles, with remedies; the first whose words are found is taken."""
 
 
 @final
@@ -82,11 +82,11 @@ class Ssh(AgentStarter):
     passes_environment = False
 
     def groups(self, hosts: Sequence[str], here: str) -> list[StarterGroup]:
-        """Each host by itself."""
+        """One group for each host; this one needs no ssh."""
         return [StarterGroup(Local() if host == here else self, (host,)) for host in dict.fromkeys(hosts)]
 
     def command(self, hosts: Sequence[str], settings: Settings) -> list[str]:
-        """``exec`` leaves no shell around the agent."""
+        """The ``ssh`` to one host; ``exec`` leaves no shell around the agent."""
         (host,) = hosts
         words = ["ssh", "-T", "-x", "-o", "BatchMode=yes"]
         words += ["-p", str(self.port)] if self.port else []
@@ -96,7 +96,7 @@ class Ssh(AgentStarter):
         return [*words, "--", host, f"exec {shlex.join(entry_command(MODULE))}"]
 
     def explain(self, hosts: Sequence[str], code: int, said: str) -> str:
-        """By the table above."""
+        """The reason and the remedy, by ``TROUBLES``; else the last line that ssh wrote."""
         (host,) = hosts
         lines = [line.strip() for line in said.splitlines() if line.strip()]
         for trouble in TROUBLES:

@@ -1,4 +1,4 @@
-"""Where the output of each worker goes, and what is put before its lines.
+"""Output of workers: the streams of each, and the tag before its lines.
 
 On the launcher's own streams a line reads ``[3]<stderr>:text``, the form that Horovod's launcher gave it. Where these
 streams are the output of a worker, the stream is named once: ``[0]<stderr>:[3]:text``. In files there is one folder per
@@ -59,7 +59,7 @@ class WorkerOutput:
                 ends.append(writer)
                 self._sources[worker_id] = self._output.add(stream, reader, self._tag(worker_id, name), file)
             yield ends[0], ends[1]
-        finally:
+        finally:  # a writer left open here would keep the pump from ever seeing the end of the stream
             for end in ends:
                 os.close(end)
 
@@ -70,7 +70,7 @@ class WorkerOutput:
         return source.tail
 
     def forget(self, worker_id: int) -> None:
-        """Its worker has ended, and nobody will ask."""
+        """Forget the stream of a worker that has ended: nobody will ask for its tail."""
         self._sources.pop(worker_id, None)
 
     def _file(self, worker_id: int, name: str) -> Sink:

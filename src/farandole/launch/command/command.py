@@ -137,7 +137,7 @@ def run_job(job: plan.Job | ElasticJob) -> int:
 
 
 def _require_a_folder() -> None:
-    """Workers are started in the current one."""
+    """Refuse to go on without a current folder, in which workers are started."""
     try:
         os.getcwd()
     except OSError as error:
@@ -148,7 +148,7 @@ def _require_a_folder() -> None:
 
 
 def _say_which_horovod() -> None:
-    """With the real one installed too, say which one the workers get."""
+    """Print which ``horovod`` the workers get, if the real one is installed, too."""
     real = importlib.util.find_spec("horovod")
     if real is not None and real.origin and not real.origin.startswith(HOROVOD_SITE):
         print(f"farandole: 'import horovod' is Farandole in this job, not {real.origin} (--horovod)", file=sys.stderr)

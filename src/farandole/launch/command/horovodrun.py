@@ -129,7 +129,7 @@ class _CheckBuild(argparse.Action):
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
     ) -> None:
-        """See the class."""
+        """Print and end."""
         from farandole.launch.tools.check import examine, report
 
         parser.exit(report(examine()))

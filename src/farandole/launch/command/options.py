@@ -39,7 +39,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **options)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """As argparse's, but a command answers for its own unknown options and does not hand them up."""
+        """Parse as argparse does, but refuse unknown options here instead of handing them up to the parent parser."""
         parsed, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -77,7 +77,7 @@ def add_knobs(parser: argparse.ArgumentParser) -> None:
 
 
 def knob_arguments(parsed: argparse.Namespace) -> dict[str, Any]:
-    """What was said about knobs on the command line, by their names, in their units."""
+    """Knobs given on the command line, by their names, in their units."""
     return {
         name: round(value * knob.flag_scale) if knob.flag_scale != 1.0 else value
         for name, knob in KNOBS.items()

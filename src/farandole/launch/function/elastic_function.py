@@ -1,6 +1,6 @@
 """``farandole.run`` of an elastic job: a function on workers that come and go.
 
-    run_elastic(Request(job, np=None, hosts="", hostfile="hosts.txt", ssh=Ssh()), task)
+    run_elastic(JobRequest(job, np=None, hosts="", hostfile="hosts.txt", ssh=Ssh()), task)
 
 The launcher of an elastic job needs a process of its own, with signals, children and no threads, which a notebook is
 not: it is a child here. Function and results do not pass through it. Every worker, also one that comes late, fetches
@@ -41,7 +41,7 @@ MODULE = "farandole.launch.function.elastic_function"
 
 @final
 class JobRequest(msgspec.Struct, frozen=True):
-    """What the caller wants, as ``elastic_job`` takes it."""
+    """Request of the caller, in the arguments of ``elastic_job``."""
 
     job: Job
     np: int | None
@@ -57,7 +57,7 @@ class JobRequest(msgspec.Struct, frozen=True):
 
 
 def run_elastic(request: JobRequest, task: bytes) -> list[Any]:
-    """See ``farandole.run``. A job that fails raises what its last worker did, unless that only tells of others."""
+    """Run the job of ``farandole.run``; if it fails, raise what its last worker did, unless that tells of others."""
     spread, settings = request.resolve().reaches_out, request.job.settings
     secret, results, answer = new_secret(), Results(), TaskPayload(task)
     with Router(JobKeys.from_secret(secret), EVERYWHERE if spread else own_host_only()) as router:
@@ -68,7 +68,7 @@ def run_elastic(request: JobRequest, task: bytes) -> list[Any]:
             router.watch(launcher.fd)
             while launcher.outcome is None:
                 if router.wait():
-                    launcher.attend()
+                    launcher.attend()  # before the messages: all that workers sent before its end is then taken in
                 while (got := router.recv()) is not None:
                     identity, message = got
                     if isinstance(message, FetchTask):
@@ -94,8 +94,9 @@ class _Child:
         self._said = b""
         self._ours, theirs = socket.socketpair()
         self.fd = self._ours.fileno()
+        # Not by ``spawn``'s own death signal, which takes a fork: the caller's program may have threads.
         command = process.bound(entry_command(MODULE), signal.SIGKILL, os.environ)
-        with theirs:
+        with theirs:  # closed here, so that the end of the child is the end of the stream
             self._pid = process.spawn(command, stdin=theirs.fileno())
         with contextlib.suppress(BrokenPipeError):  # it has died, which the end of the stream says as well
             self._ours.sendall(pickle.dumps(request))

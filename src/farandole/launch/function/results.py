@@ -1,7 +1,7 @@
-"""What the workers of ``farandole.run`` have sent back, and what the caller gets of it.
+"""Results of ``farandole.run``: what its workers have sent back, and what the caller gets of it.
 
 results = Results()
-results.add(place=0, ok=True, payload=...)
+results.add(worker_id=0, ok=True, payload=...)
 results.values()                                # unpickled, in the order of ranks
 """
 
@@ -19,14 +19,14 @@ from farandole.launch.function.task import TaskFailure, TaskValue
 
 @final
 class Results:
-    """By place; failures in the order in which they came. Nothing is unpickled while the job runs."""
+    """Values by ``worker_id``; failures in the order in which they came. Nothing is unpickled while the job runs."""
 
     def __init__(self) -> None:
         self._values: dict[int, TaskValue] = {}
         self.failures: list[TaskFailure] = []
 
     def add(self, worker_id: int, ok: bool, payload: bytes) -> None:
-        """Keep one."""
+        """Keep the result of one worker."""
         if ok:
             self._values[worker_id] = msgspec.msgpack.decode(payload, type=TaskValue)
         else:
@@ -34,11 +34,11 @@ class Results:
 
     @property
     def worker_ids(self) -> Collection[int]:
-        """Whose function has returned."""
+        """Workers whose function has returned."""
         return self._values.keys()
 
     def values(self) -> list[Any]:
-        """What it returned, in the order of their last ranks."""
+        """Return values, in the order of the last ranks of their workers."""
         found = sorted((value.rank, worker_id, value.pickled) for worker_id, value in self._values.items())
         return [pickle.loads(pickled) for _, _, pickled in found]  # noqa: S301 (from our own workers)
 
@@ -51,7 +51,7 @@ def raise_again(failures: list[TaskFailure]) -> None:
 
 
 def _original(failure: TaskFailure) -> BaseException | None:
-    """The exception object, where it can be had here: its class may be unknown to this process."""
+    """The exception object; ``None`` where it cannot be unpickled, as its class may be unknown to this process."""
     try:
         found = pickle.loads(failure.exception)  # noqa: S301 (from our own workers)
     except Exception:

@@ -1,7 +1,7 @@
 """A worker of ``farandole.run``: fetches the function, calls it, and sends back what it returned or raised.
 
-The launcher starts it; it finds its place and the controller in its environment, as any worker does. In an elastic job
-it asks the process that has called ``farandole.run``, which is not the launcher.
+The launcher starts it; it finds its ``worker_id`` and the controller in its environment, as any worker does. In an
+elastic job it asks the process that has called ``farandole.run``, which is not the launcher.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Task(msgspec.Struct, frozen=True):
 
 @final
 class TaskValue(msgspec.Struct, frozen=True):
-    """What the function returned, and the rank of the worker when it did."""
+    """Return value of the function, pickled, and the rank of the worker when it returned."""
 
     rank: int
     pickled: bytes
@@ -47,7 +47,7 @@ class TaskValue(msgspec.Struct, frozen=True):
 
 @final
 class TaskFailure(msgspec.Struct, frozen=True):
-    """What the function raised, and where: for people, and pickled (empty if it cannot be).
+    """Exception of the function, and its rank and host: in words, and pickled (empty if it cannot be).
 
     ``is_consequence`` if it raised because another rank had left or died.
     """
@@ -109,7 +109,7 @@ def call(payload: bytes, environment: Environment) -> tuple[bool, bytes]:
         func, args, kwargs = pickle.loads(task.call)  # noqa: S301 (from our launcher, over an authenticated channel)
         pickled = cloudpickle.dumps(func(*args, **kwargs))
         return True, msgspec.msgpack.encode(TaskValue(_rank(environment), pickled))
-    except BaseException as error:
+    except BaseException as error:  # sys.exit() in a function is its result, too
         if environment.is_elastic and isinstance(error, SystemExit):
             raise
         if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
@@ -119,7 +119,7 @@ def call(payload: bytes, environment: Environment) -> tuple[bool, bytes]:
 
 
 def _rank(environment: Environment) -> int:
-    """In an elastic job that of the last generation, if the function took part in any."""
+    """The rank of this worker; in an elastic job that of the last generation, if the function took part in any."""
     if not environment.is_elastic:
         return environment.worker_id
     from farandole.runtime.session.init import last_rank  # slow to load, and some functions do not train

@@ -1,10 +1,16 @@
-"""Where workers of an elastic job may run, as that changes: a fixed list, a file that is watched, or a script.
+"""Host discovery of an elastic job: a fixed list, a file that is watched, or a script.
 
     discovery = Script("./discover.sh", slots_each=1)
     wait_for(discovery.fds, until=discovery.deadline_s)
     hosts = discovery.look(time.monotonic())        # None: nothing is new
 
 Nothing here waits. What cannot be read, or fails, is said once, and the hosts stay what they were: none, at first.
+
+All of it runs in the thread of the controller's loop, but for ``Watched._read``: no time-out ends a read of a file
+system that does not answer, and a controller that waits for it is killed as hung, and so is the next one. That thread
+sets ``_found`` and rings the bell; the loop takes ``_found`` and clears it. ``_is_reading`` is the loop's alone and
+lets one thread run at a time, so that each field has one writer at any moment, and no lock is needed. A ``Discovery``
+is made in the launcher and used in the controllers that are forked from it; hence it opens nothing before it looks.
 """
 
 from __future__ import annotations
@@ -25,10 +31,10 @@ from farandole.errors import UsageError
 from farandole.launch.hosts.plan import Host, parse_host_lines
 
 EVERY_S = 1.0
-"""How often a file or a script is looked at."""
+"""Pause between two readings of a file, or two runs of a script."""
 
 SCRIPT_S = 30.0
-"""How long a script may take, and a file until people are told that it cannot be read."""
+"""Time for a script to end, and for a file until people are told that it cannot be read."""
 
 LONGEST_REASON = 500
 
@@ -49,17 +55,17 @@ class Discovery(ABC):
     @property
     @abstractmethod
     def deadline_s(self) -> float | None:
-        """When ``look`` may find something."""
+        """Time at which ``look`` may find something; ``None`` if that does not depend on time."""
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """``look`` may also find something when one of these is readable."""
+        """Descriptors; when one of them is readable, ``look`` may also find something."""
         return ()
 
     def look(self, now: float) -> tuple[Host, ...] | None:
         """The hosts there are now, in the order in which to fill them; ``None`` if that is what was said last.
 
-        None are there as long as nobody could say.
+        Where the first look fails, there are none.
         """
         try:
             hosts = self._find(now)
@@ -83,7 +89,7 @@ class Discovery(ABC):
         return hosts
 
     def inherit(self) -> None:
-        """The job has hosts already, which another process found: they stay as long as nothing is found here."""
+        """Keep the hosts that the controller before this one has found, as long as nothing is found here."""
         self._has_inherited = True
 
     @abstractmethod
@@ -104,7 +110,7 @@ class Fixed(Discovery):
 
     @property
     def deadline_s(self) -> float | None:
-        """At once, and never again."""
+        """0 until the hosts have been told, which is at once, and ``None`` for ever after."""
         return 0.0 if self._hosts is not None else None
 
     def _find(self, now: float) -> tuple[Host, ...] | None:
@@ -129,19 +135,19 @@ class Watched(Discovery):
 
     @property
     def deadline_s(self) -> float | None:
-        """The next look, or the end of the patience with this one."""
+        """Time of the next reading, or of the complaint about the one in progress."""
         return self._next_s
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """Something is read."""
+        """The bell of the thread that reads."""
         return (self._bell,) if self._bell >= 0 else ()
 
     def _find(self, now: float) -> tuple[Host, ...] | None:
         if self._bell < 0:
             self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._bell)
+            os.eventfd_read(self._bell)  # before ``_found``: what is found from here on rings again
         if self._found is not None:
             return self._take(self._found, now)
         if now < self._next_s:
@@ -150,6 +156,7 @@ class Watched(Discovery):
         if self._is_reading:
             raise UsageError(f"{self._source} has not been read for {SCRIPT_S:g} s: its file system does not answer")
         self._is_reading = True
+        # A daemon: stuck in the kernel, it cannot be joined, and must not keep this process from ending.
         threading.Thread(target=self._read, name="farandole-hosts", daemon=True).start()
         return None
 
@@ -165,7 +172,7 @@ class Watched(Discovery):
                 self._found = file.read()
         except OSError as error:
             self._found = error
-        os.eventfd_write(self._bell, 1)
+        os.eventfd_write(self._bell, 1)  # last, as the loop looks at ``_found`` when it hears this
 
     def close(self) -> None:
         """Free the descriptor, unless it is read still: then the process is about to end."""
@@ -192,19 +199,19 @@ class Script(Discovery):
 
     @property
     def deadline_s(self) -> float | None:
-        """The next start, or the end of the patience with the last one."""
+        """Time of the next start, or of the end of a run that takes too long."""
         return self._next_s
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """What it says, and its end."""
+        """Streams of the run in progress, and its end."""
         return self._run.fds if self._run is not None else ()
 
     def _find(self, now: float) -> tuple[Host, ...] | None:
         if self._run is None:
             if now >= self._next_s:
-                self.close()
-                self._next_s = now + EVERY_S
+                self.close()  # the last run, only now: the loop has let go of its descriptors since
+                self._next_s = now + EVERY_S  # which stands if the start fails
                 self._run, self._next_s = _Run(self._command), now + SCRIPT_S
             return None
         self._run.attend()
@@ -225,7 +232,7 @@ class Script(Discovery):
         return parse_host_lines(out, self._slots_each, self._source)
 
     def close(self) -> None:
-        """Kill it."""
+        """Kill the script, if it runs, and free its descriptors."""
         for run in (self._run, self._last_run):
             if run is not None:
                 run.end()
@@ -235,11 +242,11 @@ class Script(Discovery):
 
 @final
 class _Run:
-    """A script that runs, its two streams, and its end."""
+    """One run of a script: its two streams, and its end."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self.code: int | None = None
-        """How it ended, once it has by itself and all it said is read."""
+        """Its exit status, or minus the signal, once it has ended by itself and all it said is read."""
         self._is_reaped = False
         self.said = [b"", b""]
         pipes = [os.pipe(), os.pipe()]
@@ -260,7 +267,7 @@ class _Run:
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """When one of these is readable, call ``attend``."""
+        """Descriptors to watch; when one of them is readable, call ``attend``."""
         return (*self._open.values(), self._ending)
 
     def attend(self) -> None:
@@ -277,9 +284,9 @@ class _Run:
             self.code = self._reap()
 
     def end(self) -> None:
-        """Kill it, if it has not ended, and what it has left."""
+        """Kill it, if it has not ended, and what it has left in its process group."""
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._pid, signal.SIGKILL)
+            os.killpg(self._pid, signal.SIGKILL)  # ``spawn`` has made it the leader of a session, and so of a group
         if not self._is_reaped:
             self._reap()
 

@@ -1,6 +1,6 @@
-"""Where the workers of an elastic job come from, and how many they may be. Pure, but for finding the discovery script.
+"""Plan of an elastic job: the source of its hosts and the limits of its size. Pure, but for finding a script.
 
-    elastic = elastic_job(job, ElasticHosts(hostfile="hosts.txt"), np=None, Means(), os.environ, "node1")
+    elastic = elastic_job(job, None, "", "hosts.txt", Means(), os.environ, "node1")
     ElasticLauncher(elastic).run()
 
 Hosts are those that a script prints, that stand in a file, that ``-H`` names, that Slurm has allocated; or this one.
@@ -42,7 +42,7 @@ class ElasticJob(msgspec.Struct, frozen=True):
 def elastic_job(
     job: Job, np: int | None, hosts: str, hostfile: str, means: Means, variables: Mapping[str, str], here: str
 ) -> ElasticJob:
-    """Decide; raises ``UsageError`` for what cannot be, with what to type."""
+    """Plan an elastic job; raises ``UsageError`` for what cannot be, with what to type."""
     settings = limits(job.settings, np)
     slurm = allocation(variables)
     if slurm is None and means.launcher == "srun":
@@ -67,7 +67,7 @@ def elastic_job(
 
 
 def limits(settings: Settings, np: int | None) -> Settings:
-    """With the fewest and the most workers that are meant; ``-np`` stands for those of them that were not given."""
+    """Fill in the fewest and the most workers; ``-np`` stands for those of them that were not given."""
     fewest = settings.min_np or (1 if settings.max_np or np is None else np)
     most = settings.max_np or np or 0
     if np is not None and not fewest <= np <= (most or np):
@@ -78,7 +78,7 @@ def limits(settings: Settings, np: int | None) -> Settings:
 
 
 def _starter(means: Means, slurm: Allocation | None, *, is_named: bool) -> AgentStarter:
-    """Slurm starts agents in its own allocation only, so hosts that the user names are reached by ssh."""
+    """The starter of agents: Slurm's only in its own allocation, so hosts that the user names are reached by ssh."""
     if means.launcher == "local":
         return Local()
     if means.launcher == "srun" or (means.launcher == "auto" and slurm is not None and not is_named):

@@ -35,7 +35,7 @@ PYTHON = "FARANDOLE_PYTHON"
 
 
 def variables(inherited: Mapping[str, str]) -> dict[str, str]:
-    """What a process needs besides the setting ``horovod``, whose other variables are ``inherited``."""
+    """Variables of a process besides the setting ``horovod``; its others are ``inherited``."""
     return {
         "PYTHONPATH": before(HOROVOD_SITE, inherited.get("PYTHONPATH", "")),
         "PATH": before(HOROVOD_BIN, inherited.get("PATH", os.defpath)),

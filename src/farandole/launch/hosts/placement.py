@@ -1,4 +1,4 @@
-"""Where the ranks of a job go, and who starts the agents there. Pure but for looking up names.
+"""Placement of a job: the host of each rank, and the starter of agents there. Pure but for looking up names.
 
     >>> where(3, (Host("localhost", 4),), Means(), {}, "box").hosts
     ('box', 'box', 'box')
@@ -26,7 +26,7 @@ LauncherName = Literal["auto", "local", "ssh", "srun"]
 
 @final
 class Means(msgspec.Struct, frozen=True):
-    """How to get to other hosts: by what, and what ssh is to be told."""
+    """Means to get to other hosts: the launcher, and the options of ssh."""
 
     launcher: LauncherName = "auto"
     ssh: Ssh = Ssh()
@@ -47,7 +47,7 @@ def where(
     here: str,
     is_own: Callable[[str], bool] = looked_up,
 ) -> Where:
-    """Decide; raises ``UsageError`` for what cannot be, with what to type."""
+    """Place the ranks of a job; raises ``UsageError`` for what cannot be, with what to type."""
     slurm = allocation(variables)
     if slurm is None and means.launcher == "srun":
         raise UsageError("--launcher srun starts workers in a Slurm allocation, and this is none: type salloc first")
@@ -63,7 +63,7 @@ def where(
 
 
 def read_hosts(hosts: str, hostfile: str) -> tuple[Host, ...]:
-    """What ``-H`` or a host file names; nothing where both are "". Raises ``UsageError``."""
+    """Hosts of ``-H`` or of a host file; none where both are "". Raises ``UsageError``."""
     if hosts:
         return parse_hosts(hosts)
     if not hostfile:

@@ -68,7 +68,7 @@ class Job(msgspec.Struct, frozen=True):
 def parse_hosts(text: str, slots_each: int = 1, source: str = "-H") -> tuple[Host, ...]:
     """``"a:4,b,node[01-04]:2,[fd77::1]:2"`` as ``-H`` takes it; a host without a number has one slot, as in Horovod.
 
-    That may be another number, ``slots_each``. Errors name the ``source``.
+    ``slots_each`` is another number for these. Errors name the ``source``.
     """
     hosts: list[Host] = []
     for item in hostlist.split(text):
@@ -92,7 +92,7 @@ def parse_hostfile(text: str) -> tuple[Host, ...]:
 
 
 def parse_host_lines(text: str, slots_each: int = 1, source: str = "the host file") -> tuple[Host, ...]:
-    """The same, where there may be none, and a line may also be ``NAME:N``. Errors name the ``source``."""
+    """Lines as in a host file, of which there may be none, also ``NAME:N``. Errors name the ``source``."""
     hosts: list[Host] = []
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()
@@ -110,7 +110,7 @@ def parse_host_lines(text: str, slots_each: int = 1, source: str = "the host fil
 
 
 def by_own_name(hosts: Sequence[Host], here: str, is_own: Callable[[str], bool]) -> tuple[Host, ...]:
-    """This machine by its name ``here``, however it is called, and several entries of one host added up.
+    """Name this machine ``here``, however entries call it, and add up several entries of one host.
 
     ``is_own`` looks a name up; it is asked only about addresses, and names that differ from ours by their domain.
     """
@@ -139,7 +139,7 @@ def assign_ranks(np: int | None, hosts: Sequence[Host]) -> tuple[str, ...]:
 
 
 def workers(job: Job, secret: str, inherited: Mapping[str, str]) -> list[WorkerSpec]:
-    """What every worker is started with, beyond what it inherits and the controller's address, which agents add."""
+    """Specs of all workers; what they inherit, and the controller's address, are added where they are started."""
     shared = variables_for_all(job, inherited)
     return [
         WorkerSpec(rank, job.command, {**shared, **variables_for(Topology.of(rank, job.hosts, 0), "", secret)})
@@ -148,7 +148,7 @@ def workers(job: Job, secret: str, inherited: Mapping[str, str]) -> list[WorkerS
 
 
 def start_workers(job: Job, specs: Sequence[WorkerSpec], size: int, *, inherits: bool) -> StartWorkers:
-    """What an agent is told, which ``inherits`` the launcher's variables or not; ``size`` is that of the job."""
+    """Order to an agent, which ``inherits`` the launcher's variables or not; ``size`` is that of the job."""
     return StartWorkers(
         list(specs),
         environment={} if inherits else for_other_hosts(os.environ),
@@ -163,7 +163,7 @@ def start_workers(job: Job, specs: Sequence[WorkerSpec], size: int, *, inherits:
 
 
 def variables_for_all(job: Job, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Those that all workers get besides what they inherit."""
+    """Variables that all workers get besides what they inherit."""
     shared = job.settings.to_environment(Settings.resolve(environment=inherited))
     if "PYTHONUNBUFFERED" not in inherited:
         shared["PYTHONUNBUFFERED"] = "1"  # lines appear when they are printed, and none is lost with a killed worker

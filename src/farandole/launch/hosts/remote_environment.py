@@ -1,4 +1,4 @@
-"""Which of the launcher's variables workers on other hosts get. Pure.
+"""The launcher's variables that workers on other hosts get. Pure.
 
     >>> for_other_hosts({"OMP_NUM_THREADS": "4", "HOSTNAME": "login1", "SSH_TTY": "/dev/pts/1"})
     {'OMP_NUM_THREADS': '4'}
@@ -20,7 +20,7 @@ HOST_SPECIFIC = (
 
 
 def for_other_hosts(variables: Mapping[str, str]) -> dict[str, str]:
-    """What is sent to other hosts."""
+    """Leave out the variables that describe this host or session."""
     prefixes = tuple(name[:-1] for name in HOST_SPECIFIC if name.endswith("*"))
     return {
         name: value for name, value in variables.items() if name not in HOST_SPECIFIC and not name.startswith(prefixes)

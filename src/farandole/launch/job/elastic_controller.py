@@ -5,6 +5,11 @@
 
 It is forked from the launcher, which starts another one when it ends before the job does: everything that it has
 decided stands in the journal, before anybody obeys it; what became of that it is told by agents and workers.
+
+An ``ElasticController`` lives in two processes: in the launcher, where it only follows the journal, and in a fork,
+where it runs and writes. There is one fork at a time. All share one open file with one offset, so the launcher reads
+with ``pread`` and never moves it. A fork may be killed in the middle of a line; both sides therefore count whole lines
+only, and the next fork cuts off the rest before it writes.
 """
 
 from __future__ import annotations
@@ -38,14 +43,14 @@ from farandole.runtime.session.init_arguments import ANY
 from farandole.settings import Settings
 
 PROCESS_NAME = "farandole-ctl"
-"""What ``ps`` calls it; the kernel takes fifteen characters."""
+"""Name of the process for ``ps``; the kernel takes fifteen characters."""
 
 
 @final
 class Legacy(msgspec.Struct, frozen=True):
-    """What the controllers before have left: the last agent of each host, by name, and those that are ``live``.
+    """Legacy of the controllers before: the name of each host's last agent, by host, and the names that are ``live``.
 
-    If they have ``decided`` that the job is to end, also how.
+    ``decided`` is the result of the job, if they have decided that it is to end.
     """
 
     names: dict[str, str] = {}
@@ -55,7 +60,7 @@ class Legacy(msgspec.Struct, frozen=True):
 
 @final
 class ElasticController:
-    """Everything that is the same for each of them. ``journal`` is in memory; ``copy``, or -1, the user's file."""
+    """State common to all controllers of a job. ``journal`` is in memory; ``copy``, or -1, is the user's file."""
 
     def __init__(self, elastic: ElasticJob, settings: Settings, secret: str, journal: int, copy: int) -> None:
         self._elastic, self._settings, self._secret, self._journal = elastic, settings, secret, journal
@@ -65,7 +70,8 @@ class ElasticController:
         self._read_bytes = 0
 
     def follow(self) -> None:
-        """Read on in the journal. The launcher does so all the time: who takes over a long job has none for that."""
+        """Read on in the journal. The launcher does so all the time, so that a fork has little left to read."""
+        # By ``pread``: the offset belongs to the controller, which may be writing. Half a line is left for later.
         text = os.pread(self._journal, os.fstat(self._journal).st_size - self._read_bytes, self._read_bytes)
         whole = text[: text.rfind(b"\n") + 1]
         lines = [line.decode() for line in whole.splitlines(keepends=True)]  # text has other ends of lines, too
@@ -89,7 +95,7 @@ class ElasticController:
             membership = inherited or Recorded(Policy.of(self._settings), self._write)
             engine = partial(choose, self._settings.engine, across=self._settings.across)
             formation = ElasticFormation(membership, engine, time.monotonic)
-            held.callback(self._elastic.discovery.close)
+            held.callback(self._elastic.discovery.close)  # left after the loop, which watches its descriptors
             root = Root(router, self._settings, ANY, formation)
             agents = FarAgents(line, legacy.live, inherits=self._elastic.starter.passes_environment)
             loop = ElasticLoop(self._elastic, agents, root, line, formation, self._secret)
@@ -103,7 +109,7 @@ class ElasticController:
             return loop.run()
 
     def inherit(self) -> Recorded | None:
-        """The membership as its journal has it, which is gone on with; a last line that was torn is cut off."""
+        """The membership by its journal, which is written on from here; a last line that was torn is cut off."""
         self.follow()
         os.ftruncate(self._journal, self._read_bytes)
         os.lseek(self._journal, self._read_bytes, os.SEEK_SET)
@@ -112,19 +118,19 @@ class ElasticController:
 
     def _write(self, line: str) -> None:
         data = line.encode()
-        os.write(self._journal, data)
+        os.write(self._journal, data)  # the job's own first: the next controller reads no other
         self._copy.write(data)
 
 
 @final
 class _Copy:
-    """What the user gets: whole lines. A job does not end because its file cannot go on."""
+    """Copy of the journal for the user: whole lines. A job does not end because this file cannot go on."""
 
     def __init__(self, path: str, fd: int) -> None:
         self._path, self._fd = path, fd
 
     def begin(self, text: bytes) -> None:
-        """It has this, and no more; a line that the controller before has torn is whole again."""
+        """Replace what is there by ``text``, so that a line which the controller before has torn is whole again."""
         if text and self._fd >= 0:
             with contextlib.suppress(OSError):  # a pipe, which keeps what it has
                 os.ftruncate(self._fd, 0)
@@ -132,7 +138,7 @@ class _Copy:
                 self.write(text)
 
     def write(self, data: bytes) -> None:
-        """The next lines, unless one is missing before them: what comes after a gap cannot be replayed."""
+        """Append lines, unless one is missing before them: what comes after a gap cannot be replayed."""
         if self._fd < 0:
             return
         try:

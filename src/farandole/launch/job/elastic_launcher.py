@@ -6,6 +6,12 @@ It decides nothing. It has what the job cannot lose: the children that start age
 controller, a child as well, in whose place another one comes when it dies (``elastic_controller``). There are never
 two: one that hangs is killed, and only when the kernel says that it has ended does the next one begin, at the same
 address. When the launcher dies, everything ends.
+
+It has one thread, and may have no other: a fork copies only the thread that calls it, and a lock that another one holds
+would never be free in the controller. Nothing here waits for a controller that lives, as it may hang: what it is told
+is queued (``LauncherPipe``), and its end is a descriptor like the others. ``_bury`` alone reaps it, so that its number
+is its own until then. What the next one cannot ask the one before is kept here: the names of agents, the signals that
+ask for an end, the result that was decided.
 """
 
 from __future__ import annotations
@@ -46,15 +52,15 @@ from farandole.runtime.session.init_arguments import configure_logging
 from farandole.settings import Settings
 
 MOST_DEATHS = 5
-"""So many controllers may die within ``WITHIN_S``: what kills each of them at once will kill the next one, too."""
+"""Deaths of controllers within ``WITHIN_S`` that end the job: what has killed these will kill the next one, too."""
 
 WITHIN_S = 60.0
 
 FOLLOW_S = 60.0
-"""How often the journal is read at least."""
+"""Longest time between two readings of the journal."""
 
 PINGS = 4
-"""How often a controller is asked for a sign of life within the time after which it counts as hung."""
+"""Number of times that a controller is asked for a sign of life, within the time after which it counts as hung."""
 
 
 @final
@@ -89,7 +95,7 @@ def _opened(path: str) -> int:
 
 @final
 class _ControllerSupervisor:
-    """What a launcher has while its job runs."""
+    """The launcher while its job runs: the agents, the signals, and one controller after another."""
 
     def __init__(
         self, elastic: ElasticJob, settings: Settings, agents: Agents, interrupts: int, journal: int, copy: int
@@ -100,7 +106,7 @@ class _ControllerSupervisor:
         self._journals = journal, copy
         self._listen = EVERYWHERE if elastic.reaches_out else own_host_only()
         self._addresses: list[str] = []
-        """Where agents on other hosts find the controller."""
+        """Addresses of the controller for agents on other hosts."""
         self._named: dict[str, AgentProcess] = {}
         self._names: dict[str, str] = {}
         self._said: dict[str, str] = {}
@@ -111,7 +117,7 @@ class _ControllerSupervisor:
         self._begin()
 
     def run(self) -> JobResult:
-        """Until the job is over."""
+        """Serve until the job is over."""
         while self._outcome is None:
             ready = self._wait()
             if self._interrupts in ready:
@@ -131,20 +137,21 @@ class _ControllerSupervisor:
     # -- the controller -----------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """The next controller, with what the one before has left."""
+        """Fork the next controller, with what the one before has left."""
         ours, theirs = LauncherPipe.pair()
         live = [name for name, agent in self._named.items() if agent.code is None and agent.hosts]
         legacy = Legacy(self._names, tuple(live), self._decided)
 
         def serve() -> None:
-            ours.close()
+            ours.close()  # else this process held the launcher's end open, and would never see it close
             self._controller.run(theirs, self._listen, legacy)
 
         for number in self._signals:
             ours.send(Signal(number))  # the first thing that it hears
+        # ``ours`` as well: the fork closes it as an object, and ``process.fork`` must not have done so before.
         kept = (ours.fd, theirs.fd, *self._journals)
         self._pid = process.fork(serve, kept, signal.SIGKILL)
-        theirs.close()
+        theirs.close()  # the controller's alone from here on: its death is the end of the pipe
         self._line, self._ending = ours, os.pidfd_open(self._pid)
         self._asked_s: float | None = None
         self._ask_s = time.monotonic()
@@ -165,9 +172,10 @@ class _ControllerSupervisor:
             self._outcome = JobResult(message.status, message.words)
 
     def _look_after(self) -> None:
-        """Another controller for one that has ended; the end of one that hangs."""
+        """Replace a controller that has ended; kill and replace one that hangs."""
         limit_s, now = self._settings.hang_timeout_s, time.monotonic()
         if _is_readable(self._ending):
+            # Once more, now that it is gone: after the loop has read it may have said that the job is over.
             for message in self._line.receive():
                 self._on_controller(message)
             if self._outcome is None:
@@ -188,10 +196,10 @@ class _ControllerSupervisor:
         print_now(f"farandole: {why}: another one takes over\n".encode())  # last: perhaps nobody reads
 
     def _bury(self) -> int:
-        """It is gone when this returns; how it ended, as ``waitpid`` gives it. Idempotent."""
+        """Kill and reap the controller; its exit status or minus the signal, 0 if that was done before. Idempotent."""
         if not self._pid:
             return 0
-        process.kill([self._pid])
+        process.kill([self._pid])  # also one that has ended: its number is no other's before the next line
         code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
         os.close(self._ending)
         self._line.close()
@@ -214,14 +222,14 @@ class _ControllerSupervisor:
 
     def _on_signals(self) -> None:
         for number in os.read(self._interrupts, 4096):
-            if number in INTERRUPTS:
+            if number in INTERRUPTS:  # kept: a controller that dies may not have heard it
                 self._signals.append(number)
             if number in (*INTERRUPTS, *PASSED_ON):
                 self._line.send(Signal(number))
 
     def _send_for(self, host: str, name: str) -> None:
         """Start an agent, or say why that cannot be."""
-        self._names[host] = name
+        self._names[host] = name  # also of one that cannot be started: the next controller must not give it again
         try:
             [group] = self._elastic.starter.groups([host], self._elastic.here)
             agent = self._agents.add(group)

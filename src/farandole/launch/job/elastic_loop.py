@@ -45,18 +45,18 @@ if TYPE_CHECKING:
     from farandole.runtime.controller.root import Root
 
 MOST_WORDS = 3
-"""How many of the last failures a job that has failed is described with."""
+"""Number of last failures that a job which has failed is described with."""
 
 LONGEST_WORDS = LIMIT_BYTES // 5
 """In characters: workers say why they gave up, and that may be long."""
 
 SAID = (actions.AbortGeneration, actions.Announce, actions.Kill, actions.Form, actions.RefuseWorkers)
-"""Decisions that people are told of, from the first generation on; of all others they are with ``--verbose``."""
+"""Actions that people are told of, from the first generation on; of all others only with ``--verbose``."""
 
 
 @final
 class ElasticLoop(Loop):
-    """Obeys ``formation``, and listens to the launcher at the other end of the ``line``."""
+    """Carries out the actions of ``formation``; ``line`` is the pipe to the launcher."""
 
     def __init__(
         self,
@@ -78,10 +78,10 @@ class ElasticLoop(Loop):
         self._formation.on_over = self._say_once
         self._shared = variables_for_all(elastic.job, os.environ)
         self._hosts: dict[int, str] = {}
-        """Where the workers are that run, or are to be started, by place."""
+        """Host of each worker that runs or is to be started, by ``worker_id``."""
         self._slots: dict[str, int] = {}
         self._waiting: dict[str, list[WorkerSpec]] = {}
-        """What agents that have not answered yet are to start."""
+        """Workers for agents that have not answered yet to start, by host."""
         self._failures: list[End] = []
         self._signals: list[int] = []
         self._orders: StopWorkers | None = None
@@ -93,7 +93,7 @@ class ElasticLoop(Loop):
     def take_over(self, names: Mapping[str, str], decided: JobResult | None) -> None:
         """Be the next controller of a job, with agents of these names, by host, and with what the membership knows.
 
-        If its end was decided, it is ``decided`` what is said of it.
+        ``decided`` is the result of the job, if the controller before has decided that it is to end.
         """
         self._decided = decided
         self._formation.tell(Succeeded())
@@ -147,6 +147,7 @@ class ElasticLoop(Loop):
         while self._formation.orders:
             orders.append(self._formation.orders.popleft())
         starts = [each.action for each in orders if isinstance(each.action, actions.Start)]
+        # All at once, before the first is started: ranks and sizes of workers count those that are started with them.
         self._hosts.update((start.worker_id, start.host) for start in starts)
         for order in orders:
             self._obey(order)
@@ -159,7 +160,7 @@ class ElasticLoop(Loop):
     def _outcome(self) -> JobResult:
         return self._result
 
-    # -- what is decided ----------------------------------------------------------------------------------------------
+    # -- actions ------------------------------------------------------------------------------------------------------
 
     def _note(self, decision: actions.Decision) -> None:
         action = decision.action
@@ -184,6 +185,7 @@ class ElasticLoop(Loop):
         elif isinstance(action, actions.Finish):
             words = self._words(decision.reason) if action.status else ""
             self._result = self._decided or JobResult(action.status, words)
+            # Before anybody is told to end: if this controller dies in between, the next one says the same.
             self._line.send(Decided(*self._result))
             self._stop(self._job.settings.grace_s)
 
@@ -198,13 +200,13 @@ class ElasticLoop(Loop):
             self._tell_to_start(host, [spec])
 
     def _send_for(self, host: str) -> None:
-        """Have an agent started there."""
+        """Have the launcher start an agent on ``host``."""
         self._far.add(host, self._root.name(host, time.monotonic() + self._job.settings.start_timeout_s))
         self._open.add(host)
         self._coming.add(host)
 
     def _spec(self, start: actions.Start) -> WorkerSpec:
-        """Rank and size are what they would be if nobody came or went until it calls ``init``."""
+        """Spec of a worker, with the rank and size that it has if nobody comes or goes until it calls ``init``."""
         worker_ids = sorted(self._hosts)
         topology = Topology.of(
             worker_ids.index(start.worker_id), tuple(self._hosts[worker_id] for worker_id in worker_ids), 0
@@ -290,7 +292,7 @@ class ElasticLoop(Loop):
         self._lost(host, reason)
 
     def _lost(self, host: str, reason: str) -> None:
-        """Nothing that ran there counts any more."""
+        """Forget the workers of a lost host, and tell the membership."""
         self._waiting.pop(host, None)
         self._hosts = {worker_id: name for worker_id, name in self._hosts.items() if name != host}
         if self._orders is None:
@@ -328,7 +330,7 @@ class ElasticLoop(Loop):
             self._finish()
 
     def _words(self, reason: str) -> str:
-        """Why the job ended as it did, with the last words of the workers that failed last."""
+        """The reason why the job ended as it did, with the last words of the workers that failed last."""
         lines = [reason]
         for end in reversed(self._failures):
             lines += end.account()

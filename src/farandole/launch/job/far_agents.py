@@ -1,4 +1,4 @@
-"""The agents of an elastic job as its controller sees them: they are children of the launcher, at the end of a line.
+"""The agents of an elastic job as its controller sees them: children of the launcher, at the other end of a pipe.
 
 agents = FarAgents(line, live=["a/1"], inherits=False)
 agents.add("b", "b/1")
@@ -24,7 +24,7 @@ class FarAgent:
         self.name = name
         self.hosts: tuple[str, ...] = (host_of(name),)
         self.code: int | None = None
-        """How it ended, as ``waitpid`` gives it; ``None`` before."""
+        """Its exit status, or minus the signal that killed it; ``None`` while it runs."""
         self.said = ""
         """The last line that it wrote."""
         self.inherits = inherits
@@ -38,18 +38,18 @@ class FarAgent:
         return self.code is not None or not self.hosts
 
     def attend(self) -> None:
-        """Nothing: the launcher does."""
+        """Do nothing: the launcher attends to the child."""
 
     def explain(self) -> str:
-        """Why it has ended."""
+        """The reason why it has ended, in the words of the launcher."""
         return self.why
 
     def tell(self, text: bytes) -> bytes:
-        """Nothing: these agents print no more than their workers' lines. Returns what is left."""
+        """Write nothing: these agents print no more than their workers' lines. Returns what is left, which is all."""
         return text
 
     def give_up(self) -> None:
-        """Its host is lost: end it; what it says counts no more, and others may serve it."""
+        """End it as its host is lost; what it says counts no more, and others may serve the host."""
         if self.hosts:
             self._line.send(GiveUp(self.name))
         self.hosts = ()
@@ -57,7 +57,7 @@ class FarAgent:
 
 @final
 class FarAgents:
-    """One for each host that the launcher has sent for."""
+    """One agent for each host that the controller has sent for."""
 
     def __init__(self, line: LauncherPipe, live: Iterable[str], *, inherits: bool) -> None:
         self._line, self._inherits = line, inherits
@@ -67,17 +67,18 @@ class FarAgents:
         return iter(tuple(self._by_host.values()))
 
     def of(self, host: str) -> FarAgent:
-        """The one of ``host``."""
+        """The agent of ``host``."""
         return self._by_host[host]
 
     def add(self, host: str, name: str) -> None:
-        """Have one started, which is to call itself ``name``."""
+        """Have the launcher start one, which is to call itself ``name``."""
         self._by_host[host] = FarAgent(self._line, name, inherits=self._inherits)
         self._line.send(SendFor(host, name))
 
     def take(self, message: AgentSaid | AgentEnded) -> FarAgent | None:
-        """The launcher has news; returns whom they concern, unless that was given up."""
+        """Take in news from the launcher; returns the agent that they concern, unless that was given up."""
         agent = self._by_host.get(host_of(message.name))
+        # News may cross with an order: the agent was given up meanwhile, or its host has another one.
         if agent is None or agent.name != message.name or not agent.hosts:
             return None
         if isinstance(message, AgentSaid):
@@ -88,5 +89,5 @@ class FarAgents:
 
 
 def host_of(name: str) -> str:
-    """Where the agent is that calls itself so, see ``Root.name``."""
+    """The host in the name of an agent, see ``Root.name``."""
     return name.partition("/")[0]

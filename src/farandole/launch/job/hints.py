@@ -12,7 +12,7 @@ _NO_HOROVOD = re.compile(r"^\s*ModuleNotFoundError: No module named 'horovod'", 
 
 
 def advice(tail: str, horovod: bool) -> str:
-    """What to type after the end of a worker whose standard error ended with ``tail``; "" if there is nothing to say.
+    """Advice after the end of a worker whose standard error ended with ``tail``; "" if there is nothing to say.
 
     ``horovod`` is the setting of the job.
     """

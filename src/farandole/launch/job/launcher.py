@@ -3,6 +3,10 @@
     status, words = Launcher(Job(["python", "train.py"], hosts=("here",) * 4)).run()
 
 What happens while the job runs is in ``loop``.
+
+The loop runs in the thread that calls ``run``. What ``run`` enters last is left first: the loop lets go of its
+descriptors before agents and socket are closed, agents end before signals are again what they were, and what a killed
+agent has left behind is killed when nothing more can come.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ from farandole.launch.job.loop import JobResult
 from farandole.launch.job.static_loop import StaticLoop
 
 DIAL_SHARE = 0.5
-"""How much of the start time-out an agent may look for the controller: then it can still say that it found none."""
+"""Share of the start time-out for an agent to look for the controller, so that it can still say that it found none."""
 
 
 @final
@@ -65,6 +69,7 @@ class Launcher:
             if self._owns_process:
                 held.enter_context(process.no_descendants_left())
                 interrupts = held.enter_context(process.signals_as_bytes((*INTERRUPTS, *PASSED_ON)))
+            # Before there is a socket: ZeroMQ has threads, and a start with a death signal takes a fork.
             agents = held.enter_context(self._agents())
             # Loaded only now: the agents load their modules meanwhile.
             from farandole.control.channel import Router
@@ -90,7 +95,7 @@ class Launcher:
             return loop.run()
 
     def _agents(self) -> Agents:
-        """The children, on their way. Inside somebody's program there may be threads, which a death signal forbids."""
+        """Start the agents. Inside somebody's program there may be threads, which a death signal forbids."""
         groups = self._starter.groups(self._job.hosts, socket.gethostname())
         death_signal = signal.SIGTERM if self._owns_process and self._is_spread else None
         return Agents(groups, self._settings, captured=self._is_spread, death_signal=death_signal)
@@ -110,6 +115,6 @@ class Launcher:
             agent.config(msgspec.structs.replace(config, host=agent.hosts[0] if len(agent.hosts) == 1 else ""))
 
     def _start(self, specs: Sequence[WorkerSpec], host: str, agents: Agents) -> StartWorkers:
-        """What the agent of ``host`` is to start."""
+        """Order to the agent of ``host``, with the workers that it is to start."""
         own = [spec for spec in specs if self._job.hosts[spec.worker_id] == host]
         return start_workers(self._job, own, self._job.size, inherits=agents.of(host).inherits)

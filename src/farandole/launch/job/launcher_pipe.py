@@ -1,8 +1,8 @@
-"""What the launcher of an elastic job and its controller, a child of it, say to each other, and the line between them.
+"""Messages between the launcher of an elastic job and its controller, a child of it, and the pipe that carries them.
 
-    ours, theirs = Line.pair()
+    ours, theirs = LauncherPipe.pair()
     ours.send(SendFor("b", "b/2"))                  # in one process
-    for said in theirs.receive(): ...               # in the other, when theirs.fd is readable; Ended() comes last
+    for message in theirs.receive(): ...            # in the other, when theirs.fd is readable; PipeClosed() comes last
 
 The launcher has what must outlive a controller: the children that start agents, the terminal's signals, the journal.
 It never waits for a controller, which may hang; so ``flush`` its end where that ``is_behind`` and can be written to. A
@@ -19,7 +19,7 @@ from typing import TypeAlias, final
 import msgspec
 
 LIMIT_BYTES = 2**17
-"""Of one message; the longest holds the last words of some workers."""
+"""Longest message; the longest there is holds the last words of some workers."""
 
 
 class Said(msgspec.Struct, frozen=True, tag=True):
@@ -43,14 +43,14 @@ class SendFor(Said, frozen=True):
 
 @final
 class GiveUp(Said, frozen=True):
-    """A host is lost: end what has started this agent there."""
+    """End the child that is, or has started, this agent: its host is lost."""
 
     name: str
 
 
 @final
 class Decided(Said, frozen=True):
-    """How the job is to end, once its workers have: for the next controller, which has not heard their last words."""
+    """Result of the job once its workers have ended: for the next controller, which has not heard their last words."""
 
     status: int
     words: str
@@ -66,19 +66,19 @@ class Finished(Said, frozen=True):
 
 @final
 class Ping(Said, frozen=True):
-    """Do you turn? Say it back."""
+    """Question whether the controller's loop still turns; it sends the same back."""
 
 
 @final
 class Signal(Said, frozen=True):
-    """The user wants an end, or a signal passed on to the workers."""
+    """Signal to the launcher: the user wants an end, or wants it passed on to the workers."""
 
     number: int
 
 
 @final
 class AgentSaid(Said, frozen=True):
-    """The last line that the child has written which starts this agent."""
+    """Last line written by the child that is, or starts, this agent."""
 
     name: str
     text: str
@@ -86,7 +86,7 @@ class AgentSaid(Said, frozen=True):
 
 @final
 class AgentEnded(Said, frozen=True):
-    """The child that was, or had started, this agent has ended; ``code`` as ``waitpid`` gives it."""
+    """End of the child that was, or had started, this agent; ``code`` is as in ``AgentProcess``."""
 
     name: str
     code: int
@@ -106,16 +106,18 @@ _decoder = msgspec.msgpack.Decoder(Any)
 
 @final
 class LauncherPipe:
-    """One end. Messages are whole, and arrive in order. It is said whether this end ``waits`` to say something."""
+    """One end of the pipe. Messages are whole, and arrive in order. An end that ``waits`` does so while it is full."""
 
     def __init__(self, end: socket.socket, *, waits: bool) -> None:
         self._socket = end
+        # By call and not by socket: the end that waits when it sends must not wait when it receives.
         self._flags = 0 if waits else socket.MSG_DONTWAIT
         self._unsent: deque[bytes] = deque()
 
     @classmethod
     def pair(cls) -> tuple[LauncherPipe, LauncherPipe]:
         """Both ends, that of the launcher and that of its controller."""
+        # Packets keep messages whole, and unlike datagrams they tell when the other end is closed.
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         return cls(ours, waits=False), cls(theirs, waits=True)
 
@@ -125,29 +127,29 @@ class LauncherPipe:
         return self._socket.fileno()
 
     def send(self, message: Any) -> None:
-        """Say something; it is lost if nobody is there any more."""
+        """Send a message, or queue it; it is lost if nobody is there any more."""
         self._unsent.append(_encoder.encode(message))
         self.flush()
 
     @property
     def is_behind(self) -> bool:
-        """True while something that was said waits for the other end to listen."""
+        """True while messages wait for the other end to read."""
         return bool(self._unsent)
 
     def flush(self) -> None:
-        """Go on saying it."""
+        """Send what is queued, as far as the pipe takes it."""
         while self._unsent:
             try:
                 self._socket.send(self._unsent[0], self._flags)
             except BlockingIOError:
                 return
-            except OSError:  # nobody is there
+            except OSError:  # nobody is there; the news of that comes by ``receive``
                 self._unsent.clear()
                 return
             self._unsent.popleft()
 
     def receive(self) -> Iterator[Any]:
-        """Everything that is there. Never blocks."""
+        """All messages that are there. Never blocks."""
         while True:
             try:
                 frame = self._socket.recv(LIMIT_BYTES, socket.MSG_DONTWAIT)
@@ -155,10 +157,11 @@ class LauncherPipe:
                 return
             except ConnectionError:
                 frame = b""
+            # No message is empty, so that an empty one is the end.
             yield _decoder.decode(frame) if frame else PipeClosed()
             if not frame:
                 return
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close this end. Idempotent."""
         self._socket.close()

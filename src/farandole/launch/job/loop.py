@@ -2,6 +2,11 @@
 
 It sleeps until a message, a signal or the end of a child. Messages of workers go straight to the ``Controller``. What
 the end of a worker or a host means is for those to say who derive from it: ``static_loop`` and ``elastic_loop``.
+
+One thread runs all of it. The pumps of ``JobOutput`` write, and hand over their receipts through ``Receipts``. What
+wakes the loop changes from turn to turn, and ``_watch`` compares it before each sleep. An epoll knows open files, not
+numbers: if a descriptor were closed while it is watched, the next file with its number would be taken for watched, and
+never wake anybody. So whoever has a descriptor in the loop closes it only after a ``_watch`` without it.
 """
 
 from __future__ import annotations
@@ -31,20 +36,20 @@ if TYPE_CHECKING:
     from farandole.runtime.controller.root import Root
 
 GOODBYE_S = 2.0
-"""How long the last messages of an agent that has ended well may take to arrive."""
+"""Time for the last messages of an agent that has ended well to arrive."""
 
 NO_SIGNALS = -1
-"""In place of a descriptor, where somebody else hears them."""
+"""Stands for the descriptor of signals where this process hears none."""
 
 GIVE_UP_S = 1.0
-"""How long a job that was told to end at once tries to write what is left of the output."""
+"""Time for a job that was told to end at once to write what is left of the output."""
 
 
 AnyAgent: TypeAlias = "AgentProcess | FarAgent"
 
 
 class JobResult(NamedTuple):
-    """How a job ended: its exit status, and why it is not 0."""
+    """Result of a job: its exit status, and why it is not 0."""
 
     status: int
     words: str
@@ -59,10 +64,10 @@ class Loop(ABC):
         self._open: set[str] = set()
         """Hosts whose agent has neither finished nor been lost."""
         self._coming: set[str] = set()
-        """Those of them whose agent has not answered yet."""
+        """Hosts of ``_open`` whose agent has not answered yet."""
         self._pids: dict[int, int] = {}
         self._due: dict[str, float] = {}
-        """When the goodbye of an agent whose process has ended is given up."""
+        """Time at which the goodbye of an agent whose process has ended is given up, by host."""
         self._give_up_at: float | None = None
         self._output: JobOutput | None = None
         self._receipts: Receipts | None = None
@@ -77,6 +82,7 @@ class Loop(ABC):
             self._watch()
             self._on_descriptors(self._root.turn(self._until_s()))
             now = time.monotonic()
+            # After the messages of this turn, which may be an agent's last; in a list, as ``_on_end`` changes the rest.
             for host in [host for host, due_s in self._due.items() if due_s <= now]:
                 self._on_end(host)
             self._on_turn(now)
@@ -88,6 +94,7 @@ class Loop(ABC):
     def __exit__(self, *_: object) -> None:
         for fd in self._watched:
             self._root.router.unwatch(fd)
+        # A pump that goes on writing would ring the bell of the receipts: then it stays open.
         if self._output is not None and self._receipts is not None and self._output.close(GIVE_UP_S):
             self._receipts.close()
 
@@ -95,31 +102,31 @@ class Loop(ABC):
 
     @abstractmethod
     def _on_hello(self, host: str, hello: AgentHello) -> None:
-        """The agent of a host has answered."""
+        """Take in that the agent of a host has answered."""
 
     @abstractmethod
     def _on_exit(self, host: str, message: Exited) -> None:
-        """A worker has ended."""
+        """Take in the end of a worker."""
 
     @abstractmethod
     def _on_end(self, host: str) -> None:
-        """The process of an agent, or the one that had started it, has ended before its time."""
+        """Take in that the process of an agent, or the one that had started it, has ended before its time."""
 
     @abstractmethod
     def _on_lost(self, host: str, reason: str) -> None:
-        """A host is silent, has never answered, or has another version."""
+        """Take in that a host is silent, has never answered, or has another version."""
 
     @abstractmethod
     def _on_signal(self, number: int) -> None:
-        """The user wants an end."""
+        """Take in a signal by which the user wants an end."""
 
     @abstractmethod
     def _on_turn(self, now: float) -> None:
-        """Everything that had come is taken in."""
+        """Do what is due, now that everything that had come is taken in."""
 
     @abstractmethod
     def _outcome(self) -> JobResult:
-        """How the job ended."""
+        """Result of the job, when it is over."""
 
     # -- what the loop waits for --------------------------------------------------------------------------------------
 
@@ -135,11 +142,11 @@ class Loop(ABC):
     @property
     @abstractmethod
     def _deadline_s(self) -> float | None:
-        """When ``_on_turn`` has something to do, whatever comes or not."""
+        """Time at which ``_on_turn`` has something to do, whatever comes or not."""
 
     @property
     def _fds(self) -> tuple[int, ...]:
-        """What else wakes the loop."""
+        """Further descriptors that wake the loop."""
         return ()
 
     def _watch(self) -> None:
@@ -168,7 +175,7 @@ class Loop(ABC):
             self._note_end(agent)
 
     def _hear(self, number: int) -> None:
-        """A signal to the launcher."""
+        """Take in a signal to the launcher."""
         if number in INTERRUPTS:
             self._on_signal(number)
         elif number in PASSED_ON:
@@ -176,8 +183,9 @@ class Loop(ABC):
                 self._root.tell(host, PassSignal(number))
 
     def _note_end(self, agent: AnyAgent) -> None:
-        """Its last messages may still be on their way, if it has ended."""
+        """Give an agent that has ended some time for its last messages, which may be on their way."""
         if agent.code is not None:
+            # One that failed says no goodbye. The first limit counts: each later look would put it off.
             due_s = time.monotonic() + (0.0 if agent.code else GOODBYE_S)
             for host in self._open & set(agent.hosts):
                 self._due.setdefault(host, due_s)
@@ -205,7 +213,7 @@ class Loop(ABC):
             self._on_goodbye(host)
 
     def _end_of(self, message: Exited, host: str, title: str = "rank") -> End:
-        """For people. With a folder for output, its lines are not on this screen."""
+        """End of a worker, for people. With a folder for output, its lines are not on this terminal."""
         return End(
             message.worker_id, host, message.code, message.tail, message.error, title,
             advice(message.tail, self._job.settings.horovod), shown=not self._job.output_dir,
@@ -213,18 +221,18 @@ class Loop(ABC):
         )  # fmt: skip
 
     def _on_goodbye(self, host: str) -> None:
-        """Its agent has ended all workers, and ends."""
+        """Take in that the agent of a host has ended all workers, and ends."""
         self._close(host)
 
     def _close(self, host: str) -> None:
-        """Its agent has finished, or is not waited for any more."""
+        """Wait no more for the agent of a host: it has finished, or is lost."""
         self._open.discard(host)
         self._coming.discard(host)
         self._due.pop(host, None)
         self._root.hosts.ended(host)
 
     def _finish(self) -> None:
-        """Nobody is left who could write anything."""
+        """Let the output end: nobody is left who could write anything."""
         if self._output is not None:
             self._output.finish()
             if self._give_up_at is not None:
@@ -233,7 +241,7 @@ class Loop(ABC):
     # -- output -------------------------------------------------------------------------------------------------------
 
     def _open_output(self) -> None:
-        """Agents send us what workers write."""
+        """Begin to write what agents send us of their workers' output."""
         self._output = JobOutput.own()
         self._receipts = Receipts(self._output)
         self._writing = set(self._output.ended)

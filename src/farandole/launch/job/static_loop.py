@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @final
 class StaticLoop(Loop):
-    """Nothing is decided here."""
+    """Loop that carries out the actions of an ``ExitPolicy``."""
 
     def __init__(self, job: Job, agents: Agents, root: Root, interrupts: int) -> None:
         super().__init__(job, agents, root, interrupts)
@@ -34,13 +34,13 @@ class StaticLoop(Loop):
         self._coming = set(job.hosts)
         self._lost: set[str] = set()
         self._starts: Mapping[str, StartWorkers] = {}
-        """What is still to be started."""
+        """Orders for the agents once all of them have answered, by host."""
         self._orders: StopWorkers | None = None
         self._await_until: float | None = None
-        """When the ends of ranks that had left the job, and may be the cause of a failure, are not awaited any more."""
+        """Time until which the ends of ranks are awaited that had left the job, and may be the cause of a failure."""
 
     def start_later(self, starts: Mapping[str, StartWorkers]) -> None:
-        """The agents on these hosts are to answer first, and to send us what workers write."""
+        """Start the workers when the agents on all these hosts have answered; they send us what workers write."""
         self._starts = starts
         until_s = time.monotonic() + self._job.settings.start_timeout_s
         for host in starts:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 WIDTH = 80
 MPI_S = 120.0
-"""How long the ranks of an MPI may take."""
+"""Time for the ranks of an MPI to end."""
 BUSY = 0.5
 """From this many runnable processes per core on, times compare little."""
 ACROSS = "tcp"
@@ -145,7 +145,7 @@ def _by_launcher(engines: Sequence[str], np: int, hosts: str, seconds: float) ->
 
 
 def _by_mpi(engines: Sequence[str], np: int, hosts: str, seconds: float) -> Measured:
-    """By the mpiexec beside this Python, where the wheels of MPI put it, or on the path: only its ranks can use MPI."""
+    """Measure MPI, which only its own ranks can use: by the mpiexec beside this Python, or on the path."""
     mpi = CANDIDATES["mpi"]
     if lack := mpi.uninstalled():
         raise UsageError(f"{lack}; {mpi.remedy}")
@@ -198,7 +198,7 @@ def show(report: BenchReport) -> None:
 
 
 def _row(nbytes: int, name: str, rounds: Sequence[float]) -> tuple[str, ...]:
-    """The spread is half the distance of the quartiles."""
+    """One row of the table; the spread is half the distance of the quartiles."""
     median = statistics.median(rounds)
     low, _, high = statistics.quantiles(rounds, n=4, method="inclusive")
     spread = f"±{50 * (high - low) / median:.0f}%"
@@ -218,7 +218,7 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
 
 
 def human_bytes(nbytes: int) -> str:
-    """4 B, 64 KiB, 16 MiB."""
+    """Bytes for people: 4 B, 64 KiB, 16 MiB."""
     for unit, factor in (("MiB", 2**20), ("KiB", 2**10)):
         if nbytes >= factor:
             return f"{nbytes / factor:g} {unit}"
@@ -226,7 +226,7 @@ def human_bytes(nbytes: int) -> str:
 
 
 def human_time(seconds: float) -> str:
-    """Three digits: 9.12 us, 1.05 ms, 2 s."""
+    """Seconds for people, in three digits: 9.12 us, 1.05 ms, 2 s."""
     for unit, factor in (("us", 1e-6), ("ms", 1e-3)):
         if seconds < 1000 * factor:
             return f"{seconds / factor:.3g} {unit}"

@@ -46,24 +46,24 @@ sys.exit(run_commandline())
 
 @final
 class InstallScheme(msgspec.Struct, frozen=True):
-    """Where packages of an environment lie, and its commands."""
+    """Folders of an environment for its packages and its commands."""
 
     packages: str
     scripts: str
 
     def path(self, name: str) -> str:
-        """Where the file ``name`` goes."""
+        """Path of the file ``name``."""
         return os.path.join(self.scripts if name == COMMAND else self.packages, name)
 
     def installer(self) -> str:
-        """What has installed the ``horovod`` of this version that is there; "" if none is."""
+        """Tool that has installed the ``horovod`` of this version; "?" if it does not say, "" if there is none."""
         with contextlib.suppress(OSError), open(os.path.join(self.path(FOLDER), "INSTALLER")) as file:
             return file.read().strip()
         return "?" if os.path.isdir(self.path(FOLDER)) else ""
 
 
 def foreign() -> str:
-    """Where a ``horovod`` is that is not Farandole's, and its version; "" if there is none."""
+    """Version and place of a ``horovod`` that is not Farandole's; "" if there is none."""
     for found in metadata.distributions(name="horovod"):
         own_site = str(found.locate_file("")) == HOROVOD_SITE
         if not own_site and (found.read_text("INSTALLER") or "").strip() != INSTALLER:
@@ -116,7 +116,7 @@ def uninstall(scheme: InstallScheme) -> list[str]:
 
 
 def _files(scheme: InstallScheme) -> dict[str, str]:
-    """What is installed beside the metadata."""
+    """Files beside the metadata, by name."""
     site = HOROVOD_SITE
     if os.path.commonpath([site, os.path.abspath(scheme.packages)]) == os.path.abspath(scheme.packages):
         site = os.path.relpath(site, scheme.packages)  # an environment may be moved
@@ -152,13 +152,13 @@ def _digest(text: str) -> str:
 
 @contextlib.contextmanager
 def _alone(scheme: InstallScheme) -> Iterator[None]:
-    """Nobody else installs here meanwhile; what the system refuses becomes a sentence."""
+    """Keep others from installing here meanwhile; what the system refuses becomes a sentence."""
     try:
         for folder in (scheme.packages, scheme.scripts):
             os.makedirs(folder, exist_ok=True)
         lock = os.open(scheme.packages, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            fcntl.flock(lock, fcntl.LOCK_EX)  # of the folder itself: no file is left behind, and the kernel frees it
             yield
         finally:
             os.close(lock)
@@ -195,7 +195,7 @@ def _write(path: str, text: str, executable: bool) -> bool:
             os.fchmod(file.fileno(), 0o755 if executable else 0o644)
             file.flush()
             os.rename(file.name, path)
-        except BaseException:
+        except BaseException:  # a Ctrl-C, too, leaves no file behind
             os.unlink(file.name)
             raise
     return True
@@ -233,7 +233,7 @@ def _aside(scheme: InstallScheme) -> Iterator[str]:
 
 
 def _spec() -> str:
-    """Where ``import horovod`` leads in this process, without importing it; "" if nowhere."""
+    """Origin of ``import horovod`` in this process, without importing it; "" if there is none."""
     found = find_spec("horovod")
     if found is None:
         return ""

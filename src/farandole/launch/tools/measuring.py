@@ -1,4 +1,4 @@
-"""What each rank of ``farandole bench`` does: time the all-reduce of several engines, in turns.
+"""The part of each rank in ``farandole bench``: time the all-reduce of several engines, in turns.
 
     farandole.run(measure, args=(("shm", "tcp"), 0.1), np=2)[0]
 
@@ -26,7 +26,7 @@ from farandole.native import core
 from farandole.runtime.session.init import current, init, shutdown
 
 SIZES = (4, 1024, 16 * 2**10, 256 * 2**10, 2**20, 4 * 2**20, 16 * 2**20)
-"""In bytes."""
+"""Sizes of the arrays, in bytes."""
 ROUNDS = 7
 _MOST_TIMES = 200
 
@@ -35,7 +35,7 @@ Contender: TypeAlias = tuple[Engine, Memory]
 
 @final
 class Measured(msgspec.Struct, frozen=True):
-    """What the ranks found. ``seconds[engine][bytes]`` has one value per round: the median of the slowest rank.
+    """Measurements of all ranks. ``seconds[engine][bytes]`` has one value per round: the median of the slowest rank.
 
     ``usable`` is by rank; ``lacks`` says why an engine could not be made.
     """
@@ -103,7 +103,7 @@ def _once(engine: Engine, array: Array) -> float:
 
 
 def _slowest(engine: Engine, seconds: float) -> float:
-    """The most that a rank says, on every rank."""
+    """The largest value of all ranks, on every rank."""
     said = ctypes.c_double(seconds)
     engine.allreduce(Array(ctypes.addressof(said), 1, DType.FLOAT64, said), Reduction(ReduceOp.MAX))
     return said.value
@@ -114,4 +114,4 @@ def main() -> None:
     target, seconds, *names = sys.argv[1:]
     partial = Path(f"{target}.{os.getpid()}")
     partial.write_bytes(msgspec.json.encode(measure(names, float(seconds))))
-    partial.replace(target)
+    partial.replace(target)  # in one step: others do the same, and a half-written file must not be the one that stays

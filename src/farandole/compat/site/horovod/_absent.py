@@ -33,7 +33,7 @@ _FATE = {
 
 
 def explain(module: str) -> str:
-    """Why ``module`` cannot be had, and what can; "" if Horovod has no such module either."""
+    """Reason why ``module`` cannot be had, and what can; "" if Horovod has no such module either."""
     fate = next((why for name, why in _FATE.items() if f"{module}.".startswith(f"{name}.")), "")
     return fate and (
         f"{module} is not in Farandole {__version__}, which has horovod.torch: it {fate}. "
@@ -43,7 +43,7 @@ def explain(module: str) -> str:
 
 @final
 class AbsentModules(MetaPathFinder):
-    """Asked last, and raises ``ModuleNotFoundError`` for what is absent, as guards around optional imports expect."""
+    """Finder, asked last: raises ``ModuleNotFoundError`` for what is absent, as guards around imports expect."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None

@@ -1,1 +1,1 @@
-"""What Horovod keeps for all frameworks, as far as scripts touch it."""
+"""Modules that Horovod keeps for all frameworks, as far as scripts touch them."""

@@ -1,4 +1,4 @@
-"""``HorovodBasics``: who am I, and what can this installation do, as methods of an object."""
+"""``HorovodBasics``: rank, size and what this installation can do, as methods of an object."""
 
 from __future__ import annotations
 

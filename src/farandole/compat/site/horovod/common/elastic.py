@@ -13,12 +13,12 @@ __all__ = ["ObjectState", "State", "run_fn"]
 
 
 class ObjectState(state.ObjectState):
-    """As in Horovod; how objects are broadcast, and who a process is, the runtime knows by itself."""
+    """State of plain values; ``bcast_object`` and ``get_rank`` have no effect, as the runtime knows both by itself."""
 
     def __init__(self, bcast_object: object = None, get_rank: object = None, **values: Any) -> None:
         super().__init__(**values)
 
 
 def run_fn(func: Callable[..., Any], reset: object = None) -> Callable[..., Any]:  # noqa: ARG001 (done by the runtime)
-    """What ``elastic.run`` is made of."""
+    """Make ``elastic.run`` of a function; ``reset`` has no effect, as the runtime does that by itself."""
     return run(func)

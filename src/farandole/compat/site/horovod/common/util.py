@@ -30,17 +30,17 @@ def env(**variables: str | None) -> Iterator[None]:
 
 
 def gloo_built(verbose: bool = False) -> bool:  # noqa: ARG001 (Horovod's signature)
-    """Whether jobs can run without MPI."""
+    """True if jobs can run without MPI."""
     return basics.gloo_built()
 
 
 def mpi_built(verbose: bool = False) -> bool:  # noqa: ARG001
-    """Whether an engine is built on MPI."""
+    """True if an engine is built on MPI."""
     return basics.mpi_built()
 
 
 def nccl_built(verbose: bool = False) -> bool:  # noqa: ARG001
-    """Whether an engine is built on NCCL."""
+    """True if an engine is built on NCCL."""
     return bool(basics.nccl_built())
 
 
@@ -55,7 +55,7 @@ def ccl_built(verbose: bool = False) -> bool:  # noqa: ARG001
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:
-    """Whether a number of ranks is a power of two; Adasum needs that in Horovod, and not here.
+    """True if a number of ranks is a power of two; Adasum needs that in Horovod, and not here.
 
     >>> [n for n in range(10) if num_rank_is_power_2(n)]
     [1, 2, 4, 8]
@@ -64,7 +64,7 @@ def num_rank_is_power_2(num_rank: int) -> bool:
 
 
 def is_iterable(x: object) -> bool:
-    """Whether ``iter(x)`` works.
+    """True if ``iter(x)`` works.
 
     >>> is_iterable("text"), is_iterable(3)
     (True, False)
@@ -77,7 +77,7 @@ def is_iterable(x: object) -> bool:
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:  # noqa: ARG001
-    """Whether the framework ``ext_base_name`` sees a CUDA device."""
+    """True if the framework ``ext_base_name`` sees a CUDA device."""
     if not extension_available(ext_base_name):
         return False
     import torch
@@ -86,7 +86,7 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:  # noqa: A
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:  # noqa: ARG001
-    """Whether ``horovod.<ext_base_name>`` can be imported."""
+    """True if ``horovod.<ext_base_name>`` can be imported."""
     package = _FRAMEWORKS.get(ext_base_name)
     return package is not None and find_spec(package) is not None
 

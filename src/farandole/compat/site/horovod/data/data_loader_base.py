@@ -8,6 +8,13 @@ for batch in loader: ...
 loader.close_async_loader()
 """
 
+# Two threads, and a bounded queue between them: the loading one only puts, the consuming one only gets. ``_thread`` and
+# ``started`` belong to the consumer, who starts and joins; ``_stop`` is set by the consumer and read by the loader.
+# There must be one consumer only: of two, one could take the ``_END`` that the other, closing, waits for.
+#
+# Whatever becomes of the loading thread, ``_END`` is the last it puts. So the consumer can end it by taking until then,
+# which also wakes a loader that waits for room: a ``put`` can be interrupted in no other way.
+
 from __future__ import annotations
 
 import queue
@@ -56,7 +63,7 @@ class AsyncDataLoaderMixin:
         """End the thread; the loader can be iterated again afterwards."""
         if self._thread is None:
             return
-        self._stop.set()
+        self._stop.set()  # before the queue is emptied, or the thread would go on filling it
         while self._queue.get() is not _END:  # makes room for a thread that waits for it
             pass
         self._thread.join()
@@ -67,12 +74,13 @@ class AsyncDataLoaderMixin:
             yield from super().__iter__()  # type: ignore[misc]
             return
         if self._thread is None:
-            self._stop.clear()
+            self._stop.clear()  # the thread before has been joined, and cannot miss that it was set
+            # A daemon: scripts end without closing their loaders, and this thread may be waiting for room for ever.
             self._thread = threading.Thread(target=self._load, name="farandole data loader", daemon=True)
             self._thread.start()
             self.started = True
         while (batch := self._queue.get()) is not None:
-            if isinstance(batch, _Raised):
+            if isinstance(batch, _Raised):  # the thread has ended or is about to: the next iteration starts another
                 self.close_async_loader()
                 raise batch.error
             yield self._process_batch(batch)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""``python -m horovod.runner.launch``, and where the command ``horovodrun`` begins."""
+"""``python -m horovod.runner.launch``, and the entry point of the command ``horovodrun``."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class _DistributedOptimizer(_Private, ReducingOptimizer):
     __init__ = _Private.__init__  # for those who make a class of a copy of this one's attributes, as Horovod did
 
     def step(self, closure: Callable[[], Any] | None = None, **others: Any) -> Any:
-        """As in ``farandole.torch``; warns after ``synchronize``, except inside ``skip_synchronize``."""
+        """Make a step as in ``farandole.torch``; warns after ``synchronize``, except inside ``skip_synchronize``."""
         if self._should_synchronize and self._synchronized:
             warnings.warn(_WARNING, stacklevel=2)
         self._synchronized = False
@@ -108,13 +108,13 @@ class _DistributedOptimizer(_Private, ReducingOptimizer):
     step.hooked = True  # type: ignore[attr-defined] # the user's class runs the step hooks; once is enough
 
     def synchronize(self) -> None:
-        """As in ``farandole.torch``."""
+        """Reduce the gradients as in ``farandole.torch``, and note that for ``step``."""
         super().synchronize()
         self._synchronized = True
 
 
 class _DistributedAdasumOptimizer(_Private, AdasumOptimizer):
-    """The same for ``op=Adasum``."""
+    """Horovod's name of the class of distributed optimizers with ``op=Adasum``."""
 
 
 def DistributedOptimizer(  # noqa: N802 (it stands for a class)

@@ -1,5 +1,8 @@
 """Functions in threads: one, one that waits for an event, one call for each list of arguments."""
 
+# Threads are daemons where nobody is to join them: an interpreter that ends waits for all others, for ever if they wait
+# for an event that never comes. ``silent`` hides what ``threading`` would print, as no caller could catch it.
+
 from __future__ import annotations
 
 import contextlib
@@ -51,10 +54,11 @@ def on_event(
         raise ValueError("daemon=False without stop: give a threading.Event that ends the wait")
 
     def wait() -> None:
+        # In slices, as a thread cannot wait for two events at once.
         while not event.wait(check_stop_interval_s if stop else None):
             if stop and stop.is_set():
                 return
-        if not (stop and stop.is_set()):
+        if not (stop and stop.is_set()):  # looked at again: both may have been set within one slice
             func(*args)
 
     return in_thread(wait, daemon=daemon, silent=silent)
@@ -73,6 +77,8 @@ def execute_function_multithreaded(
     >>> execute_function_multithreaded(pow, [[2, 3], [3, 2]])
     {0: 8, 1: 9}
     """
+    # The lock is for ``jobs`` alone: iterators promise nothing to several threads, and two could get one job. The other
+    # two need none: each key has one thread that writes it, and both are read when all threads have been joined.
     jobs = iter(list(enumerate(args_list)))
     results: dict[int, Any] = {}
     errors: list[Exception] = []
@@ -86,7 +92,7 @@ def execute_function_multithreaded(
                 return
             try:
                 results[job[0]] = fn(*job[1])
-            except Exception as error:
+            except Exception as error:  # kept for the caller; this thread goes on with the next job
                 errors.append(error)
 
     number = min(max_concurrent_executions, len(args_list))
