@@ -187,7 +187,8 @@ class _Run:
 
     def wait(self, limit_s: float | None = None) -> None:
         """Wait until it is over, well or not, but no longer than ``limit_s``."""
-        self._thread.join(limit_s)
+        if self._thread is not threading.current_thread():  # on which the garbage collector may let go of an optimizer
+            self._thread.join(limit_s)
 
     def finish(self) -> Gradients:
         """Wait for the run, and return the gradients that it has reduced; raises what went wrong."""

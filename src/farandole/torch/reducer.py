@@ -302,6 +302,8 @@ class GradientReducer(Reducer):
             exchange = None
         # Not ``params != exchange.params``: lists compare tensors by ``==``, which compares their elements.
         if exchange is None or len(params) != len(exchange.params) or not all(map(is_, params, exchange.params)):
+            if isinstance(self._exchange, LaggedExchange):
+                self._exchange.forget()  # its threads are in the lane that the next one uses
             exchange = self._exchange = self._make_exchange(session, params)
         return exchange
 

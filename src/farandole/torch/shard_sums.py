@@ -89,14 +89,15 @@ class ShardSums:
         self._lay_out_chunks([i for i, r in enumerate(reduced) if not r], like, scales)
 
     def of(self, partial: Partial) -> list[torch.Tensor]:
-        """The sums, in ``partial`` or in memory that the next call overwrites."""
+        """Return the sums, in ``partial`` or in new memory: a script may keep them, and children must not see them."""
         results = list(self._results)
         for number, bucket in enumerate(self._buckets):
             [tensors] = partial.values()
             self._reduce(f"bucket {number}", bucket, tensors, results)
         for number, chunk in enumerate(self._chunks):
             self._add(f"chunk {number}", chunk, partial)
-        return results
+        given = {id(tensor) for tensors in partial.values() for tensor in tensors}
+        return [total if id(total) in given else total.clone() for total in results]
 
     def largest(self, numbers: Sequence[int]) -> list[int]:
         """The largest that any member has, of each."""

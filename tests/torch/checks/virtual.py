@@ -93,6 +93,22 @@ def check_that_shards_leave_the_random_streams_of_the_script_alone() -> None:
     assert len(set(everybody)) == WORKERS, "every shard has a stream of its own"
 
 
+def check_that_gradients_which_a_script_keeps_stay_as_they_are() -> None:
+    model = torch.nn.Linear(3, 2, bias=False)
+    optimizer = distributed(model, virtual_workers=hvd.VirtualWorkers(WORKERS, model, seed=5))
+    kept: list[torch.Tensor] = []
+    for step in range(3):
+        for _ in optimizer.shards(ROWS):
+            (model.weight * float(step + 1)).sum().backward()
+        optimizer.synchronize()
+        assert model.weight.grad is not None
+        kept.append(model.weight.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+    for number, grad in enumerate(kept):
+        torch.testing.assert_close(grad, torch.full((2, 3), number + 1.0))
+
+
 def check_a_batch_with_fewer_rows_than_shards() -> None:
     model = torch.nn.Linear(2, 1)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)

@@ -57,7 +57,8 @@ class Pipeline:
             done = piece - IN_FLIGHT
             if done >= 0:
                 if across is not None:
-                    self._pending.popleft().result()  # what is raised there is raised here
+                    self._pending[0].result()  # what is raised there is raised here
+                    self._pending.popleft()  # not before: after an interrupt `drain` must still wait for it
                 after(done)
             if piece < pieces:
                 before(piece)
@@ -71,8 +72,13 @@ class Pipeline:
 
     def drain(self) -> None:
         """Return when nothing is across any more, however it ended."""
-        while self._pending:
-            self._pending.popleft().exception()
+        if self._thread is not None:
+            # What comes out of the queue after all others. Not the futures: a signal handler's exception may have come
+            # between a future and its job, and nobody would ever settle that one.
+            reached = threading.Event()
+            self._jobs.put(reached.set)
+            reached.wait()
+        self._pending.clear()
 
     def close(self) -> None:
         """End the thread."""

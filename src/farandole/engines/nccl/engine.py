@@ -223,6 +223,7 @@ class NcclEngine(Engine):
                 os.sched_yield()
             else:
                 self._aborted.wait(_NAP_S)  # and no sleep: an abort ends it
+        self._check()  # an abort completes what it ends, and that is no result
         work.wait()  # does not wait any more: it lets the current stream follow, and raises what Gloo has to say
 
     def _interrupt(self) -> None:

@@ -297,7 +297,13 @@ class NegotiatedLane:
                 self._resend((message.process_set, name))
 
     def _execute(self, order: Order, received_s: float) -> None:
-        mine = [self._submissions.find(order, name) for name in order.names]
+        with self._lock:
+            mine = [self._submissions.find(order, name) for name in order.names]
+            calls = [None if p is None else p.announcement.calls for p in mine]
+            # Looked at last: ``end`` sets it before it empties what is in flight, in another thread or in a handler on
+            # top of this frame. What is missing then has not joined, and the others must not get zeros for it.
+            if self._ended is not None:
+                return
         if received_s:
             asked = [None if p is None else (p.begin_s, p.sent_s) for p in mine]
             phase_events.waited(order.names, Kind(order.kind), asked, received_s)
@@ -308,7 +314,7 @@ class NegotiatedLane:
         else:
             self.inside = order
             try:
-                outcomes = self._perform(order, [None if p is None else p.announcement.calls for p in mine])
+                outcomes = self._perform(order, calls)
                 if order.direct:  # in here, as the first time it connects all ranks: where that fails, it tears
                     self._direct.open(order)
             except MismatchError as error:  # every member has it, and none is out of step

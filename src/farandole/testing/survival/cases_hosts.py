@@ -117,7 +117,7 @@ def resets(whose: str, name: str, lost: str = "", quick: bool = False) -> FaultC
 def _ends(job: TraineeJob) -> int:
     """Ends and beginnings of generations, counted: where a host is lost, an end may not be written down by itself."""
     journal = (job.folder / "journal").read_text()
-    return journal.count('"type":"Over"') + journal.count('"type":"Form"')
+    return journal.count('"type":"GenerationEnded"') + journal.count('"type":"Form"')
 
 
 def _reboot(job: TraineeJob, _number: int) -> None:
