@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -260,6 +263,58 @@ def test_a_writer_that_is_killed_leaves_only_whole_ones(tmp_path: Path) -> None:
             assert found.step >= survived - 1
             checkpoints.save(found.step, state(0))
         assert list(folder.unfinished(tmp_path)) == [], "the next writer tidies up"
+
+
+def test_what_others_write_now_is_left_alone(tmp_path: Path) -> None:
+    """Two workers that leave between two generations, each with a step of its own, and a generation."""
+    here, own = socket.gethostname(), os.getpid()
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    made = {mark: folder.writing(tmp_path, 7, mark) for mark in ("3", f"{here}-{own}", f"{here}-{gone.pid}", "far-77")}
+    for path in made.values():
+        path.mkdir()
+    now = time.time()
+
+    def abandoned(mark: str, now: float) -> set[str]:
+        return {mine for mine, path in made.items() if folder.is_abandoned(path, mark, now)}
+
+    assert abandoned("4", now) == {"3", f"{here}-{gone.pid}"}
+    assert abandoned(f"{here}-1", now) == {f"{here}-{gone.pid}"}
+    assert abandoned("4", now + 2 * folder.ABANDONED_S) == {"3", f"{here}-{gone.pid}", "far-77"}
+
+
+def test_what_was_just_written_stays_beside_later_steps_that_are_damaged(tmp_path: Path) -> None:
+    written(tmp_path, 1000)
+    (folder.writer_of(tmp_path, 1000) / folder.MANIFEST).write_bytes(b"torn")
+    with TorchCheckpoints(tmp_path, keep=1) as checkpoints:
+        for step in (100, 200):
+            checkpoints.save(step, state(step))
+        checkpoints.wait()
+        found = checkpoints.restore()
+    assert found is not None
+    assert found.step == 200
+    assert folder.steps(tmp_path) == [1000, 200]
+
+
+def test_a_step_that_is_saved_again_is_never_without_a_checkpoint(tmp_path: Path) -> None:
+    written(tmp_path, 5)
+    seen: list[bool] = []
+    stop = threading.Event()
+
+    def watch() -> None:
+        while not stop.is_set():
+            seen.append((folder.writer_of(tmp_path, 5) / folder.MANIFEST).exists())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    with TorchCheckpoints(tmp_path) as checkpoints:
+        for _ in range(20):
+            checkpoints.save(5, state(5))
+    stop.set()
+    watcher.join()
+    assert all(seen)
+    assert folder.steps(tmp_path) == [5]
+    assert list(folder.unfinished(tmp_path)) == []
 
 
 trees = st.recursive(

@@ -15,6 +15,7 @@ import errno
 import os
 import socket
 import threading
+import time
 import weakref
 from pathlib import Path
 from types import TracebackType
@@ -168,11 +169,10 @@ class Checkpoints:
     def _write_all(self, step: int, content: dict[str, Any], writer: _Writer) -> None:
         writing = folder.writing(self.root, step, writer.mark)
         try:
-            # Of other steps only: workers that are told to end between two generations, each its own rank 0, may be
-            # writing this one now, under marks of their own.
             if writer.rank == 0:
-                for left in folder.unfinished(self.root, step):
-                    folder.discard(left)
+                for left in folder.unfinished(self.root):
+                    if folder.is_abandoned(left, writer.mark, time.time()):
+                        folder.discard(left)
             said: ShardFile | str = self._write_shard(writing, content, writer)
         except OSError as error:
             said = f"{writer.name} says of {error.filename or writing}: {error.strerror}{_remedy(error)}"
@@ -185,7 +185,7 @@ class Checkpoints:
             whole = [each for each in shards if isinstance(each, ShardFile)]
             folder.finish(writing, Manifest(step, whole, __version__))
             # Older ones go only when the new name would survive a power failure.
-            folder.retain(self.root, self._keep)
+            folder.retain(self.root, self._keep, step)
         elif wrong:
             folder.discard(writing)
             raise CheckpointError("; ".join(wrong))

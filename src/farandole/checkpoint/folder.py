@@ -14,11 +14,13 @@ folder of their own (``mark``), names change hands by ``rename`` alone, and a lo
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import hashlib
 import os
 import secrets
 import shutil
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, final
@@ -27,9 +29,14 @@ import msgspec
 
 FORMAT = 1
 MANIFEST = "manifest.json"
-_NAME, _WRITING = "step-", ".writing-"
+_NAME, _WRITING, _REMOVED = "step-", ".writing-", "removed-"
 _DIGITS = 12
 _BLOCK = 2**20
+
+ABANDONED_S = 3600.0
+"""So long nothing is added to a folder that a process of another host has left, until it is removed."""
+
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
 @final
@@ -113,14 +120,19 @@ def finish(folder: Path, manifest: Manifest) -> Path:
     write_shard(folder, MANIFEST, lambda file: _write(file, head + b"\n" + body))
     _sync(folder)  # before the rename: after a power failure there may be no name whose files are not all there
     writer = writer_of(folder.parent, manifest.step)
-    discard(writer)  # the same step again: what is newer counts, and ``rename`` replaces no folder that is not empty
-    try:
-        os.rename(folder, writer)
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
-        discard(folder)  # another process has written the same step since the line above, and its checkpoint stays
+    if _exchange(folder, writer):  # the same step again: what is newer counts
+        former: Path | None = folder
+    else:
+        former = _set_aside(writer)  # ``rename`` replaces no folder that is not empty
+        try:
+            os.rename(folder, writer)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            discard(folder)  # another process has written the same step since the line above, and its checkpoint stays
     _sync(folder.parent)  # before the caller removes older ones, or says that this one is written
+    if former is not None:
+        discard(former)  # last: until here a crash leaves the files of both
     return writer
 
 
@@ -172,28 +184,60 @@ def verify(folder: Path, shard: ShardFile) -> None:
 
 def discard(folder: Path) -> None:
     """Remove a checkpoint, whole or not. When it is half removed it has lost its name already."""
-    if folder.name.startswith(_NAME):
-        # Renamed first: a process that restores sees all of it or nothing. At random, as two processes may remove
-        # checkpoints of one step, one after the other, while the first is still at it.
-        mark = f"removed-{secrets.token_hex(4)}"
-        try:
-            folder = folder.rename(folder.with_name(f"{_WRITING}{folder.name.removeprefix(_NAME)}-{mark}"))
-        except FileNotFoundError:  # there is none, or somebody else removes it
-            return
-    shutil.rmtree(folder, ignore_errors=True)  # another may remove it as well; ``unfinished`` finds what is left
+    without_name = _set_aside(folder) if folder.name.startswith(_NAME) else folder
+    if without_name is not None:
+        shutil.rmtree(without_name, ignore_errors=True)  # another may, too; ``unfinished`` finds what is left
 
 
-def unfinished(root: Path, step: int | None = None) -> Iterator[Path]:
-    """Folders that interrupted writers have left, or others write now: of all steps but ``step``."""
-    own = f"{_WRITING}{step:0{_DIGITS}}-" if step is not None else None
-    for path in root.glob(f"{_WRITING}*") if root.is_dir() else ():
-        if own is None or not path.name.startswith(own):
-            yield path
+def _set_aside(folder: Path) -> Path | None:
+    """Take a checkpoint's name away: a process that restores sees all of it or nothing. ``None``: there was none."""
+    # At random, as two processes may remove checkpoints of one step, the second while the first is still at it.
+    mark = f"{_REMOVED}{secrets.token_hex(4)}"
+    try:
+        return folder.rename(folder.with_name(f"{_WRITING}{folder.name.removeprefix(_NAME)}-{mark}"))
+    except FileNotFoundError:  # there is none, or somebody else removes it
+        return None
 
 
-def retain(root: Path, keep: int) -> None:
-    """Remove all but the newest ``keep`` checkpoints; 0 keeps all."""
-    for step in steps(root)[keep:] if keep else ():
+def _exchange(new: Path, old: Path) -> bool:
+    """Swap the names of two folders in one step, of which no crash sees a half; False where that cannot be had."""
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)  # Linux with glibc 2.28 or later
+    if renameat2 is None:
+        return False
+    done: int = renameat2(_AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(old), _RENAME_EXCHANGE)
+    return done == 0  # or there is no ``old``, or the file system (NFS, Lustre) cannot
+
+
+def unfinished(root: Path) -> Iterator[Path]:
+    """Folders without a checkpoint's name: interrupted writers have left them, or others write them now."""
+    yield from root.glob(f"{_WRITING}*") if root.is_dir() else ()
+
+
+def is_abandoned(path: Path, mark: str, now: float) -> bool:
+    """True if nobody writes to the unfinished folder ``path`` any more, as far as the writer with ``mark`` can tell.
+
+    A generation may remove what earlier ones have left. Workers that are told to end between two generations are each
+    a rank 0 of their own, and neither they nor the next generation may remove what another of them is writing.
+    """
+    _, _, other = path.name.removeprefix(_WRITING).partition("-")
+    if other.startswith(_REMOVED) or other == mark or (other.isdecimal() and mark.isdecimal()):
+        return True
+    host, _, pid = other.rpartition("-")
+    if host == socket.gethostname() and pid.isdecimal():
+        return not Path("/proc", pid).exists()
+    try:
+        return now - path.stat().st_mtime > ABANDONED_S
+    except FileNotFoundError:  # its writer has just finished it
+        return False
+
+
+def retain(root: Path, keep: int, written: int) -> None:
+    """Remove all but the newest ``keep`` checkpoints up to the step ``written``; 0 keeps all.
+
+    Not those of later steps: they were refused as damaged, or are another training's. If they counted, the one that
+    was just written would have to go.
+    """
+    for step in [step for step in steps(root) if step <= written][keep:] if keep else ():
         discard(writer_of(root, step))
 
 
