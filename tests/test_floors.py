@@ -132,11 +132,47 @@ def test_no_file_is_too_long() -> None:
     assert not {str(path): length for path, length in lengths.items() if length > FILE_LINES}
 
 
+def code_lines(path: Path, node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """How many lines a function has, without its docstring and the lines that are comments alone."""
+    end = node.end_lineno or node.lineno
+    remarks = sum(line.lstrip().startswith("#") for line in lines_of(path)[node.lineno - 1 : end])
+    return end - node.lineno + 1 - docstring_lines(node) - remarks
+
+
+@cache
+def lines_of(path: Path) -> list[str]:
+    """The text of a file."""
+    return path.read_text().splitlines()
+
+
 def docstring_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     """How many lines of a function are its documentation."""
     if ast.get_docstring(node, clean=False) is None:
         return 0
     return (node.body[0].end_lineno or 0) - node.body[0].lineno + 1
+
+
+def test_no_public_class_name_stands_for_two_things() -> None:
+    """But in the package named ``horovod``, whose names are Horovod's."""
+    found: dict[str, list[str]] = {}
+    for path in MODULES:
+        if "compat" not in path.parts:
+            for node in ast.walk(tree(path)):
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    found.setdefault(node.name, []).append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
+    assert not {name: places for name, places in found.items() if len(places) > 1}
+
+
+def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
+    riddle = re.compile(r"(What|Who|Whoever|Whom|Those|These|Once|Where|When|How|Which|It|They|That|All that|As)\b")
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
+    found = [
+        f"{path.relative_to(PACKAGE)}:{getattr(node, 'lineno', 1)} {text.splitlines()[0]}"
+        for path in MODULES
+        for node in ast.walk(tree(path))
+        if isinstance(node, kinds) and (text := ast.get_docstring(node)) and riddle.match(text)
+    ]
+    assert not found, "\n".join(found)
 
 
 def test_functions_are_short_and_typed() -> None:
@@ -149,7 +185,7 @@ def faults_of_functions(path: Path) -> Iterator[str]:
     for node in ast.walk(tree(path)):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
-        length = (node.end_lineno or node.lineno) - node.lineno + 1 - docstring_lines(node)
+        length = code_lines(path, node)
         if length > FUNCTION_LINES:
             yield f"{path}:{node.lineno} {node.name} is {length} lines long"
         everything = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs, node.args.vararg, node.args.kwarg]

@@ -230,11 +230,11 @@ LOST_AT_THE_BEGINNING = """
     import os, signal
     from farandole.elastic.worker.run import run
     from farandole.elastic.worker.state import ObjectState
-    from farandole.runtime.session.engine_pool import Crews
+    from farandole.runtime.session.engine_pool import EnginePool
     from farandole.runtime.session.init import current, init
 
     if os.environ["FARANDOLE_WORKER_ID"] == "1":
-        Crews.executor = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # it has been let in, and connects
+        EnginePool.executor = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # it has been let in, and connects
 
     @run
     def train(state):

@@ -14,35 +14,35 @@ def blocked(sequence: int = 7, seconds: float = 60.0, process_set: int = 0, lane
 
 
 def test_ranks_inside_a_planned_collective_wait_for_those_that_are_not() -> None:
-    blockages = BlockedReports(ProcessGroups(3), renewal_s=31.0)
-    assert blockages.add(0, blocked(), 100.0)
-    assert blockages.add(2, blocked(seconds=65.0), 100.0)
-    (waiting,) = blockages.waiting(100.0)
+    reports = BlockedReports(ProcessGroups(3), renewal_s=31.0)
+    assert reports.add(0, blocked(), 100.0)
+    assert reports.add(2, blocked(seconds=65.0), 100.0)
+    (waiting,) = reports.waiting(100.0)
     assert waiting == (("blocked", 0, "p", 7), "step 7", 35.0, (0, 2), (1,), 31.0, 0.0)
-    assert list(blockages.waiting(132.0)) == []
+    assert list(reports.waiting(132.0)) == []
 
 
 def test_while_all_are_inside_what_they_agreed_on_nobody_waits() -> None:
-    blockages = BlockedReports(ProcessGroups(2), renewal_s=31.0)
-    blockages.add(0, blocked(lane=AGREED), 100.0)
-    assert [waiting.missing for waiting in blockages.waiting(100.0)] == [(1,)]
-    blockages.add(1, blocked(lane=AGREED), 100.0)
-    assert list(blockages.waiting(100.0)) == []
+    reports = BlockedReports(ProcessGroups(2), renewal_s=31.0)
+    reports.add(0, blocked(lane=AGREED), 100.0)
+    assert [waiting.missing for waiting in reports.waiting(100.0)] == [(1,)]
+    reports.add(1, blocked(lane=AGREED), 100.0)
+    assert list(reports.waiting(100.0)) == []
 
 
 def test_a_later_collective_replaces_an_earlier_one() -> None:
-    blockages = BlockedReports(ProcessGroups(3), renewal_s=31.0)
-    blockages.add(0, blocked(7), 100.0)
-    blockages.add(0, blocked(8), 101.0)
-    assert [waiting.what for waiting in blockages.waiting(101.0)] == ["step 8"]
+    reports = BlockedReports(ProcessGroups(3), renewal_s=31.0)
+    reports.add(0, blocked(7), 100.0)
+    reports.add(0, blocked(8), 101.0)
+    assert [waiting.what for waiting in reports.waiting(101.0)] == ["step 8"]
 
 
 def test_lanes_of_one_process_set_are_told_apart() -> None:
-    blockages = BlockedReports(ProcessGroups(2), renewal_s=31.0)
-    blockages.add(0, blocked(7, lane="p"), 100.0)
-    blockages.add(0, blocked(7, lane="q"), 100.0)
-    blockages.add(1, blocked(7, lane="q"), 100.0)
-    assert [(waiting.key[2], waiting.missing) for waiting in blockages.waiting(101.0)] == [("p", (1,)), ("q", ())]
+    reports = BlockedReports(ProcessGroups(2), renewal_s=31.0)
+    reports.add(0, blocked(7, lane="p"), 100.0)
+    reports.add(0, blocked(7, lane="q"), 100.0)
+    reports.add(1, blocked(7, lane="q"), 100.0)
+    assert [(waiting.key[2], waiting.missing) for waiting in reports.waiting(101.0)] == [("p", (1,)), ("q", ())]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Two ranks' direct lanes in one process, over real sockets: wake-ups, joins in between, connections that break."""
+"""Two ranks' peer lanes in one process, over real sockets: wake-ups, joins in between, connections that break."""
 
 from __future__ import annotations
 

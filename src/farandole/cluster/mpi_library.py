@@ -61,10 +61,12 @@ class MpiLibrary:
             if not self.mpi.Is_initialized():
                 if timeout_s is not None:
                     faulthandler.dump_traceback_later(timeout_s, exit=True, file=STDERR)
-                self.mpi.Init_thread(self.mpi.THREAD_MULTIPLE)
-                self.mpi.COMM_WORLD.Barrier()  # all have mapped the shared memory: its name may go
-                unname_memory()
-                faulthandler.cancel_dump_traceback_later()
+                try:
+                    self.mpi.Init_thread(self.mpi.THREAD_MULTIPLE)
+                    self.mpi.COMM_WORLD.Barrier()  # all have mapped the shared memory: its name may go
+                    unname_memory()
+                finally:
+                    faulthandler.cancel_dump_traceback_later()
         return self.mpi
 
     def leave(self) -> None:

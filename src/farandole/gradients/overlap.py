@@ -6,16 +6,18 @@ background.run(lambda: lane.allreduce(...))
 background.finish()                             # raises what the first failing task raised
 
 Threads. Autograd's thread gives tasks, the background thread runs them one after the other: the planned lane beneath
-takes one thread at a time, and its members expect one order. ``_error`` has no lock: the background thread writes it,
-and the other one reads it after joining that.
+takes one thread at a time, and its members expect one order.
 """
 
 from __future__ import annotations
 
 import queue
-import threading
+import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Literal, TypeAlias, final
+
+from farandole.gradients.background import BackgroundTask
 
 Overlap: TypeAlias = Literal["step", "backward"]
 
@@ -40,17 +42,19 @@ def choose_overlap(asked: str, nbytes: int, crosses_hosts: bool) -> tuple[Overla
     return "backward", "the network works while the cores compute"
 
 
+_Tasks: TypeAlias = "queue.SimpleQueue[Callable[[], object] | None]"
+
+
 @final
 class Background:
     """Background thread of one backward pass; it runs the collectives that it is given, in order."""
 
     def __init__(self, label: str) -> None:
-        self._tasks: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        self._error: BaseException | None = None
-        # A daemon: after a backward pass that raises, ``finish`` comes with the next one, if there is one. The
-        # interpreter's end would wait for any other thread.
-        self._thread = threading.Thread(target=self._work, name=f"farandole-{label}", daemon=True)
-        self._thread.start()
+        self._tasks: _Tasks = queue.SimpleQueue()
+        self._work = BackgroundTask(partial(_work, self._tasks), f"farandole-{label}")
+        # After a backward pass that raises, ``finish`` comes with the next one, if there is one. If not, the thread
+        # ends when this is collected; it runs what it has been given, as the other ranks do.
+        weakref.finalize(self, self._tasks.put, None).atexit = False
 
     def run(self, task: Callable[[], object]) -> None:
         """Queue a task after those given before; nothing more is done once a task has raised."""
@@ -59,14 +63,10 @@ class Background:
     def finish(self) -> None:
         """Wait for all tasks, and raise what the first failing one has raised."""
         self._tasks.put(None)
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
+        self._work.result()
 
-    def _work(self) -> None:
-        while (task := self._tasks.get()) is not None:
-            if self._error is None:  # the rest is taken and dropped, up to the ``None`` of ``finish``
-                try:
-                    task()
-                except BaseException as error:  # whatever it is, it is for the thread that calls ``finish``
-                    self._error = error
+
+def _work(tasks: _Tasks) -> None:
+    while (task := tasks.get()) is not None:
+        task()
+        del task  # it refers to gradients, and the next may be long in coming

@@ -155,8 +155,8 @@ def _start_elsewhere(start: Start, size: int, directory: str, environment: Mappi
     return [_Rank(rank, connections[rank], processes[min(rank, len(processes) - 1)], output) for rank in range(size)]
 
 
-def _command(worker_id: str) -> list[str]:
-    return [sys.executable, "-m", "farandole.testing.rank", worker_id]
+def _command(socket_path: str) -> list[str]:
+    return [sys.executable, "-m", "farandole.testing.rank", socket_path]
 
 
 def _environment() -> dict[str, str]:
@@ -236,8 +236,8 @@ class _Hub:
             if missing:
                 # Who asked must hear that it is in vain: it would wait for somebody who has ended.
                 reply = messages.Abort(1, f"the exchange {key!r} cannot complete: ranks {missing} have ended")
-            for worker_id in came:
-                self._ranks[worker_id].send(messages.encode(reply))
+            for rank in came:
+                self._ranks[rank].send(messages.encode(reply))
             del self._waiting[key, members]
 
 

@@ -12,8 +12,8 @@ order, or more of them on one rank than on another. Nameless ones are matched by
 from __future__ import annotations
 
 import hashlib
+import itertools
 import weakref
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import final
 
@@ -23,7 +23,7 @@ from farandole.runtime.collectives.pairing import Unpaired, pairing
 from farandole.runtime.session.init import Session
 from farandole.runtime.session.process_sets import ProcessSet
 
-_made: Counter[str] = Counter()
+_made: dict[str, itertools.count[int]] = {}  # counters, which two threads may ask at once
 """Labels of equal optimizers are numbered as these are made."""
 
 
@@ -46,8 +46,7 @@ class Identity:
         own = sorted(self.name(param, i) for i, param in enumerate(params)) if names.are_given else []
         ranks = process_set.ranks if process_set.process_set_id else []  # of the global one there may be none yet
         described = f"{kind} {_short(repr((own, ranks)))}" if own or ranks else kind
-        self.label = f"{described}.{_made[described]}"
-        _made[described] += 1
+        self.label = f"{described}.{next(_made.setdefault(described, itertools.count()))}"
         self._session: weakref.ref[Session] | None = None
         self._order: dict[str, int] = {}
 

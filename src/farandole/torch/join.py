@@ -3,7 +3,7 @@
 # Threads. While the calling thread waits in the negotiated lane until all ranks have joined, a thread for each
 # optimizer serves what ranks that still train reduce. One thread for all would not do: lanes are apart, and nobody
 # knows in which order the others will come to them. A serving thread has its reducer for itself until it is joined;
-# ``served`` and ``_error`` are read only after that.
+# ``served`` is set only after that.
 #
 # It ends when all members of its process set serve. If some rank does not have the optimizer any more, that never is:
 # then all ranks, having told each other in ``_end`` what they serve, end it by ``forsake``: in its lane, or a pairing.
@@ -11,10 +11,10 @@
 from __future__ import annotations
 
 import gc
-import threading
 from collections.abc import Mapping, Sequence
 from typing import final
 
+from farandole.gradients.background import BackgroundTask
 from farandole.runtime.collectives.objects import allgather_object
 from farandole.runtime.collectives.pairing import Unpaired, pairing
 from farandole.runtime.session.init import Session, current
@@ -108,11 +108,8 @@ class _Serving:
     def __init__(self, reducer: GradientReducer) -> None:
         self._reducer = reducer
         self.served = 0
-        """Number of the other ranks' reductions that it took part in."""
-        self._error: BaseException | None = None
-        # A daemon: if ``session.join`` raises, nobody joins this thread, and the process must be able to end.
-        self._thread = threading.Thread(target=self._serve, name=f"farandole-join-{reducer.label}", daemon=True)
-        self._thread.start()
+        """Number of the other ranks' reductions that it took part in, after ``finish``."""
+        self._task = BackgroundTask(reducer.serve, f"farandole-join-{reducer.label}")
 
     @property
     def process_set(self) -> ProcessSet:
@@ -125,15 +122,10 @@ class _Serving:
 
     def forsake(self) -> None:
         """Other ranks do not have this optimizer any more: nobody will come."""
-        self._reducer.forsake(self._thread.join)
+        self._reducer.forsake(self._task.wait)
 
     def finish(self, forsaken: bool) -> None:
-        self._thread.join()
-        if self._error is not None and not forsaken:  # else it is the abort that has ended it
-            raise self._error
-
-    def _serve(self) -> None:
-        try:
-            self.served = self._reducer.serve()
-        except BaseException as error:  # for ``finish``, on the thread of the script
-            self._error = error
+        if forsaken:  # it ends by an abort
+            self._task.wait()
+        else:
+            self.served = self._task.result()

@@ -7,8 +7,8 @@ exchange.run("step 7")          # takes the gradients of step 7 away, and puts t
 # Threads. The script's (on which backward passes end) appends runs and takes their results. Each run has a thread,
 # which alone uses the inner exchange, its lane and the gradients of the shadows; it begins by waiting for the thread of
 # the run before, so runs are one after the other, in an order that all ranks share. What is handed over needs no lock:
-# a run gets its gradients, its weight and its snapshot before its thread starts, and ``_reduced`` and ``_error`` are
-# read after the thread was joined. The script uses the inner exchange only after ``forget``, when there is no run.
+# a run gets its gradients, its weight and its snapshot before its thread starts, and results are read
+# after the thread was joined. The script uses the inner exchange only after ``forget``, when there is no run.
 #
 # Shadows share the memory of the weights and not their ``grad``: so the script is free to compute the next gradients,
 # and the exchange can do with ``grad`` what it does without a lag.
@@ -19,16 +19,16 @@ exchange.run("step 7")          # takes the gradients of step 7 away, and puts t
 from __future__ import annotations
 
 import atexit
-import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TypeAlias, final
+from typing import NamedTuple, TypeAlias, final
 
 import torch
 
 from farandole.errors import UnsupportedError, UsageError
+from farandole.gradients.background import BackgroundTask
 from farandole.runtime.collectives.divergence import StepDigests
 from farandole.runtime.collectives.planned import PlannedLane
 from farandole.torch.gradients import GradientExchange, Weigh, unweighted
@@ -39,7 +39,7 @@ Gradients: TypeAlias = list[torch.Tensor | None]
 LAST_WAIT_S = 10.0
 """How long a script that has ended waits for gradients on their way: all ranks have sent them off, if none failed."""
 
-_on_their_way: weakref.WeakSet[_Run] = weakref.WeakSet()
+_on_their_way: weakref.WeakSet[BackgroundTask[Gradients]] = weakref.WeakSet()
 
 
 @cache
@@ -47,8 +47,8 @@ def _end_before_the_interpreter() -> None:
     """A thread that comes back from a collective when the interpreter is gone would abort the process."""
 
     def finish() -> None:
-        for run in list(_on_their_way):
-            run.wait(LAST_WAIT_S)
+        for task in list(_on_their_way):
+            task.wait(LAST_WAIT_S)
 
     # Threads that are not daemons would be waited for before this, without a limit, also where other ranks are gone.
     atexit.register(finish)  # after init() has registered that this process leaves the job, so it comes first
@@ -93,8 +93,8 @@ class LaggedExchange:
         taken = list(self._given.without_stale(self.params, present))
         stale = {i for i, (grad, here) in enumerate(zip(taken, present, strict=True)) if grad is not here}
         weight = weigh()
-        previous = self._runs[-1] if self._runs else None
-        self._runs.append(_Run(lambda: self._reduce(step, taken, weight, snapshot), stale, previous))
+        previous = self._runs[-1].task if self._runs else None
+        self._runs.append(_Run(_begin(lambda: self._reduce(step, taken, weight, snapshot), previous), stale))
         try:
             given = self._hand_out(present)
         except BaseException:  # Control-C, too: whoever goes on must find no run in the lane
@@ -130,7 +130,7 @@ class LaggedExchange:
     def forget(self) -> None:
         """Wait for what is on its way, and drop it; what went wrong there shows at the next run, if it still is."""
         while self._runs:
-            self._runs.popleft().wait()
+            self._runs.popleft().task.wait()
 
     def _require_likeness(self, step: str) -> None:
         """Raise on every member if a parameter has become another one here than when the lag began."""
@@ -160,47 +160,31 @@ class LaggedExchange:
         """
         if len(self._runs) > self._lag:
             run = self._runs.popleft()
-            pairs = enumerate(run.finish())
+            pairs = enumerate(run.task.result())
             return [self._lasting.get(i) if grad is None and i in run.stale else grad for i, grad in pairs]
         likes = (param if grad is None else grad for param, grad in zip(self.params, present, strict=True))
         return list(map(torch.zeros_like, likes))
 
 
-@final
-class _Run:
-    """One reduction on a thread of its own, after the ``previous`` one.
+class _Run(NamedTuple):
+    """One reduction on its way.
 
     It takes nothing of the parameters in ``stale``, which are frozen, and whose gradients an earlier run has left.
     """
 
-    def __init__(self, reduce: Callable[[], Gradients], stale: set[int], previous: _Run | None) -> None:
-        self.stale = stale
-        self._reduced: Gradients = []
-        self._error: BaseException | None = None
-        # ``previous`` is an argument of the thread, dropped at its end: an attribute would keep all earlier runs.
-        self._thread = threading.Thread(
-            target=self._work, args=(reduce, previous), name="farandole-gradient-lag", daemon=True
-        )
-        _end_before_the_interpreter()
-        _on_their_way.add(self)
-        self._thread.start()
+    task: BackgroundTask[Gradients]
+    stale: set[int]
 
-    def wait(self, limit_s: float | None = None) -> None:
-        """Wait until it is over, well or not, but no longer than ``limit_s``."""
-        if self._thread is not threading.current_thread():  # on which the garbage collector may let go of an optimizer
-            self._thread.join(limit_s)
 
-    def finish(self) -> Gradients:
-        """Wait for the run, and return the gradients that it has reduced; raises what went wrong."""
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        return self._reduced
+def _begin(reduce: Callable[[], Gradients], previous: BackgroundTask[Gradients] | None) -> BackgroundTask[Gradients]:
+    """Reduce in the background, after the ``previous`` one."""
 
-    def _work(self, reduce: Callable[[], Gradients], previous: _Run | None) -> None:
-        try:
-            if previous is not None:
-                previous.wait()  # and not ``finish``, whose error is that of another step
-            self._reduced = reduce()
-        except BaseException as error:  # whatever it is, the script is to raise it; a thread would only print it
-            self._error = error
+    def call() -> Gradients:
+        if previous is not None:
+            previous.wait()  # and not ``result``, whose error is that of another step
+        return reduce()
+
+    _end_before_the_interpreter()
+    task = BackgroundTask(call, "farandole-gradient-lag")
+    _on_their_way.add(task)
+    return task

@@ -26,6 +26,7 @@ reducer.stepped()
 from __future__ import annotations
 
 import itertools
+import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -54,12 +55,14 @@ from farandole.torch.siblings import Siblings
 
 _numbers = itertools.count()
 _living: weakref.WeakSet[GradientReducer] = weakref.WeakSet()
+_living_lock = threading.RLock()  # a set must not grow while it is read; reentrant, as signal handlers make optimizers
 
 
 def living_reducers() -> list[GradientReducer]:
     """Reducers whose optimizers still exist, oldest first."""
     # Sorted, as the order in a set of weak references differs from rank to rank.
-    return sorted(_living, key=lambda reducer: reducer.number)
+    with _living_lock:
+        return sorted(_living, key=lambda reducer: reducer.number)
 
 
 @final
@@ -87,12 +90,13 @@ class GradientReducer(Reducer):
         self._observer: Observer | None = None
         self._reads: Observer | None = None  # in this pass
         self._kept = KeptGradients()
-        self._siblings = Siblings(self, living_reducers)
+        with _living_lock:
+            _living.add(self)
+        self._siblings = Siblings(self, living_reducers)  # after that: it counts a change, and others then look
         # Bound methods would be strong: one kept here a cycle, one kept by a parameter an optimizer that never goes.
         self._hook, self._end = _hook_of(weakref.ref(self)), weakref.WeakMethod(self.pass_ended)
         # Not at exit: shutdown() ends the lanes then, and ``release`` waits without a limit for ranks that may be gone.
         weakref.finalize(self, self._held.release).atexit = False
-        _living.add(self)
         if self._is_needed(current("DistributedOptimizer()")):
             self._watch()
 
@@ -346,7 +350,8 @@ class GradientReducer(Reducer):
         """Find the others' reducers that belong to this one. Collective the first time."""
         if self._identity.is_settled(session):
             return
-        self._identity.settle(session, self.params(), lambda label: any(label == each.label for each in _living))
+        living = living_reducers
+        self._identity.settle(session, self.params(), lambda label: any(label == each.label for each in living()))
 
     def _weigh(self) -> float:
         """Weight of this rank's gradients in an average: by its number of samples where that is known, else 1."""

@@ -59,8 +59,9 @@ class Siblings(Generic[AnOwner]):
         if self._seen != Siblings._changes:
             if self._look():
                 gc.collect()
+            seen = Siblings._changes  # after the collection, which counts those that it has freed
             self._found = list(map(weakref.ref, self._look()))
-            self._seen = Siblings._changes  # as it is after the collection, which counts those that it has freed
+            self._seen = seen  # another thread's change since then is looked at the next time
         return [each for each in (found() for found in self._found) if each is not None] if self._found else []
 
     def _look(self) -> list[AnOwner]:

@@ -69,9 +69,9 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
                 except MismatchError:  # a CollectiveError, but ranks that run different programs will differ again
                     raise
                 except CollectiveError as error:
-                    notice.heed()  # before the next turn: a worker that is to end must not become a member once more
                     turn = turn.after_fault(error)
-                    state.restore()
+                    state.restore()  # before the worker may end: what its script then saves has been committed
+                    notice.heed()  # before the next turn: a worker that is to end must not become a member once more
                 except HostsUpdatedInterrupt:
                     notice.heed()
                     turn = turn.after_change()
@@ -89,15 +89,17 @@ class _Notice:
         is_free = is_ours and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         self._listens = is_free and current("elastic.run").settings.is_elastic
         self._given = False
+        self._handler = lambda *_: self._give()
 
     def __enter__(self) -> _Notice:
         if self._listens:
-            signal.signal(signal.SIGTERM, lambda *_: self._give())
+            signal.signal(signal.SIGTERM, self._handler)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._listens:  # a worker that ends may be writing a last checkpoint when it is told again
-            signal.signal(signal.SIGTERM, signal.SIG_IGN if kind is SystemExit else signal.SIG_DFL)
+        if self._listens and signal.getsignal(signal.SIGTERM) is self._handler:  # or the script has set its own
+            # A worker that ends may be writing a last checkpoint when it is told again.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN if kind is SystemExit and self._given else signal.SIG_DFL)
 
     def heed(self) -> None:
         """End the worker by ``SystemExit`` if SIGTERM has come."""

@@ -346,11 +346,11 @@ class Agent:
     def _orphaned(self) -> None:
         """End everything at once: nobody is left to work for."""
         self._dismissed = True
+        if self._output is not None:
+            self._output.cut()  # a pump that waits for receipts would never end; first, or it would send into nothing
         if self._link is not None:
             self._link.close(deliver=False)
             self._link = None
-        if self._output is not None:
-            self._output.cut()  # a pump that waits for receipts would never end
         self._give_up_at = time.monotonic() + GIVE_UP_S
         self._stop(0.0)
 

@@ -31,6 +31,7 @@ from typing import final
 from farandole.control.agent_messages import Output, Written
 from farandole.control.message import Message
 from farandole.control.output import Pump, Sink, Source, Tag
+from farandole.errors import ControlError
 
 STDOUT, STDERR = 0, 1
 
@@ -136,7 +137,10 @@ class Wire:
             # Counted before it is sent: a receipt that overtook this would be taken off nothing, and the count would
             # never come down to 0 again. Sent without the lock: the link has its own, and neither waits in the other.
             self._under_way += len(text)
-        self._send(Output(self._stream, text))
+        try:
+            self._send(Output(self._stream, text))
+        except ControlError:  # cut since: the link has been closed by the main thread
+            return False
         return True
 
     def written(self, size: int) -> None:

@@ -66,8 +66,8 @@ def title(kind: int, name: str, process_set: int) -> str:
     On the wire the name begins with the verb; there is no need to say it twice.
     """
     verb = Kind(kind).label
-    worker_id = f" in process set {process_set}" if process_set else ""
-    return f"{verb} {shorten(name.removeprefix(verb + '.'))!r}{worker_id}"
+    suffix = f" in process set {process_set}" if process_set else ""
+    return f"{verb} {shorten(name.removeprefix(verb + '.'))!r}{suffix}"
 
 
 def malformed(signature: Signature | None) -> str:

@@ -24,8 +24,8 @@ def name_ranks(ranks: Iterable[int], hosts: Sequence[str]) -> str:
     by_host: dict[str, list[int]] = {}
     for rank in sorted(ranks):
         by_host.setdefault(hosts[rank], []).append(rank)
-    worker_ids = [f"{'ranks' if len(own) > 1 else 'rank'} {_runs(own)} on {host}" for host, own in by_host.items()]
-    return list_some(worker_ids)
+    names = [f"{'ranks' if len(own) > 1 else 'rank'} {_runs(own)} on {host}" for host, own in by_host.items()]
+    return list_some(names)
 
 
 def name_numbers(numbers: Iterable[int]) -> str:

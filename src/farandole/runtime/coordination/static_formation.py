@@ -118,8 +118,8 @@ class StaticFormation(Formation):
     def _objection(self, newcomer: Member) -> str:
         hello = newcomer.hello
         if not 0 <= hello.worker_id < min(hello.expected, self._expected):
-            worker_id = f"expects ranks 0 to {self._expected - 1}, and this process says it is rank {hello.worker_id}"
-            return f"the job {worker_id} of {hello.expected}"
+            text = f"expects ranks 0 to {self._expected - 1}, and this process says it is rank {hello.worker_id}"
+            return f"the job {text} of {hello.expected}"
         if self._latest and hello.version != (version := self._latest[0].hello.version):
             return (
                 f"the job runs Farandole {version}, and {newcomer.name} has {hello.version}: install the same version"
@@ -208,8 +208,8 @@ class StaticFormation(Formation):
         self._first_hello_s = None
 
     def _too_late(self, missing: list[int]) -> str:
-        worker_ids = [self._started.get(worker_id, f"rank {worker_id}") for worker_id in missing]
-        who = ", ".join(worker_ids) if len(worker_ids) <= 4 or self._started else name_numbers(missing)
+        names = [self._started.get(worker_id, f"rank {worker_id}") for worker_id in missing]
+        who = ", ".join(names) if len(names) <= 4 or self._started else name_numbers(missing)
         have = "has" if len(missing) == 1 else "have"
         return (
             f"{who} {have} not called init() within {self._start_timeout_s:g} s of the first rank that did: "

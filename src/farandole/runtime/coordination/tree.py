@@ -19,13 +19,13 @@ class Tree:
 
     def __init__(self, radix: int) -> None:
         self._radix = radix
-        self._worker_ids: dict[str, int] = {}
+        self._position: dict[str, int] = {}
         self._hosts: list[str] = []
 
     def add(self, host: str) -> str:
         """Host whose relay is the parent of this host's; "" is the controller. Asking again changes nothing."""
-        if host not in self._worker_ids:
-            self._worker_ids[host] = len(self._hosts)
+        if host not in self._position:
+            self._position[host] = len(self._hosts)
             self._hosts.append(host)
-        parent = self._worker_ids[host] // self._radix - 1
+        parent = self._position[host] // self._radix - 1
         return self._hosts[parent] if parent >= 0 else ""

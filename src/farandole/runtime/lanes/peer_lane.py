@@ -184,7 +184,7 @@ class PeerLane:
         if missed >= 0:  # without the lock: it may take seconds, in which threads must not hang in ``give``
             self._explain()
             host = self._topology.hosts[missed]
-            raise EngineError(f"the connection to rank {missed} on {host} in the direct lane was lost")
+            raise EngineError(f"the connection to rank {missed} on {host} in the peer lane was lost")
         return made
 
     def _is_due(self) -> bool:

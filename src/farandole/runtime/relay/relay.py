@@ -159,6 +159,7 @@ class Relay:
                 self._epoll.unregister(fd)
             self._parent.close(deliver=False)  # there is nobody to deliver to
             self._parent = None
+        self._kept = []  # hellos of workers that are refused now: another parent must not take them for members
         above = f"host {self._parent_host}" if self._parent_host else "the controller"
         self.lost = f"host {self._host} was connected through {above} to the others, and is cut off: {reason}"
         self.abort(self.lost)

@@ -31,7 +31,7 @@ from farandole.control.keys import JobKeys
 from farandole.control.messages import Hello
 from farandole.control.process import dump_stack
 from farandole.errors import ControlError, UsageError
-from farandole.runtime.controller.controller import FAREWELL_S
+from farandole.runtime.controller.controller import FAREWELL_S, RELAYED
 from farandole.runtime.controller.root import Root
 from farandole.runtime.coordination.rank_names import name_numbers
 from farandole.runtime.coordination.stall import PATIENCE_S
@@ -145,7 +145,7 @@ class OwnController:
     def _see_out(self) -> None:
         """Tell the others that the starter has gone, unless it has said so itself: its ``Leave`` may be on its way."""
         self._report_end(self._config.host, self._starter)
-        until = time.monotonic() + FAREWELL_S
+        until = time.monotonic() + FAREWELL_S * RELAYED  # the longest that the controller may wait for it
         while self._controller.deadline() is not None and time.monotonic() < until:
             self._root.turn(until)
         self._controller.tick(until)  # and not now: where no relays are, the time for a ``Leave`` is over by ``until``

@@ -91,7 +91,7 @@ class EnginePool:
         """Connect with each other rank, for the peer lane; returns the sockets and their lookout. Collective."""
         from farandole.engines.mesh import connect  # many jobs do without
 
-        group, rendezvous = self._gather(range(self._topology.size), "the direct lane")
+        group, rendezvous = self._gather(range(self._topology.size), "the peer lane")
         # Not ``self.broken``, which an orderly end leaves unset: that must stop the connecting, too, as
         # ``PeerLane.interrupt`` cannot shut down what is not made yet.
         group = dataclasses.replace(group, broken=self._over)

@@ -38,6 +38,8 @@ class ProcessSet:
         self.process_set_id: int | None = None
         self.mpi_comm: Any = None
         self._rank = -1
+        self.registry: object = None
+        """The one that has bound this set last."""
         if len(set(self.ranks)) < len(self.ranks):
             raise UsageError(f"a process set holds each rank once, found {self.ranks}")
 
@@ -102,6 +104,7 @@ class Registry:
     def add(self, number: int, process_set: ProcessSet) -> None:
         """Register a set under the number that all ranks have agreed on."""
         process_set.bind(number, self._rank)
+        process_set.registry = self
         self._sets[number] = process_set
 
     def remove(self, number: int) -> None:
@@ -109,10 +112,13 @@ class Registry:
         self._sets.pop(number).unbind()
 
     def clear(self) -> None:
-        """Forget all sets, as the session ends."""
-        for number in list(self._sets):
-            self.remove(number)
-        global_process_set.ranks = []
+        """Forget all sets, as the session ends; not those that a session since then has, in another thread."""
+        for number, process_set in list(self._sets.items()):
+            del self._sets[number]
+            if process_set.registry is self:
+                process_set.unbind()
+                if process_set is global_process_set:
+                    process_set.ranks = []
 
     def admit(self, process_set: ProcessSetLike) -> ProcessSet:
         """Make a set of a user's argument; raises ``UsageError`` if this job cannot have it, or has it already."""

@@ -38,12 +38,12 @@ def _holders(world: JobWorld) -> list[Simulated]:
 
 def _check_samples(world: JobWorld, worker: Simulated) -> None:
     """Check that every sample below the cursor is committed once, and none above it."""
-    content, worker_id = worker.content, 0
+    content, position = worker.content, 0
     for step in content.steps:
-        if step.start != worker_id:
+        if step.start != position:
             world.faults.append(f"P4: samples are lost or taken twice: {worker}")
-        worker_id = step.stop
-    if content.cursor != worker_id or len(content.steps) != worker.step:
+        position = step.stop
+    if content.cursor != position or len(content.steps) != worker.step:
         world.faults.append(f"P4: the cursor is not where the samples are, or a step counts twice: {worker}")
 
 
