@@ -9,7 +9,7 @@ from tests.conftest import Launch
 SCRIPT = """
 import faulthandler, os, signal, socket, sys, threading
 import numpy as np
-from farandole.collective import DType, ReduceOp
+from farandole.collective import DType, ReduceOp, Reduction
 from farandole.runtime.session.init import current, init, shutdown
 from farandole.testing.jobs import NumpyCalls
 

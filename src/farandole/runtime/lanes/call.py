@@ -2,7 +2,7 @@
 
 An adapter turns tensors into ``Array``s; the runtime never sees a tensor:
 
-    handle = session.submit([Call(Kind.ALLREDUCE, "loss", array, shape=(), op=ReduceOp.AVERAGE)])
+    handle = session.submit([Call(Kind.ALLREDUCE, "loss", array, shape=(), how=Reduction())])
     handle.wait()
 """
 
