@@ -276,10 +276,14 @@ def test_what_others_write_now_is_left_alone(tmp_path: Path) -> None:
     now = time.time()
 
     def abandoned(mark: str, now: float) -> set[str]:
-        return {mine for mine, path in made.items() if folder.is_abandoned(path, mark, now)}
+        return {
+            mine for mine, path in made.items() if folder.is_abandoned(path, folder.writing(tmp_path, 8, mark), now)
+        }
 
     assert abandoned("4", now) == {"3", f"{here}-{gone.pid}"}
     assert abandoned(f"{here}-1", now) == {f"{here}-{gone.pid}"}
+    assert abandoned("3", now) == {"3", f"{here}-{gone.pid}"}, "an earlier step of its own"
+    assert not folder.is_abandoned(made["3"], folder.writing(tmp_path, 7, "3"), now), "others of its generation began"
     assert abandoned("4", now + 2 * folder.ABANDONED_S) == {"3", f"{here}-{gone.pid}", "far-77"}
 
 

@@ -299,7 +299,7 @@ def test_every_decision_is_written_down(train: Train, tmp_path: Path) -> None:
     assert end(running) == 0
     kinds = re.findall(r'"action":\{"type":"(\w+)"', (tmp_path / "journal").read_text())
     assert kinds.count("Start") == 3
-    assert {"Form", "Abort", "Greet", "Announce", "Finish"} <= set(kinds)
+    assert {"Form", "AbortGeneration", "Greet", "Announce", "Finish"} <= set(kinds)
 
 
 REFORMS = """

@@ -171,7 +171,7 @@ class Checkpoints:
         try:
             if writer.rank == 0:
                 for left in folder.unfinished(self.root):
-                    if folder.is_abandoned(left, writer.mark, time.time()):
+                    if folder.is_abandoned(left, writing, time.time()):
                         folder.discard(left)
             said: ShardFile | str = self._write_shard(writing, content, writer)
         except OSError as error:

@@ -213,12 +213,15 @@ def unfinished(root: Path) -> Iterator[Path]:
     yield from root.glob(f"{_WRITING}*") if root.is_dir() else ()
 
 
-def is_abandoned(path: Path, mark: str, now: float) -> bool:
-    """True if nobody writes to the unfinished folder ``path`` any more, as far as the writer with ``mark`` can tell.
+def is_abandoned(path: Path, own: Path, now: float) -> bool:
+    """True if nobody writes to the unfinished folder ``path`` any more, as far as the writer of ``own`` can tell.
 
     A generation may remove what earlier ones have left. Workers that are told to end between two generations are each
     a rank 0 of their own, and neither they nor the next generation may remove what another of them is writing.
     """
+    if path == own:  # other ranks of the generation have begun already
+        return False
+    _, _, mark = own.name.removeprefix(_WRITING).partition("-")
     _, _, other = path.name.removeprefix(_WRITING).partition("-")
     if other.startswith(_REMOVED) or other == mark or (other.isdecimal() and mark.isdecimal()):
         return True
