@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import threading
+import weakref
 
 import pytest
 from hypothesis import given
@@ -39,3 +41,38 @@ def test_the_background_stops_at_an_error() -> None:
     with pytest.raises(ZeroDivisionError):
         background.finish()
     assert done == []
+
+
+def test_a_background_that_failed_is_collected_with_what_it_was_given() -> None:
+    background = Background("test")
+    background.run(lambda: 1 // 0)
+    given = [Given(background) for _ in range(10)]
+    for each in given:
+        background.run(each.go)
+    alive = [weakref.ref(each) for each in given]
+    with pytest.raises(ZeroDivisionError):
+        background.finish()
+    del background, given, each
+    gc.collect()
+    assert not any(ref() for ref in alive)
+
+
+def test_a_background_that_nobody_finishes_ends_when_it_is_collected() -> None:
+    background = Background("test-left")
+    [thread] = [thread for thread in threading.enumerate() if "test-left" in thread.name]
+    given = Given(background)
+    background.run(given.go)
+    del background, given
+    gc.collect()
+    thread.join(10.0)
+    assert not thread.is_alive()
+
+
+class Given:
+    """Refers to the background that it is given to, as a backward pass does."""
+
+    def __init__(self, background: Background) -> None:
+        self.background = background
+
+    def go(self) -> None:
+        pass

@@ -67,6 +67,13 @@ class Background:
 
 
 def _work(tasks: _Tasks) -> None:
-    while (task := tasks.get()) is not None:
-        task()
-        del task  # it refers to gradients, and the next may be long in coming
+    try:
+        while (task := tasks.get()) is not None:
+            task()
+            del task  # it refers to gradients, and the next may be long in coming
+    except BaseException:
+        # The rest is taken and dropped, up to the ``None`` of ``finish``: the finalizer keeps the queue, and what
+        # stayed in there, which refers to the pass, would never be collected.
+        while tasks.get() is not None:
+            pass
+        raise
