@@ -124,7 +124,7 @@ from farandole.cluster.torchrun import _store
 store = _store(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), False, 30.0)
 init()
 session = current()
-tell(when="said", rank=place, store=store.get("farandole/0").decode(), key=session._link._seat.key)
+tell(when="said", rank=place, store=store.get("farandole/0").decode(), key=session._link._assignment.key)
 session.barrier()
 shutdown()
 """

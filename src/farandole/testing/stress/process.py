@@ -52,8 +52,9 @@ def _tell(_number: int, _frame: FrameType | None) -> None:
     # No lock is taken: this runs in the middle of whatever the main thread does, and that may hold any of them.
     session = module.current()
     inside = session._active.now() or "no planned or direct collective"
-    submitted = ", ".join(name for _, name in getattr(session._lane, "_inflight", {})) or "nothing"
+    submissions = getattr(session._lane, "_submissions", None)  # the lane of a job of one has none
+    submitted = ", ".join(name for _, name in submissions.inflight) if submissions is not None else ""
     text = (
-        f"rank {session.topology.rank} of generation {session.generation} is inside {inside}; submitted: {submitted}\n"
+        f"rank {session.topology.rank} of generation {session.generation} is inside {inside}; submitted: {submitted or 'nothing'}\n"
     )
     (Path(os.environ[FOLDER]) / f"{os.getpid()}.lanes").write_text(text)
