@@ -54,7 +54,8 @@ def _tell(_number: int, _frame: FrameType | None) -> None:
     inside = session._active.now() or "no planned or direct collective"
     submissions = getattr(session._lane, "_submissions", None)  # the lane of a job of one has none
     submitted = ", ".join(name for _, name in submissions.inflight) if submissions is not None else ""
+    submitted = submitted or "nothing"
     text = (
-        f"rank {session.topology.rank} of generation {session.generation} is inside {inside}; submitted: {submitted or 'nothing'}\n"
+        f"rank {session.topology.rank} of generation {session.generation} is inside {inside}; submitted: {submitted}\n"
     )
     (Path(os.environ[FOLDER]) / f"{os.getpid()}.lanes").write_text(text)
