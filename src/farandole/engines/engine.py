@@ -176,13 +176,7 @@ class Engine(ABC):
         """Send consecutive slices of ``send`` to each member; ``recv`` holds what came, in member order."""
 
     @abstractmethod
-    def reducescatter(
-        self,
-        send: Array,
-        recv: Array,
-        counts: Sequence[int],
-        how: Reduction,
-    ) -> None:
+    def reducescatter(self, send: Array, recv: Array, counts: Sequence[int], how: Reduction) -> None:
         """Reduce everybody's ``send`` and keep slice ``rank`` of it, ``counts[rank]`` elements, in ``recv``."""
 
     @abstractmethod

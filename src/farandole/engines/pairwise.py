@@ -82,13 +82,7 @@ class PairwiseEngine(Engine):
         copy(incoming[self.group.rank], outgoing[self.group.rank])
         self._swap(outgoing, incoming)
 
-    def reducescatter(
-        self,
-        send: Array,
-        recv: Array,
-        counts: Sequence[int],
-        how: Reduction,
-    ) -> None:
+    def reducescatter(self, send: Array, recv: Array, counts: Sequence[int], how: Reduction) -> None:
         """Send each member its slice, and reduce mine."""
         self._begin()
         require_served(send.dtype, how.op)

@@ -64,13 +64,7 @@ class ShmEngine(Engine):
     def alltoall(self, send: Array, send_counts: Sequence[int], recv: Array, recv_counts: Sequence[int]) -> None:
         self._endpoint.alltoall(send.address, send_counts, recv.address, recv_counts, send.dtype)
 
-    def reducescatter(
-        self,
-        send: Array,
-        recv: Array,
-        counts: Sequence[int],
-        how: Reduction,
-    ) -> None:
+    def reducescatter(self, send: Array, recv: Array, counts: Sequence[int], how: Reduction) -> None:
         self._endpoint.reducescatter(
             send.address, recv.address, send.dtype, counts, how.op, how.prescale, how.postscale
         )

@@ -49,13 +49,7 @@ class SoloEngine(Engine):
     def alltoall(self, send: Array, send_counts: Sequence[int], recv: Array, recv_counts: Sequence[int]) -> None:
         self._copy(send, recv)
 
-    def reducescatter(
-        self,
-        send: Array,
-        recv: Array,
-        counts: Sequence[int],
-        how: Reduction,
-    ) -> None:
+    def reducescatter(self, send: Array, recv: Array, counts: Sequence[int], how: Reduction) -> None:
         self._begin()
         core.reduce([send.address], recv.address, recv.count, send.dtype, how.op, how.prescale, how.postscale)
 

@@ -114,13 +114,7 @@ class ThreadEngine(Engine):
         slices = np.split(reference.view(send).copy(), np.cumsum(send_counts)[:-1])
         reference.view(recv)[:] = np.concatenate([said[self.group.rank] for said in self._share(slices)])
 
-    def reducescatter(
-        self,
-        send: Array,
-        recv: Array,
-        counts: Sequence[int],
-        how: Reduction,
-    ) -> None:
+    def reducescatter(self, send: Array, recv: Array, counts: Sequence[int], how: Reduction) -> None:
         """Reduce everything, keep a slice."""
         start = sum(counts[: self.group.rank])
         reference.view(recv)[:] = self._reduce(send, how)[start : start + recv.count]

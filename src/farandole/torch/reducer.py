@@ -65,6 +65,11 @@ def living_reducers() -> list[GradientReducer]:
         return sorted(_living, key=lambda reducer: reducer.number)
 
 
+def _is_living(label: str) -> bool:
+    """True if an optimizer of this process has the ``label``."""
+    return any(label == reducer.label for reducer in living_reducers())
+
+
 @final
 class GradientReducer(Reducer):
     """Watches the parameters of one optimizer, which ``params`` lists."""
@@ -350,8 +355,7 @@ class GradientReducer(Reducer):
         """Find the others' reducers that belong to this one. Collective the first time."""
         if self._identity.is_settled(session):
             return
-        living = living_reducers
-        self._identity.settle(session, self.params(), lambda label: any(label == each.label for each in living()))
+        self._identity.settle(session, self.params(), _is_living)
 
     def _weigh(self) -> float:
         """Weight of this rank's gradients in an average: by its number of samples where that is known, else 1."""

@@ -193,13 +193,7 @@ class HybridEngine(Engine):
 
         self._run(rounds.number, before, across, after)
 
-    def reducescatter(
-        self,
-        send: Array,
-        recv: Array,
-        counts: Sequence[int],
-        how: Reduction,
-    ) -> None:
+    def reducescatter(self, send: Array, recv: Array, counts: Sequence[int], how: Reduction) -> None:
         """Reduce inside, each carrier the parts of its passengers on all hosts; reduce-scatter them across."""
         require_served(send.dtype, how.op)
         if _is_exact(send.dtype, how):

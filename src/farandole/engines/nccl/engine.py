@@ -125,13 +125,7 @@ class NcclEngine(Engine):
         self._swap(self._bring(send, here), send_counts, result, recv_counts)
         self._hand_back(result, recv)
 
-    def reducescatter(
-        self,
-        send: Array,
-        recv: Array,
-        counts: Sequence[int],
-        how: Reduction,
-    ) -> None:
+    def reducescatter(self, send: Array, recv: Array, counts: Sequence[int], how: Reduction) -> None:
         """Everybody gets its slice from all, and reduces it."""
         require_served(send.dtype, how.op)
         here = self._begin(send)
