@@ -16,8 +16,8 @@ from benchmarks.models import Task, make
 from benchmarks.noise_rank import CLOCKS, mean
 from benchmarks.steppers import Step, farandole
 from benchmarks.steps_rank import timed
+from farandole.gradients.snapshots import EVERY_OF_SMALL, FIRST_STEPS
 from farandole.runtime.session.init import current
-from farandole.torch.divergence import EVERY_OF_SMALL, FIRST_STEPS
 
 FEWEST = 6
 

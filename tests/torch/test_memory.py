@@ -10,10 +10,11 @@ import torch
 
 from farandole.collective import DType
 from farandole.engines.engine import Memory
+from farandole.gradients.agreement import Agreed
 from farandole.gradients.buckets import Bucket, Piece, lay_out
 from farandole.torch.compression import Compressor
-from farandole.torch.memory import CompressedBucket, DirectBucket, GradientBucket, LoneGradient, as_bytes
-from farandole.torch.survey import Agreed, code_of
+from farandole.torch.memory import CompressedBucket, DirectBucket, LoneGradient, TorchBucket
+from farandole.torch.parameters import code_of
 from farandole.torch.targets import GradientSpec, HandedOut, Targets, overlap
 
 COUNT = 16
@@ -43,29 +44,28 @@ def layout(lone_from: float) -> Bucket:
     return bucket
 
 
-def lone(param: torch.nn.Parameter) -> GradientBucket:
+def lone(param: torch.nn.Parameter) -> TorchBucket:
     return LoneGradient(layout(1), [param], [GradientSpec.of(param)])
 
 
-def engine_memory() -> tuple[torch.Tensor, Memory]:
+def engine_memory() -> Memory:
     room = torch.zeros(4 * COUNT, dtype=torch.uint8)
-    memory = Memory(room.data_ptr(), room.numel(), room)
-    return as_bytes(memory), memory
+    return Memory(room.data_ptr(), room.numel(), room)
 
 
-def direct(param: torch.nn.Parameter) -> GradientBucket:
-    return DirectBucket(layout(float("inf")), [param], [GradientSpec.of(param)], *engine_memory())
+def direct(param: torch.nn.Parameter) -> TorchBucket:
+    return DirectBucket(layout(float("inf")), [param], [GradientSpec.of(param)], engine_memory())
 
 
-def compressed(param: torch.nn.Parameter) -> GradientBucket:
+def compressed(param: torch.nn.Parameter) -> TorchBucket:
     specs = [GradientSpec.of(param)]
-    return CompressedBucket(layout(float("inf")), [param], specs, *engine_memory(), Nothing)
+    return CompressedBucket(layout(float("inf")), [param], specs, engine_memory(), Nothing)
 
 
 @pytest.mark.parametrize("make", [lone, direct, compressed])
 @pytest.mark.parametrize("is_there", [True, False])
 def test_no_gradient_is_a_part_of_engine_memory(
-    make: Callable[[torch.nn.Parameter], GradientBucket], is_there: bool
+    make: Callable[[torch.nn.Parameter], TorchBucket], is_there: bool
 ) -> None:
     param = torch.nn.Parameter(torch.zeros(COUNT))
     bucket = make(param)

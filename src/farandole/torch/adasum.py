@@ -13,15 +13,17 @@ import torch
 
 from farandole.collective import ReduceOp, Reduction
 from farandole.errors import UnsupportedError
+from farandole.gradients.identity import Names
+from farandole.gradients.join import joins
+from farandole.gradients.snapshots import StepSnapshots
+from farandole.gradients.terms import Terms
 from farandole.runtime.collectives.divergence import Comparison
 from farandole.runtime.collectives.objects import allgather_object
 from farandole.runtime.session.init import Session, current
 from farandole.torch.adapter import verbs
-from farandole.torch.divergence import StepSnapshots
-from farandole.torch.gradients import Terms
-from farandole.torch.identity import Names
-from farandole.torch.join import joins
+from farandole.torch.compression import Compression
 from farandole.torch.subclass import refuse_copies
+from farandole.torch.tensors import tensors
 
 
 class AdasumOptimizer(torch.optim.Optimizer):
@@ -33,7 +35,7 @@ class AdasumOptimizer(torch.optim.Optimizer):
     _parameter_names: Mapping[torch.Tensor, str]
     _handles: dict[torch.Tensor, int]
     _compared_since: tuple[Session, int] | None
-    _snapshots: StepSnapshots
+    _snapshots: StepSnapshots[torch.Tensor]
     _comparison: Comparison
 
     def step(self, closure: Callable[[], Any] | None = None, **others: Any) -> Any:
@@ -45,9 +47,10 @@ class AdasumOptimizer(torch.optim.Optimizer):
             return super().step(closure, **others)
         self._compare(params)
         start = [p.detach().clone() for p in params]
+        compression = self._terms.compression or Compression.none
         loss = super().step(closure, **others)
         with torch.no_grad():
-            compressed = [self._terms.compression.compress(p - s) for p, s in zip(params, start, strict=True)]
+            compressed = [compression.compress(p - s) for p, s in zip(params, start, strict=True)]
             combined = verbs.allreduce(
                 [delta for delta, _ in compressed],
                 "adasum." + self._parameter_names[params[0]],
@@ -56,14 +59,14 @@ class AdasumOptimizer(torch.optim.Optimizer):
                 in_place=True,
             ).run()
             for param, before, delta, (_, context) in zip(params, start, combined, compressed, strict=True):
-                param.copy_(before + self._terms.compression.decompress(delta, context))
+                param.copy_(before + compression.decompress(delta, context))
         return loss
 
     def _compare(self, params: list[torch.Tensor]) -> None:
         """Raise ``DivergenceError`` on every rank if the parameters are not the same on all; not at every step."""
         session = current("step()")
         if self._compared_since != (session, joins()):  # the ranks may have made more steps or fewer
-            self._compared_since, self._snapshots = (session, joins()), StepSnapshots()
+            self._compared_since, self._snapshots = (session, joins()), StepSnapshots(tensors)
             ranks = self._terms.process_set.ranks
             self._comparison = Comparison("Adasum", [f"rank {r} on {session.topology.hosts[r]}" for r in ranks])
         names = self._parameter_names
@@ -85,7 +88,8 @@ class AdasumOptimizer(torch.optim.Optimizer):
 
     def _begin(self, names: Names, terms: Terms, passes: int) -> None:
         self.backward_passes_per_step, self._are_named = passes, names.are_given
-        self._parameter_names, self._handles, self._terms = names.of, {}, terms
+        self._parameter_names = {param: name for name, param in names.pairs()}
+        self._handles, self._terms = {}, terms
         self._compared_since = None
 
     def synchronize(self) -> None:

@@ -15,8 +15,7 @@ the last step, whether that has got other memory meanwhile, and who else has kep
 
 from __future__ import annotations
 
-import ctypes
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, final
 
@@ -24,72 +23,49 @@ import torch
 
 from farandole.collective import Array
 from farandole.engines.engine import Memory
+from farandole.gradients.agreement import Agreed
 from farandole.gradients.buckets import Bucket
-from farandole.torch.adapter import TORCH_DTYPES, adapter
-from farandole.torch.compression import Compression, CompressorLike
-from farandole.torch.survey import Agreed
-from farandole.torch.targets import Gradients, GradientSpec, Targets
-
-LONE_BYTES = 2**20
-"""Gradients from this size on are reduced where they lie: copying them into engine memory costs more than it saves."""
-
-
-def as_bytes(memory: Memory) -> torch.Tensor:
-    """The whole of ``memory`` as a uint8 tensor that keeps it alive."""
-    content = (ctypes.c_ubyte * max(1, memory.nbytes)).from_address(memory.address)
-    # The tensor keeps the array, and the array the memory, also after the lane was closed.
-    content.owner = memory.owner  # type: ignore[attr-defined] # a ctypes array made from an address owns nothing itself
-    return torch.frombuffer(content, dtype=torch.uint8)
+from farandole.gradients.parameters import GradientBucket
+from farandole.gradients.tensors import Gradients
+from farandole.torch.adapter import adapter
+from farandole.torch.compression import CompressorLike
+from farandole.torch.targets import GradientSpec, Targets
+from farandole.torch.tensors import tensors
 
 
-class GradientBucket(ABC):
-    """The gradients of some parameters, reduced as one ``array``: what ``fill`` or ``clear`` has left there.
+class TorchBucket(GradientBucket[torch.Tensor]):
+    """The gradients of some parameters: ``pieces`` are their indices in ``params`` and ``specs``."""
 
-    ``pieces`` say which ones, as places in ``params`` and ``specs``.
-    """
-
-    array: Array
     _is_ordinary = False
 
     def __init__(self, bucket: Bucket, params: Sequence[torch.Tensor], specs: Sequence[GradientSpec]) -> None:
         self.nbytes = bucket.nbytes
         self.slots = bucket.slots
         self.pieces = [slot.piece for slot in bucket.slots]
-        self.params = [params[piece] for piece in self.pieces]
+        self.params: list[torch.Tensor] = [params[piece] for piece in self.pieces]
         self.specs = [specs[piece] for piece in self.pieces]
         self._here = Targets(self.specs)
-        self._targets: Gradients = []
+        self._targets: Gradients[torch.Tensor] = []
 
-    @abstractmethod
-    def clear(self) -> None:
-        """Contribute nothing."""
-
-    def fill(self, gradients: Gradients, targets: Gradients) -> None:
-        """Take ``gradients``; zeros where there is none. ``targets``: where ``publish`` may write the reduced ones.
-
-        If they are the same object, all gradients are ordinary.
-        """
+    def fill(self, gradients: Gradients[torch.Tensor], targets: Gradients[torch.Tensor]) -> None:
+        """See ``GradientBucket``."""
         self._targets, self._is_ordinary = targets, targets is gradients
         self._fill(gradients)
 
     def fill_alone(self) -> None:
-        """Take the gradients as they are now, none of which shares memory with those of another bucket."""
+        """See ``GradientBucket``."""
         gradients = [param.grad for param in self.params]
         self.fill(gradients, self._here.of(gradients))
 
     @abstractmethod
-    def _fill(self, gradients: Gradients) -> None: ...
-
-    @abstractmethod
-    def weigh(self, weight: float) -> None:
-        """Multiply what ``fill`` has taken."""
+    def _fill(self, gradients: Gradients[torch.Tensor]) -> None: ...
 
     @abstractmethod
     def _reduced(self) -> list[torch.Tensor]:
         """The reduced gradients, in memory that may be overwritten later."""
 
     def publish(self, agreed: Agreed) -> None:
-        """Make the reduced values the gradients; those of parameters that no member used stay as they are."""
+        """See ``GradientBucket``."""
         possible, self._targets = self._targets, []  # a bucket must not keep the memory of gradients after zero_grad()
         if self._is_ordinary and agreed.is_dense:
             self._write(possible, self._reduced(), self.params)
@@ -108,7 +84,7 @@ class GradientBucket(ABC):
             self._write(targets, sources, owners)
 
     @staticmethod
-    def _write(targets: Gradients, sources: list[torch.Tensor], owners: Sequence[torch.Tensor]) -> None:
+    def _write(targets: Gradients[torch.Tensor], sources: list[torch.Tensor], owners: Sequence[torch.Tensor]) -> None:
         try:
             torch._foreach_copy_(targets, sources)  # type: ignore[arg-type] # none is missing
         except RuntimeError:  # memory that cannot be written, as that of inference tensors
@@ -117,7 +93,7 @@ class GradientBucket(ABC):
 
 
 @final
-class LoneGradient(GradientBucket):
+class LoneGradient(TorchBucket):
     """One large gradient that is reduced where it lies, if its elements lie there as they do on the other members."""
 
     def __init__(self, bucket: Bucket, params: Sequence[torch.Tensor], specs: Sequence[GradientSpec]) -> None:
@@ -129,7 +105,7 @@ class LoneGradient(GradientBucket):
         """See ``GradientBucket``."""
         self._travel(self.specs[0].empty().zero_())
 
-    def _fill(self, gradients: Gradients) -> None:
+    def _fill(self, gradients: Gradients[torch.Tensor]) -> None:
         [gradient], [target], [spec] = gradients, self._targets, self.specs
         self._lies = gradient is target and is_like(gradient, spec)
         if gradient is None:
@@ -164,20 +140,15 @@ class LoneGradient(GradientBucket):
         self.array = Array(alias.data_ptr(), alias.numel(), self._dtype, alias)
 
 
-class EngineBucket(GradientBucket):
+class EngineBucket(TorchBucket):
     """Gradients side by side in engine memory, ``flat``."""
 
     def __init__(
-        self,
-        bucket: Bucket,
-        params: Sequence[torch.Tensor],
-        specs: Sequence[GradientSpec],
-        content: torch.Tensor,
-        memory: Memory,
+        self, bucket: Bucket, params: Sequence[torch.Tensor], specs: Sequence[GradientSpec], memory: Memory
     ) -> None:
         super().__init__(bucket, params, specs)
         self.array = memory.array(bucket.dtype, bucket.start, bucket.count)
-        self.flat = content[bucket.start : bucket.start + bucket.nbytes].view(TORCH_DTYPES[bucket.dtype])
+        self.flat = tensors.on_memory(self.array)
 
     def clear(self) -> None:
         """See ``GradientBucket``."""
@@ -193,20 +164,15 @@ class DirectBucket(EngineBucket):
     """Gradients travel as they are."""
 
     def __init__(
-        self,
-        bucket: Bucket,
-        params: Sequence[torch.Tensor],
-        specs: Sequence[GradientSpec],
-        content: torch.Tensor,
-        memory: Memory,
+        self, bucket: Bucket, params: Sequence[torch.Tensor], specs: Sequence[GradientSpec], memory: Memory
     ) -> None:
-        super().__init__(bucket, params, specs, content, memory)
+        super().__init__(bucket, params, specs, memory)
         self._views = [
             self.flat[slot.offset : slot.offset + slot.count].as_strided(spec.shape, spec.strides)
             for slot, spec in zip(self.slots, self.specs, strict=True)
         ]
 
-    def _fill(self, gradients: Gradients) -> None:
+    def _fill(self, gradients: Gradients[torch.Tensor]) -> None:
         if self._is_ordinary:
             torch._foreach_copy_(self._views, gradients)  # type: ignore[arg-type] # none is missing
             return
@@ -235,11 +201,10 @@ class CompressedBucket(EngineBucket):
         bucket: Bucket,
         params: Sequence[torch.Tensor],
         specs: Sequence[GradientSpec],
-        content: torch.Tensor,
         memory: Memory,
         compression: CompressorLike,
     ) -> None:
-        super().__init__(bucket, params, specs, content, memory)
+        super().__init__(bucket, params, specs, memory)
         self._compression = compression
         self._contexts: list[Any] = [None] * len(self.slots)
         self._views = [
@@ -247,7 +212,7 @@ class CompressedBucket(EngineBucket):
             for slot, spec in zip(self.slots, self.specs, strict=True)
         ]
 
-    def _fill(self, gradients: Gradients) -> None:
+    def _fill(self, gradients: Gradients[torch.Tensor]) -> None:
         for i, (gradient, spec, view) in enumerate(zip(gradients, self.specs, self._views, strict=True)):
             taken = spec.empty().zero_() if gradient is None else dense(gradient)
             compressed, self._contexts[i] = self._compression.compress(taken)
@@ -266,10 +231,10 @@ def new_gradient(param: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(param, dtype=value.dtype, requires_grad=False).copy_(value)
 
 
-def travelling(spec: GradientSpec, compression: CompressorLike) -> torch.Tensor:
+def travelling(spec: GradientSpec, compression: CompressorLike | None) -> torch.Tensor:
     """A tensor of the shape and dtype in which such a gradient travels."""
     empty = spec.empty()
-    return empty if compression is Compression.none else compression.compress(empty.zero_())[0]
+    return empty if compression is None else compression.compress(empty.zero_())[0]
 
 
 def dense(gradient: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from farandole.errors import HorovodInternalError
+from farandole.gradients.join import join
 from farandole.runtime.collectives.basics import (
     Adasum,
     Average,
@@ -72,7 +73,6 @@ from farandole.torch.exchanges import (
     grouped_allgather,
     grouped_allgather_async,
 )
-from farandole.torch.join import join
 from farandole.torch.reductions import (
     allreduce,
     allreduce_,

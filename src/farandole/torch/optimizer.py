@@ -18,16 +18,16 @@ import torch
 
 from farandole.collective import ReduceOp
 from farandole.errors import UsageError
+from farandole.gradients.identity import Identity, Names
+from farandole.gradients.shard_reducer import Shard, require_plain
+from farandole.gradients.terms import Terms
 from farandole.runtime.lanes.reduction import reduction
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
 from farandole.torch.adasum import AdasumOptimizer
 from farandole.torch.compression import Compression, CompressorLike
-from farandole.torch.gradients import Terms
-from farandole.torch.identity import Identity, Names
-from farandole.torch.reducer import GradientReducer
-from farandole.torch.reducing import Reducer
+from farandole.torch.reducer import TorchReducer
 from farandole.torch.subclass import put_before, refuse_copies
-from farandole.torch.virtual_workers import Shard, ShardReducer, VirtualWorkers, require_plain
+from farandole.torch.virtual_workers import TorchShardReducer, VirtualWorkers
 
 Named: TypeAlias = Iterable[tuple[str, torch.Tensor]]
 Groups: TypeAlias = int | list[list[torch.Tensor]]
@@ -38,7 +38,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
 
     backward_passes_per_step: int
     gradient_lag: int = 0
-    _reducer: Reducer
+    _reducer: TorchReducer | TorchShardReducer
     _parameter_names: Mapping[torch.Tensor, str]
     _handles: dict[torch.Tensor, int]
     _should_synchronize: bool
@@ -60,7 +60,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
 
     def _begin(self, names: Names, terms: Terms, passes: int, virtual: VirtualWorkers | None) -> None:
         self.backward_passes_per_step, self._should_synchronize = passes, True
-        self._parameter_names, self._handles = names.of, {}
+        self._parameter_names, self._handles = {param: name for name, param in names.pairs()}, {}
         reference = weakref.ref(self)  # the optimizer owns its reducer, not the other way round
 
         def groups() -> list[dict[str, Any]]:
@@ -73,9 +73,9 @@ class ReducingOptimizer(torch.optim.Optimizer):
         kind = "optimizer" if virtual is None else "virtual workers"
         identity = Identity(params(), names, terms.process_set, kind)
         if virtual is None:
-            self._reducer = GradientReducer(params, identity, terms, passes)
+            self._reducer = TorchReducer(params, identity, terms, passes)
         else:
-            self._reducer = ShardReducer(groups, identity, terms, virtual)
+            self._reducer = TorchShardReducer(groups, identity, terms, virtual)
 
     def shards(self, rows: int) -> Iterator[Shard]:
         """Iterate over this worker's shards of a global batch of ``rows`` rows; needs ``virtual_workers``.
@@ -86,7 +86,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
 
         A loss is the mean over its shard's rows. Inside the loop the global random generators are the shard's.
         """
-        if not isinstance(self._reducer, ShardReducer):
+        if not isinstance(self._reducer, TorchShardReducer):
             raise UsageError("shards() needs virtual workers: DistributedOptimizer(..., virtual_workers=8)")
         return self._reducer.shards(rows)
 
@@ -120,7 +120,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
 
     def set_gradient_lag(self, lag: int) -> None:
         """Step with the gradients of ``lag`` steps ago from now on; see ``farandole.torch.optim.GradientLag``."""
-        if not isinstance(self._reducer, GradientReducer):
+        if not isinstance(self._reducer, TorchReducer):
             raise UsageError("GradientLag with virtual workers: their gradients belong to one step, use either")
         self._reducer.delay(lag)
         self.gradient_lag = lag
@@ -174,10 +174,11 @@ def DistributedOptimizer(  # noqa: N802 (it stands for a class)
     how = reduction(None, op, 1.0 / gradient_predivide_factor, gradient_predivide_factor).checked()
     passes = _positive(backward_passes_per_step)
     names = _names(optimizer, named_parameters)
-    terms = Terms(how, compression, _groups(optimizer, groups, num_groups), sparse_as_dense, process_set)
+    travels = None if compression is Compression.none else compression
+    terms = Terms(how, travels, _groups(optimizer, groups, num_groups), sparse_as_dense, process_set)
     virtual = VirtualWorkers(virtual_workers) if isinstance(virtual_workers, int) else virtual_workers
     if virtual is not None:
-        require_plain(terms, virtual, passes)
+        require_plain(terms, virtual.count, passes)
     front = AdasumOptimizer if how.op is ReduceOp.ADASUM else ReducingOptimizer
     distributed: ReducingOptimizer | AdasumOptimizer = put_before(front, optimizer)
     if isinstance(distributed, AdasumOptimizer):
@@ -213,7 +214,7 @@ def _names(optimizer: torch.optim.Optimizer, named_parameters: Named | None) -> 
             f"named_parameters lacks {len(nameless)} of the optimizer's parameters ({', '.join(nameless[:8])}): "
             "pass the named_parameters() of every model that it trains, or None"
         )
-    return Names(names, are_given=named_parameters is not None)
+    return Names(((name, p) for p, name in names.items()), are_given=named_parameters is not None)
 
 
 def _groups(optimizer: torch.optim.Optimizer, groups: Groups | None, num_groups: int) -> dict[int, int]:

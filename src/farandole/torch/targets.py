@@ -12,11 +12,11 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Sequence
 from operator import attrgetter, is_
-from typing import NamedTuple, TypeAlias, final
+from typing import NamedTuple, final
 
 import torch
 
-Gradients: TypeAlias = Sequence[torch.Tensor | None]
+from farandole.gradients.tensors import Gradients
 
 _MOST_KNOWN = 16
 
@@ -53,7 +53,7 @@ class Targets:
         self._extents = [spec.shape.numel() * spec.dtype.itemsize for spec in specs]
         self._apart: set[tuple[int, ...]] = set()  # addresses that were found to lie apart; an allocator has a few
 
-    def are_ordinary(self, gradients: Gradients) -> bool:
+    def are_ordinary(self, gradients: Gradients[torch.Tensor]) -> bool:
         """True if all are there as autograd makes them: ``specs`` hold, and each may be written over.
 
         Said of all at once, as this is asked in every step.
@@ -75,12 +75,12 @@ class Targets:
             self._apart.add(addresses)
         return True
 
-    def of(self, gradients: Gradients) -> Gradients:
+    def of(self, gradients: Gradients[torch.Tensor]) -> Gradients[torch.Tensor]:
         """Per gradient: itself if it may be written over, or ``None``."""
         return gradients if self.are_ordinary(gradients) else _one_by_one(gradients)
 
 
-def overlap(gradients: Gradients) -> bool:
+def overlap(gradients: Gradients[torch.Tensor]) -> bool:
     """True if some memory belongs to two of them, or to two elements of one."""
     there = [gradient for gradient in gradients if gradient is not None and not gradient.is_sparse]
     return not _lie_apart(sorted(map(_span, there))) or any(map(_folds, there))
@@ -106,12 +106,14 @@ class HandedOut:
         pairs = zip(params, self._known, strict=False)
         return any(known is not None and p.grad is not None and p.grad is known[0]() for p, known in pairs)
 
-    def without_stale(self, params: Sequence[torch.Tensor], gradients: Gradients) -> Gradients:
+    def without_stale(
+        self, params: Sequence[torch.Tensor], gradients: Gradients[torch.Tensor]
+    ) -> Gradients[torch.Tensor]:
         """The gradients but for those of parameters that are frozen now, where they are still what the run has left.
 
         The same object if there is none.
         """
-        if all(param.requires_grad for param in params) or len(self._known) != len(params):
+        if len(self._known) != len(params) or all(param.requires_grad for param in params):
             return gradients
         triples = zip(params, gradients, self._known, strict=True)
         kept = [None if not p.requires_grad and _is_untouched(g, known) else g for p, g, known in triples]
@@ -127,7 +129,7 @@ def _version(gradient: torch.Tensor) -> int:
     return -1 if gradient.is_inference() else gradient._version
 
 
-def _one_by_one(gradients: Gradients) -> Gradients:
+def _one_by_one(gradients: Gradients[torch.Tensor]) -> Gradients[torch.Tensor]:
     found = [None if gradient is None or not _is_writable(gradient) else gradient for gradient in gradients]
     end = 0
     for first, nbytes, i in sorted((*_span(target), i) for i, target in enumerate(found) if target is not None):

@@ -12,9 +12,10 @@ import torch
 
 import farandole.torch as hvd
 from farandole import DivergenceError
-from farandole.torch.divergence import EVERY, FIRST_STEPS, StepSnapshots
+from farandole.gradients.agreement import Agreed
+from farandole.gradients.snapshots import EVERY, FIRST_STEPS, StepSnapshots
 from farandole.torch.memory import DirectBucket
-from farandole.torch.survey import Agreed
+from farandole.torch.tensors import tensors
 
 
 def network(size: int = 4) -> torch.nn.Linear:
@@ -155,7 +156,7 @@ def check_memory_formats_and_views_do_not_count() -> None:
     weight = torch.arange(2 * 3 * 4 * 5, dtype=torch.float32).reshape(2, 3, 4, 5)
     if is_last():
         weight = weight.to(memory_format=torch.channels_last)
-    snapshots = StepSnapshots()
+    snapshots = StepSnapshots(tensors)
     assert snapshots.is_due()
     taken = snapshots.take(lambda: [("weight", weight), ("complex", torch.ones(3, dtype=torch.complex64).conj())])
     assert taken is not None

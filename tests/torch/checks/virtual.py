@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import farandole.torch as hvd
+from farandole.gradients import shard_sums
 from farandole.gradients.shard_tree import Shards
-from farandole.torch import shard_sums
+from farandole.torch.tensors import tensors
 
 WORKERS = max(4, hvd.size())
 ROWS, STEPS = 3 * (WORKERS + 3), 3
@@ -172,5 +173,5 @@ def check_one_rank_that_forgets_its_shards_is_everybodys_error() -> None:
 
 def check_that_sums_over_shards_keep_their_order() -> None:
     values = {Shards(i, i + 1): [torch.tensor([x])] for i, x in enumerate((1e8, 1.0, -1e8, 1.0))}
-    [total] = shard_sums.add_tensors(Shards(0, 4), values)
+    [total] = shard_sums.add_tensors(tensors, Shards(0, 4), values)
     assert total.item() == 0.0, "(1e8 + 1) + (-1e8 + 1) in float32"

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Mapping, Sequence
-from typing import final
+from typing import Any, final
 
 from farandole.gradients.background import BackgroundTask
+from farandole.gradients.step_reducer import GradientReducer, living_reducers
 from farandole.runtime.collectives.objects import allgather_object
 from farandole.runtime.collectives.pairing import Unpaired, pairing
 from farandole.runtime.session.init import Session, current
 from farandole.runtime.session.process_sets import ProcessSet
-from farandole.torch.reducer import GradientReducer, living_reducers
 
 _joins = [0]
 
@@ -91,7 +91,7 @@ def _end(serving: list[_Serving], session: Session) -> None:
         each.finish(forsaken=each in forsaken)
 
 
-def _is_forsakable(reducer: GradientReducer, session: Session) -> bool:
+def _is_forsakable(reducer: GradientReducer[Any], session: Session) -> bool:
     """True if it costs nothing should other ranks have lost this optimizer: its lane is there, and can be aborted.
 
     One out of anybody's reach is gone on this rank when its garbage collector runs, and on another perhaps before. The
@@ -105,7 +105,7 @@ def _is_forsakable(reducer: GradientReducer, session: Session) -> bool:
 class _Serving:
     """Takes part in the reductions of one optimizer, on a thread of its own."""
 
-    def __init__(self, reducer: GradientReducer) -> None:
+    def __init__(self, reducer: GradientReducer[Any]) -> None:
         self._reducer = reducer
         self.served = 0
         """Number of the other ranks' reductions that it took part in, after ``finish``."""

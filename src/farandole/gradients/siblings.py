@@ -20,13 +20,13 @@ import weakref
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar, final
 
-import torch
+from farandole.gradients.tensors import Param
 
 
 class Owner(Protocol):
     """The owner of some parameters."""
 
-    params: Callable[[], list[torch.Tensor]]
+    params: Callable[[], list[Param]]
 
 
 AnOwner = TypeVar("AnOwner", bound=Owner)

@@ -14,11 +14,10 @@ from __future__ import annotations
 import hashlib
 import itertools
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import final
 
-import torch
-
+from farandole.gradients.tensors import Param
 from farandole.runtime.collectives.pairing import Unpaired, pairing
 from farandole.runtime.session.init import Session
 from farandole.runtime.session.process_sets import ProcessSet
@@ -31,18 +30,26 @@ _made: dict[str, itertools.count[int]] = {}  # counters, which two threads may a
 class Names:
     """Names of parameters; ``are_given`` by the user, or stand for positions."""
 
-    def __init__(self, names: Mapping[torch.Tensor, str], are_given: bool) -> None:
-        self.of, self.are_given = names, are_given
+    def __init__(self, named: Iterable[tuple[str, Param]], are_given: bool) -> None:
+        self.are_given = are_given
+        # By identity: parameters may be arrays, which cannot be hashed. They are kept, or an ``id`` would come again.
+        self._named = {id(param): (name, param) for name, param in named}
+
+    def pairs(self) -> Iterable[tuple[str, Param]]:
+        """Names and parameters."""
+        return self._named.values()
+
+    def get(self, param: Param, default: str) -> str:
+        """The name of ``param``."""
+        return self._named[id(param)][0] if id(param) in self._named else default
 
 
 @final
 class Identity:
     """Of an optimizer of ``params`` that the ranks of ``process_set`` share; ``kind`` begins its label."""
 
-    def __init__(
-        self, params: Sequence[torch.Tensor], names: Names, process_set: ProcessSet, kind: str = "optimizer"
-    ) -> None:
-        self._names, self._process_set = names.of, process_set
+    def __init__(self, params: Sequence[Param], names: Names, process_set: ProcessSet, kind: str = "optimizer") -> None:
+        self._names, self._process_set = names, process_set
         own = sorted(self.name(param, i) for i, param in enumerate(params)) if names.are_given else []
         ranks = process_set.ranks if process_set.process_set_id else []  # of the global one there may be none yet
         described = f"{kind} {_short(repr((own, ranks)))}" if own or ranks else kind
@@ -54,7 +61,7 @@ class Identity:
         """``label`` is the same on all ranks from now on."""
         self.label, self._session, self._order = label, None, {}
 
-    def name(self, param: torch.Tensor, position: int) -> str:
+    def name(self, param: Param, position: int) -> str:
         """The name of a parameter; of one that has none, its position."""
         return self._names.get(param, str(position))
 
@@ -62,7 +69,7 @@ class Identity:
         """True if ``settle`` has been called in this session. Every step asks."""
         return self._session is not None and self._session() is session
 
-    def settle(self, session: Session, params: Sequence[torch.Tensor], is_known: Callable[[str], bool]) -> None:
+    def settle(self, session: Session, params: Sequence[Param], is_known: Callable[[str], bool]) -> None:
         """Pair with the other ranks, and agree on an order. Collective, once in each session."""
         own = tuple(self.name(param, i) for i, param in enumerate(params))
         agreed = pairing(session, self._process_set).pair(session, Unpaired(self.label, own), is_known)
@@ -74,7 +81,7 @@ class Identity:
         """Nobody will come to ``settle``."""
         pairing(session, self._process_set).withdraw(self.label)
 
-    def arrange(self, params: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def arrange(self, params: Sequence[Param]) -> list[Param]:
         """``params`` in the order agreed on; what was added since comes last."""
         if not self._order:
             return list(params)

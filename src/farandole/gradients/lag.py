@@ -1,6 +1,6 @@
 """Reducing gradients while later steps compute: the gradients of a run are handed out ``lag`` runs later.
 
-exchange = LaggedExchange(params, 1, lambda shadows: GradientExchange(lane, shadows, names, terms))
+exchange = LaggedExchange(parameters, 1, lambda shadows: GradientExchange(lane, shadows, names, terms))
 exchange.run("step 7")          # takes the gradients of step 7 away, and puts those of step 6 there, reduced
 """
 
@@ -23,23 +23,20 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import NamedTuple, TypeAlias, final
-
-import torch
+from typing import Any, Generic, NamedTuple, final
 
 from farandole.errors import UnsupportedError, UsageError
 from farandole.gradients.background import BackgroundTask
+from farandole.gradients.exchange import GradientExchange, Weigh, unweighted
+from farandole.gradients.parameters import Parameters
+from farandole.gradients.tensors import Gradients, Param, T
 from farandole.runtime.collectives.divergence import StepDigests
 from farandole.runtime.collectives.planned import PlannedLane
-from farandole.torch.gradients import GradientExchange, Weigh, unweighted
-from farandole.torch.targets import HandedOut
-
-Gradients: TypeAlias = list[torch.Tensor | None]
 
 LAST_WAIT_S = 10.0
 """How long a script that has ended waits for gradients on their way: all ranks have sent them off, if none failed."""
 
-_on_their_way: weakref.WeakSet[BackgroundTask[Gradients]] = weakref.WeakSet()
+_on_their_way: weakref.WeakSet[BackgroundTask[Any]] = weakref.WeakSet()
 
 
 @cache
@@ -55,8 +52,8 @@ def _end_before_the_interpreter() -> None:
 
 
 @final
-class LaggedExchange:
-    """Stands for a ``GradientExchange`` of the same ``params``; ``make`` makes one of tensors that stand for these.
+class LaggedExchange(Generic[T]):
+    """Stands for a ``GradientExchange`` of the same ``parameters``; ``make`` makes one of what stands for these.
 
     Runs are reduced one after the other, each on a thread of its own, whose error the run raises that wants its
     gradients. The first ``lag`` runs hand out zeros.
@@ -65,15 +62,18 @@ class LaggedExchange:
     overlaps = False
 
     def __init__(
-        self, params: Sequence[torch.Tensor], lag: int, make: Callable[[list[torch.Tensor]], GradientExchange]
+        self, parameters: Parameters[T], lag: int, make: Callable[[Parameters[T]], GradientExchange[T]]
     ) -> None:
-        self.params = list(params)
-        self._shadows = [param.detach() for param in params]  # the same weights, with gradients of their own
+        self._parameters, self._shadows = parameters, parameters.shadowed()
         self._exchange = make(self._shadows)
         self._lag = lag
-        self._runs: deque[_Run] = deque()
-        self._given = HandedOut()
-        self._lasting: dict[int, torch.Tensor] = {}  # what was handed out where some run has found it stale
+        self._runs: deque[_Run[T]] = deque()
+        self._lasting: dict[int, T] = {}  # what was handed out where some run has found it stale
+
+    @property
+    def params(self) -> Sequence[Param]:
+        """See ``GradientExchange``."""
+        return self._parameters.params
 
     @property
     def lane(self) -> PlannedLane:
@@ -89,8 +89,8 @@ class LaggedExchange:
                 "NoiseScale compares gradients before and after their reduction: not with GradientLag"
             )
         self._require_likeness(step)
-        present: Gradients = [param.grad for param in self.params]
-        taken = list(self._given.without_stale(self.params, present))
+        parameters, present = self._parameters, self._parameters.present()
+        taken = list(parameters.without_stale(present))
         stale = {i for i, (grad, here) in enumerate(zip(taken, present, strict=True)) if grad is not here}
         weight = weigh()
         previous = self._runs[-1].task if self._runs else None
@@ -100,12 +100,11 @@ class LaggedExchange:
         except BaseException:  # Control-C, too: whoever goes on must find no run in the lane
             self.forget()
             raise
-        for param, grad in zip(self.params, given, strict=True):
-            param.grad = grad
-        self._given.note(self.params)
+        parameters.put(given)
+        parameters.note()
         pairs = [(i, given[i]) for run in self._runs for i in run.stale]
         # Clones: what is handed out is the script's, which may clip it in place.
-        self._lasting = {i: grad.clone() for i, grad in pairs if grad is not None}
+        self._lasting = {i: parameters.tensors.clone(grad) for i, grad in pairs if grad is not None}
 
     def begin_pass(self, step: str, weigh: Weigh) -> None:
         """See ``GradientExchange``: nothing is reduced during the pass that makes it."""
@@ -115,7 +114,7 @@ class LaggedExchange:
 
     def holds_any(self) -> bool:
         """True if some gradient is what a run has handed out."""
-        return self._given.any_of(self.params)
+        return self._parameters.holds_any()
 
     def refuse(self, step: str) -> None:
         """See ``GradientExchange``."""
@@ -134,26 +133,23 @@ class LaggedExchange:
 
     def _require_likeness(self, step: str) -> None:
         """Raise on every member if a parameter has become another one here than when the lag began."""
-        for param, shadow in zip(self.params, self._shadows, strict=True):
-            if param.shape != shadow.shape or param.dtype is not shadow.dtype or param.device != shadow.device:
-                self.refuse(step)
-                raise UsageError(
-                    f"a parameter of {tuple(shadow.shape)} and {shadow.dtype} on {shadow.device} is one of "
-                    f"{tuple(param.shape)} and {param.dtype} on {param.device} now, while gradients are on their way: "
-                    "make the DistributedOptimizer and its GradientLag after that, on every rank"
-                )
+        if difference := self._parameters.difference(self._shadows):
+            self.refuse(step)
+            raise UsageError(
+                f"{difference} now, while gradients are on their way: make the DistributedOptimizer and its "
+                "GradientLag after that, on every rank"
+            )
 
-    def _reduce(self, step: str, taken: Gradients, weight: float, snapshot: StepDigests | None) -> Gradients:
-        with torch.no_grad():  # of this thread: what the caller of ``run`` has set is not known here
-            for shadow, grad in zip(self._shadows, taken, strict=True):
-                shadow.grad = grad
+    def _reduce(self, step: str, taken: Gradients[T], weight: float, snapshot: StepDigests | None) -> list[T | None]:
+        shadows = self._shadows
+        with shadows.tensors.untracked():  # of this thread: what the caller of ``run`` has set is not known here
+            shadows.put(taken)
             self._exchange.run(step, lambda: weight, snapshot=snapshot)
-            reduced = [shadow.grad for shadow in self._shadows]
-            for shadow in self._shadows:
-                shadow.grad = None  # the result is the script's alone, and its memory free when that drops it
+            reduced = list(shadows.present())
+            shadows.put([None] * len(reduced))  # the result is the script's alone, and its memory free with that
             return reduced
 
-    def _hand_out(self, present: Gradients) -> Gradients:
+    def _hand_out(self, present: Gradients[T]) -> list[T | None]:
         """The gradients of ``lag`` runs ago; those that were stale there are still what they were before.
 
         In the beginning zeros for all parameters alike, or ranks with and without a gradient would step differently.
@@ -162,24 +158,25 @@ class LaggedExchange:
             run = self._runs.popleft()
             pairs = enumerate(run.task.result())
             return [self._lasting.get(i) if grad is None and i in run.stale else grad for i, grad in pairs]
-        likes = (param if grad is None else grad for param, grad in zip(self.params, present, strict=True))
-        return list(map(torch.zeros_like, likes))
+        return self._parameters.zeros(present)
 
 
-class _Run(NamedTuple):
+class _Run(NamedTuple, Generic[T]):
     """One reduction on its way.
 
     It takes nothing of the parameters in ``stale``, which are frozen, and whose gradients an earlier run has left.
     """
 
-    task: BackgroundTask[Gradients]
+    task: BackgroundTask[list[T | None]]
     stale: set[int]
 
 
-def _begin(reduce: Callable[[], Gradients], previous: BackgroundTask[Gradients] | None) -> BackgroundTask[Gradients]:
+def _begin(
+    reduce: Callable[[], list[T | None]], previous: BackgroundTask[list[T | None]] | None
+) -> BackgroundTask[list[T | None]]:
     """Reduce in the background, after the ``previous`` one."""
 
-    def call() -> Gradients:
+    def call() -> list[T | None]:
         if previous is not None:
             previous.wait()  # and not ``result``, whose error is that of another step
         return reduce()

@@ -1,6 +1,6 @@
 """Snapshots of what an optimizer steps with: parameters and gradients, all of them or a part.
 
-    snapshots = StepSnapshots()
+    snapshots = StepSnapshots(tensors)
     if snapshots.is_due():
         snapshot = snapshots.take(lambda: [("fc.weight", model.fc.weight)])
 
@@ -11,20 +11,16 @@ until its part is looked at.
 
 from __future__ import annotations
 
-import platform
 import weakref
 from collections.abc import Callable, Sequence
-from functools import cache
-from typing import TypeAlias, final
-
-import torch
+from typing import Any, Generic, TypeAlias, final
 
 from farandole.errors import DivergenceError
-from farandole.native import core
+from farandole.gradients.tensors import Param, T, Tensors
 from farandole.runtime.collectives.divergence import OF_GRADIENT, StepDigests
 from farandole.runtime.session.init import current
 
-Named: TypeAlias = Sequence[tuple[str, torch.Tensor]]
+Named: TypeAlias = Sequence[tuple[str, Param]]
 
 FIRST_STEPS = 8
 """So many are all looked at: what goes wrong mostly goes wrong at once."""
@@ -38,10 +34,11 @@ PARTS = 8
 
 
 @final
-class StepSnapshots:
+class StepSnapshots(Generic[T]):
     """Chooses the steps of one optimizer, alike on all ranks that begin together."""
 
-    def __init__(self) -> None:
+    def __init__(self, tensors: Tensors[T]) -> None:
+        self._tensors = tensors
         self._steps = self._taken = 0
         self._every = EVERY
 
@@ -56,23 +53,24 @@ class StepSnapshots:
         found = [] if mode == "off" else named()
         if not found:
             return None
-        self._every = _every(mode, found)
+        self._every = _every(mode, found, self._tensors)
         names = tuple(title for name, _ in found for title in (name, OF_GRADIENT + name))
-        tensors = [tensor for _, param in found for tensor in (param, param.grad)]
+        tensors = [tensor for _, param in found for tensor in (param, self._tensors.gradient(param))]
         turn, self._taken = self._taken, self._taken + 1
         if mode != "every-step":
-            tensors = [tensor if tensor is None else _sample(tensor, turn) for tensor in tensors]
-        return StepDigests(self._steps - 1, names, digests(tensors), _kind(found[0][1]))
+            tensors = [each if each is None else self._tensors.sample(each, turn) for each in tensors]
+        return StepDigests(self._steps - 1, names, self._tensors.digests(tensors), self._tensors.processor(found[0][1]))
 
 
 @final
-class KeptGradients:
+class KeptGradients(Generic[T]):
     """Reduced gradients that a script has kept aside: no reduction may write into their memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, tensors: Tensors[T]) -> None:
+        self._tensors = tensors
         self._runs, self._every = 0, EVERY
-        self._reduced: list[tuple[str, torch.Tensor, weakref.ref[torch.Tensor]]] = []
-        self._kept: list[tuple[str, torch.Tensor, int]] = []
+        self._reduced: list[tuple[str, Param, weakref.ref[Any]]] = []
+        self._kept: list[tuple[str, T, int]] = []
         self.begun = False
         """By a backward pass, as it overlaps with the reduction."""
 
@@ -82,8 +80,12 @@ class KeptGradients:
         if not self._reduced:
             return
         alive = [(name, param, grad()) for name, param, grad in self._reduced]
-        kept = [(name, grad) for name, param, grad in alive if grad is not None and grad is not param.grad]
-        found = digests([grad for _, grad in kept]) if kept else []
+        kept = [
+            (name, grad)
+            for name, param, grad in alive
+            if grad is not None and grad is not self._tensors.gradient(param)
+        ]
+        found = self._tensors.digests([grad for _, grad in kept]) if kept else []
         self._kept = [(name, grad, digest) for (name, grad), digest in zip(kept, found, strict=True)]
 
     def end(self, named: Callable[[], Named]) -> None:
@@ -95,12 +97,13 @@ class KeptGradients:
         is_due = mode != "off" and _is_due(self._runs, self._every)
         found = named() if is_due else []
         if found:
-            self._every = _every(mode, found)
+            self._every = _every(mode, found, self._tensors)
         # Weak: it is to find out what the script keeps, which it could not if it kept gradients itself.
-        self._reduced = [(name, p, weakref.ref(p.grad)) for name, p in found if p.grad is not None]
+        there = ((name, param, self._tensors.gradient(param)) for name, param in found)
+        self._reduced = [(name, param, weakref.ref(grad)) for name, param, grad in there if grad is not None]
         if not kept:
             return
-        now = digests([grad for _, grad, _ in kept])
+        now = self._tensors.digests([grad for _, grad, _ in kept])
         changed = [name for (name, _, before), after in zip(kept, now, strict=True) if after != before]
         if changed:
             raise DivergenceError(
@@ -114,55 +117,9 @@ def _is_due(number: int, every: int) -> bool:
     return number <= FIRST_STEPS or number % every == 0
 
 
-def _every(mode: str, named: Named) -> int:
+def _every(mode: str, named: Named, tensors: Tensors[T]) -> int:
     """Number of steps from one snapshot to the next, the same on all ranks."""
     if mode == "every-step":
         return 1
-    is_small = all(param.numel() * param.element_size() <= SAMPLE_BYTES for _, param in named)
+    is_small = all(tensors.nbytes(param) <= SAMPLE_BYTES for _, param in named)
     return EVERY_OF_SMALL if is_small else EVERY
-
-
-def digests(tensors: Sequence[torch.Tensor | None]) -> list[int]:
-    """Digests of the values, in logical order; of sparse tensors and of ``None`` only that they are there or not."""
-    dense = [_readable(tensor) for tensor in tensors]
-    return core.digest(
-        [0 if tensor is None else tensor.data_ptr() for tensor in dense],
-        [0 if tensor is None else tensor.nbytes for tensor in dense],
-    )
-
-
-def _readable(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """The same values side by side in host memory."""
-    if tensor is None or tensor.layout is not torch.strided:
-        return None
-    if tensor.is_conj() or tensor.is_neg():
-        tensor = tensor.resolve_conj().resolve_neg()
-    return (tensor if tensor.is_cpu else tensor.cpu()).contiguous()
-
-
-def _sample(tensor: torch.Tensor, turn: int) -> torch.Tensor:
-    """Parts of a large tensor, from all over it, others in each ``turn``: of elements, or of rows if not contiguous."""
-    if tensor.layout is not torch.strided or tensor.nbytes <= SAMPLE_BYTES:
-        return tensor
-    lines = tensor.detach()
-    lines = lines.view(-1) if lines.is_contiguous() else lines
-    section = -(-len(lines) // PARTS)
-    each = max(1, SAMPLE_BYTES * len(lines) // (tensor.nbytes * PARTS))
-    start = turn % -(-section // each) * each
-    parts = (
-        range(first + start, min(first + start + each, first + section)) for first in range(0, len(lines), section)
-    )
-    return torch.cat([lines[part.start : part.stop] for part in parts])
-
-
-def _kind(param: torch.Tensor) -> str:
-    """The same on two ranks whose arithmetic rounds alike."""
-    device = torch.cuda.get_device_name(param.device) if param.is_cuda else ""
-    return f"{_processor()}, {torch.get_num_threads()} threads, torch {torch.__version__} {device}"
-
-
-@cache
-def _processor() -> str:
-    with open("/proc/cpuinfo") as file:
-        model = next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "")
-    return f"{model or platform.machine()} {torch.backends.cpu.get_cpu_capability()}"

@@ -1,7 +1,7 @@
 """Reduction of the gradients of all ranks: buckets, unused parameters, sparse gradients.
 
-    exchange = GradientExchange(lane, params, names, Terms())
-    exchange.run("step 7")                  # now every param.grad is the average
+    exchange = GradientExchange(lane, parameters, names, Terms())
+    exchange.run("step 7")                  # now every gradient is the average
 
 A run *meets* (are all at the same step, and is everything as last time?), reduces each bucket, and writes what came of
 it over the gradients. What the ranks have is compared in detail only where some rank says that it is not as last time.
@@ -21,36 +21,24 @@ from __future__ import annotations
 
 import hashlib
 import math
+from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TypeAlias, final
-
-import torch
+from typing import Generic, TypeAlias, final
 
 from farandole.collective import ReduceOp, Reduction
 from farandole.errors import MismatchError, UsageError
-from farandole.gradients.buckets import Piece, lay_out
-from farandole.gradients.overlap import choose_overlap
+from farandole.gradients.agreement import Agreed, agree, memory_of
+from farandole.gradients.buckets import lay_out
+from farandole.gradients.observers import Observer
+from farandole.gradients.overlap import BEGIN, WAIT, OverlappedPass, choose_overlap
+from farandole.gradients.parameters import GradientBucket, Parameters
+from farandole.gradients.tensors import Gradients, Param, T
+from farandole.gradients.terms import Terms
 from farandole.runtime.collectives.divergence import StepDigests
 from farandole.runtime.collectives.planned import JOINED, REFUSED, PlannedLane
-from farandole.runtime.session.process_sets import ProcessSet, global_process_set
-from farandole.torch.adapter import adapter, verbs
-from farandole.torch.compression import Compression, CompressorLike
-from farandole.torch.memory import (
-    LONE_BYTES,
-    CompressedBucket,
-    DirectBucket,
-    GradientBucket,
-    LoneGradient,
-    as_bytes,
-    dense,
-    travelling,
-)
-from farandole.torch.observers import Observer
-from farandole.torch.overlap import BEGIN, WAIT, OverlappedPass
-from farandole.torch.reductions import sparse_allreduce_async
-from farandole.torch.survey import Agreed, agree, code_of, dtype_of
-from farandole.torch.targets import Gradients, GradientSpec, HandedOut, Targets, overlap
+
+LONE_BYTES = 2**20
+"""Gradients from this size on are reduced where they lie: copying them into engine memory costs more than it saves."""
 
 Weigh: TypeAlias = Callable[[], float]
 
@@ -65,51 +53,46 @@ RIDES = "+"
 
 
 @final
-@dataclass(frozen=True)
-class Terms:
-    """Reduction terms of a ``DistributedOptimizer``. ``groups`` maps ``id(param)`` to the number of its group."""
+class GradientExchange(Generic[T]):
+    """Reduces the gradients of ``parameters``, the same on every member. ``names`` are for the wire."""
 
-    how: Reduction = field(default_factory=Reduction)
-    compression: CompressorLike = Compression.none
-    groups: dict[int, int] = field(default_factory=dict)
-    sparse_as_dense: bool = False
-    process_set: ProcessSet = global_process_set
-
-
-@final
-class GradientExchange:
-    """Reduces the gradients of ``params``, a list that is the same on every member. ``names`` are for the wire."""
-
-    def __init__(self, lane: PlannedLane, params: Sequence[torch.Tensor], names: Sequence[str], terms: Terms) -> None:
-        self.params = list(params)
-        self.buckets: list[GradientBucket] = []
-        self.lane, self._names, self._terms = lane, names, terms
+    def __init__(self, lane: PlannedLane, parameters: Parameters[T], names: Sequence[str], terms: Terms) -> None:
+        self.buckets: list[GradientBucket[T]] = []
+        self.lane, self._parameters, self._names, self._terms = lane, parameters, names, terms
         self._agreed: Agreed | None = None
         self._bucketed: list[bool] = []
         self._bucket_bytes = lane.session.settings.bucket_bytes
         self._during_backward = self._choose_overlap()
-        self._digest = f"{len(self.params)} parameters, plan {self._fingerprint()}"
-        self._pass: OverlappedPass | None = None
+        self._digest = f"{len(names)} parameters, plan {self._fingerprint()}"
+        self._pass: OverlappedPass[T] | None = None
         self._weight = 1.0
-        self._specs = [GradientSpec.of(param) for param in self.params]
-        self._targets = Targets(self._specs)
-        self._left = HandedOut() if terms.how.op is not ReduceOp.AVERAGE else None
+        self._is_idempotent = terms.how.op is ReduceOp.AVERAGE
+
+    @property
+    def params(self) -> Sequence[Param]:
+        """The parameters, in their order on every member."""
+        return self._parameters.params
 
     @property
     def overlaps(self) -> bool:
         """True if gradients are reduced while backward passes run, for which the first run must have made buckets."""
         return self._during_backward and self._agreed is not None
 
-    def begin_pass(self, step: str, weigh: Weigh) -> OverlappedPass | None:
+    def begin_pass(self, step: str, weigh: Weigh) -> OverlappedPass[T] | None:
         """Begin a backward pass that will be reduced; if it overlaps, return whom to tell of complete gradients."""
         self._weight = weigh()
         self.refuse_failed_pass(step)
         if self.overlaps:
             self._require_shapes(step)
-            gradients = [param.grad for param in self.params]
-            waits = overlap(gradients) or self._was_cast() or self._without_stale(gradients) is not gradients
+            waits = not self._parameters.can_overlap()
             self._pass = OverlappedPass(
-                self.lane, self.buckets, self._point(step), self._terms.how, self._weight, waits
+                self.lane,
+                self.buckets,
+                self._point(step),
+                self._terms.how,
+                self._weight,
+                waits,
+                self._parameters.tensors.untracked,
             )
         return self._pass
 
@@ -144,14 +127,12 @@ class GradientExchange:
                 overlapped = None
             elif overlapped.late is not None:
                 self._refuse_late(step, overlapped.late)
-        gradients, agreed = self._without_stale([param.grad for param in self.params]), self._agreed
-        is_ordinary = self._targets.are_ordinary(gradients)
+        parameters, agreed = self._parameters, self._agreed
+        gradients = parameters.without_stale(parameters.present())
+        is_ordinary = parameters.are_ordinary(gradients)
         if not is_ordinary and overlapped is None:
             self._require_shapes(step)
-        if is_ordinary and agreed is not None and agreed.is_dense:
-            survey = agreed.codes
-        else:
-            survey = list(map(code_of, self.params, gradients))
+        survey = agreed.codes if is_ordinary and agreed is not None and agreed.is_dense else parameters.codes(gradients)
         state = SAME if agreed is not None and survey == agreed.codes else CHANGED
         riding = None if observer is None or agreed is None else observer.departs(self._weight)
         # Before anything is written: who is elsewhere in the program makes all raise, and gradients are as they were.
@@ -162,13 +143,13 @@ class GradientExchange:
         else:
             self._adopt(agreed)
             bucketed = self._bucketed
-            self._reduce(gradients, gradients if is_ordinary else self._targets.of(gradients), agreed)
+            self._reduce(gradients, gradients if is_ordinary else parameters.targets(gradients), agreed)
         self._reduce_others(gradients, agreed, bucketed)
-        if self._left is not None:
-            self._left.note(self.params)
+        if not self._is_idempotent:
+            parameters.note()
         return self._sum(riding) if riding and all(state.endswith(RIDES) for state in states) else None
 
-    def _refuse_late(self, step: str, late: torch.Tensor) -> None:
+    def _refuse_late(self, step: str, late: Param) -> None:
         """Raise on every member: what was added to the gradient of ``late`` would be lost."""
         self.refuse(step)
         [name] = (name for name, param in zip(self._names, self.params, strict=True) if param is late)
@@ -180,7 +161,7 @@ class GradientExchange:
 
     def holds_any(self) -> bool:
         """True if some gradient is what a run has left."""
-        return self._left is not None and self._left.any_of(self.params)
+        return not self._is_idempotent and self._parameters.holds_any()
 
     def refuse(self, step: str) -> None:
         """Make the others, who are reducing, raise: this rank cannot."""
@@ -204,33 +185,24 @@ class GradientExchange:
                     self.lane.allreduce(f"bucket {i}", bucket.array, self._terms.how)
         return served
 
-    def _was_cast(self) -> bool:
-        """True if the pass that begins will leave gradients of other dtypes than the last."""
-        pairs = zip(map(dtype_of, self.params), self._specs, strict=True)
-        return any(dtype is not None and dtype is not spec.dtype for dtype, spec in pairs)
-
     def _point(self, step: str) -> str:
         return f"{step}, {self._digest}"
 
     def _require_shapes(self, step: str) -> None:
         """Raise on every member if a parameter has got another shape here, which its place in a bucket has not."""
-        for name, param, spec in zip(self._names, self.params, self._specs, strict=True):
-            if param.shape != spec.shape:
-                self.refuse(step)
-                raise UsageError(
-                    f"{name} has got the shape {tuple(param.shape)}, it was {tuple(spec.shape)} when its gradient was "
-                    "first reduced: make a new DistributedOptimizer after replacing param.data, on every rank"
-                )
-
-    def _without_stale(self, gradients: Gradients) -> Gradients:
-        """``gradients``, or what is left without those that a run has left and no pass has touched since."""
-        return gradients if self._left is None else self._left.without_stale(self.params, gradients)
+        if found := self._parameters.reshaped():
+            index, shapes = found
+            self.refuse(step)
+            raise UsageError(
+                f"{self._names[index]} has got {shapes} when its gradient was first reduced: make a new "
+                "DistributedOptimizer after replacing param.data, on every rank"
+            )
 
     def _finish(self, agreed: Agreed) -> list[bool]:
         """After an overlapped pass; says which gradients were in buckets."""
-        dtypes, bucketed = self._dtypes(), self._bucketed
+        dtypes, bucketed = self._parameters.dtypes, self._bucketed
         now = agreed.dtypes(dtypes)
-        if now != dtypes:
+        if now != list(dtypes):
             [name, *_] = (name for name, a, b in zip(self._names, now, dtypes, strict=True) if a is not b)
             raise UsageError(
                 f"the dtype of the gradient of {name} changed during a backward pass that reduces gradients as they "
@@ -241,11 +213,10 @@ class GradientExchange:
         self._adopt(agreed)  # after the old buckets have given back what they hold
         return bucketed
 
-    def _reduce(self, gradients: Gradients, targets: Gradients, agreed: Agreed) -> None:
+    def _reduce(self, gradients: Gradients[T], targets: Gradients[T], agreed: Agreed) -> None:
         """Reduce what is in buckets."""
         if targets is not gradients:  # what shares memory with a target is read before that is written
-            pairs = zip(gradients, targets, strict=True)
-            gradients = [g if g is None or target is not None else dense(g).clone() for g, target in pairs]
+            gradients = self._parameters.kept_apart(gradients, targets)
         for i, bucket in enumerate(self.buckets):
             with self.lane.phase(f"bucket {i}", "copy", bucket.nbytes):
                 taken = [gradients[piece] for piece in bucket.pieces]
@@ -263,9 +234,6 @@ class GradientExchange:
             return self._agreed
         return agree(self.lane, mine, self._names)
 
-    def _dtypes(self) -> list[torch.dtype]:
-        return [spec.dtype for spec in self._specs]
-
     def _adopt(self, agreed: Agreed) -> None:
         """Make buckets for what is dense now. Collective where that changed, or a dtype."""
         if agreed is self._agreed:
@@ -275,72 +243,46 @@ class GradientExchange:
             before if kind == 0 else kind == 1 or self._terms.sparse_as_dense
             for kind, before in zip(agreed.kinds, known, strict=True)
         ]
-        self._agreed, dtypes = agreed, self._dtypes()
+        self._agreed, dtypes = agreed, self._parameters.dtypes
         now = agreed.dtypes(dtypes)
-        if bucketed == self._bucketed and now == dtypes:
+        if bucketed == self._bucketed and now == list(dtypes):
             return
-        self._specs = [spec._replace(dtype=dtype) for spec, dtype in zip(self._specs, now, strict=True)]
-        self._targets = Targets(self._specs)
-        pieces = [
-            self._piece(param, spec) if is_dense else None
-            for param, spec, is_dense in zip(self.params, self._specs, bucketed, strict=True)
-        ]
-        self.buckets = self._make_buckets(pieces)
+        self._parameters.adopt(now)
+        self.buckets = self._make_buckets(bucketed)
         self._bucketed = bucketed
 
-    def _make_buckets(self, pieces: Sequence[Piece | None]) -> list[GradientBucket]:
-        params, specs, compression = self.params, self._specs, self._terms.compression
-        plain = compression is Compression.none
-        layout = lay_out(pieces, self._bucket_bytes, min(LONE_BYTES, self._bucket_bytes) if plain else math.inf)
-        memory = self.lane.allocate(layout.nbytes)
-        content = as_bytes(memory)
-        if not plain:
-            return [CompressedBucket(b, params, specs, content, memory, compression) for b in layout.buckets]
-        return [
-            LoneGradient(b, params, specs) if b.lone else DirectBucket(b, params, specs, content, memory)
-            for b in layout.buckets
-        ]
-
-    def _piece(self, param: torch.Tensor, spec: GradientSpec) -> Piece:
-        array = adapter.array(travelling(spec, self._terms.compression))
-        return Piece(array.count, array.dtype, array.device, self._terms.groups.get(id(param), -1))
+    def _make_buckets(self, bucketed: Sequence[bool]) -> list[GradientBucket[T]]:
+        pieces = [self._parameters.piece(i) if is_dense else None for i, is_dense in enumerate(bucketed)]
+        lone_bytes = min(LONE_BYTES, self._bucket_bytes) if self._terms.compression is None else math.inf
+        layout = lay_out(pieces, self._bucket_bytes, lone_bytes)
+        return self._parameters.buckets(layout, self.lane.allocate(layout.nbytes))
 
     def _sum(self, riding: Sequence[float]) -> list[float]:
-        numbers = torch.tensor(riding, dtype=torch.float64)
-        self.lane.allreduce("riders", adapter.array(numbers), Reduction(ReduceOp.SUM))
-        sums: list[float] = numbers.tolist()
-        return sums
+        numbers = array("d", riding)
+        self.lane.allreduce("riders", memory_of(numbers), Reduction(ReduceOp.SUM))
+        return numbers.tolist()
 
-    def _reduce_others(self, gradients: Gradients, agreed: Agreed, bucketed: Sequence[bool]) -> None:
+    def _reduce_others(self, gradients: Gradients[T], agreed: Agreed, bucketed: Sequence[bool]) -> None:
         """Reduce what was in no bucket, through the negotiated lane: what is sparse, and what just ceased to be so."""
         if all(bucketed):
             return
-        terms = self._terms
-        pending: list[tuple[torch.Tensor, Callable[[], torch.Tensor]]] = []
-        every = zip(self.params, gradients, self._specs, self._names, agreed.kinds, bucketed, strict=True)
-        for param, given, spec, name, kind, done in every:
-            if kind == 1 and not done:
-                grad = spec.empty().zero_() if given is None else self._weighed(given)
-                mean = verbs.allreduce([grad], name, terms.how, terms.process_set).then(lambda found: found[0])
-                pending.append((param, mean.begin().wait))
-            elif kind > 1 and not done:
-                grad = self._weighed(_as_sparse(spec, given, kind - 1))
-                pending.append((param, sparse_allreduce_async(grad, name, terms.how.op, terms.process_set)))
+        pending: list[Callable[[], object]] = []
+        every = zip(gradients, self._names, agreed.kinds, bucketed, strict=True)
+        for i, (given, name, kind, done) in enumerate(every):
+            if kind and not done:
+                pending.append(self._parameters.begin_alone(i, given, kind, name, self._weight))
         error: MismatchError | None = None
-        for param, finish in pending:
+        for finish in pending:
             try:
-                param.grad = finish()
+                finish()
             except MismatchError as found:  # the others have to be waited for: their names come again
                 error = error or found
         if error is not None:
             raise error
 
-    def _weighed(self, grad: torch.Tensor) -> torch.Tensor:
-        return grad if self._weight == 1.0 else grad * self._weight
-
     def _choose_overlap(self) -> bool:
         """True to reduce during backward passes; the same on every member, or their fingerprints would differ."""
-        nbytes = sum(p.numel() * p.element_size() for p in self.params)
+        nbytes = sum(map(self._parameters.tensors.nbytes, self.params))
         choice, why = choose_overlap(self.lane.session.settings.overlap, nbytes, self.lane.crosses_hosts)
         self.lane.note(f"gradients are reduced {'during' if choice == 'backward' else 'after'} backward passes: {why}")
         return choice == "backward"
@@ -348,18 +290,7 @@ class GradientExchange:
     def _fingerprint(self) -> str:
         """Digest that two members share if their buckets are laid out and reduced alike."""
         terms = self._terms
-        everything = [
-            (name, str(p.dtype), tuple(p.shape), p.stride(), terms.groups.get(id(p), -1))
-            for name, p in zip(self._names, self.params, strict=True)
-        ]
+        everything = list(zip(self._names, self._parameters.described(), self._parameters.groups, strict=True))
         compression = getattr(terms.compression, "__name__", "")
         also = (terms.how, compression, terms.sparse_as_dense, self._bucket_bytes, self._during_backward)
         return hashlib.blake2b(repr((everything, also)).encode(), digest_size=4).hexdigest()
-
-
-def _as_sparse(spec: GradientSpec, grad: torch.Tensor | None, sparse_dims: int) -> torch.Tensor:
-    if grad is None:
-        indices = torch.empty(sparse_dims, 0, dtype=torch.int64)
-        values = torch.empty(0, *spec.shape[sparse_dims:], dtype=spec.dtype)
-        return torch.sparse_coo_tensor(indices, values, spec.shape, is_coalesced=True, check_invariants=False)
-    return grad if grad.is_sparse else grad.to_sparse(sparse_dims)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
-import torch
+from farandole.gradients.tensors import Param
 
 
 @final
@@ -40,7 +40,7 @@ class Observer(ABC):
         """True to have this rank's gradients read in this pass; must be the same on all ranks."""
 
     @abstractmethod
-    def read(self, params: Sequence[torch.Tensor]) -> None:
+    def read(self, params: Sequence[Param]) -> None:
         """The gradients of these parameters are complete, and still this rank's; all at once, or a few at a time."""
 
     @abstractmethod
@@ -55,5 +55,5 @@ class Observer(ABC):
         """
 
     @abstractmethod
-    def returns(self, sums: list[float] | None, params: Sequence[torch.Tensor]) -> None:
+    def returns(self, sums: list[float] | None, params: Sequence[Param]) -> None:
         """The gradients are reduced. ``sums``: ``None`` unless every rank had something to say."""

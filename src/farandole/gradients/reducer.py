@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any, TypeAlias
-
-import torch
+from typing import Generic
 
 from farandole.elastic.worker.step_vote import Meet, StepVote
+from farandole.gradients.snapshots import StepSnapshots
+from farandole.gradients.tensors import Param, T, Tensors
+from farandole.gradients.terms import Terms
 from farandole.runtime.collectives.divergence import StepDigests
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
-from farandole.torch.divergence import StepSnapshots
-from farandole.torch.gradients import Terms
-
-Closure: TypeAlias = Callable[[], Any]
 
 
-class Reducer(ABC):
+class Reducer(ABC, Generic[T]):
     """Gradients of one optimizer, reduced on ``terms``: ``settle``, ``vote``, the optimizer's own step, ``stepped``."""
 
     passes_per_step = 1
 
-    def __init__(self, terms: Terms) -> None:
-        self._terms = terms
+    def __init__(self, terms: Terms, tensors: Tensors[T]) -> None:
+        self._terms, self._tensors = terms, tensors
         self.step_vote: StepVote | None = None
         """The vote on every step, in elastic jobs."""
-        self._snapshots = StepSnapshots()
+        self._snapshots = StepSnapshots(tensors)
         self._snapshot: StepDigests | None = None
         """Snapshot of the last step, if no meeting has compared it yet."""
 
@@ -58,7 +54,7 @@ class Reducer(ABC):
 
     def _forget_snapshots(self) -> None:
         """Begin anew, as all ranks do now."""
-        self._snapshots, self._snapshot = StepSnapshots(), None
+        self._snapshots, self._snapshot = StepSnapshots(self._tensors), None
 
     @abstractmethod
     def settle(self) -> None:
@@ -81,15 +77,11 @@ class Reducer(ABC):
         """A generation of an elastic job begins: nothing of the last one counts. ``label`` is the same on all ranks."""
 
     @abstractmethod
-    def wrap(self, closure: Closure) -> Closure:
-        """A closure for ``Optimizer.step`` that leaves reduced gradients."""
-
-    @abstractmethod
     def watch_again(self) -> None:
         """There are more parameters than before."""
 
     @abstractmethod
-    def _named(self) -> list[tuple[str, torch.Tensor]]:
+    def _named(self) -> list[tuple[str, Param]]:
         """The parameters that all ranks step alike, by name; [] if this rank shares them with nobody."""
 
     @abstractmethod

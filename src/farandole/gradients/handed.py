@@ -1,0 +1,264 @@
+"""Gradients that a framework hands in as a list and wants back: Keras, JAX, TensorFlow, arrays of NumPy.
+
+    reducer = HandedReducer(tensors, lambda: params, identity, Terms())
+    means = reducer.reduce(gradients)           # None while an accumulation goes on
+    reducer.vote()
+    ...                                         # the framework's own step
+    reducer.stepped()
+
+No tensor that was handed in is written to, and none that is handed out shares memory with one of them, or with memory
+of an engine: the values are copied into buckets, and out of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import final
+
+from farandole.collective import Array, DType
+from farandole.engines.engine import Memory
+from farandole.errors import UsageError
+from farandole.gradients.agreement import Agreed, code
+from farandole.gradients.buckets import Bucket, BucketLayout, Piece
+from farandole.gradients.identity import Identity
+from farandole.gradients.parameters import GradientBucket, Parameters
+from farandole.gradients.step_reducer import GradientReducer
+from farandole.gradients.tensors import Gradients, Param, T, Tensors
+from farandole.gradients.terms import Terms
+from farandole.runtime.collectives.verbs import Verbs
+
+
+@final
+class HandedReducer(GradientReducer[T]):
+    """Reducer of gradients in the order of ``params``, which may be anything that has their shapes and dtypes."""
+
+    def __init__(
+        self,
+        tensors: Tensors[T],
+        verbs: Verbs[T],
+        params: Callable[[], list[Param]],
+        identity: Identity,
+        terms: Terms,
+        passes_per_step: int = 1,
+    ) -> None:
+        if terms.compression is not None:
+            raise UsageError("compression of gradients that are handed in: cast them before reduce(), and back after")
+        self._verbs = verbs
+        self._present: dict[int, T | None] = {}  # by the ``id`` of the parameter; the exchange has this very dict
+        super().__init__(tensors, params, identity, terms, passes_per_step)
+
+    def reduce(self, gradients: Sequence[T | None]) -> list[T | None] | None:
+        """Reduce the gradients of one pass, or the sum of those of ``passes_per_step``; ``None`` while there are fewer.
+
+        Collective in the last pass. ``None`` among ``gradients``: this rank has none for the parameter, and contributes
+        zeros; where no rank has one, the result is ``None``, too. Raises ``UsageError`` for a wrong number of them.
+        """
+        params = self.params()
+        if len(gradients) != len(params):
+            raise UsageError(f"reduce() of {len(gradients)} gradients for {len(params)} parameters: give one for each")
+        for param, gradient in zip(params, gradients, strict=True):
+            self._add(param, gradient)
+        self.begin_pass()
+        self.end_pass()
+        if not self._reduced:
+            return None
+        reduced = [self._present.get(id(param)) for param in params]
+        self._present.clear()
+        return reduced
+
+    def rejoin(self, label: str) -> None:
+        """See ``Reducer``."""
+        self._present.clear()
+        super().rejoin(label)
+
+    def zeroed(self) -> None:
+        """See ``Reducer``."""
+        self._present.clear()
+        super().zeroed()
+
+    def restart(self) -> None:
+        """See ``Reducer``."""
+        self._present.clear()
+        super().restart()
+
+    def _add(self, param: Param, gradient: T | None) -> None:
+        """Add to what earlier passes have left."""
+        before = self._present.get(id(param)) if self._passes else None
+        if before is None or gradient is None:
+            self._present[id(param)] = gradient if before is None else before
+            return
+        total = self._tensors.adapter.clone(before)
+        self._tensors.add([total], [gradient])
+        self._present[id(param)] = total
+
+    def _watch(self) -> list[Param]:
+        return list(self.params())
+
+    def _bound(self, params: Sequence[Param], groups: Sequence[int]) -> Parameters[T]:
+        return HandedParameters(self._tensors, self._verbs, params, groups, self._terms, self._present)
+
+
+@final
+class HandedParameters(Parameters[T]):
+    """See ``Parameters``; the gradients are in ``present``, by the ``id`` of their parameter."""
+
+    def __init__(
+        self,
+        tensors: Tensors[T],
+        verbs: Verbs[T],
+        params: Sequence[Param],
+        groups: Sequence[int],
+        terms: Terms,
+        present: dict[int, T | None],
+    ) -> None:
+        self.tensors, self._verbs, self.params, self.groups = tensors, verbs, list(params), groups
+        self._terms, self._present = terms, present
+        arrays = [tensors.adapter.array(param) for param in self.params]
+        self._shapes = [tensors.adapter.shape(param) for param in self.params]
+        self._counts = [array.count for array in arrays]
+        self._device = [array.device for array in arrays]
+        self.dtypes: list[DType] = [array.dtype for array in arrays]
+
+    def described(self) -> list[object]:
+        """See ``Parameters``."""
+        return list(zip([dtype.label for dtype in self.dtypes], self._shapes, strict=True))
+
+    def reshaped(self) -> tuple[int, str] | None:
+        """See ``Parameters``."""
+        shape = self.tensors.adapter.shape
+        for i, (param, gradient, known) in enumerate(zip(self.params, self.present(), self._shapes, strict=True)):
+            now = shape(param) if gradient is None or shape(param) != known else shape(gradient)
+            if now != known:
+                return i, f"the shape {now}, it was {known}"
+        return None
+
+    def present(self) -> list[T | None]:
+        """See ``Parameters``."""
+        return [self._present.get(id(param)) for param in self.params]
+
+    def put(self, gradients: Gradients[T]) -> None:
+        """See ``Parameters``."""
+        for param, gradient in zip(self.params, gradients, strict=True):
+            self._present[id(param)] = gradient
+
+    def are_ordinary(self, gradients: Gradients[T]) -> bool:
+        """See ``Parameters``; asked before shapes are looked at, so these count, too."""
+        adapter = self.tensors.adapter
+        return all(
+            gradient is not None and adapter.shape(gradient) == shape and adapter.array(gradient).dtype is dtype
+            for gradient, shape, dtype in zip(gradients, self._shapes, self.dtypes, strict=True)
+        )
+
+    def targets(self, gradients: Gradients[T]) -> Gradients[T]:
+        """See ``Parameters``; none is ever written over."""
+        return [None] * len(gradients)
+
+    def kept_apart(self, gradients: Gradients[T], targets: Gradients[T]) -> Gradients[T]:
+        """See ``Parameters``."""
+        return gradients
+
+    def codes(self, gradients: Gradients[T]) -> list[int]:
+        """See ``Parameters``."""
+        array = self.tensors.adapter.array
+        pairs = zip(gradients, self.dtypes, strict=True)
+        return [code(dtype, 0) if grad is None else code(array(grad).dtype, 1) for grad, dtype in pairs]
+
+    def can_overlap(self) -> bool:
+        """See ``Parameters``; they are all there already, if in the dtypes of before."""
+        return self.are_ordinary(self.present())
+
+    def adopt(self, dtypes: Sequence[DType | None]) -> None:
+        """See ``Parameters``."""
+        self.dtypes = [before if now is None else now for before, now in zip(self.dtypes, dtypes, strict=True)]
+
+    def piece(self, index: int) -> Piece:
+        """See ``Parameters``."""
+        return Piece(self._counts[index], self.dtypes[index], self._device[index], self.groups[index])
+
+    def buckets(self, layout: BucketLayout, memory: Memory) -> list[GradientBucket[T]]:
+        """See ``Parameters``."""
+        return [HandedBucket(self.tensors, bucket, self.params, memory, self._present) for bucket in layout.buckets]
+
+    def begin_alone(self, index: int, gradient: T | None, kind: int, name: str, weight: float) -> Callable[[], None]:
+        """See ``Parameters``."""
+        if kind > 1:
+            raise UsageError(f"{name}: sparse gradients cannot be handed in: hand in dense ones, on every rank")
+        param, tensors = self.params[index], self.tensors
+        given = tensors.zeros_like(param) if gradient is None else tensors.adapter.clone(gradient)
+        if weight != 1.0:
+            tensors.scale([given], weight)
+        pending = self._verbs.allreduce([given], name, self._terms.how, self._terms.process_set, in_place=True).begin()
+
+        def finish() -> None:
+            [self._present[id(param)]] = pending.wait()
+
+        return finish
+
+    def shadowed(self) -> HandedParameters[T]:
+        """See ``Parameters``."""
+        return HandedParameters(self.tensors, self._verbs, self.params, self.groups, self._terms, {})
+
+    def difference(self, shadows: Parameters[T]) -> str | None:
+        """See ``Parameters``."""
+        return None
+
+    def zeros(self, present: Gradients[T]) -> list[T | None]:
+        """See ``Parameters``."""
+        return [self.tensors.zeros_like(param) for param in self.params]
+
+
+@final
+class HandedBucket(GradientBucket[T]):
+    """See ``GradientBucket``: in engine memory, or for a large gradient in a copy of its own."""
+
+    def __init__(
+        self,
+        tensors: Tensors[T],
+        bucket: Bucket,
+        params: Sequence[Param],
+        memory: Memory,
+        present: dict[int, T | None],
+    ) -> None:
+        self._tensors, self._bucket, self._present = tensors, bucket, present
+        self.nbytes = bucket.nbytes
+        self.pieces = [slot.piece for slot in bucket.slots]
+        self.params = [params[piece] for piece in self.pieces]
+        self._views: list[T] = []
+        if not bucket.lone:
+            self.array = memory.array(bucket.dtype, bucket.start, bucket.count)
+            slots = zip(bucket.slots, self.params, strict=True)
+            self._views = [tensors.on_memory(self.array.slice(s.offset, s.count), param) for s, param in slots]
+
+    def clear(self) -> None:
+        """See ``GradientBucket``."""
+        self._take([None] * len(self.params))
+
+    def fill(self, gradients: Gradients[T], targets: Gradients[T]) -> None:
+        """See ``GradientBucket``."""
+        self._take(gradients)
+
+    def fill_alone(self) -> None:
+        """See ``GradientBucket``."""
+        self._take([self._present.get(id(param)) for param in self.params])
+
+    def weigh(self, weight: float) -> None:
+        """See ``GradientBucket``."""
+        self._tensors.scale(self._views, weight)
+
+    def publish(self, agreed: Agreed) -> None:
+        """See ``GradientBucket``."""
+        for piece, param, view in zip(self.pieces, self.params, self._views, strict=True):
+            if agreed.kinds[piece]:
+                self._present[id(param)] = view if self._bucket.lone else self._tensors.adapter.clone(view)
+        if self._bucket.lone:
+            self._views = []  # it is the user's now
+
+    def _take(self, gradients: Gradients[T]) -> None:
+        pairs = zip(gradients, self.params, strict=True)
+        given = [self._tensors.zeros_like(param) if grad is None else grad for grad, param in pairs]
+        if self._bucket.lone:
+            [one] = given
+            self._views = [self._tensors.adapter.clone(one)]
+            self.array: Array = self._tensors.adapter.array(self._views[0])
+        else:
+            self._tensors.copy(self._views, given)

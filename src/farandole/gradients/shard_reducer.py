@@ -1,0 +1,311 @@
+"""Reduction for virtual workers: the same bits after every step, whatever the number of workers.
+
+    for shard in reducer.shards(rows):
+        ...                                     # gradients of the shard's rows
+    reducer.settle()                            # now they are those of the global batch
+    reducer.stepped()
+
+The global batch is cut into as many shards as there are virtual workers. Each shard has its own random stream and
+starts from the same batch-norm statistics; what the shards give is added up in one order. How many workers share the
+shards, and where they run, then changes who computes and nothing of what is computed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import sys
+import weakref
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any, NamedTuple, final
+
+from farandole.collective import ReduceOp, Reduction
+from farandole.elastic.worker.step_vote import Meet, alone
+from farandole.errors import UsageError
+from farandole.gradients.identity import Identity
+from farandole.gradients.reducer import Reducer
+from farandole.gradients.shard_sums import ShardSums, add_tensors
+from farandole.gradients.shard_tree import Shards, block, cover, halves
+from farandole.gradients.tensors import Param, T, Tensors
+from farandole.gradients.terms import Terms
+from farandole.runtime.collectives.divergence import StepDigests
+from farandole.runtime.collectives.planned import REFUSED, PlannedLane
+from farandole.runtime.session.init import current
+
+
+class Shard(NamedTuple):
+    """One shard: its number, and its rows of the global batch."""
+
+    number: int
+    rows: slice
+
+
+@final
+class _Buffer:
+    """A buffer of the model, and what it was when the step began."""
+
+    def __init__(self, tensor: Any, before: Any) -> None:
+        self.tensor, self.before = tensor, before
+
+
+class ShardReducer(Reducer[T]):
+    """Reducer of the gradients of ``count`` shards; ``seed`` is that of their random streams.
+
+    A subclass says what the framework has: parameters and their gradients, buffers, the count of steps, generators.
+    """
+
+    def __init__(self, tensors: Tensors[T], identity: Identity, terms: Terms, count: int, seed: int) -> None:
+        super().__init__(terms, tensors)
+        self._identity, self._seed = identity, seed
+        self._whole = Shards(0, count)
+        self._lanes: list[PlannedLane] = []
+        """The one that is used now, if any; closed when the optimizer is gone."""
+        # The finalizer has this very list, not the reducer, which it would keep alive: so it is changed in place.
+        # Not at exit: shutdown() closes the engines.
+        weakref.finalize(self, _close, self._lanes).atexit = False
+        self._sums: ShardSums[T] | None = None
+        self._plan = ""
+        self._stack: list[tuple[Shards, list[T]]] = []
+        self._used: list[bool] = []
+        self._counted: list[int] = []
+        self._statistics: list[_Buffer] = []
+        """Floating-point buffers of the model: their new values are means over the shards."""
+        self._counters: list[_Buffer] = []
+        """Whole numbers: every shard leaves the same ones."""
+        self._reduced = False
+
+    @abstractmethod
+    def params(self) -> list[Param]:
+        """All parameters of the optimizer."""
+
+    @abstractmethod
+    def _buffers(self) -> tuple[list[T], list[T]]:
+        """Floating-point buffers of the model, and those that count."""
+
+    @abstractmethod
+    def _step(self) -> int:
+        """Number of steps so far, which travels with the optimizer's checkpoints."""
+
+    @abstractmethod
+    def _count_step(self) -> None:
+        """Add one to the number of steps."""
+
+    @abstractmethod
+    def _take_gradient(self, param: Param) -> T | None:
+        """The gradient of ``param``, which no longer has one; ``UsageError`` for one that cannot be added up."""
+
+    @abstractmethod
+    def _generators(self, seed: int) -> AbstractContextManager[object]:
+        """Context in which the framework's random generators begin with ``seed``; afterwards they are as before."""
+
+    def shards(self, rows: int) -> Iterator[Shard]:
+        """Iterate over this worker's shards of ``rows`` rows; gradients belong to the shard that was given out last."""
+        own = self._own()
+        self.abandon()
+        statistics, counters = self._buffers()
+        self._statistics = [_Buffer(tensor, self._tensors.clone(tensor)) for tensor in statistics]
+        self._counters = [_Buffer(tensor, self._tensors.clone(tensor)) for tensor in counters]
+        self._counted = [0] * len(self._counters)
+        params = self._trained()
+        self._used = [False] * len(params)
+        for param in params:
+            self._tensors.set_gradient(param, None)
+        step, count = self._step(), self._whole.end
+        for number in range(own.begin, own.end):
+            part = block(number, count, rows)
+            self._rewind()
+            with self._stream(step, number):
+                if part.end > part.begin:
+                    yield Shard(number, slice(part.begin, part.end))
+            self._counted = [max(n, int(each.tensor)) for n, each in zip(self._counted, self._counters, strict=True)]
+            self._take(number, params, (part.end - part.begin) * count / rows)
+
+    # -- what the optimizer calls -------------------------------------------------------------------------------------
+
+    def rejoin(self, label: str) -> None:
+        """See ``Reducer``. A step that was not applied never was."""
+        self._identity.rename(label)
+        _close(self._lanes)
+        self._forget_snapshots()
+        self.abandon()
+
+    def settle(self) -> None:
+        """Add up over all workers' shards; afterwards every gradient is that of the global batch."""
+        if self._reduced:
+            return
+        session, process_set = current("the reduction of gradients"), self._terms.process_set
+        if len(process_set.ranks) == 1:
+            self._require_complete()
+            totals = add_tensors(self._tensors, self._whole, dict(self._stack))
+            for total, scale in zip(totals, self._scales(), strict=True):
+                self._tensors.scale([total], scale)
+            self._publish(totals, [*map(int, self._used), *self._counted])
+            return
+        if not self._lanes or self._lanes[0].session is not session:
+            self._pair()
+            # A lane of an earlier session was closed with it; the sums have memory of that lane's engine.
+            self._lanes[:], self._sums = [PlannedLane(session, process_set, self._identity.label)], None
+        lane, plan = self._lanes[0], self._fingerprint()
+        point = f"step {self._step()}, plan {plan}"
+        if not self._is_complete():
+            lane.meet(point, REFUSED)  # the others are in this meeting: they raise, too, instead of waiting
+            self._require_complete()
+        lane.meet(point, "ready", self._uncompared())
+        if self._sums is None or plan != self._plan:
+            self._plan, self._sums = plan, ShardSums(lane, self._tensors, self._whole, self._leaves(), self._scales())
+        self._publish(self._sums.of(dict(self._stack)), self._sums.largest([*map(int, self._used), *self._counted]))
+
+    def stepped(self) -> None:
+        """The gradients have been applied."""
+        if self.step_vote is not None:
+            self.step_vote.applied()
+        self._count_step()
+        self._forget()
+
+    def zeroed(self) -> None:
+        """Nothing to do: ``shards`` begins anew."""
+
+    def restart(self) -> None:
+        """Forget the shards that were computed."""
+        self._stack, self._reduced = [], False
+
+    def abandon(self) -> None:
+        """Go back to before the step, which will not be applied."""
+        self._rewind()
+        self._forget()
+
+    def watch_again(self) -> None:
+        """There are more parameters than before."""
+        self.restart()
+
+    def _named(self) -> list[tuple[str, Param]]:
+        return [(f"parameter {i}", p) for i, p in enumerate(self._trained())] if self._lanes else []
+
+    def _meet(self, snapshot: StepDigests | None) -> Meet:
+        return partial(self._lanes[0].meet, snapshot=snapshot) if self._lanes else alone
+
+    # -- shards -------------------------------------------------------------------------------------------------------
+
+    def _own(self) -> Shards:
+        process_set = self._terms.process_set
+        self._pair()
+        size, rank = len(process_set.ranks), process_set.rank()
+        if size > self._whole.end:
+            raise UsageError(
+                f"{size} workers share {self._whole.end} virtual workers: some would have nothing to do. "
+                f"Start at most {self._whole.end}, or take more virtual workers (from the beginning of a training)"
+            )
+        return block(rank or 0, size, self._whole.end)
+
+    def _take(self, number: int, params: Sequence[Param], weight: float) -> None:
+        """Put what a shard has given on the stack, and add up what is complete there."""
+        leaf: list[T] = []
+        for i, param in enumerate(params):
+            grad = self._take_gradient(param)
+            self._used[i] |= grad is not None
+            leaf.append(self._tensors.zeros_like(param) if grad is None else grad)
+        leaf += [self._tensors.clone(each.tensor) for each in self._statistics]
+        if weight != 1.0:
+            self._tensors.scale(leaf, weight)
+        self._stack.append((Shards(number, number + 1), leaf))
+        while len(self._stack) > 1:
+            (first, left), (second, right) = self._stack[-2:]
+            both = Shards(first.begin, second.end)
+            if halves(both) != (first, second) or cover(self._whole, both) != [both]:
+                break
+            self._tensors.add(left, right)
+            self._stack[-2:] = [(both, left)]
+
+    def _publish(self, sums: list[T], largest: Sequence[int]) -> None:
+        """Make them the gradients, and the buffers' new values; ``largest`` says what was used, and the counters."""
+        params = self._trained()
+        gradients, means = sums[: len(params)], sums[len(params) :]
+        for param, gradient, is_used in zip(params, gradients, largest, strict=False):
+            self._tensors.set_gradient(param, gradient if is_used else None)
+        self._tensors.copy([each.tensor for each in self._statistics], means)
+        for each, counted in zip(self._counters, largest[len(params) :], strict=True):
+            self._tensors.fill(each.tensor, counted)
+        self._reduced = True
+
+    def _is_complete(self) -> bool:
+        return [shards for shards, _ in self._stack] == cover(self._whole, self._own())
+
+    def _require_complete(self) -> None:
+        if not self._is_complete():
+            done = sum(shards.end - shards.begin for shards, _ in self._stack)
+            own = self._own()
+            raise UsageError(
+                f"step() after {done} of this worker's {own.end - own.begin} shards: run through all of "
+                "optimizer.shards(rows) before each step, with one backward() for each"
+            )
+
+    def _rewind(self) -> None:
+        buffers = [*self._statistics, *self._counters]
+        self._tensors.copy([each.tensor for each in buffers], [each.before for each in buffers])
+
+    def _forget(self) -> None:
+        self._statistics, self._counters = [], []
+        self.restart()
+
+    def _pair(self) -> None:
+        """Find the others' reducers that belong to this one, and one order of the parameters. Collective, once."""
+        session, process_set = current("shards()"), self._terms.process_set
+        if process_set.included() and len(process_set.ranks) > 1 and not self._identity.is_settled(session):
+            self._identity.settle(session, self.params(), lambda _: False)
+
+    def _trained(self) -> list[Param]:
+        """Trained parameters, in the order agreed on."""
+        return self._identity.arrange([param for param in self.params() if self._tensors.is_trained(param)])
+
+    def _leaves(self) -> list[T]:
+        return [*self._trained(), *(each.tensor for each in self._statistics)]
+
+    def _scales(self) -> list[float]:
+        """Factors of the sums over the shards, one for each leaf."""
+        mean = 1.0 / self._whole.end
+        of_gradients = mean if self._terms.how.op is ReduceOp.AVERAGE else 1.0
+        return [of_gradients] * len(self._trained()) + [mean] * len(self._statistics)
+
+    def _fingerprint(self) -> str:
+        adapter = self._tensors.adapter
+        shapes = [(adapter.array(each).dtype, adapter.shape(each)) for each in self._leaves()]
+        return hashlib.blake2b(repr((shapes, self._terms.how, self._whole)).encode(), digest_size=4).hexdigest()
+
+    @contextmanager
+    def _stream(self, step: int, number: int) -> Iterator[None]:
+        """Make the global random generators those of a shard inside; afterwards they go on where they were."""
+        digest = hashlib.blake2b(f"{self._seed} {step} {number}".encode(), digest_size=8).digest()
+        own = int.from_bytes(digest, "little") >> 1
+        numpy = sys.modules.get("numpy")
+        python_state, numpy_state = random.getstate(), numpy.random.get_state() if numpy else None
+        with self._generators(own):
+            random.seed(own)
+            if numpy:
+                numpy.random.seed(own % 2**32)
+            try:
+                yield
+            finally:  # also where the script leaves the loop over shards, and their generator is closed
+                random.setstate(python_state)
+                if numpy:
+                    numpy.random.set_state(numpy_state)
+
+
+def _close(lanes: list[PlannedLane]) -> None:
+    for lane in lanes:
+        lane.close()
+    lanes.clear()
+
+
+def require_plain(terms: Terms, count: int, passes: int) -> None:
+    """Raise ``UsageError`` for what cannot be had together with ``count`` virtual workers."""
+    if count < 1:
+        raise UsageError(f"virtual_workers={count}: give at least 1")
+    plain = Terms(how=Reduction(terms.how.op), process_set=terms.process_set)
+    if terms != plain or passes != 1 or terms.how.op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
+        raise UsageError(
+            "virtual workers add up gradients as they are: op is Average or Sum, without compression=, groups=, "
+            "sparse_as_dense=, gradient_predivide_factor= and backward_passes_per_step= (shards() does that)"
+        )

@@ -1,0 +1,99 @@
+"""Tensors of one framework, as far as the reduction of gradients has to handle them.
+
+    class ListTensors(Tensors[list[float]]):
+        def zeros_like(self, tensor): return [0.0] * len(tensor)
+        ...
+
+Like an ``Adapter``, which it has, it is without state, and its methods are called from any thread. Parameters are
+opaque here: objects of the framework, told apart by identity.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from farandole.collective import Array
+from farandole.runtime.collectives.adapter import Adapter
+
+T = TypeVar("T")
+
+Param: TypeAlias = Any
+"""A parameter, as its framework has it."""
+
+Gradients: TypeAlias = Sequence[T | None]
+"""One gradient for each parameter; ``None`` where there is none."""
+
+
+class Tensors(ABC, Generic[T]):
+    """Arithmetic, memory and digests of the tensors of one framework."""
+
+    adapter: Adapter[T]
+
+    @abstractmethod
+    def zeros_like(self, tensor: T) -> T:
+        """Zeros of the same shape, dtype and layout; also for a parameter."""
+
+    @abstractmethod
+    def clone(self, tensor: T) -> T:
+        """A copy with the same layout."""
+
+    @abstractmethod
+    def on_memory(self, array: Array, like: T | None = None) -> T:
+        """A tensor that is ``array``: flat, or of the shape of ``like``; it keeps the memory alive."""
+
+    @abstractmethod
+    def part(self, tensor: T, begin: int, end: int) -> T:
+        """Elements ``begin`` to ``end - 1`` in row-major order, in the tensor's own memory where they lie that way."""
+
+    @abstractmethod
+    def copy(self, targets: Sequence[T], sources: Sequence[T]) -> None:
+        """Copy the values of each source into its target."""
+
+    @abstractmethod
+    def add(self, targets: Sequence[T], others: Sequence[T]) -> None:
+        """Add each of ``others`` to its target, in place."""
+
+    @abstractmethod
+    def scale(self, tensors: Sequence[T], factor: float) -> None:
+        """Multiply in place."""
+
+    @abstractmethod
+    def fill(self, tensor: T, value: int) -> None:
+        """Set every element to ``value``."""
+
+    @abstractmethod
+    def nbytes(self, tensor: T) -> int:
+        """Size of all elements; also of a parameter."""
+
+    @abstractmethod
+    def digests(self, tensors: Gradients[T]) -> list[int]:
+        """Digests of the values, in logical order; of ``None`` and of sparse tensors only that they are there or not.
+
+        Parameters may be among them.
+        """
+
+    @abstractmethod
+    def sample(self, tensor: T, turn: int) -> T:
+        """Parts of a large tensor, from all over it, others in each ``turn``; a small one as it is."""
+
+    @abstractmethod
+    def processor(self, param: Param) -> str:
+        """Description that two ranks share if their arithmetic rounds alike."""
+
+    def gradient(self, param: Param) -> T | None:
+        """The gradient that ``param`` holds, in frameworks where parameters do."""
+        return None
+
+    def set_gradient(self, param: Param, gradient: T | None) -> None:
+        """Let ``param`` hold this gradient, in frameworks where parameters do."""
+
+    def is_trained(self, param: Param) -> bool:
+        """False for a parameter that is frozen."""
+        return True
+
+    def untracked(self) -> AbstractContextManager[Any]:
+        """Context in which the framework records no history of what is computed; on each thread its own."""
+        return nullcontext()

@@ -1,0 +1,188 @@
+"""PyTorch's parameters, whose gradients are in ``param.grad``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import torch
+
+from farandole.collective import DType
+from farandole.engines.engine import Memory
+from farandole.gradients.agreement import ANY, code
+from farandole.gradients.buckets import BucketLayout, Piece
+from farandole.gradients.parameters import GradientBucket, Parameters
+from farandole.gradients.tensors import Gradients
+from farandole.gradients.terms import Terms
+from farandole.torch.adapter import DTYPES, TORCH_DTYPES, adapter, verbs
+from farandole.torch.memory import CompressedBucket, DirectBucket, LoneGradient, dense, travelling
+from farandole.torch.reductions import sparse_allreduce_async
+from farandole.torch.targets import GradientSpec, HandedOut, Targets, overlap
+from farandole.torch.tensors import tensors
+
+
+@final
+class TorchParameters(Parameters[torch.Tensor]):
+    """See ``Parameters``."""
+
+    tensors = tensors
+
+    def __init__(self, params: Sequence[torch.Tensor], groups: Sequence[int], terms: Terms) -> None:
+        self.params, self.groups, self._terms = list(params), groups, terms
+        self._specs = [GradientSpec.of(param) for param in self.params]
+        self._targets = Targets(self._specs)
+        self._left = HandedOut()
+        self.dtypes = [DTYPES.get(spec.dtype) for spec in self._specs]
+
+    def described(self) -> list[object]:
+        """See ``Parameters``."""
+        return [(str(p.dtype), tuple(p.shape), p.stride()) for p in self.params]
+
+    def reshaped(self) -> tuple[int, str] | None:
+        """See ``Parameters``."""
+        for i, (param, spec) in enumerate(zip(self.params, self._specs, strict=True)):
+            if param.shape != spec.shape:
+                return i, f"the shape {tuple(param.shape)}, it was {tuple(spec.shape)}"
+        return None
+
+    # -- gradients as they are ----------------------------------------------------------------------------------------
+
+    def present(self) -> list[torch.Tensor | None]:
+        """See ``Parameters``."""
+        return [param.grad for param in self.params]
+
+    def put(self, gradients: Gradients[torch.Tensor]) -> None:
+        """See ``Parameters``."""
+        for param, grad in zip(self.params, gradients, strict=True):
+            param.grad = grad
+
+    def without_stale(self, gradients: Gradients[torch.Tensor]) -> Gradients[torch.Tensor]:
+        """See ``Parameters``."""
+        return self._left.without_stale(self.params, gradients)
+
+    def note(self) -> None:
+        """See ``Parameters``."""
+        self._left.note(self.params)
+
+    def holds_any(self) -> bool:
+        """See ``Parameters``."""
+        return self._left.any_of(self.params)
+
+    def are_ordinary(self, gradients: Gradients[torch.Tensor]) -> bool:
+        """See ``Parameters``."""
+        return self._targets.are_ordinary(gradients)
+
+    def targets(self, gradients: Gradients[torch.Tensor]) -> Gradients[torch.Tensor]:
+        """See ``Parameters``."""
+        return self._targets.of(gradients)
+
+    def kept_apart(
+        self, gradients: Gradients[torch.Tensor], targets: Gradients[torch.Tensor]
+    ) -> list[torch.Tensor | None]:
+        """See ``Parameters``."""
+        pairs = zip(gradients, targets, strict=True)
+        return [g if g is None or target is not None else dense(g).clone() for g, target in pairs]
+
+    def codes(self, gradients: Gradients[torch.Tensor]) -> list[int]:
+        """See ``Parameters``."""
+        return list(map(code_of, self.params, gradients))
+
+    def can_overlap(self) -> bool:
+        """See ``Parameters``; not if gradients share memory, were cast, or are stale."""
+        gradients = self.present()
+        pairs = zip(map(dtype_of, self.params), self._specs, strict=True)
+        was_cast = any(dtype is not None and dtype is not spec.dtype for dtype, spec in pairs)
+        return not overlap(gradients) and not was_cast and self.without_stale(gradients) is gradients
+
+    # -- the reduction ------------------------------------------------------------------------------------------------
+
+    def adopt(self, dtypes: Sequence[DType | None]) -> None:
+        """See ``Parameters``."""
+        now = [
+            spec.dtype if dtype is None else TORCH_DTYPES[dtype]
+            for spec, dtype in zip(self._specs, dtypes, strict=True)
+        ]
+        self._specs = [spec._replace(dtype=dtype) for spec, dtype in zip(self._specs, now, strict=True)]
+        self._targets = Targets(self._specs)
+        self.dtypes = dtypes
+
+    def piece(self, index: int) -> Piece:
+        """See ``Parameters``."""
+        array = adapter.array(travelling(self._specs[index], self._terms.compression))
+        return Piece(array.count, array.dtype, array.device, self.groups[index])
+
+    def buckets(self, layout: BucketLayout, memory: Memory) -> list[GradientBucket[torch.Tensor]]:
+        """See ``Parameters``."""
+        params, specs, compression = self.params, self._specs, self._terms.compression
+        if compression is not None:
+            return [CompressedBucket(b, params, specs, memory, compression) for b in layout.buckets]
+        return [
+            LoneGradient(b, params, specs) if b.lone else DirectBucket(b, params, specs, memory) for b in layout.buckets
+        ]
+
+    def begin_alone(
+        self, index: int, gradient: torch.Tensor | None, kind: int, name: str, weight: float
+    ) -> Callable[[], None]:
+        """See ``Parameters``."""
+        param, spec, terms = self.params[index], self._specs[index], self._terms
+        if kind == 1:
+            given = spec.empty().zero_() if gradient is None else gradient
+            wait = verbs.allreduce([_weighed(given, weight)], name, terms.how, terms.process_set).begin().wait
+        else:
+            given = _weighed(_as_sparse(spec, gradient, kind - 1), weight)
+            reduced = sparse_allreduce_async(given, name, terms.how.op, terms.process_set)
+
+            def wait() -> list[Any]:
+                return [reduced()]
+
+        def finish() -> None:
+            [param.grad] = wait()
+
+        return finish
+
+    # -- a lag --------------------------------------------------------------------------------------------------------
+
+    def shadowed(self) -> TorchParameters:
+        """See ``Parameters``."""
+        return TorchParameters([param.detach() for param in self.params], self.groups, self._terms)
+
+    def difference(self, shadows: Parameters[torch.Tensor]) -> str | None:
+        """See ``Parameters``."""
+        for param, shadow in zip(self.params, shadows.params, strict=True):
+            if param.shape != shadow.shape or param.dtype is not shadow.dtype or param.device != shadow.device:
+                return (
+                    f"a parameter of {tuple(shadow.shape)} and {shadow.dtype} on {shadow.device} is one of "
+                    f"{tuple(param.shape)} and {param.dtype} on {param.device}"
+                )
+        return None
+
+    def zeros(self, present: Gradients[torch.Tensor]) -> list[torch.Tensor | None]:
+        """See ``Parameters``."""
+        likes = (param if grad is None else grad for param, grad in zip(self.params, present, strict=True))
+        return list(map(torch.zeros_like, likes))
+
+
+def dtype_of(param: torch.Tensor) -> torch.dtype | None:
+    """The dtype that a gradient of ``param`` must have; ``None`` for any."""
+    dtype: torch.dtype | None = getattr(param, "grad_dtype", param.dtype)  # PyTorch 2.10 lets it be another one
+    return dtype
+
+
+def code_of(param: torch.Tensor, gradient: torch.Tensor | None) -> int:
+    """The code of one gradient; where there is none, it says which dtype one must have."""
+    if gradient is None:
+        dtype = dtype_of(param)
+        return ANY if dtype is None else code(DTYPES.get(dtype), 0)
+    return code(DTYPES.get(gradient.dtype), 1 + gradient.sparse_dim() if gradient.is_sparse else 1)
+
+
+def _weighed(gradient: torch.Tensor, weight: float) -> torch.Tensor:
+    return gradient if weight == 1.0 else gradient * weight
+
+
+def _as_sparse(spec: GradientSpec, grad: torch.Tensor | None, sparse_dims: int) -> torch.Tensor:
+    if grad is None:
+        indices = torch.empty(sparse_dims, 0, dtype=torch.int64)
+        values = torch.empty(0, *spec.shape[sparse_dims:], dtype=spec.dtype)
+        return torch.sparse_coo_tensor(indices, values, spec.shape, is_coalesced=True, check_invariants=False)
+    return grad if grad.is_sparse else grad.to_sparse(sparse_dims)

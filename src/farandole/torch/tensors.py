@@ -1,0 +1,127 @@
+"""PyTorch's tensors, as the reduction of gradients handles them."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, final
+
+import torch
+
+from farandole.collective import Array
+from farandole.gradients.snapshots import PARTS, SAMPLE_BYTES
+from farandole.gradients.tensors import Gradients, Tensors
+from farandole.native import core
+from farandole.torch.adapter import TORCH_DTYPES, adapter
+
+
+@final
+class TorchTensors(Tensors[torch.Tensor]):
+    """See ``Tensors``; parameters are tensors that hold their gradient in ``grad``."""
+
+    adapter = adapter
+
+    def zeros_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """See ``Tensors``; zeros like a parameter are no parameter."""
+        return torch.zeros_like(tensor)
+
+    def clone(self, tensor: torch.Tensor) -> torch.Tensor:
+        """See ``Tensors``."""
+        return tensor.clone()
+
+    def on_memory(self, array: Array, like: torch.Tensor | None = None) -> torch.Tensor:
+        """See ``Tensors``."""
+        content = (ctypes.c_ubyte * max(1, array.nbytes)).from_address(array.address)
+        # The tensor keeps the array, and the array the memory, also after the lane was closed.
+        content.owner = array.owner  # type: ignore[attr-defined] # a ctypes array made from an address owns nothing
+        flat = torch.frombuffer(content, dtype=torch.uint8)[: array.nbytes].view(TORCH_DTYPES[array.dtype])
+        return flat if like is None else flat.view(like.shape)
+
+    def part(self, tensor: torch.Tensor, begin: int, end: int) -> torch.Tensor:
+        """See ``Tensors``."""
+        return tensor.reshape(-1)[begin:end]
+
+    def copy(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+        """See ``Tensors``."""
+        if targets:
+            torch._foreach_copy_(list(targets), list(sources))
+
+    def add(self, targets: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> None:
+        """See ``Tensors``."""
+        torch._foreach_add_(list(targets), list(others))
+
+    def scale(self, tensors: Sequence[torch.Tensor], factor: float) -> None:
+        """See ``Tensors``."""
+        torch._foreach_mul_(list(tensors), factor)
+
+    def fill(self, tensor: torch.Tensor, value: int) -> None:
+        """See ``Tensors``."""
+        tensor.fill_(value)
+
+    def nbytes(self, tensor: torch.Tensor) -> int:
+        """See ``Tensors``."""
+        return tensor.numel() * tensor.element_size()
+
+    def digests(self, tensors: Gradients[torch.Tensor]) -> list[int]:
+        """See ``Tensors``."""
+        dense = [_readable(tensor) for tensor in tensors]
+        return core.digest(
+            [0 if tensor is None else tensor.data_ptr() for tensor in dense],
+            [0 if tensor is None else tensor.nbytes for tensor in dense],
+        )
+
+    def sample(self, tensor: torch.Tensor, turn: int) -> torch.Tensor:
+        """See ``Tensors``; of a tensor that is not contiguous, rows."""
+        if tensor.layout is not torch.strided or tensor.nbytes <= SAMPLE_BYTES:
+            return tensor
+        lines = tensor.detach()
+        lines = lines.view(-1) if lines.is_contiguous() else lines
+        section = -(-len(lines) // PARTS)
+        each = max(1, SAMPLE_BYTES * len(lines) // (tensor.nbytes * PARTS))
+        start = turn % -(-section // each) * each
+        parts = (
+            range(first + start, min(first + start + each, first + section)) for first in range(0, len(lines), section)
+        )
+        return torch.cat([lines[part.start : part.stop] for part in parts])
+
+    def processor(self, param: torch.Tensor) -> str:
+        """See ``Tensors``."""
+        device = torch.cuda.get_device_name(param.device) if param.is_cuda else ""
+        return f"{_processor()}, {torch.get_num_threads()} threads, torch {torch.__version__} {device}"
+
+    def gradient(self, param: torch.Tensor) -> torch.Tensor | None:
+        """See ``Tensors``."""
+        return param.grad
+
+    def set_gradient(self, param: torch.Tensor, gradient: torch.Tensor | None) -> None:
+        """See ``Tensors``."""
+        param.grad = gradient
+
+    def is_trained(self, param: torch.Tensor) -> bool:
+        """See ``Tensors``."""
+        return param.requires_grad
+
+    def untracked(self) -> Any:
+        """See ``Tensors``."""
+        return torch.no_grad()
+
+
+tensors = TorchTensors()
+
+
+def _readable(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """The same values side by side in host memory."""
+    if tensor is None or tensor.layout is not torch.strided:
+        return None
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    return (tensor if tensor.is_cpu else tensor.cpu()).contiguous()
+
+
+@cache
+def _processor() -> str:
+    with open("/proc/cpuinfo") as file:
+        model = next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "")
+    return f"{model or platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
