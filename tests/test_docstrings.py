@@ -14,6 +14,8 @@ IN_A_JOB = {
     "farandole.checkpoint.checkpoints",
     "farandole.checkpoint.codec",
     "farandole.elastic.worker.run",
+    "farandole.gradients.join",
+    "farandole.gradients.noise",
     "farandole.runtime.collectives.basics",
     "farandole.runtime.collectives.objects",
     "farandole.runtime.session.process_sets",
