@@ -15,6 +15,11 @@ MODULES := $(VENV)/.farandole-modules
 PIP = $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 SOURCES := src benchmarks examples tests docs
 
+# What is in the checkout and not in the package can be imported in any folder and on any host of a test, as by workers
+# that srun starts.
+CHECKOUT_ON_PATH := 'import pathlib, sysconfig; \
+    pathlib.Path(sysconfig.get_path("purelib"), "farandole-checkout.pth").write_text(f"{pathlib.Path.cwd()}\n")'
+
 NATIVE := $(wildcard CMakeLists.txt native/*.cpp native/*.hpp)
 
 .DEFAULT_GOAL := help
@@ -33,6 +38,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "setting up $(VENV) (once; a few minutes)"
 	@$(PIP) 'scikit-build-core>=0.10' 'nanobind>=2.4' 'cmake>=3.18' ninja
 	@$(PIP) --no-build-isolation -e '.[torch,dev]'
+	@$(BIN)/python -c $(CHECKOUT_ON_PATH)
 	@touch $@
 
 $(MODULES): FORCE | $(STAMP)
