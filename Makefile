@@ -13,7 +13,7 @@ STAMP := $(VENV)/.farandole-installed
 CORE := $(VENV)/.farandole-compiled
 MODULES := $(VENV)/.farandole-modules
 PIP = $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
-SOURCES := src benchmarks examples tests docs
+SOURCES := src workbench benchmarks examples tests docs
 
 # What is in the checkout and not in the package can be imported in any folder and on any host of a test, as by workers
 # that srun starts.
@@ -52,7 +52,7 @@ $(CORE): $(STAMP) $(NATIVE) $(MODULES)
 
 # Python keeps none by itself where PYTHONDONTWRITEBYTECODE is set, and then every worker compiles what it imports.
 bytecode: $(CORE)
-	@$(BIN)/python -m compileall -q src
+	@$(BIN)/python -m compileall -q src workbench
 
 setup: $(CORE) ## make the environment and nothing else
 
@@ -80,26 +80,26 @@ bench: $(CORE) ## measure against Gloo, DDP and MPI, side by side (BENCH=--quick
 	@$(BIN)/python -m benchmarks $(BENCH)
 
 faults: bytecode ## play all faults that an elastic job survives, and write docs/reference/faults.md (8 minutes)
-	@$(BIN)/python -m farandole.testing.survival faults --write docs/reference/faults.md
+	@$(BIN)/python -m workbench.survival faults --write docs/reference/faults.md
 
 attacks: bytecode ## play what has been attacked and takes long (docs/reference/attacks.md; 10 minutes)
-	@for attack in numbers controllers clock network; do $(BIN)/python -m farandole.testing.attacks $$attack || exit 1; done
+	@for attack in numbers controllers clock network; do $(BIN)/python -m workbench.attacks $$attack || exit 1; done
 
 model: $(CORE) ## search larger models of the direct lane, and play 100,000 random schedules (20 minutes)
-	@$(BIN)/python -m farandole.testing.peers.searches
-	@$(BIN)/python -m farandole.testing.peers.simulation 0 100000
+	@$(BIN)/python -m workbench.peers.searches
+	@$(BIN)/python -m workbench.peers.simulation 0 100000
 
 soak: bytecode ## train under random faults, and re-form 1000 times (SECONDS=900 SEED=1)
-	@$(BIN)/python -m farandole.testing.survival soak --seconds $(SECONDS) --seed $(SEED)
-	@$(BIN)/python -m farandole.testing.survival reforms
+	@$(BIN)/python -m workbench.survival soak --seconds $(SECONDS) --seed $(SEED)
+	@$(BIN)/python -m workbench.survival reforms
 
 # SECONDS bounds it only where it is given.
 fuzz: bytecode ## run generated programs on 1, 2 and 3 ranks beside plain PyTorch (PROGRAMS=10000 SEED=1 SECONDS=)
-	@$(BIN)/python -m farandole.testing.differential --programs $(PROGRAMS) --seed $(SEED) \
+	@$(BIN)/python -m workbench.differential --programs $(PROGRAMS) --seed $(SEED) \
 	    --seconds $(if $(filter file,$(origin SECONDS)),0,$(SECONDS))
 
 stress: bytecode ## repeat what is concurrent under load and random stalls; a hang shows all stacks (SECONDS=1800 SEED=1)
-	@$(BIN)/python -m farandole.testing.stress --seconds $(if $(filter file,$(origin SECONDS)),1800,$(SECONDS)) --seed $(SEED)
+	@$(BIN)/python -m workbench.stress --seconds $(if $(filter file,$(origin SECONDS)),1800,$(SECONDS)) --seed $(SEED)
 
 clean: ## remove what the other targets made
 	rm -rf $(VENV) out build dist

@@ -10,7 +10,7 @@ from benchmarks.hosts import RATE
 from benchmarks.job import farandole, launch
 from benchmarks.measure import Row, Sample, Table, Verdict
 from benchmarks.models import make
-from farandole.testing.cluster import HEAD, Cluster, UnavailableError
+from workbench.cluster import HEAD, Cluster, UnavailableError
 
 WHERE = "node1:2,node2:2"
 PLACE = "2 hosts with 2 ranks each"

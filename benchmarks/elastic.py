@@ -19,7 +19,7 @@ from rich.progress import Progress
 from benchmarks.elastic_job import JOB_S, PARTS, Blow, ElasticJob, faults
 from benchmarks.job import launch
 from benchmarks.measure import Row, Sample, Table, Verdict
-from farandole.testing.cluster import Cluster, Process, UnavailableError
+from workbench.cluster import Cluster, Process, UnavailableError
 
 T = TypeVar("T")
 

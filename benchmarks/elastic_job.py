@@ -25,8 +25,8 @@ from typing import IO, final
 from benchmarks.elastic_rank import SAMPLES, write_hosts
 from benchmarks.job import farandole
 from farandole.events import Recovery
-from farandole.testing.cluster import HEAD, Cluster
 from farandole.testing.ledger import History, Voted, read
+from workbench.cluster import HEAD, Cluster
 
 JOB_S = 1200.0
 OPTIONS = ("--blacklist-cooldown-range", "0", "0.2", "--host-timeout", "3")

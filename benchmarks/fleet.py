@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, final
 
-from farandole.testing.cluster import Cluster
+from workbench.cluster import Cluster
 
 ADDRESS, RANK, SIZE, HOSTS = "BENCH_ADDRESS", "BENCH_RANK", "BENCH_SIZE", "BENCH_HOSTS"
 START_S = 60.0

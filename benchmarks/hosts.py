@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from benchmarks.allreduce import human
 from benchmarks.fleet import Fleet
 from benchmarks.measure import Row, Sample, Table, Verdict
-from farandole.testing.cluster import Cluster, UnavailableError
+from workbench.cluster import Cluster, UnavailableError
 
 RATE = "1gbit"
 MESSAGE_BYTES = 16 * 2**20

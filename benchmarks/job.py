@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from farandole.testing.cluster import HEAD, Cluster
+from workbench.cluster import HEAD, Cluster
 
 JOB_S = 600.0
 

@@ -19,8 +19,8 @@ from typing import Any, TypeVar, final
 import hypothesis
 import pytest
 
-from farandole.testing.cluster import Cluster, SlurmCluster, UnavailableError
 from farandole.testing.leaks import ResourceSnapshot, no_leaks
+from workbench.cluster import Cluster, SlurmCluster, UnavailableError
 
 hypothesis.settings.register_profile("ci", derandomize=True, max_examples=40, deadline=None, database=None)
 hypothesis.settings.register_profile("dev", max_examples=40, deadline=None)

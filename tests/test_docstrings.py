@@ -20,7 +20,7 @@ IN_A_JOB = {
     "farandole.runtime.collectives.objects",
     "farandole.runtime.session.process_sets",
     "farandole.runtime.session.init",
-    "farandole.testing.controllers",
+    "workbench.controllers",
 }
 """Modules with examples of what only the ranks of a job can do, or with tensors."""
 

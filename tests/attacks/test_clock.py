@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from farandole.testing.attacks.conditions import jumping_clock
 from tests.conftest import Launch
+from workbench.attacks.conditions import jumping_clock
 
 LATE = """
 import time

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from farandole.collective import DType, ReduceOp
-from farandole.testing.attacks.arithmetic import CASES, AllreduceCase
-from farandole.testing.attacks.numbers import Ranks, attack
-from farandole.testing.mpi import LAUNCHERS
 from farandole.testing.reference import Values, decode, encode, reduce
+from workbench.attacks.arithmetic import CASES, AllreduceCase
+from workbench.attacks.numbers import Ranks, attack
+from workbench.mpi import LAUNCHERS
 
 SUMS = [case for case in CASES if case.count == 1000]
 

@@ -11,7 +11,7 @@ from typing import final
 
 import pytest
 
-from farandole.testing.cluster import HEAD, Cluster, Process
+from workbench.cluster import HEAD, Cluster, Process
 
 DEADLINE_S = 120.0
 LAUNCHER = rf"^{re.escape(sys.executable)} -m farandole run"

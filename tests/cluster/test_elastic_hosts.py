@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from farandole.testing.cluster import HEAD, URGENT, Cluster, SlurmCluster
 from tests.cluster.conftest import DEADLINE_S, ClusterJob, StartOnCluster, kill_on
+from workbench.cluster import HEAD, URGENT, Cluster, SlurmCluster
 
 WORKER = Path(__file__).parent.parent / "elastic_worker.py"
 LARGE_STEPS = """

@@ -11,8 +11,8 @@ from typing import final
 
 import pytest
 
-from farandole.testing.cluster import HEAD, Cluster, Process, SlurmCluster, UnavailableError
 from tests.cluster.conftest import kill_on
+from workbench.cluster import HEAD, Cluster, Process, SlurmCluster, UnavailableError
 
 HOST_TIMEOUT_S = 2.0
 MARGIN_S = 28.0

@@ -14,15 +14,15 @@ import pytest
 
 from farandole.cluster.environment import CONTROLLER, KEY, OWN
 from farandole.control.keys import new_secret
-from farandole.testing.cluster import HEAD, Cluster
 from tests.cluster.conftest import ClusterJob
 from tests.cluster.ranks import FACTS, column, told
+from workbench.cluster import HEAD, Cluster
 
 pytestmark = pytest.mark.parametrize("cluster", [3], indirect=True)
 
 WORKERS, STRANGER = ("node1", "node2"), "node3"
 PORT = 7000
-INTRUDER = [sys.executable, "-m", "farandole.testing.survival.intruder"]
+INTRUDER = [sys.executable, "-m", "workbench.survival.intruder"]
 STRANGERS = "connections without this job's key"
 
 REDUCES = (

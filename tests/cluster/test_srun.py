@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from farandole.testing.cluster import SlurmCluster
 from tests.cluster.conftest import LAUNCHER, StartOnCluster, kill_on
 from tests.cluster.test_ssh import AGENT, FLOOD, PATIENT, SLEEP
+from workbench.cluster import SlurmCluster
 
 SALLOC = ("salloc", "--quiet", "--nodes=2", "--ntasks=3")
 """Two tasks on node1, one on node2."""

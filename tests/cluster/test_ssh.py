@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import farandole
-from farandole.testing.cluster import HOME, Cluster
 from tests.cluster.conftest import DEADLINE_S, LAUNCHER, StartOnCluster, kill_on
+from workbench.cluster import HOME, Cluster
 
 TWO = ("-H", "node1:2,node2:2")
 PATIENT = ("--host-timeout", "20", "--start-timeout", "60")

@@ -11,9 +11,9 @@ import pytest
 
 from farandole.control.keys import new_secret
 from farandole.testing.jobs import free_port
-from farandole.testing.mpi import LAUNCHERS, MpiLauncher
 from tests.cluster.ranks import FACTS, column, told
 from tests.conftest import Finished, run_to_end
+from workbench.mpi import LAUNCHERS, MpiLauncher
 
 DEADLINE_S = 120.0
 

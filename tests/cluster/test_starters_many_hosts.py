@@ -13,10 +13,10 @@ import pytest
 
 from farandole.cluster.environment import CONTROLLER, KEY, OWN
 from farandole.control.keys import new_secret
-from farandole.testing.cluster import Cluster, SlurmCluster
-from farandole.testing.mpi import LAUNCHERS
 from tests.cluster.conftest import ClusterJob
 from tests.cluster.ranks import FACTS, LOSES, column, told
+from workbench.cluster import Cluster, SlurmCluster
+from workbench.mpi import LAUNCHERS
 
 HOST_TIMEOUT_S = 2.0
 IN_TIME_S = HOST_TIMEOUT_S + 28.0

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from farandole.testing.cluster import HEAD, Cluster
-from farandole.testing.mpi import LAUNCHERS
 from tests.cluster.conftest import ClusterJob
 from tests.cluster.ranks import FACTS, column, told
 from tests.cluster.test_faults import FARANDOLE_RUN, Job
+from workbench.cluster import HEAD, Cluster
+from workbench.mpi import LAUNCHERS
 
 SSH = (*FARANDOLE_RUN, "-H", "node1:2,node2:2,node3:2")
 """With two children for each relay, the first two agents to answer are the controller's; the third is behind one."""

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from farandole.control.keys import new_secret
-from farandole.testing.cluster import SlurmCluster
-from farandole.testing.mpi import LAUNCHERS
 from tests.compat.environment import Env
+from workbench.cluster import SlurmCluster
+from workbench.mpi import LAUNCHERS
 
 pytest.importorskip("torch")
 

@@ -1,6 +1,6 @@
 """Real jobs, real faults at the phases of a step; what each has cost is read from the ledger. `make faults` plays all.
 
-The table is in ``cases``, ``cases_inside``, ``cases_hosts`` and ``cases_slurm`` of ``farandole.testing.survival``: here
+The table is in ``cases``, ``cases_inside``, ``cases_hosts`` and ``cases_slurm`` of ``workbench.survival``: here
 are those rows that each change of the code must survive.
 """
 
@@ -11,13 +11,13 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from farandole.testing.cluster import Cluster, SlurmCluster
-from farandole.testing.survival.cases import LAST, ONE_HOST
-from farandole.testing.survival.cases_hosts import TWO_HOSTS
-from farandole.testing.survival.cases_inside import INSIDE
-from farandole.testing.survival.cases_inside import PLAN as IN_CHUNKS
-from farandole.testing.survival.cases_slurm import SALLOC, SLURM
-from farandole.testing.survival.table import PLAN, CaseResult, run
+from workbench.cluster import Cluster, SlurmCluster
+from workbench.survival.cases import LAST, ONE_HOST
+from workbench.survival.cases_hosts import TWO_HOSTS
+from workbench.survival.cases_inside import INSIDE
+from workbench.survival.cases_inside import PLAN as IN_CHUNKS
+from workbench.survival.cases_slurm import SALLOC, SLURM
+from workbench.survival.table import PLAN, CaseResult, run
 
 MakeCluster = Callable[..., Cluster]
 MakeSlurm = Callable[..., SlurmCluster]

@@ -11,9 +11,9 @@ from farandole.elastic.membership import vote
 from farandole.elastic.membership.actions import AbortGeneration, AnyAction
 from farandole.elastic.membership.job_state import JobState
 from farandole.elastic.membership.policy import Policy
-from farandole.testing.elastic.search import search
-from farandole.testing.elastic.searches import ONCE, SMALL
-from farandole.testing.elastic.world import JobSetup, Rules
+from workbench.elastic.search import search
+from workbench.elastic.searches import ONCE, SMALL
+from workbench.elastic.world import JobSetup, Rules
 
 
 @pytest.mark.parametrize("name", SMALL)

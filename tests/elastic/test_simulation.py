@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from farandole.elastic.membership import vote
-from farandole.testing.elastic.simulation import main, simulate
-from farandole.testing.elastic.world import Rules
 from tests.conftest import run_to_end
+from workbench.elastic.simulation import main, simulate
+from workbench.elastic.world import Rules
 
 COUNT, PROCESSES = 10_000, 2
 DEADLINE_S = 280.0
@@ -26,7 +26,7 @@ def test_what_is_promised_holds(tmp_path: Path) -> None:
     def play(first: int) -> str:
         folder = tmp_path / str(first)
         folder.mkdir()
-        command = [sys.executable, "-m", "farandole.testing.elastic.simulation", str(first), str(share)]
+        command = [sys.executable, "-m", "workbench.elastic.simulation", str(first), str(share)]
         return run_to_end(command, folder, DEADLINE_S).ok().stdout
 
     with ThreadPoolExecutor(PROCESSES) as pool:

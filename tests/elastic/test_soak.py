@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from farandole.testing.cluster import Cluster, UnavailableError
-from farandole.testing.survival.soak import reforms, soak, strangers
-from farandole.testing.survival.training_script import Began
+from workbench.cluster import Cluster, UnavailableError
+from workbench.survival.soak import reforms, soak, strangers
+from workbench.survival.training_script import Began
 
 SECONDS, REFORMS = 30, 60
 

@@ -21,13 +21,13 @@ from farandole.engines.engine import Engine, Group, Rendezvous
 from farandole.engines.factory import make
 from farandole.engines.hybrid.engine import HybridEngine
 from farandole.errors import EngineError
-from farandole.testing.cluster import Cluster
 from farandole.testing.engine_contract import run_contract
 from farandole.testing.harness import Died, run_ranks
 from farandole.testing.leaks import no_leaks
-from farandole.testing.mpi import LAUNCHERS
 from farandole.testing.rank import RankContext, error_of
 from farandole.testing.reference import Values
+from workbench.cluster import Cluster
+from workbench.mpi import LAUNCHERS
 
 LARGE = 2_200_000
 """Elements of float32 that make more pieces, and more rounds, than are in flight."""

@@ -11,9 +11,9 @@ import pytest
 from farandole.errors import EngineError
 from farandole.testing.engine_contract import CASES, run_contract
 from farandole.testing.harness import run_ranks
-from farandole.testing.mpi import LAUNCHERS
 from farandole.testing.rank import RankContext
 from tests.conftest import run_to_end
+from workbench.mpi import LAUNCHERS
 
 SIZES = {"mpich": (2, 3, 4), "openmpi": (2, 3, 4), "debian": (3,)}
 

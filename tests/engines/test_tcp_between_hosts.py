@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from farandole.testing.cluster import Cluster, UnavailableError
-from farandole.testing.cluster.ranks import on_hosts
 from farandole.testing.engine_contract import CASES, run_contract
 from farandole.testing.harness import Died, run_ranks
 from farandole.testing.rank import RankContext
+from workbench.cluster import Cluster, UnavailableError
+from workbench.cluster.ranks import on_hosts
 
 LAUNCHES = {"ipv4": ("node1", "node2", "node3"), "ipv6": ("node1", "node2")}
 DEADLINE_S = 2.0

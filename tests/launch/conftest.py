@@ -14,7 +14,7 @@ from typing import final
 
 import pytest
 
-from farandole.testing.controllers import controller_of
+from workbench.controllers import controller_of
 
 DEADLINE_S = 120.0
 MARKER = "LAUNCH_TEST_MARKER"

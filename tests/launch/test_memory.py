@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from farandole.control.shortage import Shortage
-from farandole.testing.attacks.limits import memory_group
-from farandole.testing.cluster import UnavailableError
 from tests.launch.conftest import StartJob
 from tests.launch.test_elastic_jobs import TRAINS
+from workbench.attacks.limits import memory_group
+from workbench.cluster import UnavailableError
 
 LIMIT_BYTES = 150 * 2**20
 

@@ -14,8 +14,8 @@ import pytest
 from farandole.cluster.environment import CONTROLLER, KEY, OWN
 from farandole.control.keys import new_secret
 from farandole.testing.jobs import free_port
-from farandole.testing.mpi import LAUNCHERS
 from tests.conftest import Finished, Launch, run_to_end
+from workbench.mpi import LAUNCHERS
 
 SCRIPT = Path(__file__).with_name("children.py")
 DEADLINE_S = 200.0

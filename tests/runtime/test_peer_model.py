@@ -17,12 +17,12 @@ from farandole.runtime.lanes.announcement import Announcement
 from farandole.runtime.lanes.grants import WITHDRAWN, Grant, Grants, Said
 from farandole.runtime.lanes.peer_protocol import HEAD, PeerProtocol
 from farandole.runtime.lanes.submissions import Submissions
-from farandole.testing.peers import rank as model
-from farandole.testing.peers.program import JOIN
-from farandole.testing.peers.search import search
-from farandole.testing.peers.searches import BOTH, SMALL, job
-from farandole.testing.peers.simulation import main, simulate
-from farandole.testing.peers.world import PeerSetup
+from workbench.peers import rank as model
+from workbench.peers.program import JOIN
+from workbench.peers.search import search
+from workbench.peers.searches import BOTH, SMALL, job
+from workbench.peers.simulation import main, simulate
+from workbench.peers.world import PeerSetup
 
 COUNT = 1500
 

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import pytest
 
-from farandole.testing.cluster import HEAD, Cluster, UnavailableError
+from workbench.cluster import HEAD, Cluster, UnavailableError
 
 HERE = Path(__file__).parent
 FILES = sorted((HERE / "checks").glob("*.py"))

@@ -4,8 +4,6 @@
     from farandole.testing.engine_contract import run_contract   # the suite every engine passes; run it over yours
     from farandole.testing.thread_engine import thread_engines   # an engine between threads of one process
     from farandole.testing.leaks import no_leaks                 # threads, descriptors, children, shared memory
-    from farandole.testing.cluster import Cluster, SlurmCluster  # hosts, and a Slurm, on one machine
-    from farandole.testing.elastic.simulation import simulate    # an elastic job in virtual time, by its seed
 
 NumPy is needed here, no framework is.
 """

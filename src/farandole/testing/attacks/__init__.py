@@ -1,7 +1,0 @@
-"""Attacks that take long or need hosts: numbers on every engine, dying controllers, bad networks, jumping clocks.
-
-    python -m farandole.testing.attacks numbers --engine hybrid+tcp --hosts aabb
-    python -m farandole.testing.attacks network
-
-What held and what was mended stands in ``docs/reference/attacks.md``, with the command for each.
-"""

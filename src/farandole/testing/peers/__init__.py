@@ -1,7 +1,0 @@
-"""Model of the negotiated lane as a whole, without processes, under every order of messages, threads and ends.
-
-    from farandole.testing.peers.search import search               # every interleaving of a small job
-    from farandole.testing.peers.simulation import simulate         # one random schedule of a larger one, by its seed
-
-Decisions are the product's own code: ``PeerProtocol``, ``Submissions``, ``offer`` and ``Negotiation``.
-"""

@@ -1,8 +1,0 @@
-"""Run by every interpreter that is started under stress: stalls, priorities, and stacks for who asks."""
-
-import os
-
-if os.environ.get("STRESS_STALLS"):
-    from farandole.testing.stress.process import prepare
-
-    prepare()

@@ -1,0 +1,11 @@
+"""Workbench of the house: programs and models that put Farandole to the test, and the hosts that they run on.
+
+    python -m workbench.survival faults      # faults of elastic jobs (docs/reference/faults.md)
+    python -m workbench.differential         # generated programs beside plain PyTorch (docs/reference/fuzzer.md)
+    python -m workbench.stress               # repetition of what is concurrent, under load and stalls
+    python -m workbench.attacks numbers      # attacks that take long or need hosts (docs/reference/attacks.md)
+    python -m workbench.elastic.simulation   # an elastic job in virtual time; ``workbench.peers``: the peer lane
+
+``workbench.cluster`` makes hosts, and a Slurm, on one machine. All of it belongs to a checkout, is in no wheel, and may
+reach into private parts of the package, which knows nothing of it. ``farandole.testing`` has what extensions need.
+"""

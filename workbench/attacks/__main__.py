@@ -1,0 +1,5 @@
+"""``python -m workbench.attacks``: see the package."""
+
+from workbench.attacks.command import main
+
+main()

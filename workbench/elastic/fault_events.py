@@ -1,0 +1,71 @@
+"""Faults of a job of the model, and the changes of its hosts that people plan."""
+
+from __future__ import annotations
+
+from farandole.elastic.membership import job_events
+from workbench.elastic import protocol
+from workbench.elastic.worker import Content, Life
+from workbench.elastic.world import JobWorld
+
+
+def happen(world: JobWorld, kind: str, who: int | str) -> None:
+    """Apply one of ``JobWorld.fault_events``."""
+    if kind == "plan":
+        _plan(world)
+        return
+    world.budget[kind] -= 1
+    if kind == "kill":
+        world.end(int(who), -9)
+    elif kind == "hang":
+        world.workers[int(who)] = world.workers[int(who)]._replace(life=Life.HUNG)
+    elif kind in ("fail", "fail in apply"):
+        _fail(world, int(who), in_apply=kind != "fail")
+    elif kind == "raise":
+        _raise(world, int(who))
+    elif kind == "hurry":
+        world.pass_time()
+    else:
+        _lose(world, str(who), cut=kind == "cut host")
+
+
+def _fail(world: JobWorld, worker_id: int, in_apply: bool) -> None:
+    """Raise in a worker that goes on; if it is in ``apply``, its state is then neither the old nor the new one."""
+    worker = world.workers[worker_id]
+    if in_apply:
+        worker = protocol.apply(world, worker)
+        worker = worker._replace(content=Content(-1 - worker_id, worker.content.steps, worker.content.cursor))
+        if world.setup.rules.owns_up:
+            worker = worker._replace(whole=False, joined=True)
+    world.say(worker_id, job_events.GenerationEnded(worker.generation, f"worker {worker_id} has raised"))
+    protocol.come_again(world, worker)
+
+
+def _raise(world: JobWorld, worker_id: int) -> None:
+    """Raise in a worker's script: the process says so, and ends."""
+    world.say(
+        worker_id,
+        job_events.GenerationEnded(world.workers[worker_id].generation, f"the script of worker {worker_id} has raised"),
+    )
+    world.say(worker_id, job_events.WorkerLeft(worker_id, ending=True))
+    world.end(worker_id, 1)
+
+
+def _lose(world: JobWorld, host: str, cut: bool) -> None:
+    """Lose a host's power, or (``cut``) its cable: in that case its workers go on with what they have."""
+    for worker in list(world.workers.values()):
+        if worker.host != host or worker.life == Life.ENDED:
+            continue
+        goes_on = cut and worker.life == Life.UP
+        world.workers[worker.worker_id] = worker._replace(life=Life.CUT_OFF if goes_on else Life.ENDED)
+        world.down.pop(worker.worker_id, None)
+        world.news.pop(worker.worker_id, None)
+    world.gone |= {host}
+    world.host_news = (*world.host_news, job_events.HostLost(host, f"host {host} is silent"))
+
+
+def _plan(world: JobWorld) -> None:
+    """Change the list of hosts; those that are on it are well again."""
+    hosts = world.setup.plans[world.planned]
+    world.planned += 1
+    world.gone = world.gone.difference(hosts)
+    world.host_news = (*world.host_news, job_events.HostsFound(hosts))

@@ -1,0 +1,5 @@
+"""Entry point of ``python -m workbench.stress``; see ``command``."""
+
+from workbench.stress.command import main
+
+main()

@@ -1,0 +1,8 @@
+"""Run by every interpreter that is started under stress: stalls, priorities, and stacks for who asks."""
+
+import os
+
+if os.environ.get("STRESS_STALLS"):
+    from workbench.stress.process import prepare
+
+    prepare()

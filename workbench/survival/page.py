@@ -1,0 +1,57 @@
+"""The page ``docs/reference/faults.md``."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+
+from workbench.survival.table import CaseResult
+
+TEXT = """\
+# What an elastic job survives
+
+Written by `make faults`, which plays these faults one after the other, each at the phase of the step that stands
+beside it, in jobs of four workers: on one host, on two hosts with two workers each (network namespaces), and on
+two nodes of a Slurm cluster. A lost worker is replaced before the next fault comes. Of every fault it is checked that
+
+- the workers it does not hit keep their processes;
+- at most the step under way is computed again, and none where workers were told to go;
+- all ranks begin each generation with the same bits;
+- in the end, each sample of each epoch was committed exactly once, and the job exits with 0.
+
+*detect*: from the fault until the others know of it. *re-form*: until they are a generation again and agree on the
+state. *first step*: until the next step is committed. All in seconds. A hang is noticed after the 5 s of
+`--hang-timeout`, a silent host after the 3 s of `--host-timeout`. An endless loop in the script, which a long
+validation looks like, too, ends after `--stall-check-shutdown-time-seconds`: 600 s, and 10 s in the job in which it is
+played. What is only slow, or harmless, must end no generation: then there is nothing to time.
+
+"""
+
+HEAD = "| fault | phase | detect | re-form | first step | together | |\n|---|---|---|---|---|---|---|\n"
+
+
+def page(jobs: Mapping[str, Sequence[CaseResult]]) -> str:
+    """The whole page: a table for each job, under its title."""
+    machine = f"Measured on a machine with {os.cpu_count()} cores ({platform.machine()}, Linux) that ran nothing else."
+    parts = [TEXT, machine, "\n"]
+    for title, results in jobs.items():
+        parts += [f"\n## {title}\n\n", *_table(results)]
+    return "".join(parts)
+
+
+def row(result: CaseResult) -> str:
+    """One line of the table."""
+    times = (result.detect_s, result.form_s, result.first_step_s, result.total_s)
+    shown = " | ".join("" if each is None else f"{each:.3f}" for each in times)
+    return f"| {result.case.fault} | {result.case.phase} | {shown} | {'**failed**' if result.wrong else 'survived'} |"
+
+
+def _table(results: Sequence[CaseResult]) -> list[str]:
+    own: list[Callable[[CaseResult], float | None]] = [
+        lambda r: r.detect_s, lambda r: r.form_s, lambda r: r.first_step_s, lambda r: r.total_s,
+    ]  # fmt: skip
+    found = [[value for each in results if (value := get(each)) is not None] for get in own]
+    medians = " | ".join(f"{statistics.median(values):.3f}" if values else "" for values in found)
+    return [HEAD, *(row(result) + "\n" for result in results), f"| **median** | | {medians} | |\n"]
