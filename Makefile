@@ -85,7 +85,7 @@ faults: bytecode ## play all faults that an elastic job survives, and write docs
 attacks: bytecode ## play what has been attacked and takes long (docs/reference/attacks.md; 10 minutes)
 	@for attack in numbers controllers clock network; do $(BIN)/python -m workbench.attacks $$attack || exit 1; done
 
-model: $(CORE) ## search larger models of the direct lane, and play 100,000 random schedules (20 minutes)
+model: $(CORE) ## search larger models of the peer lane, and play 100,000 random schedules (20 minutes)
 	@$(BIN)/python -m workbench.peers.searches
 	@$(BIN)/python -m workbench.peers.simulation 0 100000
 

@@ -6,11 +6,13 @@ A fenced block says after its language what it is:
     bash run            commands, run in an empty folder beside a copy of examples/
     text output         lines that what ran just before (the page's program, or the commands above) must have printed
 
-Other Python blocks must compile. Links between pages must lead somewhere.
+Other Python blocks must compile, and what they import from here must exist. Links between pages must lead somewhere.
 """
 
 from __future__ import annotations
 
+import ast
+import importlib
 import os
 import re
 import shutil
@@ -73,6 +75,17 @@ def test_python_of_a_page_compiles(page: Path) -> None:
     for block in blocks(page):
         if block.language == "python":
             compile("\n" * block.line + block.text, str(page), "exec")
+
+
+@by_name
+def test_imports_of_a_page_exist(page: Path) -> None:
+    text = [block.text for block in blocks(page) if block.language == "python"]
+    nodes = [node for block in text for node in ast.walk(ast.parse(block)) if isinstance(node, ast.ImportFrom)]
+    for module, names in ((node.module or "", node.names) for node in nodes):
+        if module.partition(".")[0] in ("farandole", "workbench"):
+            found = importlib.import_module(module)
+            missing = [alias.name for alias in names if not hasattr(found, alias.name)]
+            assert not missing, f"{module} has no {', '.join(missing)}"
 
 
 @by_name

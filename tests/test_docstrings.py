@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-SOURCES = Path(__file__).resolve().parent.parent / "src"
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = (ROOT / "src" / "farandole", ROOT / "workbench")
 ELSEWHERE = ("compat", "torch")
 IN_A_JOB = {
     "farandole.checkpoint.checkpoints",
@@ -27,7 +28,8 @@ IN_A_JOB = {
 
 def with_examples() -> list[str]:
     """The modules whose examples can be run here."""
-    paths = [path.relative_to(SOURCES) for path in sorted(SOURCES.rglob("*.py")) if ">>> " in path.read_text()]
+    files = [(package.parent, path) for package in PACKAGES for path in sorted(package.rglob("*.py"))]
+    paths = [path.relative_to(folder) for folder, path in files if ">>> " in path.read_text()]
     names = [".".join(path.with_suffix("").parts) for path in paths if path.parts[1] not in ELSEWHERE]
     return [name for name in names if name not in IN_A_JOB]
 

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGE = ROOT / "src" / "farandole"
+PACKAGE, WORKBENCH = ROOT / "src" / "farandole", ROOT / "workbench"
 FILE_LINES, FUNCTION_LINES = 600, 40
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
-FOLDERS = ("src", "benchmarks", "examples", "docs", "tests")
+TOOLS = sorted(WORKBENCH.rglob("*.py"))
+FOLDERS = ("src", "workbench", "benchmarks", "examples", "docs", "tests")
 PYTHON = sorted(p for f in FOLDERS for p in (ROOT / f).rglob("*.py") if p.parent.name != "scripts")
 """Ours; scripts that tests run are written as users write them."""
 NATIVE = sorted(p for suffix in ("hpp", "cpp") for p in (ROOT / "native").rglob(f"*.{suffix}"))
@@ -58,8 +59,8 @@ def tree(path: Path) -> ast.Module:
 
 def file_of(dotted: str) -> Path | None:
     """The file of a module of ours, or ``None``."""
-    place = ROOT / "src" / Path(*dotted.split("."))
-    candidates = (place.with_suffix(".py"), place / "__init__.py")
+    bases = (base / Path(*dotted.split(".")) for base in (ROOT / "src", ROOT))
+    candidates = (file for base in bases for file in (base.with_suffix(".py"), base / "__init__.py"))
     return next((c for c in candidates if c.is_file()), None)
 
 
@@ -104,20 +105,36 @@ def test_files_import_only_from_their_room_or_below() -> None:
     assert not breaches, "\n".join(breaches)
 
 
+def test_the_package_knows_nothing_of_the_workbench() -> None:
+    """Not even by a name in a command line: it is in no wheel."""
+    known = {*MODULES}
+    breaches = [
+        f"{path}:{line} imports {file}" for path in MODULES for line, file in imports(path) if file not in known
+    ]
+    breaches += [f"{path} speaks of the workbench" for path in MODULES if "workbench" in path.read_text()]
+    assert not breaches, "\n".join(breaches)
+
+
+def test_the_workbench_stands_on_the_package_alone() -> None:
+    known = {*MODULES, *TOOLS}
+    breaches = [f"{path}:{line} imports {file}" for path in TOOLS for line, file in imports(path) if file not in known]
+    assert not breaches, "\n".join(breaches)
+
+
 def test_no_import_circles() -> None:
-    graph = {path: {file for _, file in imports(path)} for path in MODULES}
+    graph = {path: {file for _, file in imports(path)} for path in (*MODULES, *TOOLS)}
     done: set[Path] = set()
 
     def visit(path: Path, trail: tuple[Path, ...]) -> None:
         if path in trail:
-            circle = [p.relative_to(PACKAGE).as_posix() for p in (*trail[trail.index(path) :], path)]
+            circle = [p.relative_to(ROOT).as_posix() for p in (*trail[trail.index(path) :], path)]
             pytest.fail("import circle: " + " -> ".join(circle))
         if path not in done:
             for following in sorted(graph.get(path, ())):
                 visit(following, (*trail, path))
             done.add(path)
 
-    for path in MODULES:
+    for path in graph:
         visit(path, ())
 
 
@@ -155,11 +172,11 @@ def docstring_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 def test_no_public_class_name_stands_for_two_things() -> None:
     """But in the package named ``horovod``, whose names are Horovod's."""
     found: dict[str, list[str]] = {}
-    for path in MODULES:
+    for path in (*MODULES, *TOOLS):
         if "compat" not in path.parts:
             for node in ast.walk(tree(path)):
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                    found.setdefault(node.name, []).append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
+                    found.setdefault(node.name, []).append(f"{path.relative_to(ROOT)}:{node.lineno}")
     assert not {name: places for name, places in found.items() if len(places) > 1}
 
 
@@ -167,8 +184,8 @@ def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
     riddle = re.compile(r"(What|Who|Whoever|Whom|Those|These|Once|Where|When|How|Which|It|They|That|All that|As)\b")
     kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
     found = [
-        f"{path.relative_to(PACKAGE)}:{getattr(node, 'lineno', 1)} {text.splitlines()[0]}"
-        for path in MODULES
+        f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)} {text.splitlines()[0]}"
+        for path in (*MODULES, *TOOLS)
         for node in ast.walk(tree(path))
         if isinstance(node, kinds) and (text := ast.get_docstring(node)) and riddle.match(text)
     ]

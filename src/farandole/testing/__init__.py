@@ -1,9 +1,12 @@
 """Helpers for tests that use Farandole, and for tests of extensions to it.
 
     from farandole.testing.harness import run_ranks              # a function on N real processes, without a launcher
+    from farandole.testing.jobs import run_job                   # the same in a job; collectives on NumPy arrays
     from farandole.testing.engine_contract import run_contract   # the suite every engine passes; run it over yours
-    from farandole.testing.thread_engine import thread_engines   # an engine between threads of one process
+    from farandole.testing.thread_engine import ThreadWorld      # an engine between threads of one process
     from farandole.testing.leaks import no_leaks                 # threads, descriptors, children, shared memory
+    from farandole.testing.faults import Fault, inject           # faults at chosen steps of an elastic training script
+    from farandole.testing.ledger import Ledger, read            # and proof that it lost no step and no sample
 
 NumPy is needed here, no framework is.
 """
