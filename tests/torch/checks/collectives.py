@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import json
 import socket
@@ -14,6 +15,9 @@ import pytest
 import torch
 
 import farandole.torch as hvd
+from farandole.collective import ReduceOp, Reduction
+from farandole.runtime.collectives.objects import BufferAdapter
+from farandole.runtime.collectives.verbs import Verbs
 
 Act: TypeAlias = Callable[[], object]
 
@@ -330,6 +334,17 @@ def check_that_what_one_rank_cannot_do_raises_everywhere_and_the_next_call_works
                 ):
                     right()
             assert hvd.allreduce(ones, name="x").tolist() == [1.0] * 3, attempt
+
+
+def check_unnamed_calls_of_two_frameworks() -> None:
+    other = Verbs(BufferAdapter())
+    for turn in range(3):
+        mine, theirs = torch.tensor([hvd.rank()]), (ctypes.c_char * 2)(*[bytes([r + hvd.rank()]) for r in range(2)])
+        handles = [hvd.allreduce_async(mine, op=hvd.Sum), hvd.allreduce_async(mine, op=hvd.Max)]
+        begun = other.allreduce([theirs], None, Reduction(ReduceOp.MAX), hvd.global_process_set).begin()
+        handles.append(hvd.allreduce_async(mine, op=hvd.Min))
+        assert [hvd.synchronize(h).item() for h in handles] == [sum(range(hvd.size())), hvd.size() - 1, 0], turn
+        assert [ord(byte) for byte in begun.wait()[0]] == [hvd.size() - 1, hvd.size()]
 
 
 def check_a_name_that_is_in_flight() -> None:

@@ -85,7 +85,6 @@ class Verbs(Generic[T]):
 
     def __init__(self, adapter: Adapter[T]) -> None:
         self._adapter = adapter
-        self._unnamed = _Counters()
 
     def allreduce(
         self, tensors: Sequence[T], name: str | None, how: Reduction, process_set: ProcessSet, *, in_place: bool = False
@@ -223,7 +222,7 @@ class Verbs(Generic[T]):
                 "call it only where process_set.included()"
             )
         if name is None:
-            return f"{kind.label}.noname.{self._unnamed.next(session, kind, number_of(process_set))}"
+            return session.name_unnamed(kind, number_of(process_set))
         text = f"{kind.label}.{name}"
         if not _is_text(text):
             raise UsageError(
@@ -335,21 +334,6 @@ class _Outputs(Generic[T]):
     def collect(self, _: list[CallResult]) -> list[T]:
         """All outputs, once the collective has filled them."""
         return self._made
-
-
-@final
-class _Counters:
-    """Counters of unnamed calls: one per verb and process set, from zero in every session."""
-
-    def __init__(self) -> None:
-        self._session: object = None
-        self._counts: dict[tuple[Kind, int], itertools.count[int]] = {}
-
-    def next(self, session: object, kind: Kind, process_set: int) -> int:
-        """The number of the next unnamed call."""
-        if session is not self._session:
-            self._session, self._counts = session, {}
-        return next(self._counts.setdefault((kind, process_set), itertools.count()))
 
 
 def number_of(process_set: ProcessSet) -> int:

@@ -90,7 +90,7 @@ class Session:
         """Kinds of device whose tensors the engine takes."""
         self.change_due = ""  # or why the generation should end when the state allows it
         own = Topology.of(0, (topology.host,), 0) if self.provisional else topology
-        self._counters: dict[str, itertools.count[int]] = defaultdict(itertools.count)
+        self._counters: dict[tuple[Kind, int], itertools.count[int]] = defaultdict(itertools.count)
         self._ended: Failure | None = None
         self._struck = False
         self._told = threading.Event()
@@ -127,6 +127,10 @@ class Session:
         return self._engine_pool.broken.is_set()
 
     # -- collectives --------------------------------------------------------------------------------------------------
+
+    def name_unnamed(self, kind: Kind, process_set: int) -> str:
+        """Name of the next call of this kind that a user gave none; counted here, for all frameworks of the process."""
+        return f"{kind.label}.noname.{next(self._counters[kind, process_set])}"
 
     def submit(self, calls: Sequence[Call], background: bool = True) -> Handle:
         """Announce that this rank is ready for ``calls``; several are one group.
@@ -335,8 +339,7 @@ class Session:
 
     def _agree(self, process_set: int, kind: Kind, splits: Sequence[int] = ()) -> CallResult:
         """Agree with all members on something without tensors; calls are matched by their order."""
-        label = f"{kind.label}.noname"
-        name = f"{label}.{next(self._counters[f'{label} {process_set}'])}"
+        name = self.name_unnamed(kind, process_set)
         self.pace.beat()
         announcement = Announcement(process_set, name, kind, (), splits)
         try:
