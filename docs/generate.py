@@ -49,7 +49,7 @@ def api(module_name: str) -> str:
         thing = getattr(module, name)
         if inspect.ismodule(thing):
             continue
-        called = inspect.isfunction(thing) or (inspect.isclass(thing) and inspect.isfunction(thing.__init__))
+        called = inspect.isroutine(thing) or (inspect.isclass(thing) and inspect.isfunction(thing.__init__))
         parameters = inspect.signature(thing).parameters.values() if called else ()
         arguments = f"({', '.join(map(_parameter, parameters))})" if called else ""
         rows.append(f"| `{name}{arguments}` | {_first_line(thing)} |")

@@ -25,85 +25,18 @@ except ModuleNotFoundError as error:
 else:
     _gc.disable()  # until the end of this file: it would go through all that torch has made, for 0.1 s, to find nothing
 
-from farandole.torch.compression import Compression
-from farandole.torch.functions import (
-    allgather_object,
-    broadcast_object,
-    broadcast_optimizer_state,
-    broadcast_parameters,
-)
-from farandole.torch.mpi_ops import (
-    Adasum,
-    Average,
-    HorovodInternalError,
-    Max,
-    Min,
-    ProcessSet,
-    Product,
-    Sum,
-    add_process_set,
-    allgather,
-    allgather_async,
-    allreduce,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
-    alltoall,
-    alltoall_async,
-    barrier,
-    broadcast,
-    broadcast_,
-    broadcast_async,
-    broadcast_async_,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    global_process_set,
-    gloo_built,
-    gloo_enabled,
-    grouped_allgather,
-    grouped_allgather_async,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
-    grouped_reducescatter,
-    grouped_reducescatter_async,
-    init,
-    is_homogeneous,
-    is_initialized,
-    join,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    poll,
-    rank,
-    reducescatter,
-    reducescatter_async,
-    remove_process_set,
-    rocm_built,
-    shutdown,
-    size,
-    sparse_allreduce_async,
-    start_timeline,
-    statistics,
-    stop_timeline,
-    synchronize,
-)
-from farandole.torch.optimizer import DistributedOptimizer
-from farandole.torch.sync_batch_norm import SyncBatchNorm
-from farandole.torch.virtual_workers import VirtualWorkers
+from farandole.runtime.collectives.ops import PUBLIC as _PUBLIC
+from farandole.torch.functions import broadcast_optimizer_state as broadcast_optimizer_state
+from farandole.torch.mpi_ops import *  # noqa: F403
+from farandole.torch.optimizer import DistributedOptimizer as DistributedOptimizer
+from farandole.torch.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
+from farandole.torch.virtual_workers import VirtualWorkers as VirtualWorkers
 
 if _TYPE_CHECKING:
-    from farandole.torch import elastic
-    from farandole.torch.checkpoints import Checkpoints
-    from farandole.torch.noise import NoiseScale
-    from farandole.torch.schedule import SamplesLR
+    from farandole.torch import elastic as elastic
+    from farandole.torch.checkpoints import Checkpoints as Checkpoints
+    from farandole.torch.noise import NoiseScale as NoiseScale
+    from farandole.torch.schedule import SamplesLR as SamplesLR
 
 _LATER = {
     "Checkpoints": "farandole.torch.checkpoints",
@@ -126,78 +59,7 @@ def __getattr__(name: str) -> object:
 if _collects:
     _gc.enable()
 
-__all__ = [
-    "Adasum",
-    "Average",
-    "Checkpoints",
-    "Compression",
-    "DistributedOptimizer",
-    "HorovodInternalError",
-    "Max",
-    "Min",
-    "NoiseScale",
-    "ProcessSet",
-    "Product",
-    "SamplesLR",
-    "Sum",
-    "SyncBatchNorm",
-    "VirtualWorkers",
-    "add_process_set",
-    "allgather",
-    "allgather_async",
-    "allgather_object",
-    "allreduce",
-    "allreduce_",
-    "allreduce_async",
-    "allreduce_async_",
-    "alltoall",
-    "alltoall_async",
-    "barrier",
-    "broadcast",
-    "broadcast_",
-    "broadcast_async",
-    "broadcast_async_",
-    "broadcast_object",
-    "broadcast_optimizer_state",
-    "broadcast_parameters",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "elastic",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "grouped_allgather",
-    "grouped_allgather_async",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_allreduce_async",
-    "grouped_allreduce_async_",
-    "grouped_reducescatter",
-    "grouped_reducescatter_async",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
-    "join",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "poll",
-    "rank",
-    "reducescatter",
-    "reducescatter_async",
-    "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
-    "sparse_allreduce_async",
-    "start_timeline",
-    "statistics",
-    "stop_timeline",
-    "synchronize",
-]
+if not _TYPE_CHECKING:  # type checkers and editors take what is imported by name above
+    _own = ("DistributedOptimizer", "SyncBatchNorm", "VirtualWorkers", "broadcast_optimizer_state")
+    _every = sorted([*_PUBLIC, *_own, *_LATER, "sparse_allreduce_async"])
+    __all__ = [*_every]  # noqa: PLE0604

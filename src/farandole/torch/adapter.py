@@ -9,8 +9,11 @@ import torch
 from farandole.collective import Array, DType
 from farandole.errors import UnsupportedError
 from farandole.runtime.collectives.adapter import Adapter
-from farandole.runtime.collectives.verbs import Handles, Verbs
+from farandole.runtime.collectives.handles import handles
+from farandole.runtime.collectives.verbs import Verbs
 from farandole.runtime.session.init import current
+
+__all__ = ["DTYPES", "TORCH_DTYPES", "TorchAdapter", "adapter", "handles", "verbs"]
 
 DTYPES: dict[torch.dtype, DType] = {getattr(torch, dtype.label): dtype for dtype in DType}
 _STRIDED, _ROWS = torch.strided, torch.contiguous_format  # looked up once: each call of a collective needs them
@@ -84,4 +87,3 @@ def _served(device: torch.device) -> str:
 
 adapter = TorchAdapter()
 verbs: Verbs[torch.Tensor] = Verbs(adapter)
-handles = Handles()

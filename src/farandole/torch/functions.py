@@ -6,49 +6,15 @@ hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Mapping
-from typing import Any, TypeAlias
-
 import torch
 
-from farandole.errors import MismatchError, UnsupportedError, UsageError
+from farandole.errors import UnsupportedError
 from farandole.runtime.collectives.objects import allgather_object, broadcast_object
-from farandole.runtime.collectives.verbs import Pending
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
-from farandole.torch.adapter import verbs
+from farandole.torch.mpi_ops import broadcast_parameters
 from farandole.torch.trees import TensorPlaceholder, replace
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
-
-Parameters: TypeAlias = Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor] | torch.Tensor]
-
-
-def broadcast_parameters(params: Parameters, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
-    """Overwrite tensors with those of the rank ``root_rank``.
-
-    >>> hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-
-    ``params`` is a ``state_dict()``, ``named_parameters()``, ``parameters()``, or a list of tensors or (name, tensor)
-    pairs. All ranks of ``process_set`` give the same names.
-    """
-    pending: dict[str, Pending[Any]] = {}
-    error: MismatchError | UsageError | None = None
-    for name, tensor in _named(params):
-        try:
-            request = verbs.broadcast([tensor], root_rank, f"parameter.{name}", process_set, in_place=True)
-            pending[name] = request.begin()
-        except UsageError as found:
-            error = error or found
-    begun = set(pending)
-    try:
-        while pending:
-            pending.pop(next(iter(pending))).wait()
-    except MismatchError as found:
-        error = error or found
-    if error is not None:
-        _collect(pending, begun, process_set)
-        raise error
 
 
 def broadcast_optimizer_state(
@@ -85,24 +51,3 @@ def broadcast_optimizer_state(
     broadcast_parameters([(f"optimizer_state.{i}", t) for i, t in enumerate(tensors)], root_rank, process_set)
     if state is not None:
         optimizer.load_state_dict(state)
-
-
-def _collect(pending: Mapping[str, Pending[Any]], begun: set[str], process_set: ProcessSet) -> None:
-    """Wait for what all members have begun besides a broadcast that has failed on all: its names are free again."""
-    everywhere = begun.intersection(*allgather_object(begun, "broadcast_parameters.begun", process_set))
-    for name, each in pending.items():
-        if name in everywhere:
-            with contextlib.suppress(MismatchError):
-                each.wait()
-
-
-def _named(params: Parameters) -> list[tuple[str, torch.Tensor]]:
-    pairs: list[Any] = list(params.items() if isinstance(params, Mapping) else params)
-    named = [p if isinstance(p, tuple) and len(p) == 2 else (f"number{i}", p) for i, p in enumerate(pairs)]
-    for name, tensor in named:
-        if not isinstance(tensor, torch.Tensor):
-            raise UsageError(
-                f"broadcast_parameters: {name!r} is a {type(tensor).__name__}, expected a tensor: "
-                "give a state_dict(), named_parameters(), parameters(), or a list of tensors or (name, tensor) pairs"
-            )
-    return named

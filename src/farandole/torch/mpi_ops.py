@@ -3,184 +3,51 @@
 from farandole.torch.mpi_ops import allreduce, poll, synchronize
 """
 
+# ruff: noqa: PLC0414 (names imported as themselves are exported)
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
-from farandole.errors import HorovodInternalError
-from farandole.gradients.join import join
-from farandole.runtime.collectives.basics import (
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    Sum,
-    add_process_set,
-    barrier,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    is_homogeneous,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    remove_process_set,
-    rocm_built,
-    size,
-    start_timeline,
-    statistics,
-    stop_timeline,
-)
-from farandole.runtime.session.init import init, is_initialized, shutdown
-from farandole.runtime.session.process_sets import ProcessSet, global_process_set
-from farandole.torch.adapter import handles
-from farandole.torch.autograd import (
-    Allgather as HorovodAllgather,
-)
-from farandole.torch.autograd import (
-    Allreduce as HorovodAllreduce,
-)
-from farandole.torch.autograd import (
-    Alltoall as HorovodAlltoall,
-)
-from farandole.torch.autograd import (
-    Broadcast as HorovodBroadcast,
-)
-from farandole.torch.autograd import (
-    GroupedAllreduce as HorovodGroupedAllreduce,
-)
-from farandole.torch.autograd import (
-    Reducescatter as HorovodReducescatter,
-)
-from farandole.torch.exchanges import (
-    allgather,
-    allgather_async,
-    alltoall,
-    alltoall_async,
-    broadcast,
-    broadcast_,
-    broadcast_async,
-    broadcast_async_,
-    grouped_allgather,
-    grouped_allgather_async,
-)
-from farandole.torch.reductions import (
-    allreduce,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
-    grouped_reducescatter,
-    grouped_reducescatter_async,
-    reducescatter,
-    reducescatter_async,
-    sparse_allreduce_async,
-)
+from farandole.runtime.collectives.basics import *  # noqa: F403
+from farandole.runtime.collectives.ops import PUBLIC
+from farandole.torch import autograd as _autograd
+from farandole.torch.compression import Compression as Compression
+from farandole.gradients.join import join as join  # that of the basics does not serve optimizers
+from farandole.torch.ops import TorchOps
+from farandole.torch.reductions import sparse_allreduce_async as sparse_allreduce_async
 
-HorovodGroupedAllgather = HorovodAllgather  # both take any number of tensors
-HorovodGroupedReducescatter = HorovodReducescatter
+HorovodAllreduce = _autograd.Allreduce
+HorovodGroupedAllreduce = _autograd.GroupedAllreduce
+HorovodAllgather = HorovodGroupedAllgather = _autograd.Allgather  # takes any number of tensors
+HorovodBroadcast = _autograd.Broadcast
+HorovodAlltoall = _autograd.Alltoall
+HorovodReducescatter = HorovodGroupedReducescatter = _autograd.Reducescatter
 
-__all__ = [
-    "Adasum",
-    "Average",
-    "HorovodAllgather",
-    "HorovodAllreduce",
-    "HorovodAlltoall",
-    "HorovodBroadcast",
-    "HorovodGroupedAllgather",
-    "HorovodGroupedAllreduce",
-    "HorovodGroupedReducescatter",
-    "HorovodInternalError",
-    "HorovodReducescatter",
-    "Max",
-    "Min",
-    "ProcessSet",
-    "Product",
-    "Sum",
-    "add_process_set",
-    "allgather",
-    "allgather_async",
-    "allreduce",
-    "allreduce_",
-    "allreduce_async",
-    "allreduce_async_",
-    "alltoall",
-    "alltoall_async",
-    "barrier",
-    "broadcast",
-    "broadcast_",
-    "broadcast_async",
-    "broadcast_async_",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "grouped_allgather",
-    "grouped_allgather_async",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_allreduce_async",
-    "grouped_allreduce_async_",
-    "grouped_reducescatter",
-    "grouped_reducescatter_async",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
-    "join",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "poll",
-    "rank",
-    "reducescatter",
-    "reducescatter_async",
-    "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
-    "sparse_allreduce_async",
-    "start_timeline",
-    "statistics",
-    "stop_timeline",
-    "synchronize",
-]
+ops = TorchOps(__name__)
+allreduce = ops.allreduce
+allreduce_ = ops.allreduce_
+allreduce_async = ops.allreduce_async
+allreduce_async_ = ops.allreduce_async_
+grouped_allreduce = ops.grouped_allreduce
+grouped_allreduce_ = ops.grouped_allreduce_
+grouped_allreduce_async = ops.grouped_allreduce_async
+grouped_allreduce_async_ = ops.grouped_allreduce_async_
+reducescatter = ops.reducescatter
+reducescatter_async = ops.reducescatter_async
+grouped_reducescatter = ops.grouped_reducescatter
+grouped_reducescatter_async = ops.grouped_reducescatter_async
+allgather = ops.allgather
+allgather_async = ops.allgather_async
+grouped_allgather = ops.grouped_allgather
+grouped_allgather_async = ops.grouped_allgather_async
+broadcast = ops.broadcast
+broadcast_ = ops.broadcast_
+broadcast_async = ops.broadcast_async
+broadcast_async_ = ops.broadcast_async_
+alltoall = ops.alltoall
+alltoall_async = ops.alltoall_async
+broadcast_parameters = ops.broadcast_parameters
 
-
-def poll(handle: int) -> bool:
-    """True once ``synchronize(handle)`` would return at once; ``ValueError`` for a handle that is not in flight.
-
-    >>> handle = hvd.allreduce_async(loss, name="loss")
-    >>> while not hvd.poll(handle):
-    ...     prepare_the_next_batch()
-    """
-    return handles.poll(handle)
-
-
-def synchronize(handle: int) -> Any:
-    """Wait for what an ``_async`` function began, and return its result; ``None`` for a handle that is not in flight.
-
-    >>> handle = hvd.allreduce_async(loss, name="loss")
-    >>> mean = hvd.synchronize(handle)
-
-    Raises ``HorovodInternalError`` if the collective failed.
-    """
-    return handles.synchronize(handle)
+if not TYPE_CHECKING:  # type checkers and editors take what is defined and imported by name above
+    _horovods = tuple(name for name in globals() if name.startswith("Horovod"))
+    __all__ = [*PUBLIC, "sparse_allreduce_async", *_horovods]  # noqa: PLE0604

@@ -1,4 +1,4 @@
-"""Basics of every framework's module: ranks and sizes, process sets, barrier, timeline, probes of what is built.
+"""Basics of every framework's module: all that has no tensor in it. Each exports the names in ``__all__``.
 
     init()
     if rank() == 0:
@@ -14,8 +14,54 @@ from typing import Any
 
 from farandole.collective import ReduceOp
 from farandole.engines.candidates import CANDIDATES, usable
-from farandole.runtime.session.init import current
+from farandole.errors import HorovodInternalError
+from farandole.runtime.collectives.handles import poll, synchronize
+from farandole.runtime.collectives.objects import allgather_object, broadcast_object
+from farandole.runtime.session.init import current, init, is_initialized, shutdown
 from farandole.runtime.session.process_sets import ProcessSet, ProcessSetLike, global_process_set
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "HorovodInternalError",
+    "Max",
+    "Min",
+    "ProcessSet",
+    "Product",
+    "Sum",
+    "add_process_set",
+    "allgather_object",
+    "barrier",
+    "broadcast_object",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "join",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "poll",
+    "rank",
+    "remove_process_set",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "statistics",
+    "stop_timeline",
+    "synchronize",
+]
 
 Average, Sum, Adasum = ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM
 Min, Max, Product = ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT
@@ -74,6 +120,19 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     """
     session = current("barrier()")
     session.barrier(process_set.process_set_id if process_set.process_set_id is not None else -1)
+
+
+def join(device: int = -1) -> int:  # noqa: ARG001 (Horovod's GPU)
+    """Take part in the other ranks' collectives without contributing, until all have called this.
+
+    >>> for batch in my_batches:            # not equally many on every rank
+    ...     mean = hvd.allreduce(measure(batch), name="mean")
+    >>> last = hvd.join()
+
+    Returns the rank that came last. The others' allreduces get zeros from this rank (an Average is still over all
+    ranks), their gathers nothing. ``device`` is accepted for compatibility.
+    """
+    return current("join()").join()
 
 
 def add_process_set(process_set: ProcessSetLike) -> ProcessSet:

@@ -10,7 +10,6 @@ Every verb takes a list of tensors (a plain call is a group of one) and returns 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar, final
 
@@ -261,38 +260,6 @@ class Verbs(Generic[T]):
             else:
                 self._adapter.assign(tensor, result)
         return list(tensors)
-
-
-@final
-class Handles:
-    """Verbs in flight by number, as Horovod's asynchronous functions hand them out.
-
-    handles = Handles()
-    number = handles.begin(request)
-    result = handles.synchronize(number)
-    """
-
-    def __init__(self) -> None:
-        self._numbers = itertools.count()  # no lock: ``next`` of it, and the operations on the ``dict``, are atomic
-        self._pending: dict[int, Pending[Any]] = {}
-
-    def begin(self, request: Request[Any]) -> int:
-        """Begin a request; returns the number to ``poll`` and ``synchronize`` it by."""
-        number = next(self._numbers)
-        self._pending[number] = request.begin()
-        return number
-
-    def poll(self, number: int) -> bool:
-        """True once ``synchronize`` would not block."""
-        pending = self._pending.get(number)
-        if pending is None:
-            raise UsageError(f"poll: {number!r} is no handle in flight; synchronize() ends a handle's life")
-        return pending.done()
-
-    def synchronize(self, number: int) -> Any:
-        """Wait for a request and return its result; ``None`` for a number that is not known, as in Horovod."""
-        pending = self._pending.pop(number, None)
-        return None if pending is None else pending.wait()
 
 
 @final

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import farandole.torch as _derivatives
 from horovod.torch import functions as functions
@@ -18,7 +18,8 @@ from horovod.torch.mpi_ops import grouped_reducescatter as grouped_reducescatter
 from horovod.torch.mpi_ops import reducescatter as reducescatter
 from horovod.torch.optimizer import DistributedOptimizer as DistributedOptimizer
 
-__all__ = _derivatives.__all__
+if not TYPE_CHECKING:
+    __all__ = _derivatives.__all__
 
 _SAME = ("compression", "elastic", "elastic.sampler", "elastic.state", "sync_batch_norm")
 """Submodules that scripts import from; they are the same objects under both names."""

@@ -6,74 +6,23 @@ division that makes an average; scripts that make up for it get what they expect
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from farandole.collective import ReduceOp
-from farandole.runtime.lanes.reduction import reduction
-from farandole.runtime.session.process_sets import ProcessSet, global_process_set
 from farandole.torch import mpi_ops as _derivatives
 from farandole.torch.autograd import HOROVOD
-from farandole.torch.compression import Compression, CompressorLike
-from farandole.torch.exchanges import copied, gathered
-from farandole.torch.reductions import scattered
+from farandole.torch.ops import TorchOps
 
-__all__ = _derivatives.__all__
+if not TYPE_CHECKING:
+    __all__ = _derivatives.__all__
+
+ops = TorchOps(__name__, HOROVOD)
+allgather = ops.allgather
+grouped_allgather = ops.grouped_allgather
+broadcast = ops.broadcast
+reducescatter = ops.reducescatter
+grouped_reducescatter = ops.grouped_reducescatter
 
 
 def __getattr__(name: str) -> Any:
     found = globals()[name] = getattr(_derivatives, name)
     return found
-
-
-def allgather(
-    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> torch.Tensor:
-    """``farandole.torch.allgather``; the gradient is divided by the number of members."""
-    [result] = gathered([tensor], name, process_set, HOROVOD)
-    return result
-
-
-def grouped_allgather(
-    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
-) -> list[torch.Tensor]:
-    """``farandole.torch.grouped_allgather``; gradients are divided by the number of members."""
-    return gathered(tensors, name, process_set, HOROVOD)
-
-
-def broadcast(
-    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> torch.Tensor:
-    """``farandole.torch.broadcast``; the gradient is divided by the number of members."""
-    return copied(tensor, root_rank, name, process_set, HOROVOD)
-
-
-def reducescatter(
-    tensor: torch.Tensor,
-    name: str | None = None,
-    compression: CompressorLike = Compression.none,
-    op: int = ReduceOp.AVERAGE,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> torch.Tensor:
-    """``farandole.torch.reducescatter``; the gradient is multiplied by the number of members."""
-    how = reduction(None, op, prescale_factor, postscale_factor)
-    [result] = scattered([tensor], name, compression, how, process_set, HOROVOD)
-    return result
-
-
-def grouped_reducescatter(
-    tensors: Sequence[torch.Tensor],
-    name: str | None = None,
-    compression: CompressorLike = Compression.none,
-    op: int = ReduceOp.AVERAGE,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> list[torch.Tensor]:
-    """``farandole.torch.grouped_reducescatter``; gradients are multiplied by the number of members."""
-    how = reduction(None, op, prescale_factor, postscale_factor)
-    return scattered(tensors, name, compression, how, process_set, HOROVOD)

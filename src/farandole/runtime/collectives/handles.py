@@ -1,0 +1,71 @@
+"""Handles: collectives in flight by number, as Horovod's asynchronous functions hand them out.
+
+    handle = allreduce_async(loss, name="loss")
+    mean = synchronize(handle)
+
+The numbers are those of the process: a handle is good with whatever framework's module it is given back.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, final
+
+from farandole.errors import UsageError
+from farandole.runtime.collectives.verbs import Pending, Request
+
+
+@final
+class Handles:
+    """Verbs in flight by number.
+
+    handles = Handles()
+    number = handles.begin(request)
+    result = handles.synchronize(number)
+    """
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()  # no lock: ``next`` of it, and the operations on the ``dict``, are atomic
+        self._pending: dict[int, Pending[Any]] = {}
+
+    def begin(self, request: Request[Any]) -> int:
+        """Begin a request; returns the number to ``poll`` and ``synchronize`` it by."""
+        number = next(self._numbers)
+        self._pending[number] = request.begin()
+        return number
+
+    def poll(self, number: int) -> bool:
+        """True once ``synchronize`` would not block."""
+        pending = self._pending.get(number)
+        if pending is None:
+            raise UsageError(f"poll: {number!r} is no handle in flight; synchronize() ends a handle's life")
+        return pending.done()
+
+    def synchronize(self, number: int) -> Any:
+        """Wait for a request and return its result; ``None`` for a number that is not known, as in Horovod."""
+        pending = self._pending.pop(number, None)
+        return None if pending is None else pending.wait()
+
+
+handles = Handles()
+
+
+def poll(handle: int) -> bool:
+    """True once ``synchronize(handle)`` would return at once; ``ValueError`` for a handle that is not in flight.
+
+    >>> handle = hvd.allreduce_async(loss, name="loss")
+    >>> while not hvd.poll(handle):
+    ...     prepare_the_next_batch()
+    """
+    return handles.poll(handle)
+
+
+def synchronize(handle: int) -> Any:
+    """Wait for what an ``_async`` function began, and return its result; ``None`` for a handle that is not in flight.
+
+    >>> handle = hvd.allreduce_async(loss, name="loss")
+    >>> mean = hvd.synchronize(handle)
+
+    Raises ``HorovodInternalError`` if the collective failed.
+    """
+    return handles.synchronize(handle)
