@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = (ROOT / "src" / "farandole", ROOT / "workbench")
-ELSEWHERE = ("compat", "torch")
+ELSEWHERE = ("compat", "numpy", "torch")
 IN_A_JOB = {
     "farandole.checkpoint.checkpoints",
     "farandole.checkpoint.codec",

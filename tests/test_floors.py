@@ -225,3 +225,4 @@ def test_farandole_imports_no_framework() -> None:
 
 def test_a_framework_imports_no_other() -> None:
     assert not {"tensorflow", "keras", "jax"} & modules_after("import farandole.torch")
+    assert not {"tensorflow", "keras", "jax", "torch"} & modules_after("import farandole.numpy")

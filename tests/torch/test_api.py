@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -99,13 +97,6 @@ def test_before_init_it_says_so() -> None:
     with pytest.raises(ValueError, match=r"call init\(\) first"):
         hvd.allreduce(torch.ones(1))
     assert not hvd.is_initialized()
-
-
-def test_without_torch_it_says_what_to_install() -> None:
-    script = "import sys; sys.modules['torch'] = None; import farandole.torch"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 1
-    assert "pip install 'farandole[torch]'" in done.stderr
 
 
 def test_a_name_that_no_text_can_carry_is_refused_with_one_that_can() -> None:

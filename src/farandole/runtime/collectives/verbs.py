@@ -80,10 +80,19 @@ class Verbs(Generic[T]):
     All raise ``UsageError`` (a ``ValueError``) at once for what cannot be right on this rank alone, and the others then
     raise ``MismatchError``; what the ranks disagree on is raised when it has run. ``name`` identifies a call across
     ranks; without one, calls are matched by their order within their process set.
+
+    ``target`` makes of a tensor what a verb in place works on, or raises, where ``adapter.dense`` would not do;
+    ``restored`` makes of a tensor that was given, and the dense one with the result, what the user gets.
     """
 
-    def __init__(self, adapter: Adapter[T]) -> None:
-        self._adapter = adapter
+    def __init__(
+        self,
+        adapter: Adapter[T],
+        target: Callable[[T], T] | None = None,
+        restored: Callable[[T, T], T] | None = None,
+    ) -> None:
+        self._adapter, self._restored = adapter, restored
+        self._target = target or adapter.dense
 
     def allreduce(
         self, tensors: Sequence[T], name: str | None, how: Reduction, process_set: ProcessSet, *, in_place: bool = False
@@ -91,7 +100,7 @@ class Verbs(Generic[T]):
         """Combine what every member gives, elementwise; all get the result. Shapes and dtypes agree between members."""
         name = self._name(Kind.ALLREDUCE, name, process_set)
         with _Telling(Kind.ALLREDUCE, name, number_of(process_set)):
-            work = [self._adapter.dense(t) if in_place else self._adapter.clone(t) for t in tensors]
+            work = [self._target(t) if in_place else self._adapter.clone(t) for t in tensors]
             calls = [
                 Call(
                     Kind.ALLREDUCE,
@@ -103,7 +112,7 @@ class Verbs(Generic[T]):
                 )
                 for each, t in zip(_group(name, len(work)), work, strict=True)
             ]
-            return self._request(calls, lambda _: self._settle(tensors, work) if in_place else work)
+            return self._request(calls, lambda _: self._results(tensors, work, in_place))
 
     def reducescatter(
         self, tensors: Sequence[T], name: str | None, how: Reduction, process_set: ProcessSet
@@ -162,7 +171,7 @@ class Verbs(Generic[T]):
                     f"broadcast from root_rank={root!r}, but the process set holds the ranks {process_set.ranks}: "
                     "the root is a global rank among them"
                 )
-            work = [self._adapter.dense(t) if in_place else self._adapter.clone(t) for t in tensors]
+            work = [self._target(t) if in_place else self._adapter.clone(t) for t in tensors]
             calls = [
                 Call(
                     Kind.BROADCAST,
@@ -174,7 +183,7 @@ class Verbs(Generic[T]):
                 )
                 for each, t in zip(_group(name, len(work)), work, strict=True)
             ]
-            return self._request(calls, lambda _: self._settle(tensors, work) if in_place else work)
+            return self._request(calls, lambda _: self._results(tensors, work, in_place))
 
     def alltoall(
         self, tensor: T, splits: Sequence[int] | None, name: str | None, process_set: ProcessSet
@@ -251,6 +260,14 @@ class Verbs(Generic[T]):
                 f"{verb} cuts dimension 0, but the tensor is a scalar: give it at least one dimension"
             )
         return shape
+
+    def _results(self, tensors: Sequence[T], work: list[T], in_place: bool) -> list[T]:
+        """End a verb whose results have the shapes of the tensors that were given."""
+        if in_place:
+            return self._settle(tensors, work)
+        if self._restored is None:
+            return work
+        return [self._restored(tensor, result) for tensor, result in zip(tensors, work, strict=True)]
 
     def _settle(self, tensors: Sequence[T], work: Sequence[T]) -> list[T]:
         """End an in-place verb: copy what had to be worked on elsewhere, and tell the framework that memory changed."""
