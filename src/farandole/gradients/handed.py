@@ -26,6 +26,7 @@ from farandole.gradients.step_reducer import GradientReducer
 from farandole.gradients.tensors import Gradients, Param, T, Tensors
 from farandole.gradients.terms import Terms
 from farandole.runtime.collectives.verbs import Verbs
+from farandole.runtime.session.init import current
 
 
 @final
@@ -55,6 +56,7 @@ class HandedReducer(GradientReducer[T]):
         """
         params = self.params()
         if len(gradients) != len(params):
+            self.refuse()
             raise UsageError(f"reduce() of {len(gradients)} gradients for {len(params)} parameters: give one for each")
         for param, gradient in zip(params, gradients, strict=True):
             self._add(param, gradient)
@@ -65,6 +67,12 @@ class HandedReducer(GradientReducer[T]):
         reduced = [self._present.get(id(param)) for param in params]
         self._present.clear()
         return reduced
+
+    def refuse(self) -> None:
+        """Make the other ranks raise in their ``reduce``: what this rank has been given cannot be reduced."""
+        session = current("the reduction of gradients")
+        if self._is_needed(session):
+            self._bind(session).refuse(self._where())
 
     def rejoin(self, label: str) -> None:
         """See ``Reducer``."""
@@ -93,6 +101,9 @@ class HandedReducer(GradientReducer[T]):
 
     def _watch(self) -> list[Param]:
         return list(self.params())
+
+    def _named(self) -> list[tuple[str, Param]]:
+        return []  # the weights are elsewhere: there is nothing to compare
 
     def _bound(self, params: Sequence[Param], groups: Sequence[int]) -> Parameters[T]:
         return HandedParameters(self._tensors, self._verbs, params, groups, self._terms, self._present)

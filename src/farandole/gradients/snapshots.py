@@ -11,8 +11,10 @@ until its part is looked at.
 
 from __future__ import annotations
 
+import platform
 import weakref
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, Generic, TypeAlias, final
 
 from farandole.errors import DivergenceError
@@ -123,3 +125,11 @@ def _every(mode: str, named: Named, tensors: Tensors[T]) -> int:
         return 1
     is_small = all(tensors.nbytes(param) <= SAMPLE_BYTES for _, param in named)
     return EVERY_OF_SMALL if is_small else EVERY
+
+
+@cache
+def processor_model() -> str:
+    """Model of the processors of this host."""
+    with open("/proc/cpuinfo") as file:
+        model = next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "")
+    return model or platform.machine()

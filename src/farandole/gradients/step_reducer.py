@@ -326,6 +326,8 @@ class GradientReducer(Reducer[T]):
         if self._identity.is_settled(session):
             return
         self._identity.settle(session, self.params(), _is_living)
+        self._steps = self._runs = 0  # members of a new session may have come from others, and count from here
+        self._forget_snapshots()
 
     def _weigh(self) -> float:
         """Weight of this rank's gradients in an average: by its number of samples where that is known, else 1."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from farandole.gradients.join import join as join  # that of the basics does not serve optimizers
 from farandole.runtime.collectives.basics import *  # noqa: F403
 from farandole.runtime.collectives.ops import PUBLIC
 from farandole.torch import autograd as _autograd
 from farandole.torch.compression import Compression as Compression
-from farandole.gradients.join import join as join  # that of the basics does not serve optimizers
 from farandole.torch.ops import TorchOps
 from farandole.torch.reductions import sparse_allreduce_async as sparse_allreduce_async
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import platform
 from collections.abc import Sequence
-from functools import cache
 from typing import Any, final
 
 import torch
 
 from farandole.collective import Array
-from farandole.gradients.snapshots import PARTS, SAMPLE_BYTES
+from farandole.gradients.snapshots import PARTS, SAMPLE_BYTES, processor_model
 from farandole.gradients.tensors import Gradients, Tensors
 from farandole.native import core
 from farandole.torch.adapter import TORCH_DTYPES, adapter
@@ -89,7 +87,8 @@ class TorchTensors(Tensors[torch.Tensor]):
     def processor(self, param: torch.Tensor) -> str:
         """See ``Tensors``."""
         device = torch.cuda.get_device_name(param.device) if param.is_cuda else ""
-        return f"{_processor()}, {torch.get_num_threads()} threads, torch {torch.__version__} {device}"
+        model = f"{processor_model()} {torch.backends.cpu.get_cpu_capability()}"
+        return f"{model}, {torch.get_num_threads()} threads, torch {torch.__version__} {device}"
 
     def gradient(self, param: torch.Tensor) -> torch.Tensor | None:
         """See ``Tensors``."""
@@ -118,10 +117,3 @@ def _readable(tensor: torch.Tensor | None) -> torch.Tensor | None:
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
     return (tensor if tensor.is_cpu else tensor.cpu()).contiguous()
-
-
-@cache
-def _processor() -> str:
-    with open("/proc/cpuinfo") as file:
-        model = next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "")
-    return f"{model or platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
