@@ -13,6 +13,8 @@ from typing import TypeAlias
 
 import pytest
 
+from farandole.control.keys import new_secret
+from farandole.testing.mpi import LAUNCHERS
 from workbench.cluster import HEAD, Cluster, UnavailableError
 
 HERE = Path(__file__).parent
@@ -28,6 +30,8 @@ JOBS: dict[str, tuple[str, ...]] = {
     "2-on-2-hosts-overlapped": ("-H", "node1:1,node2:1", *OVERLAPPED),
 }
 """Options of ``farandole run``, by a name that begins with the number of ranks."""
+BY_MPI = {"3-mpi": 3}
+"""Jobs that an MPI starts, and whose engine it is. They run the contract alone, which calls all that an engine has."""
 
 if os.environ.get("LARGE"):  # see ``make large``: on a few cores, sixteen processes with torch take many minutes
     JOBS = {
@@ -36,6 +40,7 @@ if os.environ.get("LARGE"):  # see ``make large``: on a few cores, sixteen proce
         "4-on-2-hosts": ("-H", "node1:2,node2:2"),
         "16-on-4-hosts": ("-H", "node1:4,node2:4,node3:4,node4:4"),
     }
+    BY_MPI = {}
 
 DEADLINE_S = 1800.0 if os.environ.get("LARGE") else 240.0
 
@@ -46,8 +51,8 @@ Report: TypeAlias = dict[str, dict[int, str]]
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One test per file of checks and kind of job."""
     if "checks" in metafunc.fixturenames:
-        metafunc.parametrize("job", JOBS, scope="session")
-        metafunc.parametrize("checks", [path.stem for path in FILES])
+        both = [(job, path.stem) for job in (*JOBS, *BY_MPI) for path in files_of(job)]
+        metafunc.parametrize(("job", "checks"), both, scope="session")
 
 
 @pytest.fixture(scope="session")
@@ -57,10 +62,13 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Report]:
     @cache
     def run(job: str) -> Report:
         target = tmp_path_factory.mktemp(f"checks-{job}")
-        command = [sys.executable, "-m", "farandole", "run", *JOBS[job]]
-        command += [sys.executable, str(HERE / "ranks.py"), str(target), *map(str, FILES)]
-        hosts = len(JOBS[job][1].split(",")) if "-H" in command else 0
-        done = on_hosts(hosts, command) if hosts else here(command)
+        ranks = [sys.executable, str(HERE / "ranks.py"), str(target), *map(str, files_of(job))]
+        if job in BY_MPI:
+            done = by_mpi(BY_MPI[job], ranks)
+        else:
+            command = [sys.executable, "-m", "farandole", "run", *JOBS[job], *ranks]
+            hosts = len(JOBS[job][1].split(",")) if "-H" in command else 0
+            done = on_hosts(hosts, command) if hosts else here(command)
         found: Report = {}
         for path in sorted(target.glob("*.json")):
             for check, wrong in json.loads(path.read_text()).items():
@@ -71,10 +79,30 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Report]:
     return run
 
 
-def here(command: list[str]) -> subprocess.CompletedProcess[str]:
+def files_of(job: str) -> list[Path]:
+    """The files of checks that a kind of job runs."""
+    return [path for path in FILES if job not in BY_MPI or path.stem == "contract"]
+
+
+def by_mpi(size: int, command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run it on this machine, started by an MPI."""
+    mpi = LAUNCHERS["mpich"]
+    if lack := mpi.lack():
+        pytest.skip(lack)
+    variables = {"FARANDOLE_ENGINE": "mpi", "FARANDOLE_KEY": new_secret(), **mpi.environment}
+    return here([*mpi.command(size), *command], {**os.environ, **variables})
+
+
+def here(command: list[str], environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """Run it on this machine."""
     return subprocess.run(
-        command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=DEADLINE_S, check=False
+        command,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=DEADLINE_S,
+        check=False,
+        env=environment,
     )
 
 

@@ -12,6 +12,7 @@ import os
 import sys
 import traceback
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -33,6 +34,11 @@ def load(path: Path) -> ModuleType:
     return module
 
 
+def checks_in(path: Path) -> dict[str, Callable[[], None]]:
+    """The checks in a file, in order."""
+    return {name: check for name, check in vars(load(path)).items() if name.startswith("check_")}
+
+
 def main() -> int:
     """Run all checks, in order; 1 if one failed."""
     warnings.simplefilter("error")
@@ -45,8 +51,8 @@ def main() -> int:
     rank = hvd.rank()
     try:
         for path in paths:
-            for name, check in list(vars(load(path)).items()):
-                if name.startswith("check_") and only in name:
+            for name, check in checks_in(path).items():
+                if only in name:
                     found[f"{path.stem}.{name}"] = "did not end"
                     check()
                     found[f"{path.stem}.{name}"] = ""

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable
 from pathlib import Path
 
-
-def names(checks: str) -> list[str]:
-    """The checks in a file."""
-    tree = ast.parse((Path(__file__).parent / "checks" / f"{checks}.py").read_text())
-    return [n.name for n in tree.body if isinstance(n, ast.FunctionDef) and n.name.startswith("check_")]
+from tests.torch.ranks import checks_in
 
 
 def test_on_ranks(report: Callable[[str], dict[str, dict[int, str]]], job: str, checks: str) -> None:
-    found = {name: report(job).get(f"{checks}.{name}", {}) for name in names(checks)}
+    names = checks_in(Path(__file__).parent / "checks" / f"{checks}.py")
+    assert names
+    found = {name: report(job).get(f"{checks}.{name}", {}) for name in names}
     wrong = [f"{name} on rank {rank}: {text}" for name, by in found.items() for rank, text in by.items() if text]
     assert not wrong, "\n".join(wrong)
     size = int(job.partition("-")[0])

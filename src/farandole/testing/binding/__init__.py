@@ -1,0 +1,7 @@
+"""The contract of bindings: everything that a module like ``farandole.torch`` owes its users, whatever its tensors are.
+
+    from farandole.testing.binding.contract import run_contract
+
+``under_test`` is what a binding has to tell of itself; ``reductions``, ``exchanges``, ``refusals`` and ``jobs`` are the
+cases, each a function of that; ``contract`` runs them in every rank of a job.
+"""
