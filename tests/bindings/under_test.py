@@ -20,7 +20,8 @@ WITH_BFLOAT16 = importlib.util.find_spec("ml_dtypes") is not None
 class TorchUnderTest(BindingUnderTest):
     """``farandole.torch``."""
 
-    name, hvd = "torch", farandole.torch
+    name = "torch"
+    hvd: Any = farandole.torch
 
     def make(self, values: npt.ArrayLike, dtype: str = "float64") -> torch.Tensor:
         return torch.from_numpy(np.array(values)).to(getattr(torch, dtype))
@@ -44,7 +45,8 @@ class TorchUnderTest(BindingUnderTest):
 class NumpyUnderTest(BindingUnderTest):
     """``farandole.numpy``; with ``ml_dtypes`` where that is installed."""
 
-    name, hvd = "numpy", farandole.numpy
+    name = "numpy"
+    hvd: Any = farandole.numpy
     dtypes = tuple(d.label for d in DType if WITH_BFLOAT16 or d is not DType.BFLOAT16)
     compressors = ("none", "fp16", "bf16") if WITH_BFLOAT16 else ("none", "fp16")
 
