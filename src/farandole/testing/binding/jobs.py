@@ -57,7 +57,7 @@ def unnamed_calls_of_two_bindings(b: BindingUnderTest) -> None:
 
 
 def the_topology_and_the_probes(b: BindingUnderTest) -> None:
-    """They agree with the hosts' names, and with what is installed."""
+    """Agreement with the names of hosts, and with what is installed."""
     hvd, host = b.hvd, socket.gethostname()
     assert hvd.is_initialized()
     hosts = hvd.allgather_object(host)
@@ -74,7 +74,7 @@ def the_topology_and_the_probes(b: BindingUnderTest) -> None:
 
 
 def a_timeline_of_some_calls(b: BindingUnderTest) -> None:
-    """It has what all ranks did between start and stop, and is complete then."""
+    """The calls of all ranks between start and stop are in it, and it is complete then."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         for _ in range(20):

@@ -8,7 +8,7 @@ from farandole.testing.binding.under_test import BindingUnderTest, raises
 
 
 def allreduce_of_every_dtype(b: BindingUnderTest) -> None:
-    """Sums, and what Sum and Min are for booleans."""
+    """Sums; of booleans also the minimum."""
     for dtype in b.dtypes:
         if dtype != "bool":
             result = b.hvd.allreduce(b.mine(4, 5, dtype=dtype), op=b.hvd.Sum)
@@ -63,7 +63,7 @@ def shapes_and_strides(b: BindingUnderTest) -> None:
 
 
 def in_place_and_asynchronous_variants(b: BindingUnderTest) -> None:
-    """What each returns, and what it leaves alone."""
+    """Results of each, and inputs that it leaves alone."""
     total, mine = b.every(5).sum(0), b.mine(5)
     assert b.hvd.allreduce_(mine, op=b.hvd.Sum) is mine
     assert b.same(mine, total)

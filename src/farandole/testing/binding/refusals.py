@@ -60,7 +60,7 @@ def disagreement_raises_everywhere_and_the_next_call_works(b: BindingUnderTest) 
 
 
 def _wrong_and_right(b: BindingUnderTest) -> tuple[tuple[Act, Act, str], ...]:
-    """What one rank may not do, what the others do meanwhile, and what all are told."""
+    """Calls that one rank may not make, those of the others meanwhile, and the text that all are told."""
     hvd, ones, whole = b.hvd, b.make(np.ones(3)), b.make(np.ones(3), "int32")
     return (
         (lambda: hvd.allreduce(b.outlandish(), name="x"), lambda: hvd.allreduce(ones, name="x"), "travel"),
