@@ -14,8 +14,8 @@ from typing import TypeAlias
 import pytest
 
 from farandole.control.keys import new_secret
-from farandole.testing.mpi import LAUNCHERS
 from workbench.cluster import HEAD, Cluster, UnavailableError
+from workbench.mpi import LAUNCHERS
 
 HERE = Path(__file__).parent
 FILES = sorted((HERE / "checks").glob("*.py"))
