@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ import torch
 import farandole.numpy
 import farandole.torch
 from farandole.collective import DType
-from farandole.testing.binding.under_test import BindingUnderTest, Values
+from farandole.testing.binding.under_test import BindingUnderTest, Distributed, Values
+from farandole.torch.optim import GradientLag
 
 WITH_BFLOAT16 = importlib.util.find_spec("ml_dtypes") is not None
 
@@ -37,6 +39,28 @@ class TorchUnderTest(BindingUnderTest):
 
     def repeated(self, value: float, count: int) -> torch.Tensor:
         return torch.tensor([value]).expand(count)
+
+    def distributed(self, like: Mapping[str, torch.Tensor], lag: int = 0, **options: Any) -> Distributed:
+        params = {name: torch.nn.Parameter(each.clone()) for name, each in like.items()}
+        optimizer: Any = torch.optim.SGD(list(params.values()), lr=0.0)
+        optimizer = farandole.torch.DistributedOptimizer(optimizer, named_parameters=params.items(), **options)
+        if lag:
+            optimizer = GradientLag(optimizer, lag)
+        done = 0
+
+        def reduce(gradients: Mapping[str, torch.Tensor | None]) -> dict[str, torch.Tensor | None] | None:
+            nonlocal done
+            used = [(params[name] * each).sum() for name, each in gradients.items() if each is not None]
+            sum(used, torch.zeros(())).backward()
+            done = (done + 1) % options.get("backward_passes_per_step", 1)
+            if done:
+                return None
+            optimizer.step()
+            reduced = {name: param.grad for name, param in params.items()}
+            optimizer.zero_grad()
+            return reduced
+
+        return reduce
 
     def outlandish(self) -> torch.Tensor:
         return torch.ones(3).to(torch.float8_e4m3fn)
@@ -72,6 +96,9 @@ class NumpyUnderTest(BindingUnderTest):
 
     def repeated(self, value: float, count: int) -> Values:
         return np.broadcast_to(np.array(value), count)
+
+    def distributed(self, like: Mapping[str, Values], **options: Any) -> Distributed:
+        return farandole.numpy.DistributedGradients(like, **options)
 
     def outlandish(self) -> Values:
         return np.ones(3, np.uint32)

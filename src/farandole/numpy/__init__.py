@@ -28,7 +28,9 @@ except ModuleNotFoundError as error:
 
 from farandole.adapters.numpy import NumpyValue as _NumpyValue
 from farandole.adapters.numpy import verbs as _verbs
+from farandole.gradients.join import join as join
 from farandole.numpy.compression import NumpyCompression as _NumpyCompression
+from farandole.numpy.gradients import DistributedGradients as DistributedGradients
 from farandole.runtime.collectives.basics import *  # noqa: F403
 from farandole.runtime.collectives.ops import PUBLIC as _PUBLIC
 from farandole.runtime.collectives.ops import Ops as _Ops
@@ -70,4 +72,4 @@ broadcast_parameters = ops.broadcast_parameters
 Compression = _NumpyCompression
 
 if not _TYPE_CHECKING:  # type checkers and editors take what is defined and imported above
-    __all__ = [*_PUBLIC]  # noqa: PLE0604
+    __all__ = [*_PUBLIC, "DistributedGradients"]  # noqa: PLE0604

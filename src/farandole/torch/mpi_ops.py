@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from farandole.gradients.join import join as join  # that of the basics does not serve optimizers
+from farandole.gradients.join import join as join
 from farandole.runtime.collectives.basics import *  # noqa: F403
 from farandole.runtime.collectives.ops import PUBLIC
 from farandole.torch import autograd as _autograd

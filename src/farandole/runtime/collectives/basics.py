@@ -44,7 +44,6 @@ __all__ = [
     "init",
     "is_homogeneous",
     "is_initialized",
-    "join",
     "local_rank",
     "local_size",
     "mpi_built",
@@ -120,19 +119,6 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     """
     session = current("barrier()")
     session.barrier(process_set.process_set_id if process_set.process_set_id is not None else -1)
-
-
-def join(device: int = -1) -> int:  # noqa: ARG001 (Horovod's GPU)
-    """Take part in the other ranks' collectives without contributing, until all have called this.
-
-    >>> for batch in my_batches:            # not equally many on every rank
-    ...     mean = hvd.allreduce(measure(batch), name="mean")
-    >>> last = hvd.join()
-
-    Returns the rank that came last. The others' allreduces get zeros from this rank (an Average is still over all
-    ranks), their gathers nothing. ``device`` is accepted for compatibility.
-    """
-    return current("join()").join()
 
 
 def add_process_set(process_set: ProcessSetLike) -> ProcessSet:

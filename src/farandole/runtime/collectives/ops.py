@@ -442,8 +442,8 @@ class Ops(ABC, Generic[T]):
         """Numbers of rows as a tensor of int32."""
 
 
-PUBLIC = (*basics.__all__, *(name for name in vars(Ops) if not name.startswith("_")), "Compression")
-"""Names that every framework's module exports."""
+PUBLIC = (*basics.__all__, *(name for name in vars(Ops) if not name.startswith("_")), "Compression", "join")
+"""Names that every framework's module exports; ``join`` is the one of ``gradients``, which serves optimizers, too."""
 
 
 def _ops_of(module: str) -> Any:

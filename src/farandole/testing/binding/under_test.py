@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -21,6 +21,9 @@ import numpy.typing as npt
 from farandole.collective import DType
 
 Values: TypeAlias = npt.NDArray[Any]
+
+Distributed: TypeAlias = Callable[[Mapping[str, Any]], Mapping[str, Any] | None]
+"""From gradients of this rank to those of all, ``None`` as long as more passes are to come; each may be ``None``."""
 
 
 class BindingUnderTest(ABC):
@@ -54,6 +57,13 @@ class BindingUnderTest(ABC):
     @abstractmethod
     def outlandish(self) -> Any:
         """Three ones of a kind that does not travel."""
+
+    @abstractmethod
+    def distributed(self, like: Mapping[str, Any], **options: Any) -> Distributed:
+        """Function that reduces gradients like these tensors, by name, as the binding's optimizer does.
+
+        ``options``: ``op``, ``gradient_predivide_factor``, ``backward_passes_per_step``, ``process_set`` and ``lag``.
+        """
 
     @property
     def rank(self) -> int:
