@@ -137,6 +137,17 @@ def test_batches_in_flight_are_neither_committed_nor_handed_out_again() -> None:
     assert next(cursor.batches(batch_size=2)) == GlobalBatch(0, 6)
 
 
+def test_contents_of_planned_batches_are_handed_out_until_the_workers_change() -> None:
+    cursor = SampleCursor(9, order=sequential, size=2)
+    loading = cursor.hand_out_with(cursor.batches(batch_size=2), ["a", "b"])
+    assert next(loading) == "a"
+    assert cursor.in_flight == [GlobalBatch(0, 4)]
+    cursor.rearrange(0, 3)
+    with pytest.raises(UsageError, match="began before the workers or the epoch changed"):
+        next(loading)
+    assert cursor.in_flight == []
+
+
 def test_a_step_of_several_batches_weighs_them_together() -> None:
     cursor = SampleCursor(10, sequential, rank=1, size=2)
     cursor.hand_out(GlobalBatch(0, 4))

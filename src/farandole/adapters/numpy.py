@@ -5,14 +5,15 @@ verbs.allreduce([np.ones(3), 2.5], "pair", Reduction(), global_process_set).run(
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias, final
+import ctypes
+from typing import Any, TypeAlias, TypeGuard, final
 
 import numpy as np
 import numpy.typing as npt
 
 from farandole.collective import Array, DType
 from farandole.errors import UnsupportedError, UsageError
-from farandole.runtime.collectives.adapter import Adapter
+from farandole.runtime.collectives.adapter import TensorAdapter, TensorSpec
 from farandole.runtime.collectives.verbs import Verbs
 
 __all__ = ["DTYPES", "NumpyAdapter", "NumpyValue", "adapter", "verbs"]
@@ -25,7 +26,7 @@ DTYPES: dict[np.dtype[Any], DType] = {np.dtype(d.label): d for d in DType if d i
 
 
 @final
-class NumpyAdapter(Adapter[NumpyValue]):
+class NumpyAdapter(TensorAdapter[NumpyValue]):
     """Arrays of any strides and byte order, and scalars."""
 
     def array(self, tensor: NumpyValue) -> Array:
@@ -67,6 +68,42 @@ class NumpyAdapter(Adapter[NumpyValue]):
     def written(self, tensor: NumpyValue) -> None:
         """See ``Adapter``; nobody needs to know."""
 
+    def is_tensor(self, leaf: object) -> TypeGuard[NumpyValue]:
+        """See ``TensorAdapter``; masks and other subclasses hold more than their elements."""
+        return type(leaf) in (np.ndarray, np.memmap) and _is_plain(leaf)
+
+    def spec(self, tensor: NumpyValue) -> TensorSpec:
+        """See ``TensorAdapter``; backward strides, or of no whole number of elements, are not told."""
+        steps = [divmod(step, tensor.itemsize) for step in tensor.strides] if tensor.itemsize else []
+        is_plain = tensor.flags.c_contiguous or any(step < 0 or rest for step, rest in steps)
+        strides = None if is_plain else tuple(step for step, _ in steps)
+        return TensorSpec(tensor.shape, _name(tensor.dtype), tensor.itemsize, strides)
+
+    def make(self, spec: TensorSpec) -> NumpyValue:
+        """See ``TensorAdapter``."""
+        if spec.strides is None:
+            return np.empty(spec.shape, spec.dtype)
+        extent = 1 + sum((length - 1) * step for length, step in zip(spec.shape, spec.strides, strict=True))
+        flat = np.empty(max(0, extent), spec.dtype)
+        return np.ndarray(spec.shape, spec.dtype, flat, strides=_bytes(spec))
+
+    def view(self, memory: Array, spec: TensorSpec) -> NumpyValue | None:
+        """See ``TensorAdapter``; of host memory only."""
+        if memory.device != "cpu":
+            return None
+        content: Any = (ctypes.c_ubyte * memory.nbytes).from_address(memory.address)
+        content.owner = memory.owner  # what the array keeps is this object
+        return np.ndarray(spec.shape, spec.dtype, content, strides=_bytes(spec))
+
+    def host_bytes(self, tensor: NumpyValue) -> Array:
+        """See ``TensorAdapter``."""
+        held = tensor if tensor.flags.carray else tensor.copy(order="C")  # and not if it cannot be written
+        return Array(held.ctypes.data, held.nbytes, DType.UINT8, held)
+
+    def host_copy(self, tensor: NumpyValue) -> NumpyValue:
+        """See ``TensorAdapter``; the order of the elements stays."""
+        return np.array(tensor, order="K")
+
 
 def writable(tensor: NumpyValue) -> NumpyValue:
     """The array that an in-place verb works on; raises ``UsageError`` if ``tensor`` cannot take the result."""
@@ -101,6 +138,19 @@ def _array(tensor: NumpyValue) -> npt.NDArray[Any]:
         f"a {type(tensor).__name__} is neither an array nor a number: pass np.asarray() of it, or take "
         "broadcast_object or allgather_object"
     )
+
+
+def _name(dtype: np.dtype[Any]) -> str:
+    """The name that makes the type again; ``name`` alone does not tell the order of the bytes."""
+    return dtype.name if dtype in DTYPES else dtype.str
+
+
+def _is_plain(array: NumpyValue) -> bool:
+    return not array.dtype.hasobject and array.dtype.kind != "V"
+
+
+def _bytes(spec: TensorSpec) -> tuple[int, ...] | None:
+    return None if spec.strides is None else tuple(step * spec.itemsize for step in spec.strides)
 
 
 adapter = NumpyAdapter()

@@ -90,8 +90,7 @@ class Ledger:
     def digest(self) -> str:
         """Checksum of the tensors that all ranks share."""
         leaves = self._state._leaves
-        arrays, _held = leaves.memory(Inventory(self._state._parts, leaves).common())
-        return f"{Flat(arrays).checksum():08x}"
+        return f"{Flat(leaves.memory(Inventory(self._state._parts, leaves).common())).checksum():08x}"
 
     def _note(self, event: events.Event) -> None:
         if isinstance(event, Recovery):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import final
+import ctypes
+import math
+from typing import TypeGuard, final
 
 import torch
 
 from farandole.collective import Array, DType
 from farandole.errors import UnsupportedError
-from farandole.runtime.collectives.adapter import Adapter
+from farandole.runtime.collectives.adapter import TensorAdapter, TensorSpec
 from farandole.runtime.collectives.handles import handles
 from farandole.runtime.collectives.verbs import Verbs
 from farandole.runtime.session.init import current
@@ -21,7 +23,7 @@ TORCH_DTYPES: dict[DType, torch.dtype] = {dtype: found for found, dtype in DTYPE
 
 
 @final
-class TorchAdapter(Adapter[torch.Tensor]):
+class TorchAdapter(TensorAdapter[torch.Tensor]):
     """Strided tensors in host memory, or on devices that the engine serves."""
 
     def array(self, tensor: torch.Tensor) -> Array:
@@ -66,6 +68,47 @@ class TorchAdapter(Adapter[torch.Tensor]):
         """See ``Adapter``; backward passes that saved the old values then fail instead of being wrong."""
         if not tensor.is_inference():
             torch.autograd.graph.increment_version(tensor)
+
+    def is_tensor(self, leaf: object) -> TypeGuard[torch.Tensor]:
+        """See ``TensorAdapter``."""
+        return isinstance(leaf, torch.Tensor)
+
+    def spec(self, tensor: torch.Tensor) -> TensorSpec:
+        """See ``TensorAdapter``; ``strides`` only of tensors that have gaps or another order, sparse ones excepted."""
+        is_plain = tensor.layout is not _STRIDED or tensor.is_contiguous()
+        strides = None if is_plain else tuple(tensor.stride())
+        name = str(tensor.dtype).removeprefix("torch.")
+        return TensorSpec(tuple(tensor.shape), name, tensor.element_size(), strides, str(tensor.device))
+
+    def make(self, spec: TensorSpec) -> torch.Tensor:
+        """See ``TensorAdapter``."""
+        dtype: torch.dtype = getattr(torch, spec.dtype)
+        if spec.strides is None:
+            return torch.empty(spec.shape, dtype=dtype, device=spec.device)
+        return torch.empty_strided(spec.shape, spec.strides, dtype=dtype, device=spec.device)
+
+    def view(self, memory: Array, spec: TensorSpec) -> torch.Tensor | None:
+        """See ``TensorAdapter``; of host memory only."""
+        if memory.device != "cpu":
+            return None
+        if memory.count == 0:
+            return self.make(spec)
+        content = (ctypes.c_ubyte * memory.nbytes).from_address(memory.address)
+        content.owner = memory.owner  # type: ignore[attr-defined] # what the tensor keeps is this object
+        flat = torch.frombuffer(content, dtype=getattr(torch, spec.dtype))
+        if spec.strides is None:
+            return flat[: math.prod(spec.shape)].view(spec.shape)
+        return flat.as_strided(spec.shape, spec.strides)
+
+    def host_bytes(self, tensor: torch.Tensor) -> Array:
+        """See ``TensorAdapter``."""
+        lies = tensor.is_cpu and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+        held = tensor if lies else tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        return Array(held.data_ptr(), held.nbytes, DType.UINT8, held)
+
+    def host_copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """See ``TensorAdapter``; the order of the elements stays."""
+        return tensor.detach().to("cpu", copy=True, memory_format=torch.preserve_format)
 
 
 def _require_strided(tensor: torch.Tensor) -> None:

@@ -13,11 +13,13 @@ fault, or another number of ranks, changes the rank that computes a sample, and 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, final
+from typing import Any, TypeAlias, TypeVar, final
 
 from farandole.errors import MismatchError, UsageError
+
+T = TypeVar("T")
 
 Order: TypeAlias = Callable[[int, int, int], Sequence[int]]
 """From the number of samples, the seed and the epoch to all indices in the order of that epoch."""
@@ -163,6 +165,20 @@ class SampleCursor:
         """Hand a batch to the training loop: it is in flight until ``advance``."""
         self.in_flight.append(batch)
         self._unreduced.append(batch)
+
+    def hand_out_with(self, batches: Iterable[GlobalBatch], contents: Iterable[T]) -> Iterator[T]:
+        """Iterate over ``contents``, which a loader has made of planned ``batches``; each is handed out as it is met.
+
+        Raises ``UsageError`` if the batches have been planned before the workers or the epoch changed.
+        """
+        arrangement = self.arrangement
+        for batch, content in zip(batches, contents, strict=True):
+            if self.arrangement != arrangement:
+                raise UsageError(
+                    "this iteration began before the workers or the epoch changed: begin a new one, for batch in loader"
+                )
+            self.hand_out(batch)
+            yield content
 
     def own_indices(self) -> list[int]:
         """The samples of this rank in all batches that are in flight."""

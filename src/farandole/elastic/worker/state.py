@@ -8,8 +8,9 @@
             ...
             state.commit()
 
-Frameworks derive states for models and optimizers. Where the optimizers vote on every step, tensors need no copies:
-they change in voted steps only, so what a rank has is what it had after the last one.
+Frameworks derive states for models and optimizers: handlers for them, and an adapter for their tensors. Where the
+optimizers vote on every step, tensors need no copies: they change in voted steps only, so what a rank has is what it
+had after the last one.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from typing import Any, ClassVar
 
 from farandole.elastic.membership.vote import NEW, goes_on_from
 from farandole.elastic.worker.state_parts import (
-    Leaves,
-    NoLeaves,
+    HandlerRegistry,
+    OptimizerPart,
+    RandomPart,
     SamplerPart,
-    StatefulPart,
     StateHandler,
     StatePart,
     copied,
@@ -33,6 +34,7 @@ from farandole.elastic.worker.state_parts import (
 from farandole.elastic.worker.state_sync import Inventory, LocalState, Synced, synchronize
 from farandole.elastic.worker.step_vote import StepVote
 from farandole.errors import HostsUpdatedInterrupt
+from farandole.runtime.collectives.leaves import Leaves
 from farandole.runtime.collectives.objects import allgather_object
 from farandole.runtime.session.init import current
 
@@ -114,14 +116,18 @@ class ObjectState(State):
 
     What has ``state_dict`` and ``load_state_dict`` is kept by these, everything else by pickling it. After ``sync`` the
     values on every rank are those of the rank with the newest state.
+
+    A framework's state has ``_leaves`` for its tensors, a ``_registry`` of handlers, and its random generators.
     """
 
-    _leaves: ClassVar[Leaves[Any]] = NoLeaves()
+    _leaves: ClassVar[Leaves[Any]] = Leaves()
+    _registry: ClassVar[HandlerRegistry] = HandlerRegistry([])
 
     def __init__(self, **values: Any) -> None:
         super().__init__()
         self._is_whole = False
         self._votes = False
+        self._random = self._generators()
         self._parts: dict[str, StatePart] = {}
         self._handlers: dict[str, StateHandler] = {}
         self._saved: dict[str, Any] = {}
@@ -156,12 +162,15 @@ class ObjectState(State):
         """See ``State``.
 
         Where optimizers vote, tensors are as after the last voted step. If no step was voted since ``save``, the rest
-        goes back to that; otherwise what it is now is nearer to the last step, and stays.
+        goes back to that; otherwise what it is now is nearer to the last step, and stays. Random generators are as
+        after the last step, or the last ``save``.
         """
         if self._saved_at == self._step_vote.step:
             for handler in (*self._parts.values(), *self._handlers.values()):
                 handler.restore()
             self._take(copy.deepcopy(self._saved))
+        for part in self._random.values():
+            part.restore()
 
     def commit(self) -> None:
         """See ``State``. Where nothing votes, this is what counts as a step."""
@@ -202,8 +211,11 @@ class ObjectState(State):
 
     def _handler(self, value: Any) -> StateHandler | None:
         """The handler that keeps a value; ``None`` if it is to be pickled."""
-        kinds = (SamplerPart, StatefulPart)
-        return next((kind(value) for kind in kinds if kind.fits(value)), None)
+        return self._registry.handler_for(value)
+
+    def _generators(self) -> dict[str, RandomPart]:
+        """The global random generators that belong to the state."""
+        return {}
 
     def _objects(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self._saved}
@@ -213,13 +225,32 @@ class ObjectState(State):
             object.__setattr__(self, name, value)
 
     def _connect(self) -> None:
-        """Connect the registered values with the step vote; called again when one is replaced."""
+        """Connect the registered values with the step vote; called again when one is replaced.
+
+        Optimizers vote, if there are any and all can.
+        """
         samplers = {name: part for name, part in self._parts.items() if isinstance(part, SamplerPart)}
         self._step_vote.cursors = {name: part.value.cursor for name, part in samplers.items()}
+        self._parts |= self._random
+        optimizers = [part for part in self._parts.values() if isinstance(part, OptimizerPart)]
+        self._votes = bool(optimizers) and all(part.can_vote for part in optimizers)
+        for part in self._parts.values():
+            part.votes = self._votes
+        if self._votes:
+            self._step_vote.on_voted = self._save_random
+            for voter in (part.voter for part in optimizers):
+                if voter is not None:
+                    voter.step_vote = self._step_vote
+
+    def _save_random(self) -> None:
+        for part in self._random.values():
+            part.save()
 
     def _arrange(self, step: int) -> None:
         here = current().topology
         self._step_vote.rearrange(step, here.rank, here.size)
+        for name, part in self._parts.items():
+            part.begin_anew(name)
 
     @property
     def _job_state(self) -> LocalState:

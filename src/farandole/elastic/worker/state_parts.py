@@ -6,21 +6,22 @@
         def load(self, tree):
             self.value.numbers = tree
 
-Frameworks bring parts for their models and optimizers, and ``Leaves`` for their tensors.
+Frameworks bring parts for their models and optimizers, in a ``HandlerRegistry``.
 """
 
 from __future__ import annotations
 
 import copy
+import pickle
+import random
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Generic, TypeVar, final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, TypeAlias, final
 
-from farandole.collective import Array
 from farandole.elastic.worker.sampler import SampleCursor
+from farandole.elastic.worker.step_vote import Voter
 from farandole.errors import UsageError
-
-T = TypeVar("T")
 
 
 class StateHandler(ABC):
@@ -53,8 +54,8 @@ class StatePart(StateHandler):
     The tree is what ``state_dict`` returns and ``load_state_dict`` takes, where a subclass does not say otherwise.
 
     ``votes`` says that its tensors change only in steps that are voted, so that no copy of them is needed.
-    ``is_private`` says that ranks may differ in it: one that comes anew then keeps its own. ``is_fixed`` says that the
-    program decides which tensors there are: where they differ, it is another program.
+    ``is_private`` says that ranks may differ in it: one that comes anew then keeps its own. ``is_fixed`` says that it
+    is tensors, and that the program decides which ones: where they differ, it is another program.
     """
 
     is_private: ClassVar[bool] = False
@@ -77,13 +78,17 @@ class StatePart(StateHandler):
         """Tensors of the tree, by ``id``, that may differ between ranks (statistics of their own batches)."""
         return set()
 
+    def begin_anew(self, name: str) -> None:
+        """Forget what belongs to a step under way: a generation begins. ``name`` is the registered one."""
+
     def save(self) -> None:
         """See ``StateHandler``."""
-        self._saved = copy.deepcopy(self.tree())
+        if not (self.votes and self.is_fixed):
+            self._saved = copy.deepcopy(self.tree())
 
     def restore(self) -> None:
         """See ``StateHandler``."""
-        if self._saved is not None:
+        if self._saved is not None and not (self.votes and self.is_fixed):
             self.load(copy.deepcopy(self._saved))
 
     def sync(self) -> None:
@@ -111,6 +116,81 @@ def unfit(values: Mapping[str, Any], keep: Callable[[Any], object], error: Excep
     return UsageError(f"the state cannot keep its values {', '.join(values)}: {type(error).__name__}: {error}")
 
 
+class OptimizerPart(StatePart):
+    """An optimizer, whose steps are voted if all optimizers of the state can do that."""
+
+    @property
+    @abstractmethod
+    def voter(self) -> Voter | None:
+        """Reducer of its gradients; ``None`` if Farandole does not reduce them."""
+
+    @property
+    def can_vote(self) -> bool:
+        """True if nothing changes before its steps are voted, and all ranks are there to vote."""
+        return self.voter is not None and self.voter.is_global
+
+    def begin_anew(self, name: str) -> None:
+        """See ``StatePart``."""
+        if self.voter is not None:
+            self.voter.rejoin(f"optimizer.{name}")
+
+
+@final
+class RandomPart(StatePart):
+    """A global random generator, as a function that gets its state and one that sets it.
+
+    A step that is computed again draws the same numbers again. Ranks may be seeded differently: then a worker that
+    comes keeps its own seed. ``encode`` and ``decode`` make bytes of a state, the same of equal states, and back.
+    """
+
+    is_private: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        getter: Callable[[], Any],
+        setter: Callable[[Any], object],
+        encode: Callable[[Any], bytes] = pickle.dumps,
+        decode: Callable[[bytes], Any] = pickle.loads,
+    ) -> None:
+        super().__init__(None)
+        self._get, self._set, self._encode, self._decode = getter, setter, encode, decode
+
+    def tree(self) -> Any:
+        """See ``StatePart``; bytes, as tensors in it would be taken for some that all ranks share."""
+        return self._encode(self._get())
+
+    def load(self, tree: Any) -> None:
+        """See ``StatePart``."""
+        self._set(self._decode(tree))
+
+    def save(self) -> None:
+        """See ``StateHandler``; done after every step, so it copies no more than it must."""
+        self._saved = self._get()
+
+    def restore(self) -> None:
+        """See ``StateHandler``."""
+        self._set(self._saved)
+
+
+def random_parts() -> dict[str, RandomPart]:
+    """Parts for the global generators of Python, and of NumPy where it is loaded; no value has such a name."""
+    return {
+        "python.random": RandomPart(random.getstate, random.setstate),
+        "numpy.random": RandomPart(_numpy_state, _set_numpy_state),
+    }
+
+
+def _numpy_state() -> Any:
+    numpy = sys.modules.get("numpy.random")
+    return numpy.get_state() if numpy else None
+
+
+def _set_numpy_state(state: Any) -> None:
+    numpy = sys.modules.get("numpy.random")
+    if numpy and state is not None:
+        numpy.set_state(state)
+
+
 @final
 class StatefulPart(StatePart):
     """A value with ``state_dict`` and ``load_state_dict``: a scheduler, an object of a user's own class."""
@@ -131,41 +211,23 @@ class SamplerPart(StatePart):
         return isinstance(getattr(value, "cursor", None), SampleCursor)
 
 
-class Leaves(ABC, Generic[T]):
-    """A framework's tensors: taking them out of a tree, putting them back, their values as host memory."""
-
-    @abstractmethod
-    def take(self, tree: Any) -> tuple[Any, list[T]]:
-        """The tree with descriptions in the place of its tensors, to be pickled and compared, and these in order."""
-
-    @abstractmethod
-    def put(self, skeleton: Any, tensors: Sequence[T]) -> tuple[Any, list[T]]:
-        """The tree of ``skeleton``, of those ``tensors`` that fit their place and of new ones; and all these."""
-
-    @abstractmethod
-    def memory(self, tensors: Sequence[T]) -> tuple[list[Array], list[T]]:
-        """Contiguous host memory with the values of ``tensors``, and what holds it: the tensor itself, or a copy."""
-
-    @abstractmethod
-    def written(self, tensors: Sequence[T], held: Sequence[T]) -> None:
-        """The memory that ``held`` has been written: give ``tensors`` these values."""
+HandlerTable: TypeAlias = list[tuple[type[Any], type[StateHandler]]]
 
 
 @final
-class NoLeaves(Leaves[Any]):
-    """Leaves of a state without tensors: everything is pickled."""
+class HandlerRegistry:
+    """Classes of values with their handlers, which a script may put its own before."""
 
-    def take(self, tree: Any) -> tuple[Any, list[Any]]:
-        """See ``Leaves``."""
-        return tree, []
+    def __init__(self, table: HandlerTable) -> None:
+        self.table = table
 
-    def put(self, skeleton: Any, tensors: Sequence[Any]) -> tuple[Any, list[Any]]:
-        """See ``Leaves``."""
-        return skeleton, []
+    def replace(self, table: Iterable[tuple[type[Any], type[StateHandler]]]) -> None:
+        """Take another table; for states made from now on."""
+        self.table[:] = list(table)
 
-    def memory(self, tensors: Sequence[Any]) -> tuple[list[Array], list[Any]]:
-        """See ``Leaves``."""
-        return [], []
-
-    def written(self, tensors: Sequence[Any], held: Sequence[Any]) -> None:
-        """See ``Leaves``."""
+    def handler_for(self, value: Any) -> StateHandler | None:
+        """Make the handler of ``value``, of the first class that fits; ``None`` if it is to be pickled."""
+        for kind, handler in self.table:
+            if isinstance(value, kind):
+                return handler(value)
+        return next((kind(value) for kind in (SamplerPart, StatefulPart) if kind.fits(value)), None)

@@ -22,9 +22,10 @@ import cloudpickle
 
 from farandole import events
 from farandole.elastic.membership.vote import NEW, Agreement, Claim, agree
-from farandole.elastic.worker.state_parts import Leaves, StatePart, unfit
+from farandole.elastic.worker.state_parts import StatePart, unfit
 from farandole.elastic.worker.transfer import Flat, transfer
 from farandole.errors import UsageError
+from farandole.runtime.collectives.leaves import Leaves
 from farandole.runtime.collectives.objects import allgather_object, broadcast_object
 from farandole.runtime.session.init import current
 
@@ -136,8 +137,7 @@ def synchronize(
     reach("agree")
     rank = current().topology.rank
     inventory = Inventory(parts, leaves)
-    arrays, _ = leaves.memory(inventory.common())
-    digest = f"{Flat(arrays).checksum():08x}"
+    digest = f"{Flat(leaves.memory(inventory.common())).checksum():08x}"
     claim = Claim(job_state.step, digest, inventory.private(), job_state.joined)
     # Every rank decides by itself, from the same claims in the same order: no further round, and no rank whose death
     # would leave the others without an answer.
@@ -187,7 +187,7 @@ def _warn_of_divergence(agreement: Agreement, rank: int) -> None:
 def _put_back_by_failure(leaves: Leaves[T], inventory: Inventory[T], reach: Callable[[str], object]) -> Iterator[None]:
     """Restore all tensors if the block raises. The copy is made once in a job, before its first step."""
     tensors = [*inventory.common(), *inventory.own()]
-    arrays, held = leaves.memory(tensors)
+    arrays = leaves.memory(tensors)
     memory = Flat(arrays)
     everything, kept = range(memory.nbytes), (ctypes.c_char * memory.nbytes)()
     memory.read(everything, ctypes.addressof(kept))
@@ -195,14 +195,14 @@ def _put_back_by_failure(leaves: Leaves[T], inventory: Inventory[T], reach: Call
         yield
     except BaseException:  # KeyboardInterrupt, too: the script may catch it, and save or start with these tensors
         memory.write(everything, ctypes.addressof(kept))
-        leaves.written(tensors, held)
+        leaves.written(tensors, arrays)
         reach("put back")
         raise
 
 
 def _move(leaves: Leaves[T], tensors: Sequence[T], sources: Sequence[int], receives: bool, label: str) -> int:
-    arrays, held = leaves.memory(tensors)
+    arrays = leaves.memory(tensors)
     nbytes = transfer(Flat(arrays), sources, receives, label)
     if receives:
-        leaves.written(tensors, held)
+        leaves.written(tensors, arrays)
     return nbytes

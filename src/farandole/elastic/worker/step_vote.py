@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeAlias, final
+from typing import Protocol, TypeAlias, final
 
 from farandole import events
 from farandole.elastic.membership import vote
@@ -83,6 +83,20 @@ class StepVote:
             session = current()
             rank = session.topology.rank
             events.emit(events.Milestone(phase, session.generation, rank, self.step, time.monotonic()))
+
+
+class Voter(Protocol):
+    """Reducer of an optimizer's gradients, as the state that the optimizer belongs to sees it."""
+
+    step_vote: StepVote | None
+    """Cast before each of the optimizer's steps."""
+
+    @property
+    def is_global(self) -> bool:
+        """True if all ranks reduce together."""
+
+    def rejoin(self, label: str) -> None:
+        """A generation begins: nothing of the last one counts. ``label`` is the same on all ranks."""
 
 
 def _write(part: vote.Vote) -> str:

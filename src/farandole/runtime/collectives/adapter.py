@@ -1,7 +1,11 @@
-"""Adapter of a framework's tensors: the operations on them that the runtime needs, which never sees a tensor.
+"""Adapters of a framework's tensors: the operations on them that neutral code needs, which never sees a tensor.
 
-    class BufferAdapter(Adapter[bytearray]):
+    class BufferAdapter(Adapter[bytearray]):                    # memory that travels
         def shape(self, tensor): return (len(tensor),)
+        ...
+
+    class NumpyAdapter(TensorAdapter[np.ndarray]):              # a framework's: state and checkpoints of them, too
+        def spec(self, tensor): return TensorSpec(tensor.shape, tensor.dtype.name, tensor.itemsize)
         ...
 
 An adapter has no state; its methods are called from any thread.
@@ -9,12 +13,43 @@ An adapter has no state; its methods are called from any thread.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from typing import Generic, TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeGuard, TypeVar, final
 
 from farandole.collective import Array
 
 T = TypeVar("T")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Description of a tensor, in words that every process understands, whatever it has imported.
+
+    >>> TensorSpec((2, 3), "float32", itemsize=4).nbytes
+    24
+
+    ``dtype`` is the framework's name of the element type: that of ``DType.label`` where engines know it, another one
+    where they do not. ``strides`` count elements; ``None``: row-major order without gaps.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    itemsize: int
+    strides: tuple[int, ...] | None = None
+    device: str = "cpu"
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the elements in bytes."""
+        return math.prod(self.shape) * self.itemsize
+
+    @property
+    def portable(self) -> TensorSpec:
+        """The same values in row-major order in host memory: the same on all ranks, whatever their devices."""
+        return TensorSpec(self.shape, self.dtype, self.itemsize)
 
 
 class Adapter(ABC, Generic[T]):
@@ -47,3 +82,38 @@ class Adapter(ABC, Generic[T]):
     @abstractmethod
     def written(self, tensor: T) -> None:
         """Tell the framework that the memory of ``tensor`` has been written behind its back."""
+
+
+class TensorAdapter(Adapter[T]):
+    """Tensors of one framework as what is kept, handed over and written to files, of any dtype and on any device."""
+
+    @abstractmethod
+    def is_tensor(self, leaf: object) -> TypeGuard[T]:
+        """True for a tensor of this framework, whose memory holds values and no references to objects."""
+
+    @abstractmethod
+    def spec(self, tensor: T) -> TensorSpec:
+        """Description of ``tensor``."""
+
+    @abstractmethod
+    def make(self, spec: TensorSpec) -> T:
+        """A new tensor that fits ``spec``; its values are not defined."""
+
+    @abstractmethod
+    def view(self, memory: Array, spec: TensorSpec) -> T | None:
+        """A tensor as ``spec`` says whose elements are those of ``memory``; ``None``: it cannot lie there.
+
+        It keeps ``memory.owner`` alive. Frameworks whose tensors cannot change, or cannot alias memory, have none.
+        """
+
+    @abstractmethod
+    def host_bytes(self, tensor: T) -> Array:
+        """The values in row-major order as bytes of host memory, whose ``owner`` is ``tensor`` itself, or a copy.
+
+        It is ``tensor`` where its values lie like that already. Where it is a copy, ``assign`` brings back what was
+        written there; ``written`` else.
+        """
+
+    @abstractmethod
+    def host_copy(self, tensor: T) -> T:
+        """The same values in host memory that nobody else writes to, and nothing else of what they were a view of."""

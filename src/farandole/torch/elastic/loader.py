@@ -61,15 +61,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override] # torch names the class of its own iterators
         cursor = self._batches.elastic.cursor
-        arrangement, planned = cursor.arrangement, self._batches.plan()
         self.generator.manual_seed(hash((cursor.seed, cursor.epoch, cursor.position)) % 2**63)
-        for batch, content in zip(planned, super().__iter__(), strict=True):
-            if cursor.arrangement != arrangement:
-                raise UsageError(
-                    "this iteration began before the workers or the epoch changed: begin a new one, for batch in loader"
-                )
-            cursor.hand_out(batch)
-            yield content
+        yield from cursor.hand_out_with(self._batches.plan(), super().__iter__())
 
 
 class _Batches(Sampler[list[int]]):

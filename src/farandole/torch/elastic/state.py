@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import torch
-
 from farandole.elastic.worker.state import ObjectState
-from farandole.elastic.worker.state_parts import Leaves, StateHandler
+from farandole.elastic.worker.state_parts import HandlerRegistry, RandomPart, StateHandler
+from farandole.runtime.collectives.leaves import Leaves
+from farandole.torch.adapter import adapter
 from farandole.torch.elastic.parts import (
     GeneratorStateHandler,
     ModelStateHandler,
     OptimizerStateHandler,
     SamplerStateHandler,
     ScalerStateHandler,
-    TensorLeaves,
     get_handler_registry,
-    handler_for,
-    random_parts,
+    registry,
     set_handler_registry,
+    torch_random_parts,
 )
-from farandole.torch.optimizer import ReducingOptimizer
 
 __all__ = [
     "GeneratorStateHandler",
@@ -48,55 +46,11 @@ class TorchState(ObjectState):
     or with Adasum or LBFGS, ``commit`` copies everything, and a fault goes back to the last one.
     """
 
-    _leaves: ClassVar[Leaves[Any]] = TensorLeaves()
+    _leaves: ClassVar[Leaves[Any]] = Leaves(adapter)
+    _registry: ClassVar[HandlerRegistry] = registry
 
     def __init__(self, model: Any = None, optimizer: Any = None, **others: Any) -> None:
-        self._random = random_parts()
         super().__init__(**others, model=model, optimizer=optimizer)
 
-    def restore(self) -> None:
-        """See ``ObjectState``; random generators are as after the last step, or the last ``save``."""
-        super().restore()
-        for part in self._random.values():
-            part.restore()
-
-    def _handler(self, value: Any) -> StateHandler | None:
-        return handler_for(value)
-
-    def _optimizers(self) -> dict[str, Any]:
-        return {name: part.value for name, part in self._parts.items() if isinstance(part, OptimizerStateHandler)}
-
-    def _connect(self) -> None:
-        """See ``ObjectState``: optimizers vote, if all can."""
-        super()._connect()
-        self._parts |= self._random
-        optimizers = self._optimizers().values()
-        self._votes = bool(optimizers) and all(map(_can_vote, optimizers))
-        for part in self._parts.values():
-            part.votes = self._votes
-        if self._votes:
-            self._step_vote.on_voted = self._save_random
-            for optimizer in optimizers:
-                optimizer._reducer.step_vote = self._step_vote
-
-    def _save_random(self) -> None:
-        for part in self._random.values():
-            part.save()
-
-    def _arrange(self, step: int) -> None:
-        super()._arrange(step)
-        for name, optimizer in self._optimizers().items():
-            if isinstance(optimizer, ReducingOptimizer):
-                optimizer._reducer.rejoin(f"optimizer.{name}")
-        for part in self._parts.values():
-            if isinstance(part, ScalerStateHandler):
-                part.begin_anew()
-
-
-def _can_vote(optimizer: Any) -> bool:
-    """A line search changes parameters before its step is over; and all ranks must be there to vote."""
-    return (
-        isinstance(optimizer, ReducingOptimizer)
-        and not isinstance(optimizer, torch.optim.LBFGS)
-        and optimizer._reducer.is_global
-    )
+    def _generators(self) -> dict[str, RandomPart]:
+        return torch_random_parts()

@@ -1,0 +1,94 @@
+"""``EpochSampler``: the samples of an epoch for loaders, each of them once, whoever comes and goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence, Sized
+from typing import Any
+
+from farandole.elastic.worker.sampler import SampleCursor, sequential, shuffled
+from farandole.runtime.session.init import current, is_initialized
+
+
+class EpochSampler:
+    """The indices of this rank among those of ``dataset`` that are not committed yet.
+
+    >>> sampler = EpochSampler(range(1000), shuffle=False)
+    >>> list(sampler)[:3]
+    [0, 1, 2]
+
+    Register it with the state. ``set_epoch`` begins an epoch, unless it is the one under way. The names are Horovod's.
+    Frameworks derive samplers that their loaders take.
+    """
+
+    def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
+        self.dataset, self.shuffle, self.seed = dataset, shuffle, seed
+        self.cursor = SampleCursor(len(dataset), self._shuffled if shuffle else sequential, seed)
+        self.reset()
+
+    @staticmethod
+    def _shuffled(length: int, seed: int, epoch: int) -> Sequence[int]:
+        """Random order of an epoch, the same everywhere."""
+        return shuffled(length, seed, epoch)
+
+    @property
+    def epoch(self) -> int:
+        """The number of the epoch under way."""
+        return self.cursor.epoch
+
+    @property
+    def rank(self) -> int:
+        """The rank that the indices are for."""
+        return self.cursor.rank
+
+    @property
+    def num_replicas(self) -> int:
+        """Number of ranks that the indices are shared out among."""
+        return self.cursor.size
+
+    @property
+    def processed_num(self) -> int:
+        """Number of samples of this epoch that all ranks together have committed."""
+        return self.cursor.position
+
+    @property
+    def remaining_indices(self) -> Sequence[int]:
+        """The indices of this epoch that are not committed."""
+        return self.cursor.remaining
+
+    @property
+    def num_samples(self) -> int:
+        """Number of indices that this rank gets when it begins now."""
+        return -(-(self.cursor.length - self.cursor.position) // self.cursor.size)
+
+    @property
+    def total_size(self) -> int:
+        """Number of indices that all ranks together get; ``num_samples`` times their number."""
+        return self.num_samples * self.cursor.size
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin ``epoch`` with all of its samples; where it is under way, it goes on with those that are left."""
+        self.cursor.set_epoch(epoch)
+
+    def record_batch(self, batch_idx: int, batch_size: int) -> None:
+        """Every rank has used ``batch_size`` samples of its own; not for batches that are handed out."""
+        self.cursor.record(batch_size)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Epoch and position in it, for ``load_state_dict`` at any number of ranks."""
+        return self.cursor.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a position. Raises ``ValueError`` for the state of another data set."""
+        self.cursor.load_state_dict(state_dict)
+
+    def reset(self) -> None:
+        """Share out what is left among the ranks there are now; a registered sampler need not be told."""
+        if is_initialized():
+            topology = current().topology
+            self.cursor.rearrange(topology.rank, topology.size)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.cursor.strided())
+
+    def __len__(self) -> int:
+        return self.num_samples
