@@ -2,42 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
-from typing import Any, BinaryIO
 
 import numpy as np
 
-from farandole.checkpoint.checkpoints import Checkpoints
-from farandole.checkpoint.codec import Codec
 from farandole.collective import ReduceOp
 from farandole.elastic.worker.run import run
 from farandole.elastic.worker.state import ObjectState
+from farandole.numpy.checkpoints import Checkpoints
 from farandole.runtime.session.init import current, init
 from farandole.testing.jobs import NumpyCalls
 
 STEP_S = 0.005
-
-
-class Plain(Codec):
-    """There are no tensors."""
-
-    def is_tensor(self, _: object) -> bool:
-        return False
-
-    def copy(self, tensor: Any) -> Any:
-        return tensor
-
-    def nbytes(self, _: Any) -> int:
-        return 0
-
-    def dump(self, content: dict[str, Any], file: BinaryIO) -> None:
-        file.write(json.dumps(content).encode())
-
-    def load(self, file: BinaryIO) -> dict[str, Any]:
-        content: dict[str, Any] = json.load(file)
-        return content
 
 
 class Steps(ObjectState):
@@ -67,7 +44,7 @@ def main() -> None:
     """Train."""
     init()
     state = Steps(step=0)
-    with Checkpoints("checkpoints", Plain()) as checkpoints:
+    with Checkpoints("checkpoints") as checkpoints:
         found = checkpoints.restore()
         if found is not None:
             state.step = found.state["step"]

@@ -93,10 +93,11 @@ class Checkpoints:
         writer = _Writer.here(self._sharded)
         if writer.rank >= writer.writers or writer.is_outside:
             return
-        tree, tensors = take_apart(state, self._codec)
-        owned = share_out([self._codec.nbytes(tensor) for tensor in tensors], writer.writers)[writer.rank]
+        adapter = self._codec.adapter
+        tree, tensors = take_apart(state, adapter)
+        owned = share_out([adapter.spec(tensor).nbytes for tensor in tensors], writer.writers)[writer.rank]
         # Copied by the caller and not in the thread: training may change the tensors as soon as this returns.
-        content: dict[str, Any] = {TENSORS: {number: self._codec.copy(tensors[number]) for number in owned}}
+        content: dict[str, Any] = {TENSORS: {number: adapter.host_copy(tensors[number]) for number in owned}}
         if writer.rank == 0:
             content[TREE] = tree
         # No daemon: the interpreter joins it before ``atexit``, and so before the session leaves the job.

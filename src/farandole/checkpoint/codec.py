@@ -1,6 +1,6 @@
-"""Interface of checkpoints to a framework: how its tensors are copied, written and read.
+"""Interface of checkpoints to a framework: the format of the files that hold its tensors.
 
->>> tree, tensors = take_apart({"step": 3, "weights": tensor}, codec)
+>>> tree, tensors = take_apart({"step": 3, "weights": tensor}, codec.adapter)
 >>> tree
 {'step': 3, 'weights': {'farandole.tensor': 0}}
 >>> put_together(tree, dict(enumerate(tensors))) == {"step": 3, "weights": tensor}
@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
 
 from farandole.errors import UsageError
+from farandole.runtime.collectives.adapter import TensorAdapter
 
 PLACEHOLDER = "farandole.tensor"
 """The key of the dict that stands for a tensor in a tree without its tensors; its value is the tensor's number."""
@@ -22,19 +23,10 @@ PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
 class Codec(ABC):
-    """Tensors of one framework."""
+    """File format for the tensors of ``adapter``, which are in host memory."""
 
-    @abstractmethod
-    def is_tensor(self, leaf: object) -> bool:
-        """True for what ``copy`` and ``dump`` take."""
-
-    @abstractmethod
-    def copy(self, tensor: Any) -> Any:
-        """The same values in host memory that nobody else writes to."""
-
-    @abstractmethod
-    def nbytes(self, tensor: Any) -> int:
-        """Size of a tensor in bytes."""
+    def __init__(self, adapter: TensorAdapter[Any]) -> None:
+        self.adapter = adapter
 
     @abstractmethod
     def dump(self, content: dict[str, Any], file: BinaryIO) -> None:
@@ -45,12 +37,12 @@ class Codec(ABC):
         """Read what ``dump`` has written, running no code from the file; raises whatever where it cannot."""
 
 
-def take_apart(tree: Any, codec: Codec) -> tuple[Any, list[Any]]:
+def take_apart(tree: Any, adapter: TensorAdapter[Any]) -> tuple[Any, list[Any]]:
     """The tree with placeholders for its tensors, and the tensors. Raises ``UsageError`` for what cannot be kept."""
     tensors: list[Any] = []
 
     def walk(node: Any, path: str) -> Any:
-        if codec.is_tensor(node):
+        if adapter.is_tensor(node):
             tensors.append(node)
             return {PLACEHOLDER: len(tensors) - 1}
         if isinstance(node, dict):

@@ -14,23 +14,15 @@ import torch
 from farandole.checkpoint.checkpoints import Checkpoints as _Checkpoints
 from farandole.checkpoint.checkpoints import OnError
 from farandole.checkpoint.codec import Codec
+from farandole.torch.adapter import adapter
 
 
 @final
 class TorchCodec(Codec):
     """Files as ``torch.save`` writes them, read with ``weights_only``: no code in them runs."""
 
-    def is_tensor(self, leaf: object) -> bool:
-        """See ``Codec``."""
-        return isinstance(leaf, torch.Tensor)
-
-    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """See ``Codec``. A view is kept without the rest of its storage."""
-        return tensor.detach().to("cpu", copy=True, memory_format=torch.preserve_format)
-
-    def nbytes(self, tensor: torch.Tensor) -> int:
-        """See ``Codec``."""
-        return tensor.nbytes
+    def __init__(self) -> None:
+        super().__init__(adapter)
 
     def dump(self, content: dict[str, Any], file: BinaryIO) -> None:
         """See ``Codec``."""
