@@ -1,0 +1,132 @@
+"""States of NumPy arrays: saved, restored and received in place; and a job whose worker is killed."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from farandole.elastic.worker.state_parts import random_parts
+from farandole.errors import UsageError
+from farandole.numpy.elastic import NumpyState
+from farandole.runtime.session.init import init, shutdown
+from farandole.testing.jobs import run_job
+from farandole.testing.rank import RankContext
+from tests.numpy.elastic_training import COMMIT_EVERY, GLOBAL_BATCH, STEPS
+
+SCRIPT = Path(__file__).with_name("elastic_training.py")
+
+
+@pytest.fixture
+def job() -> Iterator[None]:
+    """A job of this process alone."""
+    init()
+    yield
+    shutdown()
+
+
+def test_restore_writes_into_the_arrays_that_there_are(job: None) -> None:
+    w, whole = np.ones(2), np.zeros((2, 2))
+    state: Any = NumpyState(weights={"w": w, "layers": [np.ones(1)]}, column=whole[:, 1], log=[], epoch=0)
+    weights, log = state.weights, state.log
+    state.epoch = 1
+    w += 1
+    log.append("a")
+    state.commit()
+    w += 5
+    whole += 3
+    weights["layers"].append(np.ones(3))
+    weights["new"] = np.ones(1)
+    log.append("b")
+    state.epoch, drawn = 2, np.random.random()
+    state.restore()
+    assert state.weights is weights
+    assert weights["w"] is w
+    assert (w.tolist(), whole.tolist()) == ([2, 2], [[3, 0], [3, 0]])
+    assert (list(weights), len(weights["layers"]), log, state.epoch) == (["w", "layers"], 1, ["a"], 1)
+    assert np.random.random() == drawn
+    w += 1
+    state.restore()
+    assert w.tolist() == [2, 2], "what was saved is no alias of what is restored"
+
+
+def agrees(member: RankContext) -> list[Any]:
+    """Rank 1 gets ahead: its keys then have another order than those of rank 0, and there is one more."""
+    init()
+    generator = np.random.default_rng(member.rank)
+    a, b, single = np.full(2, 1.0), np.full(2, 2.0), np.full((2, 2), float(member.rank)).T[:, :1]
+    weights = {"a": a, "b": b}
+    state: Any = NumpyState(weights=weights, single=single, random=generator)
+    state.sync()
+    said: list[Any] = [single.tolist()]
+    if member.rank == 1:
+        weights["a"] = weights.pop("a")
+        weights["c"] = np.full(3, 3.0)
+        a += 4
+        single += 1
+        generator.random()
+        state._step_vote.step += 1
+    state.sync()
+    same = weights["a"] is a and weights["b"] is b and state.weights is weights
+    said += [same, {key: value.tolist() for key, value in weights.items()}, single.tolist(), generator.random()]
+    shutdown()
+    return said
+
+
+def test_all_ranks_get_the_arrays_of_the_newest_state_in_place() -> None:
+    one, other = run_job(agrees, 2)
+    second = np.random.default_rng(0).random(2)[1]
+    weights = {"b": [2, 2], "a": [5, 5], "c": [3, 3, 3]}
+    assert one == other == [[[0.0], [0.0]], True, weights, [[1.0], [1.0]], second]
+
+
+def test_equal_states_of_the_global_generators_are_equal_bytes() -> None:
+    for part in random_parts().values():
+        before = part.tree()
+        part.save()
+        random.random(), np.random.random()
+        changed = part.tree()
+        part.restore()
+        again = part.tree()
+        part.load(changed)
+        assert before == again != changed == part.tree()
+
+
+def differs(member: RankContext) -> str:
+    """A state of two programs."""
+    init()
+    state = NumpyState(w=np.zeros(2 + member.rank))
+    try:
+        state.sync()
+    except UsageError as error:
+        return str(error)
+    finally:
+        shutdown()
+    return ""
+
+
+def test_an_array_of_another_shape_is_another_program() -> None:
+    one, other = run_job(differs, 2)
+    assert one == ""
+    assert "an array of float64 with shape (2,) where this worker has an array of float64 with shape (3,)" in other
+
+
+def test_a_worker_is_killed_another_one_comes_and_nobody_can_tell(launch: Any, tmp_path: Path) -> None:
+    options = ["--min-np", "1", "--max-np", "2", "--blacklist-cooldown-range", "0", "1", "--start-timeout", "120"]
+    finished = launch(2, SCRIPT, options=options, arguments=[str(tmp_path), "2"]).ok()
+    results = [json.loads(path.read_text()) for path in tmp_path.glob("result-*.json")]
+    assert len(results) == 2, finished.stderr
+    for found, expected in results:
+        assert found["steps"] >= STEPS
+        assert found["steps"] % COMMIT_EVERY == 0
+        assert found["generation"] >= 3
+        assert found["processed"] == found["steps"] * GLOBAL_BATCH
+        assert found["draw"] == expected["draw"]
+        for one, other in zip(found["values"], expected["values"], strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-9)
+    assert results[0][0] == results[1][0]
