@@ -282,7 +282,8 @@ class GradientExchange(Generic[T]):
 
     def _choose_overlap(self) -> bool:
         """True to reduce during backward passes; the same on every member, or their fingerprints would differ."""
-        nbytes = sum(map(self._parameters.tensors.nbytes, self.params))
+        spec = self._parameters.tensors.adapter.spec
+        nbytes = sum(spec(param).nbytes for param in self.params)
         choice, why = choose_overlap(self.lane.session.settings.overlap, nbytes, self.lane.crosses_hosts)
         self.lane.note(f"gradients are reduced {'during' if choice == 'backward' else 'after'} backward passes: {why}")
         return choice == "backward"

@@ -123,7 +123,7 @@ def _every(mode: str, named: Named, tensors: Tensors[T]) -> int:
     """Number of steps from one snapshot to the next, the same on all ranks."""
     if mode == "every-step":
         return 1
-    is_small = all(tensors.nbytes(param) <= SAMPLE_BYTES for _, param in named)
+    is_small = all(tensors.adapter.spec(param).nbytes <= SAMPLE_BYTES for _, param in named)
     return EVERY_OF_SMALL if is_small else EVERY
 
 

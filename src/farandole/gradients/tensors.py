@@ -4,7 +4,7 @@
         def zeros_like(self, tensor): return [0.0] * len(tensor)
         ...
 
-Like an ``Adapter``, which it has, it is without state, and its methods are called from any thread. Parameters are
+Like a ``TensorAdapter``, which it has, it is without state, and its methods are called from any thread. Parameters are
 opaque here: objects of the framework, told apart by identity.
 """
 
@@ -16,7 +16,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from farandole.collective import Array
-from farandole.runtime.collectives.adapter import Adapter
+from farandole.errors import UnsupportedError
+from farandole.runtime.collectives.adapter import TensorAdapter, TensorSpec
 
 T = TypeVar("T")
 
@@ -30,7 +31,7 @@ Gradients: TypeAlias = Sequence[T | None]
 class Tensors(ABC, Generic[T]):
     """Arithmetic, memory and digests of the tensors of one framework."""
 
-    adapter: Adapter[T]
+    adapter: TensorAdapter[T]
 
     @abstractmethod
     def zeros_like(self, tensor: T) -> T:
@@ -39,10 +40,6 @@ class Tensors(ABC, Generic[T]):
     @abstractmethod
     def clone(self, tensor: T) -> T:
         """A copy with the same layout."""
-
-    @abstractmethod
-    def on_memory(self, array: Array, like: T | None = None) -> T:
-        """A tensor that is ``array``: flat, or of the shape of ``like``; it keeps the memory alive."""
 
     @abstractmethod
     def part(self, tensor: T, begin: int, end: int) -> T:
@@ -65,10 +62,6 @@ class Tensors(ABC, Generic[T]):
         """Set every element to ``value``."""
 
     @abstractmethod
-    def nbytes(self, tensor: T) -> int:
-        """Size of all elements; also of a parameter."""
-
-    @abstractmethod
     def digests(self, tensors: Gradients[T]) -> list[int]:
         """Digests of the values, in logical order; of ``None`` and of sparse tensors only that they are there or not.
 
@@ -82,6 +75,16 @@ class Tensors(ABC, Generic[T]):
     @abstractmethod
     def processor(self, param: Param) -> str:
         """Description that two ranks share if their arithmetic rounds alike."""
+
+    def on_memory(self, array: Array, like: T | None = None) -> T:
+        """A tensor that is ``array``: flat, or of the shape of ``like``; it keeps the memory alive."""
+        shape = (array.count,) if like is None else self.adapter.shape(like)
+        found = self.adapter.view(array, TensorSpec(shape, array.dtype.label, array.dtype.itemsize))
+        if found is None:
+            raise UnsupportedError(
+                f"no tensor can lie in memory of {array.device}, as the reduction of gradients needs"
+            )
+        return found
 
     def gradient(self, param: Param) -> T | None:
         """The gradient that ``param`` holds, in frameworks where parameters do."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar, final
 
@@ -10,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from farandole.adapters.numpy import adapter, verbs
-from farandole.collective import Array, DType, ReduceOp
+from farandole.collective import ReduceOp
 from farandole.errors import UsageError
 from farandole.gradients.handed import HandedReducer
 from farandole.gradients.identity import Identity, Names
@@ -39,14 +38,6 @@ class NumpyTensors(Tensors[AnyArray]):
         """See ``Tensors``."""
         return tensor.copy("K")
 
-    def on_memory(self, array: Array, like: AnyArray | None = None) -> AnyArray:
-        """See ``Tensors``."""
-        content = (ctypes.c_ubyte * max(1, array.nbytes)).from_address(array.address)
-        content.owner = array.owner  # type: ignore[attr-defined] # the array keeps this, and this the memory
-        raw: AnyArray = np.frombuffer(content, np.uint8)  # type: ignore[call-overload] # any buffer will do
-        flat = raw[: array.nbytes].view(_dtype(array.dtype))
-        return flat if like is None else flat.reshape(like.shape)
-
     def part(self, tensor: AnyArray, begin: int, end: int) -> AnyArray:
         """See ``Tensors``."""
         return tensor.reshape(-1)[begin:end]
@@ -69,10 +60,6 @@ class NumpyTensors(Tensors[AnyArray]):
     def fill(self, tensor: AnyArray, value: int) -> None:
         """See ``Tensors``."""
         tensor.fill(value)
-
-    def nbytes(self, tensor: AnyArray) -> int:
-        """See ``Tensors``."""
-        return tensor.nbytes
 
     def digests(self, tensors: Gradients[AnyArray]) -> list[int]:
         """See ``Tensors``."""
@@ -179,15 +166,6 @@ def _shaped(like: AnyArray) -> AnyArray:
     """An array with the shape and dtype of ``like`` that keeps nothing of it."""
     array = np.asarray(like)
     return np.broadcast_to(np.zeros((), array.dtype.newbyteorder("=")), array.shape)
-
-
-def _dtype(dtype: DType) -> np.dtype[Any]:
-    if dtype is DType.BFLOAT16:
-        import ml_dtypes  # who has an array of it has the package
-
-        found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-        return found
-    return np.dtype(dtype.label)
 
 
 tensors = NumpyTensors()

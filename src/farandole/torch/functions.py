@@ -9,12 +9,15 @@ from __future__ import annotations
 import torch
 
 from farandole.errors import UnsupportedError
+from farandole.runtime.collectives.leaves import Leaves
 from farandole.runtime.collectives.objects import allgather_object, broadcast_object
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
+from farandole.torch.adapter import adapter
 from farandole.torch.mpi_ops import broadcast_parameters
-from farandole.torch.trees import TensorPlaceholder, replace
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
+
+_leaves = Leaves(adapter)
 
 
 def broadcast_optimizer_state(
@@ -35,19 +38,11 @@ def broadcast_optimizer_state(
             "the state of torch.optim.LBFGS cannot be broadcast: broadcast the parameters and begin anew"
         )
     is_root = process_set.included() and process_set.ranks[process_set.rank() or 0] == root_rank
-    tensors: list[torch.Tensor] = []
-
-    def take(tensor: torch.Tensor) -> TensorPlaceholder:
-        tensors.append(tensor)
-        return TensorPlaceholder.of(tensor)
-
-    def make(placeholder: TensorPlaceholder) -> torch.Tensor:
-        tensors.append(placeholder.empty())
-        return tensors[-1]
-
-    mine = replace(optimizer.state_dict(), torch.Tensor, take) if is_root else None
+    mine, tensors = _leaves.take(optimizer.state_dict()) if is_root else (None, [])
     theirs = broadcast_object(mine, root_rank, "optimizer_state", process_set)
-    state = None if is_root else replace(theirs, TensorPlaceholder, make)
+    state = None
+    if not is_root:
+        state, tensors = _leaves.put(theirs, ())
     broadcast_parameters([(f"optimizer_state.{i}", t) for i, t in enumerate(tensors)], root_rank, process_set)
     if state is not None:
         optimizer.load_state_dict(state)

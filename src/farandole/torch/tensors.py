@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from typing import Any, final
 
 import torch
 
-from farandole.collective import Array
 from farandole.gradients.snapshots import PARTS, SAMPLE_BYTES, processor_model
 from farandole.gradients.tensors import Gradients, Tensors
 from farandole.native import core
-from farandole.torch.adapter import TORCH_DTYPES, adapter
+from farandole.torch.adapter import adapter
 
 
 @final
@@ -28,14 +26,6 @@ class TorchTensors(Tensors[torch.Tensor]):
     def clone(self, tensor: torch.Tensor) -> torch.Tensor:
         """See ``Tensors``."""
         return tensor.clone()
-
-    def on_memory(self, array: Array, like: torch.Tensor | None = None) -> torch.Tensor:
-        """See ``Tensors``."""
-        content = (ctypes.c_ubyte * max(1, array.nbytes)).from_address(array.address)
-        # The tensor keeps the array, and the array the memory, also after the lane was closed.
-        content.owner = array.owner  # type: ignore[attr-defined] # a ctypes array made from an address owns nothing
-        flat = torch.frombuffer(content, dtype=torch.uint8)[: array.nbytes].view(TORCH_DTYPES[array.dtype])
-        return flat if like is None else flat.view(like.shape)
 
     def part(self, tensor: torch.Tensor, begin: int, end: int) -> torch.Tensor:
         """See ``Tensors``."""
@@ -57,10 +47,6 @@ class TorchTensors(Tensors[torch.Tensor]):
     def fill(self, tensor: torch.Tensor, value: int) -> None:
         """See ``Tensors``."""
         tensor.fill_(value)
-
-    def nbytes(self, tensor: torch.Tensor) -> int:
-        """See ``Tensors``."""
-        return tensor.numel() * tensor.element_size()
 
     def digests(self, tensors: Gradients[torch.Tensor]) -> list[int]:
         """See ``Tensors``."""
