@@ -65,7 +65,7 @@ def gradients_that_some_ranks_lack(b: BindingUnderTest) -> None:
 
 
 def reduced_gradients_belong_to_the_script(b: BindingUnderTest) -> None:
-    """What was kept of a step stays as it is in the following ones."""
+    """Results that were kept of a step stay as they are in the following ones."""
     reduce = b.distributed(_like(b))
     kept = [reduce(_tensors(b, _gradients(b.rank, step))) for step in range(3)]
     for step, found in enumerate(kept):
@@ -115,7 +115,7 @@ def two_at_once_made_in_another_order(b: BindingUnderTest) -> None:
 
 
 def gradients_of_a_process_set(b: BindingUnderTest) -> None:
-    """Those of its members; the other ranks do not take part."""
+    """Reduced among the members; the other ranks do not take part."""
     if b.size < 3:
         return
     tail = b.hvd.add_process_set(list(range(1, b.size)))
