@@ -1,7 +1,7 @@
 """One rank of the job that runs checks: ``farandole run -np 2 python ranks.py OUTPUT_DIR CHECKS.py ...``.
 
 Writes ``OUTPUT_DIR/rank.json``: per check ``""`` or the traceback. The first failure ends the rank, as the others could
-only wait for it; what it did not come to is not in the file.
+only wait for it; checks that it did not come to say so.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ import farandole.torch as hvd
 sys.path.append(str(Path(__file__).parents[2]))  # checks share what lies in tests/
 
 
+NOT_RUN = "an earlier check failed, so this did not run"
+
+
 def load(path: Path) -> ModuleType:
     """A file as a module."""
     spec = importlib.util.spec_from_file_location(f"checks_{path.stem}", path)
@@ -35,8 +38,8 @@ def load(path: Path) -> ModuleType:
 
 
 def checks_in(path: Path) -> dict[str, Callable[[], None]]:
-    """The checks in a file, in order."""
-    return {name: check for name, check in vars(load(path)).items() if name.startswith("check_")}
+    """The checks in a file, in order, by ``FILE.NAME``."""
+    return {f"{path.stem}.{name}": check for name, check in vars(load(path)).items() if name.startswith("check_")}
 
 
 def main() -> int:
@@ -47,17 +50,19 @@ def main() -> int:
     target, *paths = map(Path, sys.argv[1:])
     only = os.environ.get("ONLY_CHECKS", "")
     found: dict[str, str] = {}
+    running = "loading"
     hvd.init()
     rank = hvd.rank()
     try:
-        for path in paths:
-            for name, check in checks_in(path).items():
-                if only in name:
-                    found[f"{path.stem}.{name}"] = "did not end"
-                    check()
-                    found[f"{path.stem}.{name}"] = ""
+        checks = {name: check for path in paths for name, check in checks_in(path).items() if only in name}
+        found = dict.fromkeys(checks, NOT_RUN)
+        for name, check in checks.items():
+            running = name
+            found[name] = "did not end"
+            check()
+            found[name] = ""
     except BaseException:
-        found[list(found)[-1]] = traceback.format_exc()
+        found[running] = traceback.format_exc()
         return 1
     else:
         hvd.shutdown()
