@@ -98,6 +98,7 @@ def _code(words: list[str]) -> str:
 GENERATORS: dict[str, Callable[[], str]] = {
     "settings": settings,
     "error_tree": error_tree,
+    "numpy_api": partial(api, "farandole.numpy"),
     "torch_api": partial(api, "farandole.torch"),
     "elastic_api": partial(api, "farandole.torch.elastic"),
     "optim_api": partial(api, "farandole.torch.optim"),

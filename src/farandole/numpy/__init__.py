@@ -72,4 +72,4 @@ broadcast_parameters = ops.broadcast_parameters
 Compression = _NumpyCompression
 
 if not _TYPE_CHECKING:  # type checkers and editors take what is defined and imported above
-    __all__ = [*_PUBLIC, "DistributedGradients"]  # noqa: PLE0604
+    __all__ = sorted([*_PUBLIC, "DistributedGradients"])  # noqa: PLE0605

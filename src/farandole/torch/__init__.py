@@ -61,5 +61,4 @@ if _collects:
 
 if not _TYPE_CHECKING:  # type checkers and editors take what is imported by name above
     _own = ("DistributedOptimizer", "SyncBatchNorm", "VirtualWorkers", "broadcast_optimizer_state")
-    _every = sorted([*_PUBLIC, *_own, *_LATER, "sparse_allreduce_async"])
-    __all__ = [*_every]  # noqa: PLE0604
+    __all__ = sorted([*_PUBLIC, *_own, *_LATER, "sparse_allreduce_async"])  # noqa: PLE0605
