@@ -53,3 +53,10 @@ def test_without_its_framework_it_says_what_to_install(name: str) -> None:
     assert done.returncode == 1
     assert f"farandole.{name} needs {BINDINGS[name]}" in done.stderr
     assert f"pip install 'farandole[{name}]'" in done.stderr
+
+
+@bindings
+def test_an_adapter_loads_no_binding(name: str) -> None:
+    script = f"import sys, farandole.adapters.{name}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert not {"farandole.torch", "farandole.numpy"}.intersection(done.stdout.split())

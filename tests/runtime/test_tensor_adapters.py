@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from farandole.adapters.numpy import NumpyAdapter
+from farandole.adapters.torch import TorchAdapter
 from farandole.collective import Array, DType
 from farandole.runtime.collectives.adapter import TensorAdapter, TensorSpec
 from farandole.runtime.collectives.leaves import Leaves
-from farandole.torch.adapter import TorchAdapter
 
 FRAMEWORKS = [(NumpyAdapter(), np.asarray), (TorchAdapter(), torch.tensor)]
 each = pytest.mark.parametrize(("adapter", "make"), FRAMEWORKS, ids=["numpy", "torch"])

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from farandole.adapters.torch import verbs
 from farandole.collective import ReduceOp, Reduction
 from farandole.errors import UnsupportedError
 from farandole.gradients.identity import Names
@@ -20,7 +21,6 @@ from farandole.gradients.terms import Terms
 from farandole.runtime.collectives.divergence import Comparison
 from farandole.runtime.collectives.objects import allgather_object
 from farandole.runtime.session.init import Session, current
-from farandole.torch.adapter import verbs
 from farandole.torch.compression import Compression
 from farandole.torch.subclass import refuse_copies
 from farandole.torch.tensors import tensors

@@ -16,10 +16,10 @@ from typing import Any, final
 import torch
 from torch.amp.grad_scaler import OptState
 
+from farandole.adapters.torch import verbs
 from farandole.collective import ReduceOp, Reduction
 from farandole.errors import MismatchError
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
-from farandole.torch.adapter import verbs
 from farandole.torch.optimizer import ReducingOptimizer
 
 __all__ = ["GradScaler"]

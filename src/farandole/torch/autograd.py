@@ -13,11 +13,11 @@ from typing import Any, final
 import torch
 
 from farandole import events
+from farandole.adapters.torch import verbs
 from farandole.collective import ReduceOp, Reduction
 from farandole.errors import UnsupportedError
 from farandole.runtime.session.init import current
 from farandole.runtime.session.process_sets import ProcessSet
-from farandole.torch.adapter import verbs
 
 _SUM = Reduction(ReduceOp.SUM)
 

@@ -11,10 +11,10 @@ from typing import Any, BinaryIO, final
 
 import torch
 
+from farandole.adapters.torch import adapter
 from farandole.checkpoint.checkpoints import Checkpoints as _Checkpoints
 from farandole.checkpoint.checkpoints import OnError
 from farandole.checkpoint.codec import Codec
-from farandole.torch.adapter import adapter
 
 
 @final

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import torch
 
+from farandole.adapters.torch import adapter
 from farandole.errors import UnsupportedError
 from farandole.runtime.collectives.leaves import Leaves
 from farandole.runtime.collectives.objects import allgather_object, broadcast_object
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
-from farandole.torch.adapter import adapter
 from farandole.torch.mpi_ops import broadcast_parameters
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]

@@ -21,13 +21,13 @@ from typing import Any, final
 
 import torch
 
+from farandole.adapters.torch import adapter
 from farandole.collective import Array
 from farandole.engines.engine import Memory
 from farandole.gradients.agreement import Agreed
 from farandole.gradients.buckets import Bucket
 from farandole.gradients.parameters import GradientBucket
 from farandole.gradients.tensors import Gradients
-from farandole.torch.adapter import adapter
 from farandole.torch.compression import CompressorLike
 from farandole.torch.targets import GradientSpec, Targets
 from farandole.torch.tensors import tensors

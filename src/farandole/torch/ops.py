@@ -11,11 +11,11 @@ from typing import final
 
 import torch
 
+from farandole.adapters.torch import verbs
 from farandole.collective import Reduction
 from farandole.runtime.collectives.ops import Ops
 from farandole.runtime.session.process_sets import ProcessSet
 from farandole.torch import autograd
-from farandole.torch.adapter import verbs
 
 
 @final

@@ -7,6 +7,7 @@ from typing import Any, final
 
 import torch
 
+from farandole.adapters.torch import DTYPES, TORCH_DTYPES, adapter, verbs
 from farandole.collective import DType
 from farandole.engines.engine import Memory
 from farandole.gradients.agreement import ANY, code
@@ -14,7 +15,6 @@ from farandole.gradients.buckets import BucketLayout, Piece
 from farandole.gradients.parameters import GradientBucket, Parameters
 from farandole.gradients.tensors import Gradients
 from farandole.gradients.terms import Terms
-from farandole.torch.adapter import DTYPES, TORCH_DTYPES, adapter, verbs
 from farandole.torch.memory import CompressedBucket, DirectBucket, LoneGradient, dense, travelling
 from farandole.torch.reductions import sparse_allreduce_async
 from farandole.torch.targets import GradientSpec, HandedOut, Targets, overlap

@@ -19,13 +19,13 @@ from typing import Any, TypeAlias, final
 
 import torch
 
+from farandole.adapters.torch import verbs
 from farandole.collective import Reduction
 from farandole.errors import UsageError
 from farandole.gradients.identity import Identity
 from farandole.gradients.step_reducer import GradientReducer
 from farandole.gradients.terms import Terms
 from farandole.runtime.session.init import current
-from farandole.torch.adapter import verbs
 from farandole.torch.parameters import TorchParameters
 from farandole.torch.passes import ArrivalHooks, Arrived, PassEnd, no_pass
 from farandole.torch.tensors import tensors

@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 import torch
 
+from farandole.adapters.torch import verbs
 from farandole.collective import Kind, ReduceOp
 from farandole.errors import UnsupportedError, UsageError
 from farandole.runtime.lanes.reduction import reduction
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
-from farandole.torch.adapter import verbs
 
 
 def sparse_allreduce_async(

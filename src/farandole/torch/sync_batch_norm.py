@@ -11,10 +11,10 @@ from typing import Any, final
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from farandole.adapters.torch import verbs
 from farandole.collective import ReduceOp, Reduction
 from farandole.errors import UsageError
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
-from farandole.torch.adapter import verbs
 from farandole.torch.autograd import apply
 
 _numbers = itertools.count()

@@ -7,10 +7,10 @@ from typing import Any, final
 
 import torch
 
+from farandole.adapters.torch import adapter
 from farandole.gradients.snapshots import PARTS, SAMPLE_BYTES, processor_model
 from farandole.gradients.tensors import Gradients, Tensors
 from farandole.native import core
-from farandole.torch.adapter import adapter
 
 
 @final

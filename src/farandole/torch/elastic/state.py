@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from farandole.adapters.torch import adapter
 from farandole.elastic.worker.state import ObjectState
 from farandole.elastic.worker.state_parts import HandlerRegistry, RandomPart, StateHandler
 from farandole.runtime.collectives.leaves import Leaves
-from farandole.torch.adapter import adapter
 from farandole.torch.elastic.parts import (
     GeneratorStateHandler,
     ModelStateHandler,
