@@ -54,7 +54,23 @@ def shapes_and_strides(b: BindingUnderTest) -> None:
         assert b.same(b.hvd.allreduce(b.mine(*shape), op=b.hvd.Sum), every.sum(0)), shape
         assert b.same(b.hvd.broadcast(b.mine(*shape), b.size - 1), every[-1]), shape
     assert b.same(b.hvd.allreduce(b.repeated(1.0, 3), op=b.hvd.Sum), [b.size] * 3)
-    everyone = [b.views(values) for values in b.every(4, 3)]
+    _views_are_reduced_where_they_lie(b, 4, 3)
+
+
+def large_tensors(b: BindingUnderTest) -> None:
+    """More bytes than travel with announcements: an engine has to move them."""
+    every = b.every(300, 70)
+    assert b.same(b.hvd.allreduce(b.mine(300, 70), op=b.hvd.Sum), every.sum(0))
+    tensor = b.mine(300, 70)
+    assert b.hvd.broadcast_(tensor, b.size - 1) is tensor
+    assert b.same(tensor, every[-1])
+    grouped = b.hvd.grouped_allreduce([b.mine(300, 70, dtype=dtype) for dtype in ("int32", "float32")], op=b.hvd.Max)
+    assert [b.same(found, every.max(0)) for found in grouped] == [True] * 2
+    _views_are_reduced_where_they_lie(b, 300, 70)
+
+
+def _views_are_reduced_where_they_lie(b: BindingUnderTest, *shape: int) -> None:
+    everyone = [b.views(values) for values in b.every(*shape)]
     for i, view in enumerate(everyone[b.rank]):
         total = np.sum([b.values(views[i]) for views in everyone], axis=0)
         assert b.same(b.hvd.allreduce(view, op=b.hvd.Sum), total), i
