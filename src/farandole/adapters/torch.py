@@ -11,11 +11,10 @@ import torch
 from farandole.collective import Array, DType
 from farandole.errors import UnsupportedError
 from farandole.runtime.collectives.adapter import TensorAdapter, TensorSpec
-from farandole.runtime.collectives.handles import handles
 from farandole.runtime.collectives.verbs import Verbs
 from farandole.runtime.session.init import current
 
-__all__ = ["DTYPES", "TORCH_DTYPES", "TorchAdapter", "adapter", "handles", "verbs"]
+__all__ = ["DTYPES", "TORCH_DTYPES", "TorchAdapter", "adapter", "verbs"]
 
 DTYPES: dict[torch.dtype, DType] = {getattr(torch, dtype.label): dtype for dtype in DType}
 _STRIDED, _ROWS = torch.strided, torch.contiguous_format  # looked up once: each call of a collective needs them
