@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from farandole.control.endings import GenerationEnded, WorkerExited
 from farandole.control.messages import Hello, Refuse, Welcome
 from farandole.elastic.membership.actions import Finish, Kill, Start
 from farandole.elastic.membership.formation import ElasticFormation
@@ -107,7 +108,7 @@ def test_a_newcomer_waits_alone_then_all_form_anew_by_seniority() -> None:
 def test_a_death_ends_the_generation_and_its_slot_is_filled_again() -> None:
     bench = Bench({"a": 2})
     bench.begin(0, 1)
-    bench.formation.gone(1, 1, -9, "worker 1 was killed")
+    bench.formation.worker_exited(WorkerExited(1, -9, "worker 1 was killed", pid=1))
     assert bench.decisions() == [EndNow("worker 1 was killed")]
     assert bench.orders(Start) == [0, 1, 2]
     bench.hello(0)
@@ -119,7 +120,7 @@ def test_a_death_ends_the_generation_and_its_slot_is_filled_again() -> None:
 def test_another_controller_greets_newcomers_before_it_has_heard_of_the_members() -> None:
     bench = Bench({"a": 2})
     bench.begin(0, 1)
-    bench.formation.gone(1, 1, -9, "worker 1 was killed")
+    bench.formation.worker_exited(WorkerExited(1, -9, "worker 1 was killed", pid=1))
     bench.hello(0)
     bench.decisions()
     bench.succeed()
@@ -132,7 +133,7 @@ def test_another_controller_greets_newcomers_before_it_has_heard_of_the_members(
 def test_another_controller_waits_for_those_that_waited_before() -> None:
     bench = Bench({"a": 2})
     bench.begin(0, 1)
-    bench.formation.over(1, "a call stalled")
+    bench.formation.generation_ended(GenerationEnded(1, "a call stalled"))
     bench.hello(1)
     assert bench.decisions() == []
     bench.succeed()
@@ -162,7 +163,7 @@ CASES = pytest.mark.parametrize(
 def test_a_newcomer_that_does_not_fit_is_refused_and_the_others_go_on(version: str, engines: tuple[str, ...]) -> None:
     bench = Bench({"a": 2})
     bench.begin(0, 1)
-    bench.formation.gone(1, 1, -9, "worker 1 was killed")
+    bench.formation.worker_exited(WorkerExited(1, -9, "worker 1 was killed", pid=1))
     bench.decisions()
     bench.hello(2, version=version, engines=engines)
     bench.hello(0)
@@ -187,7 +188,7 @@ def test_who_does_not_fit_is_refused_with_the_reason(version: str, engines: tupl
 def test_who_trains_something_else_is_refused_before_anybody_waits_for_it() -> None:
     bench = Bench({"a": 2})
     bench.begin(0, 1)
-    bench.formation.gone(1, 1, -9, "worker 1 was killed")
+    bench.formation.worker_exited(WorkerExited(1, -9, "worker 1 was killed", pid=1))
     bench.hello(0, state="model (2 tensors)")
     bench.decisions()
     bench.hello(2, ready=False)
@@ -220,7 +221,7 @@ def test_who_trains_something_else_is_refused_when_the_others_say_what_they_trai
 def test_the_end_is_for_the_launcher() -> None:
     bench = Bench({"a": 1})
     bench.begin(0)
-    bench.formation.gone(0, 0, 0, "worker 0 exited with code 0")
+    bench.formation.worker_exited(WorkerExited(0, 0, "worker 0 exited with code 0", pid=0))
     assert bench.decisions() == []
     assert isinstance(bench.formation.orders[-1].action, Finish)
     assert bench.formation.deadline_s is None

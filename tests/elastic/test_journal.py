@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from farandole.control.endings import GenerationEnded, WorkerExited
 from farandole.elastic.membership import job_events
 from farandole.elastic.membership.journal import Recorded, read, replay
 from farandole.elastic.membership.policy import Policy
@@ -16,7 +17,7 @@ STORY: list[tuple[float, job_events.Any]] = [
     (0.0, job_events.HostsFound({"a": 1, "b": 1})),
     (1.0, job_events.WorkerConnected(0, ready=False)),
     (1.5, job_events.WorkerConnected(1, ready=False)),
-    (9.0, job_events.WorkerExited(1, -9, "worker 1 on b was killed by SIGKILL")),
+    (9.0, WorkerExited(1, -9, "worker 1 on b was killed by SIGKILL")),
     (9.1, job_events.WorkerConnected(0, ready=True)),
     (9.2, job_events.HostLost("b", "host b is silent")),
 ]
@@ -59,7 +60,7 @@ def test_the_end_of_the_job_is_decided_once() -> None:
     for event in (
         job_events.HostsFound({"a": 1}),
         job_events.WorkerConnected(0, ready=False),
-        job_events.WorkerExited(0, 0, "it has ended"),
+        WorkerExited(0, 0, "it has ended"),
     ):
         membership.on(0.0, event)
         decided = membership.decide(0.0)
@@ -69,6 +70,23 @@ def test_the_end_of_the_job_is_decided_once() -> None:
     assert heir.finish == decided[-1]
     assert heir.status == 0
     assert heir.decide(9.0) == []
+
+
+def test_ends_stand_in_a_journal_as_they_always_have() -> None:
+    """Messages of agents carry the same objects with more in them; a journal has what is decided by."""
+    for end, text in [
+        (
+            WorkerExited(1, 0, "it has ended"),
+            '{"type":"WorkerExited","worker_id":1,"code":0,"description":"it has ended"}',
+        ),
+        (GenerationEnded(2, "it broke"), '{"type":"GenerationEnded","generation":2,"reason":"it broke"}'),
+    ]:
+        lines: list[str] = []
+        membership = Recorded(Policy(), lines.append)
+        membership.on(0.0, end)
+        membership.decide(0.0)
+        assert text in lines[1]
+        assert read(lines)[1][0].heard[0].event == end
 
 
 def test_a_last_line_that_was_torn_is_left() -> None:

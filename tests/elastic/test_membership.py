@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from farandole.control.endings import GenerationEnded, WorkerExited
 from farandole.elastic.membership import actions, job_events
 from farandole.elastic.membership.actions import AnyAction
 from farandole.elastic.membership.membership import Membership
@@ -50,8 +51,8 @@ class Job:
         return self.actions[begin:]
 
 
-def killed(worker_id: int) -> job_events.WorkerExited:
-    return job_events.WorkerExited(worker_id, -9, f"worker {worker_id} was killed by SIGKILL")
+def killed(worker_id: int) -> WorkerExited:
+    return WorkerExited(worker_id, -9, f"worker {worker_id} was killed by SIGKILL")
 
 
 def came(*worker_ids: int, ready: bool = True) -> list[job_events.WorkerConnected]:
@@ -129,7 +130,7 @@ def test_the_only_one_that_has_the_state_hands_it_over_before_it_goes() -> None:
     assert job.tell(4.0, *came(1)) == [actions.Announce()]
     assert job.tell(4.1, *came(0)) == [actions.Form(2, [0, 1]), actions.Announce()]
     assert job.tell(4.5, *came(0, 1)) == [actions.Dismiss([0]), actions.Form(3, [1])]
-    assert job.tell(4.6, job_events.WorkerExited(0, 0, "worker 0 exited with code 0")) == []
+    assert job.tell(4.6, WorkerExited(0, 0, "worker 0 exited with code 0")) == []
 
 
 def test_who_must_go_and_alone_has_seen_the_last_step_hands_it_over_before() -> None:
@@ -229,7 +230,7 @@ def test_who_has_no_time_to_notice_and_answers_is_given_more() -> None:
     assert job.pass_to(28.9) == []
     assert job.pass_to(29.0) == [actions.Kill(1), actions.Form(2, [0])]
     job = Job(Policy(hang_timeout_s=5.0, stall_shutdown_s=20.0), {"a": 2}).train()
-    job.tell(9.0, job_events.GenerationEnded(1, "an engine failed"), *came(0))
+    job.tell(9.0, GenerationEnded(1, "an engine failed"), *came(0))
     job.tell(12.0, job_events.Answered(1))
     assert job.pass_to(16.9) == []
     assert job.pass_to(17.0) == [actions.Kill(1), actions.Form(2, [0])]
@@ -243,43 +244,41 @@ def test_who_has_left_to_finish_is_not_killed() -> None:
 
 def test_nobody_waits_for_the_end_of_a_process_whose_script_has_raised() -> None:
     job = Job(Policy(start_timeout_s=30.0), {"a": 2}).train()
-    job.tell(9.0, job_events.GenerationEnded(1, "its script raised"), job_events.WorkerLeft(1, ending=True))
+    job.tell(9.0, GenerationEnded(1, "its script raised"), job_events.WorkerLeft(1, ending=True))
     assert job.tell(9.1, *came(0)) == [actions.Form(2, [0])]
-    assert job.tell(9.5, job_events.WorkerExited(1, 1, "it exited with code 1")) == [actions.Start(2, "a", 1)]
+    assert job.tell(9.5, WorkerExited(1, 1, "it exited with code 1")) == [actions.Start(2, "a", 1)]
 
 
 def test_the_job_fails_as_its_last_worker_does_whose_script_has_raised() -> None:
     job = Job(Policy(), {"a": 1}).train()
-    assert (
-        job.tell(9.0, job_events.GenerationEnded(1, "its script raised"), job_events.WorkerLeft(0, ending=True)) == []
-    )
-    assert actions.Finish(1) in job.tell(9.5, job_events.WorkerExited(0, 1, "it exited with code 1"))
+    assert job.tell(9.0, GenerationEnded(1, "its script raised"), job_events.WorkerLeft(0, ending=True)) == []
+    assert actions.Finish(1) in job.tell(9.5, WorkerExited(0, 1, "it exited with code 1"))
 
 
 def test_who_should_be_ending_and_does_not_is_killed() -> None:
     job = Job(Policy(start_timeout_s=30.0), {"a": 2}).train()
-    job.tell(9.0, job_events.GenerationEnded(1, "its script raised"), job_events.WorkerLeft(1, ending=True), *came(0))
+    job.tell(9.0, GenerationEnded(1, "its script raised"), job_events.WorkerLeft(1, ending=True), *came(0))
     assert job.pass_to(39.0) == [actions.Kill(1)]
 
 
 def test_one_that_takes_its_time_to_finish_wakes_nobody() -> None:
     job = Job(Policy(hang_timeout_s=5.0), {"a": 1}).train()
-    job.tell(9.0, job_events.GenerationEnded(1, "an engine failed"), job_events.WorkerLeft(0))
+    job.tell(9.0, GenerationEnded(1, "an engine failed"), job_events.WorkerLeft(0))
     assert job.pass_to(100.0) == []
     assert job.membership.deadline_s is None
 
 
 def test_the_others_go_on_when_one_has_finished_and_nobody_is_started() -> None:
     job = Job(Policy(min_np=2), {"a": 3}).train()
-    assert job.tell(9.0, job_events.WorkerLeft(2), job_events.WorkerExited(2, 0, "worker 2 exited with code 0")) == []
+    assert job.tell(9.0, job_events.WorkerLeft(2), WorkerExited(2, 0, "worker 2 exited with code 0")) == []
     assert job.tell(9.1, *came(0, 1)) == [actions.Form(2, [0, 1])]
-    ended = [job_events.WorkerExited(worker_id, 0, "it exited with code 0") for worker_id in (0, 1)]
+    ended = [WorkerExited(worker_id, 0, "it exited with code 0") for worker_id in (0, 1)]
     assert job.tell(9.2, *ended) == [actions.Finish(0)]
 
 
 def test_when_nobody_is_left_the_status_is_that_of_the_first_failure() -> None:
     job = Job(Policy(), {"a": 2}).train()
-    job.tell(9.0, job_events.WorkerExited(1, 3, "worker 1 on a exited with code 3"))
+    job.tell(9.0, WorkerExited(1, 3, "worker 1 on a exited with code 3"))
     decided = job.tell(9.1, killed(0))
     assert decided == [actions.Finish(3)]
     assert "no worker is left that has the state of the job" in job.reasons[-1]
@@ -289,7 +288,7 @@ def test_a_script_that_always_fails_ends_the_job() -> None:
     job = Job(Policy(), {"a": 1})
     for worker_id in range(3):
         job.pass_to(10.0)
-        job.tell(1.0 + worker_id, job_events.WorkerExited(worker_id, 2, "worker exited with code 2"))
+        job.tell(1.0 + worker_id, WorkerExited(worker_id, 2, "worker exited with code 2"))
         job.pass_to(10.0)
     assert job.membership.status == 2
     assert "no worker could be started" in job.reasons[-1]
@@ -339,6 +338,6 @@ def numbered(actions: Sequence[AnyAction]) -> list[str]:
 
 def test_after_the_end_nothing_is_decided() -> None:
     job = Job(Policy(), {"a": 1}).train()
-    assert numbered(job.tell(2.0, job_events.WorkerExited(0, 0, "it exited with code 0"))) == ["Finish"]
+    assert numbered(job.tell(2.0, WorkerExited(0, 0, "it exited with code 0"))) == ["Finish"]
     assert job.tell(3.0, job_events.HostsFound({"a": 5}), *came(9)) == []
     assert job.membership.deadline_s is None

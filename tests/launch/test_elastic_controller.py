@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from farandole.control.endings import GenerationEnded
 from farandole.elastic.membership import job_events
 from farandole.elastic.membership.journal import Recorded
 from farandole.elastic.membership.policy import Policy
@@ -42,7 +43,7 @@ def train(membership: Recorded, generations: int) -> None:
         for worker_id in (0, 1):
             membership.on(1.0, job_events.WorkerConnected(worker_id, ready=True))
         membership.decide(1.0)
-        membership.on(2.0, job_events.GenerationEnded(number + 1, "a worker said: \u2028 \x85"))
+        membership.on(2.0, GenerationEnded(number + 1, "a worker said: \u2028 \x85"))
         membership.decide(2.0)
 
 

@@ -7,15 +7,24 @@ import signal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.launch.agents.exit_policy import End, ExitAction, ExitPolicy, Loss
+from farandole.control.endings import WorkerExited
+from farandole.launch.job.exit_policy import ExitAction, ExitPolicy, Loss
+from farandole.launch.job.exit_wording import ExitWording
+
+WORDS = ExitWording()
+
+
+def exited(worker_id: int, code: int, tail: str = "", error: str = "") -> WorkerExited:
+    """The end of a rank on host ``a``, in words."""
+    return WORDS.describe(WorkerExited(worker_id, code, tail=tail, error=error), "a")
 
 
 def test_the_first_failure_decides_and_later_ends_do_not() -> None:
     policy = ExitPolicy(3, "stop")
-    assert policy.exited(End(0, "a", 0)).action is ExitAction.GO_ON
-    assert policy.exited(End(2, "a", -11, "why\nindeed")) == (ExitAction.STOP, "rank 2 on a was killed by SIGSEGV")
+    assert policy.exited(exited(0, 0)).action is ExitAction.GO_ON
+    assert policy.exited(exited(2, -11, "why\nindeed")) == (ExitAction.STOP, "rank 2 on a was killed by SIGSEGV")
     assert policy.running() == [1]
-    assert policy.exited(End(1, "a", -15)).action is ExitAction.GO_ON
+    assert policy.exited(exited(1, -15)).action is ExitAction.GO_ON
     assert policy.running() == []
     assert policy.status == 139
     assert policy.last_words().splitlines() == [
@@ -27,13 +36,13 @@ def test_the_first_failure_decides_and_later_ends_do_not() -> None:
 
 def test_who_left_first_is_the_cause_though_others_end_before() -> None:
     policy = ExitPolicy(4, "stop")
-    assert policy.exited(End(3, "a", 0), left=[3]).action is ExitAction.GO_ON
-    assert policy.exited(End(0, "a", 1, "AbortError"), left=[3, 1, 2, 0]) == (
+    assert policy.exited(exited(3, 0), left=[3]).action is ExitAction.GO_ON
+    assert policy.exited(exited(0, 1, "AbortError"), left=[3, 1, 2, 0]) == (
         ExitAction.AWAIT,
         "rank 0 on a exited with code 1, but ranks [1, 2] had left before that",
     )
-    assert policy.exited(End(2, "a", 1, "AbortError"), left=[3, 1, 2, 0]).action is ExitAction.AWAIT
-    assert policy.exited(End(1, "a", 3, "mine"), left=[3, 1, 2, 0]) == (
+    assert policy.exited(exited(2, 1, "AbortError"), left=[3, 1, 2, 0]).action is ExitAction.AWAIT
+    assert policy.exited(exited(1, 3, "mine"), left=[3, 1, 2, 0]) == (
         ExitAction.STOP,
         "rank 1 on a exited with code 3",
     )
@@ -48,29 +57,29 @@ def test_who_left_first_is_the_cause_though_others_end_before() -> None:
 
 def test_who_left_in_good_order_is_not_the_cause() -> None:
     policy = ExitPolicy(2, "stop")
-    assert policy.exited(End(0, "a", 1), left=[1, 0]).action is ExitAction.AWAIT
-    assert policy.exited(End(1, "a", 0), left=[1, 0]) == (ExitAction.STOP, "rank 0 on a exited with code 1")
+    assert policy.exited(exited(0, 1), left=[1, 0]).action is ExitAction.AWAIT
+    assert policy.exited(exited(1, 0), left=[1, 0]) == (ExitAction.STOP, "rank 0 on a exited with code 1")
     assert policy.status == 1
 
 
 def test_who_left_and_lives_on_does_not_keep_the_job() -> None:
     policy = ExitPolicy(3, "stop")
-    assert policy.exited(End(0, "a", 1), left=[1, 0]).action is ExitAction.AWAIT
+    assert policy.exited(exited(0, 1), left=[1, 0]).action is ExitAction.AWAIT
     assert policy.overdue() == (ExitAction.STOP, "rank 0 on a exited with code 1")
-    assert policy.exited(End(1, "a", -15), left=[1, 0]).action is ExitAction.GO_ON
+    assert policy.exited(exited(1, -15), left=[1, 0]).action is ExitAction.GO_ON
     assert policy.status == 1
 
 
 def test_who_is_killed_is_the_cause_at_once() -> None:
     policy = ExitPolicy(2, "stop")
-    assert policy.exited(End(1, "a", -9), left=[1]).action is ExitAction.STOP
+    assert policy.exited(exited(1, -9), left=[1]).action is ExitAction.STOP
 
 
 def test_a_failure_of_an_earlier_generation_stays_the_first() -> None:
     policy = ExitPolicy(3, "continue")
-    policy.exited(End(2, "a", -9), left=[2])
-    policy.exited(End(0, "a", 1), left=[1, 0])
-    policy.exited(End(1, "a", 5), left=[1, 0])
+    policy.exited(exited(2, -9), left=[2])
+    policy.exited(exited(0, 1), left=[1, 0])
+    policy.exited(exited(1, 5), left=[1, 0])
     assert policy.status == 137
     assert policy.last_words().splitlines()[1:] == [
         "after that, rank 1 on a exited with code 5",
@@ -80,16 +89,16 @@ def test_a_failure_of_an_earlier_generation_stays_the_first() -> None:
 
 def test_with_continue_the_job_goes_on_and_keeps_the_first_code() -> None:
     policy = ExitPolicy(3, "continue")
-    assert policy.exited(End(1, "a", 7)).action is ExitAction.GO_ON
-    assert policy.exited(End(0, "a", 9)).action is ExitAction.GO_ON
-    assert policy.exited(End(2, "a", 0)).action is ExitAction.GO_ON
+    assert policy.exited(exited(1, 7)).action is ExitAction.GO_ON
+    assert policy.exited(exited(0, 9)).action is ExitAction.GO_ON
+    assert policy.exited(exited(2, 0)).action is ExitAction.GO_ON
     assert policy.status == 7
     assert policy.last_words().endswith("after that, rank 0 on a exited with code 9")
 
 
 def test_a_command_that_cannot_be_started_ends_the_job_in_any_case() -> None:
     policy = ExitPolicy(2, "continue")
-    assert policy.exited(End(0, "a", 127, error="x was not found")).action is ExitAction.STOP
+    assert policy.exited(exited(0, 127, error="x was not found")).action is ExitAction.STOP
     assert policy.status == 127
     assert policy.last_words() == "rank 0 on a could not be started: x was not found"
 
@@ -99,7 +108,7 @@ def test_signals_ask_first_and_force_then() -> None:
     assert policy.interrupted(signal.SIGINT) == (ExitAction.STOP, "SIGINT: ending 2 workers (again: kill at once)")
     assert policy.interrupted(signal.SIGTERM).action is ExitAction.KILL
     for worker_id in (0, 1):
-        assert policy.exited(End(worker_id, "a", -9)).action is ExitAction.GO_ON
+        assert policy.exited(exited(worker_id, -9)).action is ExitAction.GO_ON
     assert policy.status == 130
     assert policy.last_words() == "the job was ended by SIGINT"
 
@@ -108,12 +117,12 @@ def test_a_lost_host_ends_the_job_or_is_named_after_the_failure_that_did() -> No
     policy = ExitPolicy(3, "stop")
     assert policy.host_lost([1, 2], Loss("host b is silent", 137)) == (ExitAction.STOP, "host b is silent")
     assert policy.running() == [0]
-    assert policy.exited(End(0, "a", -15)).action is ExitAction.GO_ON
+    assert policy.exited(exited(0, -15)).action is ExitAction.GO_ON
     assert policy.running() == []
     assert policy.status == 137
     assert policy.last_words() == "host b is silent"
     policy = ExitPolicy(3, "stop")
-    policy.exited(End(0, "a", 3))
+    policy.exited(exited(0, 3))
     assert policy.host_lost([1, 2], Loss("host b is silent")).action is ExitAction.GO_ON
     assert policy.status == 3
     assert policy.last_words().splitlines()[1] == "after that, host b is silent"
@@ -137,7 +146,7 @@ def test_the_status_is_zero_only_if_nobody_failed(
     order: list[int], codes: list[int], on_failure: str, leaving: list[int]
 ) -> None:
     policy = ExitPolicy(4, on_failure)  # type: ignore[arg-type]
-    asked = [policy.exited(End(worker_id, "a", codes[worker_id]), leaving).action for worker_id in order]
+    asked = [policy.exited(exited(worker_id, codes[worker_id]), leaving).action for worker_id in order]
     assert policy.running() == []
     assert (policy.status == 0) == (not any(codes)) == (policy.last_words() == "")
     assert asked.count(ExitAction.STOP) == (on_failure == "stop" and any(codes))
@@ -145,13 +154,12 @@ def test_the_status_is_zero_only_if_nobody_failed(
 
 def test_a_traceback_that_was_shown_is_not_shown_again() -> None:
     tail = 'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n    f()\nOSError: no\nwhy'
-    policy = ExitPolicy(1, "stop")
-    policy.exited(End(0, "a", 1, tail, advice="try again", shown=True))
+    policy = ExitPolicy(1, "stop", ExitWording(shown=True))
+    policy.exited(exited(0, 1, tail))
     assert policy.last_words().splitlines() == [
         "rank 0 on a exited with code 1; its traceback is above, at [0]<stderr>:",
         "    OSError: no",
         "    why",
-        "try again",
     ]
-    assert End(0, "a", 1, tail).account()[1:] == [f"    {line}" for line in tail.splitlines()]
-    assert "the last lines" in End(0, "a", 1, "glibc: corrupted", shown=True).account()[0]
+    assert WORDS.account(exited(0, 1, tail))[1:] == [f"    {line}" for line in tail.splitlines()]
+    assert "the last lines" in ExitWording(shown=True).account(exited(0, 1, "glibc: corrupted"))[0]

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from farandole.collective import DType, Kind
 from farandole.control import messages, task_messages
-from farandole.control.agent_messages import Exited
+from farandole.control.agent_messages import Report
+from farandole.control.endings import WorkerExited
 from farandole.control.message import Message
 from farandole.control.messages import (
     Abort,
@@ -161,7 +162,7 @@ def test_a_forgotten_number_is_asked_for_again() -> None:
 @pytest.mark.parametrize(("code", "kind"), [(1, Welcome), (0, messages.Refuse)])
 def test_a_job_may_start_without_one_that_failed_if_it_is_told_to_go_on(code: int, kind: type[Message]) -> None:
     job = Job(on_failure="continue")
-    job.controller.worker_exited(1, 101, code, f"rank 1 on a exited with {code}")
+    job.controller.worker_exited(WorkerExited(1, code, f"rank 1 on a exited with {code}", pid=101))
     job.hello(0)
     assert [to for to, _ in job.only(kind)] == ["xc"]
 
@@ -172,7 +173,9 @@ def test_a_job_may_start_without_one_that_failed_if_it_is_told_to_go_on(code: in
 def test_a_death_is_told_to_all_others_at_once_on_both_sockets() -> None:
     job = Job(3)
     job.form()
-    job.controller.worker_exited(1, 4242, -9, "rank 1 on a was killed by SIGKILL")  # a shell around process 101
+    job.controller.worker_exited(
+        WorkerExited(1, -9, "rank 1 on a was killed by SIGKILL", pid=4242)
+    )  # a shell around process 101
     told = job.only(Abort)
     assert sorted(to for to, _ in told) == ["xc", "xo", "zc", "zo"]
     assert {message for _, message in told} == {Abort(1, "rank 1 on a was killed by SIGKILL")}
@@ -184,7 +187,7 @@ def test_who_leaves_is_missed_only_by_those_who_need_it() -> None:
     job = Job(3)
     job.form(process_sets=[[0, 1]])
     job.say("z", Leave(1))
-    job.controller.worker_exited(2, 102, 0, "rank 2 on a exited with 0")
+    job.controller.worker_exited(WorkerExited(2, 0, "rank 2 on a exited with 0", pid=102))
     job.wait(FAREWELL_S)
     assert job.take() == []
     for uid in "xy":
@@ -206,7 +209,7 @@ def test_an_end_without_a_word_ends_it_for_all_unless_the_word_is_on_its_way() -
     for farewell in (True, False):
         job = Job()
         job.form()
-        job.controller.worker_exited(1, 101, 0, "rank 1 on a exited with 0")
+        job.controller.worker_exited(WorkerExited(1, 0, "rank 1 on a exited with 0", pid=101))
         if farewell:
             job.say("y", Leave(1))
         job.wait(FAREWELL_S)
@@ -217,7 +220,7 @@ def test_an_end_without_a_word_ends_it_for_all_unless_the_word_is_on_its_way() -
 def test_survivors_form_the_next_generation_and_the_last_ones_messages_are_dropped() -> None:
     job = Job(3)
     job.form()
-    job.controller.worker_exited(0, 100, 1, "rank 0 on a exited with 1")
+    job.controller.worker_exited(WorkerExited(0, 1, "rank 0 on a exited with 1", pid=100))
     job.take()
     job.hello(2, "r")
     job.hello(1, "q")
@@ -376,7 +379,7 @@ peers: list[st.SearchStrategy[Message]] = [
     st.builds(task_messages.TaskResult, small, st.booleans(), st.binary(max_size=2)),
     st.builds(task_messages.FetchTask, small),
     st.builds(Welcome, small, small, st.just([]), text, text),
-    st.builds(Exited, small, small, small, text),
+    st.builds(Report, st.builds(WorkerExited, small, small, text, text, small, text)),
     st.builds(messages.Ready, small, st.lists(st.builds(messages.Share, entries, st.lists(small, max_size=4)))),
 ]  # fmt: skip
 letters = st.lists(st.builds(messages.Letter, sockets, st.one_of(peers).map(messages.encode) | st.binary(max_size=3)))
@@ -396,7 +399,7 @@ def test_nothing_that_comes_can_break_it(job_events: list[tuple[Any, Any]], form
         if who is None:
             job.wait(what)
         elif who == "exit":
-            job.controller.worker_exited(what[0], what[1], what[2], "it has ended")
+            job.controller.worker_exited(WorkerExited(what[0], what[2], "it has ended", pid=what[1]))
         else:
             job.controller.handle(who, what)
         job.tick()

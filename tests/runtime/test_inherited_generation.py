@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from farandole.control.endings import GenerationEnded
 from farandole.control.messages import Abort, Blocked, ChangeDue, Entry, Hello, Leave, Progress, Stay, Submit
 from farandole.elastic.membership.formation import ElasticFormation
-from farandole.elastic.membership.job_events import Answered, GenerationEnded, WorkerHung, WorkerLeft
+from farandole.elastic.membership.job_events import Answered, WorkerHung, WorkerLeft
 from farandole.elastic.membership.journal import Recorded, read
 from farandole.elastic.membership.policy import Policy
 from farandole.runtime.controller.inherited_generation import REASON, InheritedGeneration

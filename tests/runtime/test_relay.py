@@ -16,6 +16,7 @@ import pytest
 
 from farandole.collective import Array, DType, Kind
 from farandole.control.channel import Router
+from farandole.control.endings import WorkerExited
 from farandole.control.keys import JobKeys, new_secret
 from farandole.control.messages import Hello, Order
 from farandole.errors import AbortError
@@ -183,7 +184,9 @@ class Job:
     def begin_again(self, without: Host) -> None:
         """The job goes on, without the workers of one host."""
         for worker_id in (worker.hello.worker_id for worker in self.workers if worker.hello.host == without.name):
-            self.root.controller.worker_exited(worker_id, worker_id, -9, f"rank {worker_id} was killed")
+            self.root.controller.worker_exited(
+                WorkerExited(worker_id, -9, f"rank {worker_id} was killed", pid=worker_id)
+            )
         self.workers = self._begin([host for host in self.hosts if host is not without], len(self.workers))
 
     def _begin(self, hosts: Sequence[Host], size: int) -> list[Worker]:

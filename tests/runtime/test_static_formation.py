@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from farandole.control.endings import WorkerExited
 from farandole.control.messages import Hello
 from farandole.errors import UnsupportedError
 from farandole.runtime.coordination.formation import Decision, Formed, Refused
@@ -88,7 +89,7 @@ def test_survivors_form_the_next_generation_without_the_dead() -> None:
     forming = formation()
     formed(arrive(forming, hello(0), hello(1), hello(2)))
     assert arrive(forming, hello(2)) is None
-    forming.gone(1, 101, 1, "rank 1 on b was killed by SIGKILL")
+    forming.worker_exited(WorkerExited(1, 1, "rank 1 on b was killed by SIGKILL", pid=101))
     generation = formed(arrive(forming, hello(0)))
     assert (generation.generation, [member.hello.worker_id for member in generation.members]) == (2, [0, 2])
 
@@ -97,14 +98,14 @@ def test_the_end_of_the_last_missing_one_completes_a_later_generation() -> None:
     forming = formation()
     formed(arrive(forming, hello(0), hello(1), hello(2)))
     assert arrive(forming, hello(2), hello(0)) is None
-    forming.gone(1, 101, 0, "rank 1 on b exited with 0")
+    forming.worker_exited(WorkerExited(1, 0, "rank 1 on b exited with 0", pid=101))
     assert len(formed(forming.decide(0.0)).members) == 2
 
 
 def test_one_that_died_while_it_waited_is_not_waited_for() -> None:
     forming = formation(2, excuse_failures=True)
     arrive(forming, hello(0, 2))
-    forming.gone(0, 100, 1, "rank 0 on a exited with 1")
+    forming.worker_exited(WorkerExited(0, 1, "rank 0 on a exited with 1", pid=100))
     assert forming.deadline_s is None
     assert len(formed(arrive(forming, hello(1, 2))).members) == 1
 
@@ -114,7 +115,7 @@ def test_one_that_died_while_it_waited_is_not_waited_for() -> None:
 )
 def test_an_end_before_init_is_fatal_unless_failures_are_excused(failed: bool, excuse: bool, starts: bool) -> None:
     forming = formation(2, excuse)
-    forming.gone(1, 101, int(failed), "rank 1 on b exited with 1")
+    forming.worker_exited(WorkerExited(1, int(failed), "rank 1 on b exited with 1", pid=101))
     decision = arrive(forming, hello(0, 2))
     assert isinstance(decision, Formed) == starts
     if not starts:
@@ -182,7 +183,7 @@ def test_nobody_takes_the_place_of_a_member_that_is_still_there() -> None:
     assert forming.decide(100.0) is None
     forming.left(0, ending=False)
     assert arrive(forming, hello(0, 2, pid=9)) is None
-    forming.gone(1, 101, -9, "rank 1 on b was killed by SIGKILL")
+    forming.worker_exited(WorkerExited(1, -9, "rank 1 on b was killed by SIGKILL", pid=101))
     assert [member.hello.pid for member in formed(forming.decide(0.0)).members] == [9]
 
 
@@ -221,11 +222,11 @@ def test_a_process_that_tries_again_counts_once_with_its_new_sockets() -> None:
 
 def test_fewer_than_the_job_may_agree_to_be_one_and_only_their_ends_count() -> None:
     forming = formation(4)
-    forming.gone(0, 100, 0, "rank 0 on a exited with 0")
+    forming.worker_exited(WorkerExited(0, 0, "rank 0 on a exited with 0", pid=100))
     first, second = hello(0, 2, pid=101), hello(1, 2, pid=103)
     generation = formed(arrive(forming, second, first))
     assert [member.hello.pid for member in generation.members] == [101, 103]
-    forming.gone(3, 103, 1, "rank 3 on b was killed by SIGKILL")
+    forming.worker_exited(WorkerExited(3, 1, "rank 3 on b was killed by SIGKILL", pid=103))
     assert [member.hello.pid for member in formed(arrive(forming, first)).members] == [101]
 
 
@@ -252,7 +253,7 @@ def test_whatever_comes_every_hello_is_answered_once_and_generations_grow(
             open_uids.add(b"%d" % uid)
             knock(forming, b"%d" % uid, hello(first, 3 if second else 2), now)
         elif what == "gone":
-            forming.gone(first, 100 + first, int(bool(second)), "it has ended")
+            forming.worker_exited(WorkerExited(first, int(bool(second)), "it has ended", pid=100 + first))
         else:
             now += first
         while (decision := forming.decide(now)) is not None:

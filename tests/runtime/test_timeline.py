@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from farandole.control import messages
+from farandole.control.endings import WorkerExited
 from farandole.runtime.session.init import current, init, shutdown
 from farandole.runtime.session.timeline import Recorder, create
 from farandole.testing.jobs import NumpyCalls, run_job
@@ -54,7 +55,7 @@ def test_who_dies_ends_the_wait_for_timelines_too() -> None:
     job.form()
     job.say("x", messages.SetTimeline(1, 1, ""))
     job.take()
-    job.controller.worker_exited(1, 101, -9, "rank 1 on a was killed by SIGKILL")
+    job.controller.worker_exited(WorkerExited(1, -9, "rank 1 on a was killed by SIGKILL", pid=101))
     assert {to for to, _ in job.only(messages.Abort)} == {"xc", "xo"}
 
 

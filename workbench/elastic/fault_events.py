@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from farandole.control.endings import GenerationEnded
 from farandole.elastic.membership import job_events
 from workbench.elastic import protocol
 from workbench.elastic.worker import Content, Life
@@ -36,7 +37,7 @@ def _fail(world: JobWorld, worker_id: int, in_apply: bool) -> None:
         worker = worker._replace(content=Content(-1 - worker_id, worker.content.steps, worker.content.cursor))
         if world.setup.rules.owns_up:
             worker = worker._replace(whole=False, joined=True)
-    world.say(worker_id, job_events.GenerationEnded(worker.generation, f"worker {worker_id} has raised"))
+    world.say(worker_id, GenerationEnded(worker.generation, f"worker {worker_id} has raised"))
     protocol.come_again(world, worker)
 
 
@@ -44,7 +45,7 @@ def _raise(world: JobWorld, worker_id: int) -> None:
     """Raise in a worker's script: the process says so, and ends."""
     world.say(
         worker_id,
-        job_events.GenerationEnded(world.workers[worker_id].generation, f"the script of worker {worker_id} has raised"),
+        GenerationEnded(world.workers[worker_id].generation, f"the script of worker {worker_id} has raised"),
     )
     world.say(worker_id, job_events.WorkerLeft(worker_id, ending=True))
     world.end(worker_id, 1)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeAlias, final
 
+from farandole.control.endings import GenerationEnded, WorkerExited
 from farandole.elastic.membership import job_events, vote
 from farandole.elastic.membership.actions import (
     AbortGeneration,
@@ -244,7 +245,7 @@ class JobWorld:
         if self.status is not None:
             return
         self.controller, decisions = self.controller.turn(self.now, event)
-        if isinstance(event, job_events.GenerationEnded) and event.generation == self.generation:
+        if isinstance(event, GenerationEnded) and event.generation == self.generation:
             self._tell_members("abort")
         for decision in decisions:
             self._obey(decision)
@@ -308,7 +309,7 @@ class JobWorld:
 
     def end(self, worker_id: int, code: int) -> None:
         """End a process; its agent will say so, before or after what it said itself."""
-        self.say_of(worker_id, job_events.WorkerExited(worker_id, code, f"worker {worker_id} ended with {code}"))
+        self.say_of(worker_id, WorkerExited(worker_id, code, f"worker {worker_id} ended with {code}"))
         self.workers[worker_id] = Simulated(worker_id, self.workers[worker_id].host, Content(0), Life.ENDED)
         self.down.pop(worker_id, None)
 

@@ -6,6 +6,7 @@ from typing import TypeAlias, final
 
 import msgspec
 
+from farandole.control.endings import WorkerExited
 from farandole.control.message import Message
 
 AGENT = b"agent-"
@@ -27,7 +28,7 @@ class AgentHello(Message, frozen=True):
     version: str
     relay: tuple[str, ...] = ()
     running: tuple[Started, ...] = ()
-    ended: tuple[Exited, ...] = ()
+    ended: tuple[WorkerExited, ...] = ()
 
 
 @final
@@ -92,25 +93,17 @@ class Started(Message, frozen=True):
 
 @final
 class Watch(Message, frozen=True):
-    """Tell me, by ``Exited``, when this process of your host has ended; you did not start it."""
+    """Tell me, by a ``Report``, when this process of your host has ended; you did not start it."""
 
     worker_id: int
     pid: int
 
 
 @final
-class Exited(Message, frozen=True):
-    """A worker ended. ``code`` is the exit status, or minus the signal; ``tail`` the last lines of its stderr.
+class Report(Message, frozen=True):
+    """A worker of my host has ended. An envelope: messages are arrays, and events objects, as journals show them."""
 
-    ``out_of_memory``: it was killed, and the kernel has just killed a process of that host because memory ran out.
-    """
-
-    worker_id: int
-    pid: int
-    code: int
-    tail: str
-    error: str = ""
-    out_of_memory: bool = False
+    exited: WorkerExited
 
 
 @final
@@ -174,6 +167,6 @@ class Goodbye(Message, frozen=True):
 
 
 Any: TypeAlias = (
-    AgentHello | Branch | Severed | Alive | StartWorkers | Started | Watch | Exited | Output | Written | KillWorker
+    AgentHello | Branch | Severed | Alive | StartWorkers | Started | Watch | Report | Output | Written | KillWorker
     | PassSignal | StopWorkers | DumpStack | Stack | Goodbye
 )  # fmt: skip

@@ -216,7 +216,11 @@ class Resend(Message, frozen=True):
 
 @final
 class Abort(Message, frozen=True):
-    """The generation is over. ``kind`` is the class of error to raise (``AbortError``, ``StallError``)."""
+    """Order to stop what waits in this generation, by an error of the class ``kind`` (``AbortError``, ``StallError``).
+
+    The fact is ``endings.GenerationEnded``. A relay that is cut off gives this order on its own, without knowing more;
+    and it is given again to each rank that comes late.
+    """
 
     generation: int
     reason: str

@@ -41,6 +41,12 @@ PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
 
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals by which a user wants an end."""
+
+PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+"""To workers that handle them: schedulers announce the end of a job by these, or ask for a checkpoint."""
+
 STDERR = 2
 NOT_EXECUTABLE = 126
 NOT_FOUND = 127

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, final
 
 from farandole import events
+from farandole.control.endings import GenerationEnded, WorkerExited
 from farandole.control.messages import Hello
 from farandole.elastic.membership import actions, job_events
 from farandole.elastic.membership.journal import Recorded
@@ -45,8 +46,8 @@ class ElasticFormation(Formation):
         """Decisions for the loop that starts and kills workers and ends the job; all others go to the controller."""
         self.on_decision: Callable[[actions.Decision], object] = lambda _: None
         """Callback for every decision, whichever side obeys it."""
-        self.on_over: Callable[[str], object] = lambda _: None
-        """Callback with the reason why a generation has ended, where that was not decided here."""
+        self.on_generation_ended: Callable[[GenerationEnded], object] = lambda _: None
+        """Callback for the end of a generation, where that was not decided here."""
         self._membership, self._choose, self._clock = membership, choose, clock
         self._known: dict[int, Member] = {}  # as they said hello last
         self._seniors = {
@@ -102,12 +103,13 @@ class ElasticFormation(Formation):
             self.tell(job_events.WorkerUnfit(hello.worker_id, misfit))
         self._is_news = True
 
-    def gone(self, worker_id: int, pid: int, code: int, description: str) -> None:
+    def worker_exited(self, event: WorkerExited) -> None:
         """See ``Formation``."""
-        self.occupants.leave(worker_id)
-        self._known.pop(worker_id, None)
-        self._seniors.discard(worker_id)
-        self.tell(job_events.WorkerExited(worker_id, code, description))
+        self.occupants.leave(event.worker_id)
+        self._known.pop(event.worker_id, None)
+        self._seniors.discard(event.worker_id)
+        # Without its last lines: the journal has what is decided by, and they may be long.
+        self.tell(WorkerExited(event.worker_id, event.code, event.description))
 
     def left(self, worker_id: int, ending: bool) -> None:
         """See ``Formation``."""
@@ -118,10 +120,10 @@ class ElasticFormation(Formation):
         """See ``Formation``."""
         self.tell(job_events.Answered(worker_id))
 
-    def over(self, generation: int, reason: str) -> None:
+    def generation_ended(self, event: GenerationEnded) -> None:
         """See ``Formation``."""
-        self.on_over(reason)
-        self.tell(job_events.GenerationEnded(generation, reason))
+        self.on_generation_ended(event)
+        self.tell(event)
 
     def paced(self, step_s: float) -> None:
         """See ``Formation``."""
@@ -192,7 +194,7 @@ class ElasticFormation(Formation):
 
     def _undo(self, action: actions.Form, unfit: Mapping[int, str]) -> None:
         """Undo a ``Form`` that ``unfit`` workers, with these reasons, make impossible. The others still wait."""
-        self.tell(job_events.GenerationEnded(action.generation, next(iter(unfit.values()))))
+        self.tell(GenerationEnded(action.generation, next(iter(unfit.values()))))
         for worker_id in action.worker_ids:
             if worker_id in unfit:
                 self.tell(job_events.WorkerUnfit(worker_id, unfit[worker_id]))

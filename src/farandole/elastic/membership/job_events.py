@@ -12,6 +12,8 @@ from typing import TypeAlias, final
 
 import msgspec
 
+from farandole.control.endings import GenerationEnded, WorkerExited
+
 
 class Event(msgspec.Struct, frozen=True, tag=True):
     """Base of all events. The tag is the class name, which is what a journal shows."""
@@ -63,15 +65,6 @@ class Answered(Event, frozen=True):
 
 
 @final
-class WorkerExited(Event, frozen=True):
-    """The process of a worker has ended, or could not be started: ``code`` as ``waitpid`` gives it."""
-
-    worker_id: int
-    code: int
-    description: str
-
-
-@final
 class WorkerHung(Event, frozen=True):
     """A member makes no progress, and others wait for it; its process lives."""
 
@@ -92,14 +85,6 @@ class HostLost(Event, frozen=True):
     """A host is silent, or its agent has ended. Nothing that ran there counts any more, should it be heard again."""
 
     host: str
-    reason: str
-
-
-@final
-class GenerationEnded(Event, frozen=True):
-    """The generation has ended for all, though each of its processes may live: an engine failed, a call stalled."""
-
-    generation: int
     reason: str
 
 

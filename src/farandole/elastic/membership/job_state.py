@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, final
 
+from farandole.control.endings import GenerationEnded, WorkerExited
 from farandole.control.process import exit_status
 from farandole.elastic.membership import job_events
 from farandole.elastic.membership.actions import AbortGeneration, AnyAction, Decision, Greet, Kill, RefuseWorkers
@@ -93,7 +94,7 @@ class JobState:
         if worker is not None:
             worker.answered_s = now
 
-    def _on_ended(self, now: float, event: job_events.WorkerExited) -> None:
+    def _on_exited(self, now: float, event: WorkerExited) -> None:
         worker = self.workers.pop(event.worker_id, None)
         if worker is None:
             return
@@ -129,7 +130,7 @@ class JobState:
         resting = self.slots.lose(event.host, now)
         self.answers += [resting] if resting is not None else []
 
-    def _on_over(self, now: float, event: job_events.GenerationEnded) -> None:
+    def _on_generation_ended(self, now: float, event: GenerationEnded) -> None:
         if event.generation == self.generation:
             self.over = self.over or event.reason
             self.patience_from_s = now if self.patience_from_s is None else self.patience_from_s
@@ -169,11 +170,11 @@ class JobState:
         job_events.WorkerConnected: _on_came,
         job_events.WorkerLeft: _on_left,
         job_events.Answered: _on_answered,
-        job_events.WorkerExited: _on_ended,
+        WorkerExited: _on_exited,
         job_events.WorkerHung: _on_hung,
         job_events.WorkerUnfit: _on_unfit,
         job_events.HostLost: _on_host_lost,
-        job_events.GenerationEnded: _on_over,
+        GenerationEnded: _on_generation_ended,
         job_events.Paced: _on_paced,
         job_events.Succeeded: _on_succeeded,
     }

@@ -28,10 +28,10 @@ import msgspec
 from farandole.cluster.environment import CONTROLLER, OUTPUT, OWN
 from farandole.control import process
 from farandole.control.agent_messages import (
-    Exited,
     Goodbye,
     KillWorker,
     PassSignal,
+    Report,
     Started,
     StartWorkers,
     StopWorkers,
@@ -39,13 +39,13 @@ from farandole.control.agent_messages import (
     Written,
 )
 from farandole.control.dial import first_answering
+from farandole.control.endings import WorkerExited
 from farandole.control.keys import JobKeys
 from farandole.control.message import Message
 from farandole.control.shortage import Shortage
 from farandole.control.sockets import LONGEST_WAIT_S
 from farandole.errors import ControlError, UsageError
 from farandole.launch.agents.agent_config import AgentConfig
-from farandole.launch.agents.exit_policy import PASSED_ON
 from farandole.launch.agents.output import STDERR, JobOutput
 from farandole.launch.agents.worker_output import WorkerOutput, pipes
 from farandole.runtime.relay.agent_link import AgentLink
@@ -85,9 +85,9 @@ class Agent:
         self._streams: WorkerOutput | None = None
         self._writing: set[int] = set()
         self._workers: dict[int, int] = {}
-        self._news: list[Started | Exited] = []
+        self._news: list[Started | Report] = []
         """Starts and refused starts that the controller has not been told of."""
-        self._ended: deque[Exited] = deque(maxlen=MOST_ENDS)
+        self._ended: deque[WorkerExited] = deque(maxlen=MOST_ENDS)
         self._relay: Relay | None = None
         self._link: AgentLink | None = None
         self._link_fds: set[int] = set()
@@ -104,7 +104,7 @@ class Agent:
     def run(self) -> None:
         """Start the workers and serve until all have ended and all they wrote is written."""
         # What a scheduler sends to all processes of a job (USR1, USR2) is for workers: here it must only not kill.
-        with process.signals_as_bytes((signal.SIGCHLD, signal.SIGTERM, *PASSED_ON)) as self._signals:
+        with process.signals_as_bytes((signal.SIGCHLD, signal.SIGTERM, *process.PASSED_ON)) as self._signals:
             for fd in (0, self._signals):
                 self._poll.register(fd, select.POLLIN)
             if self._config.start is not None:
@@ -161,8 +161,8 @@ class Agent:
             self._news.append(Started(spec.worker_id, pid))
 
     def _refuse(self, spec: WorkerSpec, code: int, words: str) -> None:
-        self._ended.append(Exited(spec.worker_id, -1, code, "", words))
-        self._news.append(self._ended[-1])
+        self._ended.append(WorkerExited(spec.worker_id, code, error=words))
+        self._news.append(Report(self._ended[-1]))
 
     def _connect(self) -> None:
         """Join the control plane."""
@@ -299,10 +299,9 @@ class Agent:
                 worker_id = self._workers.pop(pid)
                 is_victim = is_short and code == -signal.SIGKILL
                 # Kept as well as sent: if the controller dies before it has written it down, the next one is told.
-                self._ended.append(
-                    Exited(worker_id, pid, code, self._last_words(worker_id, code), out_of_memory=is_victim)
-                )
-                self._post(self._ended[-1])
+                tail = self._last_words(worker_id, code)
+                self._ended.append(WorkerExited(worker_id, code, pid=pid, tail=tail, out_of_memory=is_victim))
+                self._post(Report(self._ended[-1]))
         if self._config.stays and not self._dismissed:
             process.kill(process.descendants(but=self._workers))  # what workers that have ended left running
             return

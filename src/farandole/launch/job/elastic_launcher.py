@@ -31,7 +31,6 @@ from farandole.control.keys import new_secret
 from farandole.errors import UsageError
 from farandole.launch.agents.agent_config import AgentConfig
 from farandole.launch.agents.agents import AgentProcess, Agents, print_now
-from farandole.launch.agents.exit_policy import INTERRUPTS, PASSED_ON
 from farandole.launch.hosts.elastic_job import ElasticJob
 from farandole.launch.job.elastic_controller import ElasticController, Legacy
 from farandole.launch.job.launcher import DIAL_SHARE
@@ -78,7 +77,7 @@ class ElasticLauncher:
         settings = self._settings
         with contextlib.ExitStack() as held:
             held.enter_context(process.no_descendants_left())
-            interrupts = held.enter_context(process.signals_as_bytes((*INTERRUPTS, *PASSED_ON)))
+            interrupts = held.enter_context(process.signals_as_bytes((*process.INTERRUPTS, *process.PASSED_ON)))
             configure_logging(settings.log_level)
             journal, copy = os.memfd_create("journal"), _opened(settings.elastic_journal)
             agents = held.enter_context(Agents([], settings, captured=True))
@@ -222,9 +221,9 @@ class _ControllerSupervisor:
 
     def _on_signals(self) -> None:
         for number in os.read(self._interrupts, 4096):
-            if number in INTERRUPTS:  # kept: a controller that dies may not have heard it
+            if number in process.INTERRUPTS:  # kept: a controller that dies may not have heard it
                 self._signals.append(number)
-            if number in (*INTERRUPTS, *PASSED_ON):
+            if number in (*process.INTERRUPTS, *process.PASSED_ON):
                 self._line.send(Signal(number))
 
     def _send_for(self, host: str, name: str) -> None:

@@ -17,13 +17,13 @@ import msgspec
 
 from farandole.cluster.environment import WORKER_ID, variables_for
 from farandole.control.addresses import is_own
-from farandole.control.agent_messages import AgentHello, Exited, KillWorker, StopWorkers, WorkerSpec
+from farandole.control.agent_messages import AgentHello, KillWorker, StopWorkers, WorkerSpec
+from farandole.control.endings import GenerationEnded, WorkerExited
 from farandole.control.process import signal_name
 from farandole.elastic.membership import actions
 from farandole.elastic.membership.job_events import HostLost, HostsFound, Succeeded
 from farandole.elastic.membership.workers import WorkerPhase
 from farandole.launch.agents.agents import END_S
-from farandole.launch.agents.exit_policy import End
 from farandole.launch.hosts.elastic_job import ElasticJob
 from farandole.launch.hosts.plan import Host, by_own_name, start_workers, variables_for_all
 from farandole.launch.job.far_agents import FarAgents
@@ -58,6 +58,8 @@ SAID = (actions.AbortGeneration, actions.Announce, actions.Kill, actions.Form, a
 class ElasticLoop(Loop):
     """Carries out the actions of ``formation``; ``line`` is the pipe to the launcher."""
 
+    TITLE = "worker"
+
     def __init__(
         self,
         elastic: ElasticJob,
@@ -75,14 +77,14 @@ class ElasticLoop(Loop):
         self._discovery = elastic.discovery
         self._discovery.say = self._say
         self._formation.on_decision = self._note
-        self._formation.on_over = self._say_once
+        self._formation.on_generation_ended = self._on_generation_ended
         self._shared = variables_for_all(elastic.job, os.environ)
         self._hosts: dict[int, str] = {}
         """Host of each worker that runs or is to be started, by ``worker_id``."""
         self._slots: dict[str, int] = {}
         self._waiting: dict[str, list[WorkerSpec]] = {}
         """Workers for agents that have not answered yet to start, by host."""
-        self._failures: list[End] = []
+        self._failures: list[WorkerExited] = []
         self._signals: list[int] = []
         self._orders: StopWorkers | None = None
         self._said = ""
@@ -168,6 +170,9 @@ class ElasticLoop(Loop):
         if self._job.verbose or (isinstance(action, SAID) and not is_first):
             self._say_once(decision.reason)
 
+    def _on_generation_ended(self, event: GenerationEnded) -> None:
+        self._say_once(event.reason)
+
     def _say_once(self, text: str) -> None:
         """Say it, unless that is what was said last: one cause often has several consequences."""
         if text != self._said:
@@ -243,7 +248,7 @@ class ElasticLoop(Loop):
     def _compare(self, host: str, hello: AgentHello) -> None:
         """Learn from an agent what became of the workers, and of the orders, of the controller before."""
         for ended in hello.ended:
-            self._on_exit(host, ended)
+            self._on_exit(self._wording.describe(ended, host))
         for started in hello.running:
             self._on_agent(host, started)
         running = {started.worker_id for started in hello.running}
@@ -258,17 +263,15 @@ class ElasticLoop(Loop):
             elif worker.phase is WorkerPhase.STARTING:
                 self._waiting.setdefault(host, []).append(self._spec(actions.Start(worker_id, host, worker.slot.index)))
             else:
-                self._on_exit(
-                    host, Exited(worker_id, -1, -signal.SIGKILL, "", "it ended while no controller was there")
-                )
+                unseen = WorkerExited(worker_id, -signal.SIGKILL, error="it ended while no controller was there")
+                self._on_exit(self._wording.describe(unseen, host))
 
-    def _on_exit(self, host: str, message: Exited) -> None:
-        if self._hosts.pop(message.worker_id, None) is None:
+    def _on_exit(self, event: WorkerExited) -> None:
+        if self._hosts.pop(event.worker_id, None) is None:
             return  # it was told before, to the controller that is gone
-        end = self._end_of(message, host, title="worker")
-        if end.code:
-            self._failures = [*self._failures[1 - MOST_WORDS :], end]
-        self._controller.worker_exited(message.worker_id, message.pid, message.code, str(end))
+        if event.code:
+            self._failures = [*self._failures[1 - MOST_WORDS :], event]
+        self._controller.worker_exited(event)
 
     def _on_end(self, host: str) -> None:
         self._lose(host, self._agents.of(host).explain())
@@ -332,6 +335,6 @@ class ElasticLoop(Loop):
     def _words(self, reason: str) -> str:
         """The reason why the job ended as it did, with the last words of the workers that failed last."""
         lines = [reason]
-        for end in reversed(self._failures):
-            lines += end.account()
+        for event in reversed(self._failures):
+            lines += self._wording.account(event)
         return "\n".join(lines)[:LONGEST_WORDS]

@@ -25,7 +25,6 @@ from farandole.control.addresses import EVERYWHERE, own_endpoints, own_host_only
 from farandole.control.agent_messages import StartWorkers, WorkerSpec
 from farandole.launch.agents.agent_config import AgentConfig
 from farandole.launch.agents.agents import Agents
-from farandole.launch.agents.exit_policy import INTERRUPTS, PASSED_ON
 from farandole.launch.agents.local import Local
 from farandole.launch.hosts.plan import Job, start_workers, workers
 from farandole.launch.job.loop import JobResult
@@ -68,7 +67,7 @@ class Launcher:
             interrupts = -1
             if self._owns_process:
                 held.enter_context(process.no_descendants_left())
-                interrupts = held.enter_context(process.signals_as_bytes((*INTERRUPTS, *PASSED_ON)))
+                interrupts = held.enter_context(process.signals_as_bytes((*process.INTERRUPTS, *process.PASSED_ON)))
             # Before there is a socket: ZeroMQ has threads, and a start with a death signal takes a fork.
             agents = held.enter_context(self._agents())
             # Loaded only now: the agents load their modules meanwhile.

@@ -18,18 +18,19 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from farandole.control.agent_messages import (
     AgentHello,
-    Exited,
     Goodbye,
     Output,
     PassSignal,
+    Report,
     Stack,
     Started,
 )
+from farandole.control.endings import WorkerExited
+from farandole.control.process import INTERRUPTS, PASSED_ON
 from farandole.launch.agents.agents import AgentProcess, Agents, print_now
-from farandole.launch.agents.exit_policy import INTERRUPTS, PASSED_ON, End
 from farandole.launch.agents.output import STDERR, JobOutput, Receipts
 from farandole.launch.hosts.plan import Job
-from farandole.launch.job.hints import advice
+from farandole.launch.job.exit_wording import ExitWording
 
 if TYPE_CHECKING:
     from farandole.launch.job.far_agents import FarAgent, FarAgents
@@ -58,8 +59,13 @@ class JobResult(NamedTuple):
 class Loop(ABC):
     """Everything that changes while a job runs. ``interrupts`` has a byte for each signal; or it is ``NO_SIGNALS``."""
 
+    TITLE = "rank"
+    """Title of a worker in texts."""
+
     def __init__(self, job: Job, agents: Agents | FarAgents, root: Root, interrupts: int) -> None:
         self._job, self._agents, self._root, self._controller = job, agents, root, root.controller
+        # With a folder for output, the lines of workers are not on this terminal.
+        self._wording = ExitWording(self.TITLE, shown=not job.output_dir, horovod=job.settings.horovod)
         self._interrupts = interrupts
         self._open: set[str] = set()
         """Hosts whose agent has neither finished nor been lost."""
@@ -105,8 +111,8 @@ class Loop(ABC):
         """Take in that the agent of a host has answered."""
 
     @abstractmethod
-    def _on_exit(self, host: str, message: Exited) -> None:
-        """Take in the end of a worker."""
+    def _on_exit(self, event: WorkerExited) -> None:
+        """Take in the end of a worker, with its host and in words."""
 
     @abstractmethod
     def _on_end(self, host: str) -> None:
@@ -195,8 +201,8 @@ class Loop(ABC):
     def _on_agent(self, host: str, message: object) -> None:
         if host not in self._open:
             return
-        if isinstance(message, Exited):
-            self._on_exit(host, message)
+        if isinstance(message, Report):
+            self._on_exit(self._wording.describe(message.exited, host))
         elif isinstance(message, Stack):
             self._controller.stack_arrived(message.worker_id, message.text)
         elif isinstance(message, Started):
@@ -211,14 +217,6 @@ class Loop(ABC):
             self._on_hello(host, message)
         elif isinstance(message, Goodbye):
             self._on_goodbye(host)
-
-    def _end_of(self, message: Exited, host: str, title: str = "rank") -> End:
-        """End of a worker, for people. With a folder for output, its lines are not on this terminal."""
-        return End(
-            message.worker_id, host, message.code, message.tail, message.error, title,
-            advice(message.tail, self._job.settings.horovod), shown=not self._job.output_dir,
-            out_of_memory=message.out_of_memory,
-        )  # fmt: skip
 
     def _on_goodbye(self, host: str) -> None:
         """Take in that the agent of a host has ended all workers, and ends."""

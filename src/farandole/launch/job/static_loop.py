@@ -11,11 +11,12 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, final
 
-from farandole.control.agent_messages import AgentHello, Exited, StartWorkers, StopWorkers
+from farandole.control.agent_messages import AgentHello, StartWorkers, StopWorkers
+from farandole.control.endings import WorkerExited
 from farandole.control.process import exit_status
 from farandole.launch.agents.agents import END_S, Agents
-from farandole.launch.agents.exit_policy import ExitAction, ExitDecision, ExitPolicy, Loss
 from farandole.launch.hosts.plan import Job
+from farandole.launch.job.exit_policy import ExitAction, ExitDecision, ExitPolicy, Loss
 from farandole.launch.job.loop import JobResult, Loop
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class StaticLoop(Loop):
     def __init__(self, job: Job, agents: Agents, root: Root, interrupts: int) -> None:
         super().__init__(job, agents, root, interrupts)
         self._processes = agents
-        self._policy = ExitPolicy(job.size, job.settings.on_failure)
+        self._policy = ExitPolicy(job.size, job.settings.on_failure, self._wording)
         self._open = set(job.hosts)
         self._coming = set(job.hosts)
         self._lost: set[str] = set()
@@ -65,10 +66,9 @@ class StaticLoop(Loop):
 
     # -- agents -------------------------------------------------------------------------------------------------------
 
-    def _on_exit(self, host: str, message: Exited) -> None:
-        end = self._end_of(message, host)
-        self._controller.worker_exited(message.worker_id, message.pid, message.code, str(end))
-        self._act(self._policy.exited(end, self._controller.left()))
+    def _on_exit(self, event: WorkerExited) -> None:
+        self._controller.worker_exited(event)
+        self._act(self._policy.exited(event, self._controller.left()))
 
     def _on_hello(self, host: str, hello: AgentHello) -> None:
         if self._orders is not None:
@@ -97,7 +97,8 @@ class StaticLoop(Loop):
         running = set(self._policy.running())
         decision = self._policy.host_lost(worker_ids, loss)
         for worker_id in running & set(worker_ids):
-            self._controller.worker_exited(worker_id, self._pids.get(worker_id, -1), -signal.SIGKILL, loss.reason)
+            pid = self._pids.get(worker_id, -1)
+            self._controller.worker_exited(WorkerExited(worker_id, -signal.SIGKILL, loss.description, host, pid))
         self._act(decision)
 
     def _close(self, host: str) -> None:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, final
 
 from farandole.control.clock import Stamp
+from farandole.control.endings import GenerationEnded, WorkerExited
 from farandole.control.message import Message
 from farandole.control.messages import (
     Abort,
@@ -124,19 +125,19 @@ class Controller:
         """Note that a worker runs: should it never call ``init``, the others can be told where it is."""
         self._formation.started(worker_id, f"rank {worker_id} on {host} (process {pid})")
 
-    def worker_exited(self, worker_id: int, pid: int, code: int, description: str) -> None:
-        """Take in the end of a worker: ``code`` as ``waitpid`` gives it, ``description`` for people."""
+    def worker_exited(self, event: WorkerExited) -> None:
+        """Take in the end of a worker, with its description for people."""
         now = self._clock()
-        self._formation.gone(worker_id, pid, code, description)
+        self._formation.worker_exited(event)
         generation = self._generation
-        rank = None if generation is None else generation.rank_at(worker_id, pid)
+        rank = None if generation is None else generation.rank_at(event.worker_id, event.pid)
         if generation is not None and rank is not None:
-            if code:
-                generation.leave(rank, description)
-                self.abort(description)
+            if event.code:
+                generation.leave(rank, event.description)
+                self.abort(event.description)
             elif not generation.has_left(rank):
                 patience_s = FAREWELL_S * (RELAYED if self._downlink.branches else 1)
-                generation.expect_farewell(rank, now + patience_s, description)
+                generation.expect_farewell(rank, now + patience_s, event.description)
         self._form(now)
 
     def left(self) -> list[int]:
@@ -155,7 +156,7 @@ class Controller:
             self.inherited.end(reason)
         elif generation.over is None:
             generation.over = Abort(generation.number, reason, kind)
-            self._formation.over(generation.number, reason)
+            self._formation.generation_ended(GenerationEnded(generation.number, reason))
             for suffix in (CONTROL, ORDERS):  # each is read by another thread, and both may wait for what will not come
                 self._tell(generation.present(), suffix, generation.over)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
+from farandole.control.endings import GenerationEnded
 from farandole.control.messages import Abort, ChangeDue, Hello, Leave, Progress, Stay, TimelineSet
 from farandole.runtime.coordination.downlink import CONTROL, Send
 from farandole.runtime.coordination.formation import Formation
@@ -87,7 +88,7 @@ class InheritedGeneration:
         """End the generation for all its members, now."""
         if self._generation and self._over is None:
             self._over = Abort(self._generation, reason)
-            self._formation.over(self._generation, reason)
+            self._formation.generation_ended(GenerationEnded(self._generation, reason))
             for uid in self._members:
                 self._send(uid + CONTROL, self._over)
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, final
 
-from farandole.control.agent_messages import AGENT, AgentHello, Alive, Branch, DumpStack, Exited, Severed, StopWorkers
+from farandole.control.agent_messages import AGENT, AgentHello, Alive, Branch, DumpStack, Report, Severed, StopWorkers
 from farandole.control.messages import Hello, Submit
 from farandole.runtime.controller.controller import Controller
 from farandole.runtime.coordination.host_liveness import HostLiveness
@@ -77,7 +77,7 @@ class Root:
             if type(message) is Submit:
                 submitted += 1
             host = self._host_of(identity)
-            if host is not None and (isinstance(message, Exited) or any(host == other for other, _ in later)):
+            if host is not None and (isinstance(message, Report) or any(host == other for other, _ in later)):
                 later.append((host, message))
             elif host is not None:
                 self._on_agent(host, message)

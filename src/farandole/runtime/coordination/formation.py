@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, final
 
+from farandole.control.endings import GenerationEnded, WorkerExited
 from farandole.control.message import Message
 from farandole.control.messages import Hello, Refuse, Welcome
 from farandole.runtime.coordination.occupants import Occupants
@@ -129,8 +130,8 @@ class Formation(ABC):
         """Take in a worker that has called ``init``."""
 
     @abstractmethod
-    def gone(self, worker_id: int, pid: int, code: int, description: str) -> None:
-        """Take in the end of the worker of ``worker_id``, with its ``code`` as ``waitpid`` gives it."""
+    def worker_exited(self, event: WorkerExited) -> None:
+        """Take in the end of a worker's process."""
 
     @abstractmethod
     def left(self, worker_id: int, ending: bool) -> None:
@@ -141,8 +142,8 @@ class Formation(ABC):
         """Take in a sign of life of a member of an ended generation: it does not know yet, or has no time yet."""
 
     @abstractmethod
-    def over(self, generation: int, reason: str) -> None:
-        """Take in that ``generation`` has ended for all its members."""
+    def generation_ended(self, event: GenerationEnded) -> None:
+        """Take in that a generation has ended for all its members."""
 
     @abstractmethod
     def paced(self, step_s: float) -> None:

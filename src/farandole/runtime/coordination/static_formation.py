@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import final
 
+from farandole.control.endings import GenerationEnded, WorkerExited
 from farandole.control.messages import Hello
 from farandole.engines.choose import choose
 from farandole.errors import FarandoleError
@@ -22,15 +22,6 @@ from farandole.runtime.coordination.formation import Choose, Formation, Formed, 
 from farandole.runtime.coordination.process_groups import ProcessGroups
 from farandole.runtime.coordination.rank_names import by_saying, name_numbers
 from farandole.settings import Settings
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _End:
-    """End of a worker; ``excused`` if the job goes on without it."""
-
-    description: str
-    excused: bool
 
 
 @final
@@ -45,7 +36,8 @@ class StaticFormation(Formation):
         self._choose = choose
         self._waiting: dict[int, Member] = {}  # by worker_id
         self._strangers: list[Refused] = []
-        self._ends: dict[tuple[int, int], _End] = {}  # by size of the job, and worker_id in it
+        self._ends: dict[tuple[int, int], tuple[WorkerExited, bool]] = {}
+        """Ends by size of the job and ``worker_id`` in it, each with True if the job goes on without that worker."""
         self._started: dict[int, str] = {}
         self._homes: dict[int, str] = {}
         self._sizes: Counter[int] = Counter()  # of the job, as those who wait have it
@@ -83,18 +75,18 @@ class StaticFormation(Formation):
         if self._first_hello_s is None:
             self._first_hello_s = now
 
-    def gone(self, worker_id: int, pid: int, code: int, description: str) -> None:
+    def worker_exited(self, event: WorkerExited) -> None:
         """Take in the end of a worker. It is excused if it took part in a generation, or has failed and may fail."""
+        worker_id, size = event.worker_id, self._expected
         self.occupants.leave(worker_id)
-        excused = code != 0 and self._excuse_failures
-        size = self._expected
-        rank = self._roster.find(worker_id, pid)
-        worker = self._latest[rank] if rank is not None else self._waiting_worker(worker_id, pid)
+        excused = event.code != 0 and self._excuse_failures
+        rank = self._roster.find(worker_id, event.pid)
+        worker = self._latest[rank] if rank is not None else self._waiting_worker(worker_id, event.pid)
         if worker is not None:
             worker_id, size = worker.hello.worker_id, worker.hello.expected
             excused = excused or rank is not None
             self._dismiss(worker_id)
-        self._ends[size, worker_id] = _End(description, excused)
+        self._ends[size, worker_id] = event, excused
         if not self._waiting:
             self._first_hello_s = None
 
@@ -105,7 +97,7 @@ class StaticFormation(Formation):
     def answered(self, worker_id: int) -> None:
         """Ignored: no generation waits for the members of the one before."""
 
-    def over(self, generation: int, reason: str) -> None:
+    def generation_ended(self, event: GenerationEnded) -> None:
         """Ignored: the next generation forms from hellos alone."""
 
     def paced(self, step_s: float) -> None:
@@ -162,7 +154,7 @@ class StaticFormation(Formation):
                 f"the ranks differ in the size of the job, which was started for {self._expected}: {said}"
             )
         ends = {worker_id: end for (job, worker_id), end in sorted(self._ends.items()) if job == size}
-        lost = [end.description for end in ends.values() if not end.excused]
+        lost = [event.description for event, excused in ends.values() if not excused]
         if lost:
             return self._refuse(f"the job cannot start: {'; '.join(lost)}, before it had called init()")
         missing = [worker_id for worker_id in range(size) if worker_id not in self._waiting and worker_id not in ends]

@@ -32,12 +32,12 @@ from farandole.control.agent_messages import (
     Alive,
     Branch,
     DumpStack,
-    Exited,
     Severed,
     Stack,
     Started,
 )
 from farandole.control.channel import Dealer
+from farandole.control.endings import WorkerExited
 from farandole.control.keys import JobKeys
 from farandole.control.message import Message
 from farandole.errors import ControlError
@@ -104,7 +104,7 @@ class AgentLink:
             else:
                 yield message
 
-    def renew(self, patience_s: float, running: Sequence[Started], ended: Sequence[Exited]) -> None:
+    def renew(self, patience_s: float, running: Sequence[Started], ended: Sequence[WorkerExited]) -> None:
         """After ``receive`` has raised: wait for another controller, and tell it what became of the workers here.
 
         It may take ``patience_s``, but if its host does not answer, no longer than that may be silent.

@@ -20,7 +20,8 @@ from typing import final
 
 import msgspec
 
-from farandole.control.agent_messages import Exited, Watch
+from farandole.control.agent_messages import Report, Watch
+from farandole.control.endings import WorkerExited
 from farandole.control.keys import JobKeys
 from farandole.control.sockets import LONGEST_WAIT_S
 from farandole.errors import ControlError
@@ -93,7 +94,7 @@ class HostAgent:
     def _report(self, pid: int) -> None:
         """Report once that a process has ended; how, is known to its parent only."""
         if pid in self._worker_ids:
-            self._link.send(Exited(self._worker_ids.pop(pid), pid, 0, ""))
+            self._link.send(Report(WorkerExited(self._worker_ids.pop(pid), 0, pid=pid)))
 
 
 def main() -> None:

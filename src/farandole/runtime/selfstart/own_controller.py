@@ -25,8 +25,9 @@ from typing import Any, final
 import msgspec
 
 from farandole.control.addresses import own_endpoints
-from farandole.control.agent_messages import AgentHello, Exited, Stack, Watch
+from farandole.control.agent_messages import AgentHello, Report, Stack, Watch
 from farandole.control.channel import Router
+from farandole.control.endings import WorkerExited
 from farandole.control.keys import JobKeys
 from farandole.control.messages import Hello
 from farandole.control.process import dump_stack
@@ -123,14 +124,14 @@ class OwnController:
         hello = self._hellos.pop((host, pid), None)
         if hello is not None:
             end = f"rank {hello.worker_id} on {host} (process {pid}) has ended"
-            self._controller.worker_exited(hello.worker_id, pid, 0, end)
+            self._controller.worker_exited(WorkerExited(hello.worker_id, 0, end, host, pid))
 
     def _on_agent(self, host: str, message: Any) -> None:
         if isinstance(message, AgentHello):
             for hello in [each for each in self._hellos.values() if each.host == host]:
                 self._root.tell(host, Watch(hello.worker_id, hello.pid))
-        elif isinstance(message, Exited):
-            self._report_end(host, message.pid)
+        elif isinstance(message, Report):
+            self._report_end(host, message.exited.pid)
         elif isinstance(message, Stack):
             self._controller.stack_arrived(message.worker_id, message.text)
 
@@ -140,7 +141,8 @@ class OwnController:
         ranks = name_numbers(hello.worker_id for hello in dead)
         for hello in dead:
             del self._hellos[host, hello.pid]
-            self._controller.worker_exited(hello.worker_id, hello.pid, LOST, f"{ranks} on {host} lost: {reason}")
+            lost = f"{ranks} on {host} lost: {reason}"
+            self._controller.worker_exited(WorkerExited(hello.worker_id, LOST, lost, host, hello.pid))
 
     def _see_out(self) -> None:
         """Tell the others that the starter has gone, unless it has said so itself: its ``Leave`` may be on its way."""

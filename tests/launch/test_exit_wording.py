@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from farandole.launch.job.hints import advice
+from farandole.launch.job.exit_wording import advice
 from tests.launch.conftest import StartJob
 
 

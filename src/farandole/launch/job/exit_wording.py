@@ -1,0 +1,88 @@
+"""Words for the ends of workers: how each ended, its last lines, and the advice that they call for. Pure.
+
+>>> words = ExitWording()
+>>> exited = words.describe(WorkerExited(1, 3, tail="no disk"), "hostA")
+>>> exited.description
+'rank 1 on hostA exited with code 3'
+>>> words.account(exited)
+['rank 1 on hostA exited with code 3; the last lines of its stderr:', '    no disk']
+>>> advice("ModuleNotFoundError: No module named 'horovod'", horovod=False).partition(":")[0]
+'its script imports horovod'
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple, final
+
+import msgspec
+
+from farandole.control.endings import WorkerExited
+from farandole.control.process import describe
+
+SHORTAGE = " (out of memory? the kernel has just killed a process of that host for that)"
+
+_NO_HOROVOD = re.compile(r"^\s*ModuleNotFoundError: No module named 'horovod'", re.MULTILINE)
+
+
+def advice(tail: str, horovod: bool) -> str:
+    """Advice after the end of a worker whose standard error ended with ``tail``; "" if there is nothing to say.
+
+    ``horovod`` is the setting of the job.
+    """
+    if not _NO_HOROVOD.search(tail):
+        return ""
+    if horovod:
+        return (
+            "its script imports horovod, and neither PYTHONPATH nor FARANDOLE_HOROVOD has reached it: "
+            "type once, with the same Python: farandole horovod install"
+        )
+    return (
+        "its script imports horovod: add --horovod (farandole run --horovod ...), "
+        "or type once: farandole horovod install"
+    )
+
+
+@final
+class ExitWording(NamedTuple):
+    """Wording of one job for its workers: ``title`` is what they are called.
+
+    ``shown`` if what they write is on this terminal already; ``horovod`` is the setting of the job.
+    """
+
+    title: str = "rank"
+    shown: bool = False
+    horovod: bool = False
+
+    def describe(self, exited: WorkerExited, host: str) -> WorkerExited:
+        """The same end, with the host of the worker and a description: the worker, its host and how it ended."""
+        who = f"{self.title} {exited.worker_id} on {host}"
+        ended = f"{describe(exited.code)}{SHORTAGE if exited.out_of_memory else ''}"
+        description = f"{who} could not be started: {exited.error}" if exited.error else f"{who} {ended}"
+        return msgspec.structs.replace(exited, host=host, description=description)
+
+    def account(self, exited: WorkerExited) -> list[str]:
+        """The end with the last lines of its standard error; of a traceback that was shown only the exception."""
+        if exited.error:
+            return [exited.description]
+        lines = exited.tail.splitlines()
+        raised = raised_lines(lines) if self.shown else []
+        if raised:
+            words = f"{exited.description}; its traceback is above, at [{exited.worker_id}]<stderr>:"
+        else:
+            found = "the last lines of its stderr:" if lines else "it wrote nothing to stderr"
+            words = f"{exited.description}; {found}"
+        hint = advice(exited.tail, self.horovod)
+        return [words, *(f"    {line}" for line in raised or lines), *([hint] if hint else [])]
+
+
+def raised_lines(lines: Sequence[str]) -> list[str]:
+    """The end of some output from the exception on that ends a traceback; [] if there is none.
+
+    >>> raised_lines(["Traceback ...", '  File "a.py", line 1, in <module>', "    f()", "OSError: no"])
+    ['OSError: no']
+    """
+    frames = [number for number, line in enumerate(lines) if line.startswith('  File "')]
+    after = range(frames[-1] + 1, len(lines)) if frames else ()
+    return next((list(lines[number:]) for number in after if not lines[number].startswith(" ")), [])
