@@ -13,8 +13,8 @@ from farandole.launch.agents.srun import Srun
 from farandole.launch.agents.ssh import Ssh
 from farandole.launch.hosts.discovery import Discovery, Fixed, Script, Watched
 from farandole.launch.hosts.elastic_job import ElasticJob, elastic_job, limits
-from farandole.launch.hosts.placement import LauncherName, Means
 from farandole.launch.hosts.plan import Host, Job
+from farandole.launch.hosts.starters import LauncherName, Means
 from farandole.settings import Settings
 
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_TASKS_PER_NODE": "4,2", "SLURMD_NODENAME": "n1"}

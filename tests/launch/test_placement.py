@@ -10,8 +10,9 @@ from farandole.cluster.allocation import Allocation, allocation
 from farandole.errors import UsageError
 from farandole.launch.agents.srun import Srun
 from farandole.launch.agents.ssh import Ssh
-from farandole.launch.hosts.placement import LauncherName, Means, Where, where
+from farandole.launch.hosts.placement import Where, where
 from farandole.launch.hosts.plan import parse_hosts
+from farandole.launch.hosts.starters import LauncherName, Means
 
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_TASKS_PER_NODE": "2,1"}
 NONE: Mapping[str, str] = {}

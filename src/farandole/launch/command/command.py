@@ -23,7 +23,8 @@ from farandole.launch.command.options import add_knobs, knob_arguments, read_fil
 from farandole.launch.hosts import plan
 from farandole.launch.hosts.elastic_job import ElasticJob, elastic_job
 from farandole.launch.hosts.horovod_site import HOROVOD_SITE
-from farandole.launch.hosts.placement import LauncherName, Means, read_hosts, where
+from farandole.launch.hosts.placement import read_hosts, where
+from farandole.launch.hosts.starters import LauncherName, Means
 from farandole.launch.job.launcher import Launcher
 from farandole.settings import Settings
 

@@ -31,8 +31,8 @@ from farandole.errors import ControlError
 from farandole.launch.agents.ssh import Ssh
 from farandole.launch.function.results import Results, raise_again
 from farandole.launch.hosts.elastic_job import ElasticJob, elastic_job
-from farandole.launch.hosts.placement import Means
 from farandole.launch.hosts.plan import Job
+from farandole.launch.hosts.starters import Means
 from farandole.launch.job.elastic_launcher import ElasticLauncher
 from farandole.launch.job.loop import JobResult
 

@@ -29,8 +29,9 @@ from farandole.errors import ControlError, UsageError
 from farandole.launch.agents.ssh import Ssh
 from farandole.launch.function.results import Results, raise_again
 from farandole.launch.function.task import MODULE, Task
-from farandole.launch.hosts.placement import Means, read_hosts, where
+from farandole.launch.hosts.placement import read_hosts, where
 from farandole.launch.hosts.plan import Job
+from farandole.launch.hosts.starters import Means
 from farandole.launch.job.launcher import Launcher
 from farandole.settings import Settings
 

@@ -13,14 +13,12 @@ from typing import final
 
 import msgspec
 
-from farandole.cluster.allocation import OWN_NAME, Allocation, allocation
 from farandole.errors import UsageError
 from farandole.launch.agents.agents import AgentStarter
 from farandole.launch.agents.local import Local
-from farandole.launch.agents.srun import Srun
 from farandole.launch.hosts.discovery import Discovery, Fixed, Script, Watched
-from farandole.launch.hosts.placement import Means
 from farandole.launch.hosts.plan import Host, Job, parse_hosts
+from farandole.launch.hosts.starters import Means, choose_starter, own_allocation
 from farandole.settings import Settings
 
 
@@ -44,13 +42,10 @@ def elastic_job(
 ) -> ElasticJob:
     """Plan an elastic job; raises ``UsageError`` for what cannot be, with what to type."""
     settings = limits(job.settings, np)
-    slurm = allocation(variables)
-    if slurm is None and means.launcher == "srun":
-        raise UsageError("--launcher srun starts workers in a Slurm allocation, and this is none: type salloc first")
-    if slurm is not None:
-        here = variables.get(OWN_NAME) or here
+    slurm, here = own_allocation(means, variables, here)
     slots_each = settings.slots_per_host or 1
     discovery: Discovery
+    known: list[str] | None = None
     if settings.host_discovery_script:
         discovery = Script(settings.host_discovery_script, slots_each)
     elif hostfile:
@@ -58,11 +53,12 @@ def elastic_job(
     elif hosts:
         discovery = Fixed(parse_hosts(hosts, slots_each))
     elif slurm is not None and means.launcher != "local":
+        known = list(slurm.tasks)
         discovery = Fixed([Host(host, settings.slots_per_host or tasks) for host, tasks in slurm.tasks.items()])
     else:
+        known = [here]
         discovery = Fixed([Host(here, settings.slots_per_host or settings.max_np or settings.min_np)])
-        means = msgspec.structs.replace(means, launcher="local")
-    starter = _starter(means, slurm, is_named=bool(hosts or hostfile or settings.host_discovery_script))
+    starter = choose_starter(means, slurm, known, here) or Local()
     return ElasticJob(msgspec.structs.replace(job, settings=settings), discovery, starter, here)
 
 
@@ -75,12 +71,3 @@ def limits(settings: Settings, np: int | None) -> Settings:
     if most and most < fewest:
         raise UsageError(f"--max-np {most} is less than --min-np {fewest}")
     return msgspec.structs.replace(settings, min_np=fewest, max_np=most)
-
-
-def _starter(means: Means, slurm: Allocation | None, *, is_named: bool) -> AgentStarter:
-    """The starter of agents: Slurm's only in its own allocation, so hosts that the user names are reached by ssh."""
-    if means.launcher == "local":
-        return Local()
-    if means.launcher == "srun" or (means.launcher == "auto" and slurm is not None and not is_named):
-        return Srun()
-    return means.ssh

@@ -9,27 +9,14 @@ Without hosts, the job gets those of the Slurm allocation it is started in, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NamedTuple, final
+from typing import NamedTuple
 
-import msgspec
-
-from farandole.cluster.allocation import OWN_NAME, Allocation, allocation
+from farandole.cluster.allocation import Allocation
 from farandole.control.addresses import is_own as looked_up
 from farandole.errors import UsageError
 from farandole.launch.agents.agents import AgentStarter
-from farandole.launch.agents.srun import Srun
-from farandole.launch.agents.ssh import Ssh
 from farandole.launch.hosts.plan import Host, assign_ranks, by_own_name, parse_hostfile, parse_hosts
-
-LauncherName = Literal["auto", "local", "ssh", "srun"]
-
-
-@final
-class Means(msgspec.Struct, frozen=True):
-    """Means to get to other hosts: the launcher, and the options of ssh."""
-
-    launcher: LauncherName = "auto"
-    ssh: Ssh = Ssh()
+from farandole.launch.hosts.starters import Means, choose_starter, own_allocation
 
 
 class Where(NamedTuple):
@@ -48,18 +35,14 @@ def where(
     is_own: Callable[[str], bool] = looked_up,
 ) -> Where:
     """Place the ranks of a job; raises ``UsageError`` for what cannot be, with what to type."""
-    slurm = allocation(variables)
-    if slurm is None and means.launcher == "srun":
-        raise UsageError("--launcher srun starts workers in a Slurm allocation, and this is none: type salloc first")
+    slurm, here = own_allocation(means, variables, here)
     if slurm is not None and not named and means.launcher != "local":
         _refuse_beyond(slurm, np)
         named = [Host(host, tasks) for host, tasks in slurm.tasks.items()]
-    if slurm is not None:
-        here = variables.get(OWN_NAME) or here
     if not named and np is not None:
         named = [Host(here, np)]
     hosts = assign_ranks(np, by_own_name(named, here, is_own))
-    return Where(hosts, _starter(hosts, means, slurm, here))
+    return Where(hosts, choose_starter(means, slurm, hosts, here))
 
 
 def read_hosts(hosts: str, hostfile: str) -> tuple[Host, ...]:
@@ -73,26 +56,6 @@ def read_hosts(hosts: str, hostfile: str) -> tuple[Host, ...]:
             return parse_hostfile(file.read())
     except OSError as error:
         raise UsageError(f"the host file {hostfile} cannot be read: {error.strerror}") from error
-
-
-def _starter(hosts: Sequence[str], means: Means, slurm: Allocation | None, here: str) -> AgentStarter | None:
-    others = sorted(set(hosts) - {here})
-    if means.launcher == "srun" or (means.launcher == "auto" and slurm is not None and others):
-        foreign = sorted(set(hosts) - set(slurm.tasks)) if slurm is not None else []
-        if not foreign:
-            return Srun()
-        if means.launcher == "srun":
-            raise UsageError(
-                f"--launcher srun: {', '.join(foreign)} is not in the Slurm allocation; leave -H out to take its hosts"
-            )
-    if not others:
-        return None
-    if means.launcher == "local":
-        raise UsageError(
-            f"--launcher local: {', '.join(others)} is not this host ({here}): leave --launcher out, or say "
-            f"-H localhost:{len(hosts)}"
-        )
-    return means.ssh
 
 
 def _refuse_beyond(slurm: Allocation, np: int | None) -> None:

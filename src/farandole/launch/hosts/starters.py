@@ -1,0 +1,67 @@
+"""Choice of the starter of agents: this host alone, ssh, or Slurm's ``srun``. Pure, and the only place that chooses.
+
+    >>> choose_starter(Means(), None, ("box", "box"), "box") is None
+    True
+    >>> choose_starter(Means(), None, ("box", "node2"), "box")
+    Ssh(port=None, identity_file='', options=())
+
+Static and elastic jobs ask the same; of an elastic one that watches a file, say, nobody knows the hosts beforehand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Literal, final
+
+import msgspec
+
+from farandole.cluster.allocation import OWN_NAME, Allocation, allocation
+from farandole.errors import UsageError
+from farandole.launch.agents.agents import AgentStarter
+from farandole.launch.agents.srun import Srun
+from farandole.launch.agents.ssh import Ssh
+
+LauncherName = Literal["auto", "local", "ssh", "srun"]
+
+
+@final
+class Means(msgspec.Struct, frozen=True):
+    """Means to get to other hosts: the launcher, and the options of ssh."""
+
+    launcher: LauncherName = "auto"
+    ssh: Ssh = Ssh()
+
+
+def own_allocation(means: Means, variables: Mapping[str, str], here: str) -> tuple[Allocation | None, str]:
+    """The Slurm allocation that this process is in, and the name of this host there, which is else ``here``."""
+    slurm = allocation(variables)
+    if slurm is None and means.launcher == "srun":
+        raise UsageError("--launcher srun starts workers in a Slurm allocation, and this is none: type salloc first")
+    return slurm, (variables.get(OWN_NAME) or here) if slurm is not None else here
+
+
+def choose_starter(
+    means: Means, slurm: Allocation | None, hosts: Collection[str] | None, here: str
+) -> AgentStarter | None:
+    """The starter for these hosts (``None``: they are not known yet); ``None`` if all workers are on this host.
+
+    Slurm starts nothing outside its allocation: hosts that need not be in it are reached by ssh, unless the user says
+    ``--launcher srun``. Raises ``UsageError`` for what cannot be, with what to type.
+    """
+    others = None if hosts is None else sorted(set(hosts) - {here})
+    if others == [] and means.launcher != "srun":
+        return None
+    if means.launcher == "local":
+        if others:
+            raise UsageError(
+                f"--launcher local: {', '.join(others)} is not this host ({here}): leave --launcher out, or say "
+                f"-H localhost:{len(hosts or ())}"
+            )
+        return None
+    foreign = sorted(set(hosts or ()) - set(slurm.tasks)) if slurm is not None else []
+    if means.launcher == "srun" and foreign:
+        raise UsageError(
+            f"--launcher srun: {', '.join(foreign)} is not in the Slurm allocation; leave -H out to take its hosts"
+        )
+    is_slurms = slurm is not None and hosts is not None and not foreign
+    return Srun() if means.launcher == "srun" or (means.launcher == "auto" and is_slurms) else means.ssh
