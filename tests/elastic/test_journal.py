@@ -74,13 +74,11 @@ def test_the_end_of_the_job_is_decided_once() -> None:
 
 def test_ends_stand_in_a_journal_as_they_always_have() -> None:
     """Messages of agents carry the same objects with more in them; a journal has what is decided by."""
-    for end, text in [
-        (
-            WorkerExited(1, 0, "it has ended"),
-            '{"type":"WorkerExited","worker_id":1,"code":0,"description":"it has ended"}',
-        ),
+    ends: list[tuple[job_events.Any, str]] = [
+        (WorkerExited(1, 0, "it broke"), '{"type":"WorkerExited","worker_id":1,"code":0,"description":"it broke"}'),
         (GenerationEnded(2, "it broke"), '{"type":"GenerationEnded","generation":2,"reason":"it broke"}'),
-    ]:
+    ]
+    for end, text in ends:
         lines: list[str] = []
         membership = Recorded(Policy(), lines.append)
         membership.on(0.0, end)

@@ -6,22 +6,22 @@ and then the workers are killed. In an elastic job another controller may take t
 agent itself is killed, the kernel kills the workers. What else comes on standard input, in a job on one host, is
 printed on standard error, between the workers' lines. No framework is imported here.
 
-The main thread runs the loop and owns every field of ``Agent``, so that no lock is needed. Signals are bytes in a pipe:
-no handler runs between two lines of the loop. The pumps of ``JobOutput`` are threads of their own, since whoever reads
-the output may be slow; they touch nothing here but ``AgentLink.send``. Nobody but the loop reaps: a process number in
-``_workers`` is the worker's until then, at worst a zombie's, and a signal cannot hit a stranger that got it since.
+The main thread runs the loop (``relay.agent``) and owns every field of ``LaunchedWorkers``, so that no lock is needed.
+Signals are bytes in a pipe: no handler runs between two lines of the loop. The pumps of ``JobOutput`` are threads of
+their own, since whoever reads the output may be slow; they touch nothing here but ``AgentLink.send``. Nobody but the
+loop reaps: a process number in ``_workers`` is the worker's until then, at worst a zombie's, and a signal cannot hit a
+stranger that got it since.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import signal
 import sys
 import time
 from collections import deque
-from typing import TYPE_CHECKING, final
+from typing import final
 
 import msgspec
 
@@ -43,15 +43,16 @@ from farandole.control.endings import WorkerExited
 from farandole.control.keys import JobKeys
 from farandole.control.message import Message
 from farandole.control.shortage import Shortage
-from farandole.control.sockets import LONGEST_WAIT_S
 from farandole.errors import ControlError, UsageError
-from farandole.launch.agents.agent_config import AgentConfig
+from farandole.launch.agents.agent_config import LaunchedAgentConfig
 from farandole.launch.agents.output import STDERR, JobOutput
 from farandole.launch.agents.worker_output import WorkerOutput, pipes
+from farandole.runtime.relay.agent import Agent, Workers, connected
 from farandole.runtime.relay.agent_link import AgentLink
 
-if TYPE_CHECKING:
-    from farandole.runtime.relay.relay import Relay
+SIGNALS = (signal.SIGCHLD, signal.SIGTERM, *process.PASSED_ON)
+"""Signals that the agent hears. Those that a scheduler sends to all processes of a job (USR1, USR2) are for workers:
+here they must only not kill."""
 
 SLURM_HOST = "SLURMD_NODENAME"
 """The variable by which Slurm tells a task the name of its host."""
@@ -61,7 +62,7 @@ SSH_SESSION = ("SSH_CLIENT", "SSH_CONNECTION", "SSH2_CLIENT")
 what these print."""
 
 SETTLE_S = 0.4
-"""How long the news of a worker's death may wait for its last words to be read."""
+"""How long the news of deaths may wait for the last words to be read."""
 
 KILL_AGAIN_S = 0.2
 COMES_BACK_S = 10.0
@@ -75,11 +76,14 @@ GIVE_UP_S = 1.0
 
 
 @final
-class Agent:
-    """A single-threaded loop over the controller's messages, signals and standard input; output has its own threads."""
+class LaunchedWorkers(Workers):
+    """Workers that the agent starts as its children, by order of the controller; with their output, and their end.
 
-    def __init__(self, config: AgentConfig, address: str) -> None:
-        self._config, self._address = config, address
+    ``address`` is the controller's, ``signals`` the descriptor that gets a byte for each of ``SIGNALS``.
+    """
+
+    def __init__(self, config: LaunchedAgentConfig, address: str, signals: int) -> None:
+        self._config, self._address, self._signals = config, address, signals
         self._start: StartWorkers | None = None
         self._output: JobOutput | None = None
         self._streams: WorkerOutput | None = None
@@ -88,10 +92,7 @@ class Agent:
         self._news: list[Started | Report] = []
         """Starts and refused starts that the controller has not been told of."""
         self._ended: deque[WorkerExited] = deque(maxlen=MOST_ENDS)
-        self._relay: Relay | None = None
         self._link: AgentLink | None = None
-        self._link_fds: set[int] = set()
-        self._poll = select.poll()
         self._kill_at: float | None = None
         self._give_up_at: float | None = None
         self._finishing = self._dismissed = False
@@ -99,31 +100,93 @@ class Agent:
         self._shortage = Shortage()
         self._launcher_lives = True
         self._parent = os.getppid()
-        self._signals = -1
 
-    def run(self) -> None:
-        """Start the workers and serve until all have ended and all they wrote is written."""
-        # What a scheduler sends to all processes of a job (USR1, USR2) is for workers: here it must only not kill.
-        with process.signals_as_bytes((signal.SIGCHLD, signal.SIGTERM, *process.PASSED_ON)) as self._signals:
-            for fd in (0, self._signals):
-                self._poll.register(fd, select.POLLIN)
-            if self._config.start is not None:
-                self._begin(self._config.start, JobOutput.own())  # they have more to load than we
-            self._connect()
-            self._reap()  # where no worker could be started, perhaps no SIGCHLD ever comes
-            self._serve()
+    def join(self, link: AgentLink) -> None:
+        """Tell the controller what has been started, and obey it from now on."""
+        self._link = link
+        self._report_start()
+        self._reap()  # where no worker could be started, perhaps no SIGCHLD ever comes
+
+    def leave(self) -> None:
+        """Tell the controller that this is the end, unless it is gone."""
         self._post(Goodbye())
         if self._link is not None:
             self._link.close()
 
-    def _begin(self, start: StartWorkers, output: JobOutput) -> None:
+    # -- what the loop calls ------------------------------------------------------------------------------------------
+
+    @property
+    def is_over(self) -> bool:
+        """True if all have ended and all they wrote is written, or nobody wants that any more."""
+        if self._give_up_at is not None and time.monotonic() >= self._give_up_at:
+            return True
+        if self._output is None:
+            return self._dismissed
+        return not self._writing and self._output.delivered
+
+    @property
+    def fds(self) -> dict[int, int]:
+        """Signals, the end of the output, and standard input, of which only the end is news when all have ended."""
+        # What the launcher says in the end it prints itself.
+        heard = {0: 0 if self._finishing else select.POLLIN} if self._launcher_lives else {}
+        return {self._signals: select.POLLIN, **heard, **dict.fromkeys(self._writing, select.POLLIN)}
+
+    @property
+    def deadline_s(self) -> float | None:
+        """See ``Workers``."""
+        return min((moment for moment in (self._kill_at, self._give_up_at) if moment is not None), default=None)
+
+    def attend(self, ready: set[int]) -> None:
+        """See ``Workers``."""
+        if self._signals in ready:
+            self._on_signals()
+        if 0 in ready and self._launcher_lives:
+            self._hear()
+        self._writing -= ready
+
+    def tick(self, now: float) -> None:
+        """See ``Workers``."""
+        if self._kill_at is not None and now >= self._kill_at:
+            self._stop(0.0)
+
+    def cut_off(self, error: ControlError) -> None:
+        """Wait for another controller, if there may be one; else end everything."""
+        if self._link is not None and self._config.stays and self._link.may_come_back:
+            self._renew(self._link)
+            return
+        if self._launcher_lives:
+            os.write(2, f"farandole: the agent on {self._config.host} ends: {error}\n".encode())
+        self._orphaned()
+
+    def obey(self, message: object) -> None:
+        """See ``Workers``."""
+        if isinstance(message, StartWorkers) and self._link is not None and not self._dismissed:
+            if self._output is None or self._streams is None:
+                for name in SSH_SESSION:
+                    os.environ.pop(name, None)
+                self.begin(message, JobOutput.remote(self._link.send))
+            else:
+                self._start_workers(message, self._streams)
+            self._report_start()
+            self._reap()
+        elif isinstance(message, Written) and self._output is not None:
+            self._output.written(message)
+        elif isinstance(message, KillWorker):
+            self._kill(message.worker_id)
+        elif isinstance(message, PassSignal):
+            process.signal_handlers(self._workers, message.number)
+        elif isinstance(message, StopWorkers):
+            self._dismiss(message.grace_s)
+
+    # -- starts -------------------------------------------------------------------------------------------------------
+
+    def begin(self, start: StartWorkers, output: JobOutput) -> None:
+        """Start the first workers, and to write their output."""
         self._start, self._output = start, output
         self._streams = WorkerOutput(start, output)
         self._start_workers(start, self._streams)  # before the pumps run: a start with a death signal takes a fork
         output.start()
         self._writing = set(output.ended)
-        for fd in self._writing:
-            self._poll.register(fd, select.POLLIN)
 
     def _start_workers(self, start: StartWorkers, streams: WorkerOutput) -> None:
         known = {
@@ -135,12 +198,12 @@ class Agent:
                 self._start_worker(spec, start, streams)
 
     def _start_worker(self, spec: WorkerSpec, start: StartWorkers, streams: WorkerOutput) -> None:
-        contact = {CONTROLLER: self._address if self._relay is None else self._relay.address}
+        contact = {CONTROLLER: self._address if self._link is None else self._link.worker_address}
         environment = {**_threads(spec), **os.environ, **start.environment, **spec.environment, **contact}
         command = spec.command
         death_signal: int | None = signal.SIGKILL
         try:
-            if self._config.stays:  # and starts workers while its threads run
+            if self._link is not None:  # whose threads run, and a fork in between may copy a lock that one of them has
                 command, death_signal = process.bound(command, signal.SIGKILL, environment, start.cwd), None
             with streams.open(spec.worker_id) as (stdout, stderr):
                 environment[OUTPUT] = pipes(stdout, stderr)
@@ -164,57 +227,12 @@ class Agent:
         self._ended.append(WorkerExited(spec.worker_id, code, error=words))
         self._news.append(Report(self._ended[-1]))
 
-    def _connect(self) -> None:
-        """Join the control plane."""
-        config, keys = self._config, JobKeys.from_secret(self._config.secret)
-        if config.relay:
-            from farandole.runtime.relay.relay import Relay  # small jobs need none
-
-            self._relay = Relay(keys, config.host, config.silence_s, config.interface)
-        self._link = AgentLink(self._address, keys, config.host, config.silence_s, self._relay, config.name)
-        self._report_start()
-
     def _report_start(self) -> None:
         for message in self._news:
             self._post(message)
         self._news.clear()
 
-    def _serve(self) -> None:
-        while not self._is_over():
-            self._watch_link()
-            ready = {fd for fd, _ in self._poll.poll(self._patience_ms())}
-            if self._signals in ready:
-                self._on_signals()
-            if 0 in ready:
-                self._hear()
-            self._receive()  # on every turn: heartbeats and the relay have deadlines, too
-            for fd in self._writing & ready:
-                self._poll.unregister(fd)
-                self._writing.discard(fd)
-            if self._kill_at is not None and time.monotonic() >= self._kill_at:
-                self._stop(0.0)
-
-    def _is_over(self) -> bool:
-        if self._give_up_at is not None and time.monotonic() >= self._give_up_at:
-            return True
-        if self._output is None:
-            return self._dismissed
-        return not self._writing and self._output.delivered
-
-    def _watch_link(self) -> None:
-        """Poll the descriptors that the link has now: none before it is made, and none after it has ended."""
-        current = set(self._link.fds) if self._link is not None else set()
-        for fd in self._link_fds - current:
-            with contextlib.suppress(KeyError):
-                self._poll.unregister(fd)
-        for fd in current - self._link_fds:
-            self._poll.register(fd, select.POLLIN)
-        self._link_fds = current
-
-    def _patience_ms(self) -> float | None:
-        moments = (self._kill_at, self._give_up_at, self._link.deadline_s if self._link is not None else None)
-        deadlines = [moment for moment in moments if moment is not None]
-        return max(0.0, min(min(deadlines) - time.monotonic(), LONGEST_WAIT_S)) * 1000 if deadlines else None
+    # -- what happens -------------------------------------------------------------------------------------------------
 
     def _on_signals(self) -> None:
         if signal.SIGTERM in os.read(self._signals, 4096):
@@ -227,29 +245,13 @@ class Agent:
 
     def _hear(self) -> None:
         """Print what the launcher writes to our standard input; the end of file is the end of the launcher."""
-        # In the end only a hang-up brings us here (see ``_reap``): what is unread is then the launcher's to print.
+        # In the end only a hang-up brings us here (see ``fds``): what is unread is then the launcher's to print.
         text = b"" if self._finishing else os.read(0, 2**16)
         lines, newline, self._heard = (self._heard + text).rpartition(b"\n")
         if newline and self._output is not None:
             self._output.say(STDERR, lines + newline)
         if not text:
             self._launcher_lives = False
-            self._poll.unregister(0)
-            self._orphaned()
-
-    def _receive(self) -> None:
-        if self._link is None:
-            return
-        try:
-            for message in self._link.receive():
-                self._obey(message)
-            self._link.beat()
-        except ControlError as error:
-            if self._config.stays and self._link.may_come_back:
-                self._renew(self._link)
-                return
-            if self._launcher_lives:
-                os.write(2, f"farandole: the agent on {self._config.host} ends: {error}\n".encode())
             self._orphaned()
 
     def _renew(self, link: AgentLink) -> None:
@@ -257,25 +259,6 @@ class Agent:
         link.renew(COMES_BACK_S, [Started(worker_id, pid) for pid, worker_id in self._workers.items()], self._ended)
         if self._output is not None:
             self._output.forgive()  # else the pumps wait for receipts that died with the controller
-
-    def _obey(self, message: object) -> None:
-        if isinstance(message, StartWorkers) and self._link is not None and not self._dismissed:
-            if self._output is None or self._streams is None:
-                for name in SSH_SESSION:
-                    os.environ.pop(name, None)
-                self._begin(message, JobOutput.remote(self._link.send))
-            else:
-                self._start_workers(message, self._streams)
-            self._report_start()
-            self._reap()
-        elif isinstance(message, Written) and self._output is not None:
-            self._output.written(message)
-        elif isinstance(message, KillWorker):
-            self._kill(message.worker_id)
-        elif isinstance(message, PassSignal):
-            process.signal_handlers(self._workers, message.number)
-        elif isinstance(message, StopWorkers):
-            self._dismiss(message.grace_s)
 
     def _dismiss(self, grace_s: float) -> None:
         """End the workers by order of the controller; without grace, wait no longer for the output either."""
@@ -293,13 +276,14 @@ class Agent:
     def _reap(self) -> None:
         ended = list(process.reap())
         # Asked once for all of them, and only for a reason: each answer counts from the one before.
+        settled_s = time.monotonic() + SETTLE_S  # for all of them: the controller waits for heartbeats meanwhile
         is_short = any(code == -signal.SIGKILL for _, code in ended) and self._shortage.has_struck()
         for pid, code in ended:
             if pid in self._workers:
                 worker_id = self._workers.pop(pid)
                 is_victim = is_short and code == -signal.SIGKILL
                 # Kept as well as sent: if the controller dies before it has written it down, the next one is told.
-                tail = self._last_words(worker_id, code)
+                tail = self._last_words(worker_id, code, settled_s)
                 self._ended.append(WorkerExited(worker_id, code, pid=pid, tail=tail, out_of_memory=is_victim))
                 self._post(Report(self._ended[-1]))
         if self._config.stays and not self._dismissed:
@@ -309,17 +293,16 @@ class Agent:
             return
         if not process.has_children():
             self._finishing, self._kill_at = True, None
-            if self._launcher_lives:
-                self._poll.modify(0, 0)  # what the launcher says from now on it prints itself; only its end is news
             self._output.finish()
         elif self._kill_at is None:
             self._stop(self._start.grace_s)
 
-    def _last_words(self, worker_id: int, code: int) -> str:
+    def _last_words(self, worker_id: int, code: int, settled_s: float) -> str:
         """The last lines of its standard error, if its failure may be the cause of what follows."""
         if self._streams is None:
             return ""
-        tail = self._streams.tail(worker_id, SETTLE_S) if code and self._kill_at is None else ""
+        is_cause = code and self._kill_at is None
+        tail = self._streams.tail(worker_id, max(0.0, settled_s - time.monotonic())) if is_cause else ""
         self._streams.forget(worker_id)
         return tail
 
@@ -359,14 +342,26 @@ def main() -> None:
     process.die_with_parent(signal.SIGTERM)  # one that has died before this ends our standard input
     line = sys.stdin.buffer.readline()
     if not line.endswith(b"\n"):
-        sys.exit("farandole: the agent got no charge: 'farandole run' starts it, not you")
+        sys.exit("farandole: the agent got no config: 'farandole run' starts it, not you")
     process.adopt_orphans()
-    config = msgspec.json.decode(line, type=AgentConfig)
+    config = msgspec.json.decode(line, type=LaunchedAgentConfig)
     config = msgspec.structs.replace(config, host=config.host or os.environ[SLURM_HOST])
     try:
-        Agent(config, _address(config)).run()
+        _serve(config, _address(config))
     except ControlError as error:
         sys.exit(f"farandole: the agent on {config.host} cannot join the job: {error}")
+
+
+def _serve(config: LaunchedAgentConfig, address: str) -> None:
+    """Start the workers and serve until all have ended and all they wrote is written."""
+    with process.signals_as_bytes(SIGNALS) as signals:
+        workers = LaunchedWorkers(config, address, signals)
+        if config.start is not None:
+            workers.begin(config.start, JobOutput.own())  # they have more to load than we
+        link = connected(config, address)
+        workers.join(link)
+        Agent(link, workers).serve()
+    workers.leave()
 
 
 def _threads(spec: WorkerSpec) -> dict[str, str]:
@@ -376,7 +371,7 @@ def _threads(spec: WorkerSpec) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(max(1, cores // neighbours))} if neighbours > 1 else {}
 
 
-def _address(config: AgentConfig) -> str:
+def _address(config: LaunchedAgentConfig) -> str:
     """The first of the controller's addresses that answers; its socket on this host needs no trial."""
     if config.addresses[0].startswith("ipc://"):
         return config.addresses[0]

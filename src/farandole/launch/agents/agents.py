@@ -27,7 +27,7 @@ import msgspec
 
 from farandole.control import process
 from farandole.errors import UsageError
-from farandole.launch.agents.agent_config import AgentConfig
+from farandole.launch.agents.agent_config import LaunchedAgentConfig
 from farandole.settings import Settings
 
 END_S = 5.0
@@ -119,7 +119,7 @@ class AgentProcess:
         """Descriptors to watch; when one of them is readable, call ``attend``."""
         return (*((self._ending,) if self.code is None else ()), *((self._output,) if self._listening else ()))
 
-    def config(self, config: AgentConfig) -> None:
+    def config(self, config: LaunchedAgentConfig) -> None:
         """Write the config of its agents to its standard input; if it has died already this does nothing."""
         with contextlib.suppress(BrokenPipeError), open(self._input, "wb", closefd=False) as file:
             file.write(msgspec.json.encode(config) + b"\n")

@@ -29,7 +29,7 @@ from farandole.control import process
 from farandole.control.addresses import EVERYWHERE, own_endpoints, own_host_only
 from farandole.control.keys import new_secret
 from farandole.errors import UsageError
-from farandole.launch.agents.agent_config import AgentConfig
+from farandole.launch.agents.agent_config import LaunchedAgentConfig
 from farandole.launch.agents.agents import AgentProcess, Agents, print_now
 from farandole.launch.hosts.elastic_job import ElasticJob
 from farandole.launch.job.elastic_controller import ElasticController, Legacy
@@ -238,9 +238,9 @@ class _ControllerSupervisor:
         else:
             self._named[name] = agent
 
-    def _config(self, host: str, name: str) -> AgentConfig:
+    def _config(self, host: str, name: str) -> LaunchedAgentConfig:
         settings = self._settings
-        return AgentConfig(
+        return LaunchedAgentConfig(
             self._addresses or [self._listen],
             self._secret,
             host=host,

@@ -23,7 +23,7 @@ import msgspec
 from farandole.control import process
 from farandole.control.addresses import EVERYWHERE, own_endpoints, own_host_only
 from farandole.control.agent_messages import StartWorkers, WorkerSpec
-from farandole.launch.agents.agent_config import AgentConfig
+from farandole.launch.agents.agent_config import LaunchedAgentConfig
 from farandole.launch.agents.agents import Agents
 from farandole.launch.agents.local import Local
 from farandole.launch.hosts.plan import Job, start_workers, workers
@@ -101,7 +101,7 @@ class Launcher:
 
     def _config(self, agents: Agents, addresses: list[str], secret: str, start: StartWorkers | None = None) -> None:
         settings = self._settings
-        config = AgentConfig(
+        config = LaunchedAgentConfig(
             addresses,
             secret,
             start=start,

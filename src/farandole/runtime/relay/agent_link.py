@@ -63,6 +63,9 @@ class AgentLink:
         self._silence_s, self._pause_s = silence_s, silence_s / HEARTBEATS
         self._next_s = time.monotonic() + self._pause_s
         self._relay, self._severed = relay, False
+        self._is_closed = False
+        self.worker_address = relay.address if relay else address
+        """Address at which workers of this host reach the controller."""
         self._host = host
         self._lost_s: float | None = None
         """Time since which no controller is there."""
@@ -72,11 +75,13 @@ class AgentLink:
     @property
     def fds(self) -> tuple[int, ...]:
         """Descriptors to poll: if one is readable, or ``deadline_s`` has come, call ``receive``, then ``beat``."""
-        return self._dealer.fds + (self._relay.fds if self._relay else ())
+        return () if self._is_closed else self._dealer.fds + (self._relay.fds if self._relay else ())
 
     @property
     def deadline_s(self) -> float | None:
         """Time at which ``receive`` or ``beat`` has something to do."""
+        if self._is_closed:
+            return None
         relay_s = self._relay.deadline_s if self._relay else None
         moments = (self._next_s if self._pause_s else None, relay_s, self._given_up_s)
         return min((moment for moment in moments if moment is not None), default=None)
@@ -88,13 +93,15 @@ class AgentLink:
         return until_s is None or time.monotonic() < until_s
 
     def send(self, message: Message) -> None:
-        """Queue ``message`` for the controller."""
+        """Queue ``message`` for the controller; ``ControlError`` once the link is closed."""
         self._dealer.send(message)
 
     def receive(self) -> Iterator[Any]:
         """All messages that are there, but for requests that are answered here. Never blocks."""
+        if self._is_closed:
+            return
         self._serve_relay()
-        while (message := self._next()) is not None:
+        while not self._is_closed and (message := self._next()) is not None:
             if isinstance(message, DumpStack):
                 # A daemon: an agent that is to end does not wait for the stack of a process that is stopped.
                 threading.Thread(target=self._dump, args=(message,), daemon=True).start()
@@ -118,12 +125,13 @@ class AgentLink:
     def beat(self) -> None:
         """Tell the controller that this host is there, if it is time to."""
         now = time.monotonic()
-        if self._pause_s and now >= self._next_s:
+        if self._pause_s and now >= self._next_s and not self._is_closed:
             self._next_s = now + self._pause_s  # and not from _next_s on: what a stopped process missed is not made up
             self.send(Alive())
 
     def close(self, *, deliver: bool = True) -> None:
         """Deliver what was sent, unless there is nobody to deliver it to, and disconnect. Idempotent."""
+        self._is_closed = True
         if self._relay:
             self._relay.close()
             self._relay = None

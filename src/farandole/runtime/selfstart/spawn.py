@@ -1,7 +1,7 @@
 """Processes that a worker starts where no launcher does: the controller, and an agent on every other host.
 
     contact = ensure_controller("job", ControllerConfig("tcp://*:0", "node-a", 4, secret), settings)
-    ensure_agent(HostAgentConfig("tcp://10.0.0.1:7000", "node-b", secret, os.getpid(), 3.0), settings)
+    ensure_agent(HostAgentConfig(["tcp://10.0.0.1:7000"], secret, "node-b", starter=os.getpid()), settings)
 
 Both are processes of their own, so that they can tell how ours ended. Signals that are for us pass them by; they end
 with the job.
@@ -29,6 +29,7 @@ from farandole.cluster.contact import Contact
 from farandole.cluster.environment import CONTROLLER
 from farandole.control.entry import entry_command
 from farandole.errors import StartError
+from farandole.runtime.relay.agent import AgentConfig
 from farandole.runtime.selfstart.host_socket import claim
 from farandole.settings import Settings
 
@@ -58,18 +59,13 @@ class ControllerConfig(msgspec.Struct, frozen=True):
 
 
 @final
-class HostAgentConfig(msgspec.Struct, frozen=True):
+class HostAgentConfig(AgentConfig, frozen=True):
     """Config of an agent, in the same way. It stays as long as ``starter``, or another process it is told to watch.
 
     With ``relay`` the workers of its host are reached through it, and ask by the descriptor ``claimed`` where.
     """
 
-    address: str
-    host: str
-    secret: str
-    starter: int
-    silence_s: float
-    relay: bool = False
+    starter: int = -1
     claimed: int = -1
 
 

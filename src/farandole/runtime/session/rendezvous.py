@@ -62,7 +62,10 @@ def _by_way_of_agent(contact: Contact, host: str, size: int, settings: Settings)
     """Start this host's agent if it has none; in large jobs, return its contact, as workers speak to it alone there."""
     [address], key = contact.addresses, contact.key
     is_large = size > settings.tree_radix
-    ensure_agent(HostAgentConfig(address, host, key, os.getpid(), settings.host_timeout_s, is_large), settings)
+    config = HostAgentConfig(
+        [address], key, host, settings.host_timeout_s, is_large, settings.network_interface, starter=os.getpid()
+    )
+    ensure_agent(config, settings)
     return Contact([ask(key, host, settings.start_timeout_s)], key) if is_large else contact
 
 
