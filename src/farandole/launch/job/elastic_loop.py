@@ -26,6 +26,7 @@ from farandole.elastic.membership.workers import WorkerPhase
 from farandole.launch.agents.agents import END_S
 from farandole.launch.hosts.elastic_job import ElasticJob
 from farandole.launch.hosts.plan import Host, by_own_name, start_workers, variables_for_all
+from farandole.launch.job.exit_policy import Loss
 from farandole.launch.job.far_agents import FarAgents
 from farandole.launch.job.launcher_pipe import (
     LIMIT_BYTES,
@@ -86,7 +87,6 @@ class ElasticLoop(Loop):
         """Workers for agents that have not answered yet to start, by host."""
         self._failures: list[WorkerExited] = []
         self._signals: list[int] = []
-        self._orders: StopWorkers | None = None
         self._said = ""
         self._decided: JobResult | None = None
         self._result = JobResult(0, "")
@@ -121,8 +121,8 @@ class ElasticLoop(Loop):
         return None if self._orders is not None else self._discovery.deadline_s
 
     @property
-    def _fds(self) -> tuple[int, ...]:
-        return (self._line.fd, *(() if self._orders is not None else self._discovery.fds))
+    def _fds(self) -> set[int]:
+        return super()._fds | {self._line.fd, *(() if self._orders is not None else self._discovery.fds)}
 
     def _on_descriptors(self, ready: set[int]) -> None:
         super()._on_descriptors(ready)
@@ -143,6 +143,7 @@ class ElasticLoop(Loop):
             raise SystemExit("the launcher is gone")
 
     def _on_turn(self, now: float) -> None:
+        super()._on_turn(now)
         if self._orders is None and (hosts := self._discovery.look(now)) is not None:
             self._find(hosts)
         orders = []
@@ -236,9 +237,7 @@ class ElasticLoop(Loop):
         super()._on_agent(host, message)
 
     def _on_hello(self, host: str, hello: AgentHello) -> None:
-        if self._orders is not None:
-            self._root.tell(host, self._orders)
-            return
+        super()._on_hello(host, hello)
         if host in self._inherited:
             self._inherited.discard(host)
             self._compare(host, hello)
@@ -248,7 +247,7 @@ class ElasticLoop(Loop):
     def _compare(self, host: str, hello: AgentHello) -> None:
         """Learn from an agent what became of the workers, and of the orders, of the controller before."""
         for ended in hello.ended:
-            self._on_exit(self._wording.describe(ended, host))
+            self._on_exit(host, ended)
         for started in hello.running:
             self._on_agent(host, started)
         running = {started.worker_id for started in hello.running}
@@ -264,35 +263,29 @@ class ElasticLoop(Loop):
                 self._waiting.setdefault(host, []).append(self._spec(actions.Start(worker_id, host, worker.slot.index)))
             else:
                 unseen = WorkerExited(worker_id, -signal.SIGKILL, error="it ended while no controller was there")
-                self._on_exit(self._wording.describe(unseen, host))
+                self._on_exit(host, unseen)
 
-    def _on_exit(self, event: WorkerExited) -> None:
+    def _on_worker_exited(self, event: WorkerExited) -> None:
         if self._hosts.pop(event.worker_id, None) is None:
             return  # it was told before, to the controller that is gone
         if event.code:
             self._failures = [*self._failures[1 - MOST_WORDS :], event]
         self._controller.worker_exited(event)
 
-    def _on_end(self, host: str) -> None:
-        self._lose(host, self._agents.of(host).explain())
-
     def _on_goodbye(self, host: str) -> None:
         if self._orders is None:
-            self._lose(host, f"the agent on {host} was told to end (SIGTERM)")
+            self._lose(host, Loss(f"the agent on {host} was told to end (SIGTERM)"))
         else:
             self._close(host)
 
-    def _on_lost(self, host: str, reason: str) -> None:
-        said = self._agents.of(host).said if host in self._coming else ""
-        self._lose(host, f"{reason} ({said})" if said else reason)
-
-    def _lose(self, host: str, reason: str) -> None:
-        if host not in self._open:
-            return
-        self._root.tell(host, StopWorkers(0.0))  # should it come back
+    def _abandon(self, host: str) -> None:
         self._agents.of(host).give_up()
-        self._close(host)
-        self._lost(host, reason)
+
+    def _runs_nothing(self, host: str) -> bool:
+        return host in self._coming - self._inherited
+
+    def _on_host_lost(self, host: str, loss: Loss) -> None:
+        self._lost(host, loss.description)
 
     def _lost(self, host: str, reason: str) -> None:
         """Forget the workers of a lost host, and tell the membership."""
@@ -321,14 +314,7 @@ class ElasticLoop(Loop):
         self._stop(0.0 if again else self._job.settings.grace_s)
 
     def _stop(self, grace_s: float) -> None:
-        """End what runs, and then the agents."""
-        self._orders = StopWorkers(grace_s)
-        for host in tuple(self._open):
-            if host in self._coming - self._inherited:  # nothing runs there yet
-                self._agents.of(host).give_up()
-                self._close(host)
-            else:
-                self._root.tell(host, self._orders)
+        super()._stop(grace_s)
         if not self._open:
             self._finish()
 

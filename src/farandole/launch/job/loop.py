@@ -1,19 +1,16 @@
 """The loop of a running job, between the agents, the controller and the signals of the user.
 
-It sleeps until a message, a signal or the end of a child. Messages of workers go straight to the ``Controller``. What
-the end of a worker or a host means is for those to say who derive from it: ``static_loop`` and ``elastic_loop``.
+It hosts the controller (``controller_host``), and knows how agents are started, told to end, and missed. What the end
+of a worker or a host means is for those to say who derive from it: ``static_loop`` and ``elastic_loop``.
 
-One thread runs all of it. The pumps of ``JobOutput`` write, and hand over their receipts through ``Receipts``. What
-wakes the loop changes from turn to turn, and ``_watch`` compares it before each sleep. An epoll knows open files, not
-numbers: if a descriptor were closed while it is watched, the next file with its number would be taken for watched, and
-never wake anybody. So whoever has a descriptor in the loop closes it only after a ``_watch`` without it.
+One thread runs all of it. The pumps of ``JobOutput`` write, and hand over their receipts through ``Receipts``.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from farandole.control.agent_messages import (
@@ -21,16 +18,17 @@ from farandole.control.agent_messages import (
     Goodbye,
     Output,
     PassSignal,
-    Report,
-    Stack,
     Started,
+    StopWorkers,
 )
 from farandole.control.endings import WorkerExited
-from farandole.control.process import INTERRUPTS, PASSED_ON
+from farandole.control.process import INTERRUPTS, PASSED_ON, exit_status
 from farandole.launch.agents.agents import AgentProcess, Agents, print_now
 from farandole.launch.agents.output import STDERR, JobOutput, Receipts
 from farandole.launch.hosts.plan import Job
+from farandole.launch.job.exit_policy import Loss
 from farandole.launch.job.exit_wording import ExitWording
+from farandole.runtime.controller.controller_host import ControllerHost
 
 if TYPE_CHECKING:
     from farandole.launch.job.far_agents import FarAgent, FarAgents
@@ -56,14 +54,15 @@ class JobResult(NamedTuple):
     words: str
 
 
-class Loop(ABC):
+class Loop(ControllerHost):
     """Everything that changes while a job runs. ``interrupts`` has a byte for each signal; or it is ``NO_SIGNALS``."""
 
     TITLE = "rank"
     """Title of a worker in texts."""
 
     def __init__(self, job: Job, agents: Agents | FarAgents, root: Root, interrupts: int) -> None:
-        self._job, self._agents, self._root, self._controller = job, agents, root, root.controller
+        super().__init__(root)
+        self._job, self._agents = job, agents
         # With a folder for output, the lines of workers are not on this terminal.
         self._wording = ExitWording(self.TITLE, shown=not job.output_dir, horovod=job.settings.horovod)
         self._interrupts = interrupts
@@ -78,28 +77,16 @@ class Loop(ABC):
         self._output: JobOutput | None = None
         self._receipts: Receipts | None = None
         self._writing: set[int] = set()
-        self._watched: dict[int, AnyAgent | None] = {}
-        root.on_agent, root.on_lost = self._on_agent, self._on_lost
-        root.controller.report = self._say
+        self._orders: StopWorkers | None = None
+        """Orders to all agents once the job is to end."""
 
     def run(self) -> JobResult:
         """Serve until all agents have ended, and all output is written."""
-        while not self._is_over():
-            self._watch()
-            self._on_descriptors(self._root.turn(self._until_s()))
-            now = time.monotonic()
-            # After the messages of this turn, which may be an agent's last; in a list, as ``_on_end`` changes the rest.
-            for host in [host for host, due_s in self._due.items() if due_s <= now]:
-                self._on_end(host)
-            self._on_turn(now)
+        self.serve()
         return self._outcome()
 
-    def __enter__(self) -> Loop:
-        return self
-
     def __exit__(self, *_: object) -> None:
-        for fd in self._watched:
-            self._root.router.unwatch(fd)
+        super().__exit__()
         # A pump that goes on writing would ring the bell of the receipts: then it stays open.
         if self._output is not None and self._receipts is not None and self._output.close(GIVE_UP_S):
             self._receipts.close()
@@ -107,28 +94,24 @@ class Loop(ABC):
     # -- what a kind of job decides -----------------------------------------------------------------------------------
 
     @abstractmethod
-    def _on_hello(self, host: str, hello: AgentHello) -> None:
-        """Take in that the agent of a host has answered."""
-
-    @abstractmethod
-    def _on_exit(self, event: WorkerExited) -> None:
+    def _on_worker_exited(self, event: WorkerExited) -> None:
         """Take in the end of a worker, with its host and in words."""
 
     @abstractmethod
-    def _on_end(self, host: str) -> None:
-        """Take in that the process of an agent, or the one that had started it, has ended before its time."""
+    def _on_host_lost(self, host: str, loss: Loss) -> None:
+        """Take in that a host is lost, with all that ran there; its agent is abandoned already."""
 
     @abstractmethod
-    def _on_lost(self, host: str, reason: str) -> None:
-        """Take in that a host is silent, has never answered, or has another version."""
+    def _abandon(self, host: str) -> None:
+        """End, or never start, what is to be the agent of a host: nothing there counts any more."""
+
+    @abstractmethod
+    def _runs_nothing(self, host: str) -> bool:
+        """True if an agent has no workers to end, so that it need not be told so."""
 
     @abstractmethod
     def _on_signal(self, number: int) -> None:
         """Take in a signal by which the user wants an end."""
-
-    @abstractmethod
-    def _on_turn(self, now: float) -> None:
-        """Do what is due, now that everything that had come is taken in."""
 
     @abstractmethod
     def _outcome(self) -> JobResult:
@@ -148,25 +131,18 @@ class Loop(ABC):
     @property
     @abstractmethod
     def _deadline_s(self) -> float | None:
-        """Time at which ``_on_turn`` has something to do, whatever comes or not."""
+        """Time at which ``_on_turn`` of this kind of job has something to do."""
 
     @property
-    def _fds(self) -> tuple[int, ...]:
-        """Further descriptors that wake the loop."""
-        return ()
+    def _fds(self) -> set[int]:
+        own = {self._interrupts} if self._interrupts >= 0 else set()
+        own |= {self._receipts.fd} if self._receipts is not None else set()
+        return own | self._writing | {fd for agent in self._agents for fd in agent.fds}
 
-    def _watch(self) -> None:
-        wanted: dict[int, AnyAgent | None] = {fd: agent for agent in self._agents for fd in agent.fds}
-        wanted |= dict.fromkeys((*self._writing, *self._fds))
-        if self._receipts is not None:
-            wanted[self._receipts.fd] = None
-        if self._interrupts >= 0:
-            wanted[self._interrupts] = None
-        for fd in self._watched.keys() - wanted.keys():
-            self._root.router.unwatch(fd)
-        for fd in wanted.keys() - self._watched.keys():
-            self._root.router.watch(fd)
-        self._watched = wanted
+    def _on_turn(self, now: float) -> None:
+        # After the messages of this turn, which may be an agent's last; in a list, as ``_lose`` changes the rest.
+        for host in [host for host, due_s in self._due.items() if due_s <= now]:
+            self._on_end(host)
 
     def _on_descriptors(self, ready: set[int]) -> None:
         if self._interrupts in ready:
@@ -176,7 +152,7 @@ class Loop(ABC):
             for host, receipt in self._receipts.collect():
                 self._root.tell(host, receipt)
         self._writing -= ready
-        for agent in {id(each): each for fd in ready if (each := self._watched.get(fd)) is not None}.values():
+        for agent in [each for each in self._agents if not ready.isdisjoint(each.fds)]:
             agent.attend()
             self._note_end(agent)
 
@@ -201,22 +177,54 @@ class Loop(ABC):
     def _on_agent(self, host: str, message: object) -> None:
         if host not in self._open:
             return
-        if isinstance(message, Report):
-            self._on_exit(self._wording.describe(message.exited, host))
-        elif isinstance(message, Stack):
-            self._controller.stack_arrived(message.worker_id, message.text)
-        elif isinstance(message, Started):
+        if isinstance(message, Started):
             self._pids[message.worker_id] = message.pid
             self._controller.worker_started(message.worker_id, message.pid, host)
             if self._job.verbose:
                 self._say(f"started rank {message.worker_id} on {host} as process {message.pid}")
         elif isinstance(message, Output) and self._receipts is not None:
             self._receipts.take(host, message)
-        elif isinstance(message, AgentHello):
-            self._coming.discard(host)
-            self._on_hello(host, message)
         elif isinstance(message, Goodbye):
             self._on_goodbye(host)
+        elif isinstance(message, AgentHello) and self._orders is not None:
+            self._coming.discard(host)
+            self._root.tell(host, self._orders)
+        else:
+            super()._on_agent(host, message)
+
+    def _on_hello(self, host: str, hello: AgentHello) -> None:
+        self._coming.discard(host)
+
+    def _on_exit(self, host: str, exited: WorkerExited) -> None:
+        self._on_worker_exited(self._wording.describe(exited, host))
+
+    def _on_end(self, host: str) -> None:
+        """Take in that the process of an agent, or the one that had started it, has ended before its time."""
+        agent = self._agents.of(host)
+        assert agent.code is not None
+        self._lose(host, Loss(agent.explain(), 1 if self._output is not None else exit_status(agent.code) or 1))
+
+    def _on_lost(self, host: str, reason: str) -> None:
+        said = self._agents.of(host).said if host in self._coming else ""
+        self._lose(host, Loss(f"{reason} ({said})" if said else reason))
+
+    def _lose(self, host: str, loss: Loss) -> None:
+        if host not in self._open:
+            return
+        self._root.tell(host, StopWorkers(0.0))  # should it come back
+        self._abandon(host)
+        self._close(host)
+        self._on_host_lost(host, loss)
+
+    def _stop(self, grace_s: float) -> None:
+        """End what runs, and then the agents."""
+        self._orders = StopWorkers(grace_s)
+        for host in tuple(self._open):
+            if self._runs_nothing(host):
+                self._abandon(host)
+                self._close(host)
+            else:
+                self._root.tell(host, self._orders)
 
     def _on_goodbye(self, host: str) -> None:
         """Take in that the agent of a host has ended all workers, and ends."""

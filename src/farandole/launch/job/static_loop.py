@@ -11,9 +11,8 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, final
 
-from farandole.control.agent_messages import AgentHello, StartWorkers, StopWorkers
+from farandole.control.agent_messages import AgentHello, StartWorkers
 from farandole.control.endings import WorkerExited
-from farandole.control.process import exit_status
 from farandole.launch.agents.agents import END_S, Agents
 from farandole.launch.hosts.plan import Job
 from farandole.launch.job.exit_policy import ExitAction, ExitDecision, ExitPolicy, Loss
@@ -36,7 +35,6 @@ class StaticLoop(Loop):
         self._lost: set[str] = set()
         self._starts: Mapping[str, StartWorkers] = {}
         """Orders for the agents once all of them have answered, by host."""
-        self._orders: StopWorkers | None = None
         self._await_until: float | None = None
         """Time until which the ends of ranks are awaited that had left the job, and may be the cause of a failure."""
 
@@ -53,6 +51,7 @@ class StaticLoop(Loop):
         return self._await_until
 
     def _on_turn(self, now: float) -> None:
+        super()._on_turn(now)
         if self._await_until is not None and now >= self._await_until:
             self._act(self._policy.overdue())
 
@@ -66,33 +65,24 @@ class StaticLoop(Loop):
 
     # -- agents -------------------------------------------------------------------------------------------------------
 
-    def _on_exit(self, event: WorkerExited) -> None:
+    def _on_worker_exited(self, event: WorkerExited) -> None:
         self._controller.worker_exited(event)
         self._act(self._policy.exited(event, self._controller.left()))
 
     def _on_hello(self, host: str, hello: AgentHello) -> None:
-        if self._orders is not None:
-            self._root.tell(host, self._orders)
-        elif not self._coming:
+        super()._on_hello(host, hello)
+        if not self._coming:
             for each, start in self._starts.items():
                 self._root.tell(each, start)
             self._starts = {}
 
-    def _on_end(self, host: str) -> None:
-        agent = self._agents.of(host)
-        assert agent.code is not None
-        self._lose(host, Loss(agent.explain(), 1 if self._output is not None else exit_status(agent.code) or 1))
-
-    def _on_lost(self, host: str, reason: str) -> None:
-        said = self._agents.of(host).said if host in self._coming else ""
-        self._lose(host, Loss(f"{reason} ({said})" if said else reason))
-
-    def _lose(self, host: str, loss: Loss) -> None:
-        if host not in self._open:
-            return
-        self._root.tell(host, StopWorkers(0.0))  # should it come back
+    def _abandon(self, host: str) -> None:
         self._lost.add(host)
-        self._close(host)
+
+    def _runs_nothing(self, host: str) -> bool:
+        return host in self._coming and (self._give_up_at is not None or bool(self._starts))
+
+    def _on_host_lost(self, host: str, loss: Loss) -> None:
         worker_ids = [worker_id for worker_id, name in enumerate(self._job.hosts) if name == host]
         running = set(self._policy.running())
         decision = self._policy.host_lost(worker_ids, loss)
@@ -119,12 +109,6 @@ class StaticLoop(Loop):
             return
         self._await_until = None
         kill = decision.action is ExitAction.KILL
-        self._orders = StopWorkers(0.0 if kill else self._job.settings.grace_s)
         if kill:
             self._give_up_at = time.monotonic() + END_S
-        for host in tuple(self._open):
-            if host not in self._coming:
-                self._root.tell(host, self._orders)
-            elif kill or self._starts:  # it has nothing to end
-                self._lost.add(host)
-                self._close(host)
+        self._stop(0.0 if kill else self._job.settings.grace_s)

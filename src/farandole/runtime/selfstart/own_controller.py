@@ -6,10 +6,10 @@ Its standard input brings one line of JSON (``spawn.ControllerConfig``), answere
 soon as it listens. That input ends with the process that started it; then, or when the last worker of this host has
 ended, this process ends too. It watches the workers of its own host; on every other one an agent does.
 
-One thread runs all of it, in turns of ``Root.turn``: so there is no lock, and what blocks here keeps the whole job
-waiting. The end of a worker is told in up to three ways, in any order: by its ``Leave`` over the control plane, by its
-descriptor or agent, and, of the starter, by the end of standard input. ``FAREWELL_S`` gives a ``Leave`` that is under
-way the time to arrive, before an end counts as one without it.
+One thread runs all of it, in turns of ``ControllerHost.serve``: so there is no lock, and what blocks here keeps the
+whole job waiting. The end of a worker is told in up to three ways, in any order: by its ``Leave`` over the control
+plane, by its descriptor or agent, and, of the starter, by the end of standard input. ``FAREWELL_S`` gives a ``Leave``
+that is under way the time to arrive, before an end counts as one without it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import signal
 import socket
 import sys
 import time
-from typing import Any, final
+from typing import final
 
 import msgspec
 
 from farandole.control.addresses import own_endpoints
-from farandole.control.agent_messages import AgentHello, Report, Stack, Watch
+from farandole.control.agent_messages import AgentHello, Watch
 from farandole.control.channel import Router
 from farandole.control.endings import WorkerExited
 from farandole.control.keys import JobKeys
@@ -33,6 +33,7 @@ from farandole.control.messages import Hello
 from farandole.control.process import dump_stack
 from farandole.errors import ControlError, UsageError
 from farandole.runtime.controller.controller import FAREWELL_S, RELAYED
+from farandole.runtime.controller.controller_host import ControllerHost
 from farandole.runtime.controller.root import Root
 from farandole.runtime.coordination.rank_names import name_numbers
 from farandole.runtime.coordination.stall import PATIENCE_S
@@ -46,48 +47,49 @@ LOST = -signal.SIGKILL
 
 
 @final
-class OwnController:
-    """Loop around a ``Root``: it knows all workers, and hears of their ends by descriptors and from agents."""
+class OwnController(ControllerHost):
+    """Host of a controller that knows all workers, and hears of their ends by descriptors and from agents."""
 
     def __init__(self, config: ControllerConfig, router: Router, claimed: socket.socket | None) -> None:
         settings = Settings.resolve().as_static()
+        super().__init__(Root(router, settings, config.expected))
         self._claimed = claimed
         self._router, self._config, self._start_timeout_s = router, config, settings.start_timeout_s
-        self._root = Root(router, settings, config.expected)
-        self._root.on_agent, self._root.on_lost = self._on_agent, self._on_lost
-        self._controller = self._root.controller
         self._dump_elsewhere, self._controller.request_stack = self._controller.request_stack, self._request_stack
-        self._controller.report = _say
         self._controller.on_hello = self._meet
         self._starter = os.getppid()  # a foster parent, if it has ended already; the end of standard input tells that
         self._hellos: dict[tuple[str, int], Hello] = {}  # by host and process, of those not known to have ended
         self._workers: dict[int, int] = {}  # process by its descriptor, of this host
         self._came = False  # the starter has said hello
+        self._starter_has_gone = False
         self._yet_to_come = set(range(config.expected))
 
-    def serve(self) -> None:
-        """Return when the starter has gone, or all workers of this host have."""
-        self._router.watch(STDIN)
-        if self._claimed is not None:
-            self._router.watch(self._claimed.fileno())
-        while True:
-            ready = self._root.turn(None)
-            if self._claimed is not None and self._claimed.fileno() in ready:
-                tell(self._claimed, f"tcp://127.0.0.1:{self._router.address.rpartition(':')[2]}")
-            # Closed after the turn, never in it: ``_watch`` might be given a number there that is in ``ready``.
-            for fd in ready & set(self._workers):
-                self._end(fd)
-            if STDIN in ready and not os.read(STDIN, 4096):
-                self._see_out()
-                return
-            if self._came and not self._workers:  # before the starter has come, none may be there for a while
-                return
-
-    def close(self) -> None:
-        """Close what was opened to watch."""
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
         for fd in self._workers:
-            self._router.unwatch(fd)
             os.close(fd)
+
+    def _is_over(self) -> bool:
+        # Before the starter has come, there may be no workers for a while.
+        return self._starter_has_gone or (self._came and not self._workers)
+
+    @property
+    def _fds(self) -> set[int]:
+        return {STDIN, *self._workers, *(() if self._claimed is None else (self._claimed.fileno(),))}
+
+    def _on_descriptors(self, ready: set[int]) -> None:
+        if self._claimed is not None and self._claimed.fileno() in ready:
+            tell(self._claimed, f"tcp://127.0.0.1:{self._router.address.rpartition(':')[2]}")
+        # Closed after the turn, never in it: ``_watch_worker`` might be given a number there that is in ``ready``.
+        for fd in ready & set(self._workers):
+            self._let_go(fd)
+            self._report_end(self._config.host, self._workers.pop(fd))
+        if STDIN in ready and not os.read(STDIN, 4096):
+            self._see_out()
+            self._starter_has_gone = True
+
+    def _say(self, text: str) -> None:
+        say(text)
 
     def _meet(self, hello: Hello) -> None:
         """See to it that somebody watches this worker."""
@@ -99,25 +101,19 @@ class OwnController:
         if hello.host == self._config.host:
             self._came = self._came or hello.pid == self._starter
             if hello.pid not in self._workers.values():
-                self._watch(hello)
+                self._watch_worker(hello)
         elif self._root.hosts.is_up(hello.host):
             self._root.tell(hello.host, Watch(hello.worker_id, hello.pid))
         elif not known:  # a worker that comes again must not give an agent more time to answer
             self._root.hosts.expect(hello.host, time.monotonic() + self._start_timeout_s)
 
-    def _watch(self, hello: Hello) -> None:
+    def _watch_worker(self, hello: Hello) -> None:
         try:
             fd = os.pidfd_open(hello.pid)  # not a child of this process: there is nothing to wait for but this
         except ProcessLookupError:
             self._report_end(hello.host, hello.pid)
         else:
             self._workers[fd] = hello.pid
-            self._router.watch(fd)
-
-    def _end(self, fd: int) -> None:
-        self._router.unwatch(fd)
-        os.close(fd)
-        self._report_end(self._config.host, self._workers.pop(fd))
 
     def _report_end(self, host: str, pid: int) -> None:
         """Report a worker's end once; how, is known to its parent only. Without a ``Leave`` it did not end well."""
@@ -126,14 +122,12 @@ class OwnController:
             end = f"rank {hello.worker_id} on {host} (process {pid}) has ended"
             self._controller.worker_exited(WorkerExited(hello.worker_id, 0, end, host, pid))
 
-    def _on_agent(self, host: str, message: Any) -> None:
-        if isinstance(message, AgentHello):
-            for hello in [each for each in self._hellos.values() if each.host == host]:
-                self._root.tell(host, Watch(hello.worker_id, hello.pid))
-        elif isinstance(message, Report):
-            self._report_end(host, message.exited.pid)
-        elif isinstance(message, Stack):
-            self._controller.stack_arrived(message.worker_id, message.text)
+    def _on_hello(self, host: str, hello: AgentHello) -> None:
+        for worker in [each for each in self._hellos.values() if each.host == host]:
+            self._root.tell(host, Watch(worker.worker_id, worker.pid))
+
+    def _on_exit(self, host: str, exited: WorkerExited) -> None:
+        self._report_end(host, exited.pid)
 
     def _on_lost(self, host: str, reason: str) -> None:
         """Report all workers of ``host`` as dead; the first report ends the generation, so it names them all."""
@@ -175,17 +169,17 @@ def main() -> None:
         router = Router(JobKeys.from_secret(config.secret), config.listen)
         addresses = _reached_at(router.address, Settings.resolve().network_interface)
     except (ControlError, UsageError) as error:
-        _say(str(error))
+        say(str(error))
         sys.exit(1)
     with (
         claim(config.secret, config.host) as claimed,
         router,
-        contextlib.closing(OwnController(config, router, claimed)) as standalone,
+        OwnController(config, router, claimed) as own,
     ):
         try:
             with contextlib.suppress(BrokenPipeError):  # else the starter waits for it
                 os.write(STDOUT, msgspec.json.encode(addresses) + b"\n")
-            standalone.serve()
+            own.serve()
         finally:
             remove(config.litter)
 
@@ -212,7 +206,8 @@ def _reached_at(listening: str, interface: str) -> list[str]:
     return own_endpoints(listening, interface) if anywhere else [listening]
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """Print a line on standard error."""
     os.write(sys.stderr.fileno(), f"farandole: {text}\n".encode())
 
 
