@@ -52,6 +52,7 @@ def hold(environment: Environment) -> None:
     named = socket.socket(socket.AF_UNIX)
     try:
         named.bind(_name(environment, os.getpid()))
+        named.listen(1)  # nobody accepts: that one may connect is the answer
     except OSError:  # no abstract namespace in this sandbox, or a process of another namespace has the same number
         named.close()
     else:
@@ -78,11 +79,13 @@ def _ancestors() -> Iterator[int]:
 def _is_held(name: bytes) -> bool:
     with socket.socket(socket.AF_UNIX) as asking:
         try:
-            # Binding is the question: nobody listens there, so connecting fails alike whether the name is held or not.
-            asking.bind(name)
+            # Connecting is the question. Binding would be one, too, but two children that ask at the same time would
+            # each find the name taken, by the other.
+            asking.setblocking(False)
+            asking.connect(name)
         except OSError as error:
-            return error.errno == errno.EADDRINUSE
-    return False
+            return error.errno == errno.EAGAIN  # others have asked before: the queue is full
+    return True
 
 
 def _name(environment: Environment, pid: int) -> bytes:
