@@ -181,6 +181,21 @@ def test_nothing_of_a_script_is_left(tmp_path: Path) -> None:
         os.waitpid(-1, os.WNOHANG)
 
 
+def test_a_group_is_killed_only_while_its_number_is_the_scripts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed: list[bool] = []
+
+    def killpg(pid: int, number: int) -> None:
+        killed.append(os.path.exists(f"/proc/{pid}"))
+
+    monkeypatch.setattr(os, "killpg", killpg)
+    script = Script(executable(tmp_path, "print('a')"), slots_each=1)
+    assert when_ready(script, 0.0) == (Host("a", 1),)
+    script.close()
+    assert killed == [True]
+
+
 def test_a_job_does_not_wait_for_hosts_that_are_never_named(job: StartJob, tmp_path: Path) -> None:
     path = executable(tmp_path, "print('Hello, World')")
     running = job("--min-np", "1", "--elastic-timeout", "0.2", "--host-discovery-script", path, command=["true"])

@@ -281,20 +281,22 @@ class _Run:
                     self.said[stream] += text
                 del self._open[stream]
         if has_ended:
-            self.code = self._reap()
+            self.code = self._end()
 
     def end(self) -> None:
-        """Kill it, if it has not ended, and what it has left in its process group."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._pid, signal.SIGKILL)  # ``spawn`` has made it the leader of a session, and so of a group
+        """Kill it, unless it has ended, and what it has left in its process group. Idempotent."""
         if not self._is_reaped:
-            self._reap()
+            self._end()
 
     def close(self) -> None:
         """Free its descriptors."""
         for fd in (*self._readers, self._ending):
             os.close(fd)
 
-    def _reap(self) -> int:
+    def _end(self) -> int:
+        # Before it is reaped: from then on its number, and its group's, may be given to others. ``spawn`` has made it
+        # the leader of a session, and so of a group.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._pid, signal.SIGKILL)
         self._is_reaped = True
         return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
