@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -141,3 +142,11 @@ def test_a_command_that_is_not_there_is_not_bound(command: str) -> None:
     with pytest.raises(FileNotFoundError) as caught:
         process.bound([command], signal.SIGKILL, os.environ)
     assert process.refusal([command], caught.value)[0] == process.NOT_FOUND
+
+
+def test_a_command_that_may_not_be_executed_is_not_bound(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("print()")
+    with pytest.raises(PermissionError) as refused:
+        process.bound([str(script)], signal.SIGKILL, os.environ)
+    assert "is not executable; type: python" in process.refusal([str(script)], refused.value)[1]

@@ -179,8 +179,10 @@ def bound(command: Sequence[str], death_signal: int, environment: Mapping[str, s
     It costs the start of an interpreter. Raises ``OSError`` for what could not be started.
     """
     name = command[0]
-    if shutil.which(os.path.join(cwd, name) if "/" in name else name, path=environment.get("PATH")) is None:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+    file = os.path.join(cwd, name) if "/" in name else name
+    if shutil.which(file, path=environment.get("PATH")) is None:
+        number = errno.EACCES if "/" in name and os.path.exists(file) else errno.ENOENT  # a folder, too, as for exec
+        raise OSError(number, os.strerror(number), name)
     return [sys.executable, "-I", "-S", "-c", _BOUND, f"{death_signal:d}", str(os.getpid()), *command]
 
 
