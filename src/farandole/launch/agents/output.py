@@ -47,7 +47,7 @@ class JobOutput:
         self._sinks = sinks
         self._wires = wires
         # By identity: two streams that are one file have one sink, and so one thread.
-        pumps = {id(sink): Pump() for sink in sinks}
+        pumps = {key: Pump() for key in {id(sink) for sink in sinks}}
         self._pumps = [pumps[id(sink)] for sink in sinks]
         self.ended = frozenset(pump.ended for pump in self._pumps)
 
