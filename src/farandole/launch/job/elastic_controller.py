@@ -9,13 +9,12 @@ decided stands in the journal, before anybody obeys it; what became of that it i
 An ``ElasticController`` lives in two processes: in the launcher, where it only follows the journal, and in a fork,
 where it runs and writes. There is one fork at a time. All share one open file with one offset, so the launcher reads
 with ``pread`` and never moves it. A fork may be killed in the middle of a line; both sides therefore count whole lines
-only, and the next fork cuts off the rest before it writes.
+only, and the next fork cuts off the rest before it writes. A thread of the fork copies the journal for the user.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import time
 from functools import partial
@@ -30,10 +29,10 @@ from farandole.elastic.membership.formation import ElasticFormation
 from farandole.elastic.membership.journal import Recorded
 from farandole.elastic.membership.policy import Policy
 from farandole.engines.choose import choose
-from farandole.events import logger
 from farandole.launch.hosts.elastic_job import ElasticJob
 from farandole.launch.job.elastic_loop import ElasticLoop
 from farandole.launch.job.far_agents import FarAgents
+from farandole.launch.job.journal_copy import JournalCopy
 from farandole.launch.job.launcher_pipe import Finished, LauncherPipe, Listening
 from farandole.launch.job.loop import JobResult
 from farandole.runtime.controller.inherited_generation import InheritedGeneration
@@ -41,6 +40,9 @@ from farandole.runtime.controller.root import Root
 from farandole.runtime.coordination.stall import Limits
 from farandole.runtime.session.init_arguments import ANY
 from farandole.settings import Settings
+
+COPY_S = 5.0
+"""Time for the user's copy of the journal to be complete when the job is over."""
 
 PROCESS_NAME = "farandole-ctl"
 """Name of the process for ``ps``; the kernel takes fifteen characters."""
@@ -64,7 +66,7 @@ class ElasticController:
 
     def __init__(self, elastic: ElasticJob, settings: Settings, secret: str, journal: int, copy: int) -> None:
         self._elastic, self._settings, self._secret, self._journal = elastic, settings, secret, journal
-        self._copy = _Copy(settings.elastic_journal, copy)
+        self._copy = JournalCopy(settings.elastic_journal, copy, journal)
         self._membership: Recorded | None = None
         """As the controllers before have left it, by the part of their journal that was read."""
         self._read_bytes = 0
@@ -92,6 +94,8 @@ class ElasticController:
             router = held.enter_context(Router(JobKeys.from_secret(self._secret), listen))
             line.send(Listening(router.address))
             inherited = self.inherit()
+            self._copy.begin(self._read_bytes)
+            held.callback(self._copy.close, COPY_S)
             membership = inherited or Recorded(Policy.of(self._settings), self._write)
             engine = partial(choose, self._settings.engine, across=self._settings.across)
             formation = ElasticFormation(membership, engine, time.monotonic)
@@ -113,38 +117,8 @@ class ElasticController:
         self.follow()
         os.ftruncate(self._journal, self._read_bytes)
         os.lseek(self._journal, self._read_bytes, os.SEEK_SET)
-        self._copy.begin(os.pread(self._journal, self._read_bytes, 0))
         return self._membership
 
     def _write(self, line: str) -> None:
-        data = line.encode()
-        os.write(self._journal, data)  # the job's own first: the next controller reads no other
-        self._copy.write(data)
-
-
-@final
-class _Copy:
-    """Copy of the journal for the user: whole lines. A job does not end because this file cannot go on."""
-
-    def __init__(self, path: str, fd: int) -> None:
-        self._path, self._fd = path, fd
-
-    def begin(self, text: bytes) -> None:
-        """Replace what is there by ``text``, so that a line which the controller before has torn is whole again."""
-        if text and self._fd >= 0:
-            with contextlib.suppress(OSError):  # a pipe, which keeps what it has
-                os.ftruncate(self._fd, 0)
-                os.lseek(self._fd, 0, os.SEEK_SET)
-                self.write(text)
-
-    def write(self, data: bytes) -> None:
-        """Append lines, unless one is missing before them: what comes after a gap cannot be replayed."""
-        if self._fd < 0:
-            return
-        try:
-            reason = "" if os.write(self._fd, data) == len(data) else os.strerror(errno.ENOSPC)
-        except OSError as error:
-            reason = str(error.strerror)
-        if reason:
-            logger.warning("--elastic-journal %s: %s: it ends here, and the job goes on", self._path, reason)
-            self._fd = -1
+        os.write(self._journal, line.encode())
+        self._copy.extend(os.lseek(self._journal, 0, os.SEEK_CUR))
