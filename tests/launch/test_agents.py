@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import signal
+import subprocess
 import sys
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -105,6 +108,27 @@ def test_a_child_that_ignores_everything_is_killed(monkeypatch: pytest.MonkeyPat
             agent.attend()
         agent.kill()
     assert agent.code == -signal.SIGKILL
+
+
+ONE_MORE = """
+import os, signal, sys
+from farandole.launch.agents import local
+from farandole.launch.agents.agents import Agents, StarterGroup
+from farandole.settings import Settings
+
+local.entry_command = lambda _: ["sleep", "1000"]
+agents = Agents([], Settings(), captured=True, death_signal=signal.SIGTERM)
+print(agents.add(StarterGroup(local.Local(), ("a",)))._pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_child_that_is_added_does_not_outlive_the_launcher_either() -> None:
+    done = subprocess.run([sys.executable, "-c", ONE_MORE], check=False, stdout=subprocess.PIPE, timeout=60)
+    pid = int(done.stdout)
+    deadline = time.monotonic() + 30.0
+    while os.path.exists(f"/proc/{pid}") and b") Z " not in Path(f"/proc/{pid}/stat").read_bytes():
+        assert time.monotonic() < deadline
 
 
 @given(st.dictionaries(st.text(min_size=1), st.text()))

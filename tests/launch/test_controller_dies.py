@@ -156,6 +156,24 @@ def test_a_signal_that_comes_with_the_death_of_the_controller_counts(job: StartJ
     assert running.end() == 128 + signal.SIGTERM
 
 
+NOTICING = """
+trap 'echo noticed; exit 0' USR1
+echo up
+while true; do read -t 0.01 <> <(:); done
+"""
+
+
+def test_a_signal_for_workers_that_comes_with_the_death_of_the_controller_is_passed_on(job: StartJob) -> None:
+    running = job("-np", "1", "--min-np", "1", bash=NOTICING)
+    running.prints("up")
+    controller = running.controller()
+    os.kill(controller, signal.SIGSTOP)  # it hears of nothing any more
+    running.process.send_signal(signal.SIGUSR1)
+    os.kill(controller, signal.SIGKILL)
+    running.prints("noticed")
+    assert running.end() == 0
+
+
 NEWCOMER = """
 import os, signal, sys
 from pathlib import Path

@@ -9,6 +9,10 @@ from typing import final
 
 from farandole.control.agent_messages import StartWorkers
 from farandole.runtime.relay.agent import AgentConfig
+from farandole.settings import Settings
+
+DIAL_SHARE = 0.5
+"""Share of the start time-out for an agent to look for the controller, so that it can still say that it found none."""
 
 MODULE = "farandole.launch.agents.agent"
 
@@ -25,3 +29,14 @@ class LaunchedAgentConfig(AgentConfig, frozen=True):
     start: StartWorkers | None = None
     dial_s: float = 0.0
     stays: bool = False
+
+    @classmethod
+    def of(cls, settings: Settings, addresses: list[str], secret: str) -> LaunchedAgentConfig:
+        """Config as these settings ask for it; host, name and workers are the caller's to add."""
+        return cls(
+            addresses,
+            secret,
+            silence_s=settings.host_timeout_s,
+            interface=settings.network_interface,
+            dial_s=DIAL_SHARE * settings.start_timeout_s,
+        )

@@ -190,7 +190,7 @@ class Agents:
     def __init__(
         self, groups: Sequence[StarterGroup], settings: Settings, *, captured: bool, death_signal: int | None = None
     ) -> None:
-        self._settings = settings
+        self._settings, self._death_signal = settings, death_signal
         self._processes: list[AgentProcess] = []
         try:
             for group in groups:
@@ -208,8 +208,9 @@ class Agents:
 
     def add(self, group: StarterGroup) -> AgentProcess:
         """Start one more, while the job runs."""
-        self._processes.append(AgentProcess(group, self._settings, captured=True))
-        return self._processes[-1]
+        one = AgentProcess(group, self._settings, captured=True, death_signal=self._death_signal)
+        self._processes.append(one)
+        return one
 
     def drop(self, agent: AgentProcess) -> None:
         """Free what belongs to this one, which has ended; nobody may look at its descriptors any more."""

@@ -33,7 +33,6 @@ from farandole.launch.agents.agent_config import LaunchedAgentConfig
 from farandole.launch.agents.agents import AgentProcess, Agents, print_now
 from farandole.launch.hosts.elastic_job import ElasticJob
 from farandole.launch.job.elastic_controller import ElasticController, Legacy
-from farandole.launch.job.launcher import DIAL_SHARE
 from farandole.launch.job.launcher_pipe import (
     AgentEnded,
     AgentSaid,
@@ -80,7 +79,7 @@ class ElasticLauncher:
             interrupts = held.enter_context(process.signals_as_bytes((*process.INTERRUPTS, *process.PASSED_ON)))
             configure_logging(settings.log_level)
             journal, copy = os.memfd_create("journal"), _opened(settings.elastic_journal)
-            agents = held.enter_context(Agents([], settings, captured=True))
+            agents = held.enter_context(Agents([], settings, captured=True, death_signal=signal.SIGTERM))
             return _ControllerSupervisor(self._elastic, settings, agents, interrupts, journal, copy).run()
 
 
@@ -110,6 +109,8 @@ class _ControllerSupervisor:
         self._names: dict[str, str] = {}
         self._said: dict[str, str] = {}
         self._signals: list[int] = []
+        self._unpassed: list[int] = []
+        """Signals for workers that no controller has passed on yet."""
         self._deaths: list[float] = []
         self._decided: JobResult | None = None
         self._outcome: JobResult | None = None
@@ -145,7 +146,7 @@ class _ControllerSupervisor:
             ours.close()  # else this process held the launcher's end open, and would never see it close
             self._controller.run(theirs, self._listen, legacy)
 
-        for number in self._signals:
+        for number in (*self._signals, *self._unpassed):
             ours.send(Signal(number))  # the first thing that it hears
         # ``ours`` as well: the fork closes it as an object, and ``process.fork`` must not have done so before.
         kept = (ours.fd, theirs.fd, *self._journals)
@@ -165,6 +166,8 @@ class _ControllerSupervisor:
             self._send_for(message.host, message.name)
         elif isinstance(message, GiveUp) and message.name in self._named:
             self._named[message.name].give_up()
+        elif isinstance(message, Signal):
+            self._unpassed.remove(message.number)
         elif isinstance(message, Decided):
             self._decided = JobResult(message.status, message.words)
         elif isinstance(message, Finished):
@@ -174,11 +177,7 @@ class _ControllerSupervisor:
         """Replace a controller that has ended; kill and replace one that hangs."""
         limit_s, now = self._settings.hang_timeout_s, time.monotonic()
         if _is_readable(self._ending):
-            # Once more, now that it is gone: after the loop has read it may have said that the job is over.
-            for message in self._line.receive():
-                self._on_controller(message)
-            if self._outcome is None:
-                self._replace(f"the controller {process.describe(self._bury())}", now)
+            self._replace(f"the controller {process.describe(self._bury())}", now)
         elif self._asked_s is not None and now >= self._asked_s + limit_s:
             self._bury()
             self._replace(f"the controller was killed: it had not answered for {limit_s:g} s", now)
@@ -187,6 +186,9 @@ class _ControllerSupervisor:
             self._line.send(Ping())
 
     def _replace(self, why: str, now: float) -> None:
+        """Begin the next controller, unless the last words of this one were that the job is over."""
+        if self._outcome is not None:
+            return
         self._deaths = [*(each for each in self._deaths if now - each < WITHIN_S), now]
         if len(self._deaths) >= MOST_DEATHS:
             self._outcome = JobResult(1, f"{why}; it is the {MOST_DEATHS}th within {WITHIN_S:g} s")
@@ -200,6 +202,9 @@ class _ControllerSupervisor:
             return 0
         process.kill([self._pid])  # also one that has ended: its number is no other's before the next line
         code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        # Once more, now that it is gone: after the loop has read, it may have sent for agents, or decided the end.
+        for message in self._line.receive():
+            self._on_controller(message)
         os.close(self._ending)
         self._line.close()
         self._pid = 0
@@ -221,10 +226,14 @@ class _ControllerSupervisor:
 
     def _on_signals(self) -> None:
         for number in os.read(self._interrupts, 4096):
-            if number in process.INTERRUPTS:  # kept: a controller that dies may not have heard it
+            # Kept: a controller that dies may not have heard it.
+            if number in process.INTERRUPTS:
                 self._signals.append(number)
-            if number in (*process.INTERRUPTS, *process.PASSED_ON):
-                self._line.send(Signal(number))
+            elif number in process.PASSED_ON:
+                self._unpassed.append(number)
+            else:
+                continue
+            self._line.send(Signal(number))
 
     def _send_for(self, host: str, name: str) -> None:
         """Start an agent, or say why that cannot be."""
@@ -239,17 +248,8 @@ class _ControllerSupervisor:
             self._named[name] = agent
 
     def _config(self, host: str, name: str) -> LaunchedAgentConfig:
-        settings = self._settings
-        return LaunchedAgentConfig(
-            self._addresses or [self._listen],
-            self._secret,
-            host=host,
-            dial_s=DIAL_SHARE * settings.start_timeout_s,
-            silence_s=settings.host_timeout_s,
-            interface=settings.network_interface,
-            stays=True,
-            name=name,
-        )
+        config = LaunchedAgentConfig.of(self._settings, self._addresses or [self._listen], self._secret)
+        return msgspec.structs.replace(config, host=host, stays=True, name=name)
 
     def _attend(self, name: str, agent: AgentProcess) -> None:
         agent.attend()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, final
 
 import msgspec
@@ -87,6 +87,8 @@ class ElasticLoop(Loop):
         """Workers for agents that have not answered yet to start, by host."""
         self._failures: list[WorkerExited] = []
         self._signals: list[int] = []
+        self._passing: list[tuple[int, set[str]]] = []
+        """Signals for workers, each with the hosts whose agents have come to no controller since."""
         self._said = ""
         self._decided: JobResult | None = None
         self._result = JobResult(0, "")
@@ -141,6 +143,20 @@ class ElasticLoop(Loop):
                 self._note_end(agent)
         elif isinstance(message, PipeClosed):
             raise SystemExit("the launcher is gone")
+
+    def _pass_on(self, number: int, hosts: Collection[str]) -> list[str]:
+        have_workers = set(hosts) - (self._coming - self._inherited)
+        self._passing.append((number, set(super()._pass_on(number, have_workers))))
+        self._confirm()
+        return []
+
+    def _confirm(self, host: str = "") -> None:
+        """Tell the launcher which signals are passed on; those for ``host`` are, or it is gone."""
+        for _, hosts in self._passing:
+            hosts.discard(host)
+        for number in [number for number, hosts in self._passing if not hosts]:
+            self._line.send(Signal(number))
+        self._passing = [each for each in self._passing if each[1]]
 
     def _on_turn(self, now: float) -> None:
         super()._on_turn(now)
@@ -241,6 +257,10 @@ class ElasticLoop(Loop):
         if host in self._inherited:
             self._inherited.discard(host)
             self._compare(host, hello)
+            for number, hosts in self._passing:
+                if host in hosts:
+                    super()._pass_on(number, [host])
+            self._confirm(host)
         if specs := self._waiting.pop(host, []):
             self._tell_to_start(host, specs)
 
@@ -297,6 +317,7 @@ class ElasticLoop(Loop):
 
     def _close(self, host: str) -> None:
         super()._close(host)
+        self._confirm(host)
         if self._orders is not None and not self._open:
             self._finish()
 

@@ -30,9 +30,6 @@ from farandole.launch.hosts.plan import Job, start_workers, workers
 from farandole.launch.job.loop import JobResult
 from farandole.launch.job.static_loop import StaticLoop
 
-DIAL_SHARE = 0.5
-"""Share of the start time-out for an agent to look for the controller, so that it can still say that it found none."""
-
 
 @final
 class Launcher:
@@ -100,16 +97,9 @@ class Launcher:
         return Agents(groups, self._settings, captured=self._is_spread, death_signal=death_signal)
 
     def _config(self, agents: Agents, addresses: list[str], secret: str, start: StartWorkers | None = None) -> None:
-        settings = self._settings
-        config = LaunchedAgentConfig(
-            addresses,
-            secret,
-            start=start,
-            dial_s=DIAL_SHARE * settings.start_timeout_s,
-            silence_s=settings.host_timeout_s,
-            relay=self._is_spread and self._job.size > settings.tree_radix,
-            interface=settings.network_interface,
-        )
+        is_large = self._is_spread and self._job.size > self._settings.tree_radix
+        config = LaunchedAgentConfig.of(self._settings, addresses, secret)
+        config = msgspec.structs.replace(config, start=start, relay=is_large)
         for agent in agents:
             agent.config(msgspec.structs.replace(config, host=agent.hosts[0] if len(agent.hosts) == 1 else ""))
 

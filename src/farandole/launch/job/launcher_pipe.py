@@ -71,7 +71,10 @@ class Ping(Said, frozen=True):
 
 @final
 class Signal(Said, frozen=True):
-    """Signal to the launcher: the user wants an end, or wants it passed on to the workers."""
+    """Signal to the launcher: the user wants an end, or wants it passed on to the workers.
+
+    Once it is passed on, the controller sends the same back; until then the next one is told, too.
+    """
 
     number: int
 

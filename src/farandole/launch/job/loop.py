@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import time
 from abc import abstractmethod
+from collections.abc import Collection
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from farandole.control.agent_messages import (
@@ -161,8 +162,11 @@ class Loop(ControllerHost):
         if number in INTERRUPTS:
             self._on_signal(number)
         elif number in PASSED_ON:
-            for host in self._open:
-                self._root.tell(host, PassSignal(number))
+            self._pass_on(number, self._open)
+
+    def _pass_on(self, number: int, hosts: Collection[str]) -> list[str]:
+        """Have the workers of these hosts get a signal; returns the hosts whose agents are not connected."""
+        return [host for host in hosts if not self._root.tell(host, PassSignal(number))]
 
     def _note_end(self, agent: AnyAgent) -> None:
         """Give an agent that has ended some time for its last messages, which may be on their way."""
