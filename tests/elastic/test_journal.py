@@ -85,6 +85,7 @@ def test_ends_stand_in_a_journal_as_they_always_have() -> None:
         membership.decide(0.0)
         assert text in lines[1]
         assert read(lines)[1][0].heard[0].event == end
+        assert len(repr(end).split(", ")) == text.count(",")  # a replay shows no more than that
 
 
 def test_a_last_line_that_was_torn_is_left() -> None:

@@ -17,7 +17,7 @@ import msgspec
 
 
 @final
-class WorkerExited(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+class WorkerExited(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, repr_omit_defaults=True):
     """The process of a worker has ended, or could not be started: ``code`` as ``waitpid`` gives it.
 
     ``description`` is for people, and empty until somebody knows how the job calls its workers. ``tail`` are the last
@@ -36,7 +36,7 @@ class WorkerExited(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 
 
 @final
-class GenerationEnded(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+class GenerationEnded(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, repr_omit_defaults=True):
     """The generation has ended for all, though each of its processes may live: an engine failed, a call stalled."""
 
     generation: int
