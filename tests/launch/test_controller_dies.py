@@ -125,6 +125,20 @@ def test_a_controller_whose_host_file_cannot_be_read_does_not_hang(train: Train,
     os.close(writers[0])
 
 
+def test_a_journal_that_goes_into_a_pipe_which_nobody_reads_holds_up_no_job(job: StartJob, tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    os.mkfifo(path)
+    pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(pipe, bytes(4096))
+    running = job("-np", "1", "--min-np", "1", "--hang-timeout", "2", "--elastic-journal", str(path), bash="echo up")
+    assert running.end() == 0
+    assert "journal lacks its last" in running.stderr
+    assert "another one takes over" not in running.stderr
+    os.close(pipe)
+
+
 def test_controllers_that_all_die_are_given_up(job: StartJob) -> None:
     running = job("-np", "1", "--min-np", "1", bash="sleep 1000")
     while running.process.poll() is None:

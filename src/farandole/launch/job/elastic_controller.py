@@ -15,6 +15,7 @@ only, and the next fork cuts off the rest before it writes. A thread of the fork
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from functools import partial
@@ -95,7 +96,8 @@ class ElasticController:
             line.send(Listening(router.address))
             inherited = self.inherit()
             self._copy.begin(self._read_bytes)
-            held.callback(self._copy.close, COPY_S)
+            # Less than the time after which we count as hung: the loop has ended, and answers no more.
+            held.callback(self._copy.close, min(COPY_S, (self._settings.hang_timeout_s or math.inf) / 2))
             membership = inherited or Recorded(Policy.of(self._settings), self._write)
             engine = partial(choose, self._settings.engine, across=self._settings.across)
             formation = ElasticFormation(membership, engine, time.monotonic)
