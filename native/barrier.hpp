@@ -18,6 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdint>
@@ -53,7 +54,7 @@ private:
 
 enum class Wait { passed, aborted, late, interrupted };
 
-// Asked when a signal has come: true ends the wait.
+// Asked when a signal may have come: true ends the wait.
 struct Interrupt {
     bool (*asked)(void*) = nullptr;
     void* context = nullptr;
@@ -88,6 +89,8 @@ private:
     static constexpr std::uint32_t abort_bit = 0x80000000u;
     static constexpr std::int64_t long_absence_ns = 200'000;
     static constexpr std::int64_t crowded_ns = 20'000'000;
+    // A signal that comes while a member watches, or to another thread, interrupts no sleep.
+    static constexpr std::int64_t look_ns = 250'000'000;
 
     Wait release(std::uint32_t phase) {
         // Before the word moves: who sees the next phase counts itself at once. Relaxed, as the exchange publishes it.
@@ -126,7 +129,6 @@ private:
     }
 
     Wait sleep(std::uint32_t phase, std::int64_t deadline_ns, Interrupt interrupt) {
-        const timespec deadline = {deadline_ns / second_ns, deadline_ns % second_ns};
         sleeps_.add(1);
         // Sequentially consistent with release() and abort(): either they see this sleeper, or it sees their word.
         words_.sleepers.fetch_add(1, std::memory_order_seq_cst);
@@ -136,16 +138,20 @@ private:
                 outcome = left(phase);
                 break;
             }
+            const std::int64_t until_ns = std::min(deadline_ns, now_ns() + look_ns);
+            const timespec until = {until_ns / second_ns, until_ns % second_ns};
             // Neither FUTEX_PRIVATE_FLAG, as other processes wake, nor FUTEX_WAIT, whose time would be relative.
             const long rc =
-                syscall(SYS_futex, &words_.word, FUTEX_WAIT_BITSET, phase, &deadline, nullptr, FUTEX_BITSET_MATCH_ANY);
+                syscall(SYS_futex, &words_.word, FUTEX_WAIT_BITSET, phase, &until, nullptr, FUTEX_BITSET_MATCH_ANY);
             const int error = rc == 0 ? 0 : errno;
-            if (error == EINTR && interrupt()) {
+            const bool over = error == ETIMEDOUT;
+            if (over && words_.word.load(std::memory_order_seq_cst) != phase) continue;
+            if ((over || error == EINTR) && interrupt()) {
                 outcome = Wait::interrupted;
                 break;
             }
             // Whatever else ended it (another word, a signal that is not minded, nothing): look at the word again.
-            if (error == ETIMEDOUT && words_.word.load(std::memory_order_seq_cst) == phase) {
+            if (over && until_ns == deadline_ns && words_.word.load(std::memory_order_seq_cst) == phase) {
                 outcome = Wait::late;
                 break;
             }

@@ -9,6 +9,9 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -165,8 +168,11 @@ void translate(const std::exception_ptr& caught, void*) {
     }
 }
 
-// Python's own signal handlers run while a collective waits; one that raises ends the collective.
+// Python's own signal handlers run while a collective waits; one that raises ends the collective. They run in the main
+// thread only, and only that one looks: it outlives the interpreter in no wait, whereas a daemon thread that asks an
+// interpreter for the GIL that is at its end does not return.
 bool signal_raised(void*) {
+    if (syscall(SYS_gettid) != getpid()) return false;
     nb::gil_scoped_acquire held;
     return PyErr_CheckSignals() != 0;
 }

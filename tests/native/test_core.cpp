@@ -181,6 +181,17 @@ void the_deadline_names_who_is_missing() {
         second_ns / 5);
 }
 
+// A signal that came while a rank still watched, or to another thread, interrupts no sleep: the rank looks by itself.
+void a_signal_that_interrupts_no_sleep_is_minded() {
+    const Stations stations(2);
+    GroupOptions alone = options(0, 2);
+    alone.interrupt = {[](void*) { return true; }, nullptr};
+    Communicator group(alone, stations.all());
+    const std::int64_t began_ns = now_ns();
+    thrown<Interrupted>([&] { barrier(group); });
+    check(now_ns() - began_ns < 10 * second_ns, "a signal was seen only late");
+}
+
 void engine_memory_is_reduced_in_place() {
     run_endpoints(3, [&](Endpoint& endpoint, int rank) {
         const auto region = endpoint.allocate(400'000);
@@ -258,7 +269,7 @@ int main() {
           CASE(allgather_and_broadcast), CASE(alltoall_and_reducescatter),
           CASE(a_mismatch_is_everybodys_and_the_next_call_works), CASE(splits_that_do_not_fit_are_a_mismatch),
           CASE(an_abort_ends_every_call), CASE(the_deadline_names_who_is_missing),
-          CASE(engine_memory_is_reduced_in_place), CASE(ranks_may_drop_memory_at_different_times),
+          CASE(a_signal_that_interrupts_no_sleep_is_minded), CASE(engine_memory_is_reduced_in_place), CASE(ranks_may_drop_memory_at_different_times),
           CASE(a_failed_allocation_is_everybodys), CASE(closing_and_aborting_may_come_from_other_threads),
           CASE(a_digest_is_the_same_everywhere)}) {
         const auto began = std::chrono::steady_clock::now();
