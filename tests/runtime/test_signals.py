@@ -14,6 +14,7 @@ import pytest
 
 from farandole import events
 from farandole.errors import AbortError
+from farandole.runtime.session import session as sessions
 from farandole.runtime.session.init import current, init, is_initialized, shutdown
 from farandole.testing.jobs import NumpyCalls, run_job
 from farandole.testing.rank import RankContext
@@ -127,3 +128,45 @@ def _program(member: RankContext) -> tuple[int, int]:
 
 def test_a_handler_may_shut_down_wherever_the_signal_comes() -> None:
     assert run_job(_program, 2, timeout_s=240.0) == [(1, 1), (1, 1)]
+
+
+def _long_handler(member: RankContext) -> list[str]:
+    """Rank 0: another thread shuts down while a handler runs on top of a collective, for longer than that waits."""
+    sessions.LEAVE_S = 0.1
+    init()
+    session, said = current(), list[str]()
+
+    def leave() -> None:
+        shutdown()
+        said.append("left")
+
+    def handle(*_: object) -> None:
+        thread = threading.Thread(target=leave)
+        thread.start()
+        thread.join(DEADLINE_S)
+        assert session._link is not None
+        said.append("closed" if session._link.up._closed else "open")
+
+    if member.rank == 0:
+        signal.signal(signal.SIGUSR1, handle)
+        main = threading.get_ident()
+
+        def interrupt(event: events.Event) -> None:
+            if isinstance(event, events.Phase) and event.phase == "queue":
+                signal.pthread_kill(main, signal.SIGUSR1)
+
+        cancel = events.subscribe(interrupt)
+    with pytest.raises(AbortError, match="rank 0"):
+        NumpyCalls().allreduce("x", np.ones(100))
+    if member.rank == 0:
+        cancel()
+    for thread in threading.enumerate():
+        if thread.name == "farandole-shutdown":
+            thread.join(DEADLINE_S)
+    shutdown()
+    assert session._link is not None
+    return [*said, "closed" if session._link.up._closed else "open"]
+
+
+def test_nothing_is_freed_below_a_handler_that_outlasts_a_shutdown() -> None:
+    assert run_job(_long_handler, 2) == [["left", "open", "closed"], ["closed"]]

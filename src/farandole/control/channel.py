@@ -26,6 +26,7 @@ Threads. A ``Router`` has one. Of a ``Dealer`` any thread sends, also a signal h
   polls, and ``send`` looks at it to know whether somebody may be asleep. It is taken before ``_lock``, never after.
   It is no ``RLock``: a handler on top of a ``recv`` must ``interrupt`` and leave ``close`` to another thread, since the
   receiver below it would go on with a freed socket.
+- ``is_taking`` is the receiver's.
 - ``_interrupted`` is set once, before the bell rings, and read without a lock. ``_lost`` is read by the receiver
   without a lock, too: who writes it, apart from ``renew``, is the receiver.
 """
@@ -243,6 +244,8 @@ class Dealer:
         silence_s: float = 0.0,
     ) -> None:
         self.address = address
+        self.is_taking = False
+        """Set before a message leaves the socket, for a receiver that may be interrupted on the way: it resets this."""
         self._own_context = None if context is not None else zmq.Context()
         self._socket = client_socket(context or self._own_context or zmq.Context(), keys, address)
         self._socket.routing_id = identity
@@ -377,6 +380,7 @@ class Dealer:
         while not self._interrupted:
             with self._lock:  # not held while asleep below, or nobody could send; what comes in between rings the bell
                 if is_readable(self._socket):
+                    self.is_taking = True  # first: a handler may raise when the message has left, and nobody has it
                     return self._socket.recv(NOBLOCK)
             if self._lost:  # said only when nothing is left to read
                 raise ControlError(self._lost)

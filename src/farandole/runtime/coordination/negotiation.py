@@ -131,6 +131,10 @@ class Negotiation:
         for proposal in self._queue:  # submitted by it, perhaps, but it will not be there to do it
             self._blame_left(proposal)
 
+    def reset(self) -> None:
+        """Forget all that is in flight, as if nobody had submitted it."""
+        self._proposals, self._queue, self._join = {}, [], None
+
     def expire(self, now: float) -> None:
         """Fail the collectives whose ranks wait for each other in different process sets."""
         self.expiry_s = None

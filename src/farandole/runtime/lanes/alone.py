@@ -64,6 +64,7 @@ class LoneLane:
         self.inside: Order | None = None
         self._perform, self._reentry = perform, reentry
         self._negotiation = Negotiation([host], static_sets, dynamic_sets=dynamic_sets)
+        self._is_unsettled = False
         self._one_at_a_time = threading.Lock()
         self._ended: Failure | None = None
 
@@ -75,9 +76,7 @@ class LoneLane:
         with self._reentry, self._one_at_a_time:  # in this order: a handler between the two must find ``here()`` true
             if self._ended is not None:  # looked at with the lock: the session may have ended while this thread waited
                 raise self._ended.fresh()
-            self._negotiation.submit(RankSet.of([0]), announcement.entry(), now=0.0)
-            [delivery] = self._negotiation.decide(now=0.0)
-            order = delivery.order
+            order = self._agree(announcement)
             if order.error:
                 return Done([], Failure.named(order.error_kind, order.error))
             if begin_s:
@@ -92,6 +91,17 @@ class LoneLane:
             self.last = order
         return Done(outcomes)
 
+    def _agree(self, announcement: Announcement) -> Order:
+        """Have the negotiation order it at once. With the lock."""
+        # A signal handler may raise between any two lines: what it leaves behind must not come with the next order.
+        if self._is_unsettled:
+            self._negotiation.reset()
+        self._is_unsettled = True
+        self._negotiation.submit(RankSet.of([0]), announcement.entry(), now=0.0)
+        [delivery] = self._negotiation.decide(now=0.0)
+        self._is_unsettled = False
+        return delivery.order
+
     def refuse(self, announcement: Announcement) -> None:
         """See ``Lane``: there are no other ranks to tell."""
 
@@ -99,5 +109,9 @@ class LoneLane:
         """See ``Lane``; without the lock, see the module."""
         self._ended = failure
 
-    def close(self) -> None:
+    def await_exit(self, timeout_s: float | None) -> bool:
         """See ``Lane``; a collective in another thread needs nobody to come to its end, so it is not waited for."""
+        return True
+
+    def close(self) -> None:
+        """See ``Lane``: it has nothing to free."""

@@ -42,8 +42,11 @@ class Lane(Protocol):
     def end(self, failure: Failure) -> None:
         """Fail everything in flight and all that comes later."""
 
+    def await_exit(self, timeout_s: float | None) -> bool:
+        """After ``end``, wait until no thread leads any more; false after ``timeout_s`` (``None``: no limit)."""
+
     def close(self) -> None:
-        """Return when no thread is in the lane any more."""
+        """Free what it has, once no thread is in the lane any more."""
 
 
 def interrupting(announcement: Announcement) -> UsageError:

@@ -54,10 +54,6 @@ from farandole.runtime.lanes.peer_lane import PeerLane
 from farandole.runtime.lanes.reentry import Reentry
 from farandole.runtime.lanes.submissions import Submissions, offer
 
-LEAVE_S = 5.0
-"""How long ``close`` waits for a thread that leads; an engine that was aborted lets it go at once."""
-
-
 Send: TypeAlias = Callable[[Message], None]
 Torn: TypeAlias = Callable[[Failure], None]
 """Called with the failure of a collective that broke on this rank only, so that the generation cannot go on."""
@@ -135,31 +131,47 @@ class NegotiatedLane:
 
     def _submit(self, announcement: Announcement, background: bool) -> NegotiatedHandle:
         pending = NegotiatedHandle(self, announcement, background, time.monotonic() if events.subscribers else 0.0)
-        submissions = self._submissions
+        has_spoken = False
+        try:
+            known = self._enter(pending)
+            has_spoken = True
+            if not offer(self._direct, announcement, known):
+                self._announce(known or announcement.entry(), announcement, pending)
+            if pending.begin_s:
+                pending.sent_s = time.monotonic()
+            if background:
+                self._wake_background()
+        except BaseException as error:  # a signal handler's, too
+            if has_spoken:  # to some ranks, perhaps, or to none; and who could lead may not have been started
+                self._tear(error)
+            else:
+                self._take_back(pending, Failure.of(error))
+            raise
+        return pending
+
+    def _enter(self, pending: NegotiatedHandle) -> Entry | None:
+        """Put it in flight, as soon as that may be; returns what all ranks know of its name."""
+        submissions, is_join = self._submissions, pending.announcement.kind is Kind.JOIN
         while True:
             with self._lock:
                 # ``end`` sets ``_ended`` before it takes the lock to fail what is in flight. So what enters here is
                 # either failed by it, or never enters.
                 if self._ended is not None:
                     raise self._ended.fresh()
-                if announcement.kind is not Kind.JOIN or submissions.may_join():
+                if not is_join or submissions.may_join():
                     known = submissions.enter(pending)
-                    self._unattended += background
-                    break
+                    self._unattended += pending.background
+                    return known
             # Without the lock, as it receives. Another thread may submit before this one has it again: hence the loop.
             self._drive(lambda: submissions.may_join() or self._ended is not None)
-        try:
-            is_given = offer(self._direct, announcement, known)
-        except BaseException as error:  # a signal handler's, too: some ranks may have got this part, and some not
-            self._tear(error)
-            raise
-        if not is_given:
-            self._announce(known or announcement.entry(), announcement, pending)
-        if pending.begin_s:
-            pending.sent_s = time.monotonic()
-        if background:
-            self._wake_background()
-        return pending
+
+    def _take_back(self, pending: NegotiatedHandle, failure: Failure) -> None:
+        """Take out of flight what an exception has kept from being announced, so that its name is free again."""
+        with self._lock:
+            inflight = self._submissions.inflight
+            if inflight.get(pending.announcement.key) is pending:
+                self._finish(pending, [], failure)
+                self._unattended = sum(each.background for each in inflight.values())  # it may not have been counted
 
     def refuse(self, announcement: Announcement) -> None:
         """See ``Lane``."""
@@ -175,10 +187,10 @@ class NegotiatedLane:
                 return
         try:
             self._direct.withdraw(announcement.key)
+            self._announce(announcement.entry())
         except BaseException as error:
             self._tear(error)
             raise
-        self._announce(announcement.entry())
 
     def drive(self, announcement: Announcement, enough: Callable[[], bool]) -> None:
         """Return when ``enough()``: lead, or sleep while somebody else does. ``announcement`` is waited for."""
@@ -235,14 +247,19 @@ class NegotiatedLane:
             self._changed.notify_all()
             self._wanted.notify()
 
+    def await_exit(self, timeout_s: float | None) -> bool:
+        """See ``Lane``: a user's thread may still be on its way out of an engine, or below a signal handler there."""
+        with self._lock:
+            self._asleep += 1  # else nobody would notify
+            try:
+                return self._changed.wait_for(lambda: not self._leader, timeout_s)
+            finally:
+                self._asleep -= 1
+
     def close(self) -> None:
-        """See ``Lane``; ``end`` comes first."""
+        """See ``Lane``."""
         if self._background is not None:
             self._background.join()
-        with self._lock:  # a user's thread may still be on its way out of an engine
-            self._asleep += 1  # else nobody would notify
-            self._changed.wait_for(lambda: not self._leader, LEAVE_S)
-            self._asleep -= 1
         self._direct.close()
 
     def _tear(self, error: BaseException) -> None:
@@ -262,15 +279,14 @@ class NegotiatedLane:
                     self._changed.notify_all()
 
     def _receive(self) -> None:
+        has_come = False
         try:
-            message = self._direct.recv()
-        except ControlError as error:
-            if self._stay is None:
-                self._torn(Failure(AbortError, f"this rank lost the controller: {error}", error))
-            else:
-                self._direct.renew(self._stay)  # the other socket may not have noticed, and what it sends would be lost
-            return
-        try:
+            try:
+                message = self._direct.recv()
+            except ControlError as error:
+                self._lose(error)
+                return
+            has_come = True
             try:
                 heard = self._direct.hear()
             except CollectiveError as error:
@@ -279,9 +295,19 @@ class NegotiatedLane:
             for each in (*heard, message):
                 if each is not None:
                     self._take(each)
-        except BaseException as error:  # these messages are gone, and the other ranks wait in what they order
-            self._tear(error)
+        except BaseException as error:
+            # These messages are gone, and the other ranks wait in what they order. Also one that had left the socket
+            # and was on its way here. Who is interrupted in its sleep has missed nothing, and may go on.
+            if has_come or self._direct.is_taking:
+                self._tear(error)
             raise
+
+    def _lose(self, error: ControlError) -> None:
+        """Go on without the controller, or end the generation with it."""
+        if self._stay is None:
+            self._torn(Failure(AbortError, f"this rank lost the controller: {error}", error))
+        else:
+            self._direct.renew(self._stay)  # the other socket may not have noticed, and what it sends would be lost
 
     def _take(self, message: Message) -> None:
         if not isinstance(message, Orders | Resend) or message.generation != self._generation:
@@ -352,13 +378,15 @@ class NegotiatedLane:
             self._finish(pending, [], failure)
 
     def _finish(self, pending: NegotiatedHandle, outcomes: list[CallResult], failure: Failure | None) -> None:
-        self._submissions.finish(pending)
-        self._unattended -= pending.background
         pending.outcomes, pending.failure = outcomes, failure
-        if pending.announcement.kind is Kind.JOIN:
-            self._direct.come_back()
-        pending.announcement.release()
-        pending.finished = True  # last: its owner looks at it without the lock, and then at what is above
+        try:
+            self._submissions.finish(pending)
+            self._unattended -= pending.background
+            if pending.announcement.kind is Kind.JOIN:
+                self._direct.come_back()
+            pending.announcement.release()
+        finally:  # out of flight it is found by nobody, and its owner would wait for ever if a handler raised above
+            pending.finished = True  # last: its owner looks at it without the lock, and then at what is above
 
     def _resend(self, key: Key) -> None:
         with self._lock:

@@ -153,6 +153,7 @@ class PeerLane:
 
     def recv(self) -> Message | None:
         """Wait for the next message of the controller; ``None`` if there may be something to ``hear`` before."""
+        self._orders.is_taking = False
         if self._lookout is None:
             return self._orders.recv()
         if self._has_read_all:
@@ -163,6 +164,11 @@ class PeerLane:
         message: Message | None = self._orders.recv(0.0)
         self._has_read_all = message is None
         return message
+
+    @property
+    def is_taking(self) -> bool:
+        """True after an exception from ``recv`` that may have taken a message along."""
+        return self._orders.is_taking
 
     def renew(self, stay: Stay) -> None:
         """Go on after ``recv`` has raised, with another controller."""

@@ -7,17 +7,18 @@ gives up because its own has broken. Errors should tell the cause.
 
 Threads. The one whose engine has failed waits here; the control thread hears the reason, ends the session, which sets
 ``told``, and so wakes it. The session sets that after the failure to raise, so who finds it set has the failure, too.
+A signal handler may end the session on top of the waiting thread: hence no ``threading.Event``.
 """
 
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Sequence
 
 from farandole.control.channel import Dealer
 from farandole.control.messages import Blocked
+from farandole.control.reentrant_event import ReentrantEvent
 from farandole.errors import ControlError
 
 REASON_WAIT_S = 2.0
@@ -26,7 +27,7 @@ REASON_WAIT_S = 2.0
 ASK_AGAIN_S = 0.1
 
 
-def await_news(told: threading.Event, blocked: Callable[[], Sequence[Blocked]], up: Dealer) -> None:
+def await_news(told: ReentrantEvent, blocked: Callable[[], Sequence[Blocked]], up: Dealer) -> None:
     """Return when the end of the generation has been ``told``, or no reason for one has come in ``REASON_WAIT_S``.
 
     The controller tells every rank of one that has died, and of one that called ``shutdown()`` those ``blocked`` by it.

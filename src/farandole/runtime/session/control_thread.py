@@ -23,7 +23,7 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, final
 
 import msgspec
@@ -48,6 +48,10 @@ from farandole.runtime.lanes.failure import Failure
 
 TICKS_PER_WARNING = 4
 LONGEST_TICK_S = 3600.0
+
+LOOK_S = 0.5
+"""A signal handler that ends the session just before its own thread sleeps notifies nobody: so sleep is cut in slices.
+"""
 
 
 class Hooks(Protocol):
@@ -100,7 +104,7 @@ class ControlThread:
         """All-gather of small bytes among ``ranks``; a key serves once. Raises ``StartError`` after ``timeout_s``."""
         with self._waits(), self._came:
             self._say(Exchange(self._generation, key, list(ranks), payload))
-            self._came.wait_for(lambda: key in self._payloads or self._ended is not None, timeout_s)
+            self._await(lambda: key in self._payloads or self._ended is not None, timeout_s)
             if key in self._payloads:  # first: what has come is good, even if the generation has ended since
                 return self._payloads.pop(key)
             if self._ended is not None:
@@ -118,7 +122,7 @@ class ControlThread:
         number = next(self._timelines)
         with self._waits(), self._came:
             self._say(SetTimeline(self._generation, number, path, mark_cycles))
-            return self._came.wait_for(lambda: self._timeline_set >= number or self._ended is not None, timeout_s)
+            return self._await(lambda: self._timeline_set >= number or self._ended is not None, timeout_s)
 
     def end(self, failure: Failure) -> None:
         """Fail exchanges in progress and later ones; the first failure stays."""
@@ -131,6 +135,13 @@ class ControlThread:
         self._control.interrupt()
         if self._thread is not threading.current_thread():
             self._thread.join()
+
+    def _await(self, enough: Callable[[], bool], timeout_s: float) -> bool:
+        """Sleep, with ``_came``, until ``enough()`` or the end of the time; true if it is enough."""
+        until_s = time.monotonic() + timeout_s
+        while not enough() and (left_s := until_s - time.monotonic()) > 0:
+            self._came.wait(min(left_s, LOOK_S))
+        return enough()
 
     @contextlib.contextmanager
     def _waits(self) -> Iterator[None]:

@@ -17,7 +17,8 @@ have them.
 The order of an end. ``_ended`` first: whoever is woken by anything that follows looks there for what to raise. Then
 waiters of the control thread and of the lane are failed; then the controller is told; the engines come last, as their
 abort makes other ranks fail, which ask the controller why. ``close`` also frees everything, when no thread is in the
-lane any more; if its own thread is inside (it is a handler's then), a new thread waits for that and frees.
+lane any more; if its own thread is inside (it is a handler's then), or another one does not come out in ``LEAVE_S`` (a
+handler runs on top of it), a new thread waits for that and frees: what is used must not be freed, however long it is.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from typing import Any, final
 from farandole import events
 from farandole.collective import Kind
 from farandole.control.messages import Leave, Order, Unheard
+from farandole.control.reentrant_event import ReentrantEvent
 from farandole.engines.candidates import CANDIDATES
 from farandole.engines.choose import base
 from farandole.engines.engine import Engine
@@ -66,6 +68,9 @@ DYNAMIC = "DYNAMIC"
 CONSEQUENCES = (AbortError, EngineError)
 """Errors of an engine where another rank has left or died, for which the controller knows the cause."""
 
+LEAVE_S = 5.0
+"""How long ``close`` waits for a thread that leads; an engine that was aborted lets it go at once."""
+
 LONGEST_REASON = 500
 """The most characters of a reason that go to the other ranks."""
 
@@ -93,7 +98,7 @@ class Session:
         self._counters: dict[tuple[Kind, int], itertools.count[int]] = defaultdict(itertools.count)
         self._ended: Failure | None = None
         self._struck = False
-        self._told = threading.Event()
+        self._told = ReentrantEvent()
         self._recorder = Recorder(topology.rank, topology.host, clock_offset_s)
         self._reentry, self._in_lane, self._active = Reentry(), Reentry(), ActiveCollectives()
         self.pace = self._active.pace
@@ -221,12 +226,17 @@ class Session:
         if self._reentry.here() or self._in_lane.here():
             # A handler's, on top of what ``_free`` waits for. No daemon, so that the interpreter's end waits for it.
             threading.Thread(target=self._free, name="farandole-shutdown").start()
-        else:
+        elif self._lane.await_exit(LEAVE_S):
             self._free()
+        else:
+            # A daemon: the other thread need not ever come out, and who is in its way out then frees nothing.
+            with contextlib.suppress(RuntimeError):  # the interpreter ends, which frees all
+                threading.Thread(target=self._free, name="farandole-shutdown", daemon=True).start()
 
     def _free(self) -> None:
         """Close everything once no thread is in the lane any more."""
-        self._lane.close()  # first: its leader uses the link and the engines
+        self._lane.await_exit(None)  # first: its leader uses the link and the engines
+        self._lane.close()
         if self._control is not None:
             self._control.stop()  # before the link, as it reads from there
         if self._link is not None:

@@ -26,6 +26,7 @@ from typing import Any, final
 import msgspec
 
 from farandole import events
+from farandole.control.reentrant_event import ReentrantEvent
 from farandole.errors import UsageError
 from farandole.runtime.lanes.phase_events import LANE
 
@@ -76,7 +77,7 @@ class Timeline:
         self._rank, self._offset_s, self._mark_cycles = rank, offset_s, mark_cycles
         self._lanes: dict[str, int] = {}
         self._events: deque[events.Event] = deque()
-        self._closing = threading.Event()
+        self._closing = ReentrantEvent()
         self._lines: list[bytes] = []
         self._line(ph="M", name="process_name", args={"name": f"rank {rank} on {host}"})
         self._line(ph="M", name="process_sort_index", args={"sort_index": rank})
@@ -110,8 +111,12 @@ class Timeline:
             else:
                 self._line(ph="i", s="p", name=event.text, ts=self._microseconds(event.time_s), tid=self._tid("notes"))
         if self._lines:
-            os.write(self._fd, b"".join(self._lines))  # one call, with O_APPEND: other ranks' lines do not get into it
+            left = b"".join(self._lines)
             self._lines.clear()
+            # One call, with O_APPEND: other ranks' lines do not get into it. A full disk takes less, and the next call
+            # raises.
+            while left:
+                left = left[os.write(self._fd, left) :]
 
     def _phase(self, phase: events.Phase) -> None:
         begin, end = self._microseconds(phase.begin_s), self._microseconds(phase.end_s)
@@ -164,15 +169,17 @@ class Recorder:
     def record(self, path: str, mark_cycles: bool) -> None:
         """Write to ``path`` from now on, or to nothing where it is ""; what was written before is complete then."""
         with self._lock:
-            if self._timeline is not None:
-                self._timeline.close()
-                self._timeline = None
+            former, self._timeline = self._timeline, None  # first: a handler on top of ``join`` must not join as well
+            if former is not None:
+                former.close()
             if path and not self._closed:  # a signal handler on top of the lines above may have closed it
                 try:
                     self._timeline = Timeline(path, self._rank, self._host, self._offset_s, mark_cycles)
                 except OSError as error:
                     who = f"rank {self._rank} on {self._host}"
                     events.logger.warning("%s cannot write to the timeline %s: %s", who, path, error)
+            if self._closed and self._timeline is not None:  # by a handler, while this one was made
+                self._timeline.close()
 
     def close(self) -> None:
         """Complete what is written, and write nothing more."""
