@@ -11,11 +11,14 @@ so a round without result is repeated: when something new is wanted here, or aft
 wanted elsewhere. It is over when no thread is left that could come, or nobody came for long enough. Labels that differ
 in their number alone are then one (a rank has made one more of a kind, and does not use it); else all members raise.
 
-Threads. ``_changed`` guards ``_wanted``, ``_threads``, ``_found`` and ``_leading``. It is not held in an exchange, as
+Threads. ``_changed`` guards ``_wanted``, ``_threads``, ``_found`` and ``_leader``. It is not held in an exchange, as
 that waits for other ranks: meanwhile threads come, and may withdraw. So a round works on a copy of ``_wanted``, the one
 that it has told the others, and ``_settle`` drops what has been withdrawn since. ``_rounds`` and ``_since_s`` belong to
 the thread that leads. All members come to the same result in each round, as they decide by what all have said, and by
 no clock of their own: the next exchange has a number, and would not find its counterpart otherwise.
+
+A signal handler may come on top of any line. If its thread pairs already, it would wait for itself, and is refused; if
+it raises there, the label goes, and so does the lead: ``_leader`` is a thread, as what a thread has it gives up.
 """
 
 from __future__ import annotations
@@ -29,8 +32,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
-from farandole.errors import AbortError, MismatchError
+from farandole.errors import AbortError, FarandoleError, MismatchError
 from farandole.runtime.collectives.verbs import number_of
+from farandole.runtime.lanes.lane import interrupted
+from farandole.runtime.lanes.reentry import Reentry
 from farandole.runtime.session.process_sets import ProcessSet
 
 if TYPE_CHECKING:
@@ -44,7 +49,7 @@ _SHOWN = 6
 Said: TypeAlias = Mapping[str, Any]
 
 _pairings: weakref.WeakKeyDictionary[Session, dict[tuple[int, ...], Pairing]] = weakref.WeakKeyDictionary()
-_lock = threading.Lock()
+_lock = threading.RLock()  # a signal handler may look while its thread does
 
 
 def pairing(session: Session, process_set: ProcessSet) -> Pairing:
@@ -79,7 +84,8 @@ class Pairing:
         self._wanted: dict[str, Unpaired] = {}
         self._threads: dict[str, threading.Thread] = {}
         self._found: dict[str, Unpaired | Exception] = {}
-        self._leading = False
+        self._leader = 0
+        self._pairs = Reentry()
         self._rounds = 0
         self._since_s: float | None = None
         """Time since which rounds have had no result; ``None`` while they have."""
@@ -93,35 +99,55 @@ class Pairing:
         names are not the same ones, or if they wait for each other with different labels.
         """
         label = candidate.label
-        with self._changed:
-            self._wanted[label], self._threads[label] = candidate, threading.current_thread()
-            self._changed.notify_all()  # a leader that pauses between two rounds begins the next one at once
-        while True:
-            with self._changed:
-                # Without a limit: the leader's exchange has one, and its ``finally`` wakes all.
-                self._changed.wait_for(lambda: label in self._found or not self._leading)
-                if label in self._found:
-                    found = self._found.pop(label)
-                    break
-                self._leading = True
+        if self._pairs.here():
+            raise interrupted(f"connecting {label}", f"connecting {', '.join(self._wanted) or 'another optimizer'}")
+        with self._pairs:
             try:
-                self._round(session, is_known)
-            except BaseException:  # without the lock: no round is under way before ``finally``
-                self._forget(label)
-                raise
-            finally:
                 with self._changed:
-                    self._leading = False
-                    self._changed.notify_all()
+                    self._wanted[label], self._threads[label] = candidate, threading.current_thread()
+                    self._changed.notify_all()  # a leader that pauses between two rounds begins the next one at once
+                found = self._await(label, lambda: self._lead(session, is_known))
+            except BaseException:
+                with self._changed:
+                    self._forget(label)
+                    self._found.pop(label, None)
+                raise
         if isinstance(found, Exception):
             raise found
         return found
+
+    def _await(self, label: str, lead: Callable[[], None]) -> Unpaired | Exception:
+        """Wait for what is found for ``label``; ``lead`` rounds where no other thread does."""
+        me = threading.get_ident()
+        while True:
+            try:
+                with self._changed:
+                    # Without a limit: the leader's exchange has one, and its ``finally`` wakes all.
+                    self._changed.wait_for(lambda: label in self._found or not self._leader)
+                    if label in self._found:
+                        return self._found.pop(label)
+                    self._leader = me
+                lead()
+            finally:
+                with self._changed:
+                    if self._leader == me:
+                        self._leader = 0
+                        self._changed.notify_all()
 
     def withdraw(self, label: str) -> None:
         """Raise ``AbortError`` in the thread that waits with ``label``, after its round: nobody will come with that."""
         with self._changed:
             if label in self._wanted:
                 self._settle(label, AbortError(f"{label}: other ranks do not have this optimizer any more"))
+
+    def _lead(self, session: Session, is_known: Callable[[str], bool]) -> None:
+        try:
+            self._round(session, is_known)
+        except FarandoleError:
+            raise
+        except BaseException as error:  # a handler's, as by Ctrl-C: nobody knows which exchange the others are in
+            session.abort(f"connecting {', '.join(self._wanted)} was interrupted by {type(error).__name__}")
+            raise
 
     def _round(self, session: Session, is_known: Callable[[str], bool]) -> None:
         """Lead one round: an exchange of labels, what follows from it, and a pause if that is nothing."""

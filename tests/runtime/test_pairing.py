@@ -1,0 +1,151 @@
+"""Pairing, where a signal comes in the middle of it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+
+import pytest
+
+from farandole.errors import AbortError, UsageError
+from farandole.runtime.collectives.pairing import Pairing, Unpaired, pairing
+from farandole.runtime.session.init import current, global_process_set, init, shutdown
+from farandole.testing.jobs import run_job
+from farandole.testing.rank import RankContext
+
+PATIENT = {"FARANDOLE_STALL_SHUTDOWN_S": "60"}
+
+
+def pair(label: str) -> str:
+    session = current()
+    return pairing(session, global_process_set).pair(session, Unpaired(label, ("w",)), lambda _: True).label
+
+
+def _new_ones_in_a_handler(member: RankContext) -> list[str]:
+    said: list[str] = []
+
+    def handle(*_: object) -> None:
+        with pytest.raises(UsageError, match=r"connecting b.0 .*in the middle of connecting a.0") as caught:
+            pair("b.0")
+        said.append(type(caught.value).__name__)
+
+    signal.signal(signal.SIGUSR1, handle)
+    init()
+    if member.rank:  # it has not come yet, and waits until rank 0 has been interrupted
+        member.exchange(b"")
+    else:
+        main, interrupted = threading.get_ident(), threading.Event()
+
+        def interrupt() -> None:
+            while not said:
+                signal.pthread_kill(main, signal.SIGUSR1)
+                interrupted.wait(0.05)
+            member.exchange(b"")
+
+        thread = threading.Thread(target=interrupt)
+        pairing_begins(thread)
+    said.append(pair("a.0"))
+    if member.rank == 0:
+        interrupted.set()
+        thread.join()
+    said.append(pair("b.0"))
+    shutdown()
+    return said[-2:] + said[:1]
+
+
+def pairing_begins(thread: threading.Thread) -> None:
+    """Start it when the session's first exchange does."""
+    session = current()
+    exchange = session.exchange
+
+    def begun(process_set: int, key: str, payload: bytes) -> list[bytes]:
+        if not thread.ident:
+            thread.start()
+        return exchange(process_set, key, payload)
+
+    session.exchange = begun  # type: ignore[method-assign]
+
+
+def test_a_handler_on_top_of_a_round_is_refused_and_the_round_goes_on() -> None:
+    of_0, of_1 = run_job(_new_ones_in_a_handler, 2, environment=PATIENT, timeout_s=60.0)
+    assert of_0 == ["a.0", "b.0", "UsageError"]
+    assert of_1[:2] == ["a.0", "b.0"]
+
+
+def _interrupted(member: RankContext) -> str:
+    """Rank 0 waits behind another thread of its own when a handler raises; then all connect what the other wants."""
+    init()
+    if member.rank == 0:
+        one, over = pairing(current(), global_process_set), threading.Event()
+        signal.signal(signal.SIGUSR1, raising_once())
+        leading = threading.Thread(target=pair, args=("first.0",))
+        looking = threading.Thread(target=_interrupt_when_wanted, args=(one, threading.get_ident(), over))
+        pairing_begins(looking)
+        leading.start()
+        while not looking.ident:  # until the other thread leads
+            leading.join(0.01)
+        with pytest.raises(KeyboardInterrupt):
+            pair("second.0")
+        over.set()
+        looking.join()
+        assert "second.0" not in one._wanted
+        member.exchange(b"")
+        leading.join()
+    else:
+        member.exchange(b"")
+        pair("first.0")
+    shutdown()
+    return "done"
+
+
+def raising_once() -> Callable[[int, FrameType | None], None]:
+    """Handler that raises once; the signal is sent again, as one that comes just before a sleep is heard late."""
+    came: list[int] = []
+
+    def stop(number: int, _: FrameType | None) -> None:
+        came.append(number)
+        if len(came) == 1:
+            raise KeyboardInterrupt
+
+    return stop
+
+
+def _interrupt_when_wanted(one: Pairing, main: int, over: threading.Event) -> None:
+    with one._changed:
+        assert one._changed.wait_for(lambda: "second.0" in one._wanted, 60.0)
+    while not over.wait(0.1):
+        signal.pthread_kill(main, signal.SIGUSR1)
+
+
+def test_an_interrupt_in_the_wait_leaves_no_label_behind() -> None:
+    assert run_job(_interrupted, 2, environment=PATIENT, timeout_s=60.0) == ["done", "done"]
+
+
+def _interrupted_leader(member: RankContext) -> str:
+    init()
+    if member.rank == 0:
+        main, over = threading.get_ident(), threading.Event()
+        signal.signal(signal.SIGUSR1, raising_once())
+
+        def interrupt() -> None:
+            while not over.wait(0.1):
+                signal.pthread_kill(main, signal.SIGUSR1)
+
+        thread = threading.Thread(target=interrupt)
+        pairing_begins(thread)
+        with pytest.raises(KeyboardInterrupt):
+            pair("a.0")
+        over.set()
+        thread.join()
+    member.exchange(b"")
+    with pytest.raises(AbortError, match="was interrupted by KeyboardInterrupt") as caught:
+        pair("a.0")
+    shutdown()
+    return str(caught.value)
+
+
+def test_an_interrupt_in_a_round_is_told_to_all() -> None:
+    for text in run_job(_interrupted_leader, 2, environment=PATIENT, timeout_s=60.0):
+        assert "connecting a.0" in text
