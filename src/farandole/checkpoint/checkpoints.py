@@ -4,9 +4,10 @@
 # before it starts the next, so no field needs a lock: ``_writer`` is the caller's, and ``_unsaid`` gets its error from
 # the writing thread before that ends, and is read by the caller after the join. What is written is a copy.
 #
-# Where all ranks write, their writing threads meet in an all-gather, beside the collectives of the training; names tell
-# them apart. Everything that can fail on one rank is caught before it and travels in it, as the others would wait for a
-# rank that raises; and rank 0 gives the checkpoint its name after it, when the files of all are on the disk.
+# Where all ranks write, their writing threads meet in two all-gathers, beside the collectives of the training; names
+# tell them apart. Everything that can fail on one rank is caught before each and travels in it, as the others would
+# wait for a rank that raises. Between the two, when the files of all are on the disk, rank 0 gives the checkpoint its
+# name; after the second all know whether it has one.
 
 from __future__ import annotations
 
@@ -17,9 +18,10 @@ import socket
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Literal, TypeAlias, final
+from typing import Any, BinaryIO, Literal, TypeAlias, TypeVar, final
 
 from farandole.checkpoint import folder, restoring
 from farandole.checkpoint.codec import Codec, share_out, take_apart
@@ -32,6 +34,7 @@ from farandole.runtime.session import init
 from farandole.version import __version__
 
 OnError: TypeAlias = Literal["raise", "warn"]
+R = TypeVar("R")
 
 REMEDIES = {
     errno.ENOSPC: "free some space, or keep fewer checkpoints: keep=",
@@ -107,7 +110,7 @@ class Checkpoints:
         self._writer.start()
 
     def wait(self) -> None:
-        """Return when what was saved is on the disk, or raise ``CheckpointError``: why it is not."""
+        """Return when what was saved is on the disk, or raise ``CheckpointError`` on every writer: why it is not."""
         if self._writer is not None:
             self._writer.join()
             self._writer = None  # after the join: if a signal's exception interrupts that, the next call joins again
@@ -169,27 +172,39 @@ class Checkpoints:
 
     def _write_all(self, step: int, content: dict[str, Any], writer: _Writer) -> None:
         writing = folder.writing(self.root, step, writer.mark)
-        try:
-            if writer.rank == 0:
-                for left in folder.unfinished(self.root):
-                    if folder.is_abandoned(left, writing, time.time()):
-                        folder.discard(left)
-            said: ShardFile | str = self._write_shard(writing, content, writer)
-        except OSError as error:
-            said = f"{writer.name} says of {error.filename or writing}: {error.strerror}{_remedy(error)}"
-        except Exception as error:  # of the framework
-            said = f"{writer.name} cannot write {writing}: {type(error).__name__}: {error}"
-        # Nothing above may raise: the others would wait here for this rank.
+        # Nothing here may raise before the last gather: the others would wait there for this rank.
+        said = self._try(lambda: self._write_share(writing, content, writer), writing, writer)
         shards = writer.gather(said, f"checkpoint.{step}")
         wrong = [each for each in shards if isinstance(each, str)]
-        if writer.rank == 0 and not wrong:
-            whole = [each for each in shards if isinstance(each, ShardFile)]
-            folder.finish(writing, Manifest(step, whole, __version__))
-            # Older ones go only when the new name would survive a power failure.
-            folder.retain(self.root, self._keep, step)
-        elif wrong:
+        if wrong:
             folder.discard(writing)
+        else:
+            whole = [each for each in shards if isinstance(each, ShardFile)]
+            named = self._try(lambda: self._finish(writing, step, whole), writing, writer) if writer.rank == 0 else None
+            wrong = [each for each in writer.gather(named, f"checkpoint.{step}.named") if isinstance(each, str)]
+        if wrong:
             raise CheckpointError("; ".join(wrong))
+
+    def _try(self, write: Callable[[], R], writing: Path, writer: _Writer) -> R | str:
+        """Return what ``write`` returns, or in words what kept this rank from it."""
+        try:
+            return write()
+        except OSError as error:
+            return f"{writer.name} says of {error.filename or writing}: {error.strerror}{_remedy(error)}"
+        except Exception as error:  # of the framework
+            return f"{writer.name} cannot write {writing}: {type(error).__name__}: {error}"
+
+    def _finish(self, writing: Path, step: int, whole: list[ShardFile]) -> None:
+        folder.finish(writing, Manifest(step, whole, __version__))
+        # Older ones go only when the new name would survive a power failure.
+        folder.retain(self.root, self._keep, step)
+
+    def _write_share(self, writing: Path, content: dict[str, Any], writer: _Writer) -> ShardFile:
+        if writer.rank == 0:
+            for left in folder.unfinished(self.root):
+                if folder.is_abandoned(left, writing, time.time()):
+                    folder.discard(left)
+        return self._write_shard(writing, content, writer)
 
     def _write_shard(self, writing: Path, content: dict[str, Any], writer: _Writer) -> ShardFile:
         writing.mkdir(mode=0o700, parents=True, exist_ok=True)
