@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import inspect
+import itertools
 import os
 import sys
 import threading
@@ -14,6 +16,7 @@ from typing import Any
 import pytest
 
 import farandole
+from tests.runtime.interruptions import at_every_call, within_deadline
 
 NAMES = {
     "horovod": "run __version__",
@@ -126,6 +129,11 @@ def test_threads(horovod_site: str) -> None:
         threads.execute_function_multithreaded(pow, [[1, -1], [0, -1]])
     with pytest.raises(ValueError, match="give a tuple"):
         threads.in_thread(print, ["x"])
+    for nonsense in (0, -1):
+        with pytest.raises(ValueError, match=f"max_concurrent_executions={nonsense}: give a number of threads"):
+            threads.execute_function_multithreaded(pow, arguments, True, nonsense)
+        with pytest.raises(ValueError, match=f"check_stop_interval_s={nonsense}: give a number of seconds above 0"):
+            threads.on_event(event, done.append, (4,), stop, check_stop_interval_s=nonsense)
 
 
 def test_util(horovod_site: str) -> None:
@@ -192,6 +200,46 @@ def test_what_a_loader_raises_reaches_the_consumer(horovod_site: str) -> None:
     assert next(loader) == 1
     with pytest.raises(OSError, match="the disk is gone"):
         next(loader)
+
+
+@pytest.mark.parametrize("end", [SystemExit, KeyboardInterrupt])
+def test_a_loader_that_ends_its_thread_ends_the_consumer(end: type[BaseException], horovod_site: str) -> None:
+    data: Any = importlib.import_module("horovod.data")
+
+    class Ending(data.AsyncDataLoaderMixin, data.BaseDataLoader):  # type: ignore[misc]
+        def _iterate(self) -> Iterator[int]:
+            yield 1
+            raise end("as the test wants")
+
+    loader = Ending(2)
+    for _ in range(2):  # it can be iterated again
+        batches = iter(loader)
+        assert next(batches) == 1
+        with pytest.raises(end, match="as the test wants"):
+            next(batches)
+
+
+def test_a_loader_can_be_closed_again_where_that_was_interrupted(horovod_site: str) -> None:
+    data: Any = importlib.import_module("horovod.data")
+
+    class Numbers(data.AsyncDataLoaderMixin, data.BaseDataLoader):  # type: ignore[misc]
+        def _iterate(self) -> Iterator[int]:
+            yield from range(5)
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    def close() -> None:
+        for interruption in at_every_call(stop, ("data_loader_base.py",)):
+            loader = Numbers(2)
+            assert next(iter(loader)) == 0
+            with contextlib.suppress(KeyboardInterrupt):
+                interruption.run(loader.close_async_loader)
+            loader.close_async_loader()
+            assert list(itertools.islice(loader, 5)) == [0, 1, 2, 3, 4]
+            loader.close_async_loader()
+
+    within_deadline(close)
 
 
 def test_run_takes_horovods_arguments(horovod_site: str, capfd: pytest.CaptureFixture[str]) -> None:

@@ -10,13 +10,16 @@ loader.close_async_loader()
 
 # Two threads, and a bounded queue between them: the loading one only puts, the consuming one only gets. ``_thread`` and
 # ``started`` belong to the consumer, who starts and joins; ``_stop`` is set by the consumer and read by the loader.
-# There must be one consumer only: of two, one could take the ``_END`` that the other, closing, waits for.
+# There must be one consumer only: of two, one could take what the other waits for.
 #
-# Whatever becomes of the loading thread, ``_END`` is the last it puts. So the consumer can end it by taking until then,
-# which also wakes a loader that waits for room: a ``put`` can be interrupted in no other way.
+# Whatever ends the loading thread but ``_stop`` it puts into the queue, SystemExit and KeyboardInterrupt too: nobody
+# else would hear of them, and the consumer would wait for ever. To end it, the consumer takes until it is gone, which
+# wakes a loader that waits for room: a ``put`` can be interrupted in no other way. Each thread has a queue of its own:
+# what is left in one is nobody's batch, and a consumer that is interrupted while it closes can do so again.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Iterator
@@ -56,7 +59,7 @@ class AsyncDataLoaderMixin:
         self.started = False
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._queue: queue.Queue[Any] = queue.Queue(max(0, async_loader_queue_size))
+        self._queue: queue.Queue[Any] = queue.Queue()
         super().__init__(*args, **kwargs)
 
     def close_async_loader(self) -> None:
@@ -64,8 +67,9 @@ class AsyncDataLoaderMixin:
         if self._thread is None:
             return
         self._stop.set()  # before the queue is emptied, or the thread would go on filling it
-        while self._queue.get() is not _END:  # makes room for a thread that waits for it
-            pass
+        while self._thread.is_alive():
+            with contextlib.suppress(queue.Empty):
+                self._queue.get(timeout=_LOOK_S)  # makes room for a thread that waits for it
         self._thread.join()
         self._thread, self.started = None, False
 
@@ -75,6 +79,7 @@ class AsyncDataLoaderMixin:
             return
         if self._thread is None:
             self._stop.clear()  # the thread before has been joined, and cannot miss that it was set
+            self._queue = queue.Queue(self.async_loader_queue_size)
             # A daemon: scripts end without closing their loaders, and this thread may be waiting for room for ever.
             self._thread = threading.Thread(target=self._load, name="farandole data loader", daemon=True)
             self._thread.start()
@@ -93,18 +98,16 @@ class AsyncDataLoaderMixin:
                         return
                     self._queue.put(batch)
                 self._queue.put(None)
-        except Exception as error:
+        except BaseException as error:
             self._queue.put(_Raised(error))
-        finally:
-            self._queue.put(_END)
 
 
 class _Raised:
     """Carries an exception from the thread to the consumer."""
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: BaseException) -> None:
         self.error = error
 
 
-_END = object()
-"""The last thing a thread puts into the queue."""
+_LOOK_S = 0.1
+"""How long a thread that has ended while its consumer closes may go unnoticed."""

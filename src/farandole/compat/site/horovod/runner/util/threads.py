@@ -52,6 +52,8 @@ def on_event(
         raise ValueError("event=None: give the threading.Event that is waited for")
     if stop is None and not daemon:
         raise ValueError("daemon=False without stop: give a threading.Event that ends the wait")
+    if not check_stop_interval_s > 0:
+        raise ValueError(f"check_stop_interval_s={check_stop_interval_s}: give a number of seconds above 0")
 
     def wait() -> None:
         # In slices, as a thread cannot wait for two events at once.
@@ -77,11 +79,13 @@ def execute_function_multithreaded(
     >>> execute_function_multithreaded(pow, [[2, 3], [3, 2]])
     {0: 8, 1: 9}
     """
+    if max_concurrent_executions < 1:
+        raise ValueError(f"max_concurrent_executions={max_concurrent_executions}: give a number of threads, 1 or more")
     # The lock is for ``jobs`` alone: iterators promise nothing to several threads, and two could get one job. The other
     # two need none: each key has one thread that writes it, and both are read when all threads have been joined.
     jobs = iter(list(enumerate(args_list)))
     results: dict[int, Any] = {}
-    errors: list[Exception] = []
+    errors: list[BaseException] = []
     lock = threading.Lock()
 
     def work() -> None:
@@ -92,7 +96,7 @@ def execute_function_multithreaded(
                 return
             try:
                 results[job[0]] = fn(*job[1])
-            except Exception as error:  # kept for the caller; this thread goes on with the next job
+            except BaseException as error:  # kept for the caller; this thread goes on with the next job
                 errors.append(error)
 
     number = min(max_concurrent_executions, len(args_list))
