@@ -20,6 +20,7 @@ from farandole.control.keys import JobKeys, new_secret
 from farandole.control.messages import LIMIT_BYTES, Abort, Leave, encode
 from farandole.control.task_messages import TaskResult
 from farandole.errors import ControlError
+from tests.runtime.interruptions import within_deadline
 
 DEADLINE_S = 30.0
 KEYS = JobKeys.from_secret(new_secret())
@@ -195,6 +196,31 @@ def test_no_controller_is_said_in_time() -> None:
             Dealer(address, b"w0u", KEYS, timeout_s=0.2)
     with pytest.raises(ControlError, match="no address"):
         Dealer("nonsense", b"w0u", KEYS)
+
+
+def test_messages_without_an_end_are_no_answer_to_a_knock() -> None:
+    """The controller never reads what the worker knocks with, and sends all the time."""
+    with Router(KEYS) as router, contextlib.ExitStack() as held:
+        over = threading.Event()
+        dealer = held.enter_context(Dealer(router.address, b"w0u", KEYS, None))
+        while not router.send(b"w0u", Leave(1)):
+            router.wait(0.1)
+
+        def flood() -> None:
+            while not over.is_set():
+                router.send(b"w0u", Leave(1))
+
+        def knock() -> None:
+            with pytest.raises(ControlError, match="no controller answered"):
+                dealer.flush(0.5)
+
+        flooding = threading.Thread(target=flood)
+        flooding.start()
+        try:
+            within_deadline(knock, DEADLINE_S / 3)
+        finally:
+            over.set()
+            flooding.join()
 
 
 def test_receiver_learns_that_the_controller_is_gone() -> None:

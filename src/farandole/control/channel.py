@@ -369,7 +369,7 @@ class Dealer:
             self._socket.send(KNOCK, NOBLOCK)
         with self._receiving:
             while (answer := self._next_frame(deadline)) != KNOCK:
-                if answer is None:
+                if answer is None or time.monotonic() > deadline:  # messages may come without an end
                     self._socket.linger = 0
                     raise ControlError(
                         f"no controller answered at {self.address} within {timeout_s:g} s: is the launcher that gave "
