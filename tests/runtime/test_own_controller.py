@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any, TypeVar
@@ -14,7 +15,8 @@ import msgspec
 import pytest
 
 from farandole.collective import DType, Kind
-from farandole.control.channel import Dealer
+from farandole.control.agent_messages import AGENT, AgentHello, Exited
+from farandole.control.channel import Dealer, Router
 from farandole.control.keys import JobKeys, new_secret
 from farandole.control.messages import (
     Abort,
@@ -24,14 +26,17 @@ from farandole.control.messages import (
     Leave,
     Orders,
     Progress,
+    Refuse,
     Signature,
     Submit,
     Welcome,
 )
 from farandole.errors import ControlError
+from farandole.runtime.selfstart.host_socket import claim
+from farandole.runtime.selfstart.spawn import AGENT_MODULE, ControllerConfig, HostAgentConfig
 from farandole.runtime.selfstart.spawn import CONTROLLER_MODULE as MODULE
-from farandole.runtime.selfstart.spawn import ControllerConfig
 from farandole.testing.jobs import free_port
+from farandole.version import __version__
 
 M = TypeVar("M")
 DEADLINE_S = 30.0
@@ -159,6 +164,64 @@ def test_a_worker_that_is_killed_is_noticed_at_once(held: ExitStack) -> None:
     reason = job.expect("xc", Abort).reason
     assert reason == f"rank 1 on here (process {other.pid}) has ended without calling shutdown()"
     assert job.leave() == 0
+
+
+def agent(job: Job) -> Dealer:
+    dealer = job.held.enter_context(Dealer(job.address, AGENT + b"there", job.keys, DEADLINE_S))
+    dealer.send(AgentHello("there", os.getpid(), __version__))
+    dealer.flush(DEADLINE_S)
+    return dealer
+
+
+def test_workers_of_a_host_that_stood_still_for_too_long_are_told_when_it_goes_on(held: ExitStack) -> None:
+    """Its processes and connections are there all the time."""
+    job = Job(held, 3, FARANDOLE_HOST_TIMEOUT_S="0.5")
+    agent(job)
+    job.join("x", 0, os.getpid(), engines=["tcp"])
+    job.join("y", 1, 101, host="there", engines=["tcp"])
+    job.join("z", 2, 102, host="there", engines=["tcp"])
+    for socket in ("xc", "yc", "zc"):
+        job.expect(socket, Welcome)
+    told = {job.expect(socket, Abort).reason for socket in ("xc", "yc", "zc", "xo", "yo", "zo")}
+    assert len(told) == 1
+    assert told.pop().startswith("ranks 1-2 on there lost: host there has not been heard of for 0.5 s")
+    assert job.leave() == 0
+
+
+def test_a_worker_whose_end_comes_before_its_hello_is_not_waited_for(held: ExitStack) -> None:
+    job = Job(held, 2, FARANDOLE_HOST_TIMEOUT_S="0")
+    far = agent(job)
+    far.send(Exited(-1, 101, 0, ""))
+    far.flush(DEADLINE_S)
+    job.join("y", 1, 101, host="there", engines=["tcp"])
+    job.sockets["yu"].flush(DEADLINE_S)
+    job.join("x", 0, os.getpid(), engines=["tcp"])
+    assert "rank 1 on there (process 101) has ended" in job.expect("xc", Refuse).reason
+    assert job.leave() == 0
+
+
+def test_an_agent_tells_of_its_starter_though_nobody_has_asked_it_yet(held: ExitStack) -> None:
+    secret = new_secret()
+    starter = child(held, "input()")
+    with Router(JobKeys.from_secret(secret)) as router, claim(secret, "there") as claimed:
+        assert claimed is not None
+        config = HostAgentConfig(router.address, "there", secret, starter.pid, 3.0, claimed=claimed.fileno())
+        command = [sys.executable, "-m", AGENT_MODULE]
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[config.claimed], env=env) as process:
+            held.callback(process.kill)
+            assert process.stdin is not None
+            process.stdin.write(msgspec.json.encode(config) + b"\n")
+            process.stdin.flush()
+            said: list[Any] = []
+            until_s = time.monotonic() + DEADLINE_S
+            while not any(isinstance(each, Exited) for each in said) and time.monotonic() < until_s:
+                router.wait(0.1)
+                while (got := router.recv()) is not None:
+                    said.append(got[1])
+                    starter.kill()
+            assert said[-1] == Exited(-1, starter.pid, 0, "")
+            assert process.wait(DEADLINE_S) == 0
 
 
 def test_a_stalled_worker_is_reported_with_the_stack_it_is_in_though_it_holds_the_lock(held: ExitStack) -> None:

@@ -140,6 +140,18 @@ class Controller:
                 generation.expect_farewell(rank, now + patience_s, event.description)
         self._form(now)
 
+    def worker_lost(self, event: WorkerExited) -> None:
+        """Take in that a worker counts as dead although nobody has seen its end; should it go on, it is told as well.
+
+        Its host may only have stood still, and it waits for what will never come.
+        """
+        generation = self._generation
+        rank = None if generation is None else generation.rank_at(event.worker_id, event.pid)
+        self.worker_exited(event)
+        if generation is not None and rank is not None and generation.over is not None:
+            for suffix in (CONTROL, ORDERS):
+                self._tell(RankSet.only(rank), suffix, generation.over)
+
     def left(self) -> list[int]:
         """``worker_id`` of each worker that has left the current generation or ended, in that order."""
         return self._generation.left() if self._generation is not None else []

@@ -87,9 +87,9 @@ class WatchedWorkers(Workers):
         return True
 
     def _report(self, pid: int) -> None:
-        """Report once that a process has ended; how, is known to its parent only."""
-        if pid in self._worker_ids:
-            self._link.send(Report(WorkerExited(self._worker_ids.pop(pid), 0, pid=pid)))
+        """Report that a process has ended; how, is known to its parent only."""
+        # Also where the controller has not asked yet, as of the starter: this agent may end before it can.
+        self._link.send(Report(WorkerExited(self._worker_ids.pop(pid, -1), 0, pid=pid)))
 
 
 def main() -> None:

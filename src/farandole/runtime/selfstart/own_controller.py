@@ -59,6 +59,7 @@ class OwnController(ControllerHost):
         self._controller.on_hello = self._meet
         self._starter = os.getppid()  # a foster parent, if it has ended already; the end of standard input tells that
         self._hellos: dict[tuple[str, int], Hello] = {}  # by host and process, of those not known to have ended
+        self._ended: set[tuple[str, int]] = set()  # host and process, of those that ended before their hello came
         self._workers: dict[int, int] = {}  # process by its descriptor, of this host
         self._came = False  # the starter has said hello
         self._starter_has_gone = False
@@ -102,8 +103,10 @@ class OwnController(ControllerHost):
             self._came = self._came or hello.pid == self._starter
             if hello.pid not in self._workers.values():
                 self._watch_worker(hello)
-        elif self._root.hosts.is_up(hello.host):
-            self._root.tell(hello.host, Watch(hello.worker_id, hello.pid))
+        elif (hello.host, hello.pid) in self._ended:
+            self._report_end(hello.host, hello.pid)
+        elif self._root.hosts.is_up(hello.host) and self._root.tell(hello.host, Watch(hello.worker_id, hello.pid)):
+            pass
         elif not known:  # a worker that comes again must not give an agent more time to answer
             self._root.hosts.expect(hello.host, time.monotonic() + self._start_timeout_s)
 
@@ -118,7 +121,9 @@ class OwnController(ControllerHost):
     def _report_end(self, host: str, pid: int) -> None:
         """Report a worker's end once; how, is known to its parent only. Without a ``Leave`` it did not end well."""
         hello = self._hellos.pop((host, pid), None)
-        if hello is not None:
+        if hello is None:
+            self._ended.add((host, pid))
+        else:
             end = f"rank {hello.worker_id} on {host} (process {pid}) has ended"
             self._controller.worker_exited(WorkerExited(hello.worker_id, 0, end, host, pid))
 
@@ -136,7 +141,7 @@ class OwnController(ControllerHost):
         for hello in dead:
             del self._hellos[host, hello.pid]
             lost = f"{ranks} on {host} lost: {reason}"
-            self._controller.worker_exited(WorkerExited(hello.worker_id, LOST, lost, host, hello.pid))
+            self._controller.worker_lost(WorkerExited(hello.worker_id, LOST, lost, host, hello.pid))
 
     def _see_out(self) -> None:
         """Tell the others that the starter has gone, unless it has said so itself: its ``Leave`` may be on its way."""
