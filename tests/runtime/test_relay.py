@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, final
@@ -15,10 +16,10 @@ import msgspec
 import pytest
 
 from farandole.collective import Array, DType, Kind
-from farandole.control.channel import Router
+from farandole.control.channel import Dealer, Router
 from farandole.control.endings import WorkerExited
 from farandole.control.keys import JobKeys, new_secret
-from farandole.control.messages import Hello, Order
+from farandole.control.messages import Hello, Letters, Order, Refuse
 from farandole.errors import AbortError
 from farandole.runtime.controller.root import Root
 from farandole.runtime.coordination.stall import Limits
@@ -29,6 +30,7 @@ from farandole.runtime.lanes.failure import Failure
 from farandole.runtime.lanes.negotiated import NegotiatedLane
 from farandole.runtime.lanes.peer_lane import PeerLane
 from farandole.runtime.lanes.reentry import Reentry
+from farandole.runtime.relay.relay import Relay
 from farandole.runtime.session.control_thread import ControlThread
 from farandole.runtime.session.link import Assignment, Link
 from farandole.settings import Settings
@@ -254,3 +256,50 @@ def test_the_survivors_of_a_relay_meet_again(make_job: Callable[[int], Job]) -> 
     job.all(Worker.join)
     job.all(lambda worker: worker.reduce("loss"))
     assert {worker.welcome.generation for worker in job.workers} == {2}
+
+
+def _until(relay: Relay, routers: Sequence[Router], enough: Callable[[list[Any]], bool]) -> list[Any]:
+    """What the routers have heard, when it is enough."""
+    heard: list[Any] = []
+    until_s = time.monotonic() + DEADLINE_S
+    while not enough(heard):
+        assert time.monotonic() < until_s, heard
+        relay.serve()
+        for router in routers:
+            router.wait(0.01)
+            while (got := router.recv()) is not None:
+                heard.append(got[1])
+    return heard
+
+
+def _said_hello(heard: list[Any]) -> list[bytes]:
+    return [each.identity for letters in heard if isinstance(letters, Letters) for each in letters.letters]
+
+
+def test_who_says_hello_between_two_parents_is_heard_by_the_second() -> None:
+    """And who has been refused, as the first was lost, is not."""
+    keys = JobKeys.from_secret(new_secret())
+    hello = Hello("w", 0, 1, "a", 1, "1", ["tcp"], 2, 40, [])
+    with contextlib.ExitStack() as held:
+        relay = Relay(keys, "a", silence_s=0.0)
+        held.callback(relay.close)
+        with Router(keys) as first, ThreadPoolExecutor(1) as dialling:
+            relay.attach([first.address])
+
+            def worker(name: bytes) -> Dealer:
+                made = dialling.submit(Dealer, relay.address, name, keys, DEADLINE_S)
+                _until(relay, [first], lambda _: made.done())
+                return held.enter_context(made.result())
+
+            refused, late = worker(b"refusedu"), worker(b"lateu")
+            told = worker(b"refusedc")
+            refused.send(hello)
+            _until(relay, [first], lambda heard: _said_hello(heard) == [b"refusedu"])
+        _until(relay, [], lambda _: bool(relay.lost))
+        assert isinstance(told.recv(DEADLINE_S), Refuse)
+        late.send(hello)
+        while relay.statistics()["from_below"] < 2:
+            relay.serve()
+        with Router(keys) as second:
+            relay.attach([second.address])
+            assert _said_hello(_until(relay, [second], bool)) == [b"lateu"]

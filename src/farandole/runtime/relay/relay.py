@@ -144,6 +144,8 @@ class Relay:
         if error:
             self._lose(error)
             return
+        if self._parent is not None:  # two answers: the last one counts
+            self._part()
         identity = RELAY + self._host.encode()
         # timeout_s=None: no knock, as the loop cannot wait for its echo; ``_dial`` has seen the handshake succeed.
         self._parent = Dealer(address, identity, self._keys, timeout_s=None, silence_s=self._silence_s)
@@ -154,18 +156,22 @@ class Relay:
         self._kept = []
 
     def _lose(self, reason: str) -> None:
-        if self._parent is not None:
-            for fd in self._parent.fds:  # as long as the numbers are those of the parent
-                self._epoll.unregister(fd)
-            self._parent.close(deliver=False)  # there is nobody to deliver to
-            self._parent = None
+        self._part()
         self._kept = []  # hellos of workers that are refused now: another parent must not take them for members
         above = f"host {self._parent_host}" if self._parent_host else "the controller"
         self.lost = f"host {self._host} was connected through {above} to the others, and is cut off: {reason}"
         self.abort(self.lost)
 
+    def _part(self) -> None:
+        """Give up the connection to the parent, if there is one."""
+        if self._parent is not None:
+            for fd in self._parent.fds:  # as long as the numbers are those of the parent
+                self._epoll.unregister(fd)
+            self._parent.close(deliver=False)  # there is nobody to deliver to
+            self._parent = None
+
     def _send_up(self, message: Message) -> None:
         if self._parent is not None:
             self._parent.send(message)
-        elif not self.lost:
+        else:  # also between two parents: who says hello then is refused by nobody, and would wait for its time-out
             self._kept.append(message)

@@ -112,6 +112,7 @@ class Relaying:
             self._end()
         self._downlink.post([uid + CONTROL for uid in self._hopeful], Refuse(reason))
         self._hopeful = set()
+        self._letters = []  # hellos of those who were refused, and words of the generation that is over
 
     def statistics(self) -> dict[str, int]:
         """Messages that came from, and went to, workers and children; the same for the parent."""
