@@ -98,12 +98,33 @@ def nobody_waits_for_who_has_joined(rank: int) -> None:
     again_and_again("uneven", rank)
 
 
+def who_joins_waits_for_nobody_who_waits_for_its_join(rank: int) -> None:
+    """Rank 0 has contributed to what the others come to after something that only its join can end."""
+    do = NumpyCalls()
+    for turn in range(10):
+        again_and_again("after", rank)
+        again_and_again("before", rank)
+        x, y = np.array([rank + 1.0]), np.array([rank + 1.0])
+        handle = None
+        if rank == 0:
+            handle = do.submit(do.reduction("after", x))
+        else:
+            do.allreduce("before" if turn % 2 else f"new.{turn}", y)
+            assert y.tolist() == [2.0 + 3.0]
+            do.allreduce("after", x)
+        current().join()
+        if handle is not None:
+            handle.wait()
+        assert x.tolist() == [6.0]
+
+
 CASES: dict[str, Callable[[int], None]] = {
     case.__name__: case
     for case in (
         who_takes_the_long_way_takes_all_along,
         many_names_in_any_order_come_often,
         nobody_waits_for_who_has_joined,
+        who_joins_waits_for_nobody_who_waits_for_its_join,
         names_of_another_process_set_are_noticed_though_nobody_asks,
     )
 }

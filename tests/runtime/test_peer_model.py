@@ -210,3 +210,41 @@ def test_bytes_may_be_cut_anywhere() -> None:
         peers[0].hear(1, frame[i : i + 1])
     assert len(peers[0].take_made()) == 1
     assert not peers[0].awaiting
+
+
+def _turn_and_release(self: model.Rank, event: Any) -> list[Any]:
+    """Take a turn as a rank of the model does, and then, as the lane does where a join has to wait, release."""
+    getattr(self, f"_on_{event[0]}")(*event[1:])
+    step = self.program[self.at] if self.at < len(self.program) else None
+    is_next = step is not None and step.kind == JOIN and not self.is_joining and not self.end
+    if self.is_connected and is_next and not self.submissions.may_join():
+        self.peer.release()
+    return _take_turn(self, ("nothing",))
+
+
+_take_turn = model.Rank.turn
+
+
+@pytest.fixture
+def releasing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model.Rank, "_on_nothing", lambda _: None, raising=False)
+    monkeypatch.setattr(model.Rank, "turn", _turn_and_release)
+
+
+@pytest.mark.usefixtures("releasing")
+@pytest.mark.parametrize("name", SMALL)
+def test_it_holds_in_every_interleaving_where_ranks_that_are_to_join_ask_to_be_released(name: str) -> None:
+    found = search(SMALL[name])
+    assert found.fault == ""
+    assert found.ends > 0
+
+
+@pytest.mark.usefixtures("releasing")
+def test_it_holds_in_random_schedules_where_ranks_that_are_to_join_ask_to_be_released() -> None:
+    assert main(["0", str(COUNT)]) == 0
+
+
+@pytest.mark.usefixtures("releasing")
+def test_who_is_to_join_and_who_waits_for_the_join_come_to_their_ends() -> None:
+    """Without the request, neither does: ``search`` finds no progress."""
+    assert search(job("a join", "b wait a join", warm=BOTH)).fault == ""

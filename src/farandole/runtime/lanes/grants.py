@@ -88,6 +88,14 @@ class Grants:
         """The grant of a name; ``None`` for none."""
         return self._by_key.get(key)
 
+    def numbered(self, number: int) -> Grant | None:
+        """The grant of this number; ``None`` where that has ended here or has not come yet."""
+        return self._by_number.get(number)
+
+    def is_to_come(self, number: int) -> bool:
+        """True if the grant of this number has not come yet."""
+        return number > self._newest
+
     def all(self) -> list[Grant]:
         """Every grant, oldest first."""
         return list(self._by_number.values())

@@ -163,6 +163,7 @@ class NegotiatedLane:
                     self._unattended += pending.background
                     return known
             # Without the lock, as it receives. Another thread may submit before this one has it again: hence the loop.
+            self._direct.release()
             self._drive(lambda: submissions.may_join() or self._ended is not None)
 
     def _take_back(self, pending: NegotiatedHandle, failure: Failure) -> None:
@@ -172,6 +173,8 @@ class NegotiatedLane:
             if inflight.get(pending.announcement.key) is pending:
                 self._finish(pending, [], failure)
                 self._unattended = sum(each.background for each in inflight.values())  # it may not have been counted
+            elif pending.announcement.kind is Kind.JOIN:
+                self._direct.come_back()
 
     def refuse(self, announcement: Announcement) -> None:
         """See ``Lane``."""

@@ -8,8 +8,8 @@
 
 ``peer_protocol`` decides; here are its sockets and its lock.
 
-Threads. Any user thread calls ``give``, ``withdraw``, ``leave`` and ``come_back``. One at a time, which leads the
-negotiated lane (``negotiated`` sees to that), calls ``open``, ``recv`` and ``hear``. Any thread, a signal handler too,
+Threads. Any user thread calls ``give``, ``withdraw``, ``leave``, ``release``, ``come_back``. One at a time, which leads
+the negotiated lane (``negotiated`` sees to it), calls ``open``, ``recv``, ``hear``. Any thread, a signal handler too,
 calls ``interrupt``, which takes no lock, as the thread that has it may be the one that the signal has stopped.
 
 ``_lock`` guards ``_peer``, and is held until what it has said has been sent: frames leave in the order in which they
@@ -128,6 +128,12 @@ class PeerLane:
         """Withdraw from every name, as this rank is joining: the others must not wait for it until it has come back."""
         with self._lock:
             self._peer.leave()
+            self._tell()
+
+    def release(self) -> None:
+        """Leave, as this rank waits for its rounds to end so that it can join: the others need not come to them."""
+        with self._lock:
+            self._peer.release()
             self._tell()
 
     def come_back(self) -> None:

@@ -7,6 +7,12 @@
     peer.hear(1, theirs)                   # bytes that have come from rank 1, however they were cut
     peer.made                              # what the controller would have said, had it been asked
 
+A rank that is to join can send its join only when no round is open to which it has contributed. The others may come to
+those rounds after something else, for which they wait for the join. So it asks them to withdraw (``release``): the
+controller orders these collectives then, with what it has contributed. That a rank withdraws before it contributes is
+nothing new, so the request changes nothing in how a round ends; whoever has contributed, or is in a later round that
+the asking rank takes no part in, need not mind it.
+
 ``grants`` has the rules of one name. Whoever drives this empties ``outbox``, ``ended`` and ``made``. Frames must reach
 each rank in the order in which they left. Not for several threads.
 """
@@ -27,6 +33,10 @@ HEAD = struct.Struct("!IB")
 """Number of the grant, and number of the bytes that follow."""
 
 NOTHING_FOLLOWS = 255
+"""Stands for a withdrawal."""
+
+RELEASE = 254
+"""Stands for no word of a round, but for a request: whoever has not contributed to this one should withdraw."""
 
 MOST_GRANTS = 256
 """The most grants that are open, so that every kernel has room for all that is sent before it is answered."""
@@ -42,6 +52,7 @@ class PeerProtocol:
         "_has_left",
         "_lost",
         "_rank",
+        "_released",
         "_unread",
         "awaiting",
         "ended",
@@ -54,6 +65,7 @@ class PeerProtocol:
         self._grants = Grants(size)
         self._unread: dict[int, bytearray] = {}
         self._lost: set[int] = set()
+        self._released: set[int] = set()  # grants to come
         self._has_left = False
         self.awaiting: dict[Grant, float] = {}
         """The rounds to which this rank has given something and not all have, and since when; oldest first."""
@@ -71,6 +83,9 @@ class PeerProtocol:
             self.withdraw(grant.key)
         else:
             self._settle(grant)
+            if grant.number in self._released:
+                self.withdraw(grant.key)
+        self._released = {number for number in self._released if number > grant.number}
         for old in self._grants.oldest_beyond(MOST_GRANTS):
             self.withdraw(old.key)
 
@@ -98,6 +113,12 @@ class PeerProtocol:
         for grant in self._grants.all():
             self.withdraw(grant.key)
 
+    def release(self) -> None:
+        """Leave, and ask the others to end the rounds to which they have not contributed, as this rank waits for it."""
+        if not self._has_left:
+            self.leave()
+            self.outbox += [HEAD.pack(grant.number, RELEASE) for grant in self.awaiting]
+
     def come_back(self) -> None:
         """Take up grants again: all ranks have joined."""
         self._has_left = False
@@ -115,13 +136,25 @@ class PeerProtocol:
         unread += data
         while len(unread) >= HEAD.size:
             number, length = HEAD.unpack_from(unread)
-            end = HEAD.size + (0 if length == NOTHING_FOLLOWS else length)
+            end = HEAD.size + (0 if length >= RELEASE else length)
             if len(unread) < end:
                 break
+            if length == RELEASE:
+                del unread[:end]
+                self._release(number)
+                continue
             said = WITHDRAWN if length == NOTHING_FOLLOWS else bytes(unread[HEAD.size : end])
             del unread[:end]
             if grant := self._grants.hear(rank, number, said):
                 self._settle(grant)
+
+    def _release(self, number: int) -> None:
+        """Withdraw from a grant that another rank waits for in order to join, unless this one has contributed."""
+        grant = self._grants.numbered(number)
+        if grant is not None:
+            self.withdraw(grant.key)
+        elif self._grants.is_to_come(number):
+            self._released.add(number)
 
     def lose(self, rank: int) -> None:
         """Note that nothing more can come from ``rank``."""
