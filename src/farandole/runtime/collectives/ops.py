@@ -70,7 +70,8 @@ class Ops(ABC, Generic[T]):
         """
         how = reduction(average, op, prescale_factor, postscale_factor)
         travelling, context = compression.compress(tensor)
-        return compression.decompress(self._reduced([travelling], name, how, process_set)[0], context)  # type: ignore[no-any-return]
+        result: T = compression.decompress(self._reduced([travelling], name, how, process_set)[0], context)
+        return result
 
     def allreduce_async(
         self,
@@ -217,7 +218,8 @@ class Ops(ABC, Generic[T]):
         """
         how = reduction(None, op, prescale_factor, postscale_factor)
         travelling, context = compression.compress(tensor)
-        return compression.decompress(self._scattered([travelling], name, how, process_set)[0], context)  # type: ignore[no-any-return]
+        result: T = compression.decompress(self._scattered([travelling], name, how, process_set)[0], context)
+        return result
 
     def reducescatter_async(
         self,
