@@ -15,8 +15,9 @@ import msgspec
 import pytest
 
 from farandole.collective import DType, Kind
-from farandole.control.agent_messages import AGENT, AgentHello, Exited
+from farandole.control.agent_messages import AGENT, AgentHello, Report
 from farandole.control.channel import Dealer, Router
+from farandole.control.endings import WorkerExited
 from farandole.control.keys import JobKeys, new_secret
 from farandole.control.messages import (
     Abort,
@@ -191,7 +192,7 @@ def test_workers_of_a_host_that_stood_still_for_too_long_are_told_when_it_goes_o
 def test_a_worker_whose_end_comes_before_its_hello_is_not_waited_for(held: ExitStack) -> None:
     job = Job(held, 2, FARANDOLE_HOST_TIMEOUT_S="0")
     far = agent(job)
-    far.send(Exited(-1, 101, 0, ""))
+    far.send(Report(WorkerExited(-1, 0, pid=101)))
     far.flush(DEADLINE_S)
     job.join("y", 1, 101, host="there", engines=["tcp"])
     job.sockets["yu"].flush(DEADLINE_S)
@@ -205,7 +206,7 @@ def test_an_agent_tells_of_its_starter_though_nobody_has_asked_it_yet(held: Exit
     starter = child(held, "input()")
     with Router(JobKeys.from_secret(secret)) as router, claim(secret, "there") as claimed:
         assert claimed is not None
-        config = HostAgentConfig(router.address, "there", secret, starter.pid, 3.0, claimed=claimed.fileno())
+        config = HostAgentConfig([router.address], secret, "there", 3.0, starter=starter.pid, claimed=claimed.fileno())
         command = [sys.executable, "-m", AGENT_MODULE]
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[config.claimed], env=env) as process:
@@ -215,12 +216,12 @@ def test_an_agent_tells_of_its_starter_though_nobody_has_asked_it_yet(held: Exit
             process.stdin.flush()
             said: list[Any] = []
             until_s = time.monotonic() + DEADLINE_S
-            while not any(isinstance(each, Exited) for each in said) and time.monotonic() < until_s:
+            while not any(isinstance(each, Report) for each in said) and time.monotonic() < until_s:
                 router.wait(0.1)
                 while (got := router.recv()) is not None:
                     said.append(got[1])
                     starter.kill()
-            assert said[-1] == Exited(-1, starter.pid, 0, "")
+            assert said[-1] == Report(WorkerExited(-1, 0, pid=starter.pid))
             assert process.wait(DEADLINE_S) == 0
 
 
