@@ -244,6 +244,35 @@ def test_ctrl_c_ends_a_wait_and_the_others_are_told() -> None:
     assert run_ranks(_interrupt, 2)[1] == "rank 0 on localhost was interrupted by a signal in barrier"
 
 
+def _interrupt_elsewhere(member: RankContext) -> float:
+    """Rank 0: another thread gets the signal, which interrupts no wait of the main one; rank 1 never comes."""
+    engine = ShmEngine(member.group(deadline_s=20.0), member.exchange)
+    if member.rank:
+        member.exchange(b"")
+        engine.close()
+        return 0.0
+    sent_s: list[float] = []
+
+    def interrupt() -> None:
+        _until_it_waits(engine)
+        sent_s.append(time.monotonic())
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        engine.barrier()
+    took_s = time.monotonic() - sent_s[0]
+    thread.join()
+    member.exchange(b"")
+    engine.close()
+    return took_s
+
+
+def test_ctrl_c_that_interrupts_no_wait_ends_it_soon() -> None:
+    assert run_ranks(_interrupt_elsewhere, 2)[0] < 1.0
+
+
 def _be_late(member: RankContext) -> str:
     engine = ShmEngine(member.group(deadline_s=0.2), member.exchange)
     text = _text(StallError, engine, 12) if member.rank != 1 else ""
