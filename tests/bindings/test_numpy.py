@@ -85,6 +85,41 @@ def test_arrays_that_cannot_be_used_as_they_lie() -> None:
     run_job(_arrays, 2)
 
 
+def _gradients(member: RankContext) -> None:
+    hvd.init()
+    alone = hvd.rank() == 1
+    average = hvd.DistributedGradients([np.zeros(2), np.zeros(())])
+    whole = average([np.full(2, hvd.rank()), hvd.rank()])  # their average is none
+    assert whole is not None
+    assert [each.tolist() for each in whole] == [[0.5, 0.5], 0.5]
+    cases: tuple[tuple[Any, str], ...] = (
+        ([np.ones(2)], "1 gradients for 2 arrays"),
+        ({"0": np.ones(2)}, "a dict where it was made of a list"),
+        ([np.ones(3), 1.0], r"the shape \(3,\), it was \(2,\)"),
+    )
+    for wrong, text in cases:
+        with pytest.raises(ValueError if alone else hvd.HorovodInternalError, match=text if alone else "raised"):
+            average(wrong if alone else [np.ones(2), 1.0])
+    named = hvd.DistributedGradients({"w": np.zeros(2)}, op=hvd.Sum)
+    with pytest.raises(ValueError if alone else hvd.HorovodInternalError, match="'v' is not among" if alone else ""):
+        named({"v" if alone else "w": np.ones(2)})
+    assert named({"w": np.ones(2)})["w"].tolist() == [2.0, 2.0]
+    wrongs: tuple[dict[str, Any], ...] = (
+        {"op": hvd.Adasum},
+        {"lag": -1},
+        {"backward_passes_per_step": 0},
+        {"gradient_predivide_factor": 2, "op": 1},
+    )
+    for arguments in wrongs:
+        with pytest.raises(ValueError, match=r"Adasum|start from 1|op=Average"):
+            hvd.DistributedGradients([np.zeros(2)], **arguments)
+    hvd.shutdown()
+
+
+def test_gradients_that_do_not_fit_are_an_error_on_every_rank() -> None:
+    run_job(_gradients, 2)
+
+
 def test_bfloat16_without_ml_dtypes_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     with pytest.raises(ValueError, match=r"pip install ml_dtypes.*fp16"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar, final
+from typing import Any, TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from farandole.runtime.lanes.reduction import reduction
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
 
 AnyArray: TypeAlias = npt.NDArray[Any]
-GivenGradients = TypeVar("GivenGradients", bound="Mapping[str, AnyArray | None] | Sequence[AnyArray | None]")
+GivenGradients: TypeAlias = Mapping[str, npt.ArrayLike | None] | Sequence[npt.ArrayLike | None]
 
 
 @final
@@ -122,7 +122,7 @@ class DistributedGradients:
                 f"backward_passes_per_step={backward_passes_per_step}, lag={lag}: they start from 1, and from 0"
             )
         self._keys = list(like) if isinstance(like, Mapping) else None
-        params = [_shaped(each) for each in (like.values() if isinstance(like, Mapping) else like)]
+        params = self._params = [_shaped(each) for each in (like.values() if isinstance(like, Mapping) else like)]
         how = reduction(None, op, 1.0 / gradient_predivide_factor, gradient_predivide_factor).checked()
         names = Names(zip(self._keys or map(str, range(len(params))), params, strict=True), self._keys is not None)
         terms = Terms(how, process_set=process_set)
@@ -131,7 +131,7 @@ class DistributedGradients:
         if lag:
             self._reducer.delay(lag)
 
-    def __call__(self, gradients: GivenGradients) -> GivenGradients | None:
+    def __call__(self, gradients: GivenGradients) -> Any:
         """Reduced ``gradients``, as a dict or a list of new arrays. Collective.
 
         ``None`` in the place of a gradient: this rank has none, and contributes zeros; where no rank has one, the
@@ -144,9 +144,9 @@ class DistributedGradients:
             return None
         self._reducer.vote()
         self._reducer.stepped()
-        return dict(zip(self._keys, reduced, strict=True)) if self._keys is not None else reduced  # type: ignore[return-value]
+        return dict(zip(self._keys, reduced, strict=True)) if self._keys is not None else reduced
 
-    def _listed(self, gradients: Mapping[str, AnyArray | None] | Sequence[AnyArray | None]) -> list[AnyArray | None]:
+    def _listed(self, gradients: GivenGradients) -> list[AnyArray | None]:
         """Gradients in the order of the arrays that this was made of."""
         wrong = ""
         if isinstance(gradients, Mapping) is (self._keys is None):
@@ -155,11 +155,19 @@ class DistributedGradients:
             unknown := [key for key in gradients if key not in (self._keys or ())]
         ):
             wrong = f"{unknown[0]!r} is not among the arrays that it was made of: {', '.join(self._keys or ())}"
+        elif not isinstance(gradients, Mapping) and len(gradients) != len(self._params):
+            wrong = f"{len(gradients)} gradients for {len(self._params)} arrays: give one for each, or None"
         if wrong:
             self._reducer.refuse()
             raise UsageError(f"DistributedGradients: {wrong}")
         values = map(gradients.get, self._keys or ()) if isinstance(gradients, Mapping) else gradients
-        return [None if value is None else np.asarray(value) for value in values]
+        return [None if v is None else _like(v, param) for v, param in zip(values, self._params, strict=True)]
+
+
+def _like(gradient: Any, param: AnyArray) -> AnyArray:
+    """The gradient as an array; whole numbers in the dtype of ``param``, or their average would be a whole one."""
+    array = np.asarray(gradient)
+    return array.astype(param.dtype) if array.dtype.kind in "biu" and param.dtype.kind not in "biu" else array
 
 
 def _shaped(like: AnyArray) -> AnyArray:
