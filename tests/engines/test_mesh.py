@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
-import resource
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -103,24 +101,6 @@ def test_nobody_else_gets_in() -> None:
             with contextlib.suppress(ConnectionResetError):
                 assert stranger.recv(100) == b""  # not a word was said to it
             stranger.close()
-
-
-def test_a_crowd_that_says_nothing_uses_up_no_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mesh, "_MOST_SILENT", 8)
-    monkeypatch.setattr(mesh, "CONNECT_S", 1.0)
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.ExitStack() as crowd:
-
-        def call(places: list[Any]) -> None:
-            for _ in range(100):
-                crowd.enter_context(socket.create_connection(places[0][:2]))
-            resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 40, before[1]))
-
-        try:
-            with connected(connecting(2, call, deadline_s=2.0)) as members:
-                require_a_mesh(members)
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_a_member_does_not_get_in_a_second_time() -> None:

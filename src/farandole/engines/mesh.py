@@ -42,9 +42,6 @@ _LOOK_S = 0.02
 _BACKLOG = 4096
 """Callers that the kernel lets wait: strangers must not keep members out."""
 
-_MOST_SILENT = 256
-"""Callers that may be connected before they greet, which members do at once: strangers must not use up descriptors."""
-
 _GREETING = struct.Struct("=I32s")
 
 
@@ -171,34 +168,24 @@ class _Meeting:
             each.close()
 
     def _callers(self, until: float) -> dict[int, socket.socket]:
-        """Take the calls of the members after this one. Who does not greet as one of them is turned away.
-
-        Of those who have not said anything yet, ``_MOST_SILENT`` and no more are kept: the oldest ones go.
-        """
+        """Take the calls of the members after this one. Who does not greet as one of them is turned away."""
         expected = set(range(self._group.rank + 1, self._group.size))
         known: dict[int, socket.socket] = {}
-        silent: dict[int, tuple[socket.socket, bytearray]] = {}
+        strangers: dict[int, tuple[socket.socket, bytearray]] = {}
         self._poll.register(self._server, select.POLLIN)
         while expected:
             for fd in self._ready(until, min(expected)):
                 if fd == self._server.fileno():
                     with contextlib.suppress(OSError):  # the caller is gone again
                         caller = self._watched(self._server.accept()[0], select.POLLIN)
-                        silent[caller.fileno()] = caller, bytearray()
-                    if len(silent) <= _MOST_SILENT:
-                        continue
-                    fd = next(iter(silent))  # noqa: PLW2901 (it may have spoken since)
-                elif fd not in silent:  # turned away above
-                    continue
-                has_ended = _received(*silent[fd])
-                if has_ended or len(silent) > _MOST_SILENT:
-                    caller, heard = silent.pop(fd)
-                    self._poll.unregister(caller)
+                        strangers[caller.fileno()] = caller, bytearray()
+                elif _received(*strangers[fd]):
+                    self._poll.unregister(fd)
+                    caller, heard = strangers.pop(fd)
                     if (member := self._member(heard)) in expected:  # and only once
                         expected.remove(member)
                         known[member] = caller
                     else:
-                        self._open.remove(caller)
                         caller.close()
         self._poll = select.poll()  # forgets the server, and strangers that have not said anything yet
         return known
