@@ -10,13 +10,13 @@ which all groups of a session share.
 from __future__ import annotations
 
 import dataclasses
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias, final
 
 from farandole.collective import Array, DType, ReduceOp, Reduction
+from farandole.control.reentrant_event import ReentrantEvent
 from farandole.errors import UnsupportedError
 
 Exchange: TypeAlias = Callable[[bytes], list[bytes]]
@@ -70,7 +70,7 @@ class Group:
     deadline_s: float = 600.0
     address: str = ""
     # Set once, from any thread, and only looked at. Not compared: two groups are equal by who is in them.
-    broken: threading.Event = field(default_factory=threading.Event, compare=False, repr=False)
+    broken: ReentrantEvent = field(default_factory=ReentrantEvent, compare=False, repr=False)
     silence_s: float = 0.0
     # Called by a thread that waits, in the middle of its loop: it must neither block nor raise.
     on_silence: Callable[[str], object] = field(default=lambda _: None, compare=False, repr=False)

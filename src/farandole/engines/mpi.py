@@ -30,6 +30,7 @@ from typing import Any, TypeAlias, final
 
 from farandole.cluster.mpi_library import MpiLibrary, load
 from farandole.collective import Array
+from farandole.control.reentrant_event import ReentrantEvent
 from farandole.engines.arrays import split
 from farandole.engines.engine import Exchange, Group
 from farandole.engines.pairwise import PairwiseEngine
@@ -180,7 +181,7 @@ class _World:
         self.mpi, self.initialise = library.mpi, library.initialise
         self._lock = threading.Lock()
         self._unfinished: list[tuple[list[Any], list[Any]]] = []
-        self._broken: dict[int, threading.Event] = {}  # by rank of the world, of the newest generation it was in
+        self._broken: dict[int, ReentrantEvent] = {}  # by rank of the world, of the newest generation it was in
 
     def communicator(self, ranks: Sequence[int], tag: int) -> Any:
         """A new communicator among these ranks of the world; collective among them only."""
@@ -191,7 +192,7 @@ class _World:
         finally:
             members.Free()
 
-    def trust(self, ranks: Sequence[int], broken: threading.Event) -> None:
+    def trust(self, ranks: Sequence[int], broken: ReentrantEvent) -> None:
         """Take these ranks for alive until ``broken`` is set."""
         with self._lock:
             self._broken.update(dict.fromkeys(ranks, broken))

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias, TypeVar, final
 
 from farandole.collective import Array
+from farandole.control.reentrant_event import ReentrantEvent
 from farandole.engines.engine import Group
 from farandole.errors import AbortError, CollectiveError, EngineError, StallError
 
@@ -42,7 +43,7 @@ class Transport(ABC):
     def __init__(self, group: Group) -> None:
         self.group = group
         self.reason: str | None = None
-        self.aborted = threading.Event()
+        self.aborted = ReentrantEvent()
         self.transfers = self.bytes_sent = 0
         self._failure: tuple[type[CollectiveError], str] | None = None
 

@@ -16,7 +16,6 @@ by the thread that calls collectives, and by ``close``.
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -26,6 +25,7 @@ import torch
 import torch.distributed as dist
 
 from farandole.collective import Array, DType, ReduceOp, Reduction
+from farandole.control.reentrant_event import ReentrantEvent
 from farandole.engines.arrays import plain_memory, shares
 from farandole.engines.engine import Engine, Exchange, Group, Memory, require_served
 from farandole.engines.nccl.exchange_store import ExchangeStore
@@ -76,7 +76,7 @@ class NcclEngine(Engine):
         self._device = device
         self._reason: str | None = None
         self._failure: tuple[type[CollectiveError], str] | None = None
-        self._aborted = threading.Event()
+        self._aborted = ReentrantEvent()
         self._calls = 0
         store = ExchangeStore(exchange, leads=make is None and group.rank == 0)
         making = make or _make_nccl

@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import final
 
+from farandole.control.reentrant_event import ReentrantEvent
 from farandole.engines.engine import Engine, Group, Rendezvous, Share
 from farandole.engines.factory import make
 from farandole.engines.silence import Lookout
@@ -51,14 +52,14 @@ class EnginePool:
     ) -> None:
         self._topology, self._engine, self._share, self._deadline_s = topology, engine, share, deadline_s
         self._address, self._silence_s, self._on_silence = address, silence_s, on_silence
-        self.broken = threading.Event()
+        self.broken = ReentrantEvent()
         """Set when the generation ends otherwise than by ``shutdown()``."""
         self._lock = threading.RLock()  # a signal handler may abort while its thread is in here
         self._engines: weakref.WeakSet[Engine] = weakref.WeakSet()  # a lane that is gone takes its engine along
         self._executors: dict[int, Executor] = {}
         self._labels: Counter[str] = Counter()
         self._reason = ""
-        self._over = threading.Event()
+        self._over = ReentrantEvent()
 
     def executor(self, process_set: int, ranks: Sequence[int]) -> Executor:
         """The executor of a process set; the first call is collective. Only the thread that leads the lane calls it."""
