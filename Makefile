@@ -60,8 +60,9 @@ demo: $(CORE) ## train a network on handwritten digits on two workers
 	@mkdir -p out
 	@$(BIN)/farandole run -np $(NP) --timeline out/timeline.json $(BIN)/python examples/digits.py
 
+# Two processes: jobs of several ranks wait for each other for a third of the time. By file, as a module shares its jobs.
 test: bytecode ## run the tests
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
 large: bytecode ## run the checks of the torch adapter on up to 16 ranks of 4 hosts, which 'make test' does not (12 minutes)
 	@LARGE=1 $(BIN)/python -m pytest tests/torch/test_on_ranks.py
