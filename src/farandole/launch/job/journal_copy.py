@@ -4,15 +4,15 @@
     copy.begin(size)                    # in a controller: so much of the journal is there
     copy.extend(size)                   # and now so much
     copy.close(5.0)
-
-The file may lie where nothing answers, or be a pipe that nobody reads; a controller that waited for it would count as
-hung, and so would the next one. So a thread writes, and what it has to write it reads from the journal, which is in
-memory: there is no queue that could grow or overflow, and however far behind it is, nothing is left out.
-
-The loop sets ``_size``, the thread ``_behind_since_s`` and ``_ended``; the condition guards all three. How much is
-copied lies in memory that all controllers of the job share: a pipe cannot be begun anew by the next of them. A job does
-not end because this file cannot go on.
 """
+
+# The file may lie where nothing answers, or be a pipe that nobody reads; a controller that waited for it would count as
+# hung, and so would the next one. So a thread writes, and what it has to write it reads from the journal, which is in
+# memory: there is no queue that could grow or overflow, and however far behind it is, nothing is left out.
+#
+# The loop sets ``_size``, the thread ``_behind_since_s`` and ``_ended``; the condition guards all three. How much is
+# copied lies in memory that all controllers of the job share: a pipe cannot be begun anew by the next of them. A job
+# does not end because this file cannot go on.
 
 from __future__ import annotations
 
