@@ -37,7 +37,7 @@ class Kind(enum.IntEnum):
 
 @final
 class ReduceOp(enum.IntEnum):
-    """Reductions of values. The numbers are Horovod's and part of the API."""
+    """Reductions of values. The numbers are Horovod's, part of the API, and those of ``Op`` in ``native/dtype.hpp``."""
 
     AVERAGE = 0
     SUM = 1

@@ -228,7 +228,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hang_timeout_s: Annotated[
         Seconds,
         Knob(
-            "seconds that others wait for a rank that gives no sign of life, until it is killed; 0: never",
+            "seconds, or five of their longest recent steps if these take longer, that others wait for a rank that "
+            "gives no sign of life, until it is killed; 0: never",
             ("--hang-timeout",),
             group="elastic jobs",
         ),

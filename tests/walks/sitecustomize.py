@@ -1,8 +1,8 @@
 """Recorder of the files of Farandole in which a process calls functions: Python runs this when it starts.
 
 The folder ``WALK_FOLDER`` gets a file for each process: its command (unless it was forked), and the files in the order
-of the calls, from when ``begin`` is there, or for the main thread of a process ``begin-PID``. All is written at once: some
-processes end by a signal.
+of the calls, from when ``begin`` is there, or for the main thread of a process ``begin-PID``. It is all written at
+once, as some end by a signal.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from farandole.elastic.membership.policy import Policy
 from farandole.elastic.membership.slots import HostSlot, Slots
 from farandole.elastic.membership.vote import NEW
 from farandole.elastic.membership.workers import Worker, WorkerPhase
+from farandole.runtime.coordination.stall import STEPS_OF_PATIENCE
 
 GONE = (WorkerPhase.DISMISSED, WorkerPhase.DOOMED)
 """Phases of processes that are workers of the job no more."""
@@ -248,6 +249,14 @@ class JobState:
             return None
         longest_s = self.patience_from_s + max(patience_s, self.policy.stall_shutdown_s)
         return min(longest_s, max(self.patience_from_s, worker.answered_s) + patience_s)
+
+    def why_hung(self, ends_s: float) -> str:
+        """Reason for giving up, at ``ends_s``, a member that others have waited for."""
+        waited = f" after {ends_s - self.patience_from_s:.0f} s" if self.patience_from_s is not None else ""
+        return (
+            f"it has not noticed{waited} that its generation is over (--hang-timeout {self.policy.hang_timeout_s:g}, "
+            f"or {STEPS_OF_PATIENCE} of the longest recent steps, of {self._step_s:.1f} s)"
+        )
 
     def awaited(self, now: float) -> list[Worker]:
         """Workers that must come, end or run out of patience before the next generation can form."""

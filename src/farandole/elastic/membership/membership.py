@@ -170,7 +170,7 @@ class Membership:
                 reason = f"{worker} was given up after {waited_s:g} s: {worker.phase.value}"
                 self._job.doom(worker, now, reason, worker.to_blame)
             elif worker.phase is WorkerPhase.MEMBER and ends_s is not None and now >= ends_s:
-                self._job.doom(worker, now, f"{worker} hangs: it has not noticed that its generation is over")
+                self._job.doom(worker, now, f"{worker} hangs: {self._job.why_hung(ends_s)}")
             else:
                 continue
             return self._job.answers.pop(0)

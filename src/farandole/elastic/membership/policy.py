@@ -11,10 +11,8 @@ from typing import final
 
 import msgspec
 
+from farandole.runtime.coordination.stall import STEPS_OF_PATIENCE
 from farandole.settings import Settings
-
-STEPS_OF_PATIENCE = 5
-"""A worker is hung, and not slow, when others wait for it longer than so many of the longest recent steps."""
 
 
 @final

@@ -1,9 +1,9 @@
 """Copy of an elastic job's journal in the user's file, made by a thread of the controller.
 
-    copy = JournalCopy("job.journal", fd, journal)
-    copy.begin(size)                    # in a controller: so much of the journal is there
-    copy.extend(size)                   # and now so much
-    copy.close(5.0)
+copy = JournalCopy("job.journal", fd, journal)
+copy.begin(size)                    # in a controller: so much of the journal is there
+copy.extend(size)                   # and now so much
+copy.close(5.0)
 """
 
 # The file may lie where nothing answers, or be a pipe that nobody reads; a controller that waited for it would count as

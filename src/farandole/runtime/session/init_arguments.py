@@ -39,6 +39,7 @@ JOB_WIDE = (
     "elastic_timeout_s",
     "reset_limit",
     "hang_timeout_s",
+    "blacklist_cooldown_range",
 )
 """Settings that the controller reads, so that one worker cannot change them."""
 
