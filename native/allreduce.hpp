@@ -32,9 +32,9 @@ constexpr std::size_t piece_bytes = 32 * 1024;
 class Allreduce {
 public:
     // `region` is the engine memory that `array` lies in, if any.
-    Allreduce(Communicator& group, Array array, Combine combine, const Region* region)
-        : group_(group), array_(array), combine_(combine), region_(region), item_(itemsize(array.dtype)) {
-        signature_ = reduction_signature(Verb::allreduce, array, combine);
+    Allreduce(Communicator& group, Array array, Reduction reduction, const Region* region)
+        : group_(group), array_(array), reduction_(reduction), region_(region), item_(itemsize(array.dtype)) {
+        signature_ = reduction_signature(Verb::allreduce, array, reduction);
         if (region != nullptr) {
             signature_.region = region->number();
             signature_.offset = static_cast<std::uint64_t>(array.address - region->data());
@@ -43,7 +43,7 @@ public:
     }
 
     void run() {
-        require_served(array_.dtype, combine_.op);
+        require_served(array_.dtype, reduction_.op);
         group_.count_bytes(array_.nbytes());
         if (array_.nbytes() <= small_allreduce_bytes) return small();
         if (region_ == nullptr) stage(0);
@@ -69,7 +69,7 @@ private:
     }
 
     void reduce_to(std::byte* target, const std::byte* const* sources, std::size_t count) const {
-        reduce({sources, group_.size(), target, count, combine_.scaling(group_.size())}, array_.dtype, combine_.op);
+        reduce({sources, group_.size(), target, count, reduction_.scaling(group_.size())}, array_.dtype, reduction_.op);
     }
 
     // Reduce what lies at each member's place and store the result to all of them, this member's own first.
@@ -155,7 +155,7 @@ private:
 
     Communicator& group_;
     Array array_;
-    Combine combine_;
+    Reduction reduction_;
     const Region* region_;
     std::size_t item_;
     std::size_t chunk_;

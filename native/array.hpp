@@ -1,4 +1,4 @@
-// What a collective works on: a flat array, and how contributions are combined.
+// What a collective works on: a flat array, and how contributions are reduced.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ struct Array {
     std::byte* at(std::size_t element) const { return address + element * itemsize(dtype); }
 };
 
-struct Combine {
+struct Reduction {
     Op op = Op::sum;
     double prescale = 1.0;
     double postscale = 1.0;
@@ -26,14 +26,14 @@ struct Combine {
     Scaling scaling(int members) const { return {prescale, postscale, op == Op::average ? members : 1}; }
 };
 
-inline Signature reduction_signature(Verb verb, const Array& array, const Combine& combine) {
+inline Signature reduction_signature(Verb verb, const Array& array, const Reduction& reduction) {
     Signature signature;
     signature.verb = verb;
     signature.dtype = array.dtype;
-    signature.op = combine.op;
+    signature.op = reduction.op;
     signature.count = array.count;
-    signature.prescale = combine.prescale;
-    signature.postscale = combine.postscale;
+    signature.prescale = reduction.prescale;
+    signature.postscale = reduction.postscale;
     return signature;
 }
 

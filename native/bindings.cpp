@@ -54,6 +54,30 @@ Op op_of(int number) {
     return static_cast<Op>(number);
 }
 
+// -- threads ----------------------------------------------------------------------------------------------------------
+
+// Whoever holds a frame of another thread holds all its variables. In Python that is for as long as the other threads
+// run meanwhile: an optimizer that a script has dropped would then live on for some steps, on this rank alone. Here no
+// other thread runs: nothing gives the GIL away, and the collector, whose finalizers might, is off.
+nb::dict call_stacks() {
+    nb::object current_frames = nb::module_::import_("sys").attr("_current_frames");
+    const int collects = PyGC_Disable();
+    nb::dict stacks;
+    {
+        nb::dict frames = nb::cast<nb::dict>(current_frames());
+        for (auto [thread, top] : frames) {
+            nb::list calls;
+            for (nb::object frame = nb::borrow(top); !frame.is_none(); frame = frame.attr("f_back")) {
+                nb::object module = frame.attr("f_globals").attr("get")("__name__");
+                calls.append(nb::make_tuple(module, frame.attr("f_code").attr("co_name")));
+            }
+            stacks[thread] = calls;
+        }
+    }
+    if (collects) PyGC_Enable();
+    return stacks;
+}
+
 // -- kernels ----------------------------------------------------------------------------------------------------------
 
 void copy_at(std::uintptr_t dst, std::uintptr_t src, std::size_t nbytes) {
@@ -94,7 +118,7 @@ void reduce_at(const std::vector<std::uintptr_t>& sources, std::uintptr_t dst, s
     std::vector<const std::byte*> from;
     for (const std::uintptr_t source : sources) from.push_back(at(source));
     const Scaling scaling{prescale, postscale, divisor};
-    const Reduction job{from.data(), static_cast<int>(from.size()), at(dst), count, scaling};
+    const ReduceJob job{from.data(), static_cast<int>(from.size()), at(dst), count, scaling};
     work(count * itemsize(t) * from.size(), [&] { reduce(job, t, o); });
 }
 
@@ -133,6 +157,7 @@ std::vector<std::uint64_t> digest_at(const std::vector<std::uintptr_t>& addresse
 }
 
 void bind_kernels(nb::module_& m) {
+    m.def("call_stacks", call_stacks);
     m.def("digest", digest_at, "addresses"_a, "nbytes"_a);
     m.def("copy", copy_at, "dst"_a, "src"_a, "nbytes"_a);
     m.def("fill", fill_at, "address"_a, "count"_a, "dtype"_a, "value"_a);
@@ -226,8 +251,8 @@ std::shared_ptr<Region> allocate(Endpoint& self, std::size_t nbytes) {
 void allreduce(Endpoint& self, std::uintptr_t address, std::size_t count, int dtype, int op, double prescale,
                double postscale) {
     const Array array = array_of(address, count, dtype);
-    const Combine combine{op_of(op), prescale, postscale};
-    wait_for([&] { self.allreduce(array, combine); });
+    const Reduction reduction{op_of(op), prescale, postscale};
+    wait_for([&] { self.allreduce(array, reduction); });
 }
 
 void allgather(Endpoint& self, std::uintptr_t send, std::uintptr_t recv, int dtype, const Counts& counts) {
@@ -249,8 +274,8 @@ void alltoall(Endpoint& self, std::uintptr_t send, const Counts& send_counts, st
 void reducescatter(Endpoint& self, std::uintptr_t send, std::uintptr_t recv, int dtype, const Counts& counts, int op,
                    double prescale, double postscale) {
     const DType t = dtype_of(dtype);
-    const Combine combine{op_of(op), prescale, postscale};
-    wait_for([&] { self.reducescatter(at(send), at(recv), t, counts, combine); });
+    const Reduction reduction{op_of(op), prescale, postscale};
+    wait_for([&] { self.reducescatter(at(send), at(recv), t, counts, reduction); });
 }
 
 nb::list gather(Endpoint& self, const nb::bytes& payload) {

@@ -185,14 +185,15 @@ inline void alltoall(Communicator& group, Array send, const Counts& send_counts,
     copy_own(recv.at(recv_starts[own]), send.at(send_starts[own]), send_counts[own] * item);
 }
 
-inline void reducescatter(Communicator& group, Array send, Array recv, const Counts& counts, const Combine& combine) {
-    require_served(send.dtype, combine.op);
+inline void reducescatter(Communicator& group, Array send, Array recv, const Counts& counts,
+                          const Reduction& reduction) {
+    require_served(send.dtype, reduction.op);
     const std::size_t item = itemsize(send.dtype);
     const Lanes lane(group.size(), item);
     const std::vector<std::size_t> starts = offsets(counts);
     const std::size_t own_count = counts[static_cast<std::size_t>(group.place())];
     group.count_bytes(send.nbytes());
-    Signature signature = reduction_signature(Verb::reducescatter, send, combine);
+    Signature signature = reduction_signature(Verb::reducescatter, send, reduction);
     signature.listed = group.size();
     list_counts(group, counts);
 
@@ -204,8 +205,8 @@ inline void reducescatter(Communicator& group, Array send, Array recv, const Cou
             sources[member] = member == group.place() ? send.at(starts[static_cast<std::size_t>(member)] + start)
                                                       : group.theirs(member).contributions + lane.offset(group.place());
         }
-        reduce({sources, group.size(), recv.at(start), lane.size(k, own_count), combine.scaling(group.size())},
-               send.dtype, combine.op);
+        reduce({sources, group.size(), recv.at(start), lane.size(k, own_count), reduction.scaling(group.size())},
+               send.dtype, reduction.op);
     };
     exchange_steps(
         group, signature, stage, [&] { return lane.steps(*std::max_element(counts.begin(), counts.end())); }, collect);

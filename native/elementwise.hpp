@@ -44,8 +44,11 @@ inline void fill_identity(std::byte* address, std::size_t count, DType dtype, Op
         case Op::min: return fill(address, count, dtype, infinity);
         case Op::max: return fill(address, count, dtype, boolean ? 0.0 : -infinity);
         case Op::product: return fill(address, count, dtype, 1.0);
-        default: return fill(address, count, dtype, boolean && op == Op::average ? 1.0 : 0.0);
+        case Op::average: return fill(address, count, dtype, boolean ? 1.0 : 0.0);
+        case Op::sum: return fill(address, count, dtype, 0.0);
+        case Op::adasum: break;
     }
+    refuse(op);
 }
 
 // Sums of products in float64, by which Adasum weighs two gradients.

@@ -97,10 +97,10 @@ public:
         return f(*group_);
     }
 
-    void allreduce(Array array, const Combine& combine) {
+    void allreduce(Array array, const Reduction& reduction) {
         collective([&](Communicator& group) {
             const std::shared_ptr<Region> region = region_of(array);
-            Allreduce(group, array, combine, region.get()).run();
+            Allreduce(group, array, reduction, region.get()).run();
         });
     }
 
@@ -130,11 +130,12 @@ public:
         });
     }
 
-    void reducescatter(std::byte* send, std::byte* recv, DType dtype, const Counts& counts, const Combine& combine) {
+    void reducescatter(std::byte* send, std::byte* recv, DType dtype, const Counts& counts,
+                       const Reduction& reduction) {
         collective([&](Communicator& group) {
             require_members(group, counts);
             farandole::reducescatter(group, {send, sum(counts), dtype}, {recv, counts[own(group)], dtype}, counts,
-                                     combine);
+                                     reduction);
         });
     }
 

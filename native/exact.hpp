@@ -53,25 +53,30 @@ private:
     bool is_exact_ = true;
 };
 
-inline Int128 combined(Op op, Int128 a, Int128 b) {
-    switch (op) {
-        case Op::product: return limited<std::int64_t>(a * b);
-        case Op::min: return std::min(a, b);
-        case Op::max: return std::max(a, b);
-        default: return a + b;
-    }
-}
-
-template <class T, class Reduction>
-__attribute__((noinline)) void reduce_exactly(const Reduction& job, Op op) {
+template <class T, class F, class Job>
+__attribute__((noinline)) void reduce_exactly_by(F combined, const Job& job) {
     const Factor before(job.scaling.prescale), after(job.scaling.postscale);
     T* target = reinterpret_cast<T*>(job.target);
     for (std::size_t i = 0; i < job.count; ++i) {
         const auto scaled = [&](int k) { return before.times(reinterpret_cast<const T*>(job.sources[k])[i]); };
         Int128 total = scaled(0);
-        for (int k = 1; k < job.source_count; ++k) total = combined(op, total, scaled(k));
+        for (int k = 1; k < job.source_count; ++k) total = combined(total, scaled(k));
         target[i] = static_cast<T>(limited<T>(after.times(total / job.scaling.divisor)));
     }
+}
+
+template <class T, class Job>
+void reduce_exactly(const Job& job, Op op) {
+    switch (op) {
+        case Op::product:
+            return reduce_exactly_by<T>([](Int128 a, Int128 b) { return limited<std::int64_t>(a * b); }, job);
+        case Op::min: return reduce_exactly_by<T>([](Int128 a, Int128 b) { return std::min(a, b); }, job);
+        case Op::max: return reduce_exactly_by<T>([](Int128 a, Int128 b) { return std::max(a, b); }, job);
+        case Op::average:
+        case Op::sum: return reduce_exactly_by<T>([](Int128 a, Int128 b) { return a + b; }, job);
+        case Op::adasum: break;
+    }
+    refuse(op);
 }
 
 }  // namespace farandole

@@ -12,7 +12,7 @@ SANITIZE_BUILD := build/sanitize
 PORTABLE_BUILD := build/portable
 CORE_TESTS := tests/native/test_core.cpp
 CORE_SOURCES := $(CORE_TESTS) $(wildcard tests/native/*.hpp native/*.hpp)
-CORE_FLAGS := -std=c++17 -O1 -g -pthread -Wall -Wextra -Inative -Itests/native
+CORE_FLAGS := -std=c++17 -O1 -g -pthread -Wall -Wextra -Werror=switch -Inative -Itests/native
 
 .PHONY: native sanitize portable
 

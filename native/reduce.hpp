@@ -1,4 +1,4 @@
-// Combine the same slice of several ranks' arrays, and store the result in several places.
+// Reduce the same slice of several ranks' arrays, and store the result in several places.
 //
 // The order of operations on one element is a tree over the ranks: the first 2^k of them, the largest power of two below
 // their number, and the rest. It never depends on where the arrays lie or how they are cut, so every path of the engine
@@ -30,7 +30,7 @@ struct Scaling {
 };
 
 // `sources` in rank order; the target is one of them or apart from all of them.
-struct Reduction {
+struct ReduceJob {
     const std::byte* const* sources;
     int source_count;
     std::byte* target;
@@ -48,7 +48,7 @@ struct ReduceKernel {
     static constexpr std::size_t block = 8192 / sizeof(W);
 
     // One loop for each thing to do: every loop is compiled for every type, operation and processor level.
-    static FARANDOLE_INLINE void run(const Reduction& job) {
+    static FARANDOLE_INLINE void run(const ReduceJob& job) {
         alignas(64) W sum[block];
         const std::unique_ptr<W[]> waiting(new W[waiting_sums(job.source_count) * block]);
         for (std::size_t start = 0; start < job.count; start += block) {
@@ -68,7 +68,7 @@ struct ReduceKernel {
         }
     }
 
-    static FARANDOLE_INLINE const T* source(const Reduction& job, int rank, std::size_t start) {
+    static FARANDOLE_INLINE const T* source(const ReduceJob& job, int rank, std::size_t start) {
         return reinterpret_cast<const T*>(job.sources[rank]) + start;
     }
 
@@ -80,7 +80,7 @@ struct ReduceKernel {
     }
 
     // Sums wait on a stack, `sum` below and the others in `waiting`; two of equally many pairs become one.
-    static FARANDOLE_INLINE void accumulate(const Reduction& job, std::size_t start, std::size_t n, W* sum,
+    static FARANDOLE_INLINE void accumulate(const ReduceJob& job, std::size_t start, std::size_t n, W* sum,
                                             W* waiting) {
         const int pairs = (job.source_count + 1) / 2;
         int depth = 0;
@@ -98,7 +98,7 @@ struct ReduceKernel {
     }
 
     // What `rank` and the next one have, if there is a next one.
-    static FARANDOLE_INLINE void pair(const Reduction& job, int rank, std::size_t start, std::size_t n, W* sum) {
+    static FARANDOLE_INLINE void pair(const ReduceJob& job, int rank, std::size_t start, std::size_t n, W* sum) {
         const auto as_is = [](W value) { return value; };
         if constexpr (!has_factors) {
             pair(job, rank, start, n, sum, as_is);
@@ -112,7 +112,7 @@ struct ReduceKernel {
     }
 
     template <class F>
-    static FARANDOLE_INLINE void pair(const Reduction& job, int rank, std::size_t start, std::size_t n, W* sum,
+    static FARANDOLE_INLINE void pair(const ReduceJob& job, int rank, std::size_t start, std::size_t n, W* sum,
                                       F scaled) {
         const T* first = source(job, rank, start);
         if (rank + 1 == job.source_count) {
@@ -137,46 +137,59 @@ struct ReduceKernel {
     }
 };
 
-inline void reduce_booleans(const Reduction& job, Op op) {
+inline void reduce_booleans(const ReduceJob& job, Op op) {
     // The average of booleans is "all of them"; they are not scaled.
-    const bool any = op == Op::sum || op == Op::max;
-    return any ? portable<ReduceKernel<Bool, Sum>>(job) : portable<ReduceKernel<Bool, Product>>(job);
+    switch (op) {
+        case Op::sum:
+        case Op::max: return portable<ReduceKernel<Bool, Sum>>(job);
+        case Op::average:
+        case Op::min:
+        case Op::product: return portable<ReduceKernel<Bool, Product>>(job);
+        case Op::adasum: break;
+    }
+    refuse(op);
 }
 
 // Sums and products are the same bits for signed and unsigned numbers.
 template <class T>
-void reduce_integers(const Reduction& job, Op op) {
+void reduce_integers(const ReduceJob& job, Op op) {
     using Unsigned = std::make_unsigned_t<T>;
     if (job.scaling.has_factors()) return reduce_exactly<T>(job, op);
     switch (op) {
         case Op::product: return portable<ReduceKernel<Unsigned, Product>>(job);
         case Op::min: return portable<ReduceKernel<T, Min>>(job);
         case Op::max: return portable<ReduceKernel<T, Max>>(job);
-        default: return portable<ReduceKernel<Unsigned, Sum>>(job);
+        case Op::average:
+        case Op::sum: return portable<ReduceKernel<Unsigned, Sum>>(job);
+        case Op::adasum: break;
     }
+    refuse(op);
 }
 
 template <class T>
-void reduce_floats(const Reduction& job, Op op) {
+void reduce_floats(const ReduceJob& job, Op op) {
     switch (op) {
         case Op::product: return portable<ReduceKernel<T, Product>>(job);
         case Op::min: return portable<ReduceKernel<T, Min>>(job);
         case Op::max: return portable<ReduceKernel<T, Max>>(job);
-        default: return fastest<ReduceKernel<T, Sum>>(job);
+        case Op::average:
+        case Op::sum: return fastest<ReduceKernel<T, Sum>>(job);
+        case Op::adasum: break;
     }
+    refuse(op);
 }
 
 // Complex numbers are added, scaled and divided part by part.
 template <class Part>
-void reduce_complex(const Reduction& job, Op op) {
+void reduce_complex(const ReduceJob& job, Op op) {
     if (op == Op::product) return portable<ReduceKernel<Complex<Part>, Product>>(job);
-    Reduction parts = job;
+    ReduceJob parts = job;
     parts.count *= 2;
     reduce_floats<Part>(parts, op);
 }
 
 // Run `job` on arrays of `dtype`. For `average` the divisor is the caller's to set.
-inline void reduce(const Reduction& job, DType dtype, Op op) {
+inline void reduce(const ReduceJob& job, DType dtype, Op op) {
     require_served(dtype, op);
     if (job.count == 0) return;
     switch (dtype) {

@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "digest.hpp"
+#include "elementwise.hpp"
 #include "ranks.hpp"
 
 namespace {
@@ -249,6 +250,23 @@ void closing_and_aborting_may_come_from_other_threads() {
     }
 }
 
+// The compiler sees to operations that have a name; a number that got past all checks is no sum either.
+void an_operation_that_no_kernel_knows_is_refused() {
+    alignas(16) std::byte values[16] = {};
+    const std::byte* sources[] = {values, values};
+    for (const Op op : {Op::adasum, static_cast<Op>(op_count)}) {
+        const auto refused = [](auto run) { check_contains(thrown<Unsupported>(run), "no kernel knows the reduction"); };
+        const ReduceJob plain{sources, 2, values, 1, {}}, scaled{sources, 2, values, 1, {0.5, 1.0, 1}};
+        refused([&] { reduce_booleans(plain, op); });
+        refused([&] { reduce_integers<std::int32_t>(plain, op); });
+        refused([&] { reduce_integers<std::int32_t>(scaled, op); });
+        refused([&] { reduce_floats<float>(plain, op); });
+        refused([&] { reduce_complex<float>(plain, op); });
+        thrown<Unsupported>([&] { reduce(plain, DType::float32, op); });
+        thrown<Unsupported>([&] { fill_identity(values, 1, DType::float32, op); });
+    }
+}
+
 // tests/native/test_digest.py has the definition.
 void a_digest_is_the_same_everywhere() {
     std::byte memory[101];
@@ -271,7 +289,7 @@ int main() {
           CASE(an_abort_ends_every_call), CASE(the_deadline_names_who_is_missing),
           CASE(a_signal_that_interrupts_no_sleep_is_minded), CASE(engine_memory_is_reduced_in_place), CASE(ranks_may_drop_memory_at_different_times),
           CASE(a_failed_allocation_is_everybodys), CASE(closing_and_aborting_may_come_from_other_threads),
-          CASE(a_digest_is_the_same_everywhere)}) {
+          CASE(an_operation_that_no_kernel_knows_is_refused), CASE(a_digest_is_the_same_everywhere)}) {
         const auto began = std::chrono::steady_clock::now();
         run();
         std::printf("%-60s %5.1f s\n", name,
