@@ -113,6 +113,12 @@ def expect_notice() -> None:
     events.subscribe(tell)
 
 
+def leave_slowly() -> None:
+    """Be told to end, and do so when the file is there: as long as others may take for a last checkpoint."""
+    LAST.append(until_end)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 def until_end() -> None:
     """Wait for the file."""
     until("end")
@@ -133,6 +139,7 @@ ACTIONS = {
     "stop inside": stop_inside,
     "expect notice": expect_notice,
     "fail slowly": fail_slowly,
+    "leave slowly": leave_slowly,
     "pause": signal.pause,
     "finish": finish,
     "slow": lambda: time.sleep(SLOW_S),

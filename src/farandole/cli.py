@@ -1,4 +1,4 @@
-"""The command line: ``farandole run``, ``check``, ``bench``, ``horovodrun``, ``horovod``.
+"""The command line: ``farandole run``, ``submit``, ``check``, ``bench``, ``horovodrun``, ``horovod``.
 
 main(["run", "-np", "4", "python", "train.py"])      # returns the exit status
 """
@@ -17,6 +17,7 @@ from farandole.version import __version__
 
 COMMANDS = {
     "run": "farandole.launch.command.command",
+    "submit": "farandole.launch.batch.submit",
     "check": "farandole.launch.tools.check",
     "bench": "farandole.launch.tools.bench",
     "horovodrun": "farandole.launch.command.horovodrun",
@@ -28,6 +29,7 @@ DESCRIPTION = """\
 Data-parallel deep learning, in the words of Horovod.
 
   farandole run -np 4 python train.py     train on four workers
+  farandole submit -np 8 python train.py  the same, as a job of Slurm
   farandole check                         what is usable here, and why not
   farandole bench                         how fast the engines are here
   farandole horovod install               let 'import horovod' mean Farandole

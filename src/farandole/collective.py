@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import enum
+from array import array
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -129,6 +130,7 @@ _ITEMSIZE = {
     DType.FLOAT16: 2, DType.BFLOAT16: 2, DType.FLOAT32: 4, DType.FLOAT64: 8, DType.BOOL: 1,
     DType.COMPLEX64: 8, DType.COMPLEX128: 16,
 }  # fmt: skip
+_TYPE_CODES = {"i": DType.INT32, "q": DType.INT64, "d": DType.FLOAT64}
 
 
 @final
@@ -145,6 +147,16 @@ class Array:
     dtype: DType
     owner: Any = None
     device: str = "cpu"
+
+    @classmethod
+    def of_numbers(cls, numbers: array[int] | array[float]) -> Array:
+        """The memory of ``numbers``, of type code ``i``, ``q`` or ``d``.
+
+        >>> Array.of_numbers(array("q", [1, 2])).dtype.label
+        'int64'
+        """
+        address, count = numbers.buffer_info()
+        return cls(address, count, _TYPE_CODES[numbers.typecode], numbers)
 
     @property
     def nbytes(self) -> int:

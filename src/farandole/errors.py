@@ -25,11 +25,14 @@ Texts say what was asked, what was found and what to type. Errors about another 
 
 from __future__ import annotations
 
-from typing import ClassVar, final
+from typing import TYPE_CHECKING, ClassVar, final
 
 
 class FarandoleError(Exception):
     """Root of the tree; catch it to catch everything that Farandole itself raises."""
+
+    if not TYPE_CHECKING:
+        __init__ = Exception.__init__  # without it TensorFlow's AutoGraph would make an error of its own of this one
 
 
 class UsageError(FarandoleError, ValueError):
@@ -73,7 +76,7 @@ class CollectiveError(FarandoleError, RuntimeError):
 class MismatchError(CollectiveError, ValueError):
     """Ranks asked for different things under one name, or for what one rank's tensor does not allow.
 
-    All of the set raise it, and the next collective works.
+    All of the set raise it, and the next collective works; unless it tells of a deadlock, which ends the generation.
     """
 
 

@@ -31,6 +31,7 @@ class Knob(msgspec.Struct, frozen=True):
     ``flags`` and ``off_flags`` are its names on the command line (``flag_scale`` converts the flag's unit).
     ``horovod`` is the environment variable of Horovod that is understood too; with ``horovod_negates`` that variable
     turns the knob off. ``group`` is its heading in the help of commands, ``metavar`` stands for its text there.
+    ``job_wide``: the launcher or the controller reads it, so that one worker cannot change it.
     """
 
     help: str
@@ -41,6 +42,7 @@ class Knob(msgspec.Struct, frozen=True):
     off_flags: tuple[str, ...] = ()
     group: str = "collectives"
     metavar: str = "FILE"
+    job_wide: bool = False
 
 
 EngineName = Literal["auto", "solo", "shm", "nccl", "mpi", "tcp", "hybrid"]
@@ -59,9 +61,12 @@ Pair = tuple[Seconds, Seconds]
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All knobs of a job. Field names are the names in ``farandole.toml`` and, upper-cased, in the environment."""
 
-    engine: Annotated[EngineName, Knob("what moves the bytes; auto chooses and says why", ("--engine",))] = "auto"
+    engine: Annotated[
+        EngineName, Knob("what moves the bytes; auto chooses and says why", ("--engine",), job_wide=True)
+    ] = "auto"
     across: Annotated[
-        Across, Knob("what moves them between hosts, where shared memory does inside of one", ("--across",))
+        Across,
+        Knob("what moves them between hosts, where shared memory does inside of one", ("--across",), job_wide=True),
     ] = "auto"
     overlap: Annotated[
         Overlap, Knob("reduce gradients after backward (step) or while it runs (backward)", ("--overlap",))
@@ -74,11 +79,17 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ("--fusion-threshold-mb",),
             "HOROVOD_FUSION_THRESHOLD",
             flag_scale=2**20,
+            job_wide=True,
         ),
     ] = 128 * 2**20
     cache_capacity: Annotated[
         Count,
-        Knob("signatures that are remembered; 0 turns the cache off", ("--cache-capacity",), "HOROVOD_CACHE_CAPACITY"),
+        Knob(
+            "signatures that are remembered; 0 turns the cache off",
+            ("--cache-capacity",),
+            "HOROVOD_CACHE_CAPACITY",
+            job_wide=True,
+        ),
     ] = 1024
     check_divergence: Annotated[
         CheckDivergence,
@@ -95,6 +106,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             horovod="HOROVOD_STALL_CHECK_DISABLE",
             horovod_negates=True,
             group="stalls",
+            job_wide=True,
         ),
     ] = True
     stall_warning_s: Annotated[
@@ -104,6 +116,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ("--stall-check-warning-time-seconds",),
             "HOROVOD_STALL_CHECK_TIME_SECONDS",
             group="stalls",
+            job_wide=True,
         ),
     ] = 60.0
     stall_shutdown_s: Annotated[
@@ -113,6 +126,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ("--stall-check-shutdown-time-seconds",),
             "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
             group="stalls",
+            job_wide=True,
         ),
     ] = 600.0
     start_timeout_s: Annotated[
@@ -126,7 +140,12 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 30.0
     host_timeout_s: Annotated[
         Seconds,
-        Knob("seconds of silence after which a host counts as lost; 0: never", ("--host-timeout",), group="many hosts"),
+        Knob(
+            "seconds of silence after which a host counts as lost; 0: never",
+            ("--host-timeout",),
+            group="many hosts",
+            job_wide=True,
+        ),
     ] = 3.0
     tree_radix: Annotated[
         Radix,
@@ -134,6 +153,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "ranks or hosts that one process of the control plane speaks to; larger jobs make a tree",
             ("--tree-radix",),
             group="many hosts",
+            job_wide=True,
         ),
     ] = 32
     network_interface: Annotated[
@@ -154,7 +174,12 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = ""
     grace_s: Annotated[
         Seconds,
-        Knob("seconds between TERM and KILL when workers are ended", ("--grace-seconds",), group="start and end"),
+        Knob(
+            "seconds between TERM and KILL when workers are ended",
+            ("--grace-seconds",),
+            group="start and end",
+            job_wide=True,
+        ),
     ] = 5.0
     on_failure: Annotated[
         OnFailure,
@@ -162,6 +187,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "what one failed worker means for the others: end the job, or let them go on",
             ("--on-failure",),
             group="start and end",
+            job_wide=True,
         ),
     ] = "stop"
     horovod: Annotated[
@@ -170,6 +196,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "let 'import horovod' mean Farandole in the workers and in what they start",
             ("--horovod",),
             group="start and end",
+            job_wide=True,
         ),
     ] = False
     min_np: Annotated[
@@ -178,6 +205,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "fewest workers to train with; makes the job elastic",
             ("--min-np", "--min-num-proc"),
             group="elastic jobs",
+            job_wide=True,
         ),
     ] = 0
     max_np: Annotated[
@@ -186,6 +214,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "most workers to train with; 0: as many as there are slots",
             ("--max-np", "--max-num-proc"),
             group="elastic jobs",
+            job_wide=True,
         ),
     ] = 0
     host_discovery_script: Annotated[
@@ -194,11 +223,17 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "program that prints the hosts there are now, HOST or HOST:SLOTS a line; makes the job elastic",
             ("--host-discovery-script",),
             group="elastic jobs",
+            job_wide=True,
         ),
     ] = ""
     slots_per_host: Annotated[
         Count,
-        Knob("slots of hosts that come without a number; 0: one", ("--slots-per-host",), group="elastic jobs"),
+        Knob(
+            "slots of hosts that come without a number; 0: one",
+            ("--slots-per-host",),
+            group="elastic jobs",
+            job_wide=True,
+        ),
     ] = 0
     elastic_timeout_s: Annotated[
         Seconds,
@@ -207,6 +242,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ("--elastic-timeout",),
             "HOROVOD_ELASTIC_TIMEOUT",
             group="elastic jobs",
+            job_wide=True,
         ),
     ] = 600.0
     reset_limit: Annotated[
@@ -215,6 +251,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "how often the workers may re-form before the job ends; 0: without limit",
             ("--reset-limit",),
             group="elastic jobs",
+            job_wide=True,
         ),
     ] = 0
     blacklist_cooldown_range: Annotated[
@@ -223,6 +260,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "seconds until a slot whose worker has failed gets another one: at first, and at most",
             ("--blacklist-cooldown-range",),
             group="elastic jobs",
+            job_wide=True,
         ),
     ] = (0.0, 60.0)
     hang_timeout_s: Annotated[
@@ -232,6 +270,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "gives no sign of life, until it is killed; 0: never",
             ("--hang-timeout",),
             group="elastic jobs",
+            job_wide=True,
         ),
     ] = 5.0
     elastic_journal: Annotated[
@@ -240,11 +279,17 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "write all decisions about the membership, with their reasons, to this file",
             ("--elastic-journal",),
             group="elastic jobs",
+            job_wide=True,
         ),
     ] = ""
     dynamic_process_sets: Annotated[
         bool,
-        Knob("allow add_process_set() after init()", ("--dynamic-process-sets",), "HOROVOD_DYNAMIC_PROCESS_SETS"),
+        Knob(
+            "allow add_process_set() after init()",
+            ("--dynamic-process-sets",),
+            "HOROVOD_DYNAMIC_PROCESS_SETS",
+            job_wide=True,
+        ),
     ] = True
     timeline: Annotated[
         str,

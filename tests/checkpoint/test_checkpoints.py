@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.checkpoint import Checkpoints, folder
-from farandole.checkpoint.codec import put_together, share_out, take_apart
+from farandole.checkpoint.codec import Codec, put_together, share_out, take_apart
 from farandole.errors import CheckpointError, UsageError
 from farandole.torch import Checkpoints as TorchCheckpoints
 from farandole.torch.checkpoints import TorchCodec
@@ -339,3 +339,76 @@ def test_shares_are_even(sizes: list[int], shares: int) -> None:
     assert sorted(number for each in owned for number in each) == list(range(len(sizes)))
     loads = [sum(sizes[number] for number in each) for each in owned]
     assert max(loads) - min(loads) <= max(sizes, default=0)
+
+
+def test_a_save_in_a_handler_on_top_of_a_wait_is_waited_for_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The handler comes when the wait has looked which thread writes, and before it is through with that one."""
+    made: list[Interrupted] = []
+    signals, never = iter((True,)), threading.Event()
+
+    class Interrupted(threading.Thread):
+        def __init__(self, **how: Any) -> None:
+            super().__init__(**how)
+            made.append(self)
+
+        def run(self) -> None:
+            if len(made) == 2:
+                never.wait(0.5)  # slow
+            super().run()
+
+        def join(self, timeout: float | None = None) -> None:
+            super().join(timeout)
+            if next(signals, False):
+                checkpoints.save(2, state(2))
+
+    monkeypatch.setattr(threading, "Thread", Interrupted)
+    checkpoints = TorchCheckpoints(tmp_path)
+    checkpoints.save(1, state(1))
+    checkpoints.wait()
+    assert [thread.is_alive() for thread in made] == [False, False]
+    assert checkpoints.restore(2) is not None
+
+
+@pytest.mark.parametrize("moment", ["made", "starting", "started"])
+def test_a_save_in_a_handler_on_top_of_a_save_does_not_write_beside_it(
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The handler comes when the save below it has waited for the last checkpoint, and makes and starts its thread."""
+    at_once: list[int] = []
+    signals, never = iter((True,)), threading.Event()
+
+    class Interrupted(threading.Thread):
+        def __init__(self, **how: Any) -> None:
+            super().__init__(**how)
+            self.come("made")
+
+        def come(self, now: str) -> None:
+            if now == moment and next(signals, False):
+                checkpoints.save(2, state(2))
+
+        def start(self) -> None:
+            self.come("starting")
+            super().start()
+            self.come("started")
+
+    class Slow(Codec):
+        def dump(self, content: dict[str, Any], file: BinaryIO) -> None:
+            writing.append(1)
+            at_once.append(len(writing))
+            never.wait(0.2)
+            CODEC.dump(content, file)
+            writing.pop()
+
+        def load(self, file: BinaryIO) -> dict[str, Any]:
+            return CODEC.load(file)
+
+    writing: list[int] = []
+    monkeypatch.setattr(threading, "Thread", Interrupted)
+    checkpoints = Checkpoints(tmp_path, Slow(CODEC.adapter))
+    checkpoints.save(1, state(1))
+    checkpoints.wait()
+    assert at_once == [1, 1]
+    for step in (1, 2):
+        assert checkpoints.restore(step) is not None

@@ -17,7 +17,7 @@ import zmq
 
 from farandole.control.channel import Dealer, Router
 from farandole.control.keys import JobKeys, new_secret
-from farandole.control.messages import LIMIT_BYTES, Abort, Leave, encode
+from farandole.control.messages import ENVELOPE_BYTES, LIMIT_BYTES, Abort, Leave, encode
 from farandole.control.task_messages import TaskResult
 from farandole.errors import ControlError
 from tests.runtime.interruptions import within_deadline
@@ -174,7 +174,7 @@ def test_wrong_keys_are_refused_on_both_sides(host: Host, mine: str) -> None:
         (b"\xc1garbage", b"w9u", "frames that are no message"),
         (encode(Leave(1))[:-1], b"w9u", "frames that are no message"),
         (b"\x91" * 10_000_000, b"w9u", "frames that are no message"),
-        (bytes(LIMIT_BYTES + 1), b"w9u", "oversized frames"),
+        (bytes(LIMIT_BYTES + ENVELOPE_BYTES + 1), b"w9u", "oversized frames"),
         (encode(Leave(1)), b"", "unknown identities"),
     ],
     ids=["garbage", "truncated", "nested", "oversized", "anonymous"],

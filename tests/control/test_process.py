@@ -150,3 +150,54 @@ def test_a_command_that_may_not_be_executed_is_not_bound(tmp_path: Path) -> None
     with pytest.raises(PermissionError) as refused:
         process.bound([str(script)], signal.SIGKILL, os.environ)
     assert "is not executable; type: python" in process.refusal([str(script)], refused.value)[1]
+
+
+TRACKED = """
+import multiprocessing, os, signal
+kept = multiprocessing.get_context("spawn").Semaphore()
+print(kept._semlock.name, flush=True)
+signal.pause()
+"""
+"""A process whose named semaphore is removed by nobody but Python's resource tracker, once it is killed."""
+
+ENDS = {
+    "end_descendants": """
+process.adopt_orphans()
+start()
+process.end_descendants(60.0)
+""",
+    "no_descendants_left": """
+with process.no_descendants_left():
+    start()
+""",
+}
+
+STARTS = """
+import subprocess, sys
+from farandole.control import process
+def start():
+    child = subprocess.Popen([sys.executable, *sys.argv[1:]], stdout=subprocess.PIPE, text=True)
+    print(child.stdout.readline(), end="", flush=True)
+    child.returncode = 0  # it is reaped by others
+    child.stdout.close()
+"""
+
+
+@pytest.mark.parametrize("ends", ENDS)
+def test_what_killed_processes_have_named_is_removed(ends: str) -> None:
+    program = [sys.executable, "-c", STARTS + ENDS[ends], "-c", TRACKED]
+    found = subprocess.run(program, capture_output=True, text=True, timeout=60, check=True)
+    name = found.stdout.strip().removeprefix("/")
+    assert name.startswith("mp-")
+    assert not Path(f"/dev/shm/sem.{name}").exists()
+
+
+@pytest.mark.parametrize("ends", ENDS)
+def test_a_resource_tracker_that_does_not_end_is_killed(ends: str) -> None:
+    looks_like_one = "from multiprocessing.resource_tracker import main; print(1, flush=True); input()"
+    impatient = STARTS.replace("def start", "process.TRACKERS_S = 0.1\ndef start")
+    program = [sys.executable, "-c", impatient + ENDS[ends], "-c", looks_like_one]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        assert running.stdout.read() == b"1\n"
+        assert running.wait(60) == 0

@@ -6,17 +6,22 @@ are those rows that each change of the code must survive.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from msgspec.structs import replace
 
+from tests.frameworks import skip_without
 from workbench.cluster import Cluster, SlurmCluster
 from workbench.survival.cases import LAST, ONE_HOST
+from workbench.survival.cases_counted import COUNTED
 from workbench.survival.cases_hosts import TWO_HOSTS
 from workbench.survival.cases_inside import INSIDE
 from workbench.survival.cases_inside import PLAN as IN_CHUNKS
 from workbench.survival.cases_slurm import SALLOC, SLURM
+from workbench.survival.records import TrainingPlan
 from workbench.survival.table import PLAN, CaseResult, run
 
 MakeCluster = Callable[..., Cluster]
@@ -51,3 +56,17 @@ def test_in_slurm(make_slurm: MakeSlurm, tmp_path: Path) -> None:
     results = run(tmp_path, hosts, quick, cluster=make_slurm(2).cluster, inside=SALLOC, plan=UNHURRIED)
     assert not wrong(results)
     assert len(results) == len(quick)
+
+
+@pytest.mark.parametrize("framework", ["jax", "keras"] if os.environ.get("LARGE") else ["jax"])
+def test_a_training_that_counts_in_its_weights_applies_each_sample_once(
+    framework: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before a reduction, between it and the step, and at a commit; and told to end."""
+    skip_without(framework)
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    quick = [case for case in COUNTED if case.quick]
+    results = run(tmp_path, {"localhost": 4}, quick, plan=TrainingPlan(framework=framework, step_s=STEP_S))
+    assert not wrong(results)
+    assert len(results) == len(quick)
+    assert all(each.first_step_s for each in results), "a recovery was not told of"

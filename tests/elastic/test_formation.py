@@ -10,7 +10,7 @@ from farandole.control.endings import GenerationEnded, WorkerExited
 from farandole.control.messages import Hello, Refuse, Welcome
 from farandole.elastic.membership.actions import Finish, Kill, Start
 from farandole.elastic.membership.formation import ElasticFormation
-from farandole.elastic.membership.job_events import HostsFound, Succeeded
+from farandole.elastic.membership.job_events import ControllerReplaced, HostsFound
 from farandole.elastic.membership.membership import Membership
 from farandole.elastic.membership.policy import Policy
 from farandole.errors import UnsupportedError
@@ -62,10 +62,10 @@ class Bench:
         if not self.formation.turn_away(b"%d" % worker_id, hello):
             self.formation.hello(b"%d" % worker_id, hello, self.now)
 
-    def succeed(self) -> None:
+    def replace_controller(self) -> None:
         """Another controller takes over."""
         self.formation = ElasticFormation(self.formation.membership, choose, lambda: self.now)
-        self.formation.tell(Succeeded())
+        self.formation.tell(ControllerReplaced())
 
     def begin(self, *worker_ids: int) -> Formed:
         """These say hello, and are the first generation."""
@@ -98,7 +98,7 @@ def test_a_newcomer_waits_alone_then_all_form_anew_by_seniority() -> None:
     bench.hello(1)
     (due,) = bench.decisions()
     assert isinstance(due, Due)
-    bench.formation.left(0, ending=False)
+    bench.formation.left(0, ending=False, told=False)
     bench.hello(0)
     (formed,) = bench.decisions()
     assert isinstance(formed, Formed)
@@ -123,7 +123,7 @@ def test_another_controller_greets_newcomers_before_it_has_heard_of_the_members(
     bench.formation.worker_exited(WorkerExited(1, -9, "worker 1 was killed", pid=1))
     bench.hello(0)
     bench.decisions()
-    bench.succeed()
+    bench.replace_controller()
     bench.hello(2, ready=False)
     (deferred,) = bench.decisions()
     assert isinstance(deferred, Deferred)
@@ -136,7 +136,7 @@ def test_another_controller_waits_for_those_that_waited_before() -> None:
     bench.formation.generation_ended(GenerationEnded(1, "a call stalled"))
     bench.hello(1)
     assert bench.decisions() == []
-    bench.succeed()
+    bench.replace_controller()
     bench.hello(0)
     assert bench.decisions() == []
     bench.hello(1)
@@ -209,7 +209,7 @@ def test_who_trains_something_else_is_refused_when_the_others_say_what_they_trai
     bench.hello(1, state="model (3 tensors)")
     bench.hello(2, state="model (2 tensors)")
     bench.decisions()
-    bench.formation.left(0, ending=False)
+    bench.formation.left(0, ending=False, told=False)
     bench.hello(0, state="model (2 tensors)")
     decisions = bench.decisions()
     (formed,) = [each for each in decisions if isinstance(each, Formed)]
@@ -234,6 +234,6 @@ def test_a_child_cannot_come_in_its_parents_place() -> None:
     (refused,) = bench.decisions()
     assert isinstance(refused, Refused)
     assert refused.reason.startswith("rank 1 on h1 is process 1, which has not left the job, and process 77 on h1")
-    bench.formation.left(1, ending=True)
+    bench.formation.left(1, ending=True, told=False)
     bench.hello(1, ready=False, pid=77)
     assert not any(isinstance(each, Refused) for each in bench.decisions())

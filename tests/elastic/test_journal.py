@@ -54,6 +54,28 @@ def test_another_controller_goes_on_where_a_journal_ends() -> None:
         assert goes_on == lines[: number + 1]
 
 
+def test_a_journal_that_tells_no_worker_with_a_step_reads_as_it_always_has() -> None:
+    """The last one said counts: a shorter step after a longer one shortens the wait for the member that hangs."""
+    lines: list[str] = []
+    membership = Recorded(Policy(min_np=1, hang_timeout_s=5.0), lines.append)
+    begun: list[job_events.Any] = [
+        job_events.HostsFound({"a": 3}),
+        *(job_events.WorkerConnected(worker_id, ready=False) for worker_id in range(3)),
+        *(job_events.LongestStep(step_s) for step_s in (4.0, 2.0)),
+        WorkerExited(2, -9, "worker 2 was killed by SIGKILL"),
+        job_events.WorkerConnected(0, ready=True),
+    ]
+    for event in begun:
+        membership.on(9.0, event)
+        membership.decide(9.0)
+    assert membership.deadline_s == 19.0  # five steps of 2 s
+    membership.decide(19.0)
+    as_before = [line.replace(',"worker_id":-1', "") for line in lines]
+    assert "LongestStep" in "".join(as_before)
+    assert "-1" not in "".join(line for line in as_before if "LongestStep" in line)
+    assert replay(as_before) == replay(lines) == read(lines)[1]
+
+
 def test_the_end_of_the_job_is_decided_once() -> None:
     lines: list[str] = []
     membership = Recorded(Policy(min_np=1), lines.append)

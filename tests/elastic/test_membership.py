@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from farandole.control.endings import GenerationEnded, WorkerExited
 from farandole.elastic.membership import actions, job_events
 from farandole.elastic.membership.actions import AnyAction
+from farandole.elastic.membership.job_state import JobState
 from farandole.elastic.membership.membership import Membership
 from farandole.elastic.membership.policy import Policy
 from farandole.elastic.membership.slots import HostSlot, Slots
 from farandole.elastic.membership.vote import NEW
+from farandole.runtime.coordination.stall import LATELY_S
 
 
 class Job:
@@ -69,7 +73,7 @@ def test_the_patience_for_too_few_begins_when_all_have_started() -> None:
 def test_patience_begins_anew_when_another_controller_takes_over() -> None:
     job = Job(Policy(), {"a": 2}).train()
     assert actions.AbortGeneration() in job.tell(10.0, killed(1))
-    job.tell(14.9, job_events.Succeeded())
+    job.tell(14.9, job_events.ControllerReplaced())
     assert actions.Kill(0) not in job.pass_to(19.8)
     assert actions.Kill(0) in job.pass_to(20.0)
 
@@ -216,7 +220,36 @@ def test_a_hung_member_is_killed_and_not_waited_for() -> None:
 
 def test_who_does_not_notice_that_the_generation_is_over_hangs() -> None:
     job = Job(Policy(hang_timeout_s=5.0), {"a": 3}).train()
-    job.tell(9.0, job_events.Paced(2.0), killed(2), *came(0))
+    job.tell(9.0, job_events.LongestStep(2.0), killed(2), *came(0))
+    assert job.pass_to(18.9) == []
+    assert job.pass_to(19.0) == [actions.Kill(1), actions.Form(2, [0])]
+
+
+@given(
+    said=st.lists(st.tuples(st.integers(0, 2), st.floats(0.0, 30.0), st.floats(0.0, LATELY_S)), min_size=1, max_size=8),
+    exited=st.sets(st.integers(0, 2), max_size=1),
+)
+def test_the_longest_step_of_any_worker_counts(said: list[tuple[int, float, float]], exited: set[int]) -> None:
+    """The last word of each of the last minute, in any order; and the last of all in a journal that tells no worker."""
+    state, old = JobState(Policy()), JobState(Policy())
+    for slot in ("a", "b", "c"):
+        state.hire(HostSlot(slot, 0), 0.0)
+    now, last = 0.0, dict[int, tuple[float, float]]()
+    for worker_id, step_s, after_s in said:
+        now += after_s
+        state.on(now, job_events.LongestStep(step_s, worker_id))
+        old.on(now, job_events.LongestStep(step_s))
+        last[worker_id] = (now, step_s)
+    for worker_id in exited:
+        state.on(now, killed(worker_id))
+        last.pop(worker_id, None)
+    assert state.step_s == max((step_s for at_s, step_s in last.values() if now - at_s <= LATELY_S), default=0.0)
+    assert old.step_s == said[-1][1]
+
+
+def test_a_worker_of_short_steps_does_not_shorten_the_patience_of_all() -> None:
+    job = Job(Policy(hang_timeout_s=5.0), {"a": 3}).train()
+    job.tell(9.0, job_events.LongestStep(2.0, 1), job_events.LongestStep(0.1, 0), killed(2), *came(0))
     assert job.pass_to(18.9) == []
     assert job.pass_to(19.0) == [actions.Kill(1), actions.Form(2, [0])]
 
@@ -259,6 +292,21 @@ def test_who_should_be_ending_and_does_not_is_killed() -> None:
     job = Job(Policy(start_timeout_s=30.0), {"a": 2}).train()
     job.tell(9.0, GenerationEnded(1, "its script raised"), job_events.WorkerLeft(1, ending=True), *came(0))
     assert job.pass_to(39.0) == [actions.Kill(1)]
+
+
+def test_nobody_waits_for_a_worker_that_was_told_to_end_and_it_may_take_its_time() -> None:
+    job = Job(Policy(start_timeout_s=30.0, hang_timeout_s=5.0, elastic_timeout_s=50.0), {"a": 2}).train()
+    job.tell(9.0, job_events.WorkerLeft(1, told=True))
+    assert job.tell(9.1, *came(0)) == [actions.Form(2, [0])]
+    assert job.pass_to(1000.0) == []
+    assert job.tell(1000.0, WorkerExited(1, 143, "it exited with code 143")) == [actions.Start(2, "a", 1)]
+
+
+def test_the_job_waits_for_the_last_checkpoint_of_a_worker_that_was_told_to_end() -> None:
+    job = Job(Policy(start_timeout_s=30.0, elastic_timeout_s=50.0), {"a": 1}).train()
+    assert job.tell(9.0, job_events.WorkerLeft(0, told=True)) == []
+    assert job.pass_to(1000.0) == []
+    assert actions.Finish(143) in job.tell(1000.0, WorkerExited(0, 143, "it exited with code 143"))
 
 
 def test_one_that_takes_its_time_to_finish_wakes_nobody() -> None:

@@ -32,8 +32,8 @@ def test_what_is_promised_holds(tmp_path: Path) -> None:
     with ThreadPoolExecutor(PROCESSES) as pool:
         for said in pool.map(play, range(0, COUNT, share)):
             found = [re.findall(rf"([\d,]+) {what}", said)[0] for what in ("faults and plans", "jobs ended well")]
-            befell, well = (int(number.replace(",", "")) for number in found)
-            assert befell > share
+            disruptions, well = (int(number.replace(",", "")) for number in found)
+            assert disruptions > share
             assert well > share / 2
 
 

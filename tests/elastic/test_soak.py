@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from workbench.cluster import Cluster, UnavailableError
+from workbench.survival.records import GenerationRecord
 from workbench.survival.soak import reforms, soak, strangers
-from workbench.survival.training_script import Began
 
 SECONDS, REFORMS = 30, 60
 
@@ -33,12 +33,12 @@ def test_workers_re_form_again_and_again(tmp_path: Path) -> None:
 
 
 def test_who_ends_without_a_fault_is_found() -> None:
-    def began(worker: str, generation: int) -> Began:
-        return Began(worker, 0, 0, generation, 0, 2, 0, 0.0, 0, 0, 0)
+    def record(worker: str, generation: int) -> GenerationRecord:
+        return GenerationRecord(worker, 0, 0, generation, 0, 2, 0, 0.0, 0, 0, 0)
 
-    workers = [began("node1-7", 1), began("node2-8", 1), began("node1-7", 2)]
+    workers = [record("node1-7", 1), record("node2-8", 1), record("node1-7", 2)]
     [said] = strangers(workers, set(), {})
-    assert said == "node2-8 ended, and no fault has struck them; 0 had to leave node2"
+    assert said == "node2-8 ended, and no fault has hit them; 0 had to leave node2"
     assert not strangers(workers, {"node2-8"}, {})
     assert not strangers(workers, set(), {"node2": 1})
     assert strangers(workers, set(), {"node1": 1})

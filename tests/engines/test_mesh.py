@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import resource
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -101,6 +102,107 @@ def test_nobody_else_gets_in() -> None:
             with contextlib.suppress(ConnectionResetError):
                 assert stranger.recv(100) == b""  # not a word was said to it
             stranger.close()
+
+
+def crowded(
+    size: int, knock: Callable[[tuple[str, int]], object], after: Callable[[], object] = lambda: None
+) -> list[Future[Connections]]:
+    """Members that connect after ``knock`` was called with the place of rank 0, which listens by then.
+
+    ``after`` is called by rank 0 when all have called, before it accepts the first.
+    """
+    table, strangers_came = Table(size), Barrier(size)
+    members = Group(0, tuple(range(size)), ("here",) * size, 1, "lane", 20.0)
+
+    def exchange(rank: int) -> Exchange:
+        say, rounds = table.exchange(rank), iter(range(1000))
+
+        def said(payload: bytes) -> list[bytes]:
+            heard, now = say(payload), next(rounds)
+            if now == 0:
+                if rank == 0:
+                    address, port, *_ = msgspec.msgpack.decode(heard[0])
+                    knock((address, port))
+                strangers_came.wait(WAIT_S)
+            elif rank == 0:
+                after()
+            return heard
+
+        return said
+
+    with ThreadPoolExecutor(size) as pool:
+        return [
+            pool.submit(mesh.connect, dataclasses.replace(members, rank=rank), exchange(rank)) for rank in range(size)
+        ]
+
+
+@contextlib.contextmanager
+def spare_descriptors(number: int) -> Iterator[None]:
+    """This process has ``number`` more descriptors than it uses now."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with open("/dev/null") as highest:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest.fileno() + 1 + number, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize("most", [8, 512], ids=["bound", "descriptors"])
+@pytest.mark.parametrize("said", [b"", b"GET /"], ids=["nothing", "a part of a greeting"])
+def test_a_crowd_that_came_first_keeps_no_member_out_and_uses_up_no_descriptors(
+    most: int, said: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """100 strangers stay and say nothing; room is for 8 of them, or for as many as there are descriptors left."""
+    monkeypatch.setattr(mesh, "_MOST_UNKNOWN", most)
+    monkeypatch.setattr(mesh, "_GREETING_S", 0.05)
+    with contextlib.ExitStack() as crowd:
+
+        def knock(place: tuple[str, int]) -> None:
+            for _ in range(100):
+                crowd.enter_context(socket.create_connection(place)).sendall(said)
+
+        def after() -> None:
+            crowd.enter_context(spare_descriptors(20))
+
+        with connected(crowded(3, knock, after)) as members:
+            require_a_mesh(members)
+
+
+def test_members_that_have_called_are_not_late_however_short_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their greetings are there before the first of them is accepted: none can be taken for a silent stranger."""
+    monkeypatch.setattr(mesh, "_MOST_UNKNOWN", 1)
+    monkeypatch.setattr(mesh, "_GREETING_S", 0.0)
+    with contextlib.ExitStack() as crowd:
+        knock = lambda place: [crowd.enter_context(socket.create_connection(place)) for _ in range(30)]  # noqa: E731
+        with connected(crowded(8, knock)) as members:
+            require_a_mesh(members)
+
+
+def test_nobody_is_turned_away_because_others_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member that greets late, seven who say nothing, and a hundred noisy ones who use the place of one of them."""
+    monkeypatch.setattr(mesh, "_MOST_UNKNOWN", 8)
+    monkeypatch.setattr(mesh, "_GREETING_S", WAIT_S)
+    group = Group(0, (0, 1), ("here", "here"), 1, "lane", WAIT_S)
+    place: Future[Any] = Future()
+
+    def exchange(payload: bytes) -> list[bytes]:
+        if not place.done():
+            place.set_result(msgspec.msgpack.decode(payload))
+        return [payload, payload]
+
+    with contextlib.ExitStack() as crowd, ThreadPoolExecutor(1) as pool:
+        found = pool.submit(mesh.connect, group, exchange)
+        address, port, key, _ = place.result(WAIT_S)
+        late, gone, *_ = [crowd.enter_context(socket.create_connection((address, port), WAIT_S)) for _ in range(8)]
+        noisy = [crowd.enter_context(socket.create_connection((address, port), WAIT_S)) for _ in range(100)]
+        for each in noisy:
+            each.sendall(b"?" * 36)
+        gone.close()
+        assert [each.recv(1) for each in noisy] == [b""] * 100
+        late.sendall(mesh._GREETING.pack(1, mesh._digest(1, key)))
+        with connected([found]) as [connections]:
+            assert connections[1].getpeername() == late.getsockname()
 
 
 def test_a_member_does_not_get_in_a_second_time() -> None:

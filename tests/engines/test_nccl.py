@@ -7,22 +7,26 @@ from typing import Any
 
 import pytest
 
+from farandole.collective import Array, ReduceOp, Reduction
 from farandole.engines.candidates import CANDIDATES
+from farandole.engines.engine import Engine, Exchange, Group
+from farandole.errors import UnsupportedError
 from farandole.testing.engine_contract import CASES, run_contract
 from farandole.testing.harness import run_ranks
 from farandole.testing.rank import RankContext
+from workbench.attacks.arithmetic import CASES as CASES_OF_NUMBERS
 
 pytest.importorskip("torch")
 
 NEEDS_ABORT = {"abort_wakes_waiters", "deadline_ends_a_wait", "close_needs_no_peer_and_leaves_nothing"}
 """Gloo, which stands in for NCCL, does not end what was started."""
+NUMBERS = [case for case in CASES_OF_NUMBERS if case.count <= 1000]
 
 
-def _over_gloo(member: RankContext) -> dict[str, str]:
+def _make_over_gloo(group: Group, exchange: Exchange) -> Engine:
     import torch
     import torch.distributed as dist
 
-    from farandole.engines.engine import Exchange, Group
     from farandole.engines.nccl.engine import NcclEngine
 
     def connect(store: Any, group: Group) -> Any:
@@ -31,10 +35,13 @@ def _over_gloo(member: RankContext) -> dict[str, str]:
         options._devices = [gloo.create_device(hostname="127.0.0.1", lazy_init=False)]
         return gloo(store, group.rank, group.size, options)
 
-    def create(group: Group, exchange: Exchange) -> NcclEngine:
-        return NcclEngine(group, exchange, connect, torch.device("cpu"))
+    return NcclEngine(group, exchange, connect, torch.device("cpu"))
 
-    return run_contract(member, create, {name: case for name, case in CASES.items() if name not in NEEDS_ABORT})
+
+def _over_gloo(member: RankContext) -> dict[str, str]:
+    return run_contract(
+        member, _make_over_gloo, {name: case for name, case in CASES.items() if name not in NEEDS_ABORT}
+    )
 
 
 def _over_nccl(member: RankContext) -> dict[str, str]:
@@ -53,6 +60,33 @@ def _launch(size: int) -> list[dict[str, str]]:
 def test_arithmetic_and_bookkeeping(size: int, case: str) -> None:
     found = {f"rank {rank}": wrong[case] for rank, wrong in enumerate(_launch(size)) if wrong[case]}
     assert not found, "\n".join(f"{rank}:\n{text}" for rank, text in found.items())
+
+
+def _attack_over_gloo(member: RankContext) -> list[str]:
+    engine, wrong = _make_over_gloo(member.group(deadline_s=120.0), member.exchange), []
+    for case in NUMBERS:
+        said = [case.contribution(rank, member.size) for rank in range(member.size)]
+        found = said[member.rank].copy()
+        engine.allreduce(Array(found.ctypes.data, found.size, case.dtype, found), Reduction(case.op))
+        text = case.wrong(found, said, hosts=1)
+        wrong += [f"{case.name}: {text}"] if text else []
+    engine.close()
+    return wrong
+
+
+def test_not_a_number_infinities_signed_zeros_and_the_limits_of_integers() -> None:
+    assert run_ranks(_attack_over_gloo, 3, timeout_s=200) == [[], [], []]
+
+
+def test_an_operation_that_it_does_not_know_is_no_sum() -> None:
+    import torch
+
+    from farandole.engines.nccl.tensors import combine
+
+    for dtype in (torch.float32, torch.int32, torch.bool):
+        ones = torch.ones(2, dtype=dtype)
+        with pytest.raises(UnsupportedError, match="Adasum is no operation of the engine nccl"):
+            combine(ones, ones, ReduceOp.ADASUM)
 
 
 def test_the_contract_on_one_gpu_with_tensors_of_the_host() -> None:

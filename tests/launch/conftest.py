@@ -25,14 +25,19 @@ class RunningJob:
     """A launcher in a session of its own; every process of the job carries a variable that only this job has."""
 
     def __init__(
-        self, folder: Path, options: Sequence[str], command: Sequence[str], environment: Mapping[str, str]
+        self,
+        folder: Path,
+        options: Sequence[str],
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        before: Sequence[str] = (),
     ) -> None:
         self.folder = folder
         self.marker = uuid.uuid4().hex
         self._out, self._err = folder / "out.txt", folder / "err.txt"
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "farandole", "run", *options, *command],
+                [*before, sys.executable, "-m", "farandole", "run", *options, *command],
                 cwd=folder,
                 env={**os.environ, **environment, MARKER: self.marker},
                 stdin=subprocess.DEVNULL,
@@ -107,7 +112,10 @@ StartJob = Callable[..., RunningJob]
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[StartJob]:
-    """Starts a job: ``job("-np", "2", bash="echo hello")`` or ``job("-np", "2", command=["./train.sh"])``."""
+    """Starts a job: ``job("-np", "2", bash="echo hello")`` or ``job("-np", "2", command=["./train.sh"])``.
+
+    ``before`` comes before it on the command line, and is to become the launcher by ``exec``.
+    """
     jobs: list[RunningJob] = []
 
     def start(
@@ -116,13 +124,14 @@ def job(tmp_path: Path) -> Iterator[StartJob]:
         python: str = "",
         command: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
+        before: Sequence[str] = (),
     ) -> RunningJob:
         if bash:
             command = ["bash", "-c", bash]
         elif python:
             (tmp_path / "worker.py").write_text(python)
             command = [sys.executable, "worker.py"]
-        jobs.append(RunningJob(tmp_path, options, command, environment or {}))
+        jobs.append(RunningJob(tmp_path, options, command, environment or {}, before))
         return jobs[-1]
 
     yield start

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -21,14 +22,29 @@ def test_the_table_reads_well_as_plain_text(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_what_is_missing_comes_with_reason_and_remedy(capsys: pytest.CaptureFixture[str]) -> None:
-    versions = {"keras": "3.1"}
+    versions = {"keras": "3.1", "mxnet": "1.9.1"}
     findings = check.examine(find=lambda _: None, version_of=lambda package: versions.get(package, ""))
     assert check.report(findings) == 1
     text = " ".join(capsys.readouterr().out.split())
     assert "shm no the native core farandole.native.core is not built; install a wheel of farandole" in text
     assert "torch no torch is not installed; type: pip install 'farandole[torch]'" in text
-    assert "keras no Keras 3.1 is installed, but this release serves PyTorch only" in text
+    assert "keras yes Keras 3.1, farandole.keras" in text
+    assert "mxnet yes MXNet 1.9.1" in text
     assert "jax" not in text
+
+
+@pytest.mark.parametrize(
+    ("package", "version", "words"),
+    [
+        ("tensorflow-cpu", "2.21.0", "graphs: native"),
+        ("tensorflow", "2.15.1", "graphs: tf.numpy_function.* none of 2.16 to 2.21"),
+    ],
+)
+def test_the_operation_of_tensorflows_graphs_is_told(package: str, version: str, words: str) -> None:
+    findings = check.examine(version_of=lambda asked: version if asked == package else "")
+    [found] = [each for each in findings if each.name == "tensorflow"]
+    assert found.usable
+    assert re.search(rf"^TensorFlow {re.escape(version)}, farandole.tensorflow; operation of {words}", found.detail)
 
 
 def test_json_is_for_programs() -> None:

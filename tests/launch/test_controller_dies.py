@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import select
 import signal
 from pathlib import Path
 
@@ -149,6 +150,46 @@ def test_controllers_that_all_die_are_given_up(job: StartJob) -> None:
                 continue
     assert running.end() == 1
     assert "the controller was killed by SIGKILL; it is the 5th within 60 s" in running.stderr
+
+
+FLOOD = """
+text=$(printf %01000d 0)
+(for n in {1..6000}; do echo "$FARANDOLE_WORKER_ID $n $text"; done; touch flooded.$FARANDOLE_WORKER_ID) &
+trap 'touch noticed.$FARANDOLE_WORKER_ID' USR1
+until [ -e noticed.$FARANDOLE_WORKER_ID ]; do read -t 0.01 <> <(:); done
+wait
+"""
+
+
+FLOODED = re.compile(r"\[\d\]<stdout>:(\d) (\d+) 0{1000}")
+
+
+def test_a_stopped_controller_whose_output_nobody_reads_holds_up_nothing_else(job: StartJob, tmp_path: Path) -> None:
+    """Pipes are full from the workers to the terminal; another controller comes, and orders reach the workers."""
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    writer = os.open(tmp_path / "pipe", os.O_WRONLY)
+    into_pipe = ["bash", "-c", 'exec "$@" >pipe', "bash"]
+    running = job("-np", "2", "--min-np", "1", "--hang-timeout", HANG_S, "--start-timeout", "120",
+                  bash=FLOOD, before=into_pipe)  # fmt: skip
+    running.until(lambda: not select.select([], [writer], [], 0)[1], "for a full pipe")
+    os.close(writer)
+    stopped = running.controller()
+    os.kill(stopped, signal.SIGSTOP)
+    running.until(lambda: running.controller() not in (0, stopped), "for another controller")
+    running.process.send_signal(signal.SIGUSR1)
+    running.until(lambda: len(list(tmp_path.glob("noticed.*"))) == 2, "for the workers to hear of it")
+    assert not list(tmp_path.glob("flooded.*"))
+    os.set_blocking(reader, True)
+    with open(reader, "rb") as output:
+        lines = output.read().decode().splitlines()
+    assert running.end() == 0
+    whole = [match for line in lines if (match := FLOODED.fullmatch(line))]
+    assert len(lines) - len(whole) <= 1  # one may be torn: it was being written when the controller was killed
+    for worker in "01":
+        numbers = [int(match[2]) for match in whole if match[1] == worker]
+        assert numbers == sorted(set(numbers))
+        assert numbers[-1] == 6000
 
 
 PATIENT = """

@@ -175,6 +175,41 @@ except KeyboardInterrupt:
         assert not os.path.exists(f"/proc/{pid}")
 
 
+def test_workers_of_an_interrupted_job_have_nothing_to_say(tmp_path: Path) -> None:
+    """They wait for each other, and would tell that they have lost the controller if that ended before them."""
+    script = tmp_path / "interrupted.py"
+    script.write_text(
+        """
+import os, signal, farandole
+
+def waits():
+    from farandole.runtime.collectives.basics import barrier, init, rank
+    init()
+    barrier()
+    print("pid", os.getpid(), flush=True)
+    if rank():
+        signal.pause()
+    barrier()
+
+try:
+    farandole.run(waits, np=3)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+    )
+    command = [sys.executable, str(script)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        pids = [int(process.stdout.readline().split()[-1]) for _ in range(3)]
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.read().strip() == "interrupted"
+        assert process.stderr.read() == ""
+        assert process.wait(60) == 0
+    for pid in pids:
+        assert not os.path.exists(f"/proc/{pid}")
+
+
 def test_a_task_is_started_by_run_and_by_nobody_else() -> None:
     found = subprocess.run(
         [sys.executable, "-c", "from farandole.launch.function.task import main; main()"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from farandole.control.messages import Blocked
-from farandole.runtime.coordination.blocked_reports import AGREED, BlockedReports
+from farandole.runtime.coordination.blocked_reports import AGREED, PAIRING, BlockedReports
 from farandole.runtime.coordination.process_groups import ProcessGroups
 
 
@@ -43,6 +43,34 @@ def test_lanes_of_one_process_set_are_told_apart() -> None:
     reports.add(0, blocked(7, lane="q"), 100.0)
     reports.add(1, blocked(7, lane="q"), 100.0)
     assert [(waiting.key[2], waiting.missing) for waiting in reports.waiting(101.0)] == [("p", (1,)), ("q", ())]
+
+
+def test_ranks_that_pair_while_the_others_wait_for_them_elsewhere() -> None:
+    reports = BlockedReports(ProcessGroups(3), renewal_s=31.0, patience_s=60.0)
+    reports.add(1, blocked(2, lane=PAIRING), 100.0)
+    reports.add(0, blocked(7, lane="p"), 100.0)
+    assert reports.crossed(100.0) == {}, "rank 2 may come to both"
+    reports.add(2, blocked(7, 59.0, lane="p"), 100.0)
+    assert reports.crossed(100.0) == {}, "it has not waited for long"
+    reports.add(2, blocked(7, 60.0, lane="p"), 101.0)
+    assert reports.crossed(101.0) == {1: "step 2", 0: "step 7", 2: "step 7"}
+    reports.add(1, blocked(7, lane="p"), 102.0)
+    assert reports.crossed(102.0) == {}, "another thread has come there"
+    reports.add(1, blocked(6, lane="p"), 103.0)
+    assert reports.crossed(103.0), "in another collective"
+    assert reports.crossed(132.0) == {}, "they have gone on"
+
+
+def test_ranks_that_all_pair_and_those_in_other_sets_are_not_crossed() -> None:
+    reports = BlockedReports(ProcessGroups(3, [[1, 2]]), renewal_s=31.0, patience_s=60.0)
+    for rank in range(2):
+        reports.add(rank, blocked(2, lane=PAIRING), 100.0)
+    reports.add(2, blocked(2, lane=AGREED), 100.0)
+    assert reports.crossed(100.0) == {}, "what was agreed on moves bytes"
+    reports.add(2, blocked(2, lane="p", process_set=1), 100.0)
+    assert set(reports.crossed(100.0)) == {0, 1, 2}
+    reports.add(2, blocked(2, lane=PAIRING), 100.0)
+    assert reports.crossed(100.0) == {}
 
 
 @pytest.mark.parametrize(

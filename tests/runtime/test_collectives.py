@@ -26,15 +26,13 @@ from tests.runtime.cases import play, require
 
 Case = Callable[[int, int], None]
 
-REDUCTIONS = (ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT)
-
 
 def _values(rank: int, dtype: DType, count: int = 11) -> Any:
     return reference.encode(dtype, (np.arange(count) + rank) % 3 + 1)
 
 
 def reductions_of_every_dtype(rank: int, size: int) -> None:
-    for dtype, op in itertools.product(DType, REDUCTIONS):
+    for dtype, op in itertools.product(DType, ReduceOp):
         if not reference.legal(dtype, op):
             continue
         for count in (3, 70):  # travels with the announcement, and through the engine
@@ -72,18 +70,6 @@ def a_group_may_mix_dtypes_and_sizes(rank: int, size: int) -> None:
     do.submit(*(do.reduction(f"group.{i}", x) for i, x in enumerate(held))).wait()
     for x in held:
         np.testing.assert_array_equal(x, np.full_like(x, size))
-
-
-def scalars_and_empty_tensors(rank: int, size: int) -> None:
-    do = NumpyCalls()
-    scalar, empty = np.array(float(rank)), np.empty((0, 3), np.float32)
-    do.allreduce("scalar", scalar)
-    do.allreduce("empty", empty)
-    assert scalar == sum(range(size))
-    together, _ = do.allgather("scalars", np.array(float(rank)))
-    np.testing.assert_array_equal(together, np.arange(size))
-    nothing, _ = do.allgather("nothing", empty)
-    assert nothing.shape == (0, 3)
 
 
 def gather_scatter_and_exchange_uneven_parts(rank: int, size: int) -> None:
@@ -152,6 +138,29 @@ def handles_finish_without_anybody_waiting(rank: int, size: int) -> None:
         assert time.monotonic() < deadline
     assert x[0] == size
     assert handle.wait() == handle.wait()
+
+
+def a_thread_with_time_to_spare_waits_itself(rank: int, size: int) -> None:
+    """Where the others come in time; else the background goes on, and ranks that wait for this one are not kept."""
+    do = NumpyCalls()
+    for turn in range(6):
+        early = np.full(2, rank + 1.0)
+        call = do.reduction("spare", early)
+        if turn < 3:  # in full, by number, and from now on from rank to rank; the background has nothing to lead
+            current().submit([call], background=False).wait()
+        else:
+            assert current().submit([call], progress_s=60.0).done(), turn
+        np.testing.assert_array_equal(early, np.full(2, size * (size + 1) / 2))
+    for _ in range(6):
+        late = np.full(2, rank + 2.0)
+        if rank:
+            do.allreduce("go", np.ones(1))
+        handle = current().submit([do.reduction("late", late)], progress_s=0.001)
+        if rank == 0:
+            assert not handle.done() or size == 1
+            do.allreduce("go", np.ones(1))
+        handle.wait()
+        np.testing.assert_array_equal(late, np.full(2, size * (size + 1) / 2 + size))
 
 
 def a_name_is_in_flight_once(rank: int, size: int) -> None:
@@ -294,12 +303,12 @@ CASES: dict[str, Case] = {
         a_few_bytes_need_no_engine,
         scales_apply_before_and_after,
         a_group_may_mix_dtypes_and_sizes,
-        scalars_and_empty_tensors,
         gather_scatter_and_exchange_uneven_parts,
         any_rank_may_be_the_root,
         names_match_in_any_order_and_small_ones_are_fused,
         threads_may_wait_at_once,
         handles_finish_without_anybody_waiting,
+        a_thread_with_time_to_spare_waits_itself,
         a_name_is_in_flight_once,
         what_differs_raises_everywhere_and_the_next_works,
         a_name_may_change_its_meaning,

@@ -22,6 +22,7 @@ from farandole.control.messages import (
     Exchange,
     Exchanged,
     Hello,
+    LaneClosed,
     Leave,
     Orders,
     Progress,
@@ -205,6 +206,13 @@ def test_leaving_in_the_middle_of_a_collective_ends_it_for_all() -> None:
     assert {message.reason for _, message in job.only(Abort)} == {"rank 1 on a could not go on: no memory"}
 
 
+def test_the_others_raise_the_error_that_a_script_has_ended_with_where_it_is_everybodys() -> None:
+    job = Job()
+    job.form()
+    job.say("y", Leave(1, "the ranks differ", ending=True, kind="MismatchError"))
+    assert {(message.kind, message.reason) for _, message in job.only(Abort)} == {("MismatchError", "the ranks differ")}
+
+
 def test_an_end_without_a_word_ends_it_for_all_unless_the_word_is_on_its_way() -> None:
     for farewell in (True, False):
         job = Job()
@@ -330,6 +338,26 @@ def test_waiting_in_the_planned_lane_for_a_rank_that_left_ends_the_generation() 
     assert {message.reason for _, message in job.only(Abort)} == {LEFT}
 
 
+def test_waiting_in_a_lane_that_another_rank_has_given_up_ends_the_generation_with_the_reason() -> None:
+    job = Job()
+    job.form()
+    for rank, uid in enumerate("xy"):
+        job.say(uid, LaneClosed(1, 0, "optimizer.0", 7 + rank))
+        job.say(uid, LaneClosed(1, 3 + rank, "no such set", 7))
+    job.say("x", Blocked(1, 0, "optimizer.0", 9, "optimizer.0: step 9", 0.1))
+    assert job.take() == [], "both have given up that one"
+    job.say("x", LaneClosed(1, 0, "optimizer.1", 7))
+    job.say("x", Blocked(1, 0, "optimizer.1", 9, "optimizer.1: step 9", 0.1))
+    job.say("y", Blocked(1, 0, "optimizer.1", 7, "optimizer.1: step 7", 0.1))
+    assert job.take() == [], "who has closed it has been there"
+    job.say("y", Blocked(1, 0, "optimizer.1", 8, "optimizer.1: step 8", 0.1))
+    told = job.only(Abort)
+    assert {(message.kind, to) for to, message in told} == {
+        ("MismatchError", each) for each in ("xc", "xo", "yc", "yo")
+    }
+    assert told[0][1].reason.startswith("rank 1 on a is in optimizer.1: step 8, but the script of rank 0 on a has drop")
+
+
 def test_an_idle_job_has_nothing_to_wake_up_for() -> None:
     job = Job(stall_warning_s=10.0)
     job.form()
@@ -373,6 +401,7 @@ peers: list[st.SearchStrategy[Message]] = [
     st.builds(Exchange, small, text, st.lists(small, max_size=3), st.binary(max_size=2)),
     st.builds(Leave, small, text),
     st.builds(Blocked, small, small, text, small, text, st.floats()),
+    st.builds(LaneClosed, small, small, text, small),
     st.builds(Progress, small, text, text),
     st.builds(messages.SetTimeline, small, small, text),
     st.builds(messages.TimelineSet, small, small),

@@ -109,3 +109,27 @@ def test_who_never_comes_is_shown_with_its_stack_and_then_everybody_raises(launc
     assert re.search(r"rank 1 on \S+ last finished allreduce\S* 'first'", done.stderr), done.stderr
     assert len(done.lines()) == 2
     assert all(re.match(r"StallError allreduce 'second' has waited .* rank 1 on", line) for line in done.lines())
+
+
+MISMATCH = """
+from farandole.runtime.session.process_sets import ProcessSet
+
+others = session.add_process_set([1, 2])
+try:
+    if rank:
+        NumpyCalls(others.process_set_id).allreduce("differs", np.ones(rank))
+    do.allreduce("never", x)
+except CollectiveError as error:
+    print(type(error).__name__, error)
+    raise
+"""
+
+
+def test_who_waits_elsewhere_reads_why_the_ranks_differ(launch: Launch) -> None:
+    done = launch(3, PRELUDE + MISMATCH)
+    assert done.code
+    lines = done.lines()
+    assert len(lines) == 3
+    for line in lines:
+        assert line.startswith("MismatchError allreduce 'differs' in process set 1: the ranks differ in the shape")
+    assert any(re.search(r"\(raised on rank [12] on \S+, whose script has ended\)", line) for line in lines)

@@ -38,7 +38,7 @@ def test_nothing_a_peer_says_can_raise(messages: list[tuple[RankSet, list[Entry]
             negotiation.leave(leaver, "it left")
         for entry in said:
             negotiation.submit(ranks, entry, float(now))
-        negotiation.expire(float(now))
+        negotiation.end_crossed(ranks)
         for told, order in negotiation.decide(float(now)):
             assert set(told) <= {0, 1, 2}
             assert order.kind in list(Kind)

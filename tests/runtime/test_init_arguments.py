@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
+import farandole
 from farandole.cluster.environment import Launched, Plain, variables_for
 from farandole.errors import SettingsError, UsageError
 from farandole.runtime.session.init_arguments import environment_of, part_of, settings_of, static_sets
 from farandole.runtime.session.process_sets import ProcessSet
+from farandole.settings import KNOBS, Settings
 from farandole.topology import Topology
 
 LAUNCHED = Launched(variables_for(Topology.of(2, ("a",) * 4, 1), "tcp://a:1", "secret"))
@@ -48,6 +52,33 @@ def test_settings_of_the_whole_job_are_the_launchers() -> None:
     with pytest.raises(SettingsError, match="FARANDOLE_STALL_WARNING_S for farandole run"):
         settings_of(LAUNCHED, {"stall_warning_s": 1.0})
     assert settings_of(PLAIN, {"stall_warning_s": 1.0}).stall_warning_s == 1.0
+
+
+OF_THE_WORKER_TOO = {
+    "bucket_bytes": "no controller lays out buckets",
+    "log_level": "each process has its own log",
+    "network_interface": "a worker offers its own address",
+    "start_timeout_s": "a worker waits so long for the controller's answer",
+}
+"""Settings that a worker may have otherwise than the launcher and the controller, which read them as well; and why."""
+
+
+@pytest.mark.parametrize("room", ["launch", "runtime/controller", "runtime/coordination", "elastic/membership"])
+def test_what_the_launcher_or_the_controller_reads_is_of_the_whole_job(room: str) -> None:
+    files = (Path(farandole.__file__).parent / room).rglob("*.py")
+    read = {name for file in files for name in re.findall(r"settings\.([a-z_]+)", file.read_text())}
+    assert not {name for name in read & KNOBS.keys() if not KNOBS[name].job_wide} - OF_THE_WORKER_TOO.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("across", "tcp"), ("cache_capacity", 2), ("elastic_journal", "j"), ("host_timeout_s", 9.0), ("tree_radix", 2)],
+)
+def test_no_setting_of_the_whole_job_is_silently_without_effect(name: str, value: object) -> None:
+    with pytest.raises(SettingsError, match=f"set FARANDOLE_{name.upper()} for farandole run"):
+        settings_of(LAUNCHED, {name: value})
+    assert getattr(settings_of(LAUNCHED, {name: getattr(Settings(), name)}), name) == getattr(Settings(), name)
+    assert getattr(settings_of(PLAIN, {name: value}), name) == value
 
 
 def test_static_sets_are_made_of_what_a_user_gives() -> None:

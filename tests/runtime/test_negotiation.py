@@ -9,7 +9,7 @@ import pytest
 
 from farandole.collective import DType, Kind, ReduceOp
 from farandole.control.messages import Entry, Order, Signature
-from farandole.runtime.coordination.negotiation import CROSSED_AFTER_S, Delivery, Negotiation
+from farandole.runtime.coordination.negotiation import Delivery, Negotiation
 from farandole.runtime.coordination.rank_set import RankSet
 from farandole.runtime.coordination.stall import Waiting
 
@@ -90,11 +90,9 @@ def test_waiting_for_each_other_in_different_sets_is_an_error_on_both_sides() ->
     for rank in (2, 1):
         say(negotiation, rank, BASE)
     say(negotiation, 0, BASE, process_set=1)
-    due_s = negotiation.expiry_s
-    assert due_s == CROSSED_AFTER_S
-    negotiation.expire(due_s)
-    assert negotiation.expiry_s is None
-    orders = negotiation.decide(CROSSED_AFTER_S)
+    assert not negotiation.end_crossed(RankSet.of([0, 2])), "rank 1 may come to either"
+    assert negotiation.end_crossed(RankSet.of([0, 1]))
+    orders = negotiation.decide(1.0)
     assert [(list(ranks), order.process_set, order.error_kind) for ranks, order in orders] == [
         ([1, 2], 0, "MismatchError"),
         ([0], 1, "MismatchError"),
@@ -107,7 +105,7 @@ def test_one_name_in_two_sets_is_no_error_while_the_ranks_are_on_their_way() -> 
     negotiation = Negotiation(["a"] * 3, [[0, 1]])
     say(negotiation, 0, BASE, process_set=1)
     say(negotiation, 2, BASE)
-    negotiation.expire(CROSSED_AFTER_S)
+    assert not negotiation.end_crossed(RankSet.span(0, 3))
     assert not negotiation.undecided
     for process_set in (0, 1):
         say(negotiation, 1, BASE, process_set=process_set)

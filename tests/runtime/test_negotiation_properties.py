@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
-from typing import final
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +15,6 @@ from farandole.runtime.coordination.rank_set import RankSet
 from tests.runtime.programs import Job, Move, Simulation, jobs, model
 
 
-@final
 class Flat(Simulation):
     """All ranks speak to the coordinator itself."""
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import threading
-from collections.abc import Callable
-from types import FrameType
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from types import FrameType, SimpleNamespace
+from typing import cast, final
 
 import pytest
 
-from farandole.errors import AbortError, UsageError
+from farandole.errors import AbortError, MismatchError, UsageError
 from farandole.runtime.collectives.pairing import Pairing, Unpaired, pairing
-from farandole.runtime.session.init import current, global_process_set, init, shutdown
+from farandole.runtime.session.init import Session, current, global_process_set, init, shutdown
 from farandole.testing.jobs import run_job
 from farandole.testing.rank import RankContext
 
@@ -149,3 +154,55 @@ def _interrupted_leader(member: RankContext) -> str:
 def test_an_interrupt_in_a_round_is_told_to_all() -> None:
     for text in run_job(_interrupted_leader, 2, environment=PATIENT, timeout_s=60.0):
         assert "connecting a.0" in text
+
+
+@final
+class Meeting:
+    """What a pairing needs of the session of each of two ranks, which are threads."""
+
+    def __init__(self) -> None:
+        self.settings = SimpleNamespace(stall_warning_s=60.0)
+        self.topology = SimpleNamespace(hosts=["a", "b"])
+        self._both, self._said = threading.Barrier(2, timeout=30.0), dict[str, dict[int, bytes]]()
+        self._rank = threading.local()
+
+    def inside(self, *_: object, **__: object) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def exchange(self, _: int, key: str, payload: bytes) -> list[bytes]:
+        self._said.setdefault(key, {})[self._rank.value] = payload
+        self._both.wait()
+        return [self._said[key][rank] for rank in range(2)]
+
+    def pair(self, rank: int, label: str, clock: Iterator[float], is_known: bool) -> str:
+        """The error of a rank that wants what no other does; one whose clock ends has looked at it too often."""
+        self._rank.value = rank
+        one = Pairing(0, [0, 1], partial(next, clock))
+        with pytest.raises(MismatchError) as caught:
+            one.pair(cast("Session", self), Unpaired(label, ("w",)), lambda _: is_known)
+        return str(caught.value)
+
+
+@pytest.mark.parametrize(("is_known", "seconds"), [(False, (0.0, 4.0, 4.9, 5.1)), (True, (0.0, 5.1, 59.0, 60.1))])
+def test_ranks_give_up_by_the_clock_of_the_first_one_alone(is_known: bool, seconds: Iterable[float]) -> None:
+    """What both may come with yet is waited for until a stall is warned of, and what only one has for five seconds."""
+    meeting = Meeting()
+    clocks = _looked_at(seconds), itertools.repeat(1000.0)
+    with ThreadPoolExecutor(2) as ranks:
+        wanted = [
+            ranks.submit(meeting.pair, rank, f"{label}.0", clock, is_known)
+            for rank, (label, clock) in enumerate(zip(("critic", "generator"), clocks, strict=True))
+        ]
+        texts = {each.result() for each in wanted}
+    assert len(texts) == 1
+    assert "rank 0 on a with critic.0; rank 1 on b with generator.0" in texts.pop()
+    assert list(clocks[0]) == [], "not sooner"
+
+
+def _looked_at(seconds: Iterable[float]) -> Iterator[float]:
+    """A clock that shows these, one in each round: at its beginning, but in the first, and at its end."""
+    first, *others = seconds
+    yield first
+    for each in others:
+        yield each
+        yield each

@@ -19,7 +19,7 @@ from farandole.collective import Array, DType, Kind
 from farandole.control.channel import Dealer, Router
 from farandole.control.endings import WorkerExited
 from farandole.control.keys import JobKeys, new_secret
-from farandole.control.messages import Hello, Letters, Order, Refuse
+from farandole.control.messages import Exchange, Hello, Letters, Order, Refuse, Waits
 from farandole.errors import AbortError
 from farandole.runtime.controller.root import Root
 from farandole.runtime.coordination.stall import Limits
@@ -30,6 +30,7 @@ from farandole.runtime.lanes.failure import Failure
 from farandole.runtime.lanes.negotiated import NegotiatedLane
 from farandole.runtime.lanes.peer_lane import PeerLane
 from farandole.runtime.lanes.reentry import Reentry
+from farandole.runtime.relay import relay as relays
 from farandole.runtime.relay.relay import Relay
 from farandole.runtime.session.control_thread import ControlThread
 from farandole.runtime.session.link import Assignment, Link
@@ -44,6 +45,7 @@ import select, sys, time
 import msgspec
 from farandole.control.keys import JobKeys
 from farandole.runtime.relay.agent_link import AgentLink
+from farandole.runtime.relay import relay as relays
 from farandole.runtime.relay.relay import Relay
 
 address, secret, host, hold_s = sys.stdin.readline().split()
@@ -128,6 +130,9 @@ class Worker:
 
     def progress(self) -> tuple[str, str]:
         return "", ""
+
+    def waits(self) -> Waits:
+        return Waits(self.welcome.generation)
 
     def change(self, reason: str) -> None:
         """Nothing asks for one."""
@@ -303,3 +308,34 @@ def test_who_says_hello_between_two_parents_is_heard_by_the_second() -> None:
         with Router(keys) as second:
             relay.attach([second.address])
             assert _said_hello(_until(relay, [second], bool)) == [b"lateu"]
+
+
+def test_more_than_may_wait_for_a_parent_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that talks without an end while nobody is above; who comes after it is heard by the next parent."""
+    monkeypatch.setattr(relays, "KEPT_BYTES", 10_000)
+    keys = JobKeys.from_secret(new_secret())
+    hello = Hello("w", 0, 1, "a", 1, "1", ["tcp"], 2, 40, [])
+    with contextlib.ExitStack() as held, ThreadPoolExecutor(1) as dialling:
+        relay = Relay(keys, "a", silence_s=0.0)
+        held.callback(relay.close)
+
+        def worker(name: bytes) -> Dealer:
+            made = dialling.submit(Dealer, relay.address, name, keys, DEADLINE_S)
+            _until(relay, [], lambda _: made.done())
+            return held.enter_context(made.result())
+
+        endless, told = worker(b"endlessu"), worker(b"endlessc")
+        endless.send(hello)
+        for number in range(30):
+            endless.send(Exchange(1, f"key {number}", [0], b"x" * 1000))
+        _until(relay, [], lambda _: relay.statistics()["from_below"] > 30)
+        refused = told.recv(DEADLINE_S)
+        assert isinstance(refused, Refuse)
+        for reason in (refused.reason, relay.lost):  # not one and the same where it came in several turns
+            assert "wait for that connection to be made, and 10000 may" in reason
+        assert sum(len(msgspec.msgpack.encode(each)) for each in relay._kept) <= 10_000
+        worker(b"lateu").send(hello)
+        _until(relay, [], lambda _: relay.statistics()["from_below"] > 31)
+        with Router(keys) as parent:
+            relay.attach([parent.address])
+            assert b"lateu" in _said_hello(_until(relay, [parent], bool))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +23,7 @@ from farandole.control.messages import (
     Submit,
     Welcome,
 )
+from farandole.control.task_messages import TaskResult
 from farandole.runtime.relay.combining import HOLD_S
 from farandole.runtime.relay.relaying import Relaying
 from tests.runtime.test_controller import letters, peers, small
@@ -80,6 +83,31 @@ def test_all_below_are_told_once_when_nobody_is_above() -> None:
     frames = [message.frame for to, message in relay.down if to == CHILD and isinstance(message, messages.Multicast)]
     assert [messages.decode(frame) for frame in frames] == [over, over]
     assert [(to, m) for to, m in relay.down if to != CHILD] == [(to, over) for to in (b"xc", b"yc", b"xo", b"yo")]
+
+
+@given(st.lists(st.integers(0, 900), max_size=8), st.booleans())
+def test_what_is_too_long_for_one_message_goes_up_in_several(sizes: list[int], from_child: bool) -> None:
+    """Up to the longest message that a worker may send, which gets an envelope on top."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(messages, "LIMIT_BYTES", 1000)
+        relay = Relay()
+        said = [
+            messages.Letter(b"w%du" % n, messages.encode(TaskResult(0, True, bytes(size))))
+            for n, size in enumerate(sizes)
+        ]
+        longest = TaskResult(0, True, b"")
+        room = 1000 - len(messages.encode(TaskResult(0, True, bytes(900)))) + 900
+        said.append(
+            messages.Letter(b"longestu", messages.encode(msgspec.structs.replace(longest, payload=bytes(room))))
+        )
+        for letter in said:
+            if from_child:
+                relay.relaying.from_below(CHILD, Letters([letter]))
+            else:
+                relay.relaying.from_below(letter.identity, messages.decode(letter.frame))
+        relay.relaying.flush()
+        assert [letter for bag in relay.up if isinstance(bag, Letters) for letter in bag.letters] == said
+        assert len(relay.up) <= 2 + len(sizes)
 
 
 moves = st.one_of(

@@ -131,7 +131,10 @@ def test_a_handler_may_shut_down_wherever_the_signal_comes() -> None:
 
 
 def _long_handler(member: RankContext) -> list[str]:
-    """Rank 0: another thread shuts down while a handler runs on top of a collective, for longer than that waits."""
+    """Rank 0: another thread shuts down while a handler runs on top of a collective, for longer than that waits.
+
+    And for longer than the other rank takes to hear of it, and to go on.
+    """
     sessions.LEAVE_S = 0.1
     init()
     session, said = current(), list[str]()
@@ -146,6 +149,7 @@ def _long_handler(member: RankContext) -> list[str]:
         thread.join(DEADLINE_S)
         assert session._link is not None
         said.append("closed" if session._link.up._closed else "open")
+        member.exchange(b"")  # goes on until the other rank has been told
 
     if member.rank == 0:
         signal.signal(signal.SIGUSR1, handle)
@@ -160,6 +164,8 @@ def _long_handler(member: RankContext) -> list[str]:
         NumpyCalls().allreduce("x", np.ones(100))
     if member.rank == 0:
         cancel()
+    else:
+        member.exchange(b"")
     for thread in threading.enumerate():
         if thread.name == "farandole-shutdown":
             thread.join(DEADLINE_S)

@@ -181,7 +181,7 @@ def test_nobody_takes_the_place_of_a_member_that_is_still_there() -> None:
             in refused(arrive(forming, hello(worker_id, 2, pid=9))).reason
         )
     assert forming.decide(100.0) is None
-    forming.left(0, ending=False)
+    forming.left(0, ending=False, told=False)
     assert arrive(forming, hello(0, 2, pid=9)) is None
     forming.worker_exited(WorkerExited(1, -9, "rank 1 on b was killed by SIGKILL", pid=101))
     assert [member.hello.pid for member in formed(forming.decide(0.0)).members] == [9]

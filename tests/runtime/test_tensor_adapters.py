@@ -15,10 +15,13 @@ import pytest
 import torch
 
 from farandole.adapters.numpy import NumpyAdapter
+from farandole.adapters.numpy_tensors import NumpyTensors
 from farandole.adapters.torch import TorchAdapter
 from farandole.collective import Array, DType
+from farandole.gradients.tensors import Tensors
 from farandole.runtime.collectives.adapter import TensorAdapter, TensorSpec
 from farandole.runtime.collectives.leaves import Leaves
+from farandole.torch.tensors import TorchTensors
 
 FRAMEWORKS = [(NumpyAdapter(), np.asarray), (TorchAdapter(), torch.tensor)]
 each = pytest.mark.parametrize(("adapter", "make"), FRAMEWORKS, ids=["numpy", "torch"])
@@ -145,6 +148,24 @@ def test_memory_that_may_not_be_written_is_not_lent() -> None:
     assert adapter.host_bytes(constant).owner is not constant
     with pytest.raises(ValueError, match="read-only"):
         adapter.assign(constant, np.zeros(4, np.uint8))
+
+
+def test_digests_tell_the_values_whatever_framework_and_layout() -> None:
+    values = [[1.0, 2.0], [3.0, 4.0]]
+    array, tensor = np.array(values), torch.tensor(values, dtype=torch.float64, requires_grad=True)
+    kinds: list[tuple[Tensors[Any], Any]] = [(NumpyTensors(), array), (TorchTensors(), tensor)]
+    digests = [tensors.digests([given, given.T, None]) for tensors, given in kinds]
+    assert digests[0] == digests[1]
+    assert len(set(digests[0])) == 3
+    for tensors, given in kinds:
+        assert tensors.digests([given.T]) == tensors.digests([tensors.clone(given.T), None])[:1]
+    number = torch.tensor([1 + 2j])
+    assert TorchTensors().digests([number.conj()]) == NumpyTensors().digests([np.array([1 - 2j], np.complex64)])
+
+
+def test_sparse_tensors_have_the_digest_of_none() -> None:
+    sparse, none = TorchTensors().digests([torch.eye(2).to_sparse(), None])
+    assert sparse == none
 
 
 def test_lazily_conjugated_values_are_those_that_one_sees() -> None:

@@ -1,8 +1,11 @@
 """The checkpoints of a job: written while training goes on, by one rank or by all."""
 
-# Two threads at most: the one that calls the methods, and the one that writes the last checkpoint. ``save`` joins it
-# before it starts the next, so no field needs a lock: ``_writer`` is the caller's, and ``_unsaid`` gets its error from
-# the writing thread before that ends, and is read by the caller after the join. What is written is a copy.
+# Two threads: the one that calls the methods, and the one that writes the last checkpoint, which ``save`` joins before
+# it starts the next. What is written is a copy. A signal handler may save on top of any line of ``save`` and ``wait``.
+# So there may be a writing thread more, which the caller below it does not know of: ``_turn`` lets one write at a time,
+# and is never taken by callers, who may be on top of each other. ``_writers`` and ``_unsaid`` change by methods of
+# ``set`` and ``list`` that no handler interrupts. A thread that is in ``_writers`` has been started, and may be joined:
+# it enters itself, and ``save`` does, since it returns perhaps before that.
 #
 # Where all ranks write, their writing threads meet in two all-gathers, beside the collectives of the training; names
 # tell them apart. Everything that can fail on one rank is caught before each and travels in it, as the others would
@@ -78,7 +81,8 @@ class Checkpoints:
             raise UsageError(f"on_error={on_error!r}: use 'raise' or 'warn'")
         self.root = Path(root)
         self._codec, self._keep, self._sharded, self._on_error = codec, keep, sharded, on_error
-        self._writer: threading.Thread | None = None
+        self._writers: set[threading.Thread] = set()
+        self._turn = threading.Lock()
         self._unsaid: list[CheckpointError] = []
         # With the list, as a finaliser that refers to ``self`` would keep it alive. It runs when all is written: the
         # writing thread refers to ``self``, and at the interpreter's exit it is joined before ``atexit`` begins.
@@ -104,18 +108,22 @@ class Checkpoints:
         if writer.rank == 0:
             content[TREE] = tree
         # No daemon: the interpreter joins it before ``atexit``, and so before the session leaves the job.
-        self._writer = threading.Thread(target=self._write, args=(step, content, writer), name="farandole-checkpoint")
+        thread = threading.Thread(target=self._write, args=(step, content, writer), name="farandole-checkpoint")
         if writer.writers > 1:  # its all-gather needs the session, and the others need it to come to that
-            init.finish_before_leaving(self._writer)
-        self._writer.start()
+            init.finish_before_leaving(thread)
+        thread.start()
+        self._writers.add(thread)
 
     def wait(self) -> None:
         """Return when what was saved is on the disk, or raise ``CheckpointError`` on every writer: why it is not."""
-        if self._writer is not None:
-            self._writer.join()
-            self._writer = None  # after the join: if a signal's exception interrupts that, the next call joins again
-        if self._unsaid:
-            raise self._unsaid.pop()
+        # Asked anew, as a handler may save on top of any of these lines. If its exception interrupts the join, the next
+        # call joins again.
+        while self._writers:
+            for thread in list(self._writers):
+                thread.join()
+                self._writers.discard(thread)
+        with contextlib.suppress(IndexError):  # there is none, the rule, or a handler has just raised it
+            raise self._unsaid.pop(0)
 
     def restore(self, step: int | None = None) -> Restored | None:
         """The newest checkpoint that is whole, or that of ``step``; ``None`` if there is none. All ranks get the same.
@@ -160,8 +168,10 @@ class Checkpoints:
     # -- writing ------------------------------------------------------------------------------------------------------
 
     def _write(self, step: int, content: dict[str, Any], writer: _Writer) -> None:
+        self._writers.add(threading.current_thread())
         try:
-            self._write_all(step, content, writer)
+            with self._turn:
+                self._write_all(step, content, writer)
         except Exception as error:  # of this thread nobody would hear it
             failure = CheckpointError(f"the checkpoint of step {step} in {self.root} was not written: {error}")
             failure.__cause__ = error

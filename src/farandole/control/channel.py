@@ -149,7 +149,7 @@ class Router:
                 self.refuse("unknown identities", "a peer that gave itself no name")
             elif frame == KNOCK:
                 self._deliver(identity, KNOCK)
-            elif len(frame) > messages.LIMIT_BYTES:
+            elif len(frame) > messages.LIMIT_BYTES + messages.ENVELOPE_BYTES:
                 self.refuse("oversized frames", f"{len(frame)} bytes from {identity!r}")
             elif (message := self._decode(identity, frame)) is not None:
                 return identity, message

@@ -1,13 +1,14 @@
 """Every message of the control plane, as typed structs; ``encode`` and ``decode`` are the only way on and off the wire.
 
 >>> decode(encode(Leave(generation=3)))
-Leave(generation=3, reason='', following=False, ending=False, worker_id=-1)
+Leave(generation=3, reason='', following=False, ending=False, worker_id=-1, kind='AbortError', told=False)
 
 The docstring of a message speaks for its sender: *I* send it, *you* receive it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import TypeAlias, cast, final
 
 import msgspec
@@ -22,7 +23,13 @@ Entry: TypeAlias = entries.Entry
 Order: TypeAlias = entries.Order
 
 LIMIT_BYTES = 64 * 2**20
-"""Largest frame that is accepted (a pickled function or a state dict travels in one)."""
+"""Largest message of one process (a pickled function or a state dict travels in one)."""
+
+ENVELOPE_BYTES = 1024
+"""Room for what a relay puts around such a message; a frame of both is accepted."""
+
+_LETTER_BYTES = 16
+"""More than the encoding adds to the identity and the frame of a letter."""
 
 
 # -- a worker to the controller ---------------------------------------------------------------------------------------
@@ -82,8 +89,8 @@ class Leave(Message, frozen=True):
 
     With a ``reason`` I could not go on in the middle of a collective, and it ends for all at once: they wait for me
     there. ``following`` says that I leave because others did, whose news may come later than mine; ``ending`` that I
-    shall not come again: my process is about to end. A controller that has not formed the generation knows me only by
-    my ``worker_id``.
+    shall not come again: my process is about to end. I was ``told`` to end, and nobody need wait for that. A controller
+    that has not formed the generation knows me only by my ``worker_id``. ``kind`` is what the others should raise.
     """
 
     generation: int
@@ -91,6 +98,8 @@ class Leave(Message, frozen=True):
     following: bool = False
     ending: bool = False
     worker_id: int = -1
+    kind: str = "AbortError"
+    told: bool = False
 
 
 @final
@@ -128,6 +137,52 @@ class Blocked(Message, frozen=True):
     what: str
     seconds: float
     step_s: float = 0.0
+
+
+@final
+class LaneClosed(Message, frozen=True):
+    """I have closed the planned ``lane`` after ``sequence`` of its collectives: the script has dropped what used it."""
+
+    generation: int
+    process_set: int
+    lane: str
+    sequence: int
+
+
+@final
+class ThreadWait(msgspec.Struct, frozen=True, array_like=True):
+    """A collective that one thread waits for; ``token`` is another one each time that a thread begins to wait.
+
+    With a ``lane`` it is the ``sequence``-th collective of that planned lane, with a ``grant`` the ``sequence``-th
+    round of that (both need all members of the process set), else the one called ``name``, which the controller
+    orders. ``what`` describes it.
+    """
+
+    token: int
+    process_set: int
+    what: str
+    name: str = ""
+    lane: str = ""
+    grant: int = 0
+    sequence: int = 0
+
+
+@final
+class Waits(Message, frozen=True):
+    """Every thread of mine that could begin a collective waits for one: ``waits``. Empty if some thread does not.
+
+    Until one of these has ended I come to no other collective. ``submitted`` are those that I have announced and not
+    finished, by process set and name; ``reached`` are the planned lanes that I have been in, by process set and label,
+    and how far I have come there; ``given`` are my open grants, and the number of rounds that I have contributed to. I
+    say so unasked when it lasts, and in answer to the ``question`` of an ``AskWaits``.
+    """
+
+    generation: int
+    waits: list[ThreadWait] = msgspec.field(default_factory=list)
+    submitted: list[tuple[int, str]] = msgspec.field(default_factory=list)
+    reached: list[tuple[int, str, int]] = msgspec.field(default_factory=list)
+    given: list[tuple[int, int]] = msgspec.field(default_factory=list)
+    question: int = 0
 
 
 @final
@@ -242,6 +297,14 @@ class AskProgress(Message, frozen=True):
     generation: int
 
 
+@final
+class AskWaits(Message, frozen=True):
+    """Tell me if all your threads still wait, and for what: others seem to wait for you, and you for them."""
+
+    generation: int
+    question: int
+
+
 # -- a relay to its parent (another relay, or the controller), and back ------------------------------------------------
 
 
@@ -317,8 +380,8 @@ class Multicast(Message, frozen=True):
 
 
 Any: TypeAlias = (
-    Hello | Exchange | Submit | Leave | Stay | Unheard | Blocked | Progress | SetTimeline | TimelineSet
-    | Welcome | Refuse | Exchanged | Orders | Resend | Abort | ChangeDue | AskProgress
+    Hello | Exchange | Submit | Leave | LaneClosed | Stay | Unheard | Blocked | Waits | Progress | SetTimeline
+    | TimelineSet | Welcome | Refuse | Exchanged | Orders | Resend | Abort | ChangeDue | AskProgress | AskWaits
     | Ready | GatheredParts | Letters | Begin | Multicast | agent_messages.Any | task_messages.Any
 )  # fmt: skip
 
@@ -327,11 +390,27 @@ _decoder = msgspec.msgpack.Decoder(Any)
 
 
 def encode(message: Message) -> bytes:
-    """Message to frame; raises ``ControlError`` above ``LIMIT_BYTES``."""
+    """Message to frame; raises ``ControlError`` above ``LIMIT_BYTES``, to which an envelope adds its own."""
     frame = _encoder.encode(message)
-    if len(frame) > LIMIT_BYTES:
-        raise ControlError(f"a {type(message).__name__} of {len(frame)} bytes exceeds the limit of {LIMIT_BYTES}")
+    limit = LIMIT_BYTES + ENVELOPE_BYTES * isinstance(message, Letters | Multicast)
+    if len(frame) > limit:
+        raise ControlError(f"a {type(message).__name__} of {len(frame)} bytes exceeds the limit of {limit}")
     return frame
+
+
+def bags(letters: Iterable[Letter]) -> Iterator[Letters]:
+    """All letters, in their order, in as few messages as their size allows."""
+    bag: list[Letter] = []
+    nbytes = 0
+    for letter in letters:
+        own = len(letter.identity) + len(letter.frame) + _LETTER_BYTES
+        if bag and nbytes + own > LIMIT_BYTES:
+            yield Letters(bag)
+            bag, nbytes = [], 0
+        bag.append(letter)
+        nbytes += own
+    if bag:
+        yield Letters(bag)
 
 
 def decode(frame: bytes) -> Any:

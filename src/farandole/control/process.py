@@ -33,6 +33,7 @@ import subprocess
 import sys
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from farandole.errors import ControlError
@@ -46,6 +47,11 @@ INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 """To workers that handle them: schedulers announce the end of a job by these, or ask for a checkpoint."""
+
+TRACKERS_S = 10.0
+"""Time for Python's resource trackers to remove what killed processes have left, before they are killed, too."""
+
+_TRACKER = b"from multiprocessing.resource_tracker import main"
 
 STDERR = 2
 NOT_EXECUTABLE = 126
@@ -91,17 +97,22 @@ def signals_as_bytes(numbers: Iterable[int]) -> Iterator[int]:
 def no_descendants_left() -> Iterator[None]:
     """Kill, at the end of the block, every descendant that came during it, wherever it may have hidden.
 
-    A shell that became this program may have left it children; these and what they start are nobody's business here.
+    Resource trackers get their time, see ``trackers``. A shell that became this program may have left it children;
+    these and what they start are nobody's business here.
     """
     others = set(descendants())
     adopt_orphans()
     try:
         yield
     finally:
+        spared_until_s = time.monotonic() + TRACKERS_S
         while left := set(descendants(but=others)):  # again: they may have forked before they were killed
-            kill(left)
+            spared = trackers(left) if time.monotonic() < spared_until_s else set()
+            kill(left - spared)
             with contextlib.suppress(ChildProcessError):
-                os.waitpid(-1, 0)  # one of them, at least, is our child; what it leaves becomes so
+                os.waitpid(-1, os.WNOHANG if spared else 0)  # one, at least, is our child; what it leaves becomes so
+            if spared:
+                time.sleep(0.005)  # they end by themselves, and perhaps never
 
 
 def open_standard_streams() -> None:
@@ -114,6 +125,23 @@ def open_standard_streams() -> None:
 def adopt_orphans() -> None:
     """Become the parent of every descendant whose own parent dies, so that none can slip away."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def end_descendants(limit_s: float) -> None:
+    """Kill every descendant, again until none is left or ``limit_s`` is over: some the kernel does not let die.
+
+    It reaps them, and gives resource trackers their time, see ``trackers``. For a process that has adopted orphans, and
+    has nobody else to wait for them.
+    """
+    until_s = time.monotonic() + limit_s
+    spared_until_s = time.monotonic() + min(limit_s, TRACKERS_S)
+    while has_children():
+        left = set(descendants())
+        kill(left - trackers(left) if time.monotonic() < spared_until_s else left)
+        deque(reap(), maxlen=0)
+        if time.monotonic() > until_s:
+            return
+        time.sleep(0.005)  # what is killed takes a moment to end, and its children are ours only then
 
 
 def spawn(
@@ -197,6 +225,23 @@ def descendants(pid: int | None = None, but: Collection[int] = ()) -> list[int]:
     for one in found:
         found.extend(children.get(one, ()))
     return found
+
+
+def trackers(pids: Iterable[int]) -> set[int]:
+    """Resource trackers of Python's ``multiprocessing`` among these processes.
+
+    One removes named semaphores and shared memory of processes that were killed, and ends with the last of these. Who
+    kills it as well leaves them behind for ever. A process that is just beginning its program has no command line yet:
+    it counts as one for that moment.
+    """
+    lines = ((pid, _command_line(pid)) for pid in pids)
+    return {pid for pid, line in lines if not line or _TRACKER in line}
+
+
+def _command_line(pid: int) -> bytes:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+        return file.read()
+    return b""
 
 
 def name_this(name: str) -> None:

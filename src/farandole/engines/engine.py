@@ -120,6 +120,12 @@ def require_served(dtype: DType, op: ReduceOp) -> None:
         )
 
 
+def is_exact(dtype: DType, how: Reduction) -> bool:
+    """True if a partial result has more digits than the dtype: averages of integers, and integers with a factor."""
+    is_integer = not (dtype.is_floating or dtype.is_complex or dtype is DType.BOOL)
+    return is_integer and (how.op is ReduceOp.AVERAGE or how.is_scaled)
+
+
 def require_short(payload: bytes) -> None:
     """Raise ``ValueError`` for more than ``Engine.gather_small`` carries."""
     if len(payload) > PAYLOAD_BYTES:

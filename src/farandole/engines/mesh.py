@@ -11,6 +11,13 @@ are read and nothing more.
 # anybody calls (endpoints are exchanged after ``listen``), kernels take calls without their process, all calls are
 # begun before any is waited for, and callers send their greetings before anybody reads one. Nothing can be aborted that
 # is still being made, so every wait is cut into pieces of ``_LOOK_S`` and looks at ``broken`` in between.
+#
+# Strangers may call, too, and say nothing. ``_MOST_UNKNOWN`` of them are held, the others wait in the kernel's queue,
+# where members that have called keep their place. The one called first makes room, but only after ``_GREETING_S``:
+# letting the oldest go as soon as there were too many let members go that had called and not greeted yet. No member can
+# be late with its greeting now, however busy its host: all have sent theirs (``call``) before the exchange after which
+# the first call is accepted. And none is let go whose greeting lies in our kernel: silent is who was so when ``poll``
+# looked, after the time was taken.
 
 from __future__ import annotations
 
@@ -24,7 +31,7 @@ import socket
 import struct
 import time
 from collections.abc import Sequence
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import msgspec
 
@@ -41,6 +48,16 @@ _LOOK_S = 0.02
 
 _BACKLOG = 4096
 """Callers that the kernel lets wait: strangers must not keep members out."""
+
+_MOST_UNKNOWN = 512
+"""Callers held at a time that have not greeted: half of the 1,024 descriptors that a process has by default."""
+
+_GREETING_S = 3.0
+"""Time that a caller has to greet before another one may get its place: a network may lose its greeting, which was sent
+before it is accepted, four times in a row; and a whole backlog of strangers is through in ``CONNECT_S``."""
+
+_NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+"""Errors that say that this process, or this host, can hold no more connections now."""
 
 _GREETING = struct.Struct("=I32s")
 
@@ -92,6 +109,15 @@ def _require_reached(group: Group, lost: Sequence[dict[int, str]]) -> None:
 
 
 @final
+class _Caller(NamedTuple):
+    """A caller that has not greeted yet, the time when it was accepted, and what has come of its greeting."""
+
+    connection: socket.socket
+    since_s: float
+    heard: bytearray
+
+
+@final
 class _Meeting:
     """The sockets of a member while it connects. Each member calls those before it and is called by those after it."""
 
@@ -100,7 +126,7 @@ class _Meeting:
         self._key = secrets.token_bytes(32)
         self._server = socket.socket()
         self._calls: list[socket.socket] = []
-        self._open = [self._server]
+        self._open = {self._server}
         self._poll = select.poll()
 
     def listen(self, exchange: Exchange) -> _Endpoint:
@@ -115,11 +141,11 @@ class _Meeting:
         except OSError as error:
             return _Endpoint(problem=f"{group.name(group.rank)} cannot listen at {address}: {error}")
         self._server.setblocking(False)
-        self._open.append(self._server)
+        self._open.add(self._server)
         return _Endpoint(address, self._server.getsockname()[1], self._key)
 
     def call(self, members: Sequence[_Endpoint]) -> dict[int, str]:
-        """Call all members before this one at once; returns why some of them were not reached."""
+        """Call all members before this one at once, and greet them; returns why some of them were not reached."""
         silence_s = self._group.silence_s
         until = time.monotonic() + (limit_s(silence_s) if silence_s else CONNECT_S)
         calling: dict[int, int] = {}
@@ -139,13 +165,13 @@ class _Meeting:
                 member = calling.pop(fd)
                 if code := self._calls[member].getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                     lost[member] = os.strerror(code)
+                else:
+                    self._send_greeting(self._calls[member], members[member].key)
         return lost | dict.fromkeys(calling.values(), "no answer")
 
     def greet(self, keys: Sequence[bytes]) -> dict[int, socket.socket]:
-        """Exchange greetings with all members; returns their connections."""
+        """Take the greetings of all members, and answer them; returns their connections."""
         until = time.monotonic() + CONNECT_S + self._group.deadline_s
-        for member, call in enumerate(self._calls):
-            self._send_greeting(call, keys[member])
         known = self._callers(until)
         for member, caller in known.items():
             self._send_greeting(caller, keys[member])
@@ -159,7 +185,7 @@ class _Meeting:
                 name, label = self._group.name(member), self._group.label
                 raise EngineError(f"the connection to {name} was lost while {label} was being connected")
             known[member] = call
-        self._open = [each for each in self._open if each not in known.values()]  # these are the caller's now
+        self._open.difference_update(known.values())  # these are the caller's now
         return known
 
     def close(self) -> None:
@@ -171,29 +197,56 @@ class _Meeting:
         """Take the calls of the members after this one. Who does not greet as one of them is turned away."""
         expected = set(range(self._group.rank + 1, self._group.size))
         known: dict[int, socket.socket] = {}
-        strangers: dict[int, tuple[socket.socket, bytearray]] = {}
-        self._poll.register(self._server, select.POLLIN)
+        unknown: dict[int, _Caller] = {}  # who called first comes first
         while expected:
+            is_full = len(unknown) >= _MOST_UNKNOWN
+            self._poll.register(self._server, 0 if is_full else select.POLLIN)
+            looked_s = time.monotonic()  # before the look: who is silent in it has been silent until now at least
             for fd in self._ready(until, min(expected)):
                 if fd == self._server.fileno():
-                    with contextlib.suppress(OSError):  # the caller is gone again
-                        caller = self._watched(self._server.accept()[0], select.POLLIN)
-                        strangers[caller.fileno()] = caller, bytearray()
-                elif _received(*strangers[fd]):
+                    is_full = not self._accepted(unknown)
+                elif _received(unknown[fd].connection, unknown[fd].heard):
                     self._poll.unregister(fd)
-                    caller, heard = strangers.pop(fd)
+                    caller, _, heard = unknown.pop(fd)
                     if (member := self._member(heard)) in expected:  # and only once
                         expected.remove(member)
                         known[member] = caller
                     else:
-                        caller.close()
+                        self._turn_away(caller)
+            if is_full:
+                self._make_room(unknown, looked_s - _GREETING_S)
         self._poll = select.poll()  # forgets the server, and strangers that have not said anything yet
         return known
+
+    def _accepted(self, unknown: dict[int, _Caller]) -> bool:
+        """Accept a caller; False if there is no descriptor or memory for one now."""
+        try:
+            caller = self._watched(self._server.accept()[0], select.POLLIN)
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                return True  # the caller is gone again
+            self._group.broken.wait(_LOOK_S)  # it stays in the kernel's queue, which would wake us at once
+            return False
+        unknown[caller.fileno()] = _Caller(caller, time.monotonic(), bytearray())
+        return True
+
+    def _make_room(self, unknown: dict[int, _Caller], until_s: float) -> None:
+        """Turn away those that were accepted before ``until_s``."""
+        for fd, caller in list(unknown.items()):
+            if caller.since_s > until_s:
+                return
+            self._poll.unregister(fd)
+            del unknown[fd]
+            self._turn_away(caller.connection)
+
+    def _turn_away(self, caller: socket.socket) -> None:
+        self._open.remove(caller)
+        caller.close()
 
     def _watched(self, connection: socket.socket, event: int) -> socket.socket:
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._open.append(connection)
+        self._open.add(connection)
         self._poll.register(connection, event)
         return connection
 

@@ -42,6 +42,9 @@ def adasum_dots(a: int, b: int, count: int, dtype: int) -> tuple[float, float, f
 def adasum_combine(a: int, b: int, out: int, count: int, dtype: int, ca: float, cb: float) -> None:
     """``out[i] = ca * a[i] + cb * b[i]``, computed in float64 and rounded once; ``out`` may be ``a`` or ``b``."""
 
+def call_stacks() -> dict[int, list[tuple[str | None, str]]]:
+    """Module and name of each function that each thread is in, from the innermost on; keeps no frame alive."""
+
 def digest(addresses: Sequence[int], nbytes: Sequence[int]) -> list[int]:
     """64-bit digests of ``nbytes[i]`` bytes at ``addresses[i]``, in the order of the arguments.
 

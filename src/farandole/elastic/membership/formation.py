@@ -97,7 +97,7 @@ class ElasticFormation(Formation):
         misfit = disagreement((reference[0], member)) if reference and is_new else ""
         self._known[hello.worker_id] = member
         if hello.step_s > 0:
-            self.paced(hello.step_s)
+            self.longest_step(hello.worker_id, hello.step_s)
         self._membership.on(now, job_events.WorkerConnected(hello.worker_id, hello.ready, hello.state_step))
         if misfit:
             self.tell(job_events.WorkerUnfit(hello.worker_id, misfit))
@@ -111,10 +111,10 @@ class ElasticFormation(Formation):
         # Without its last lines: the journal has what is decided by, and they may be long.
         self.tell(WorkerExited(event.worker_id, event.code, event.description))
 
-    def left(self, worker_id: int, ending: bool) -> None:
+    def left(self, worker_id: int, ending: bool, told: bool) -> None:
         """See ``Formation``."""
         self.occupants.leave(worker_id)
-        self.tell(job_events.WorkerLeft(worker_id, ending))
+        self.tell(job_events.WorkerLeft(worker_id, ending, told))
 
     def answered(self, worker_id: int) -> None:
         """See ``Formation``."""
@@ -125,9 +125,9 @@ class ElasticFormation(Formation):
         self.on_generation_ended(event)
         self.tell(event)
 
-    def paced(self, step_s: float) -> None:
+    def longest_step(self, worker_id: int, step_s: float) -> None:
         """See ``Formation``."""
-        self.tell(job_events.Paced(step_s))
+        self.tell(job_events.LongestStep(step_s, worker_id))
 
     def stalled(self, worker_ids: Collection[int], reason: str) -> bool:
         """See ``Formation``."""

@@ -14,6 +14,9 @@ import msgspec
 
 from farandole.control.endings import GenerationEnded, WorkerExited
 
+UNTOLD = -1
+"""Worker id in events of journals from before these told it."""
+
 
 class Event(msgspec.Struct, frozen=True, tag=True):
     """Base of all events. The tag is the class name, which is what a journal shows."""
@@ -50,11 +53,13 @@ class WorkerConnected(Event, frozen=True):
 class WorkerLeft(Event, frozen=True):
     """A member called ``shutdown()`` and raised no alarm: it is about to come again, or to end.
 
-    If it is ``ending`` its script has raised: nothing but its end is to come.
+    If it is ``ending`` its script has raised: nothing but its end is to come. Nor is anything else where it was
+    ``told`` to end (SIGTERM), but that may take as long as a last checkpoint does.
     """
 
     worker_id: int
     ending: bool = False
+    told: bool = False
 
 
 @final
@@ -89,14 +94,18 @@ class HostLost(Event, frozen=True):
 
 
 @final
-class Paced(Event, frozen=True):
-    """Duration of the longest recent step. A worker that takes much longer than that is not merely slow."""
+class LongestStep(Event, frozen=True):
+    """Duration of a worker's longest recent step. One that takes much longer than that of any is not merely slow.
+
+    Journals from before ``worker_id`` was told read as those of one worker.
+    """
 
     step_s: float
+    worker_id: int = UNTOLD
 
 
 @final
-class Succeeded(Event, frozen=True):
+class ControllerReplaced(Event, frozen=True):
     """Another controller has taken over: workers that wait in ``init()`` have yet to tell this one so."""
 
 
@@ -111,6 +120,6 @@ Any: TypeAlias = (
     | WorkerUnfit
     | HostLost
     | GenerationEnded
-    | Paced
-    | Succeeded
+    | LongestStep
+    | ControllerReplaced
 )

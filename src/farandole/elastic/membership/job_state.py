@@ -16,7 +16,7 @@ from farandole.elastic.membership.policy import Policy
 from farandole.elastic.membership.slots import HostSlot, Slots
 from farandole.elastic.membership.vote import NEW
 from farandole.elastic.membership.workers import Worker, WorkerPhase
-from farandole.runtime.coordination.stall import STEPS_OF_PATIENCE
+from farandole.runtime.coordination.stall import LATELY_S, STEPS_OF_PATIENCE
 
 GONE = (WorkerPhase.DISMISSED, WorkerPhase.DOOMED)
 """Phases of processes that are workers of the job no more."""
@@ -47,7 +47,7 @@ class JobState:
         self.answers: list[Decision] = []
         self._next_worker_id = 0
         self._seniority: list[int] = []  # workers that have been members, the oldest first
-        self._step_s = 0.0
+        self._steps: dict[int, tuple[float, float]] = {}  # by worker, its last word: when, and how long a step took
 
     # -- what happens -------------------------------------------------------------------------------------------------
 
@@ -87,8 +87,8 @@ class JobState:
         worker = self.workers.get(event.worker_id)
         if worker is not None and worker.phase is WorkerPhase.MEMBER:
             self._leave(worker, now)
-            if event.ending:
-                worker.enter(WorkerPhase.ENDING, now)
+            if event.ending or event.told:
+                worker.enter(WorkerPhase.ENDING if event.ending else WorkerPhase.LEAVING, now)
 
     def _on_answered(self, now: float, event: job_events.Answered) -> None:
         worker = self.workers.get(event.worker_id)
@@ -97,6 +97,7 @@ class JobState:
 
     def _on_exited(self, now: float, event: WorkerExited) -> None:
         worker = self.workers.pop(event.worker_id, None)
+        self._steps.pop(event.worker_id, None)
         if worker is None:
             return
         if worker.phase in GONE and not worker.to_blame:
@@ -127,6 +128,7 @@ class JobState:
         lost = [worker for worker in self.workers.values() if worker.slot.host == event.host]
         for worker in lost:
             del self.workers[worker.worker_id]
+            self._steps.pop(worker.worker_id, None)
             self._lose(worker, now, LOST, event.reason)
         resting = self.slots.lose(event.host, now)
         self.answers += [resting] if resting is not None else []
@@ -136,10 +138,13 @@ class JobState:
             self.over = self.over or event.reason
             self.patience_from_s = now if self.patience_from_s is None else self.patience_from_s
 
-    def _on_paced(self, _: float, event: job_events.Paced) -> None:
-        self._step_s = event.step_s
+    def _on_longest_step(self, now: float, event: job_events.LongestStep) -> None:
+        # What one says replaces only what it has said itself, and what is old: of recent steps nobody has spoken since.
+        self._steps = {worker_id: said for worker_id, said in self._steps.items() if now - said[0] <= LATELY_S}
+        if event.worker_id in self.workers or event.worker_id == job_events.UNTOLD:
+            self._steps[event.worker_id] = (now, event.step_s)
 
-    def _on_succeeded(self, now: float, _: job_events.Succeeded) -> None:
+    def _on_controller_replaced(self, now: float, _: job_events.ControllerReplaced) -> None:
         for worker in self.in_phase(WorkerPhase.READY):
             before = WorkerPhase.GREETED if self.generation else WorkerPhase.STARTING
             worker.enter(WorkerPhase.LEFT if worker.senior else before, now)
@@ -176,8 +181,8 @@ class JobState:
         job_events.WorkerUnfit: _on_unfit,
         job_events.HostLost: _on_host_lost,
         GenerationEnded: _on_generation_ended,
-        job_events.Paced: _on_paced,
-        job_events.Succeeded: _on_succeeded,
+        job_events.LongestStep: _on_longest_step,
+        job_events.ControllerReplaced: _on_controller_replaced,
     }
 
     # -- what is done -------------------------------------------------------------------------------------------------
@@ -235,16 +240,21 @@ class JobState:
         return self.slots.exists(worker.slot)
 
     @property
+    def step_s(self) -> float:
+        """Duration of the longest recent step of any worker, in seconds."""
+        return max((step_s for _, step_s in self._steps.values()), default=0.0)
+
+    @property
     def patience_ends_s(self) -> float | None:
         """Time at which workers that have ``LEFT`` are no longer waited for; ``None``: no limit now."""
-        patience_s = self.policy.patience_s(self._step_s)
+        patience_s = self.policy.patience_s(self.step_s)
         if not self.over or patience_s is None or self.patience_from_s is None:
             return None
         return self.patience_from_s + patience_s
 
     def hangs_at_s(self, worker: Worker) -> float | None:
         """Time at which a member that others wait for counts as hung; later if its process answers. ``None``: never."""
-        patience_s = self.policy.patience_s(self._step_s)
+        patience_s = self.policy.patience_s(self.step_s)
         if not self.over or patience_s is None or self.patience_from_s is None:
             return None
         longest_s = self.patience_from_s + max(patience_s, self.policy.stall_shutdown_s)
@@ -255,7 +265,7 @@ class JobState:
         waited = f" after {ends_s - self.patience_from_s:.0f} s" if self.patience_from_s is not None else ""
         return (
             f"it has not noticed{waited} that its generation is over (--hang-timeout {self.policy.hang_timeout_s:g}, "
-            f"or {STEPS_OF_PATIENCE} of the longest recent steps, of {self._step_s:.1f} s)"
+            f"or {STEPS_OF_PATIENCE} of the longest recent steps, of {self.step_s:.1f} s)"
         )
 
     def awaited(self, now: float) -> list[Worker]:

@@ -137,7 +137,7 @@ class Membership:
         if (
             self._job.finished
             and not self._job.awaited(now)
-            and not self._job.in_phase(WorkerPhase.LEFT, WorkerPhase.ENDING)
+            and not self._job.in_phase(WorkerPhase.LEFT, WorkerPhase.LEAVING, WorkerPhase.ENDING)
         ):
             return Decision(Finish(LOST), f"{found}; none is started any more once one has finished")
         if now >= self._short_since_s + self._policy.elastic_timeout_s:

@@ -22,6 +22,7 @@ class WorkerPhase(Enum):
     READY = "it waits in init() for the next generation"
     MEMBER = "it is in the current generation"
     LEFT = "it has left the current generation, and will come again or end"
+    LEAVING = "it was told to end, and does so when its script has"
     ENDING = "it has failed, and its process is about to end"
     DISMISSED = "it has been told that it is not needed"
     DOOMED = "it was killed, and its end is not known yet"

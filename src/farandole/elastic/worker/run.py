@@ -104,6 +104,8 @@ class _Notice:
     def heed(self) -> None:
         """End the worker by ``SystemExit`` if SIGTERM has come."""
         if self._given:
+            if is_initialized():  # else the others would wait for the end of the process, which may take a second
+                current().leave_for_good()
             raise SystemExit(128 + signal.SIGTERM)
 
     def _give(self) -> None:

@@ -153,6 +153,7 @@ class ObjectState(State):
 
     def save(self) -> None:
         """See ``State``."""
+        self._await_values()  # before the first one is saved: what is saved belongs together
         self._saved = copied(self._objects())
         for handler in (*self._parts.values(), *self._handlers.values()):
             handler.save()
@@ -168,15 +169,20 @@ class ObjectState(State):
         if self._saved_at == self._step_vote.step:
             for handler in (*self._parts.values(), *self._handlers.values()):
                 handler.restore()
-            self._take(copy.deepcopy(self._saved))
+            registered = {name: handler.value for name, handler in self._parts.items() if name not in self._random}
+            self._take(registered | copy.deepcopy(self._saved))
         for part in self._random.values():
             part.restore()
 
     def commit(self) -> None:
         """See ``State``. Where nothing votes, this is what counts as a step."""
+        self._await_values()  # a step whose values cannot be had is none
         if not self._votes:
             self._step_vote.step += 1
-        super().commit()
+        self.save()
+        if not self._votes:
+            self._step_vote.recovered()
+        self.check_host_updates()
 
     def sync(self) -> None:
         """See ``State``; afterwards it is saved."""
@@ -216,6 +222,9 @@ class ObjectState(State):
     def _generators(self) -> dict[str, RandomPart]:
         """The global random generators that belong to the state."""
         return {}
+
+    def _await_values(self) -> None:
+        """Wait for values that a framework still computes; raises what that computation has ended with."""
 
     def _objects(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self._saved}

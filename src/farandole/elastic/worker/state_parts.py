@@ -54,10 +54,12 @@ class StatePart(StateHandler):
     The tree is what ``state_dict`` returns and ``load_state_dict`` takes, where a subclass does not say otherwise.
 
     ``votes`` says that its tensors change only in steps that are voted, so that no copy of them is needed.
+    ``is_copied`` says that its tree is of copies, as for tensors that cannot change: what was received is then loaded.
     ``is_private`` says that ranks may differ in it: one that comes anew then keeps its own. ``is_fixed`` says that it
     is tensors, and that the program decides which ones: where they differ, it is another program.
     """
 
+    is_copied: ClassVar[bool] = False
     is_private: ClassVar[bool] = False
     is_fixed: ClassVar[bool] = False
     votes: bool = False
@@ -93,6 +95,31 @@ class StatePart(StateHandler):
 
     def sync(self) -> None:
         """Do nothing: ``state_sync.synchronize`` hands over all parts together."""
+
+
+class ReplaceablePart(StatePart):
+    """A part whose value scripts replace by another object, as they do with arrays: no commit, nor a copy.
+
+    ``restore`` goes back to the object that was there when it was last saved, with what it held then.
+    """
+
+    def __init__(self, value: Any) -> None:
+        super().__init__(value)
+        self._saved_value = value
+
+    def set_value(self, value: Any) -> None:
+        """See ``StateHandler``; what was saved stays, or a fault would leave half of a step."""
+        self.value = value
+
+    def save(self) -> None:
+        """See ``StateHandler``."""
+        super().save()
+        self._saved_value = self.value
+
+    def restore(self) -> None:
+        """See ``StateHandler``."""
+        self.value = self._saved_value
+        super().restore()
 
 
 def copied(values: dict[str, Any]) -> dict[str, Any]:

@@ -63,7 +63,9 @@ class Inventory(Generic[T]):
 
     def __init__(self, parts: Mapping[str, StatePart], leaves: Leaves[T]) -> None:
         self._parts, self._leaves = parts, leaves
-        taken = {name: leaves.take(part.tree()) for name, part in parts.items()}
+        trees = {name: part.tree() for name, part in parts.items()}
+        self._copies = {name: tree for name, tree in trees.items() if parts[name].is_copied}
+        taken = {name: leaves.take(tree) for name, tree in trees.items()}
         self.skeletons = {name: bytes(cloudpickle.dumps(skeleton)) for name, (skeleton, _) in taken.items()}
         self._tensors = {name: tensors for name, (_, tensors) in taken.items()}
         self.changed: dict[str, Any] = {}
@@ -107,9 +109,9 @@ class Inventory(Generic[T]):
                 tree, tensors = self._leaves.put(pickle.loads(skeleton), self._tensors[name])  # noqa: S301 (a member's)
                 self.changed[name], self._tensors[name] = tree, tensors
 
-    def load(self) -> None:
-        """Load the trees that have changed into their parts."""
-        for name, tree in self.changed.items():
+    def load(self, received: bool) -> None:
+        """Load the trees that have changed into their parts, and those of copies that have ``received`` tensors."""
+        for name, tree in {**(self._copies if received else {}), **self.changed}.items():
             self._parts[name].load(tree)
 
     def _some(self, own: bool) -> list[T]:
@@ -146,7 +148,12 @@ def synchronize(
     mine = (inventory.skeletons, _pickled(objects))
     theirs, their_objects = broadcast_object(mine, agreement.root, "elastic.state")
     receives = rank in agreement.receivers
-    inventory.adopt(theirs, agreement.alike if receives else ())
+    try:
+        inventory.adopt(theirs, agreement.alike if receives else ())
+    except UsageError as error:
+        # To raise is not enough: a script that catches it stays, and the others would wait for it in the transfer.
+        current().abort(str(error))
+        raise
     agreed_s, nbytes = time.monotonic(), 0
     if agreement.receivers:
         reach("transfer")
@@ -158,7 +165,7 @@ def synchronize(
             nbytes += _move(leaves, inventory.own(), [agreement.root], receives, "elastic.own")
     # After the last collective: up to here a lost peer leaves the parts as they were, and only tensors half
     # written, of which ``receive`` has told.
-    inventory.load()
+    inventory.load(receives)
     if their_objects != mine[1]:
         objects = pickle.loads(their_objects)  # noqa: S301 (from a member of this job)
     end_s = time.monotonic()

@@ -43,7 +43,7 @@ class StepVote:
         self.on_voted: Callable[[], object] = _nothing
         """Called after every vote that has passed."""
         self.on_recovered: Callable[[], object] = _nothing
-        """Called once, after the next such vote."""
+        """Called once, by ``recovered``."""
 
     def weigh(self) -> float:
         """The weight of this rank's gradient among those of all ranks; see ``SampleCursor.weigh``."""
@@ -62,9 +62,13 @@ class StepVote:
             cursor.advance(sampled)
         self.step, self.change_due, self.is_applying = outcome.step, outcome.change_due, True
         self.on_voted()
+        self.recovered()
+        self.reach("voted")
+
+    def recovered(self) -> None:
+        """Call ``on_recovered``: a step is voted or, in a training without a vote, committed."""
         recovered, self.on_recovered = self.on_recovered, _nothing  # forgotten first: once, even if it raises
         recovered()
-        self.reach("voted")
 
     def applied(self) -> None:
         """Note that the voted step is wholly applied."""

@@ -27,6 +27,7 @@ from farandole.engines.engine import (
     Group,
     Memory,
     Rendezvous,
+    is_exact,
     require_served,
     require_short,
 )
@@ -90,7 +91,7 @@ class HybridEngine(Engine):
     def allreduce(self, array: Array, how: Reduction) -> None:
         """Reduce inside, each carrier a share; all-reduce the shares across; gather them inside."""
         require_served(array.dtype, how.op)
-        if _is_exact(array.dtype, how):
+        if is_exact(array.dtype, how):
             self._allreduce_whole(array, how)
             return
         steps = _Steps(array.dtype, how, self.group.size)
@@ -196,7 +197,7 @@ class HybridEngine(Engine):
     def reducescatter(self, send: Array, recv: Array, counts: Sequence[int], how: Reduction) -> None:
         """Reduce inside, each carrier the parts of its passengers on all hosts; reduce-scatter them across."""
         require_served(send.dtype, how.op)
-        if _is_exact(send.dtype, how):
+        if is_exact(send.dtype, how):
             parts = plain_memory(recv.nbytes * self.group.size).array(recv.dtype, 0, recv.count * self.group.size)
             self.alltoall(send, counts, parts, [recv.count] * self.group.size)
             self._combine(parts, recv, how)
@@ -309,12 +310,6 @@ def _together(group: Group, rendezvous: Rendezvous, make: Callable[[], Made]) ->
                 made.close()
             raise EngineError(f"{group.name(member)} cannot take part in {group.label}: {said.decode()}")
     return cast("Made", made)
-
-
-def _is_exact(dtype: DType, how: Reduction) -> bool:
-    """True if a partial result has more digits than the dtype: averages of integers, and integers with a factor."""
-    is_integer = not (dtype.is_floating or dtype.is_complex or dtype is DType.BOOL)
-    return is_integer and (how.op is ReduceOp.AVERAGE or how.is_scaled)
 
 
 @final

@@ -3,8 +3,10 @@
     engine = NcclEngine(group, exchange)
 
 NCCL reduces what it reduces as the contract says: the wider numbers. The rest is moved by NCCL and reduced by PyTorch
-on the GPU, in the order of ranks: NCCL rounds float16 between each two ranks and knows no bool, no complex and no
-16-bit integers.
+on the GPU, in the order of ranks: NCCL rounds float16 between each two ranks, and knows no bool, no complex and no
+16-bit integers. Minima and maxima of floats take that slower way, too: it is not verified that NCCL's keep NaN, which
+``fmin`` of C drops, and PyTorch's do. Averages of integers, and integers with a factor, are reduced by the native core
+on the host, as they need more than 64 bits: they are rare, and mostly a few counters.
 
 Threads. One thread at a time calls collectives. It does not wait for others inside of PyTorch, where nothing could wake
 it: it asks whether the operation is complete, and looks at ``_reason`` and the deadline in between. ``abort`` comes
@@ -27,9 +29,9 @@ import torch.distributed as dist
 from farandole.collective import Array, DType, ReduceOp, Reduction
 from farandole.control.reentrant_event import ReentrantEvent
 from farandole.engines.arrays import plain_memory, shares
-from farandole.engines.engine import Engine, Exchange, Group, Memory, require_served
+from farandole.engines.engine import Engine, Exchange, Group, Memory, is_exact, require_served
 from farandole.engines.nccl.exchange_store import ExchangeStore
-from farandole.engines.nccl.tensors import as_bytes, combine, finish, scale, tensor, widen
+from farandole.engines.nccl.tensors import as_bytes, combine, exactly, finish, scale, tensor, widen
 from farandole.engines.transport import interruptible
 from farandole.errors import AbortError, CollectiveError, EngineError, StallError
 
@@ -44,16 +46,22 @@ _YIELD_S = 0.001
 _FOREVER = timedelta(days=365)
 """Deadlines are ours to keep: NCCL's watchdog would end the process."""
 
-_OWN = {DType.FLOAT32, DType.FLOAT64, DType.INT32, DType.INT64, DType.INT8, DType.UINT8}
-"""The types that NCCL itself reduces as the contract says."""
-
-_OPS = {
+_OF_FLOATS = {
     ReduceOp.SUM: dist.ReduceOp.SUM,
     ReduceOp.AVERAGE: dist.ReduceOp.SUM,
+    ReduceOp.PRODUCT: dist.ReduceOp.PRODUCT,
+}
+_OF_INTEGERS = {
+    ReduceOp.SUM: dist.ReduceOp.SUM,
     ReduceOp.MIN: dist.ReduceOp.MIN,
     ReduceOp.MAX: dist.ReduceOp.MAX,
     ReduceOp.PRODUCT: dist.ReduceOp.PRODUCT,
 }
+_OPS = {
+    **dict.fromkeys((DType.FLOAT32, DType.FLOAT64), _OF_FLOATS),
+    **dict.fromkeys((DType.INT32, DType.INT64, DType.INT8, DType.UINT8), _OF_INTEGERS),
+}
+"""The operations that NCCL itself does as the contract says, by type; of integers, those without a factor."""
 
 
 @final
@@ -91,15 +99,16 @@ class NcclEngine(Engine):
         require_served(array.dtype, how.op)
         here = self._begin(array)
         values = self._bring(array, here)
-        if array.dtype in _OWN:
+        own = None if is_exact(array.dtype, how) else _OPS.get(array.dtype, {}).get(how.op)
+        if own is not None:
             values = scale(values, how.prescale)
             options = dist.AllreduceOptions()
-            options.reduceOp = _OPS[how.op]  # type: ignore[assignment]
+            options.reduceOp = own  # type: ignore[assignment]
             self._run(lambda pg: pg.allreduce([values], options))
             result = finish(values, how.op, self.group.size, how.postscale)
         else:
             counts = shares(array.count, self.group.size, 1)
-            mine = self._reduced(values, counts, how)
+            mine = self._reduced(values, counts, array.dtype, how)
             result = torch.empty_like(values)
             self._gathered(mine, result, counts)
         self._hand_back(result, array)
@@ -129,7 +138,7 @@ class NcclEngine(Engine):
         """Everybody gets its slice from all, and reduces it."""
         require_served(send.dtype, how.op)
         here = self._begin(send)
-        self._hand_back(self._reduced(self._bring(send, here), counts, how), recv)
+        self._hand_back(self._reduced(self._bring(send, here), counts, send.dtype, how), recv)
 
     def barrier(self) -> None:
         """Return when everybody has been heard from."""
@@ -156,11 +165,13 @@ class NcclEngine(Engine):
 
     # -- moving -------------------------------------------------------------------------------------------------------
 
-    def _reduced(self, values: torch.Tensor, counts: Sequence[int], how: Reduction) -> torch.Tensor:
+    def _reduced(self, values: torch.Tensor, counts: Sequence[int], dtype: DType, how: Reduction) -> torch.Tensor:
         """Reduce everybody's contribution to the slice of this member."""
         mine = counts[self.group.rank]
         parts = values.new_empty(mine * self.group.size)
         self._swap(values, counts, parts, [mine] * self.group.size)
+        if is_exact(dtype, how):
+            return exactly(parts, mine, dtype, how).to(values.device)
         first, *others = parts.split(mine) if mine else [parts] * self.group.size
         total = widen(first, how.prescale)
         for other in others:

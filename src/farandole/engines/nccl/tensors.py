@@ -4,21 +4,52 @@
     result = finish(total, ReduceOp.AVERAGE, size=2, postscale=1.0)
 
 For tensors that the native core cannot reach. Numbers narrower than 32 bits are reduced in 32 bits and rounded once.
+What integers need more than 64 bits for is brought to the native core (``exactly``).
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 
 import torch
 
-from farandole.collective import Array, ReduceOp
+from farandole.collective import Array, DType, ReduceOp, Reduction
+from farandole.errors import UnsupportedError
+from farandole.native import core
 
 _WIDE = {
     torch.float16: torch.float32,
     torch.bfloat16: torch.float32,
     torch.uint16: torch.int32,
     torch.int16: torch.int32,
+}
+
+
+def _by_parts(do: Callable[..., torch.Tensor], *values: torch.Tensor) -> torch.Tensor:
+    """Apply ``do`` to real and imaginary parts: as complex numbers PyTorch makes NaN of infinities even in a sum."""
+    if not values[0].is_complex():
+        return do(*values)
+    return torch.view_as_complex(do(*map(torch.view_as_real, values)))
+
+
+def _add(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    return _by_parts(torch.add, left, right)
+
+
+_OF_NUMBERS: dict[ReduceOp, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    ReduceOp.SUM: _add,
+    ReduceOp.AVERAGE: _add,
+    ReduceOp.MIN: torch.minimum,
+    ReduceOp.MAX: torch.maximum,
+    ReduceOp.PRODUCT: torch.mul,
+}
+_OF_BOOLEANS: dict[ReduceOp, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    ReduceOp.SUM: torch.bitwise_or,
+    ReduceOp.AVERAGE: torch.bitwise_and,
+    ReduceOp.MIN: torch.bitwise_and,
+    ReduceOp.MAX: torch.bitwise_or,
+    ReduceOp.PRODUCT: torch.bitwise_and,
 }
 
 
@@ -44,28 +75,34 @@ def widen(values: torch.Tensor, prescale: float) -> torch.Tensor:
 
 
 def scale(values: torch.Tensor, factor: float) -> torch.Tensor:
-    """Multiply; integers in float64, truncating; bool is left alone."""
-    if factor == 1.0 or values.dtype is torch.bool:
-        return values
-    if values.is_floating_point() or values.is_complex():
-        return values * factor
-    return (values.double() * factor).trunc().to(values.dtype)
+    """Multiply; bool is left alone, and integers with a factor are the business of ``exactly``."""
+    return values if factor == 1.0 or values.dtype is torch.bool else _by_parts(lambda part: part * factor, values)
 
 
 def combine(total: torch.Tensor, other: torch.Tensor, op: ReduceOp) -> torch.Tensor:
     """One step of a reduction; AVERAGE sums (bool: *and*), without dividing."""
-    if total.dtype is torch.bool:
-        return total | other if op in (ReduceOp.SUM, ReduceOp.MAX) else total & other
-    if op is ReduceOp.MIN:
-        return torch.minimum(total, other)
-    if op is ReduceOp.MAX:
-        return torch.maximum(total, other)
-    return total * other if op is ReduceOp.PRODUCT else total + other
+    known = _OF_BOOLEANS if total.dtype is torch.bool else _OF_NUMBERS
+    if op not in known:
+        raise UnsupportedError(
+            f"{op.label} is no operation of the engine nccl: use {', '.join(o.label for o in known)}"
+        )
+    return known[op](total, other)
 
 
 def finish(total: torch.Tensor, op: ReduceOp, size: int, postscale: float) -> torch.Tensor:
-    """The result of a reduction over ``size`` contributions; integers are divided truncating toward zero."""
+    """The result of a reduction over ``size`` contributions; averages of integers are the business of ``exactly``."""
     if op is ReduceOp.AVERAGE and total.dtype is not torch.bool:
-        exact = total.is_floating_point() or total.is_complex()
-        total = total / size if exact else torch.div(total, size, rounding_mode="trunc")
+        total = _by_parts(lambda part: part / size, total)
     return scale(total, postscale)
+
+
+def exactly(parts: torch.Tensor, count: int, dtype: DType, how: Reduction) -> torch.Tensor:
+    """Reduce contributions of ``count`` integers each, one after the other in ``parts``; the result is on the host."""
+    parts = parts.cpu()
+    result = parts[:count].clone()
+    if count:
+        size, step = parts.numel() // count, count * parts.element_size()
+        addresses = [parts.data_ptr() + step * member for member in range(size)]
+        divisor = size if how.op is ReduceOp.AVERAGE else 1
+        core.reduce(addresses, result.data_ptr(), count, dtype, how.op, how.prescale, how.postscale, divisor)
+    return result

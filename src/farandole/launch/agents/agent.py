@@ -15,6 +15,7 @@ stranger that got it since.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -74,6 +75,9 @@ MOST_ENDS = 100
 GIVE_UP_S = 1.0
 """How long an agent that was told to end at once, or has no launcher, tries to write what is left of the output."""
 
+LAST_KILL_S = 10.0
+"""How long an agent that ends kills what its workers have left: a process that a file server keeps may not die."""
+
 
 @final
 class LaunchedWorkers(Workers):
@@ -95,6 +99,8 @@ class LaunchedWorkers(Workers):
         self._link: AgentLink | None = None
         self._kill_at: float | None = None
         self._give_up_at: float | None = None
+        self._spare_until: float | None = None
+        """Time at which resource trackers are killed that have been left to themselves."""
         self._finishing = self._dismissed = False
         self._heard = b""
         self._shortage = Shortage()
@@ -134,7 +140,8 @@ class LaunchedWorkers(Workers):
     @property
     def deadline_s(self) -> float | None:
         """See ``Workers``."""
-        return min((moment for moment in (self._kill_at, self._give_up_at) if moment is not None), default=None)
+        moments = (self._kill_at, self._give_up_at, self._spare_until)
+        return min((moment for moment in moments if moment is not None), default=None)
 
     def attend(self, ready: set[int]) -> None:
         """See ``Workers``."""
@@ -148,6 +155,8 @@ class LaunchedWorkers(Workers):
         """See ``Workers``."""
         if self._kill_at is not None and now >= self._kill_at:
             self._stop(0.0)
+        if self._spare_until is not None and now >= self._spare_until:
+            self._kill_left()
 
     def cut_off(self, error: ControlError) -> None:
         """Wait for another controller, if there may be one; else end everything."""
@@ -155,7 +164,8 @@ class LaunchedWorkers(Workers):
             self._renew(self._link)
             return
         if self._launcher_lives:
-            os.write(2, f"farandole: the agent on {self._config.host} ends: {error}\n".encode())
+            with contextlib.suppress(OSError):  # the launcher has just ended, and our standard input tells it next
+                os.write(2, f"farandole: the agent on {self._config.host} ends: {error}\n".encode())
         self._orphaned()
 
     def obey(self, message: object) -> None:
@@ -287,7 +297,7 @@ class LaunchedWorkers(Workers):
                 self._ended.append(WorkerExited(worker_id, code, pid=pid, tail=tail, out_of_memory=is_victim))
                 self._post(Report(self._ended[-1]))
         if self._config.stays and not self._dismissed:
-            process.kill(process.descendants(but=self._workers))  # what workers that have ended left running
+            self._kill_left()
             return
         if self._start is None or self._output is None or self._workers or self._finishing:
             return
@@ -310,15 +320,34 @@ class LaunchedWorkers(Workers):
         """End a worker, and what it has started with it."""
         for pid in [pid for pid, own in self._workers.items() if own == worker_id]:
             # Listed first: once the worker is dead its children are ours, and no longer found below it.
-            process.kill([pid, *process.descendants(pid)])
+            below = process.descendants(pid)
+            process.kill([pid, *(set(below) - process.trackers(below))])
 
     def _stop(self, grace_s: float) -> None:
         """TERM for all workers and what they started; KILL when the grace is over, and again until none is left."""
         if self._finishing:
             return
-        process.signal_descendants(signal.SIGTERM if grace_s > 0 else signal.SIGKILL)
+        if grace_s > 0:
+            process.signal_descendants(signal.SIGTERM)
+        else:
+            self._kill_left()
         # Again after a kill, too: a process that forked while /proc was listed has left a child that was not.
         self._kill_at = time.monotonic() + (grace_s or KILL_AGAIN_S)
+
+    def _kill_left(self) -> None:
+        """Kill what workers that have ended left running; all that runs, if the workers are to end, too.
+
+        Python's resource trackers end by themselves when all that was theirs is removed, or are killed in the end.
+        """
+        now, is_going_on = time.monotonic(), self._config.stays and not self._dismissed
+        left = set(process.descendants(but=self._workers if is_going_on else ()))
+        trackers = process.trackers(left)
+        is_late = self._spare_until is not None and now >= self._spare_until
+        process.kill(left if is_late else left - trackers)
+        if is_late or not trackers:
+            self._spare_until = None  # for those that come later
+        elif self._spare_until is None:
+            self._spare_until = now + process.TRACKERS_S
 
     def _depart(self) -> None:
         """Let workers leave when a step is whole: a scheduler wants the host, and ends what takes too long itself."""
@@ -358,9 +387,14 @@ def _serve(config: LaunchedAgentConfig, address: str) -> None:
         workers = LaunchedWorkers(config, address, signals)
         if config.start is not None:
             workers.begin(config.start, JobOutput.own())  # they have more to load than we
-        link = connected(config, address)
-        workers.join(link)
-        Agent(link, workers).serve()
+        try:
+            link = connected(config, address)
+            workers.join(link)
+            Agent(link, workers).serve()
+        finally:
+            # With us the workers end, but not what these have started. Something may be left although all were killed:
+            # what was forked while /proc was listed, and ``GIVE_UP_S`` may be over before the next look.
+            process.end_descendants(LAST_KILL_S)
     workers.leave()
 
 

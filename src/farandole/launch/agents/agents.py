@@ -80,6 +80,8 @@ class AgentProcess:
         self._starter = group.starter
         self._said = b""
         self._told = self._killed = False
+        self._unheard = -1
+        """The other end of its input, once that is closed; what it has not read is there."""
         self._captured = self._listening = captured
         reader, self._input = os.pipe()
         writer = None
@@ -160,7 +162,9 @@ class AgentProcess:
         self.hosts = ()
 
     def dismiss(self) -> None:
-        """Close its input, which is the end for its agents."""
+        """Close its input, which is the end for its agents. Idempotent."""
+        if self._unheard >= 0:
+            return
         # Opened before our end is closed: with the last descriptor the kernel drops what the pipe holds.
         self._unheard = os.open(f"/proc/self/fd/{self._input}", os.O_RDONLY | os.O_NONBLOCK)
         os.close(self._input)
@@ -219,13 +223,13 @@ class Agents:
         agent.wait(time.monotonic())
 
     def close(self) -> None:
-        """Dismiss all, and wait for their ends; what one has not read is printed."""
+        """Dismiss all, and wait for their ends; what one has not read is printed. Goes on where it was interrupted."""
         until_s = time.monotonic() + END_S
         for each in self._processes:  # all before the first wait, so that they end side by side
             each.dismiss()
-        for each in self._processes:
-            print_now(each.wait(until_s))
-        self._processes = []
+        while self._processes:
+            print_now(self._processes[0].wait(until_s))
+            del self._processes[0]
 
     def __enter__(self) -> Agents:
         return self

@@ -59,7 +59,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def add_job_options(parser: argparse.ArgumentParser) -> None:
     """The options that say how many workers, where, and what becomes of their output; the names are Horovod's."""
-    parser.add_argument("-np", "--num-proc", type=int, dest="np", metavar="N", help="number of workers")
+    add_size_option(parser)
     worker_ids = parser.add_mutually_exclusive_group()
     worker_ids.add_argument(
         "-H", "--hosts", metavar="HOST:SLOTS,...", help="where they run (default: Slurm's allocation, or localhost:N)"
@@ -78,6 +78,16 @@ def add_job_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ssh-option", action="append", default=[], metavar="NAME=VALUE", help="as in ssh_config (can be repeated)"
     )
+    add_output_options(parser)
+
+
+def add_size_option(parser: argparse.ArgumentParser) -> None:
+    """The option that says how many workers."""
+    parser.add_argument("-np", "--num-proc", type=int, dest="np", metavar="N", help="number of workers")
+
+
+def add_output_options(parser: argparse.ArgumentParser) -> None:
+    """The options that say what becomes of the output, and where settings stand."""
     parser.add_argument(
         "--output-filename", default="", metavar="DIR", help="write to DIR/rank.<rank>/stdout and stderr, not here"
     )

@@ -80,17 +80,18 @@ def run(
     if np is not None and np < 1:
         raise UsageError(f"np={np} asks for no worker; it must be at least 1")
     task = msgspec.msgpack.encode(Task(list(sys.path), cloudpickle.dumps((func, tuple(args), dict(kwargs or {})))))
-    if job.settings.is_elastic:
-        from farandole.launch.function.elastic_function import (  # other jobs need not wait for it to load
-            JobRequest,
-            run_elastic,
-        )
-
-        return run_elastic(JobRequest(job, np, hosts, hostfile, ssh or Ssh()), task)
-    return _run_static(job, 1 if np is None else np, hosts, hostfile, ssh or Ssh(), task)
+    run_job = _run_elastic if job.settings.is_elastic else _run_static
+    return run_job(job, np, hosts, hostfile, ssh or Ssh(), task)
 
 
-def _run_static(job: Job, np: int, hosts: str, hostfile: str, ssh: Ssh, task: bytes) -> list[Any]:
+def _run_elastic(job: Job, np: int | None, hosts: str, hostfile: str, ssh: Ssh, task: bytes) -> list[Any]:
+    from farandole.launch.function import elastic_function  # other jobs need not wait for it to load
+
+    return elastic_function.run_elastic(elastic_function.JobRequest(job, np, hosts, hostfile, ssh), task)
+
+
+def _run_static(job: Job, np: int | None, hosts: str, hostfile: str, ssh: Ssh, task: bytes) -> list[Any]:
+    np = 1 if np is None else np
     means = Means("auto" if hosts or hostfile else "local", ssh)
     placed, starter = where(np, read_hosts(hosts, hostfile), means, os.environ, socket.gethostname())
     # Results come straight to this process, so that none can arrive after the news of its worker's end.

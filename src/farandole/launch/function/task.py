@@ -24,6 +24,7 @@ from farandole.control.channel import Dealer
 from farandole.control.dial import first_answering
 from farandole.control.keys import JobKeys
 from farandole.errors import AbortError, ControlError, FarandoleError
+from farandole.runtime.session.tracebacks import folded
 from farandole.settings import Settings
 
 MODULE = "farandole.launch.function.task"
@@ -114,7 +115,7 @@ def call(payload: bytes, environment: Environment) -> tuple[bool, bytes]:
             raise
         if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
             error.__traceback__ = error.__traceback__.tb_next  # what happened in the function, without our call of it
-        traceback.print_exception(error)
+        sys.stderr.write(folded(error))
         return False, _failed(error, environment)
 
 
@@ -130,7 +131,7 @@ def _rank(environment: Environment) -> int:
 
 def _failed(error: BaseException, environment: Environment) -> bytes:
     summary = "".join(traceback.format_exception_only(error)).strip()
-    text = "".join(traceback.format_exception(error))
+    text = folded(error)
     rank, is_consequence = _rank(environment), isinstance(error, AbortError)
     return msgspec.msgpack.encode(
         TaskFailure(rank, environment.host, summary, text, _pickled(error), is_consequence=is_consequence)

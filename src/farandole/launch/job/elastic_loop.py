@@ -21,7 +21,7 @@ from farandole.control.agent_messages import AgentHello, KillWorker, StopWorkers
 from farandole.control.endings import GenerationEnded, WorkerExited
 from farandole.control.process import signal_name
 from farandole.elastic.membership import actions
-from farandole.elastic.membership.job_events import HostLost, HostsFound, Succeeded
+from farandole.elastic.membership.job_events import ControllerReplaced, HostLost, HostsFound
 from farandole.elastic.membership.workers import WorkerPhase
 from farandole.launch.agents.agents import END_S
 from farandole.launch.hosts.elastic_job import ElasticJob
@@ -100,7 +100,7 @@ class ElasticLoop(Loop):
         ``decided`` is the result of the job, if the controller before has decided that it is to end.
         """
         self._decided = decided
-        self._formation.tell(Succeeded())
+        self._formation.tell(ControllerReplaced())
         until_s = time.monotonic() + self._job.settings.start_timeout_s
         workers = self._formation.membership.workers.values()
         self._hosts = {worker.worker_id: worker.slot.host for worker in workers}

@@ -58,7 +58,7 @@ class ExitPolicy:
         self._ends: list[WorkerExited] = []
         self._failures: list[WorkerExited | Loss] = []
         self._signals: list[int] = []
-        self._gone: set[int] = set()
+        self._gone: set[int] = set()  # with their hosts: nobody will tell how they have ended
         self._ending = False
 
     @property
@@ -81,7 +81,7 @@ class ExitPolicy:
         A rank that waits for one that has left fails, and may end before it: the cause is the rank that left first.
         """
         self._ends.append(event)
-        if self._ending:
+        if self._ending:  # it ends because it was asked to: no cause of anything
             return ExitDecision(ExitAction.GO_ON, event.description)
         if event.code:
             self._failures.insert(self._rank_among_failures(event, left), event)

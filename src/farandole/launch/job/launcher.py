@@ -5,8 +5,9 @@
 What happens while the job runs is in ``loop``.
 
 The loop runs in the thread that calls ``run``. What ``run`` enters last is left first: the loop lets go of its
-descriptors before agents and socket are closed, agents end before signals are again what they were, and what a killed
-agent has left behind is killed when nothing more can come.
+descriptors before agents and socket are closed, agents end before the socket is closed and signals are again what they
+were, and what a killed agent has left behind is killed when nothing more can come. (After an interrupt of the loop
+workers are alive: one that saw the socket close would print that it has lost the controller.)
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ class Launcher:
             secret = new_secret()
             address = EVERYWHERE if self._is_spread else own_host_only()
             router = held.enter_context(Router(JobKeys.from_secret(secret), address))
+            held.callback(agents.close)
             root = Root(router, self._settings, self._job.size)
             root.controller.task, root.controller.on_result = self._task, self._on_result
             loop = StaticLoop(self._job, agents, root, interrupts)

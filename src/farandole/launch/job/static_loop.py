@@ -71,7 +71,7 @@ class StaticLoop(Loop):
 
     def _on_hello(self, host: str, hello: AgentHello) -> None:
         super()._on_hello(host, hello)
-        if not self._coming:
+        if not self._coming:  # the last of them: no worker runs anywhere as yet
             for each, start in self._starts.items():
                 self._root.tell(each, start)
             self._starts = {}
@@ -94,6 +94,7 @@ class StaticLoop(Loop):
     def _close(self, host: str) -> None:
         super()._close(host)
         agent = self._processes.of(host)
+        # An agent of several hosts is killed with the last of them; one that has only ended well goes by itself.
         if not self._open & set(agent.hosts) and self._lost & set(agent.hosts):
             agent.kill()
         if not self._open:

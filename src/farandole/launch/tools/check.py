@@ -23,7 +23,6 @@ from farandole.engines.candidates import CANDIDATES, Find
 from farandole.version import __version__
 
 WIDTH = 80
-LATER_FRAMEWORKS = {"tensorflow": "TensorFlow", "keras": "Keras", "jax": "JAX", "mxnet": "MXNet"}
 LAUNCHERS = {
     "ssh": ("farandole run -H a:2,b:2: workers on other hosts", "type: apt-get install openssh-client"),
     "srun": ("srun python train.py, and farandole run in an allocation: Slurm", "it comes with Slurm; run it there"),
@@ -85,12 +84,31 @@ def _frameworks(version_of: Callable[[str], str]) -> Iterator[Finding]:
         yield Finding("framework", "torch", True, f"PyTorch {torch}")
     else:
         yield Finding("framework", "torch", False, "torch is not installed", "type: pip install 'farandole[torch]'")
-    for package, title in LATER_FRAMEWORKS.items():
-        if version := version_of(package):
-            yield Finding(
-                "framework", package, False, f"{title} {version} is installed, but this release serves PyTorch only",
-                f"wait for the release with farandole.{package}",
-            )  # fmt: skip
+    if mxnet := version_of("mxnet"):
+        yield Finding("framework", "mxnet", True, f"MXNet {mxnet}")
+    yield from _tensorflow(version_of)
+    if jax := version_of("jax"):
+        yield Finding("framework", "jax", True, f"JAX {jax}: farandole.jax, with native calls inside of jit")
+    if keras := version_of("keras"):
+        yield _keras(keras)
+
+
+def _tensorflow(version_of: Callable[[str], str]) -> Iterator[Finding]:
+    from farandole.graphs.tensorflow_versions import lack
+
+    version = version_of("tensorflow") or version_of("tensorflow-cpu")
+    if version:
+        why = lack(version)
+        op = f"tf.numpy_function, one call at a time: {why}" if why else "native"
+        words = f"TensorFlow {version}, farandole.tensorflow; operation of graphs: {op}"
+        yield Finding("framework", "tensorflow", True, words)
+
+
+def _keras(version: str) -> Finding:
+    if int(version.partition(".")[0]) < 3:
+        why = f"Keras {version} is installed, and farandole.keras serves Keras 3"
+        return Finding("framework", "keras", False, why, "type: pip install 'farandole[keras]'")
+    return Finding("framework", "keras", True, f"Keras {version}, farandole.keras, on its backend's call of graphs")
 
 
 def _horovod() -> Finding:

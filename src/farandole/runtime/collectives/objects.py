@@ -16,7 +16,8 @@ from typing import Any, TypeAlias, final
 
 import cloudpickle
 
-from farandole.collective import Array, DType
+from farandole.collective import Array, DType, Kind
+from farandole.errors import UsageError
 from farandole.runtime.collectives.adapter import Adapter
 from farandole.runtime.collectives.verbs import Verbs
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
@@ -70,7 +71,8 @@ def broadcast_object(
     """
     name = name or "broadcast_object"
     is_root = process_set.ranks[process_set.rank() or 0] == root_rank if process_set.included() else False
-    payload = _buffer(cloudpickle.dumps(obj)) if is_root else _buffer(b"")
+    with _verbs.telling(Kind.BROADCAST, f"{name}.size", process_set):
+        payload = _pickled(obj, "broadcast_object") if is_root else _buffer(b"")
     size = _buffer(_SIZE.pack(len(payload)))
     _verbs.broadcast([size], root_rank, f"{name}.size", process_set, in_place=True).run()
     if not is_root:
@@ -84,9 +86,19 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
 
     >>> slowest = max(hvd.allgather_object(seconds))
     """
-    payload = _buffer(cloudpickle.dumps(obj))
-    [(every, sizes)] = _verbs.allgather([payload], name or "allgather_object", process_set).run()
+    name = name or "allgather_object"
+    with _verbs.telling(Kind.ALLGATHER, name, process_set):
+        payload = _pickled(obj, "allgather_object")
+    [(every, sizes)] = _verbs.allgather([payload], name, process_set).run()
     return [pickle.loads(part) for part in _cut(every, sizes)]  # noqa: S301 (from members of this job)
+
+
+def _pickled(obj: Any, verb: str) -> Buffer:
+    try:
+        return _buffer(cloudpickle.dumps(obj))
+    except Exception as error:  # pickling calls methods of the user's classes, which raise anything
+        kind = type(obj).__name__
+        raise UsageError(f"{verb}() of a {kind}: it cannot be pickled ({type(error).__name__}: {error})") from error
 
 
 def _buffer(content: bytes) -> Buffer:

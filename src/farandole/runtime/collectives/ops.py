@@ -23,7 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from farandole.collective import ReduceOp, Reduction
+from farandole.collective import Kind, ReduceOp, Reduction
 from farandole.errors import MismatchError, UsageError
 from farandole.runtime.collectives import basics
 from farandole.runtime.collectives.compression import CompressorLike, NoneCompressor
@@ -361,7 +361,7 @@ class Ops(ABC, Generic[T]):
         Without ``splits`` dimension 0 is cut evenly, and the rows alone are returned; with them, also their number from
         each member (int32). Differentiable, where the framework has gradients.
         """
-        rows = _rows(splits)
+        rows = self._rows(splits, name, process_set)
         received, counts = self._exchanged(tensor, rows, name, process_set)
         return received if rows is None else (received, self._counts(counts))
 
@@ -376,7 +376,7 @@ class Ops(ABC, Generic[T]):
 
         >>> rows, counts = hvd.synchronize(hvd.alltoall_async(tensor, splits=[1, 2]))
         """
-        rows = _rows(splits)
+        rows = self._rows(splits, name, process_set)
         request = self._verbs.alltoall(tensor, rows, name, process_set)
         return handles.begin(request.then(lambda got: got[0] if rows is None else (got[0], self._counts(got[1]))))
 
@@ -385,42 +385,64 @@ class Ops(ABC, Generic[T]):
         params: Mapping[str, T] | Iterable[tuple[str, T] | T],
         root_rank: int,
         process_set: ProcessSet = global_process_set,
-    ) -> None:
-        """Overwrite tensors with those of the rank ``root_rank``.
+    ) -> Any:
+        """Overwrite tensors with those of the rank ``root_rank``; where tensors never change, return new ones.
 
         >>> hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 
         ``params`` maps names to tensors, or is a list of tensors or (name, tensor) pairs, like ``parameters()`` and
         ``named_parameters()`` of a model. All ranks of ``process_set`` give the same names.
         """
+        return self._shared(params, root_rank, process_set)
+
+    def _shared(self, params: Any, root_rank: int, process_set: ProcessSet) -> Any:
+        self._broadcast_all(self._named(params), root_rank, process_set, in_place=True)
+
+    def _broadcast_all(
+        self, named: Iterable[tuple[str, T]], root_rank: int, process_set: ProcessSet, in_place: bool
+    ) -> list[T]:
+        """Each as ``parameter.NAME``; where one fails, it fails on all ranks, and the names are free again."""
         pending: dict[str, Pending[Any]] = {}
+        results: list[T] = []
         error: MismatchError | UsageError | None = None
-        for name, tensor in self._named(params):
+        for name, tensor in named:
             try:
-                request = self._verbs.broadcast([tensor], root_rank, f"parameter.{name}", process_set, in_place=True)
+                with self._verbs.telling(Kind.BROADCAST, f"parameter.{name}", process_set):
+                    self._require_tensor(name, tensor)
+                request = self._verbs.broadcast(
+                    [tensor], root_rank, f"parameter.{name}", process_set, in_place=in_place
+                )
                 pending[name] = request.begin()
             except UsageError as found:
                 error = error or found
         begun = set(pending)
         try:
             while pending:
-                pending.pop(next(iter(pending))).wait()
+                results += pending.pop(next(iter(pending))).wait()
         except MismatchError as found:
             error = error or found
         if error is not None:
             _collect(pending, begun, process_set)
             raise error
+        return results
 
     def _named(self, params: Mapping[str, T] | Iterable[tuple[str, T] | T]) -> list[tuple[str, T]]:
         pairs: list[Any] = list(params.items() if isinstance(params, Mapping) else params)
-        named = [p if isinstance(p, tuple) and len(p) == 2 else (f"number{i}", p) for i, p in enumerate(pairs)]
-        for name, tensor in named:
-            if not isinstance(tensor, self._kind):
-                raise UsageError(
-                    f"broadcast_parameters: {name!r} is a {type(tensor).__name__}, expected a {self._kind.__name__}: "
-                    "give a mapping of names to them (a state_dict()), or a list of them or of (name, value) pairs"
-                )
-        return named
+        return [p if isinstance(p, tuple) and len(p) == 2 else (f"number{i}", p) for i, p in enumerate(pairs)]
+
+    def _require_tensor(self, name: str, tensor: T) -> None:
+        if not isinstance(tensor, self._kind):
+            raise UsageError(
+                f"broadcast_parameters: {name!r} is a {type(tensor).__name__}, expected a {self._kind.__name__}: "
+                "give a mapping of names to them (a state_dict()), or a list of them or of (name, value) pairs"
+            )
+
+    def _rows(self, splits: Any, name: str | None, process_set: ProcessSet) -> tuple[int, ...] | None:
+        """``splits`` as numbers; what is none of these is told to the other members."""
+        if splits is None:
+            return None
+        with self._verbs.telling(Kind.ALLTOALL, name, process_set):
+            return tuple(map(int, self._listed(splits)))
 
     def _reduced(self, tensors: Sequence[T], name: str | None, how: Reduction, process_set: ProcessSet) -> list[T]:
         return self._verbs.allreduce(tensors, name, how, process_set).run()
@@ -438,6 +460,11 @@ class Ops(ABC, Generic[T]):
         self, tensor: T, rows: tuple[int, ...] | None, name: str | None, process_set: ProcessSet
     ) -> tuple[T, tuple[int, ...]]:
         return self._verbs.alltoall(tensor, rows, name, process_set).run()
+
+    def _listed(self, splits: Any) -> Iterable[Any]:
+        """Numbers of rows that a user gave, as a tensor or a sequence, one by one."""
+        listed: Iterable[Any] = splits.tolist() if hasattr(splits, "tolist") else splits
+        return listed
 
     @abstractmethod
     def _counts(self, counts: tuple[int, ...]) -> T:
@@ -458,12 +485,6 @@ def _first(results: list[T]) -> T:
 
 def _decompressed(tensors: Sequence[T], compressed: list[tuple[T, Any]], compression: CompressorLike) -> list[T]:
     return [compression.decompress(t, context) for t, (_, context) in zip(tensors, compressed, strict=True)]
-
-
-def _rows(splits: Any) -> tuple[int, ...] | None:
-    if splits is None:
-        return None
-    return tuple(int(s) for s in (splits.tolist() if hasattr(splits, "tolist") else splits))
 
 
 def _collect(pending: Mapping[str, Pending[Any]], begun: set[str], process_set: ProcessSet) -> None:

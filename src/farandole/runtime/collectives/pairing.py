@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 from farandole.errors import AbortError, FarandoleError, MismatchError
 from farandole.runtime.collectives.verbs import number_of
+from farandole.runtime.coordination.blocked_reports import PAIRING
 from farandole.runtime.lanes.lane import interrupted
 from farandole.runtime.lanes.reentry import Reentry
 from farandole.runtime.session.process_sets import ProcessSet
@@ -76,10 +77,13 @@ class Unpaired:
 
 @final
 class Pairing:
-    """Pairing among the members of one process set, in one session; for any thread, see the module."""
+    """Pairing among the members of one process set, in one session; for any thread, see the module.
 
-    def __init__(self, number: int, ranks: Sequence[int]) -> None:
-        self._number, self._ranks = number, ranks
+    ``clock`` shows the seconds that ranks wait for others.
+    """
+
+    def __init__(self, number: int, ranks: Sequence[int], clock: Callable[[], float] = time.monotonic) -> None:
+        self._number, self._ranks, self._clock = number, ranks, clock
         self._changed = threading.Condition()
         self._wanted: dict[str, Unpaired] = {}
         self._threads: dict[str, threading.Thread] = {}
@@ -154,7 +158,7 @@ class Pairing:
         with self._changed:
             mine = dict(self._wanted)
             waiting = set(self._threads.values())
-        waited_s = 0.0 if self._since_s is None else time.monotonic() - self._since_s
+        waited_s = 0.0 if self._since_s is None else self._clock() - self._since_s
         said = self._exchange(
             session, {"wanted": {k: c.order for k, c in mine.items()}, "free": _may_come(waiting), "waited_s": waited_s}
         )
@@ -169,7 +173,7 @@ class Pairing:
             return
         if not all(each["wanted"] for each in said):
             return  # some rank has withdrawn everything: all of them see that, and none goes on to the next exchange
-        self._since_s = time.monotonic() - waited_s
+        self._since_s = self._clock() - waited_s
         everything = sorted(set().union(*(each["wanted"] for each in said)))
         known = self._exchange(session, {"known": [k for k in everything if k in mine or is_known(k)]})
         hoped = set.intersection(*(set(each["known"]) for each in known))
@@ -241,7 +245,8 @@ class Pairing:
         self._rounds += 1
         key = f"pairing of process set {self._number}.{self._rounds}"
         # ``_wanted`` without the lock: ``join`` copies it in one step, and what it says is only for reports.
-        with session.inside(self._number, "pairing", self._rounds, f"connecting {', '.join(self._wanted)}"):
+        what = f"connecting {', '.join(self._wanted)}"
+        with session.inside(self._number, PAIRING, self._rounds, what, needs_all=True):
             return [json.loads(each) for each in session.exchange(self._number, key, json.dumps(payload).encode())]
 
     def _name(self, session: Session, member: int) -> str:

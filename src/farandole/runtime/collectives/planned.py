@@ -43,7 +43,7 @@ class PlannedLane:
         self.session, self.label = session, label
         self._process_set = number_of(process_set)
         self._sequence = 0
-        with self._inside("connecting"):
+        with self._inside("connecting", needs_all=True):
             self._engine = session.planned_engine(self._process_set, label)
         self._group = self._engine.group
         self._comparison = Comparison(label, [self._group.name(i) for i in range(self._group.size)])
@@ -85,7 +85,7 @@ class PlannedLane:
         """
         mark = "" if snapshot is None else snapshot.mark
         own = f"{mark}|{point}|{state}".encode()
-        with self._inside(point or state), self.phase("meet", "negotiate"):
+        with self._inside(point or state, needs_all=True, joined=state == JOINED), self.phase("meet", "negotiate"):
             answers = self._engine.gather_small(own)
         if answers.count(own) == len(answers):
             return [state] * len(answers)
@@ -109,7 +109,7 @@ class PlannedLane:
 
     def allreduce(self, what: str, array: Array, how: Reduction) -> None:
         """Reduce in place; ``what`` names it in reports and in the timeline."""
-        with self._inside(what), self.phase(what, "reduce", array.nbytes):
+        with self._inside(what, needs_all=array.nbytes > 0), self.phase(what, "reduce", array.nbytes):
             self._engine.allreduce(array, how)
 
     def alltoall(
@@ -135,17 +135,25 @@ class PlannedLane:
         name, end_s = f"{self.label}.{what}", time.monotonic()
         events.emit(events.Phase(row, name, "allreduce", phase, begin_s, end_s, nbytes))
 
-    def _inside(self, what: str) -> AbstractContextManager[None]:
-        """Context of the lane's next collective; stall reports say ``what``, and which members have not come to it."""
-        self._sequence += 1
-        return self.session.inside(self._process_set, self.label, self._sequence, f"{self.label}: {what}")
+    def _inside(self, what: str, needs_all: bool = False, joined: bool = False) -> AbstractContextManager[None]:
+        """Context of the lane's next collective; stall reports say ``what``, and which members have not come to it.
+
+        One that moves nothing for some member may end without it; others say that they need all.
+        """
+        # Counted after ``inside``, which may refuse: a number more than the other members have would stay for ever.
+        sequence = self._sequence + 1
+        what = f"{self.label}: {what}"
+        inside = self.session.inside(self._process_set, self.label, sequence, what, needs_all, joined)
+        self._sequence = sequence
+        return inside
 
     def abort(self, reason: str) -> None:
         """Wake the thread that waits in the lane, from another one; the lane cannot be used any more."""
         self._engine.abort(f"{self.label}: {reason}")
 
     def close(self) -> None:
-        """Close the engine; what it has allocated stays as long as it is referenced."""
+        """Close the engine; what it has allocated stays as long as it is referenced. Members that go on are told."""
+        self.session.lane_closed(self._process_set, self.label, self._sequence)  # first, as the engine may tell less
         self._engine.close()
 
     def note(self, text: str) -> None:

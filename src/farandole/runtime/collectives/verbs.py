@@ -38,6 +38,13 @@ class Pending(Generic[R]):
         """True once ``wait`` would return or raise at once."""
         return self._handle is None or self._handle.done()
 
+    def when_done(self, observer: Callable[[], None]) -> None:
+        """Call ``observer`` once, when it is done: at once, or in another thread, which holds locks and cannot wait."""
+        if self._handle is None:
+            observer()
+        else:
+            self._handle.when_done(observer)
+
     def wait(self) -> R:
         """Block until it is done; returns its result, or raises the ``CollectiveError`` that ended it."""
         return self._finish([] if self._handle is None else self._handle.wait())
@@ -56,21 +63,24 @@ class Request(Generic[R]):
         """Run it and return its result. Faster than ``begin`` and ``wait``, as this thread does the work itself."""
         return self._submit(background=False).wait()
 
-    def begin(self) -> Pending[R]:
-        """Announce it and return at once; a background thread executes it if nobody waits."""
-        return self._submit(background=True)
+    def begin(self, progress_s: float = 0.0) -> Pending[R]:
+        """Announce it and return at once; a background thread executes it if nobody waits.
+
+        With ``progress_s`` (seconds), the others may have that long to come, where no thread has to be woken then.
+        """
+        return self._submit(background=True, progress_s=progress_s)
 
     def then(self, change: Callable[[R], Any]) -> Request[Any]:
         """The same, with ``change`` applied to its result."""
         finish = self._finish
         return Request(self._session, self._calls, lambda outcomes: change(finish(outcomes)))
 
-    def _submit(self, background: bool) -> Pending[R]:
+    def _submit(self, background: bool, progress_s: float = 0.0) -> Pending[R]:
         if not self._calls:
             return Pending(None, self._finish)
         first = self._calls[0]
         with _Telling(first.kind, first.name, first.process_set):
-            return Pending(self._session.submit(self._calls, background), self._finish)
+            return Pending(self._session.submit(self._calls, background, progress_s), self._finish)
 
 
 @final
@@ -208,9 +218,11 @@ class Verbs(Generic[T]):
             )
             return self._request([call], lambda outcomes: (outputs.collect(outcomes)[0], outcomes[0].received_splits))
 
-    def telling(self, kind: Kind, name: str, process_set: ProcessSet) -> _Telling:
+    def telling(self, kind: Kind, name: str | None, process_set: ProcessSet) -> _Telling:
         """Context for what a framework does before a verb: the other members raise in the verb what is raised here."""
-        return _Telling(kind, self._name(kind, name, process_set), number_of(process_set))
+        _require_member(kind, process_set)
+        wire_name = None if name is None else self._name(kind, name, process_set)
+        return _Telling(kind, wire_name, number_of(process_set))
 
     def _request(self, calls: list[Call], finish: Callable[[list[CallResult]], R]) -> Request[R]:
         devices = {call.array.device for call in calls}
@@ -223,14 +235,9 @@ class Verbs(Generic[T]):
 
     def _name(self, kind: Kind, name: str | None, process_set: ProcessSet) -> str:
         """The name on the wire; verbs do not share names: a gradient and its broadcast may both be called ``w``."""
-        session = current()
-        if not process_set.included():
-            raise UsageError(
-                f"{kind.label}: rank {session.topology.rank} is not in {process_set}: "
-                "call it only where process_set.included()"
-            )
+        _require_member(kind, process_set)
         if name is None:
-            return session.name_unnamed(kind, number_of(process_set))
+            return current().name_unnamed(kind, number_of(process_set))
         text = f"{kind.label}.{name}"
         if not _is_text(text):
             raise UsageError(
@@ -283,17 +290,19 @@ class Verbs(Generic[T]):
 class _Telling:
     """Context that tells the other members what keeps this rank from a collective: they would wait for it."""
 
-    __slots__ = ("_asked",)
+    __slots__ = ("_kind", "_name", "_process_set")
 
-    def __init__(self, kind: Kind, name: str, process_set: int) -> None:
-        self._asked = process_set, name, kind
+    def __init__(self, kind: Kind, name: str | None, process_set: int) -> None:
+        self._kind, self._name, self._process_set = kind, name, process_set
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if isinstance(error, Exception) and not isinstance(error, CollectiveError):
-            current().refuse(*self._asked, error)
+            session, number = current(), self._process_set
+            name = self._name or session.name_unnamed(self._kind, number)  # now: it would be that of the verb
+            session.refuse(number, name, self._kind, error)
 
 
 @final
@@ -325,6 +334,14 @@ def number_of(process_set: ProcessSet) -> int:
     number = process_set.process_set_id
     assert number is not None, "a set that includes this rank is registered"
     return number
+
+
+def _require_member(kind: Kind, process_set: ProcessSet) -> None:
+    rank = current().topology.rank
+    if not process_set.included():
+        raise UsageError(
+            f"{kind.label}: rank {rank} is not in {process_set}: call it only where process_set.included()"
+        )
 
 
 def _is_text(name: str) -> bool:

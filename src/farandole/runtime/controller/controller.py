@@ -27,12 +27,14 @@ from farandole.control.message import Message
 from farandole.control.messages import (
     Abort,
     AskProgress,
+    AskWaits,
     Blocked,
     ChangeDue,
     Entry,
     Exchange,
     GatheredParts,
     Hello,
+    LaneClosed,
     Leave,
     Letters,
     Orders,
@@ -43,10 +45,12 @@ from farandole.control.messages import (
     Submit,
     TimelineSet,
     Unheard,
+    Waits,
     Welcome,
 )
 from farandole.control.task_messages import FetchTask, TaskPayload, TaskResult
 from farandole.runtime.controller.inherited_generation import InheritedGeneration
+from farandole.runtime.coordination.deadlock import Confirmation, Deadlock
 from farandole.runtime.coordination.downlink import CONTROL, ORDERS, Downlink, Send
 from farandole.runtime.coordination.formation import Due, EndNow, Formation, Formed
 from farandole.runtime.coordination.generation import Generation
@@ -87,8 +91,7 @@ class Controller:
         """Told of every worker that has called ``init``."""
         self.refuse: Callable[[str, str], object] = lambda _kind, _detail: None
         """Told, by kind, of processes that have the job's key and are none of its workers."""
-        self._settings, self._expected, self._clock = settings, expected, clock
-        self._downlink = Downlink(send)
+        self._settings, self._expected, self._clock, self._downlink = settings, expected, clock, Downlink(send)
         self._formation = formation or StaticFormation.of(settings, expected)
         self.occupants = self._formation.occupants.below(self._downlink.is_relayed)
         self.inherited = InheritedGeneration(send, self._formation, clock)  # another, where a controller was before
@@ -103,12 +106,18 @@ class Controller:
             FetchTask: self._on_fetch,
             TaskResult: self._on_result,
         }
-        self._handlers_of_ranks: dict[type, Callable[[Generation, int, Any], None]] = {
+        self._handlers_of_ranks = self._those_of_ranks()
+
+    def _those_of_ranks(self) -> dict[type, Callable[[Generation, int, Any], None]]:
+        """Handlers of messages that a rank of the current generation sends."""
+        return {
             Submit: self._on_submit,
             Exchange: self._on_exchange,
             Blocked: self._on_blocked,
+            LaneClosed: self._on_lane_closed,
             Unheard: self._on_unheard,
             Progress: self._on_progress,
+            Waits: self._on_waits,
             SetTimeline: self._on_timeline,
             TimelineSet: self._on_timeline_set,
         }
@@ -185,13 +194,13 @@ class Controller:
         if generation is not None and (reason := generation.unsaid(now)):
             self.abort(reason)
         if generation is not None and generation.over is None:
-            expiry_s, stall_s = generation.negotiation.expiry_s, generation.stall.deadline_s
-            if expiry_s is not None and expiry_s <= now:
-                generation.negotiation.expire(now)
+            stall_s = generation.stall.deadline_s
             if generation.negotiation.undecided:
                 self._order(generation, generation.negotiation.decide(now))
             if stall_s is not None and stall_s <= now:
                 self._look(generation, now)
+            if (due_s := generation.deadlocks.due_s) is not None and due_s <= now:
+                self._look_for_deadlock(generation, now)
         if self._formation.deadline_s is not None:
             self._form(now)
 
@@ -281,11 +290,11 @@ class Controller:
         generation, rank = found
         generation.leave(rank, message.reason, message.following)
         if message.reason:
-            self.abort(message.reason)
+            self.abort(message.reason, message.kind)
         else:
             self._stop_waiting(generation)
         if message.ending or not message.reason:
-            self._formation.left(generation.members[rank].hello.worker_id, message.ending)
+            self._formation.left(generation.members[rank].hello.worker_id, message.ending, message.told)
 
     def _on_blocked(self, generation: Generation, rank: int, message: Blocked) -> None:
         now = self._clock()
@@ -293,12 +302,18 @@ class Controller:
             self._rejected["Blocked in an impossible place"] += 1
             return
         if message.step_s:
-            self._formation.paced(message.step_s)
+            self._formation.longest_step(generation.members[rank].hello.worker_id, message.step_s)
         reason = generation.gone_among(generation.negotiation.groups.get(message.process_set) or ())
         if reason:
             self.abort(reason)
+        elif refusal := generation.closed_lanes.refusal(rank, message) or generation.crossed(now):
+            self.abort(refusal, "MismatchError")
         else:
             generation.stall.hurry(now)
+
+    def _on_lane_closed(self, generation: Generation, rank: int, message: LaneClosed) -> None:
+        if not generation.closed_lanes.add(rank, message):
+            self._rejected["LaneClosed in an impossible place"] += 1
 
     def _on_unheard(self, generation: Generation, rank: int, message: Unheard) -> None:
         if message.host not in generation.hosts:
@@ -314,6 +329,9 @@ class Controller:
 
     def _on_progress(self, generation: Generation, rank: int, message: Progress) -> None:
         generation.stall.answered(rank, message, self._clock())
+
+    def _on_waits(self, generation: Generation, rank: int, message: Waits) -> None:
+        generation.deadlocks.hear(rank, message, self._clock())
 
     def _on_timeline(self, generation: Generation, rank: int, message: SetTimeline) -> None:
         if rank:
@@ -406,6 +424,13 @@ class Controller:
             self.report(step.text)
         elif isinstance(step, StallVerdict):
             self._do_without(generation, step.missing, step.reason, "StallError")
+
+    def _look_for_deadlock(self, generation: Generation, now: float) -> None:
+        step = generation.deadlocks.look(now)
+        if isinstance(step, Confirmation):
+            self._tell(RankSet.of(step.ranks), CONTROL, AskWaits(generation.number, step.question))
+        elif isinstance(step, Deadlock) and not generation.negotiation.end_crossed(RankSet.of(step.ranks)):
+            self.abort(step.reason, "MismatchError")  # an elastic job would run into it again
 
     def _tell(self, ranks: RankSet, suffix: bytes, message: Message) -> None:
         self._downlink.tell(GLOBAL, ranks, suffix, message)

@@ -101,7 +101,7 @@ class InheritedGeneration:
         if message.reason:
             self.end(message.reason)
         if message.ending or not message.reason:
-            self._formation.left(message.worker_id, message.ending)
+            self._formation.left(message.worker_id, message.ending, message.told)
 
     def _hear(self, uid: bytes, progress: Progress) -> None:
         worker_id = self._members.get(uid)

@@ -10,7 +10,7 @@ Of collectives in the planned lane and the peer lane the controller hears in no 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple, final
 
 from farandole.control.messages import Blocked
@@ -19,6 +19,9 @@ from farandole.runtime.coordination.stall import Waiting
 
 AGREED = "agreed"
 """Name, in these reports, of the lane of collectives that ranks have agreed on."""
+
+PAIRING = "pairing"
+"""Name of the lane of the rounds in which ranks pair what they make, such as optimizers."""
 
 
 @final
@@ -34,10 +37,13 @@ class _Said(NamedTuple):
 
 @final
 class BlockedReports:
-    """Reports of one generation: one per rank, set and lane, forgotten if not renewed within ``renewal_s``."""
+    """Reports of one generation: one per rank, set and lane, forgotten if not renewed within ``renewal_s``.
 
-    def __init__(self, groups: ProcessGroups, renewal_s: float) -> None:
-        self._groups, self._renewal_s = groups, renewal_s
+    ``patience_s``: how long ranks that pair wait for others that wait for them elsewhere; 0: for ever.
+    """
+
+    def __init__(self, groups: ProcessGroups, renewal_s: float, patience_s: float = 0.0) -> None:
+        self._groups, self._renewal_s, self._patience_s = groups, renewal_s, patience_s
         self._said: dict[tuple[int, int, str], _Said] = {}
 
     def add(self, rank: int, blocked: Blocked, now: float) -> bool:
@@ -51,6 +57,37 @@ class BlockedReports:
             blocked.sequence, blocked.what, now - blocked.seconds, now, blocked.step_s
         )
         return True
+
+    def crossed(self, now: float) -> dict[int, str]:
+        """Ranks that wait for each other, and in what: some pair, all others wait in lanes to which these do not come.
+
+        A thread of each could come yet, where a script has several: so they have time for it, as in the pairing itself.
+        """
+        if not self._patience_s:
+            return {}
+        long = {
+            key: said
+            for key, said in self._said.items()
+            if now - said.heard_s <= self._renewal_s and now - said.since_s >= self._patience_s
+        }
+        for (_, number, lane), pairs in long.items():
+            if lane == PAIRING:
+                round_ = (number, lane, pairs.sequence)
+                here = {rank: said.what for (rank, *at), said in long.items() if (*at, said.sequence) == round_}
+                others = {r: self._elsewhere(r, here, long) for r in self._groups.get(number) or () if r not in here}
+                if others and all(others.values()):
+                    return here | others
+        return {}
+
+    def _elsewhere(self, rank: int, pairing: Collection[int], long: Mapping[tuple[int, int, str], _Said]) -> str:
+        """The planned collective in which ``rank`` waits for one of those ``pairing``; "" if it does not."""
+        for (other, number, lane), said in long.items():
+            if other == rank and lane not in (PAIRING, AGREED):
+                awaited = set(pairing).intersection(self._groups.get(number) or ())
+                here = (long.get((each, number, lane)) for each in awaited)
+                if any(each is None or each.sequence != said.sequence for each in here):
+                    return said.what
+        return ""
 
     def waiting(self, now: float) -> Iterator[Waiting]:
         """Collectives that ranks are inside of, as far as they said so lately.

@@ -18,7 +18,7 @@ import msgspec
 
 from farandole.collective import Kind
 from farandole.control.message import Message
-from farandole.control.messages import Begin, Letter, Letters, Multicast, Order, Welcome, decode, encode
+from farandole.control.messages import Begin, Letter, Letters, Multicast, Order, Welcome, bags, decode, encode
 from farandole.errors import ControlError
 from farandole.runtime.coordination.process_groups import GLOBAL
 from farandole.runtime.coordination.rank_set import RankSet
@@ -124,7 +124,7 @@ class Downlink:
     def post(self, identities: Iterable[bytes], message: Message) -> None:
         """Send ``message`` to these sockets, whether they have a rank or not."""
         frame = b""
-        bags: dict[bytes, list[Letter]] = {}
+        relayed: dict[bytes, list[Letter]] = {}
         for identity in identities:
             # Ways are learnt from messages on their way up, and sockets that receive send none: the third one tells.
             via = self._via.get(identity) or self._via.get(identity[:-1] + UP)
@@ -132,9 +132,10 @@ class Downlink:
                 self._post(identity, message)
             else:
                 frame = frame or encode(message)
-                bags.setdefault(via, []).append(Letter(identity, frame))
-        for via, letters in bags.items():
-            self._post(via, Letters(letters))
+                relayed.setdefault(via, []).append(Letter(identity, frame))
+        for via, letters in relayed.items():
+            for bag in bags(letters):
+                self._post(via, bag)
 
     def _fan(self, children: Iterable[bytes], message: Message) -> None:
         for child in children:

@@ -134,8 +134,8 @@ class Formation(ABC):
         """Take in the end of a worker's process."""
 
     @abstractmethod
-    def left(self, worker_id: int, ending: bool) -> None:
-        """Take in that a member has called ``shutdown``, or has failed; ``ending`` if its process is about to end."""
+    def left(self, worker_id: int, ending: bool, told: bool) -> None:
+        """Take in that a member has called ``shutdown``, has failed and is ``ending``, or was ``told`` to end."""
 
     @abstractmethod
     def answered(self, worker_id: int) -> None:
@@ -146,8 +146,8 @@ class Formation(ABC):
         """Take in that a generation has ended for all its members."""
 
     @abstractmethod
-    def paced(self, step_s: float) -> None:
-        """Take in the duration of the longest recent step."""
+    def longest_step(self, worker_id: int, step_s: float) -> None:
+        """Take in the duration of the longest recent step of one worker."""
 
     @abstractmethod
     def stalled(self, worker_ids: Collection[int], reason: str) -> bool:

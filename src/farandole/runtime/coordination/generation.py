@@ -17,6 +17,8 @@ from typing import final
 from farandole.control.messages import Abort, Exchanged
 from farandole.runtime.coordination.acknowledgements import Acknowledgements
 from farandole.runtime.coordination.blocked_reports import BlockedReports
+from farandole.runtime.coordination.closed_lanes import ClosedLanes
+from farandole.runtime.coordination.deadlock import DeadlockDetector
 from farandole.runtime.coordination.formation import Formed, Roster
 from farandole.runtime.coordination.negotiation import Negotiation
 from farandole.runtime.coordination.rank_names import list_some, name_rank
@@ -50,7 +52,10 @@ class Generation:
         limits = Limits.of(settings)
         self.stall = StallInspector(limits, formed.hosts)
         self.timeline = Acknowledgements()
-        self.blockages = BlockedReports(self.negotiation.groups, 1.0 + limits.warning_s / RENEWALS_PER_WARNING)
+        renewal_s = 1.0 + limits.warning_s / RENEWALS_PER_WARNING
+        self.blockages = BlockedReports(self.negotiation.groups, renewal_s, limits.warning_s)
+        self.closed_lanes = ClosedLanes(formed.hosts, self.negotiation.groups)
+        self.deadlocks = DeadlockDetector(formed.hosts, self.negotiation.groups, self.negotiation.awaited)
         self._expected = expected
         self._roster = Roster([member.hello for member in formed.members], expected)
         self._ranks = {member.uid: rank for rank, member in enumerate(formed.members)}
@@ -95,6 +100,7 @@ class Generation:
             self._present -= RankSet.only(rank)
             self.negotiation.leave(rank, self._away[rank])
             self.timeline.gone(rank)
+            self.deadlocks.leave(rank)
 
     def expect_farewell(self, rank: int, until_s: float, description: str) -> None:
         """Wait for the ``Leave`` of ``rank``, which has ended as ``description`` says, until ``until_s``."""
@@ -107,7 +113,8 @@ class Generation:
             return -math.inf
         moments = [until_s for until_s, _ in self._farewells.values()]
         if self.over is None:
-            moments += [moment for moment in (self.negotiation.expiry_s, self.stall.deadline_s) if moment is not None]
+            due = (self.stall.deadline_s, self.deadlocks.due_s)
+            moments += [moment for moment in due if moment is not None]
         return min(moments, default=None)
 
     def unsaid(self, now: float) -> str:
@@ -174,6 +181,17 @@ class Generation:
         for rank, member in enumerate(self.members):
             if member.hello.worker_id == worker_id:
                 self.stall.stack(rank, text, now)
+
+    def crossed(self, now: float) -> str:
+        """Reason why ranks that wait for each other, some of them in the pairing of optimizers, never meet; or ""."""
+        found = self.blockages.crossed(now)
+        if not found:
+            return ""
+        who = list_some([f"{self.name(rank)} in {what}" for rank, what in found.items()], "; ")
+        return (
+            f"ranks have waited for each other for long: {who}. Every rank must give the same gradients in each step, "
+            "by structure, names and shapes, and use its optimizers in the same order"
+        )
 
     def waiting(self, now: float) -> list[Waiting]:
         """Collectives that ranks wait for: pending in the negotiated lane, or reported by ranks that are blocked."""

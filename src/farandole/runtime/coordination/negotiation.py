@@ -34,9 +34,6 @@ from farandole.runtime.coordination.rank_names import by_saying, list_some
 from farandole.runtime.coordination.rank_set import NOBODY, RankSet
 from farandole.runtime.coordination.stall import Waiting
 
-CROSSED_AFTER_S = 0.5
-"""Ranks that wait for each other under one name in different process sets this long mean the same collective."""
-
 _NONSENSE = Signature(Kind.BARRIER, [], [])
 _UNCACHED = frozenset({Kind.JOIN, Kind.ADD_SET, Kind.REMOVE_SET})
 
@@ -64,8 +61,8 @@ class _Batch:
 class Negotiation:
     """Coordinator of one generation. ``hosts`` are by rank; ``static_sets`` get the ids 1, 2, ... in their order.
 
-    ``submit``, ``leave`` and ``expire`` take in what happens; ``decide`` is to be called when ``undecided`` and nothing
-    else is there to be taken in. Not thread-safe. Times are seconds of any one clock.
+    ``submit``, ``leave`` and ``end_crossed`` take in what happens; ``decide`` is to be called when ``undecided`` and
+    nothing else is there to be taken in. Not thread-safe. Times are seconds of any one clock.
     """
 
     def __init__(
@@ -78,8 +75,6 @@ class Negotiation:
     ) -> None:
         self.groups = ProcessGroups(len(hosts), static_sets, dynamic_sets)
         self.rejected: Counter[str] = Counter()
-        self.expiry_s: float | None = None
-        """Time at which ``expire`` may find something."""
         self._hosts = hosts
         self._fusion_threshold_bytes = fusion_threshold_bytes
         self._cache = SignatureCache(cache_capacity)
@@ -135,22 +130,27 @@ class Negotiation:
         """Forget all that is in flight, as if nobody had submitted it."""
         self._proposals, self._queue, self._join = {}, [], None
 
-    def expire(self, now: float) -> None:
-        """Fail the collectives whose ranks wait for each other in different process sets."""
-        self.expiry_s = None
+    def crossed(self, ranks: RankSet) -> list[Proposal]:
+        """Collectives of one name in several process sets, in which some of ``ranks`` wait for others of these."""
         by_name: dict[str, list[Proposal]] = {}
         for proposal in self._proposals.values():
-            due_s = proposal.latest_s + CROSSED_AFTER_S
-            if due_s <= now:
-                by_name.setdefault(proposal.name, []).append(proposal)
-            elif self.expiry_s is None or due_s < self.expiry_s:
-                self.expiry_s = due_s
-        for together in by_name.values():
-            crossed = [one for one in together if any(one.crosses(other) for other in together)]
-            said = {rank: f"process set {one.process_set}" for one in crossed for rank in one.ready}
-            for one in crossed:
-                differ = f"the ranks differ in the process set: {by_saying(said, self._hosts)}"
-                self._fail(one, f"{one.title}: {differ}", "MismatchError")
+            by_name.setdefault(proposal.name, []).append(proposal)
+        return [
+            one for together in by_name.values() for one in together if any(one.crosses(it, ranks) for it in together)
+        ]
+
+    def end_crossed(self, ranks: RankSet) -> bool:
+        """Fail what ``crossed`` finds, as ``ranks`` certainly wait for each other; False if that is nothing.
+
+        They mean the same collective, and can go on: after a ``MismatchError``, as from any other difference.
+        """
+        crossed = self.crossed(ranks)
+        for one in crossed:
+            alike = [each for each in crossed if each.name == one.name]
+            said = {rank: f"process set {each.process_set}" for each in alike for rank in each.ready}
+            differ = f"the ranks differ in the process set: {by_saying(said, self._hosts)}"
+            self._fail(one, f"{one.title}: {differ}", "MismatchError")
+        return bool(crossed)
 
     def _enter(
         self,
@@ -174,15 +174,13 @@ class Negotiation:
                 return
         if proposal is None:
             proposal = self._propose(key, joining, line, now)
-        proposal.enter(ranks, signature, line, now, contribution)
+        proposal.enter(ranks, signature, line, contribution)
         if joining:
             self._do_without(ranks)
         if self._gone and self._fail_if_left(proposal):
             return
         if not proposal.missing:
             self._make_ready(proposal)
-        elif self.expiry_s is None and len(self.groups) > 1:
-            self.expiry_s = now + CROSSED_AFTER_S
 
     def _admitted(self, ranks: RankSet, key: Key, signature: Signature, proposal: Proposal | None) -> RankSet:
         """Ranks that may submit this; the others are told why they may not."""
@@ -205,7 +203,7 @@ class Negotiation:
     def _propose(self, key: Key, joining: bool, line: CachedSignature | None, now: float) -> Proposal:
         members = self.groups.get(key[0]) or NOBODY
         missing = members if self._join is None else members - self._join.ready
-        proposal = Proposal(key[0], key[1], members, missing, now, now, line)
+        proposal = Proposal(key[0], key[1], members, missing, now, line)
         if joining:
             self._join = proposal
         else:
@@ -258,8 +256,8 @@ class Negotiation:
         """Queue an error for each of these ranks, for that rank alone."""
         for rank in ranks:
             self.rejected["submissions that cannot be meant"] += 1
-            refused = Proposal(*key, members=NOBODY, missing=NOBODY, since_s=0.0, latest_s=0.0)
-            refused.enter(RankSet.only(rank), signature, None, 0.0)
+            refused = Proposal(*key, members=NOBODY, missing=NOBODY, since_s=0.0)
+            refused.enter(RankSet.only(rank), signature, None)
             refused.error, refused.error_kind = f"{refused.title}: {reason(rank)}", "UsageError"
             self._queue.append(refused)
 
@@ -385,6 +383,11 @@ class Negotiation:
                     ready,
                     tuple(proposal.missing),
                 )
+
+    def awaited(self, key: Key) -> tuple[RankSet, RankSet]:
+        """The ranks that are ready for a name, and those missing; nobody, if it is not pending."""
+        proposal = self._proposals.get(key)
+        return (NOBODY, NOBODY) if proposal is None else (proposal.ready, proposal.missing)
 
     def last(self, rank: int) -> str:
         """The last collective that ``rank`` was ordered to do; "" for none."""

@@ -1,8 +1,8 @@
 """A collective on its way from the first rank that is ready for it to its order.
 
     everybody = RankSet.span(0, 2)
-    proposal = Proposal(0, "loss", members=everybody, missing=everybody, since_s=now, latest_s=now)
-    proposal.enter(RankSet.of([0]), signature, line=None, now=now)
+    proposal = Proposal(0, "loss", members=everybody, missing=everybody, since_s=now)
+    proposal.enter(RankSet.of([0]), signature, line=None)
     proposal.missing                                     # RankSet(1)
 
 ``Negotiation`` keeps them; nothing here decides.
@@ -27,8 +27,7 @@ class Proposal:
 
     ``line`` is the cache line that the first ranks named by number, ``numbered`` all that named that one, ``said`` what
     the others said, and ``refused`` the ranks that cannot do it and do not wait; ``given`` is what ranks sent along;
-    ``latest`` are the ranks that came last, at ``latest_s``. ``error``, ``number`` and ``value`` are those of the order
-    to come.
+    ``latest`` are the ranks that came last. ``error``, ``number`` and ``value`` are those of the order to come.
     """
 
     process_set: int
@@ -36,7 +35,6 @@ class Proposal:
     members: RankSet
     missing: RankSet
     since_s: float
-    latest_s: float
     line: CachedSignature | None = None
     numbered: RankSet = NOBODY
     said: SignaturesByRank = field(default_factory=SignaturesByRank)
@@ -79,7 +77,7 @@ class Proposal:
         return self.members - self.numbered - self.said.ranks
 
     def enter(
-        self, ranks: RankSet, signature: Signature, line: CachedSignature | None, now: float, contribution: bytes = b""
+        self, ranks: RankSet, signature: Signature, line: CachedSignature | None, contribution: bytes = b""
     ) -> None:
         """Take in ranks that mean ``signature`` or, if they gave a number, what its ``line`` has of them.
 
@@ -96,7 +94,7 @@ class Proposal:
         if signature.refusal:
             self.refused |= ranks
         self.missing -= ranks
-        self.latest, self.latest_s = ranks, now
+        self.latest = ranks
 
     def contributions(self, nbytes: int) -> list[bytes]:
         """Contributions in the order of the members (``b""`` if joined); ``[]`` unless all others sent ``nbytes``."""
@@ -114,6 +112,7 @@ class Proposal:
         statements.update(self.said, self.said.ranks)
         return statements
 
-    def crosses(self, other: Proposal) -> bool:
-        """True if a rank that is ready here is missing there, and the other way round."""
-        return not self.missing.isdisjoint(other.ready) and not other.missing.isdisjoint(self.ready)
+    def crosses(self, other: Proposal, among: RankSet) -> bool:
+        """True if a rank that is ready here is missing there, and the other way round, ``among`` these."""
+        here, there = self.ready & among, other.ready & among
+        return not self.missing.isdisjoint(there) and not other.missing.isdisjoint(here)

@@ -20,6 +20,9 @@ from farandole.control.messages import Progress
 from farandole.runtime.coordination.rank_names import name_rank, name_ranks, shorten
 from farandole.settings import Settings
 
+LATELY_S = 60.0
+"""Seconds for which the longest step counts as recent, unless a longer one comes."""
+
 STEPS_OF_PATIENCE = 5
 """In an elastic job a rank hangs, and is not slow, when others wait for it longer than so many recent steps."""
 

@@ -90,7 +90,7 @@ class StaticFormation(Formation):
         if not self._waiting:
             self._first_hello_s = None
 
-    def left(self, worker_id: int, ending: bool) -> None:
+    def left(self, worker_id: int, ending: bool, told: bool) -> None:
         """See ``Formation``."""
         self.occupants.leave(worker_id)
 
@@ -100,7 +100,7 @@ class StaticFormation(Formation):
     def generation_ended(self, event: GenerationEnded) -> None:
         """Ignored: the next generation forms from hellos alone."""
 
-    def paced(self, step_s: float) -> None:
+    def longest_step(self, worker_id: int, step_s: float) -> None:
         """Ignored: no limit here depends on the duration of steps."""
 
     def stalled(self, worker_ids: Collection[int], reason: str) -> bool:

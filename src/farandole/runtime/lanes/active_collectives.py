@@ -15,16 +15,19 @@ a value is a tuple that is replaced and never changed, so that a reader never se
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
-from typing import final
+from typing import TypeAlias, final
 
-from farandole.control.messages import Blocked
+from farandole.control.messages import Blocked, ThreadWait
 from farandole.runtime.coordination.blocked_reports import AGREED
 from farandole.runtime.coordination.process_groups import GLOBAL
+from farandole.runtime.coordination.stall import LATELY_S
 
-LATELY_S = 60.0
-"""The time for which the longest step counts, unless a longer one comes."""
+_Active: TypeAlias = tuple[float, int, str, int, str, int, bool]
+"""Since when, process set, lane, sequence, description, the token of a wait for all members (0: it is none), and true
+if this rank only keeps the others company, and does not wait for them: they come if they still need it."""
 
 
 @final
@@ -61,29 +64,40 @@ class ActiveCollectives:
     A thread is inside of one, and of another one where a signal handler has interrupted it: never of two of one lane.
     """
 
-    __slots__ = ("_agreed", "_inside", "pace")
+    __slots__ = ("_agreed", "_inside", "_reached", "_tokens", "pace")
 
     def __init__(self) -> None:
         self.pace = Pace()
         self._agreed: dict[int, int] = {}
-        self._inside: dict[tuple[int, int, str] | str, tuple[float, int, str, int, str]] = {}
+        self._inside: dict[tuple[int, int, str] | str, _Active] = {}
+        self._reached: dict[tuple[int, str], int] = {}
+        self._tokens = itertools.count(1)
 
-    def enter(self, process_set: int, lane: str, sequence: int, what: str) -> None:
-        """The calling thread begins a planned collective, the ``sequence``-th of ``lane``."""
+    def enter(
+        self, process_set: int, lane: str, sequence: int, what: str, needs_all: bool = False, joined: bool = False
+    ) -> None:
+        """The calling thread begins a planned collective, the ``sequence``-th of ``lane``.
+
+        One that ``needs_all`` cannot end on any member before each of them has come to it. One that has ``joined`` is
+        no stall, however long it lasts.
+        """
         me = threading.get_ident()
-        self._inside[me, process_set, lane] = self.pace.beat(), process_set, lane, sequence, what
+        if sequence > self._reached.get((process_set, lane), 0):  # a lane that is made anew begins again
+            self._reached[process_set, lane] = sequence
+        token = next(self._tokens) if needs_all else 0
+        self._inside[me, process_set, lane] = self.pace.beat(), process_set, lane, sequence, what, token, joined
 
     def enter_agreed(self, process_set: int, what: str) -> None:
         """The calling thread begins the next collective that all members of a process set have agreed on."""
         # Read and written apart, without a lock: only the thread that executes orders comes here, one at a time.
         sequence = self._agreed[process_set] = self._agreed.get(process_set, 0) + 1
         me = threading.get_ident()
-        self._inside[me, process_set, AGREED] = time.monotonic(), process_set, AGREED, sequence, what
+        self._inside[me, process_set, AGREED] = time.monotonic(), process_set, AGREED, sequence, what, 0, False
 
     def enter_direct(self, lane: str, sequence: int, what: str) -> None:
         """Begin the ``sequence``-th round of a name in the peer lane, which waits for all ranks."""
         # No thread in the key: one gives this rank's part, and the leader, perhaps another thread, ends the round.
-        self._inside[lane] = time.monotonic(), GLOBAL, lane, sequence, what
+        self._inside[lane] = time.monotonic(), GLOBAL, lane, sequence, what, 0, False
 
     def leave_direct(self, lane: str) -> None:
         """End a round of the peer lane: all have contributed, or it goes to the controller."""
@@ -100,13 +114,29 @@ class ActiveCollectives:
     def now(self) -> str:
         """Describe the active collectives, for reports; "" for none."""
         # Here and below, a copy made in one step: other threads enter and leave while this one goes through it.
-        return "; ".join(what for *_, what in list(self._inside.values()))
+        return "; ".join(what for *_, what, _, _ in list(self._inside.values()))
 
     def older_than(self, seconds: float, generation: int) -> list[Blocked]:
         """Stall reports of the collectives that have lasted for ``seconds`` or more."""
         now = time.monotonic()
         return [
             Blocked(generation, process_set, lane, sequence, what, now - since, self.pace.step_s)
-            for since, process_set, lane, sequence, what in list(self._inside.values())
-            if now - since >= seconds
+            for since, process_set, lane, sequence, what, _, joined in list(self._inside.values())
+            if now - since >= seconds and not joined
         ]
+
+    def waits(self) -> list[tuple[int, ThreadWait]]:
+        """Threads that wait for all members of a planned collective, each with its wait."""
+        return [
+            (key[0], ThreadWait(token, process_set, what, lane=lane, sequence=sequence))
+            for key, (_, process_set, lane, sequence, what, token, _) in list(self._inside.items())
+            if token and not isinstance(key, str)
+        ]
+
+    def count_planned(self) -> int:
+        """Number of planned collectives that threads are inside of, whether they wait for all members or not."""
+        return sum(key[2] != AGREED for key in list(self._inside) if not isinstance(key, str))
+
+    def reached(self) -> list[tuple[int, str, int]]:
+        """Planned lanes of this process, by process set and label, and the latest collective of each."""
+        return [(*lane, sequence) for lane, sequence in list(self._reached.items())]

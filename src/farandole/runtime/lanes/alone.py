@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -25,7 +25,7 @@ from farandole.runtime.lanes import phase_events
 from farandole.runtime.lanes.announcement import Announcement
 from farandole.runtime.lanes.call import CallResult
 from farandole.runtime.lanes.failure import Failure
-from farandole.runtime.lanes.lane import Performer, interrupting
+from farandole.runtime.lanes.lane import PendingCollectives, Performer, interrupting
 from farandole.runtime.lanes.reentry import Reentry
 
 
@@ -40,6 +40,10 @@ class Done:
     def done(self) -> bool:
         """True: ``submit`` has executed it."""
         return True
+
+    def when_done(self, observer: Callable[[], None]) -> None:
+        """See ``Handle``."""
+        observer()
 
     def wait(self) -> list[CallResult]:
         """Return the results, one per call, or raise the error that ended the collective."""
@@ -68,7 +72,7 @@ class LoneLane:
         self._one_at_a_time = threading.Lock()
         self._ended: Failure | None = None
 
-    def submit(self, announcement: Announcement, background: bool) -> Done:
+    def submit(self, announcement: Announcement, background: bool, progress_s: float = 0.0) -> Done:
         """See ``Lane``."""
         if self._reentry.here():
             raise interrupting(announcement)
@@ -112,6 +116,14 @@ class LoneLane:
     def await_exit(self, timeout_s: float | None) -> bool:
         """See ``Lane``; a collective in another thread needs nobody to come to its end, so it is not waited for."""
         return True
+
+    def waits(self) -> list[tuple[int, int, Announcement]]:
+        """See ``Lane``; nobody waits."""
+        return []
+
+    def in_flight(self) -> PendingCollectives | None:
+        """See ``Lane``; nothing is."""
+        return PendingCollectives([], {}, {})
 
     def close(self) -> None:
         """See ``Lane``: it has nothing to free."""

@@ -76,5 +76,8 @@ class Handle(Protocol):
     def done(self) -> bool:
         """True once ``wait`` would return or raise at once."""
 
+    def when_done(self, observer: Callable[[], None]) -> None:
+        """Call ``observer`` once, when it is done: at once, or in another thread, which holds locks and cannot wait."""
+
     def wait(self) -> list[CallResult]:
         """Block until it is done; returns one result per call. Raises the ``CollectiveError`` that ended it."""

@@ -12,6 +12,7 @@ from typing import final
 from farandole.errors import (
     AbortError,
     CollectiveError,
+    DivergenceError,
     DuplicateNameError,
     EngineError,
     FarandoleError,
@@ -25,7 +26,7 @@ _BY_NAME: dict[str, type[FarandoleError]] = {
     kind.__name__: kind
     for kind in (
         CollectiveError, MismatchError, StallError, AbortError, EngineError,
-        UsageError, UnsupportedError, DuplicateNameError,
+        UsageError, UnsupportedError, DuplicateNameError, DivergenceError,
     )
 }  # fmt: skip
 

@@ -10,14 +10,26 @@ returned. So lanes remember who is inside (``Reentry``), and refuse a second col
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from farandole.control.messages import Order
 from farandole.errors import UsageError
 from farandole.runtime.coordination.agreement import title
-from farandole.runtime.lanes.announcement import Announcement
+from farandole.runtime.lanes.announcement import Announcement, Key
 from farandole.runtime.lanes.call import Call, CallResult, Handle
 from farandole.runtime.lanes.failure import Failure
+
+
+class PendingCollectives(NamedTuple):
+    """Collectives of this rank on their way.
+
+    ``submitted`` are all of them. ``given`` is by the number of each open grant of the peer lane: how many rounds this
+    rank has contributed to. ``awaiting`` are those of these rounds that are not over, with their grants, by name.
+    """
+
+    submitted: list[Key]
+    given: dict[int, int]
+    awaiting: dict[Key, int]
 
 
 class Performer(Protocol):
@@ -33,8 +45,11 @@ class Lane(Protocol):
     last: Order | None
     inside: Order | None
 
-    def submit(self, announcement: Announcement, background: bool) -> Handle:
-        """Announce that this rank is ready; ``background`` if nobody may wait for it soon."""
+    def submit(self, announcement: Announcement, background: bool, progress_s: float = 0.0) -> Handle:
+        """Announce that this rank is ready; ``background`` if nobody may wait for it soon.
+
+        If it goes from rank to rank, this thread waits for the others up to ``progress_s``, while no other one does.
+        """
 
     def refuse(self, announcement: Announcement) -> None:
         """Tell the other ranks that this one has come and cannot take part, so that they raise; nobody waits here."""
@@ -47,6 +62,12 @@ class Lane(Protocol):
 
     def close(self) -> None:
         """Free what it has, once no thread is in the lane any more."""
+
+    def waits(self) -> list[tuple[int, int, Announcement]]:
+        """Threads that wait here, each with a number that no other wait has, and what it waits for."""
+
+    def in_flight(self) -> PendingCollectives | None:
+        """Collectives on their way; ``None`` if that just changes, or somebody's wait is over. It waits for nobody."""
 
 
 def interrupting(announcement: Announcement) -> UsageError:

@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -49,7 +50,8 @@ from farandole.runtime.lanes.announcement import Announcement, Key
 from farandole.runtime.lanes.call import CallResult
 from farandole.runtime.lanes.eager import contribution
 from farandole.runtime.lanes.failure import Failure
-from farandole.runtime.lanes.lane import Performer, interrupting
+from farandole.runtime.lanes.lane import PendingCollectives, Performer, interrupting
+from farandole.runtime.lanes.native_threads import StartedThreads
 from farandole.runtime.lanes.peer_lane import PeerLane
 from farandole.runtime.lanes.reentry import Reentry
 from farandole.runtime.lanes.submissions import Submissions, offer
@@ -64,7 +66,8 @@ class NegotiatedHandle:
     """Handle of this lane. Fields below ``announcement`` change under the lane's lock, ``finished`` last."""
 
     __slots__ = (
-        "_lane", "announcement", "background", "begin_s", "failure", "finished", "outcomes", "sent_s", "to_announce",
+        "_lane", "announcement", "background", "begin_s", "failure", "finished", "observer", "outcomes", "sent_s",
+        "to_announce",
     )  # fmt: skip
 
     def __init__(self, lane: NegotiatedLane, announcement: Announcement, background: bool, begin_s: float) -> None:
@@ -72,11 +75,17 @@ class NegotiatedHandle:
         self.outcomes: list[CallResult] = []
         self.failure: Failure | None = None
         self.finished = self.to_announce = False
+        self.observer: Callable[[], None] | None = None
         self.begin_s, self.sent_s = begin_s, 0.0
 
     def done(self) -> bool:
         """True once ``wait`` would return or raise at once."""
         return self.finished
+
+    def when_done(self, observer: Callable[[], None]) -> None:
+        """See ``Handle``."""
+        if not self._lane.observe(self, observer):
+            observer()
 
     def wait(self) -> list[CallResult]:
         """Block until it is done; every call raises a new instance of the error that ended it."""
@@ -116,30 +125,37 @@ class NegotiatedLane:
         self._changed = threading.Condition(lock)
         self._wanted = threading.Condition(lock)  # the background thread's alone: it need not wake for everybody's news
         self._submissions: Submissions[NegotiatedHandle] = Submissions(cache_capacity)
+        self._tokens = itertools.count(1)
+        self._waits: dict[int, tuple[int, Announcement]] = {}  # by thread, which alone writes its own
+        self._started = StartedThreads()
         self._leader = 0
         self._asleep = 0
         self._unattended = 0
         self._background: threading.Thread | None = None
         self._ended: Failure | None = None
 
-    def submit(self, announcement: Announcement, background: bool) -> NegotiatedHandle:
+    def submit(self, announcement: Announcement, background: bool, progress_s: float = 0.0) -> NegotiatedHandle:
         """See ``Lane``; raises ``DuplicateNameError``, or the failure that ended the lane."""
         if self._reentry.here():  # asked before entering: afterwards it is true of every thread that is here
             raise interrupting(announcement)
+        self._started.note()
         with self._reentry:
-            return self._submit(announcement, background)
+            return self._submit(announcement, background, progress_s)
 
-    def _submit(self, announcement: Announcement, background: bool) -> NegotiatedHandle:
+    def _submit(self, announcement: Announcement, background: bool, progress_s: float) -> NegotiatedHandle:
         pending = NegotiatedHandle(self, announcement, background, time.monotonic() if events.subscribers else 0.0)
         has_spoken = False
         try:
             known = self._enter(pending)
             has_spoken = True
-            if not offer(self._direct, announcement, known):
+            is_direct = offer(self._direct, announcement, known)
+            if not is_direct:
                 self._announce(known or announcement.entry(), announcement, pending)
             if pending.begin_s:
                 pending.sent_s = time.monotonic()
-            if background:
+            if is_direct and progress_s:
+                self._progress(pending, progress_s)
+            if background and not pending.finished:
                 self._wake_background()
         except BaseException as error:  # a signal handler's, too
             if has_spoken:  # to some ranks, perhaps, or to none; and who could lead may not have been started
@@ -195,12 +211,46 @@ class NegotiatedLane:
             self._tear(error)
             raise
 
+    def observe(self, pending: NegotiatedHandle, observer: Callable[[], None]) -> bool:
+        """Have ``observer`` called when it is done, in whatever thread and with the lock; False if it is already."""
+        with self._lock:
+            if not pending.finished:
+                pending.observer = observer
+            return not pending.finished
+
     def drive(self, announcement: Announcement, enough: Callable[[], bool]) -> None:
         """Return when ``enough()``: lead, or sleep while somebody else does. ``announcement`` is waited for."""
         if self._reentry.here():
             raise interrupting(announcement)
+        me = threading.get_ident()
         with self._reentry:
-            self._drive(enough)
+            try:
+                # A join waits as long as the others train, and its rank takes part in that: not what a deadlock is of.
+                if announcement.kind is not Kind.JOIN:
+                    self._waits[me] = next(self._tokens), announcement
+                self._drive(enough)
+            finally:
+                self._waits.pop(me, None)
+
+    def waits(self) -> list[tuple[int, int, Announcement]]:
+        """See ``Lane``."""
+        return [(thread, *wait) for thread, wait in list(self._waits.items())]
+
+    def in_flight(self) -> PendingCollectives | None:
+        """See ``Lane``."""
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            inflight = dict(self._submissions.inflight)
+        finally:
+            self._lock.release()
+        for _, announcement in list(self._waits.values()):
+            # What has ended lets its thread go, though that may not have run since; its name may be in flight again.
+            pending = inflight.get(announcement.key)
+            if pending is None or pending.announcement is not announcement:
+                return None
+        grants = self._direct.grants()
+        return None if grants is None else PendingCollectives(list(inflight), *grants)
 
     def _drive(self, enough: Callable[[], bool]) -> None:
         me = threading.get_ident()
@@ -211,6 +261,20 @@ class NegotiatedLane:
                         self._receive()
         finally:
             if self._leader == me:  # without the lock: no other thread makes it ``me``, or takes it from ``me``
+                self._give_up_lead()
+
+    def _progress(self, pending: NegotiatedHandle, limit_s: float) -> None:
+        """Lead until it is done, for up to ``limit_s``, unless another thread leads: it need not be woken then."""
+        me, deadline = threading.get_ident(), time.monotonic() + limit_s
+        try:
+            with self._lock:
+                if self._leader or self._ended is not None:
+                    return
+                self._leader = me
+            while not pending.finished and self._ended is None and (left_s := deadline - time.monotonic()) > 0:
+                self._receive(left_s)
+        finally:
+            if self._leader == me:  # without the lock, as in ``_drive``
                 self._give_up_lead()
 
     def _take_lead(self, me: int, enough: Callable[[], bool]) -> bool:
@@ -281,11 +345,11 @@ class NegotiatedLane:
                 if self._asleep:  # a join may wait until this has been said
                     self._changed.notify_all()
 
-    def _receive(self) -> None:
+    def _receive(self, limit_s: float | None = None) -> None:
         has_come = False
         try:
             try:
-                message = self._direct.recv()
+                message = self._direct.recv(limit_s)
             except ControlError as error:
                 self._lose(error)
                 return
@@ -390,6 +454,8 @@ class NegotiatedLane:
             pending.announcement.release()
         finally:  # out of flight it is found by nobody, and its owner would wait for ever if a handler raised above
             pending.finished = True  # last: its owner looks at it without the lock, and then at what is above
+            if pending.observer is not None:
+                pending.observer()
 
     def _resend(self, key: Key) -> None:
         with self._lock:

@@ -142,6 +142,16 @@ class PeerLane:
         # opens grants (or by ``end``, after which nothing is opened).
         self._peer.come_back()
 
+    def grants(self) -> tuple[dict[int, int], dict[Key, int]] | None:
+        """Rounds contributed to, and those in progress, as in ``PendingCollectives``; ``None`` if that just changes."""
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            peer = self._peer
+            return peer.given(), {grant.key: grant.number for grant in peer.awaiting}
+        finally:
+            self._lock.release()
+
     def _tell(self) -> None:
         """Send the frames that are due, and note the rounds that have ended. Called with the lock."""
         peer = self._peer
@@ -157,14 +167,18 @@ class PeerLane:
 
     # -- what the others say ------------------------------------------------------------------------------------------
 
-    def recv(self) -> Message | None:
-        """Wait for the next message of the controller; ``None`` if there may be something to ``hear`` before."""
+    def recv(self, limit_s: float | None = None) -> Message | None:
+        """Wait for the next message of the controller; ``None`` if there may be something to ``hear`` before.
+
+        ``None`` after ``limit_s`` seconds, too, which count in whole milliseconds once the ranks are connected.
+        """
         self._orders.is_taking = False
         if self._lookout is None:
-            return self._orders.recv()
+            return self._orders.recv(limit_s)
         if self._has_read_all:
+            pause_s = min(self._lookout.pause_s, LONGEST_WAIT_S if limit_s is None else limit_s)
             # What is due changes nothing here: only ``poll`` tells of the next message of the controller.
-            self._has_read_all = self._is_due() or not self._wait(self._lookout)
+            self._has_read_all = self._is_due() or not self._wait(self._lookout, pause_s)
         if self._has_read_all:
             return None
         message: Message | None = self._orders.recv(0.0)
@@ -206,12 +220,12 @@ class PeerLane:
             self._sleeps = not is_due
         return is_due
 
-    def _wait(self, lookout: Lookout) -> bool:
+    def _wait(self, lookout: Lookout, pause_s: float) -> bool:
         """Sleep until somebody has said something; True if the controller has, or this rank was interrupted."""
         try:
             for _ in range(YIELDS):
                 os.sched_yield()
-            found = {fd for fd, _ in self._poll.poll(min(lookout.pause_s, LONGEST_WAIT_S) * 1000)}
+            found = {fd for fd, _ in self._poll.poll(pause_s * 1000)}
         finally:
             self._sleeps = False
         for since_s in list(self._peer.awaiting.values())[:1]:  # a copy, without the lock: other threads give meanwhile

@@ -93,6 +93,10 @@ class PeerProtocol:
         """The open grant of a name; ``None`` where the controller has to be asked."""
         return self._grants.find(key)
 
+    def given(self) -> dict[int, int]:
+        """Number of rounds that this rank has contributed to, by the number of each open grant."""
+        return {grant.number: grant.round + (grant in self.awaiting) for grant in self._grants.all()}
+
     def give(self, grant: Grant, part: bytes, now: float) -> None:
         """Contribute to the next round, once; it cannot be taken back."""
         self.awaiting[grant] = now

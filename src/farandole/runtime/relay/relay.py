@@ -27,18 +27,24 @@ import time
 from collections.abc import Sequence
 from typing import final
 
+import msgspec
+
 from farandole.control.addresses import EVERYWHERE, own_endpoints
 from farandole.control.agent_messages import RELAY
 from farandole.control.channel import Dealer, Router
 from farandole.control.dial import first_answering
 from farandole.control.keys import JobKeys
 from farandole.control.message import Message
+from farandole.control.messages import LIMIT_BYTES
 from farandole.errors import ControlError
 from farandole.runtime.relay.combining import HOLD_S
 from farandole.runtime.relay.relaying import Relaying
 
 DIAL_S = 30.0
 """Longest time that a parent may take to answer."""
+
+KEPT_BYTES = LIMIT_BYTES
+"""Most bytes that wait for a parent: hellos, of a few hundred bytes, of far more workers than a job has."""
 
 
 @final
@@ -59,6 +65,7 @@ class Relay:
         self._parent: Dealer | None = None
         self._parent_host = ""
         self._kept: list[Message] = []
+        self._kept_bytes = 0
         self._answers: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._lock = threading.Lock()
@@ -92,9 +99,9 @@ class Relay:
             self._connect(*self._answers.get())
         self._router.wait(0.0)
         self._take_in()
-        self._relaying.flush()
+        self._flush()
         while self._take_in():  # sending may have swallowed the signal of what came meanwhile
-            self._relaying.flush()
+            self._flush()
 
     def abort(self, reason: str) -> None:
         """Tell all below that the controller is gone."""
@@ -153,11 +160,11 @@ class Relay:
             self._epoll.register(fd, select.EPOLLIN)
         for message in self._kept:
             self._parent.send(message)
-        self._kept = []
+        self._forget_kept()
 
     def _lose(self, reason: str) -> None:
         self._part()
-        self._kept = []  # hellos of workers that are refused now: another parent must not take them for members
+        self._forget_kept()  # hellos of workers that are refused now: another parent must not take them for members
         above = f"host {self._parent_host}" if self._parent_host else "the controller"
         self.lost = f"host {self._host} was connected through {above} to the others, and is cut off: {reason}"
         self.abort(self.lost)
@@ -170,8 +177,17 @@ class Relay:
             self._parent.close(deliver=False)  # there is nobody to deliver to
             self._parent = None
 
+    def _flush(self) -> None:
+        self._relaying.flush()
+        if self._kept_bytes > KEPT_BYTES:  # not in ``_send_up``: what this ends is what ``flush`` is going through
+            self._lose(f"{self._kept_bytes} bytes wait for that connection to be made, and {KEPT_BYTES} may")
+
     def _send_up(self, message: Message) -> None:
         if self._parent is not None:
             self._parent.send(message)
         else:  # also between two parents: who says hello then is refused by nobody, and would wait for its time-out
             self._kept.append(message)
+            self._kept_bytes += len(msgspec.msgpack.encode(message))  # of any size: too large is for ``_flush`` to see
+
+    def _forget_kept(self) -> None:
+        self._kept, self._kept_bytes = [], 0

@@ -6,7 +6,8 @@
     relaying.flush()                           # when all that is there has been taken in, and when deadline_s has come
 
 Upwards, what ranks are ready for is combined, and everything else is put into envelopes as it is; a turn of the loop
-makes at most one message of each sort. Downwards, a message for many ranks stays one until it has reached their host.
+makes one message of each sort, or several where one would be too large. Downwards, a message for many ranks stays one
+until it has reached their host.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from farandole.control.messages import (
     Refuse,
     Resend,
     Submit,
+    bags,
     decode,
     encode,
 )
@@ -99,9 +101,9 @@ class Relaying:
             self._say(Ready(self._downlink.generation, shares))
         for parts in self._gathering.take(self._clock()):
             self._say(parts)
-        if self._letters:
-            self._say(Letters(self._letters))
-            self._letters = []
+        letters, self._letters = self._letters, []
+        for bag in bags(letters):
+            self._say(bag)
 
     def abort(self, reason: str) -> None:
         """End the generation for all below, and refuse workers that wait for one, as there is nobody above any more."""

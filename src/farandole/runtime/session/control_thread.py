@@ -33,6 +33,7 @@ from farandole.control.message import Message
 from farandole.control.messages import (
     Abort,
     AskProgress,
+    AskWaits,
     ChangeDue,
     Exchange,
     Exchanged,
@@ -40,6 +41,7 @@ from farandole.control.messages import (
     SetTimeline,
     Stay,
     TimelineSet,
+    Waits,
 )
 from farandole.errors import AbortError, ControlError, StartError
 from farandole.runtime.coordination.stall import Limits
@@ -48,6 +50,9 @@ from farandole.runtime.lanes.failure import Failure
 
 TICKS_PER_WARNING = 4
 LONGEST_TICK_S = 3600.0
+
+WAITS_LOOK_S = 2.0
+"""Interval between two looks at the waits of all threads; those that are there at two of them are told."""
 
 LOOK_S = 0.5
 """A signal handler that ends the session just before its own thread sleeps notifies nobody: so sleep is cut in slices.
@@ -65,6 +70,9 @@ class Hooks(Protocol):
 
     def progress(self) -> tuple[str, str]:
         """The last collective finished, and the active ones ("" for none)."""
+
+    def waits(self) -> Waits:
+        """The waits of all threads that could begin a collective; none if one of them does not wait."""
 
     def timeline(self, path: str, mark_cycles: bool) -> None:
         """Start writing the timeline to ``path``, or stop where it is ""; it has happened on return."""
@@ -90,6 +98,9 @@ class ControlThread:
         self._waiting = 0
         self._hooks, self._active = hooks, active
         self._warning_s, self._sign_s = limits.warning_s or math.inf, limits.sign_s or math.inf
+        self._looks = limits.warning_s > 0
+        self._looked_s = -math.inf
+        self._seen = self._told = Waits(generation)  # at the last look, and as last told
         self._came = threading.Condition()
         self._payloads: dict[str, list[bytes]] = {}
         self._timelines = itertools.count(1)
@@ -166,7 +177,8 @@ class ControlThread:
                 raise
 
     def _listen(self) -> None:
-        tick_s = min(LONGEST_TICK_S, self._warning_s / TICKS_PER_WARNING, self._sign_s)
+        look_s = WAITS_LOOK_S if self._looks else math.inf
+        tick_s = min(LONGEST_TICK_S, self._warning_s / TICKS_PER_WARNING, self._sign_s, look_s)
         signed_s = -math.inf
         while not self._control.interrupted:
             try:
@@ -175,6 +187,8 @@ class ControlThread:
                     self._take(message)
                 for blocked in self._active.older_than(self._warning_s, self._generation):
                     self._up.send(blocked)
+                if time.monotonic() >= self._looked_s + look_s:
+                    self._look_at_waits()
                 if time.monotonic() >= signed_s + self._sign_s:
                     signed_s = time.monotonic()
                     self._up.send(self._progress())
@@ -204,6 +218,9 @@ class ControlThread:
             self._hooks.change(message.reason)
         elif isinstance(message, AskProgress):
             self._up.send(self._progress())
+        elif isinstance(message, AskWaits):
+            self._told = Waits(self._generation)  # what differs from the question is told again, should it last
+            self._up.send(msgspec.structs.replace(self._hooks.waits(), question=message.question))
         elif isinstance(message, SetTimeline):
             self._hooks.timeline(message.path, message.mark_cycles)  # before the answer, which rank 0 waits for
             self._up.send(TimelineSet(self._generation, message.number))
@@ -211,6 +228,14 @@ class ControlThread:
             with self._came:
                 self._timeline_set = message.number
                 self._came.notify_all()
+
+    def _look_at_waits(self) -> None:
+        """Tell the controller if no thread can begin a collective, and that lasts."""
+        self._looked_s, before = time.monotonic(), self._seen
+        self._seen = self._hooks.waits()
+        if self._seen.waits and self._seen == before != self._told:
+            self._told = self._seen
+            self._up.send(self._seen)
 
     def _progress(self) -> Progress:
         work = self._active.pace.begun + time.process_time()

@@ -26,11 +26,15 @@ from farandole.control.reentrant_event import ReentrantEvent
 from farandole.engines.engine import Engine, Group, Rendezvous, Share
 from farandole.engines.factory import make
 from farandole.engines.silence import Lookout
+from farandole.errors import AbortError, EngineError
 from farandole.runtime.lanes.executor import Executor
 from farandole.topology import Topology
 
 BY_SOCKETS = ("shm", "tcp", "hybrid+tcp")
 """Engines that show that their members reach each other by TCP; those of one host always do."""
+
+ENDED_S = 2.0
+"""How long the news that a member has left may come after its memory has gone."""
 
 
 @final
@@ -75,7 +79,13 @@ class EnginePool:
         ``name`` is that of another engine than the job's.
         """
         group, rendezvous = self._gather(ranks, label)
-        engine = make(name or self._engine, group, rendezvous)
+        try:
+            engine = make(name or self._engine, group, rendezvous)
+        except EngineError as error:
+            # A member that has left meanwhile has taken its memory along, and this looks as if it could not be shared.
+            if self._over.wait(ENDED_S):
+                raise AbortError(self._reason or "the generation has ended") from error
+            raise
         with self._lock:
             self._engines.add(engine)
             reason = self._reason

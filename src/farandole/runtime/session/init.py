@@ -24,14 +24,16 @@ import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, final
 
 from farandole.cluster.detect import detect
-from farandole.errors import AbortError, NotInitializedError, UnsupportedError
+from farandole.errors import AbortError, DivergenceError, MismatchError, NotInitializedError, UnsupportedError
 from farandole.runtime.coordination import lineage
 from farandole.runtime.lanes.lane import interrupted
 from farandole.runtime.lanes.reentry import Reentry
+from farandole.runtime.lanes.thread_joins import join
+from farandole.runtime.session import tracebacks
 from farandole.runtime.session.process_sets import ProcessSet, ProcessSetLike, global_process_set
 from farandole.runtime.session.session import Session
 from farandole.runtime.session.start import Past, start
@@ -46,8 +48,13 @@ __all__ = [
     "is_initialized",
     "last_rank",
     "rejoin",
+    "settle_before_leaving",
     "shutdown",
 ]
+
+
+LAST_WAIT_S = 10.0
+"""How long the interpreter's end waits for a thread whose collective the end of the session has ended."""
 
 
 def init(comm: object = None, process_sets: Sequence[ProcessSetLike] | str | None = None, **settings: Any) -> None:
@@ -96,8 +103,20 @@ def shutdown() -> None:
 
 
 def finish_before_leaving(work: threading.Thread) -> None:
-    """Have ``shutdown`` wait for a background thread that needs the other ranks to come to its end."""
+    """Have ``shutdown`` and the interpreter's end wait for a background thread that needs the other ranks for its work.
+
+    That ends as every collective does: by its result, by an abort when another rank is lost, or at a deadline. A script
+    that ends with an error leaves at once, which ends the thread's collective, too.
+    """
     _here.unfinished.add(work)
+
+
+def settle_before_leaving(work: Callable[[], None]) -> None:
+    """Have ``shutdown`` call ``work``, which waits for what a framework still computes and needs the other ranks for.
+
+    That ends as every collective does: by its result, by an abort when another rank has left, or at a deadline.
+    """
+    _here.settling.append(work)
 
 
 def is_initialized() -> bool:
@@ -122,7 +141,10 @@ def last_rank() -> int | None:
 def _leave_at_exit() -> None:
     """Leave in good order, unless the script has raised: then the others are told so."""
     error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
-    _here.leave("" if error is None else f"its script raised {_first_line(error)}")
+    if error is None:
+        _here.finish()
+    _here.leave(error)
+    _here.await_daemons()
 
 
 def _first_line(error: BaseException) -> str:
@@ -142,6 +164,7 @@ class _Here:
         """The rank in the last session that was shared with others; ``None`` before that."""
         self.unfinished: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         self._doing = ""  # with the lock
+        self.settling: list[Callable[[], None]] = []
         self._step_s: float | None = None  # the longest step of the last session; of none, before the first
         self._inherited: Session | None = None
         self._watching = False
@@ -176,29 +199,46 @@ class _Here:
         self._watch()
 
     def _watch(self) -> None:
-        """From the first session on: leave the job at the interpreter's exit, and forget it in forked children."""
+        """From the first session on: leave the job at exit, fold uncaught errors, forget all in forked children."""
         if not self._watching:
             self._watching = True
             atexit.register(_leave_at_exit)
+            tracebacks.install()
             os.register_at_fork(after_in_child=self._forget)
 
     def finish(self) -> None:
-        """Wait for the threads of ``finish_before_leaving``; not in a handler on top of what they wait for."""
+        """Wait for all that needs the other ranks and goes on; not in a handler on top of what that waits for."""
         session = self.session  # without the lock: these threads may need the session for long, and others the lock
-        if session is not None and not Reentry.anywhere():
-            for thread in list(self.unfinished):
-                if thread is not threading.current_thread() and thread.is_alive():
-                    thread.join()
+        if session is None or Reentry.anywhere():
+            return
+        if not session.broken:
+            for work in self.settling:  # first, as programs may begin such threads
+                work()  # in this thread, as JAX keeps account of its programs by thread
+        for thread in list(self.unfinished):
+            if thread.is_alive():
+                join(thread)
 
-    def leave(self, because: str = "") -> None:
-        """Close the session, if there is one; with a reason, its end is not in order, and that of the process."""
+    def await_daemons(self) -> None:
+        """Wait for the threads of ``finish_before_leaving`` when the session is closed, which ends what they wait for.
+
+        One that came back from a collective when the interpreter is gone would abort the process.
+        """
+        for thread in list(self.unfinished):
+            if thread.is_alive():
+                thread.join(LAST_WAIT_S)
+
+    def leave(self, error: BaseException | None = None) -> None:
+        """Close the session, if there is one; with an error its end is not in order, and the process ends with it."""
         with self.lock, self._busy("shutdown()"):
             session, self.session = self.session, None  # before it is closed, also for a handler on top of this
             if session is not None:
                 self._step_s = session.pace.step_s
                 self.rank = self.rank if session.provisional else session.topology.rank
-                if because:
-                    session.abort(because, ending=True)
+                # An elastic job goes on without this worker, so the others must be told of a lost one, and no more.
+                if isinstance(error, MismatchError | DivergenceError) and not detect().is_elastic:
+                    session.end_with(error)
+                elif error is not None:
+                    session.abort(f"its script raised {_first_line(error)}", ending=True)
                 session.close()
             lineage.release()
 

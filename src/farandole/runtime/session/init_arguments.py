@@ -23,25 +23,7 @@ from farandole.errors import SettingsError, UsageError
 from farandole.events import logger
 from farandole.runtime.session.process_sets import ProcessSet, ProcessSetLike
 from farandole.runtime.session.rendezvous import ProcessRole
-from farandole.settings import Settings
-
-JOB_WIDE = (
-    "engine",
-    "fusion_threshold_bytes",
-    "stall_check",
-    "stall_warning_s",
-    "stall_shutdown_s",
-    "dynamic_process_sets",
-    "on_failure",
-    "grace_s",
-    "min_np",
-    "max_np",
-    "elastic_timeout_s",
-    "reset_limit",
-    "hang_timeout_s",
-    "blacklist_cooldown_range",
-)
-"""Settings that the controller reads, so that one worker cannot change them."""
+from farandole.settings import KNOBS, Settings
 
 ANY = 0
 """Size of an elastic job, which takes any number of workers."""
@@ -87,7 +69,7 @@ def settings_of(environment: Environment, overrides: Mapping[str, Any]) -> Setti
     settings = Settings.resolve(arguments=overrides)
     if environment.launched:
         told = Settings.resolve()
-        changed = [name for name in JOB_WIDE if getattr(settings, name) != getattr(told, name)]
+        changed = [n for n, knob in KNOBS.items() if knob.job_wide and getattr(settings, n) != getattr(told, n)]
         if changed:
             raise SettingsError(
                 f"init({changed[0]}={getattr(settings, changed[0])!r}): this is a setting of the whole job, "

@@ -29,18 +29,27 @@ import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 from farandole import events
 from farandole.collective import Kind
-from farandole.control.messages import Leave, Order, Unheard
+from farandole.control.messages import LaneClosed, Leave, Order, Unheard, Waits
 from farandole.control.reentrant_event import ReentrantEvent
 from farandole.engines.candidates import CANDIDATES
 from farandole.engines.choose import base
 from farandole.engines.engine import Engine
 from farandole.engines.reach import known_address
-from farandole.errors import AbortError, ControlError, EngineError, FarandoleError, UsageError
+from farandole.errors import (
+    AbortError,
+    ControlError,
+    DivergenceError,
+    EngineError,
+    FarandoleError,
+    MismatchError,
+    NotInitializedError,
+    UsageError,
+)
 from farandole.runtime.coordination.agreement import title
 from farandole.runtime.coordination.stall import Limits
 from farandole.runtime.lanes.active_collectives import ActiveCollectives
@@ -52,6 +61,7 @@ from farandole.runtime.lanes.lane import Lane, interrupted
 from farandole.runtime.lanes.negotiated import NegotiatedLane
 from farandole.runtime.lanes.peer_lane import PeerLane
 from farandole.runtime.lanes.reentry import Reentry
+from farandole.runtime.lanes.thread_waits import survey
 from farandole.runtime.session.abort_reason import await_news
 from farandole.runtime.session.control_thread import ControlThread
 from farandole.runtime.session.engine_pool import EnginePool
@@ -97,7 +107,7 @@ class Session:
         own = Topology.of(0, (topology.host,), 0) if self.provisional else topology
         self._counters: dict[tuple[Kind, int], itertools.count[int]] = defaultdict(itertools.count)
         self._ended: Failure | None = None
-        self._struck = False
+        self._struck = self._has_left = False
         self._told = ReentrantEvent()
         self._recorder = Recorder(topology.rank, topology.host, clock_offset_s)
         self._reentry, self._in_lane, self._active = Reentry(), Reentry(), ActiveCollectives()
@@ -106,6 +116,7 @@ class Session:
         for number, process_set in enumerate(sets, 1):
             self._sets.add(number, process_set)
         self._link = link
+        self._closing: list[Callable[[], None]] = []
         self._control: ControlThread | None = None
         self._engine_pool = self._make_engine_pool(own)
         self._lane = self._open_lane(sets)
@@ -117,7 +128,10 @@ class Session:
         try:
             self._introduce()
         except BaseException as error:  # Ctrl-C, too: the other ranks wait in their init() for this one
-            self.abort(f"it could not start: {error}")
+            # What ends the start of all names its cause, in the same words on each rank, which may not be this one.
+            is_told = isinstance(error, CONSEQUENCES)
+            reason = str(error) if is_told else f"{self._name()} gave up: it could not start: {error}"
+            self._end(Failure(AbortError, reason), reason, reason)
             self.close()
             raise
 
@@ -137,10 +151,11 @@ class Session:
         """Name of the next call of this kind that a user gave none; counted here, for all frameworks of the process."""
         return f"{kind.label}.noname.{next(self._counters[kind, process_set])}"
 
-    def submit(self, calls: Sequence[Call], background: bool = True) -> Handle:
+    def submit(self, calls: Sequence[Call], background: bool = True, progress_s: float = 0.0) -> Handle:
         """Announce that this rank is ready for ``calls``; several are one group.
 
-        With ``background=False`` nothing happens until somebody waits: for callers that wait at once. Raises
+        With ``background=False`` nothing happens until somebody waits: for callers that wait at once. With
+        ``progress_s`` see ``Lane``: for callers who would have to be woken, and can spare this time. Raises
         ``DuplicateNameError``, ``UsageError``, or what ended the generation.
         """
         first = calls[0]
@@ -148,7 +163,7 @@ class Session:
         for call in calls:
             require_device(call, self.engine, self.devices)
         self.pace.beat()
-        return self._lane.submit(Announcement(first.process_set, first.name, first.kind, calls), background)
+        return self._lane.submit(Announcement(first.process_set, first.name, first.kind, calls), background, progress_s)
 
     def refuse(self, process_set: int, name: str, kind: Kind, error: Exception) -> None:
         """Tell the other members that ``error`` keeps this rank from a collective, which it would otherwise submit."""
@@ -199,9 +214,30 @@ class Session:
         """All-gather of small bytes among the members of a process set, by way of the controller. A key serves once."""
         return self._share(key, self._sets.members(process_set, key), payload)
 
-    def inside(self, process_set: int, lane: str, sequence: int, what: str) -> contextlib.AbstractContextManager[None]:
-        """Context of the ``sequence``-th collective of a planned lane; stall reports say ``what`` if it takes long."""
-        return _Inside(self, process_set, lane, sequence, what)
+    def inside(
+        self, process_set: int, lane: str, sequence: int, what: str, needs_all: bool = False, joined: bool = False
+    ) -> contextlib.AbstractContextManager[None]:
+        """Context of the ``sequence``-th collective of a planned lane; stall reports say ``what`` if it takes long.
+
+        One that ``needs_all`` cannot end before each member has come; one that has ``joined`` is no stall, however long
+        it lasts. Raises ``UsageError`` in a signal handler that has interrupted this lane: then it is none of the
+        lane's collectives.
+        """
+        # Asked of this lane only: a handler's collective of another planned lane has an engine of its own, and is done.
+        if self._active.is_in(process_set, lane):  # its engine is in the middle of something
+            raise interrupted(what, "another collective of the same lane")
+        return _Inside(self, (process_set, lane, sequence, what, needs_all, joined))
+
+    def lane_closed(self, process_set: int, lane: str, sequence: int) -> None:
+        """Tell the controller that this rank has given up a planned lane, after so many collectives, and stays.
+
+        Members that come to another one raise ``MismatchError``, and so does this rank.
+        """
+        is_shared = process_set in self._sets and len(self._sets[process_set].ranks) > 1  # it may have been removed
+        if self._link is not None and self._ended is None and is_shared:
+            # The first if the session is over, the second in a forked child, which may drop an optimizer of its parent.
+            with contextlib.suppress(ControlError, NotInitializedError), self._reentry:
+                self._link.up.send(LaneClosed(self.generation, process_set, lane, sequence))
 
     # -- the generation and its end -----------------------------------------------------------------------------------
 
@@ -210,9 +246,26 @@ class Session:
         reason = f"{self._name()} gave up: {reason}"
         self._end(Failure(AbortError, reason), reason, reason, ending)
 
+    def leave_for_good(self) -> None:
+        """Tell the job that this worker was told to end, and comes no more: nobody has to wait for its process's end.
+
+        The session stays for a script that asks for its rank while it saves a last checkpoint; it has no collectives.
+        """
+        self._tell_leave("", told=True)
+        self._has_left = True
+
+    def end_with(self, error: MismatchError | DivergenceError) -> None:
+        """End the generation, as the script has with ``error``, which other ranks may be about to raise: so all do."""
+        failure = Failure.named(type(error).__name__, f"{error} (raised on {self._name()}, whose script has ended)")
+        self._end(failure, failure.text, failure.text, ending=True, kind=failure.kind)
+
     def generation_ended(self, failure: Failure) -> None:
         """End the session, as its generation is over: wake all who wait here; every operation raises from now on."""
         self._end(failure, failure.text)
+
+    def at_close(self, work: Callable[[], None]) -> None:
+        """Have ``work`` called when the session closes; it must not wait."""
+        self._closing.append(work)
 
     def close(self) -> None:
         """Leave the job and free everything; called once. What is still in flight here raises ``AbortError``.
@@ -223,6 +276,8 @@ class Session:
         self._recorder.close()  # first: rank 0 takes the timeline for complete when the others have left
         reason = f"shutdown() was called on {self._name()}"
         self._end(Failure(AbortError, reason), reason, "")
+        for work in self._closing:
+            work()
         if self._reentry.here() or self._in_lane.here():
             # A handler's, on top of what ``_free`` waits for. No daemon, so that the interpreter's end waits for it.
             threading.Thread(target=self._free, name="farandole-shutdown").start()
@@ -281,6 +336,10 @@ class Session:
     def progress(self) -> tuple[str, str]:
         """The last collective finished here, and the active ones, or the order being executed."""
         return _title(self._lane.last), self._active.now() or _title(self._lane.inside)
+
+    def waits(self) -> Waits:
+        """The waits of all threads that could begin a collective; called by the control thread."""
+        return survey(self.generation, self._active, self._lane)
 
     def statistics(self) -> dict[str, Any]:
         """Generation, rank and size, the engine and why it was chosen, and the counters of each engine."""
@@ -389,10 +448,18 @@ class Session:
             reason = failure.text if known else f"{self._name()} could not go on: {failure.text}"
             self._end(failure, reason, reason)
 
-    def _end(self, failure: Failure, reason: str, leave: str | None = None, ending: bool = False) -> None:
+    def _end(
+        self,
+        failure: Failure,
+        reason: str,
+        leave: str | None = None,
+        ending: bool = False,
+        kind: type[FarandoleError] = AbortError,
+    ) -> None:
         """End the generation here: ``failure`` is raised on this rank, engines tell ``reason`` to their peers.
 
-        Before these can end because of it, the controller is told that this rank was the first to ``leave``.
+        Before these can end because of it, the controller is told that this rank was the first to ``leave``; the others
+        raise a ``kind``.
         """
         if self._ended is not None:  # two threads at once may both pass: then either failure may be raised, and is true
             return
@@ -401,12 +468,20 @@ class Session:
         if self._control is not None:
             self._control.end(failure)
         self._lane.end(failure)
-        if self._link is not None and leave is not None:
-            try:
-                self._link.up.send(Leave(self.generation, leave, self._struck, ending, self._link.worker_id))
-            except ControlError as error:
-                events.logger.debug("%s leaves without saying so: %s", self._name(), error)
+        if leave is not None:
+            self._tell_leave(leave, ending, kind)
         self._engine_pool.abort(reason, orderly=leave == "")
+
+    def _tell_leave(
+        self, reason: str, ending: bool = False, kind: type[FarandoleError] = AbortError, told: bool = False
+    ) -> None:
+        if self._link is None or self._has_left:
+            return
+        try:
+            worker_id, number = self._link.worker_id, self.generation
+            self._link.up.send(Leave(number, reason, self._struck, ending, worker_id, kind.__name__, told))
+        except ControlError as error:
+            events.logger.debug("%s leaves without saying so: %s", self._name(), error)
 
     def _name(self) -> str:
         return f"rank {self.topology.rank} on {self.topology.host}"
@@ -420,24 +495,19 @@ def _title(order: Order | None) -> str:
 class _Inside:
     """One collective of a planned lane. A class, as the generator of a context manager costs a training step more."""
 
-    __slots__ = ("_lane", "_process_set", "_sequence", "_session", "_what")
+    __slots__ = ("_collective", "_session")
 
-    def __init__(self, session: Session, process_set: int, lane: str, sequence: int, what: str) -> None:
-        self._session, self._process_set, self._lane = session, process_set, lane
-        self._sequence, self._what = sequence, what
+    def __init__(self, session: Session, collective: tuple[int, str, int, str, bool, bool]) -> None:
+        self._session, self._collective = session, collective
 
     def __enter__(self) -> None:
-        active = self._session._active
-        # Asked of this lane only: a handler's collective of another planned lane has an engine of its own, and is done.
-        if active.is_in(self._process_set, self._lane):  # its engine is in the middle of something
-            raise interrupted(self._what, "another collective of the same lane")
         self._session._reentry.__enter__()
-        active.enter(self._process_set, self._lane, self._sequence, self._what)
+        self._session._active.enter(*self._collective)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         try:
             if isinstance(error, CONSEQUENCES):
                 self._session._explain()  # before leaving: it reports what this rank is blocked in
         finally:
-            self._session._active.leave(self._process_set, self._lane)
+            self._session._active.leave(*self._collective[:2])
             self._session._reentry.__exit__()

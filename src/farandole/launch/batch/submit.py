@@ -1,0 +1,205 @@
+"""``farandole submit``: a batch script for Slurm out of what ``farandole run`` would take, and its submission.
+
+    farandole submit -np 8 -N 2 -t 1:00:00 python train.py           prints the number of the job
+    farandole submit --print -np 8 -N 2 -t 1:00:00 python train.py   prints the script, and submits nothing
+
+The script goes to ``sbatch`` by its standard input. Variables of the job in which this runs, if it does, stay behind:
+``sbatch`` would take them for options of the new one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from farandole.cluster.environment import CONTROLLER, HOROVOD, KEY, LAUNCHED, OWN, WORKER_ID
+from farandole.errors import FarandoleError, UsageError
+from farandole.launch.batch.defaults import files, pairs, with_defaults
+from farandole.launch.batch.script import BatchJob, BatchOptions, batch_script
+from farandole.launch.command.command import add_output_options, add_size_option
+from farandole.launch.command.options import Parser, add_knobs, knob_arguments, read_file
+from farandole.settings import Settings
+
+ANSWERS_S = 120.0
+"""Time after which ``sbatch`` is given up: it asks again for so long while the controller of Slurm is away."""
+
+KEPT = ("SLURM_CONF",)
+OF_A_JOB = {
+    name
+    for name in (KEY, CONTROLLER, LAUNCHED, WORKER_ID, *msgspec.structs.astuple(OWN), *msgspec.structs.astuple(HOROVOD))
+    if name
+}
+"""Variables of a job that this is submitted from. Slurm would store its key, for others to read."""
+
+EXAMPLES = """\
+examples:
+  farandole submit -np 8 -N 2 -t 1:00:00 python train.py
+  farandole submit -np 4 --gres gpu:4 -c 8 -p gpu -A project42 python train.py
+  farandole submit --min-np 2 --max-np 8 -t 24:00:00 python train.py
+  farandole submit --print -np 8 -N 2 python train.py > train.sbatch
+
+Writes a batch script and submits it with sbatch. Inside of it, 'farandole run'
+takes the hosts from Slurm. A job with --min-np leaves before its time is up,
+saves a checkpoint if the script does, and is queued again. Defaults of a site
+or a user: /etc/farandole/submit.toml and ~/.config/farandole/submit.toml.
+"""
+
+OPTIONS = (
+    (("-N", "--nodes"), int, "N", "number of nodes; each has as many workers"),
+    (("-t", "--time"), str, "TIME", "time limit: MINUTES, HH:MM:SS or DAYS-HH"),
+    (("-p", "--partition"), str, "NAME", "partition, or several with commas"),
+    (("-A", "--account"), str, "NAME", "account that pays"),
+    (("-q", "--qos"), str, "NAME", "quality of service"),
+    (("-c", "--cpus-per-task"), int, "N", "cores of each worker (Slurm's default: 1)"),
+    (("--mem",), str, "SIZE", "memory of each node: 64G"),
+    (("--gres",), str, "LIST", "generic resources of each node: gpu:4"),
+    (("--gpus-per-node",), str, "N", "GPUs of each node"),
+    (("-J", "--job-name"), str, "NAME", "name of the job (default: that of the script)"),
+    (("-o", "--output"), str, "FILE", "what the job writes (default: %x-%j.out)"),
+    (("--notice",), int, "SECONDS", "time for leaving at the end of an elastic job (default: 300)"),
+)
+"""Flags, type, metavar and help of the options that ``BatchOptions`` has one value for."""
+
+LISTS = (
+    ("--sbatch", "sbatch", "OPTION", "any other option: --sbatch=--constraint=a100"),
+    ("--module", "modules", "NAME", "module to load first"),
+    ("--setup", "setup", "LINE", "line of shell to run first: 'source venv/bin/activate'"),
+    ("--env", "environment", "NAME=VALUE", "variable to set first"),
+)
+"""Flag, field, metavar and help of the options that can be repeated."""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``submit`` to the commands."""
+    parser = subparsers.add_parser(
+        "submit",
+        help="run a command on N workers, as a job of Slurm",
+        usage="farandole submit -np N [options] COMMAND ...",
+        description=EXAMPLES,
+    )
+    parser.add_argument("--print", action="store_true", dest="prints", help="print the script, and submit nothing")
+    parser.add_argument("--test-only", action="store_true", help="ask Slurm whether it would take the job, and when")
+    batch = parser.add_argument_group("the job, in Slurm's words")
+    for flags, kind, metavar, told in OPTIONS:
+        batch.add_argument(*flags, type=kind, metavar=metavar, default=None, help=told.replace("%", "%%"))
+    for flag, field, metavar, told in LISTS:
+        batch.add_argument(flag, dest=field, action="append", default=[], metavar=metavar, help=f"{told} (repeatable)")
+    _add_run_options(parser)
+    parser.add_argument("command", nargs=argparse.PARSER, metavar="COMMAND", help="what every worker runs")
+    parser.set_defaults(main=main)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Submit the job that ``args`` ask for, or print its script; returns the exit status."""
+    asked = job(args, os.environ)
+    script = batch_script(asked)
+    if args.prints:
+        print(script, end="")
+        return 0
+    words = submitted(script, ["--test-only"] if args.test_only else ["--parsable"], os.environ)
+    if args.test_only:
+        print(words)
+        return 0
+    number = words.partition(";")[0]
+    output = asked.options.output.replace("%x", asked.name).replace("%j", number)
+    print(f"submitted job {number}; see it with: squeue -j {number}; tail -F {output}; end it with: scancel {number}")
+    return 0
+
+
+def job(args: argparse.Namespace, variables: Mapping[str, str]) -> BatchJob:
+    """The job that ``args`` ask for; raises ``UsageError`` for one that cannot be."""
+    command = args.command[1:] if args.command[0] == "--" else args.command
+    settings = Settings.resolve(knob_arguments(args), read_file(args.config_file) if args.config_file else None, {})
+    workers = (settings.max_np or args.np or settings.min_np) if settings.is_elastic else args.np
+    if not workers or workers < 1:
+        raise UsageError("how many workers? write -np N, or --min-np N and --max-np N for a job that may shrink")
+    folder = Path(sys.executable).parent
+    is_installed = (folder / "farandole").exists()
+    return BatchJob(
+        command,
+        list(_run_options(args)),
+        workers,
+        _options(args, variables),
+        settings.is_elastic,
+        str(folder),
+        ("farandole",) if is_installed else (sys.executable, "-m", "farandole"),
+    )
+
+
+def submitted(script: str, options: Sequence[str], variables: Mapping[str, str]) -> str:
+    """Submit a script; returns what ``sbatch`` says. Raises ``UsageError`` without it, and when it refuses."""
+    program = shutil.which("sbatch", path=variables.get("PATH"))
+    if program is None:
+        raise UsageError("sbatch is not found here: submit where Slurm's commands are, or see the script with --print")
+    try:
+        done = subprocess.run(
+            [program, *options],
+            input=script,
+            env=environment(variables),
+            capture_output=True,
+            text=True,
+            timeout=ANSWERS_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise FarandoleError(
+            f"sbatch has not answered for {ANSWERS_S:.0f} s, and the job may be submitted or not: look with squeue --me"
+        ) from error
+    said = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+    if done.returncode:
+        raise UsageError("Slurm refuses this job: " + " ".join(line.removeprefix("sbatch: error: ") for line in said))
+    return "\n".join(line.removeprefix("sbatch: ") for line in said)
+
+
+def environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables that ``sbatch`` gets, and with them the job."""
+    return {
+        name: value
+        for name, value in variables.items()
+        if name in KEPT or (not name.startswith("SLURM") and name not in OF_A_JOB)
+    }
+
+
+def _add_run_options(parser: argparse.ArgumentParser) -> None:
+    """The options of ``farandole run`` that a batch script can pass on; Slurm says where the workers run."""
+    add_size_option(parser)
+    add_output_options(parser)
+    add_knobs(parser)
+
+
+def _run_options(args: argparse.Namespace) -> Iterator[str]:
+    """The options of ``farandole run`` that were given, as it takes them."""
+    parser = Parser(add_help=False)
+    _add_run_options(parser)
+    for action in parser._actions:
+        value = getattr(args, action.dest)
+        if value == action.default or value is None:
+            continue
+        if isinstance(action, argparse.BooleanOptionalAction):
+            yield next(flag for flag in action.option_strings if flag.startswith("--no-") is not value)
+        elif action.nargs == 0:
+            if value == action.const:
+                yield action.option_strings[-1]
+        else:
+            yield from [action.option_strings[0], *map(str, value if isinstance(value, list | tuple) else [value])]
+
+
+def _options(args: argparse.Namespace, variables: Mapping[str, str]) -> BatchOptions:
+    """Options of the batch script, over the defaults of site and user."""
+    asked: dict[str, Any] = {}
+    for flags, *_ in OPTIONS:
+        key = flags[-1].removeprefix("--")
+        if (value := getattr(args, key.replace("-", "_"))) is not None:
+            asked[key] = value
+    asked |= {field: getattr(args, field) for _, field, *_ in LISTS if field != "environment" and getattr(args, field)}
+    if args.environment:
+        asked["environment"] = pairs(args.environment)
+    return with_defaults(asked, files(variables))

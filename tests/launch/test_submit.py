@@ -1,0 +1,130 @@
+"""``farandole submit``: scripts as golden files, defaults of sites and users, and a ``sbatch`` that says no."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farandole.cli import main
+from farandole.errors import SettingsError, UsageError
+from farandole.launch.batch import defaults
+from farandole.launch.batch.defaults import files, with_defaults
+from farandole.launch.batch.script import BatchJob, BatchOptions, batch_script
+from farandole.launch.batch.submit import environment, submitted
+
+GOLDEN = Path(__file__).parent / "batch_scripts"
+ASKED = {
+    "plain": ("-np", "8", "-N", "2", "-t", "1:00:00", "python", "train.py", "--lr", "0.1"),
+    "gpus": (
+        *("-np", "4", "--gres", "gpu:4", "-c", "8", "-p", "gpu", "-A", "project42", "-q", "long", "--mem", "64G"),
+        *(
+            "--sbatch=--constraint=a100",
+            "--module",
+            "CUDA/12.4",
+            "--setup",
+            "ulimit -n 4096",
+            "--env",
+            "WORD=two words",
+        ),
+        *("-J", "a name", "--verbose", "--engine", "tcp", "--no-horovod", "--", "python", "my script.py", "$HOME"),
+    ),
+    "elastic": ("--min-np", "2", "--max-np", "8", "-t", "24:00:00", "--notice", "120", "python", "-m", "train"),
+}
+
+
+@pytest.fixture(autouse=True)
+def no_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The defaults of whoever runs the tests are none of them."""
+    monkeypatch.setattr(defaults, "SITE", tmp_path / "site.toml")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["submit", "--print", *words]) == 0
+    return capsys.readouterr().out.replace(str(Path(sys.executable).parent), "BIN")
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_a_script_is_its_golden_file(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed(capsys, *ASKED[name]) == (GOLDEN / f"{name}.sh").read_text()
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_a_script_is_shell(name: str) -> None:
+    done = subprocess.run(["bash", "-n", GOLDEN / f"{name}.sh"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_defaults_of_site_and_user_come_before_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "site.toml").write_text(
+        'partition = "cpu"\naccount = "all"\nmodules = ["Python"]\n[environment]\nA = "1"\nB = "1"\n'
+    )
+    (tmp_path / "farandole").mkdir()
+    (tmp_path / "farandole" / "submit.toml").write_text(
+        'account = "mine"\nmodules = ["CUDA"]\n[environment]\nB = "2"\n'
+    )
+    script = printed(capsys, "-np", "2", "-p", "gpu", "--env", "C=3", "python", "train.py")
+    assert re.findall("--(partition|account)=(.*)", script) == [("partition", "gpu"), ("account", "mine")]
+    assert re.findall("(?:load|export) (.*)", script)[:-1] == ["Python", "CUDA", "A=1", "B=2", "C=3"]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("partitoin = 'gpu'", "did you mean partition?"),
+        ("nodes = 'two'", "Expected `int | null`, got `str` - at `$.nodes`"),
+        ("nodes = ", "is not TOML"),
+    ],
+)
+def test_a_file_of_defaults_that_says_something_else_is_refused(text: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "site.toml").write_text(text)
+    with pytest.raises(SettingsError, match=re.escape(told)):
+        with_defaults({}, files({"XDG_CONFIG_HOME": str(tmp_path)}))
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"nodes": 3}, "2 workers on 3 nodes: some would have none"),
+        ({"partition": "a\n#SBATCH --uid=0"}, "write it without line breaks"),
+        ({"partition": 'a"b'}, "no quotation marks"),
+        ({"setup": ["one\ntwo"]}, "write it without line breaks"),
+        ({"environment": {"A B": "1"}}, "'A B' is no name of a variable"),
+    ],
+)
+def test_what_no_script_can_say_is_refused(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(told)):
+        batch_script(BatchJob(["python", "train.py"], [], 2, BatchOptions(**options)))
+
+
+@pytest.mark.parametrize("words", [("python", "train.py"), ("-np", "0", "python", "train.py")])
+def test_a_job_without_a_number_of_workers_is_refused(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["submit", *words]) == 2
+    assert "how many workers? write -np N" in capsys.readouterr().err
+
+
+def test_variables_of_another_job_and_its_key_stay_behind() -> None:
+    kept = {"SLURM_CONF": "/etc/slurm.conf", "SBATCH_ACCOUNT": "a", "A": "1", "FARANDOLE_ENGINE": "tcp"}
+    left = {"SLURM_NTASKS": "3", "FARANDOLE_KEY": "k", "FARANDOLE_RANK": "1", "HOROVOD_SIZE": "2"}
+    assert environment({**left, **kept}) == kept
+
+
+def test_without_sbatch_a_job_is_not_submitted(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="sbatch is not found here"):
+        submitted("", [], {"PATH": str(tmp_path)})
+
+
+def test_what_sbatch_says_against_a_job_is_told(tmp_path: Path) -> None:
+    program = tmp_path / "sbatch"
+    program.write_text("#!/bin/sh\necho 'sbatch: error: invalid partition specified: gpu' >&2\nexit 1\n")
+    program.chmod(0o700)
+    with pytest.raises(UsageError, match=r"^Slurm refuses this job: invalid partition specified: gpu$"):
+        submitted("", [], {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"})
