@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import run_to_end
+from tests.launch.conftest import StartJob
 
 ROWS, EPOCHS = 64, 2
 SCRIPT = """
-import os, sys
+import multiprocessing, os, sys
 import torch
 import farandole.torch as hvd
 
@@ -55,19 +55,20 @@ def main(how, persistent):
 
     train(state)
     hvd.shutdown()
+    assert persistent or not multiprocessing.active_children(), multiprocessing.active_children()
 
 if __name__ == "__main__":
     main(sys.argv[1], sys.argv[2] == "kept")
 """
 
 
-@pytest.mark.parametrize(("how", "kept"), [("spawn", "kept"), ("forkserver", "new")])
-def test_each_row_counts_once(tmp_path: Path, how: str, kept: str) -> None:
+@pytest.mark.parametrize(("how", "kept"), [("spawn", "kept"), ("spawn", "new"), ("forkserver", "new"), ("fork", "new")])
+def test_each_row_counts_once(job: StartJob, tmp_path: Path, how: str, kept: str) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     patience = ("--hang-timeout", "60")  # a loader imports torch before it loads
-    command = [sys.executable, "-m", "farandole", "run", "-np", "2", "--min-np", "1", *patience]
-    done = run_to_end([*command, sys.executable, "script.py", how, kept], tmp_path, 280, {"OMP_NUM_THREADS": "1"})
-    done.ok()
-    assert "worker 1 on" in done.stderr
+    command = [sys.executable, "script.py", how, kept]
+    running = job("-np", "2", "--min-np", "1", *patience, command=command, environment={"OMP_NUM_THREADS": "1"})
+    assert running.end() == 0, running.stderr  # and no process is left, loaders of the killed worker included
+    assert "worker 1 on" in running.stderr
     seen = Counter(line for file in tmp_path.glob("seen-*") for line in file.read_text().splitlines())
     assert seen == Counter(f"{epoch} {row}" for epoch in range(EPOCHS) for row in range(ROWS))

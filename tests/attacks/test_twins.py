@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-DEADLINE_S = 150.0
+from tests.attacks.twins import DEADLINE_S, Twin
+from workbench.cluster import HEAD, SlurmCluster
+
 SCRIPT = """
 import sys
 import numpy as np
@@ -47,3 +51,50 @@ def test_jobs_of_the_same_moment_do_not_hear_each_other(tmp_path: Path) -> None:
     assert [job.returncode for job in jobs] == [0] * len(jobs), said
     assert all(text.count("fine 2") == 2 for text in said), said
     assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
+
+
+def _play(folder: Path, twins: list[Twin]) -> None:
+    try:
+        for twin in twins:
+            twin.until_up()
+        one, other = (twin.holds() for twin in twins)
+        assert {each.partition(" ")[0] for each in one} >= {"memory", "socket"}, one
+        assert not one & other
+        twins[0].kill()
+        (folder / "go").touch()
+        assert twins[1].end() == 0, twins[1].said
+        assert twins[1].said.count("fine 2") == 2, twins[1].said
+        twins[0].end()
+    finally:
+        for twin in twins:
+            twin.kill()
+            twin.process.wait(DEADLINE_S)
+    left = {path.name.partition("-")[0] for path in folder.iterdir()}
+    assert left == {"script.py", "out", "up", "go"}
+
+
+LOCAL = {
+    "farandole run": ["farandole", "run", "-np", "2", sys.executable],
+    "torchrun": ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
+}
+
+
+@pytest.mark.parametrize("how", LOCAL)
+def test_twins_share_nothing_and_one_outlives_the_other(tmp_path: Path, how: str) -> None:
+    command = [sys.executable, "-m", *LOCAL[how]]
+    _play(tmp_path, [Twin(number, tmp_path, command, subprocess.Popen, os.environ) for number in (3, 5)])
+
+
+@pytest.mark.parametrize("is_shared", [False, True], ids=["two allocations", "one allocation"])
+def test_twins_of_srun_share_nothing_and_one_outlives_the_other(
+    slurm: SlurmCluster, tmp_path: Path, is_shared: bool
+) -> None:
+    command = ["srun", "--ntasks=2", "--nodelist=node1"]
+    if is_shared:
+        done = slurm.run(["salloc", "--no-shell", "--ntasks=4", "--nodelist=node1"])
+        command += [f"--jobid={done.stderr.split('job allocation ')[-1].split()[0]}", "--overlap"]
+    start = functools.partial(slurm.cluster.popen, HEAD)
+    try:
+        _play(tmp_path, [Twin(number, tmp_path, [*command, sys.executable], start, {}) for number in (3, 5)])
+    finally:
+        slurm.run(["scancel", "--user=root"])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from farandole.elastic.worker.state_parts import random_parts
-from farandole.errors import UsageError
+from farandole.errors import AbortError, UsageError
 from farandole.numpy.elastic import NumpyState
 from farandole.runtime.session.init import init, shutdown
 from farandole.testing.jobs import run_job
@@ -53,6 +53,25 @@ def test_restore_writes_into_the_arrays_that_there_are(job: None) -> None:
     w += 1
     state.restore()
     assert w.tolist() == [2, 2], "what was saved is no alias of what is restored"
+
+
+def test_an_array_that_a_script_replaces_goes_back_to_the_one_that_was_committed(job: None) -> None:
+    w = np.ones(2)
+    state: Any = NumpyState(w=w, random=np.random.default_rng(1))
+    drawn = [state.random.random() for _ in range(2)]
+    state.restore()
+    for turn in range(2):
+        state.w = np.full(3, 5.0)  # the step under way, of which a fault leaves nothing
+        state.random = np.random.default_rng(2)
+        state.restore()
+        assert state.w is w
+        assert w.tolist() == [1, 1], turn
+    assert [state.random.random() for _ in range(2)] == drawn
+    state.w = np.full(2, 7.0)
+    state.commit()
+    state.w = state.w + 1
+    state.restore()
+    assert state.w.tolist() == [7, 7]
 
 
 def agrees(member: RankContext) -> list[Any]:
@@ -108,6 +127,27 @@ def differs(member: RankContext) -> str:
     finally:
         shutdown()
     return ""
+
+
+def lacks(member: RankContext) -> str:
+    """Rank 0 has one array more, and rank 1, which cannot go on, stays."""
+    init()
+    state = NumpyState(**({} if member.rank else {"w": np.zeros(2)}))
+    try:
+        state.sync()
+    except (UsageError, AbortError) as error:
+        member.exchange(b"")
+        return f"{type(error).__name__}: {error}"
+    finally:
+        shutdown()
+    return ""
+
+
+def test_nobody_waits_for_a_worker_whose_script_goes_on_after_a_refused_state() -> None:
+    one, other = run_job(lacks, 2)
+    assert one.startswith("AbortError: ")
+    assert "the state of the job holds w" in one
+    assert other.startswith("UsageError: the state of the job holds w")
 
 
 def test_an_array_of_another_shape_is_another_program() -> None:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
+from collections.abc import Mapping
+from typing import IO, Any
 
 import pytest
 
 from farandole.errors import StartError
+from farandole.testing import harness
 from farandole.testing.harness import Died, RanksFailedError, run_ranks
 from farandole.testing.leaks import no_leaks
 from farandole.testing.rank import RankContext
@@ -67,3 +72,28 @@ def test_no_leaks_names_what_is_left() -> None:
     finally:
         os.close(read)
         os.close(write)
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("import signal; signal.pause()", "0 of 1 ranks came in 1 s"),
+        ("import socket, sys; socket.socket(1).connect(sys.argv[1])", "0 of 1 ranks came before one ended"),
+        ("import signal, socket, sys; s = socket.socket(1); s.connect(sys.argv[1]); signal.pause()", "came in 1 s"),
+    ],
+    ids=["never comes", "ends", "says nothing"],
+)
+def test_ranks_that_do_not_come_are_ended_and_leave_nothing(
+    program: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(harness, "_START_S", 1.0)
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(_: int, command: list[str], environment: Mapping[str, str], output: IO[bytes]) -> list[Any]:
+        command = [sys.executable, "-c", program, command[-1]]
+        started.append(subprocess.Popen(command, env=dict(environment), stdout=output, stderr=output))
+        return started
+
+    with pytest.raises(RanksFailedError, match=words):
+        run_ranks(lambda _: None, 1, start=start)
+    assert started[0].returncode is not None

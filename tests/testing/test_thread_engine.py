@@ -9,6 +9,7 @@ import pytest
 
 from farandole.collective import Array, DType, ReduceOp
 from farandole.engines.engine import Engine, Exchange, Group
+from farandole.errors import UnsupportedError
 from farandole.testing import engine_contract, reference
 from farandole.testing.engine_contract import run_contract
 from farandole.testing.rank import RankContext
@@ -76,3 +77,10 @@ def test_bfloat16_rounds_to_nearest_even() -> None:
     assert reference.decode(DType.BFLOAT16, values).tolist() == [1.0, 1.0, 1.015625, -2.5]
     total = reference.reduce(DType.BFLOAT16, ReduceOp.SUM, [values, values])
     assert reference.decode(DType.BFLOAT16, total).tolist() == [2.0, 2.0, 2.03125, -5.0]
+
+
+def test_an_operation_that_the_reference_does_not_know_is_no_sum() -> None:
+    for dtype in DType:
+        values = reference.encode(dtype, [1, 0])
+        with pytest.raises(UnsupportedError, match="Adasum is no operation of the reference"):
+            reference.reduce(dtype, ReduceOp.ADASUM, [values, values])

@@ -60,7 +60,7 @@ def agree(lane: PlannedLane, mine: Sequence[int], names: Sequence[str]) -> Agree
     """Ask all members. Raises ``MismatchError`` on every one where dtypes differ, ``UnsupportedError`` for odd ones."""
     least = [-(code >> _BITS) if code >> _BITS else -_FOREIGN - 1 for code in mine]
     asked = array("i", [*mine, *least])
-    lane.allreduce("codes", memory_of(asked), Reduction(ReduceOp.MAX))
+    lane.allreduce("codes", Array.of_numbers(asked), Reduction(ReduceOp.MAX))
     codes = asked[: len(mine)].tolist()
     pairs = zip(codes, asked[len(mine) :], strict=True)
     differing = [i for i, (code, least) in enumerate(pairs) if code >> _BITS and code >> _BITS != -least]
@@ -75,19 +75,10 @@ def agree(lane: PlannedLane, mine: Sequence[int], names: Sequence[str]) -> Agree
     return Agreed(codes)
 
 
-_TYPES = {"i": DType.INT32, "q": DType.INT64, "d": DType.FLOAT64}
-
-
-def memory_of(numbers: array[int] | array[float]) -> Array:
-    """The memory of some numbers, for a lane to reduce."""
-    address, count = numbers.buffer_info()
-    return Array(address, count, _TYPES[numbers.typecode], numbers)
-
-
 def _difference(lane: PlannedLane, mine: Sequence[int], names: Sequence[str], differing: Sequence[int]) -> str:
     """Error text that says which member has which dtype. Collective."""
     own, every = array("i", mine), array("i", bytes(4 * lane.size * len(mine)))
-    lane.allgather("codes", memory_of(own), memory_of(every), [len(mine)] * lane.size)
+    lane.allgather("codes", Array.of_numbers(own), Array.of_numbers(every), [len(mine)] * lane.size)
     first = differing[0]
     each = [(lane.name(member), code >> _BITS) for member, code in enumerate(every[first :: len(mine)])]
     said = "; ".join(f"{_label(number)} on {name}" for name, number in each if number)

@@ -15,6 +15,8 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar, final
 
+from farandole.runtime.lanes.thread_joins import join
+
 R = TypeVar("R")
 
 
@@ -34,17 +36,16 @@ class BackgroundTask(Generic[R]):
     def __init__(self, call: Callable[[], R], name: str) -> None:
         self._outcome: _Outcome[R] = _Outcome()
         # As arguments, which the thread drops at its end: an attribute would keep what the call refers to.
-        self._thread = threading.Thread(target=_run, args=(call, self._outcome), name=name, daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=_run, args=(call, self._outcome), name=name, daemon=True)
+        self.thread.start()
 
-    def wait(self, limit_s: float | None = None) -> None:
-        """Wait until the call has ended, well or not, but no longer than ``limit_s``."""
-        if self._thread is not threading.current_thread():  # on which the garbage collector may let go of an optimizer
-            self._thread.join(limit_s)
+    def wait(self) -> None:
+        """Wait until the call has ended, well or not; in its own thread, where the collector lets go of it, not."""
+        join(self.thread)
 
     def result(self) -> R:
         """Wait for the call, and return what it returned or raise what it raised."""
-        self._thread.join()
+        join(self.thread)
         if self._outcome.error is not None:
             raise self._outcome.error
         return self._outcome.results[0]

@@ -25,9 +25,9 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeAlias, final
 
-from farandole.collective import ReduceOp, Reduction
+from farandole.collective import Array, ReduceOp, Reduction
 from farandole.errors import MismatchError, UsageError
-from farandole.gradients.agreement import Agreed, agree, memory_of
+from farandole.gradients.agreement import Agreed, agree
 from farandole.gradients.buckets import lay_out
 from farandole.gradients.observers import Observer
 from farandole.gradients.overlap import BEGIN, WAIT, OverlappedPass, choose_overlap
@@ -259,7 +259,7 @@ class GradientExchange(Generic[T]):
 
     def _sum(self, riding: Sequence[float]) -> list[float]:
         numbers = array("d", riding)
-        self.lane.allreduce("riders", memory_of(numbers), Reduction(ReduceOp.SUM))
+        self.lane.allreduce("riders", Array.of_numbers(numbers), Reduction(ReduceOp.SUM))
         return numbers.tolist()
 
     def _reduce_others(self, gradients: Gradients[T], agreed: Agreed, bucketed: Sequence[bool]) -> None:

@@ -7,7 +7,8 @@
     reducer.stepped()
 
 No tensor that was handed in is written to, and none that is handed out shares memory with one of them, or with memory
-of an engine: the values are copied into buckets, and out of them.
+of an engine: the values are copied into buckets, and out of them. ``copied`` counts the bytes of both. Where the caller
+says ``into`` which tensors the results go, a step copies each gradient once into its bucket, and once out of it.
 """
 
 from __future__ import annotations
@@ -30,8 +31,26 @@ from farandole.runtime.session.init import current
 
 
 @final
+class Copied:
+    """Bytes of gradients that the reducers of this process have copied into buckets, and out of them.
+
+    No lock: the steps of one process follow each other, and numbers are all there is to lose.
+    """
+
+    def __init__(self) -> None:
+        self.into_bytes = 0
+        self.out_bytes = 0
+
+
+copied = Copied()
+
+
+@final
 class HandedReducer(GradientReducer[T]):
-    """Reducer of gradients in the order of ``params``, which may be anything that has their shapes and dtypes."""
+    """Reducer of gradients in the order of ``params``, which may be anything that has their shapes and dtypes.
+
+    ``titles`` are what errors call them, where they have no names that are the same on all ranks.
+    """
 
     def __init__(
         self,
@@ -41,38 +60,64 @@ class HandedReducer(GradientReducer[T]):
         identity: Identity,
         terms: Terms,
         passes_per_step: int = 1,
+        titles: Sequence[str] = (),
     ) -> None:
         if terms.compression is not None:
             raise UsageError("compression of gradients that are handed in: cast them before reduce(), and back after")
         self._verbs = verbs
         self._present: dict[int, T | None] = {}  # by the ``id`` of the parameter; the exchange has this very dict
+        self._into: dict[int, T] = {}  # likewise: the tensors that take the results of this call
+        self._weights: Sequence[T | None] = ()
+        self._titles = titles
         super().__init__(tensors, params, identity, terms, passes_per_step)
 
-    def reduce(self, gradients: Sequence[T | None]) -> list[T | None] | None:
+    def reduce(
+        self, gradients: Sequence[T | None], weights: Sequence[T | None] = (), into: Sequence[T] = ()
+    ) -> list[T | None] | None:
         """Reduce the gradients of one pass, or the sum of those of ``passes_per_step``; ``None`` while there are fewer.
 
         Collective in the last pass. ``None`` among ``gradients``: this rank has none for the parameter, and contributes
-        zeros; where no rank has one, the result is ``None``, too. Raises ``UsageError`` for a wrong number of them.
+        zeros; where no rank has one, the result is ``None``, too. ``weights``, one for each parameter: what the coming
+        step changes, for ``vote`` to compare with that of the other ranks, ``None`` for what is not compared.
+        ``into``, one for each: tensors that results are written to, and returned as, where they come out of a bucket;
+        others are returned as they are. They may be the very tensors that were handed in. Raises ``UsageError`` for a
+        wrong number.
         """
         params = self.params()
-        if len(gradients) != len(params):
-            self.refuse()
-            raise UsageError(f"reduce() of {len(gradients)} gradients for {len(params)} parameters: give one for each")
+        for what, given in (("gradients", gradients), ("weights", weights), ("results", into)):
+            if len(given) != len(params) and (given or what == "gradients"):
+                self.refuse()
+                raise UsageError(f"reduce() of {len(given)} {what} for {len(params)} parameters: give one for each")
+        self._weights = weights
+        self._into.clear()  # of a call that has failed
+        self._into.update((id(param), target) for param, target in zip(params, into, strict=False))
         for param, gradient in zip(params, gradients, strict=True):
             self._add(param, gradient)
         self.begin_pass()
+        for param in params:  # all of them at once; an observer reads what is reduced in the background next
+            self.completed(param)
         self.end_pass()
         if not self._reduced:
             return None
         reduced = [self._present.get(id(param)) for param in params]
         self._present.clear()
+        self._into.clear()
         return reduced
+
+    def gradients(self, params: Sequence[Param]) -> list[T]:
+        """Gradients of these parameters, as far as there are any: of this rank, and once they are reduced of all."""
+        found = (self._present.get(id(param)) for param in params)
+        return [gradient for gradient in found if gradient is not None]
 
     def refuse(self) -> None:
         """Make the other ranks raise in their ``reduce``: what this rank has been given cannot be reduced."""
         session = current("the reduction of gradients")
         if self._is_needed(session):
             self._bind(session).refuse(self._where())
+
+    def held(self, param: Param) -> T | None:
+        """The gradient of a parameter while a reduction goes on: what was handed in, or what it has become."""
+        return self._present.get(id(param))
 
     def rejoin(self, label: str) -> None:
         """See ``Reducer``."""
@@ -102,11 +147,28 @@ class HandedReducer(GradientReducer[T]):
     def _watch(self) -> list[Param]:
         return list(self.params())
 
+    def stepped(self) -> None:
+        """See ``Reducer``."""
+        self._weights = ()  # the script's: they are not kept alive here
+        super().stepped()
+
     def _named(self) -> list[tuple[str, Param]]:
-        return []  # the weights are elsewhere: there is nothing to compare
+        if not self._weights or not self._is_needed(current("step()")):
+            return []
+        return named(self._identity, self.params(), self._weights, self._titles)
 
     def _bound(self, params: Sequence[Param], groups: Sequence[int]) -> Parameters[T]:
-        return HandedParameters(self._tensors, self._verbs, params, groups, self._terms, self._present)
+        return HandedParameters(self._tensors, self._verbs, params, groups, self._terms, self._present, self._into)
+
+
+def named(
+    identity: Identity, params: Sequence[Param], weights: Sequence[T | None], titles: Sequence[str] = ()
+) -> list[tuple[str, Param]]:
+    """The ``weights`` of ``params`` as far as there are any, by title or name, in the order of all ranks."""
+    positions = {id(param): i for i, param in enumerate(params)}
+    arranged = [positions[id(param)] for param in identity.arrange(params)]
+    titled = [(titles[i] if titles else identity.name(params[i], i), weights[i]) for i in arranged]
+    return [(title, weight) for title, weight in titled if weight is not None]
 
 
 @final
@@ -121,9 +183,10 @@ class HandedParameters(Parameters[T]):
         groups: Sequence[int],
         terms: Terms,
         present: dict[int, T | None],
+        into: dict[int, T],
     ) -> None:
-        self.tensors, self._verbs, self.params, self.groups = tensors, verbs, list(params), groups
-        self._terms, self._present = terms, present
+        super().__init__(tensors, params, groups, terms)
+        self._verbs, self._present, self._into = verbs, present, into
         arrays = [tensors.adapter.array(param) for param in self.params]
         self._shapes = [tensors.adapter.shape(param) for param in self.params]
         self._counts = [array.count for array in arrays]
@@ -188,7 +251,8 @@ class HandedParameters(Parameters[T]):
 
     def buckets(self, layout: BucketLayout, memory: Memory) -> list[GradientBucket[T]]:
         """See ``Parameters``."""
-        return [HandedBucket(self.tensors, bucket, self.params, memory, self._present) for bucket in layout.buckets]
+        given = self._present, self._into
+        return [HandedBucket(self.tensors, bucket, self.params, memory, *given) for bucket in layout.buckets]
 
     def begin_alone(self, index: int, gradient: T | None, kind: int, name: str, weight: float) -> Callable[[], None]:
         """See ``Parameters``."""
@@ -198,6 +262,7 @@ class HandedParameters(Parameters[T]):
         given = tensors.zeros_like(param) if gradient is None else tensors.adapter.clone(gradient)
         if weight != 1.0:
             tensors.scale([given], weight)
+        copied.into_bytes += tensors.adapter.array(given).nbytes
         pending = self._verbs.allreduce([given], name, self._terms.how, self._terms.process_set, in_place=True).begin()
 
         def finish() -> None:
@@ -207,7 +272,7 @@ class HandedParameters(Parameters[T]):
 
     def shadowed(self) -> HandedParameters[T]:
         """See ``Parameters``."""
-        return HandedParameters(self.tensors, self._verbs, self.params, self.groups, self._terms, {})
+        return HandedParameters(self.tensors, self._verbs, self.params, self.groups, self._terms, {}, {})
 
     def difference(self, shadows: Parameters[T]) -> str | None:
         """See ``Parameters``."""
@@ -229,9 +294,13 @@ class HandedBucket(GradientBucket[T]):
         params: Sequence[Param],
         memory: Memory,
         present: dict[int, T | None],
+        into: dict[int, T],
     ) -> None:
-        self._tensors, self._bucket, self._present = tensors, bucket, present
+        self._tensors, self._bucket, self._present, self._into = tensors, bucket, present, into
         self.nbytes = bucket.nbytes
+        self._values_bytes = (
+            sum(slot.count for slot in bucket.slots) * bucket.dtype.itemsize
+        )  # without what aligns them
         self.pieces = [slot.piece for slot in bucket.slots]
         self.params = [params[piece] for piece in self.pieces]
         self._views: list[T] = []
@@ -260,13 +329,24 @@ class HandedBucket(GradientBucket[T]):
         """See ``GradientBucket``."""
         for piece, param, view in zip(self.pieces, self.params, self._views, strict=True):
             if agreed.kinds[piece]:
-                self._present[id(param)] = view if self._bucket.lone else self._tensors.adapter.clone(view)
+                self._present[id(param)] = self._given(view, self._into.get(id(param)))
         if self._bucket.lone:
             self._views = []  # it is the user's now
+
+    def _given(self, view: T, target: T | None) -> T:
+        """The values of ``view`` in memory that is not the engine's."""
+        if target is None and self._bucket.lone:
+            return view
+        copied.out_bytes += self._tensors.adapter.array(view).nbytes
+        if target is None:
+            return self._tensors.adapter.clone(view)
+        self._tensors.copy([target], [view])
+        return target
 
     def _take(self, gradients: Gradients[T]) -> None:
         pairs = zip(gradients, self.params, strict=True)
         given = [self._tensors.zeros_like(param) if grad is None else grad for grad, param in pairs]
+        copied.into_bytes += self._values_bytes
         if self._bucket.lone:
             [one] = given
             self._views = [self._tensors.adapter.clone(one)]

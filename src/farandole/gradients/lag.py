@@ -13,17 +13,18 @@ exchange.run("step 7")          # takes the gradients of step 7 away, and puts t
 # Shadows share the memory of the weights and not their ``grad``: so the script is free to compute the next gradients,
 # and the exchange can do with ``grad`` what it does without a lag.
 #
-# An error is kept until its run is wanted, and runs that follow begin nevertheless: so all ranks raise it at the same
-# step, whenever their threads have come to it.
+# A rank that leaves waits for the runs that it has begun, also for those that nobody here will want any more: the other
+# ranks need it there, and are not all equally far.
+#
+# An error is kept until its run is wanted: so all ranks raise it at the same step, whenever their threads have come to
+# it. Runs that follow have it, too, and reduce nothing: all ranks know of it, and one has raised it already, if it was
+# that one's own.
 
 from __future__ import annotations
 
-import atexit
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import cache
-from typing import Any, Generic, NamedTuple, final
+from typing import Generic, NamedTuple, final
 
 from farandole.errors import UnsupportedError, UsageError
 from farandole.gradients.background import BackgroundTask
@@ -32,23 +33,7 @@ from farandole.gradients.parameters import Parameters
 from farandole.gradients.tensors import Gradients, Param, T
 from farandole.runtime.collectives.divergence import StepDigests
 from farandole.runtime.collectives.planned import PlannedLane
-
-LAST_WAIT_S = 10.0
-"""How long a script that has ended waits for gradients on their way: all ranks have sent them off, if none failed."""
-
-_on_their_way: weakref.WeakSet[BackgroundTask[Any]] = weakref.WeakSet()
-
-
-@cache
-def _end_before_the_interpreter() -> None:
-    """A thread that comes back from a collective when the interpreter is gone would abort the process."""
-
-    def finish() -> None:
-        for task in list(_on_their_way):
-            task.wait(LAST_WAIT_S)
-
-    # Threads that are not daemons would be waited for before this, without a limit, also where other ranks are gone.
-    atexit.register(finish)  # after init() has registered that this process leaves the job, so it comes first
+from farandole.runtime.session.init import finish_before_leaving
 
 
 @final
@@ -178,10 +163,9 @@ def _begin(
 
     def call() -> list[T | None]:
         if previous is not None:
-            previous.wait()  # and not ``result``, whose error is that of another step
+            previous.result()  # its error is this one's, too: a rank that has raised it may never come to this run
         return reduce()
 
-    _end_before_the_interpreter()
     task = BackgroundTask(call, "farandole-gradient-lag")
-    _on_their_way.add(task)
+    finish_before_leaving(task.thread)  # the other ranks are in this reduction, or will come to it
     return task

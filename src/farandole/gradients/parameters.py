@@ -18,6 +18,7 @@ from farandole.engines.engine import Memory
 from farandole.gradients.agreement import Agreed
 from farandole.gradients.buckets import BucketLayout, Piece
 from farandole.gradients.tensors import Gradients, Param, T, Tensors
+from farandole.gradients.terms import Terms
 
 
 class GradientBucket(ABC, Generic[T]):
@@ -63,10 +64,10 @@ class Parameters(ABC, Generic[T]):
     the parameters' groups, -1 for none.
     """
 
-    params: Sequence[Param]
-    groups: Sequence[int]
     dtypes: Sequence[DType | None]
-    tensors: Tensors[T]
+
+    def __init__(self, tensors: Tensors[T], params: Sequence[Param], groups: Sequence[int], terms: Terms) -> None:
+        self.tensors, self.params, self.groups, self._terms = tensors, list(params), groups, terms
 
     @abstractmethod
     def described(self) -> list[object]:

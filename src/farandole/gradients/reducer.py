@@ -52,6 +52,10 @@ class Reducer(ABC, Generic[T]):
         snapshot, self._snapshot = self._snapshot, None
         return snapshot
 
+    def compare_anew(self) -> None:
+        """The next step is the first of other parameters: the first ones are all looked at. On all ranks at once."""
+        self._snapshots = StepSnapshots(self._tensors)
+
     def _forget_snapshots(self) -> None:
         """Begin anew, as all ranks do now."""
         self._snapshots, self._snapshot = StepSnapshots(self._tensors), None

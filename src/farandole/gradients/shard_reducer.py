@@ -17,7 +17,7 @@ import random
 import sys
 import weakref
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, NamedTuple, final
@@ -97,11 +97,15 @@ class ShardReducer(Reducer[T]):
     def _take_gradient(self, param: Param) -> T | None:
         """The gradient of ``param``, which no longer has one; ``UsageError`` for one that cannot be added up."""
 
+    def _set_gradient(self, param: Param, gradient: T | None) -> None:
+        """Make this the gradient of ``param``."""
+        self._tensors.set_gradient(param, gradient)
+
     @abstractmethod
     def _generators(self, seed: int) -> AbstractContextManager[object]:
         """Context in which the framework's random generators begin with ``seed``; afterwards they are as before."""
 
-    def shards(self, rows: int) -> Iterator[Shard]:
+    def shards(self, rows: int) -> Generator[Shard, None, None]:
         """Iterate over this worker's shards of ``rows`` rows; gradients belong to the shard that was given out last."""
         own = self._own()
         self.abandon()
@@ -112,7 +116,7 @@ class ShardReducer(Reducer[T]):
         params = self._trained()
         self._used = [False] * len(params)
         for param in params:
-            self._tensors.set_gradient(param, None)
+            self._set_gradient(param, None)
         step, count = self._step(), self._whole.end
         for number in range(own.begin, own.end):
             part = block(number, count, rows)
@@ -136,27 +140,26 @@ class ShardReducer(Reducer[T]):
         """Add up over all workers' shards; afterwards every gradient is that of the global batch."""
         if self._reduced:
             return
-        session, process_set = current("the reduction of gradients"), self._terms.process_set
-        if len(process_set.ranks) == 1:
+        if len(self._terms.process_set.ranks) == 1:
             self._require_complete()
             totals = add_tensors(self._tensors, self._whole, dict(self._stack))
             for total, scale in zip(totals, self._scales(), strict=True):
                 self._tensors.scale([total], scale)
             self._publish(totals, [*map(int, self._used), *self._counted])
             return
-        if not self._lanes or self._lanes[0].session is not session:
-            self._pair()
-            # A lane of an earlier session was closed with it; the sums have memory of that lane's engine.
-            self._lanes[:], self._sums = [PlannedLane(session, process_set, self._identity.label)], None
-        lane, plan = self._lanes[0], self._fingerprint()
-        point = f"step {self._step()}, plan {plan}"
+        lane, plan = self._lane(), self._fingerprint()
         if not self._is_complete():
-            lane.meet(point, REFUSED)  # the others are in this meeting: they raise, too, instead of waiting
+            self.refuse()
             self._require_complete()
-        lane.meet(point, "ready", self._uncompared())
+        lane.meet(self._point(), "ready", self._uncompared())
         if self._sums is None or plan != self._plan:
             self._plan, self._sums = plan, ShardSums(lane, self._tensors, self._whole, self._leaves(), self._scales())
         self._publish(self._sums.of(dict(self._stack)), self._sums.largest([*map(int, self._used), *self._counted]))
+
+    def refuse(self) -> None:
+        """Make the other workers raise in ``settle``, instead of waiting: this one's shards are not complete."""
+        if len(self._terms.process_set.ranks) > 1:
+            self._lane().meet(self._point(), REFUSED)
 
     def stepped(self) -> None:
         """The gradients have been applied."""
@@ -224,11 +227,25 @@ class ShardReducer(Reducer[T]):
         params = self._trained()
         gradients, means = sums[: len(params)], sums[len(params) :]
         for param, gradient, is_used in zip(params, gradients, largest, strict=False):
-            self._tensors.set_gradient(param, gradient if is_used else None)
+            self._set_gradient(param, gradient if is_used else None)
         self._tensors.copy([each.tensor for each in self._statistics], means)
         for each, counted in zip(self._counters, largest[len(params) :], strict=True):
             self._tensors.fill(each.tensor, counted)
         self._reduced = True
+
+    def _lane(self) -> PlannedLane:
+        """The lane of this session; the first time, made by all members."""
+        session = current("the reduction of gradients")
+        if not self._lanes or self._lanes[0].session is not session:
+            self._pair()
+            # A lane of an earlier session was closed with it; the sums have memory of that lane's engine.
+            self._lanes[:] = [PlannedLane(session, self._terms.process_set, self._identity.label)]
+            self._sums = None
+            self._forget_snapshots()  # some members may be new, and begin to count
+        return self._lanes[0]
+
+    def _point(self) -> str:
+        return f"step {self._step()}, plan {self._fingerprint()}"
 
     def _is_complete(self) -> bool:
         return [shards for shards, _ in self._stack] == cover(self._whole, self._own())

@@ -17,7 +17,6 @@ from typing import Generic, NamedTuple, TypeAlias, final
 
 from farandole.collective import Array, DType, ReduceOp, Reduction
 from farandole.engines.engine import Memory
-from farandole.gradients.agreement import memory_of
 from farandole.gradients.buckets import Bucket, Piece, lay_out
 from farandole.gradients.exchange import LONE_BYTES
 from farandole.gradients.shard_tree import Shards, block, combine, cover, is_tree_of_blocks
@@ -110,7 +109,7 @@ class ShardSums(Generic[T]):
     def largest(self, numbers: Sequence[int]) -> list[int]:
         """The largest that any member has, of each."""
         found = array("q", numbers)
-        self._lane.allreduce("largest", memory_of(found), Reduction(ReduceOp.MAX))
+        self._lane.allreduce("largest", Array.of_numbers(found), Reduction(ReduceOp.MAX))
         return found.tolist()
 
     def _lay_out_buckets(self, which: Sequence[bool], like: Sequence[T], scale: float) -> None:

@@ -114,6 +114,18 @@ class KeptGradients(Generic[T]):
             )
 
 
+def sample_ranges(count: int, nbytes: int, turn: int) -> list[range]:
+    """Ranges of the ``count`` rows or elements of a tensor that are looked at in a ``turn``; all are in some turn.
+
+    >>> sample_ranges(2**20, 2**22, turn=1)[:2]
+    [range(2048, 4096), range(133120, 135168)]
+    """
+    section = -(-count // PARTS)
+    each = max(1, SAMPLE_BYTES * count // (nbytes * PARTS))
+    start = turn % -(-section // each) * each
+    return [range(first + start, min(first + start + each, first + section)) for first in range(0, count, section)]
+
+
 def _is_due(number: int, every: int) -> bool:
     """True for the steps and reductions that are looked at."""
     return number <= FIRST_STEPS or number % every == 0

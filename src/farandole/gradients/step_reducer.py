@@ -291,7 +291,7 @@ class GradientReducer(Reducer[T]):
 
     def _make_exchange(self, session: Session, params: list[Param]) -> GradientExchange[T] | LaggedExchange[T]:
         names = [f"{self.label}.{self._identity.name(p, i)}" for i, p in enumerate(params)]
-        parameters = self._bound(params, [self._terms.groups.get(id(param), -1) for param in params])
+        parameters = self._bound(params, self._terms.group_numbers(params))
         if not self._lag:
             return GradientExchange(self._lane(session), parameters, names, self._terms)
         lane = self._lane(session, ".lag")  # steps are voted while gradients are on their way

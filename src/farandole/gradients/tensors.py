@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from farandole.collective import Array
 from farandole.errors import UnsupportedError
+from farandole.native import core
 from farandole.runtime.collectives.adapter import TensorAdapter, TensorSpec
 
 T = TypeVar("T")
@@ -62,19 +63,23 @@ class Tensors(ABC, Generic[T]):
         """Set every element to ``value``."""
 
     @abstractmethod
-    def digests(self, tensors: Gradients[T]) -> list[int]:
-        """Digests of the values, in logical order; of ``None`` and of sparse tensors only that they are there or not.
-
-        Parameters may be among them.
-        """
-
-    @abstractmethod
     def sample(self, tensor: T, turn: int) -> T:
         """Parts of a large tensor, from all over it, others in each ``turn``; a small one as it is."""
 
     @abstractmethod
     def processor(self, param: Param) -> str:
         """Description that two ranks share if their arithmetic rounds alike."""
+
+    def digests(self, tensors: Gradients[T]) -> list[int]:
+        """Digests of the values, in logical order; one and the same for ``None`` and for every sparse tensor.
+
+        Parameters may be among them.
+        """
+        found = [None if tensor is None else self.adapter.host_bytes(tensor) for tensor in tensors]
+        return core.digest(
+            [0 if values is None else values.address for values in found],
+            [0 if values is None else values.nbytes for values in found],
+        )
 
     def on_memory(self, array: Array, like: T | None = None) -> T:
         """A tensor that is ``array``: flat, or of the shape of ``like``; it keeps the memory alive."""

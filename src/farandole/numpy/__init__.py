@@ -31,6 +31,7 @@ from farandole.adapters.numpy import verbs as _verbs
 from farandole.gradients.join import join as join
 from farandole.numpy.compression import NumpyCompression as _NumpyCompression
 from farandole.numpy.gradients import DistributedGradients as DistributedGradients
+from farandole.numpy.noise import NumpyNoiseScale as _NumpyNoiseScale
 from farandole.runtime.collectives.basics import *  # noqa: F403
 from farandole.runtime.collectives.ops import PUBLIC as _PUBLIC
 from farandole.runtime.collectives.ops import Ops as _Ops
@@ -70,6 +71,7 @@ alltoall_async = ops.alltoall_async
 broadcast_parameters = ops.broadcast_parameters
 
 Compression = _NumpyCompression
+NoiseScale = _NumpyNoiseScale
 
 if not _TYPE_CHECKING:  # type checkers and editors take what is defined and imported above
-    __all__ = sorted([*_PUBLIC, "DistributedGradients"])  # noqa: PLE0605
+    __all__ = sorted([*_PUBLIC, "DistributedGradients", "NoiseScale"])  # noqa: PLE0605

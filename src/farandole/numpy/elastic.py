@@ -25,7 +25,7 @@ from farandole.adapters.numpy import adapter
 from farandole.elastic.worker.epoch_sampler import EpochSampler as ElasticSampler
 from farandole.elastic.worker.run import run
 from farandole.elastic.worker.state import ObjectState, State
-from farandole.elastic.worker.state_parts import HandlerRegistry, RandomPart, StatePart, random_parts
+from farandole.elastic.worker.state_parts import HandlerRegistry, RandomPart, ReplaceablePart, random_parts
 from farandole.errors import HorovodInternalError, HostsUpdatedInterrupt, UsageError
 from farandole.runtime.collectives.leaves import Leaves
 
@@ -41,7 +41,7 @@ __all__ = [
 
 
 @final
-class ArraysPart(StatePart):
+class ArraysPart(ReplaceablePart):
     """An array, or dicts and lists of arrays and other values; all of them stay the objects that they are."""
 
     def tree(self) -> Any:
@@ -59,7 +59,7 @@ class ArraysPart(StatePart):
 
 
 @final
-class ArrayGeneratorPart(StatePart):
+class ArrayGeneratorPart(ReplaceablePart):
     """A ``numpy.random.Generator`` of the script's own, the same on all ranks."""
 
     def tree(self) -> Any:
@@ -107,9 +107,10 @@ class NumpyState(ObjectState):
     >>> state = NumpyState(weights={"w": w, "b": b}, velocity={}, rng=np.random.default_rng(7), epoch=0)
 
     Arrays, and dicts and lists of them, are saved, restored and received in place: whoever refers to ``w`` sees its new
-    values. A dict may get and lose keys between commits. Generators, samplers, and everything with ``state_dict`` and
-    ``load_state_dict`` are kept by these, other values by pickling them; the global random generators of Python and
-    NumPy are always part of it. ``commit`` copies everything, and a fault goes back to the last one.
+    values. A dict may get and lose keys between commits, and an attribute another array; ``restore`` goes back to the
+    one that was there. Generators, samplers, and everything with ``state_dict`` and ``load_state_dict`` are kept by
+    these, other values by pickling them; the global random generators of Python and NumPy are always part of it.
+    ``commit`` copies everything, and a fault goes back to the last one.
     """
 
     _leaves: ClassVar[Leaves[Any]] = Leaves(adapter)

@@ -102,10 +102,11 @@ class Bench:
 
     def allreduce(
         self, dtype: DType, op: ReduceOp, count: int, scales: tuple[float, float] = (1.0, 1.0), seed: int = 0,
-        inside: bool = False,
+        inside: bool = False, whole_range: bool = False,
     ) -> Values:  # fmt: skip
-        """All-reduce samples, compare with the reference, and return the result."""
-        said = [reference.sample(dtype, count, seed * 64 + r) for r in range(self.size)]
+        """All-reduce samples (or integers of the whole range), compare with the reference, and return the result."""
+        make = reference.sample_range if whole_range else reference.sample
+        said = [make(dtype, count, seed * 64 + r) for r in range(self.size)]
         buffer = self.buffer(said[self.rank], dtype, inside)
         self.engine.allreduce(buffer.array, Reduction(op, *scales))
         where = "engine memory" if inside else "ordinary memory"

@@ -47,6 +47,7 @@ WAKE_S = 8.0
 """How soon a wait must have ended that would otherwise last for the 20 s of a group's deadline; machines are busy."""
 BORDERS = (4096, 65536, 262144)
 """Byte sizes at which engines like to change their way of working; each is tried one element below, at and above."""
+_SCALED = tuple((op, factors) for op in OPS if op is not ReduceOp.AVERAGE for factors in ((3.0, 1.0), (1.0, 0.7)))
 
 
 def run_contract(member: RankContext, create: Create, cases: Mapping[str, Case] | None = None) -> dict[str, str]:
@@ -108,6 +109,14 @@ def scales(bench: Bench) -> None:
             bench.reducescatter(dtype, ReduceOp.SUM, [33] * bench.size, (0.5, 3.0), seed=6)
         if dtype.is_floating:
             bench.allreduce(dtype, ReduceOp.AVERAGE, 1001, (0.25, 3.0), seed=7)
+
+
+def exact_integers(bench: Bench) -> None:
+    """Averages of integers, and integers with a factor, where plain sums of their type would wrap or lose digits."""
+    for dtype in DType:
+        if not (dtype.is_floating or dtype.is_complex or dtype is DType.BOOL):
+            for op, scales in ((ReduceOp.AVERAGE, (1.0, 1.0)), (ReduceOp.AVERAGE, (0.5, 3.0)), *_SCALED):
+                bench.allreduce(dtype, op, 101, scales, seed=8, whole_range=True)
 
 
 def memory_may_differ_between_members(bench: Bench) -> None:
@@ -350,7 +359,7 @@ def counts_are_reported(bench: Bench) -> None:
 CASES: dict[str, Case] = {
     case.__name__: case
     for case in (
-        every_op_on_every_dtype, sizes_around_borders, scales, memory_may_differ_between_members,
+        every_op_on_every_dtype, sizes_around_borders, scales, exact_integers, memory_may_differ_between_members,
         illegal_ops_raise_and_change_nothing, allgather, broadcast, alltoall, reducescatter, parts_in_their_own_place,
         barrier_waits_for_all, many_in_random_order, same_bits_everywhere_and_again, gather_small,
         memory_is_zeroed_and_outlives_the_engine, subgroups_and_two_threads, abort_wakes_waiters, deadline_ends_a_wait,

@@ -83,21 +83,17 @@ def run_ranks(
     ``RanksFailedError`` if a rank raises, ends without a result (ranks in ``may_die`` yield ``Died`` instead), or
     exceeds ``timeout_s``.
     """
-    with tempfile.TemporaryDirectory(prefix="farandole-ranks-") as directory:
+    with tempfile.TemporaryDirectory(prefix="farandole-ranks-") as directory, contextlib.ExitStack() as held:
         ranks = (
-            _start_elsewhere(start, size, directory, environment or {})
+            _start_elsewhere(start, size, directory, environment or {}, held)
             if start
-            else [_start(rank, directory, environment or {}) for rank in range(size)]
+            else [_start(rank, directory, environment or {}, held) for rank in range(size)]
         )
-        try:
-            payload, until_s = _pickle(program, args), time.monotonic() + timeout_s
-            for rank in ranks:
-                rank.send(msgspec.msgpack.encode(RankConfig(rank.rank, size, until_s, payload, list(hosts))))
-            _Hub(ranks, until_s).serve()
-            return _results(ranks, may_die, timeout_s)
-        finally:
-            for rank in ranks:
-                rank.end()
+        payload, until_s = _pickle(program, args), time.monotonic() + timeout_s
+        for rank in ranks:
+            rank.send(msgspec.msgpack.encode(RankConfig(rank.rank, size, until_s, payload, list(hosts))))
+        _Hub(ranks, until_s).serve()
+        return _results(ranks, may_die, timeout_s)
 
 
 def _pickle(program: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
@@ -112,10 +108,10 @@ def _pickle(program: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
         cloudpickle.unregister_pickle_by_value(module)
 
 
-def _start(rank: int, directory: str, environment: Mapping[str, str]) -> _Rank:
-    """Start the process of one rank, which inherits a socket."""
-    ours, theirs = Pipe()
-    output = open(f"{directory}/rank-{rank}.txt", "w+b")  # noqa: SIM115 (closed with the rank)
+def _start(rank: int, directory: str, environment: Mapping[str, str], held: contextlib.ExitStack) -> _Rank:
+    """Start the process of one rank, which inherits a socket and ends with ``held``."""
+    ours, theirs = map(held.enter_context, Pipe())
+    output = held.enter_context(open(f"{directory}/rank-{rank}.txt", "w+b"))  # noqa: SIM115 (held)
     with theirs:  # closed here once the rank has it: else its end would never be read as the end of the connection
         process = subprocess.Popen(
             _command(str(theirs.fileno())),
@@ -125,34 +121,51 @@ def _start(rank: int, directory: str, environment: Mapping[str, str]) -> _Rank:
             stderr=subprocess.STDOUT,
             env={**_environment(), **environment},
         )
+    held.callback(_end, process)
     return _Rank(rank, ours, process, output)
 
 
-def _start_elsewhere(start: Start, size: int, directory: str, environment: Mapping[str, str]) -> list[_Rank]:
-    """Let ``start`` start the processes, which connect to a socket in ``directory``."""
+def _start_elsewhere(
+    start: Start, size: int, directory: str, environment: Mapping[str, str], held: contextlib.ExitStack
+) -> list[_Rank]:
+    """Let ``start`` start the processes, which connect to a socket in ``directory`` and end with ``held``."""
     address = f"{directory}/socket"
-    output = open(f"{directory}/output.txt", "w+b")  # noqa: SIM115 (closed with the ranks)
+    output = held.enter_context(open(f"{directory}/output.txt", "w+b"))  # noqa: SIM115 (held)
+    connections: dict[int, Connection] = {}
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
         listener.listen(size)
         listener.settimeout(_START_S)
         processes = start(size, _command(address), {**_environment(), **environment}, output)
-        connections: dict[int, Connection] = {}
+        for process in processes:
+            held.callback(_end, process)
         try:
             while len(connections) < size:
-                connected, _ = listener.accept()
-                connected.setblocking(True)  # ``Connection`` reads the bare descriptor, which has to block
-                connection = Connection(connected.detach())
+                connection = _connected(listener, held)
                 rank = int(connection.recv_bytes())
                 connections[len(connections) if rank < 0 else rank] = connection
-        except TimeoutError:
-            for process in processes:
-                process.kill()
-                process.wait()
+        except (TimeoutError, EOFError) as error:
             output.seek(0)
             text = output.read().decode(errors="replace")
-            raise RanksFailedError(f"{len(connections)} of {size} ranks came in {_START_S:g} s:\n{text}") from None
+            why = f"in {_START_S:g} s" if isinstance(error, TimeoutError) else "before one ended"
+            raise RanksFailedError(f"{len(connections)} of {size} ranks came {why}:\n{text}") from None
     return [_Rank(rank, connections[rank], processes[min(rank, len(processes) - 1)], output) for rank in range(size)]
+
+
+def _connected(listener: socket.socket, held: contextlib.ExitStack) -> Connection:
+    """The next rank that connects; it has said who it is, or has ended."""
+    connected, _ = listener.accept()
+    connected.setblocking(True)  # ``Connection`` reads the bare descriptor, which has to block
+    connection = held.enter_context(Connection(connected.detach()))
+    if not connection.poll(_START_S):
+        raise TimeoutError
+    return connection
+
+
+def _end(process: subprocess.Popen[Any]) -> None:
+    """Kill a process if it still runs; where it is a launcher, its children end with it."""
+    process.kill()  # which spares one that has ended
+    process.wait()
 
 
 def _command(socket_path: str) -> list[str]:
@@ -182,14 +195,6 @@ class _Rank:
         self._output.seek(0, os.SEEK_END)
         self._output.seek(max(0, self._output.tell() - _TAIL_BYTES))
         return self._output.read().decode(errors="replace")
-
-    def end(self) -> None:
-        """Kill the process if it still runs, and close what belongs to the rank."""
-        if self.process.poll() is None:
-            self.process.kill()  # where it is a launcher, its children end with it
-        self.process.wait()
-        self.connection.close()
-        self._output.close()
 
 
 @final

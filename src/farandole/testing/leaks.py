@@ -13,7 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import final
 
-OURS = ("farandole", "torch_", "psm_")
+from farandole.control import process
+
+OURS = ("farandole", "torch_", "psm_", "sem.mp-")
 """How shared memory begins that Farandole, PyTorch or Python may leave; other programs of this machine have theirs."""
 
 
@@ -51,14 +53,33 @@ def no_leaks(settle_s: float = 10.0, allowed: Callable[[str], bool] = lambda _: 
     """Raise ``AssertionError`` if the body leaves something; ended threads are given ``settle_s`` to disappear.
 
     ``allowed`` is asked about each line (``"descriptors: 7 -> socket:[123]"``) and returns true for what may stay.
+    Shared memory that a process maps which the body has not started is none of its own.
     """
     before = ResourceSnapshot.take()
     yield  # not in a ``try``: what the body raises says more than what it leaves behind
     deadline = time.monotonic() + settle_s
-    while left := [line for line in ResourceSnapshot.take().since(before) if not allowed(line)]:
+    while left := [x for x in ResourceSnapshot.take().since(before) if not allowed(x) and not _of_others(x)]:
         if time.monotonic() > deadline:
             raise AssertionError("left behind:\n" + "\n".join(left))
         time.sleep(0.01)  # the kernel removes an ended thread a moment after join() returns
+
+
+def _of_others(line: str) -> bool:
+    """True for shared memory that other jobs of this machine use: a process maps it that does not descend from us."""
+    what, _, name = line.partition(": ")
+    if what != "shared_memory":
+        return False
+    own = {os.getpid(), *process.descendants()}
+    others = [int(pid) for pid in os.listdir("/proc") if pid.isdecimal() and int(pid) not in own]
+    return any(f"/{name}" in _maps(pid) for pid in others)
+
+
+def _maps(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/maps") as file:
+            return file.read()
+    except OSError:  # it has ended meanwhile
+        return ""
 
 
 def _descriptors() -> Iterator[str]:

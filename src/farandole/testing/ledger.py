@@ -25,6 +25,7 @@ from farandole.elastic.worker.state import ObjectState
 from farandole.elastic.worker.state_sync import Inventory
 from farandole.elastic.worker.transfer import Flat
 from farandole.events import Recovery
+from farandole.runtime.session.init import current
 
 
 @final
@@ -53,7 +54,7 @@ class Brought(msgspec.Struct, frozen=True, tag=True):
 
 @final
 class Voted(msgspec.Struct, frozen=True, tag=True):
-    """Record: a worker knows that all have voted for ``step``."""
+    """Record: a worker knows that all have voted for ``step``; without a vote, it has committed it."""
 
     generation: int
     rank: int
@@ -87,6 +88,15 @@ class Ledger:
         self._cancel()
         os.close(self._fd)
 
+    def brought(self, sampler: str, epoch: int, indices: Sequence[int]) -> None:
+        """Write down that this worker computes ``indices`` for the step under way, in a training without a vote.
+
+        Call it before their gradients are reduced: from then on another rank can commit them.
+        """
+        here = current()
+        step, rank = self._state._step_vote.step, here.topology.rank
+        self._write(Brought(here.generation, rank, step, sampler, epoch, [int(index) for index in indices]))
+
     def digest(self) -> str:
         """Checksum of the tensors that all ranks share."""
         leaves = self._state._leaves
@@ -107,7 +117,7 @@ class Ledger:
         elif event.phase == "vote":
             for name, cursor in self._state._step_vote.cursors.items():
                 yield Brought(generation, rank, step, name, cursor.epoch, cursor.own_indices())
-        elif event.phase == "voted":
+        elif event.phase == "voted" or (event.phase == "commit" and not self._state._votes):
             yield Voted(generation, rank, step - 1, time.monotonic())
 
     def _size(self) -> int:

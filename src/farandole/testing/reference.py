@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any, TypeAlias
 
@@ -19,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from farandole.collective import Array, DType, ReduceOp
+from farandole.errors import UnsupportedError
 
 Values: TypeAlias = npt.NDArray[Any]
 
@@ -27,6 +29,30 @@ _TOLERANCE = {
     DType.FLOAT16: 2e-3, DType.BFLOAT16: 8e-3, DType.FLOAT32: 1e-6, DType.FLOAT64: 1e-13,
     DType.COMPLEX64: 2e-6, DType.COMPLEX128: 1e-13,
 }  # fmt: skip
+
+
+_OF_NUMBERS: dict[ReduceOp, np.ufunc] = {
+    ReduceOp.SUM: np.add,
+    ReduceOp.AVERAGE: np.add,
+    ReduceOp.MIN: np.minimum,
+    ReduceOp.MAX: np.maximum,
+    ReduceOp.PRODUCT: np.multiply,
+}
+_OF_BOOLEANS: dict[ReduceOp, np.ufunc] = {
+    ReduceOp.SUM: np.logical_or,
+    ReduceOp.AVERAGE: np.logical_and,
+    ReduceOp.MIN: np.logical_and,
+    ReduceOp.MAX: np.logical_or,
+    ReduceOp.PRODUCT: np.logical_and,
+}
+_OF_INTEGERS: dict[ReduceOp, Callable[[int, int], int]] = {
+    ReduceOp.SUM: operator.add,
+    ReduceOp.AVERAGE: operator.add,
+    ReduceOp.MIN: min,
+    ReduceOp.MAX: max,
+    ReduceOp.PRODUCT: lambda a, b: _limit(a * b, 64),
+}
+"""Integers of Python, which have no limit."""
 
 
 def storage(dtype: DType) -> np.dtype[Any]:
@@ -64,16 +90,16 @@ def reduce(
     dtype: DType, op: ReduceOp, contributions: Sequence[Values], prescale: float = 1.0, postscale: float = 1.0
 ) -> Values:
     """Combine what each rank contributed, in rank order."""
+    if op not in _OF_NUMBERS:
+        known = ", ".join(known.label for known in _OF_NUMBERS)
+        raise UnsupportedError(f"{op.label} is no operation of the reference reductions: these are {known}")
     if dtype is DType.BOOL:
-        union = op in (ReduceOp.SUM, ReduceOp.MAX)
-        return np.asarray((np.logical_or if union else np.logical_and).reduce(contributions))
+        return np.asarray(_OF_BOOLEANS[op].reduce(contributions))
     if _is_exact(dtype, op, prescale, postscale):
         return _reduce_exactly(dtype, op, contributions, prescale, postscale)
     with np.errstate(over="ignore", invalid="ignore"):
         scaled = [_scale(decode(dtype, c), prescale) for c in contributions]
-        total = scaled[0]
-        for value in scaled[1:]:
-            total = _combine(op, total, value)
+        total = functools.reduce(_OF_NUMBERS[op], scaled)
         if op is ReduceOp.AVERAGE:
             total = _divide(total, len(contributions))
         return encode(dtype, _scale(total, postscale))
@@ -112,12 +138,13 @@ def sample(dtype: DType, count: int, seed: int) -> Values:
     return encode(dtype, random.integers(low, 4, count))
 
 
-def _combine(op: ReduceOp, left: Values, right: Values) -> Values:
-    if op is ReduceOp.MIN:
-        return np.asarray(np.minimum(left, right))
-    if op is ReduceOp.MAX:
-        return np.asarray(np.maximum(left, right))
-    return np.asarray(left * right if op is ReduceOp.PRODUCT else left + right)
+def sample_range(dtype: DType, count: int, seed: int) -> Values:
+    """Reproducible integers of the whole range, both limits and their neighbours among them."""
+    limits, random = np.iinfo(storage(dtype)), np.random.default_rng(seed)
+    values = random.integers(limits.min, limits.max, count, storage(dtype), endpoint=True)
+    ends = np.array([limits.max, limits.min, limits.max - 1, limits.min + 1], storage(dtype))
+    values[: count // 2] = random.choice(ends, count // 2)
+    return values
 
 
 def _divide(total: Values, size: int) -> Values:
@@ -140,12 +167,7 @@ def _reduce_exactly(
     results = []
     for values in zip(*(c.tolist() for c in contributions), strict=True):
         scaled = [_scale_integer(value, prescale) for value in values]
-        if op is ReduceOp.PRODUCT:
-            total = functools.reduce(lambda a, b: _limit(a * b, 64), scaled)
-        elif op in (ReduceOp.MIN, ReduceOp.MAX):
-            total = min(scaled) if op is ReduceOp.MIN else max(scaled)
-        else:
-            total = sum(scaled)
+        total = functools.reduce(_OF_INTEGERS[op], scaled)
         mean = int(Fraction(total, len(scaled))) if op is ReduceOp.AVERAGE else total
         results.append(_scale_integer(mean, postscale))
     limits = np.iinfo(storage(dtype))

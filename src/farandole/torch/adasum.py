@@ -14,13 +14,9 @@ import torch
 from farandole.adapters.torch import verbs
 from farandole.collective import ReduceOp, Reduction
 from farandole.errors import UnsupportedError
+from farandole.gradients.comparison import ParameterComparison
 from farandole.gradients.identity import Names
-from farandole.gradients.join import joins
-from farandole.gradients.snapshots import StepSnapshots
 from farandole.gradients.terms import Terms
-from farandole.runtime.collectives.divergence import Comparison
-from farandole.runtime.collectives.objects import allgather_object
-from farandole.runtime.session.init import Session, current
 from farandole.torch.compression import Compression
 from farandole.torch.subclass import refuse_copies
 from farandole.torch.tensors import tensors
@@ -34,9 +30,7 @@ class AdasumOptimizer(torch.optim.Optimizer):
     _are_named: bool
     _parameter_names: Mapping[torch.Tensor, str]
     _handles: dict[torch.Tensor, int]
-    _compared_since: tuple[Session, int] | None
-    _snapshots: StepSnapshots[torch.Tensor]
-    _comparison: Comparison
+    _comparison: ParameterComparison[torch.Tensor]
 
     def step(self, closure: Callable[[], Any] | None = None, **others: Any) -> Any:
         """Step as the user's class does, then replace the change of every parameter by all ranks' changes combined."""
@@ -45,7 +39,8 @@ class AdasumOptimizer(torch.optim.Optimizer):
             params.sort(key=lambda param: self._parameter_names.get(param, ""))
         if not params or not self._terms.process_set.included() or len(self._terms.process_set.ranks) == 1:
             return super().step(closure, **others)
-        self._compare(params)
+        names = self._parameter_names
+        self._comparison.compare(f"adasum.compare.{names[params[0]]}", lambda: [(names[p], p.detach()) for p in params])
         start = [p.detach().clone() for p in params]
         compression = self._terms.compression or Compression.none
         loss = super().step(closure, **others)
@@ -53,7 +48,7 @@ class AdasumOptimizer(torch.optim.Optimizer):
             compressed = [compression.compress(p - s) for p, s in zip(params, start, strict=True)]
             combined = verbs.allreduce(
                 [delta for delta, _ in compressed],
-                "adasum." + self._parameter_names[params[0]],
+                "adasum." + names[params[0]],
                 Reduction(ReduceOp.ADASUM),
                 self._terms.process_set,
                 in_place=True,
@@ -61,26 +56,6 @@ class AdasumOptimizer(torch.optim.Optimizer):
             for param, before, delta, (_, context) in zip(params, start, combined, compressed, strict=True):
                 param.copy_(before + compression.decompress(delta, context))
         return loss
-
-    def _compare(self, params: list[torch.Tensor]) -> None:
-        """Raise ``DivergenceError`` on every rank if the parameters are not the same on all; not at every step."""
-        session = current("step()")
-        if self._compared_since != (session, joins()):  # the ranks may have made more steps or fewer
-            self._compared_since, self._snapshots = (session, joins()), StepSnapshots(tensors)
-            ranks = self._terms.process_set.ranks
-            self._comparison = Comparison("Adasum", [f"rank {r} on {session.topology.hosts[r]}" for r in ranks])
-        names = self._parameter_names
-        due = self._snapshots.is_due()
-        snapshot = self._snapshots.take(lambda: [(names[p], p.detach()) for p in params]) if due else None
-        if snapshot is None:
-            return
-
-        def gather(payload: bytes) -> list[bytes]:
-            return allgather_object(payload, f"adasum.compare.{names[params[0]]}", self._terms.process_set)
-
-        marks = [mark.decode() for mark in gather(snapshot.mark.encode())]
-        if len(marks) == len(self._terms.process_set.ranks) and self._comparison.is_suspect(marks):
-            self._comparison.explain(gather, snapshot)
 
     __reduce_ex__ = refuse_copies
 
@@ -90,7 +65,7 @@ class AdasumOptimizer(torch.optim.Optimizer):
         self.backward_passes_per_step, self._are_named = passes, names.are_given
         self._parameter_names = {param: name for name, param in names.pairs()}
         self._handles, self._terms = {}, terms
-        self._compared_since = None
+        self._comparison = ParameterComparison(tensors, terms.process_set, "Adasum")
 
     def synchronize(self) -> None:
         """Nothing to do: gradients are not reduced."""

@@ -9,22 +9,17 @@ scaler.update()
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict, deque
 from typing import Any, final
 
 import torch
 from torch.amp.grad_scaler import OptState
 
-from farandole.adapters.torch import verbs
-from farandole.collective import ReduceOp, Reduction
-from farandole.errors import MismatchError
+from farandole.gradients.loss_scale import LossScaleAgreement
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
 from farandole.torch.optimizer import ReducingOptimizer
 
 __all__ = ["GradScaler"]
-
-_numbers = itertools.count()
 
 
 @final
@@ -43,8 +38,7 @@ class GradScaler(torch.amp.GradScaler):
 
     def __init__(self, *args: Any, process_set: ProcessSet = global_process_set, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._process_set = process_set
-        self._name = f"grad_scaler.{next(_numbers)}"
+        self._agreement = LossScaleAgreement(process_set)
         self._on_their_way: dict[int, deque[torch.Tensor]] = defaultdict(deque)
         """Inverse scales of the gradients that a lagging optimizer has not handed out, by its ``id``."""
 
@@ -79,16 +73,7 @@ class GradScaler(torch.amp.GradScaler):
 
     def _agreed(self, found: dict[torch.device, torch.Tensor]) -> dict[torch.device, torch.Tensor]:
         """The same with what any rank has found."""
-        if self._process_set.included():
-            scale = self.get_scale()
-            mine = torch.tensor([max(map(float, found.values())), scale, -scale])
-            [most] = verbs.allreduce([mine], self._name, Reduction(ReduceOp.MAX), self._process_set).run()
-            anything, highest, lowest = float(most[0]), float(most[1]), -float(most[2])
-            if highest != lowest:
-                raise MismatchError(
-                    f"loss scales differ between ranks, from {lowest:g} to {highest:g}: begin alike, and after loading "
-                    "a checkpoint scaler.load_state_dict(hvd.broadcast_object(scaler.state_dict(), root_rank=0))"
-                )
-            for each in found.values():
-                each.fill_(anything)
+        overflow = self._agreement.reach(any(map(float, found.values())), self.get_scale())
+        for each in found.values():
+            each.fill_(float(overflow))
         return found

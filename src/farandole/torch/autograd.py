@@ -7,37 +7,16 @@ collectives too, and every member must run it. Horovod has other factors; the pa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, final
+from typing import Any
 
 import torch
 
-from farandole import events
 from farandole.adapters.torch import verbs
 from farandole.collective import ReduceOp, Reduction
-from farandole.errors import UnsupportedError
-from farandole.runtime.session.init import current
+from farandole.gradients.factors import Factors, factor, require_linear
 from farandole.runtime.session.process_sets import ProcessSet
 
 _SUM = Reduction(ReduceOp.SUM)
-
-
-@final
-@dataclass(frozen=True)
-class Factors:
-    """Powers of the number of members by which gradients differ from the derivative, for each collective."""
-
-    allgather: int = 0
-    broadcast: int = 0
-    reducescatter: int = 0
-
-
-DERIVATIVE = Factors()
-HOROVOD = Factors(allgather=-1, broadcast=-1, reducescatter=1)
-"""Horovod 0.28.1 averages the gradients of what it gathers or broadcasts, and does not undo reducescatter's average.
-
-For ``op=Sum`` it multiplies the gradients of reducescatter by the number of members, so its factor is one for both.
-"""
 
 
 def wanted(*tensors: torch.Tensor) -> bool:
@@ -54,29 +33,8 @@ def _grad_name(name: str | None) -> str | None:
     return None if name is None else f"{name}.grad"
 
 
-def _linear(how: Reduction, verb: str) -> None:
-    if how.op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
-        raise UnsupportedError(
-            f"the gradient of {verb} is known for op=Sum and op=Average, found op={how.op.label}: "
-            "call it on tensor.detach()"
-        )
-
-
-_told: list[bool] = []
-
-
 def _factor(power: int, process_set: ProcessSet) -> float:
-    """Factor by which Horovod's gradient differs from the derivative; the first that is not 1 is logged, by rank 0."""
-    members = len(process_set.ranks)
-    if power and members > 1 and not _told:
-        _told.append(True)
-        if current("a gradient").topology.rank == 0:
-            events.logger.warning(
-                "gradients of allgather and broadcast are divided by the number of ranks here, those of reducescatter "
-                "multiplied by it, as in Horovod 0.28.1, whose package this script imports; farandole.torch has "
-                "the derivatives"
-            )
-    return float(members) ** power
+    return factor(power, process_set, "farandole.torch")
 
 
 class Allreduce(torch.autograd.Function):
@@ -91,7 +49,7 @@ class Allreduce(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         """Reduce the gradient."""
-        _linear(ctx.how, "allreduce")
+        require_linear(ctx.how, "allreduce")
         return apply(Allreduce, grads[0], _grad_name(ctx.name), ctx.how, ctx.process_set), None, None, None
 
 
@@ -107,7 +65,7 @@ class GroupedAllreduce(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         """Reduce the gradients."""
-        _linear(ctx.how, "grouped_allreduce")
+        require_linear(ctx.how, "grouped_allreduce")
         return None, None, None, *apply(GroupedAllreduce, _grad_name(ctx.name), ctx.how, ctx.process_set, *grads)
 
 
@@ -125,12 +83,12 @@ class Allgather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         """Send every rank the gradients of its rows, and add up what came."""
-        factor = _factor(ctx.factors.allgather, ctx.process_set)
+        by = _factor(ctx.factors.allgather, ctx.process_set)
         results = []
         for i, (grad, shape, rows) in enumerate(zip(grads, ctx.shapes, ctx.rows, strict=True)):
             name = None if ctx.name is None else f"{ctx.name}.grad{i}"
             received = apply(Alltoall, grad, rows, name, ctx.process_set)[0]
-            results.append(_times(factor, received.reshape(len(rows), *shape).sum(dim=0)))
+            results.append(_times(by, received.reshape(len(rows), *shape).sum(dim=0)))
         return None, None, None, *results
 
 
@@ -150,8 +108,8 @@ class Broadcast(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         """Add up for the root."""
         total = apply(Allreduce, grads[0], _grad_name(ctx.name), _SUM, ctx.process_set)
-        factor = _factor(ctx.factors.broadcast, ctx.process_set)
-        return _times(factor, total) if ctx.is_root else torch.zeros_like(total), None, None, None, None
+        by = _factor(ctx.factors.broadcast, ctx.process_set)
+        return _times(by, total) if ctx.is_root else torch.zeros_like(total), None, None, None, None
 
 
 class Alltoall(torch.autograd.Function):
@@ -195,7 +153,7 @@ class Reducescatter(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         """Gather what each share's owner has."""
-        _linear(ctx.how, "reducescatter")
+        require_linear(ctx.how, "reducescatter")
         scale = ctx.scale * _factor(ctx.factors.reducescatter, ctx.process_set)
         gathered = apply(Allgather, _grad_name(ctx.name), ctx.process_set, ctx.factors, *grads)
         return None, None, None, None, *(g * scale for g in gathered)

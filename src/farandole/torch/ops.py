@@ -13,6 +13,7 @@ import torch
 
 from farandole.adapters.torch import verbs
 from farandole.collective import Reduction
+from farandole.gradients.factors import DERIVATIVE, Factors
 from farandole.runtime.collectives.ops import Ops
 from farandole.runtime.session.process_sets import ProcessSet
 from farandole.torch import autograd
@@ -22,7 +23,7 @@ from farandole.torch import autograd
 class TorchOps(Ops[torch.Tensor]):
     """The functions of ``farandole.torch``. Those that are neither in place nor asynchronous have gradients."""
 
-    def __init__(self, module: str, factors: autograd.Factors = autograd.DERIVATIVE) -> None:
+    def __init__(self, module: str, factors: Factors = DERIVATIVE) -> None:
         super().__init__(verbs, torch.Tensor, module)
         self._factors = factors
 

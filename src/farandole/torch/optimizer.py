@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
@@ -20,8 +20,7 @@ from farandole.collective import ReduceOp
 from farandole.errors import UsageError
 from farandole.gradients.identity import Identity, Names
 from farandole.gradients.shard_reducer import Shard, require_plain
-from farandole.gradients.terms import Terms
-from farandole.runtime.lanes.reduction import reduction
+from farandole.gradients.terms import Terms, gradient_reduction, listed_groups
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
 from farandole.torch.adasum import AdasumOptimizer
 from farandole.torch.compression import Compression, CompressorLike
@@ -169,13 +168,11 @@ def DistributedOptimizer(  # noqa: N802 (it stands for a class)
     """
     if isinstance(optimizer, ReducingOptimizer | AdasumOptimizer):
         raise UsageError("the optimizer is distributed already: wrap the original, once")
-    if gradient_predivide_factor != 1.0 and op != ReduceOp.AVERAGE:
-        raise UsageError("gradient_predivide_factor splits an average in two: it needs op=Average")
-    how = reduction(None, op, 1.0 / gradient_predivide_factor, gradient_predivide_factor).checked()
+    how = gradient_reduction(op, gradient_predivide_factor)
     passes = _positive(backward_passes_per_step)
     names = _names(optimizer, named_parameters)
     travels = None if compression is Compression.none else compression
-    terms = Terms(how, travels, _groups(optimizer, groups, num_groups), sparse_as_dense, process_set)
+    terms = Terms(how, travels, *_groups(optimizer, groups, num_groups), sparse_as_dense, process_set)
     virtual = VirtualWorkers(virtual_workers) if isinstance(virtual_workers, int) else virtual_workers
     if virtual is not None:
         require_plain(terms, virtual.count, passes)
@@ -186,10 +183,6 @@ def DistributedOptimizer(  # noqa: N802 (it stands for a class)
     else:
         distributed._begin(names, terms, passes, virtual)
     return distributed
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def _positive(passes: int) -> int:
@@ -217,25 +210,16 @@ def _names(optimizer: torch.optim.Optimizer, named_parameters: Named | None) -> 
     return Names(((name, p) for p, name in names.items()), are_given=named_parameters is not None)
 
 
-def _groups(optimizer: torch.optim.Optimizer, groups: Groups | None, num_groups: int) -> dict[int, int]:
-    """Number of the group of each grouped parameter, by its ``id``."""
+def _groups(optimizer: torch.optim.Optimizer, groups: Groups | None, num_groups: int) -> tuple[dict[int, int], int]:
+    """Number of the group of each grouped parameter, by its ``id``, and how many even ones to make of these."""
     if num_groups:
         warnings.warn("num_groups is the older name of groups", DeprecationWarning, stacklevel=3)
         groups = num_groups if groups is None else groups
     if groups is None:
-        return {}
+        return {}, 0
     if isinstance(groups, int):
-        return _even_groups([p for p in _parameters(optimizer) if p.requires_grad], groups)
-    members = [(i, p) for i, group in enumerate(groups) for p in group]
-    if not all(isinstance(p, torch.Tensor) for _, p in members):
-        raise UsageError("groups holds lists of parameters, or is their number")
-    found = {id(p): i for i, p in members}
-    if len(found) < len(members):
-        raise UsageError("a parameter may be in one group only, and once")
-    return found
-
-
-def _even_groups(params: Sequence[torch.Tensor], number: int) -> dict[int, int]:
-    if number < 0:
-        raise UsageError(f"groups={number}: expected a number from 0, or lists of parameters")
-    return {id(p): i * number // len(params) for i, p in enumerate(params)} if number else {}
+        if groups < 0:
+            raise UsageError(f"groups={groups}: expected a number from 0, or lists of parameters")
+        trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        return {id(p): 0 for p in trained if groups}, groups
+    return listed_groups(groups, torch.Tensor), 0

@@ -25,10 +25,8 @@ from farandole.torch.tensors import tensors
 class TorchParameters(Parameters[torch.Tensor]):
     """See ``Parameters``."""
 
-    tensors = tensors
-
     def __init__(self, params: Sequence[torch.Tensor], groups: Sequence[int], terms: Terms) -> None:
-        self.params, self.groups, self._terms = list(params), groups, terms
+        super().__init__(tensors, params, groups, terms)
         self._specs = [GradientSpec.of(param) for param in self.params]
         self._targets = Targets(self._specs)
         self._left = HandedOut()

@@ -8,9 +8,8 @@ from typing import Any, final
 import torch
 
 from farandole.adapters.torch import adapter
-from farandole.gradients.snapshots import PARTS, SAMPLE_BYTES, processor_model
+from farandole.gradients.snapshots import SAMPLE_BYTES, processor_model, sample_ranges
 from farandole.gradients.tensors import Gradients, Tensors
-from farandole.native import core
 
 
 @final
@@ -50,11 +49,7 @@ class TorchTensors(Tensors[torch.Tensor]):
 
     def digests(self, tensors: Gradients[torch.Tensor]) -> list[int]:
         """See ``Tensors``."""
-        dense = [_readable(tensor) for tensor in tensors]
-        return core.digest(
-            [0 if tensor is None else tensor.data_ptr() for tensor in dense],
-            [0 if tensor is None else tensor.nbytes for tensor in dense],
-        )
+        return super().digests([None if t is None or t.layout is not torch.strided else t for t in tensors])
 
     def sample(self, tensor: torch.Tensor, turn: int) -> torch.Tensor:
         """See ``Tensors``; of a tensor that is not contiguous, rows."""
@@ -62,12 +57,7 @@ class TorchTensors(Tensors[torch.Tensor]):
             return tensor
         lines = tensor.detach()
         lines = lines.view(-1) if lines.is_contiguous() else lines
-        section = -(-len(lines) // PARTS)
-        each = max(1, SAMPLE_BYTES * len(lines) // (tensor.nbytes * PARTS))
-        start = turn % -(-section // each) * each
-        parts = (
-            range(first + start, min(first + start + each, first + section)) for first in range(0, len(lines), section)
-        )
+        parts = sample_ranges(len(lines), tensor.nbytes, turn)
         return torch.cat([lines[part.start : part.stop] for part in parts])
 
     def processor(self, param: torch.Tensor) -> str:
@@ -94,12 +84,3 @@ class TorchTensors(Tensors[torch.Tensor]):
 
 
 tensors = TorchTensors()
-
-
-def _readable(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """The same values side by side in host memory."""
-    if tensor is None or tensor.layout is not torch.strided:
-        return None
-    if tensor.is_conj() or tensor.is_neg():
-        tensor = tensor.resolve_conj().resolve_neg()
-    return (tensor if tensor.is_cpu else tensor.cpu()).contiguous()

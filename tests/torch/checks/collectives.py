@@ -7,7 +7,7 @@ import torch
 
 import farandole.torch as hvd
 from farandole.testing.binding.refusals import one_rank_cannot
-from tests.bindings.under_test import TorchUnderTest
+from tests.bindings.torch_under_test import TorchUnderTest
 
 
 def check_lazily_conjugated_tensors() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from typing import Any
 
@@ -212,6 +213,7 @@ def check_that_a_parameter_of_another_shape_on_one_rank_is_refused_on_all() -> N
                 optimizer.step()
             optimizer.zero_grad()
             if hvd.rank() == 0:
+                gc.collect()  # else a graph of before, with the old shape, may be alive, and PyTorch refuses
                 params[0].data = torch.ones(shape, dtype=torch.float64)
 
             def run(params: list[torch.nn.Parameter], optimizer: Any, lag: int) -> None:

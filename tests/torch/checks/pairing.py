@@ -47,6 +47,36 @@ def check_names_in_another_order() -> None:
             optimizer.step()
 
 
+def check_groups_of_names_in_another_order() -> None:
+    for given in (lambda *_: 2, lambda a, b, c: every_other_way([a, b], [c])):
+        a, b, c = parameter(2), parameter(70), parameter(5)
+        groups = given(a, b, c)
+        optimizer = distribute(*every_other_way(("a", a), ("b", b), ("c", c)), groups=groups, op=hvd.Sum)
+        for step in range(12):
+            optimizer.zero_grad()
+            ((1 + hvd.rank()) * (a.sum() + 10 * b.sum() + 100 * c.sum())).backward()
+            for param, factor in ((a, 1.0), (b, 10.0), (c, 100.0)):
+                total = factor * hvd.size() * (hvd.size() + 1) / 2
+                assert param.grad is not None
+                assert param.grad.tolist() == [total] * param.numel(), (step, groups)
+            optimizer.step()
+
+
+def check_that_other_groups_on_another_rank_raise_everywhere() -> None:
+    a, b, c = parameter(2), parameter(70), parameter(5)
+    groups = [[a, c]] if is_odd() else [[a, b]]
+    optimizer = distribute(("a", a), ("b", b), ("c", c), groups=groups)
+    loss = a.sum() + b.sum() + c.sum()
+    if hvd.size() == 1:
+        loss.backward()
+        return
+    with pytest.raises(hvd.HorovodInternalError, match="not at the same point of the program"):
+        loss.backward()
+    assert a.grad is not None
+    assert a.grad.tolist() == [1.0] * 2, "nothing was reduced"
+    del optimizer
+
+
 def check_names_in_another_order_and_parameters_of_other_sizes_that_come_and_go() -> None:
     a, b, late = parameter(2), parameter(70), parameter(5)
     optimizer = distribute(*every_other_way(("a", a), ("b", b)))
@@ -80,17 +110,6 @@ def check_names_in_another_order_with_lag_adasum_and_virtual_workers() -> None:
         optimizer.step()
     assert a.tolist() == [-2.0] * 3
     assert b.tolist() == [-20.0] * 3
-
-
-def check_models_made_in_another_order() -> None:
-    a, b = parameter(), parameter()
-    made = [distribute(pair) for pair in every_other_way(("a", a), ("b", b))]
-    first, second = every_other_way(*made)
-    for optimizer, param, factor in ((first, a, 1.0), (second, b, 10.0)):
-        (factor * (1 + hvd.rank()) * param.sum()).backward()
-        assert param.grad is not None
-        assert param.grad.tolist() == [factor * (hvd.size() + 1) / 2] * 3
-        optimizer.step()
 
 
 def check_optimizers_that_only_one_rank_has() -> None:

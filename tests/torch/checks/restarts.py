@@ -22,8 +22,6 @@ def check_an_optimizer_and_a_batch_norm_go_on_after_shutdown_and_init() -> None:
         assert (every == every[0]).all()
         gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
         hvd.shutdown()
-        assert not hvd.is_initialized()
-        assert hvd.global_process_set.size() is None
         kept = [p.grad for p in model.parameters() if p.grad is not None]
         assert all(torch.equal(a, b) for a, b in zip(gradients, kept, strict=True))  # the memory is still there
         hvd.init()

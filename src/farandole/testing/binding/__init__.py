@@ -2,6 +2,7 @@
 
     from farandole.testing.binding.contract import run_contract
 
-``under_test`` is what a binding has to tell of itself; ``reductions``, ``exchanges``, ``refusals`` and ``jobs`` are the
-cases, each a function of that; ``contract`` runs them in every rank of a job.
+``under_test`` is what a binding has to tell of itself; ``reductions``, ``exchanges``, ``refusals``, ``gradients``,
+``training``, ``states`` and ``jobs`` are the cases, each a function of that; ``contract`` runs them in every rank of a
+job. ``elastic_job`` is a job of its own, in which a worker is killed.
 """

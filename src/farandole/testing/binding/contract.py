@@ -15,12 +15,12 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import TypeAlias
 
-from farandole.testing.binding import exchanges, gradients, jobs, reductions, refusals
+from farandole.testing.binding import exchanges, gradients, jobs, reductions, refusals, states, training
 from farandole.testing.binding.under_test import BindingUnderTest
 
 Case: TypeAlias = Callable[[BindingUnderTest], None]
 
-MODULES = (reductions, exchanges, refusals, gradients, jobs)
+MODULES = (reductions, exchanges, refusals, gradients, training, states, jobs)
 """Groups of cases; one that needs more of a binding than ``BindingUnderTest`` goes into a group of its own."""
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from farandole.errors import MismatchError
@@ -50,10 +52,9 @@ def a_failed_broadcast_of_parameters_leaves_its_names_free(b: BindingUnderTest) 
         tensors[odd] = b.make(np.zeros(3 + b.rank % 2))
         for _ in range(20):
             with raises(MismatchError, f"parameter.{odd}"):
-                b.hvd.broadcast_parameters(tensors, root_rank=0)
+                b.broadcast_parameters(tensors, root_rank=0)
         tensors = {name: b.make(np.full(3, float(b.rank))) for name in "abcd"}
-        b.hvd.broadcast_parameters(tensors, root_rank=1)
-        assert all(b.same(tensor, [1.0] * 3) for tensor in tensors.values())
+        assert all(b.same(tensor, [1.0] * 3) for tensor in b.broadcast_parameters(tensors, root_rank=1).values())
 
 
 def parameters_of_one_rank_alone_are_not_waited_for(b: BindingUnderTest) -> None:
@@ -64,9 +65,9 @@ def parameters_of_one_rank_alone_are_not_waited_for(b: BindingUnderTest) -> None
     if b.rank == 0:
         tensors["z"] = b.make(np.zeros(2))
     with raises(MismatchError, r"parameter\.x"):
-        b.hvd.broadcast_parameters(tensors, root_rank=0)
+        b.broadcast_parameters(tensors, root_rank=0)
     if b.rank > 0:  # now they come, too
-        b.hvd.broadcast_(b.make(np.zeros(2)), 0, "parameter.z")
+        b.hvd.broadcast(b.make(np.zeros(2)), 0, "parameter.z")
 
 
 def parameters_that_one_rank_cannot_send_fail_everywhere(b: BindingUnderTest) -> None:
@@ -78,15 +79,31 @@ def parameters_that_one_rank_cannot_send_fail_everywhere(b: BindingUnderTest) ->
         if b.rank == 0:
             tensors[1] = b.outlandish()
         with raises(ValueError, r"number1|travel"):
-            b.hvd.broadcast_parameters(tensors, root_rank=0)
+            b.broadcast_parameters(tensors, root_rank=0)
+
+
+def parameters_that_are_none_on_one_rank_fail_everywhere(b: BindingUnderTest) -> None:
+    """Before anything is sent in their place."""
+    if b.size == 1:
+        return
+    for _ in range(2):
+        tensors = {name: b.make(np.zeros(2)) for name in "abc"}
+        if b.rank == 0:
+            tensors["b"] = "0.1"
+        with raises(ValueError, r"a str\b"):
+            b.broadcast_parameters(tensors, root_rank=0)
 
 
 def parameters_in_all_forms(b: BindingUnderTest) -> None:
-    """Mappings, pairs and lists of tensors; nothing else."""
-    for form in (dict, lambda pairs: pairs, lambda pairs: [tensor for _, tensor in pairs]):
-        tensors = [b.mine(3), b.mine(2, 2)]
-        b.hvd.broadcast_parameters(form(list(zip("ab", tensors, strict=True))), root_rank=b.size - 1)
-        assert b.same(tensors[0], b.every(3)[-1])
-        assert b.same(tensors[1], b.every(2, 2)[-1])
+    """Mappings, pairs and lists of tensors; nothing else, but where parameters are any pytree."""
+    forms: list[Any] = [dict, lambda pairs: [tensor for _, tensor in pairs]]
+    for form in forms if b.takes_pytrees else [*forms, lambda pairs: pairs]:
+        given = form(list(zip("ab", [b.mine(3), b.mine(2, 2)], strict=True)))
+        found = b.broadcast_parameters(given, root_rank=b.size - 1)
+        one, other = found.values() if isinstance(found, dict) else (f[1] if isinstance(f, tuple) else f for f in found)
+        assert b.same(one, b.every(3)[-1])
+        assert b.same(other, b.every(2, 2)[-1])
+    if b.takes_pytrees:
+        return
     with raises(ValueError, "'lr' is a float"):
-        b.hvd.broadcast_parameters({"lr": 0.1}, root_rank=0)
+        b.broadcast_parameters({"lr": 0.1}, root_rank=0)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from farandole.largebatch.noise import Estimate, NoiseEstimator, across_ranks
 from farandole.testing.binding.under_test import BindingUnderTest, Values, raises
 
 SHAPES = {"matrix": (5, 3), "bias": (7,), "scalar": (), "large": (2**17 + 3,), "wide": (2, 600)}
@@ -70,6 +71,22 @@ def reduced_gradients_belong_to_the_script(b: BindingUnderTest) -> None:
     kept = [reduce(_tensors(b, _gradients(b.rank, step))) for step in range(3)]
     for step, found in enumerate(kept):
         _same(b, found, _mean(b, step))
+
+
+def gradients_that_are_not_finite(b: BindingUnderTest) -> None:
+    """Infinities and NaN of one rank come to all, as every rank has to see that a step cannot be taken."""
+    reduce = b.distributed(_like(b))
+    for odd in (np.inf, -np.inf, np.nan):
+        mine, mean = _gradients(b.rank, 0), _mean(b, 0)
+        for name in ("bias", "large"):  # one in a bucket, one where it lies
+            mean[name].flat[-1] = odd
+            if b.rank == b.size - 1:
+                mine[name].flat[-1] = odd
+        found = reduce(_tensors(b, mine))
+        assert found is not None
+        for name, values in mean.items():
+            np.testing.assert_allclose(b.values(found[name]), values, 1e-12, 1e-12, equal_nan=True)
+    _same(b, reduce(_tensors(b, _gradients(b.rank, 1))), _mean(b, 1))
 
 
 def sums_over_several_passes(b: BindingUnderTest) -> None:
@@ -149,6 +166,29 @@ def another_dtype_on_one_rank(b: BindingUnderTest) -> None:
         reduce({"w": b.make(np.ones(3), dtype)})
 
 
+def a_noise_scale_of_what_the_ranks_had(b: BindingUnderTest) -> None:
+    """The estimate follows from the norms of the ranks' own gradients and of their mean, and is the same on all."""
+    observed = b.observed(_like(b))
+    if observed is None or b.size == 1:
+        return
+    reduce, noise = observed
+    batches = [4 + rank for rank in range(b.size)]
+    apart = NoiseEstimator(horizon_samples=1e12)
+    for step in range(10):
+        noise.saw(batches[b.rank])
+        _same(b, reduce(_tensors(b, _gradients(b.rank, step))), _mean(b, step))
+        if step:  # what the first has is not yet known to all
+            norms2 = [_squared_norm(_gradients(rank, step)) for rank in range(b.size)]
+            pair = across_ranks(batches, norms2, _squared_norm(_mean(b, step)), [1 / b.size] * b.size)
+            apart.add(pair, sum(batches))
+    found, expected = noise.estimate(), apart.estimate()
+    assert isinstance(found, Estimate), str(found)
+    assert isinstance(expected, Estimate)
+    for mine, wanted in ((found.trace, expected.trace), (found.norm2, expected.norm2)):
+        np.testing.assert_allclose(mine, wanted, 1e-9, 1e-9 * expected.trace)
+    assert b.hvd.allgather_object((found.trace, found.norm2)) == [(found.trace, found.norm2)] * b.size
+
+
 def unequally_many_steps(b: BindingUnderTest) -> None:
     """Ranks that have joined contribute zeros, and averages stay those of all ranks."""
     reduce = b.distributed(_like(b))
@@ -184,6 +224,10 @@ def _gradients(rank: int, step: int) -> dict[str, Values]:
 def _mean(b: BindingUnderTest, step: int) -> dict[str, Values]:
     every = [_gradients(rank, step) for rank in range(b.size)]
     return {name: np.mean([each[name] for each in every], axis=0) for name in SHAPES}
+
+
+def _squared_norm(gradients: Mapping[str, Values]) -> float:
+    return sum(float((each**2).sum()) for each in gradients.values())
 
 
 def _tensors(b: BindingUnderTest, values: Mapping[str, Values]) -> dict[str, Any]:

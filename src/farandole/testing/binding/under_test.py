@@ -26,13 +26,49 @@ Distributed: TypeAlias = Callable[[Mapping[str, Any]], Mapping[str, Any] | None]
 """From gradients of this rank to those of all, ``None`` as long as more passes are to come; each may be ``None``."""
 
 
+class Trainer(ABC):
+    """Linear regression as a binding's users train it, for cases that need whole steps.
+
+    Weights in float64: ``w`` of shape (3, 1) and ``b`` of shape (1,), zeros at first. The loss is the mean over the
+    rows of the square of ``x @ w + b - y``.
+    """
+
+    @abstractmethod
+    def step(self, x: Values, y: Values) -> None:
+        """One step on these rows: those of this rank, or with virtual workers the global batch."""
+
+    @abstractmethod
+    def weights(self) -> dict[str, Values]:
+        """The weights as they are now."""
+
+    @abstractmethod
+    def add(self, name: str, amount: float) -> None:
+        """Add to every element of one weight, on this rank alone."""
+
+    @abstractmethod
+    def state(self, **values: Any) -> Any:
+        """The binding's elastic state of weights, optimizer and ``values``."""
+
+    def loss_scale(self) -> float:
+        """Factor of the next loss, in a training with a loss scale."""
+        return 1.0
+
+
 class BindingUnderTest(ABC):
-    """One binding. ``dtypes`` are those that it can make here, ``compressors`` names of its ``Compression``."""
+    """One binding. ``dtypes`` are those that it can make here, ``compressors`` names of its ``Compression``.
+
+    ``in_place``: False for a framework whose tensors cannot be written to. Functions that would (``allreduce_``) then
+    raise ``UsageError``, and ``views`` may be []. ``takes_pytrees``: parameters are any tree of tensors and numbers.
+    ``copies_scalars``: False for one whose tensors without dimensions cannot be copied.
+    """
 
     name: str
     hvd: Any
     dtypes: Sequence[str] = tuple(dtype.label for dtype in DType)
     compressors: Sequence[str] = ("none", "fp16", "bf16")
+    in_place: bool = True
+    takes_pytrees: bool = False
+    copies_scalars: bool = True
 
     @abstractmethod
     def make(self, values: npt.ArrayLike, dtype: str = "float64") -> Any:
@@ -64,6 +100,34 @@ class BindingUnderTest(ABC):
 
         ``options``: ``op``, ``gradient_predivide_factor``, ``backward_passes_per_step``, ``process_set`` and ``lag``.
         """
+
+    def observed(self, like: Mapping[str, Any]) -> tuple[Distributed, Any] | None:
+        """See ``distributed``; with a ``NoiseScale`` of it, or ``None`` if the binding has none.
+
+        It is made with ``every=1`` and ``horizon_samples=1e12``.
+        """
+        return None
+
+    @abstractmethod
+    def trainer(self, rule: str, distributed: bool = True, **options: Any) -> Trainer | None:
+        """A training by ``rule``, "sgd" with momentum or "adam"; ``None`` if the binding has nothing of the kind.
+
+        ``distributed``: False for the framework alone, as somebody without Farandole writes it. ``options``, one at a
+        time: ``loss_scale``, at first, which an overflow halves, and with it the step is skipped; ``virtual_workers``,
+        their number, with ``process_set``, the ranks that take part.
+        """
+
+    @abstractmethod
+    def state(self, **values: Any) -> Any:
+        """The binding's elastic state of ``values``: tensors, nested containers of them, and anything else."""
+
+    elastic: Any
+    """Module with ``run`` and ``ElasticSampler`` of the binding."""
+
+    def broadcast_parameters(self, params: Any, root_rank: int) -> Any:
+        """``params`` with the root's values, as the binding gives them; a binding ``in_place`` returns what it got."""
+        self.hvd.broadcast_parameters(params, root_rank=root_rank)
+        return params
 
     @property
     def rank(self) -> int:

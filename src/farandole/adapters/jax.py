@@ -1,0 +1,167 @@
+"""JAX's arrays as memory for the runtime: host memory, which results are written to before anybody sees them.
+
+verbs.allreduce([jnp.ones(3)], "ones", Reduction(), global_process_set).run()
+
+An array of JAX never changes. So what an engine writes to is always memory of a new one, which nobody has read yet, and
+verbs in place are refused. What it reads is used as it lies.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeGuard, final
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from farandole.adapters.numpy import DTYPES
+from farandole.adapters.numpy import adapter as numpy_adapter
+from farandole.collective import Array, DType
+from farandole.errors import UnsupportedError, UsageError
+from farandole.runtime.collectives.adapter import TensorAdapter, TensorSpec
+from farandole.runtime.collectives.verbs import Verbs
+
+__all__ = ["JaxAdapter", "adapter", "new_array", "travelling", "travels", "unwritable", "verbs"]
+
+_ALIGNMENT = 64
+"""Bytes: XLA takes memory of others as it is where it lies like this, and copies it else."""
+
+
+@final
+class JaxAdapter(TensorAdapter[Any]):
+    """Arrays in host memory, on one device or several; NumPy's arrays and Python's numbers become such."""
+
+    def array(self, tensor: Any) -> Array:
+        """See ``Adapter``; of what ``dense``, ``clone`` or ``empty`` has returned."""
+        dtype = travelling(tensor.dtype)
+        # It blocks until the array is computed, and is the memory of the array whether or not that is someone else's.
+        return Array(tensor.unsafe_buffer_pointer(), tensor.size, dtype, tensor)
+
+    def shape(self, tensor: Any) -> tuple[int, ...]:
+        """See ``Adapter``."""
+        return np.shape(tensor)
+
+    def dense(self, tensor: Any) -> Any:
+        """See ``Adapter``; one array of all parts, where it lies on several devices."""
+        found = _on_host(tensor)
+        return found if len(found.devices()) == 1 else self.clone(found)
+
+    def clone(self, tensor: Any) -> Any:
+        """See ``Adapter``."""
+        found = _on_host(tensor)
+        return new_array(np.asarray(found), found, copy=True)
+
+    def empty(self, shape: tuple[int, ...], like: Any) -> Any:
+        """See ``Adapter``."""
+        return _placed(_aligned(shape, like.dtype), like)
+
+    def assign(self, target: Any, source: Any) -> None:
+        """See ``Adapter``; never asked, as nothing is written in place."""
+        raise UnsupportedError(_IN_PLACE)
+
+    def written(self, tensor: Any) -> None:
+        """See ``Adapter``; nobody has seen it yet."""
+
+    def is_tensor(self, leaf: object) -> TypeGuard[Any]:
+        """See ``TensorAdapter``; NumPy's arrays are kept beside those of JAX."""
+        return isinstance(leaf, jax.Array) or numpy_adapter.is_tensor(leaf)
+
+    def spec(self, tensor: Any) -> TensorSpec:
+        """See ``TensorAdapter``."""
+        return TensorSpec(tuple(tensor.shape), tensor.dtype.name, tensor.dtype.itemsize)
+
+    def make(self, spec: TensorSpec) -> Any:
+        """See ``TensorAdapter``."""
+        return new_array(np.empty(spec.shape, np.dtype(getattr(jax.numpy, spec.dtype))))
+
+    def view(self, memory: Array, spec: TensorSpec) -> Any | None:
+        """See ``TensorAdapter``; never, as memory may change, and arrays may not."""
+        return None
+
+    def host_bytes(self, tensor: Any) -> Array:
+        """See ``TensorAdapter``; of a copy, as nobody may write to the array itself."""
+        held = np.array(tensor)
+        return Array(held.ctypes.data, held.nbytes, DType.UINT8, held)
+
+    def host_copy(self, tensor: Any) -> Any:
+        """See ``TensorAdapter``; of NumPy, whose memory no program takes for its results."""
+        return np.array(tensor)
+
+
+def travels(dtype: Any) -> bool:
+    """True for a dtype that engines know."""
+    return dtype.name == "bfloat16" or dtype in DTYPES
+
+
+def travelling(dtype: Any) -> DType:
+    """A dtype of JAX as engines know it; raises ``UnsupportedError`` for one that they do not."""
+    found = DType.BFLOAT16 if dtype.name == "bfloat16" else DTYPES.get(dtype)
+    if found is None:
+        raise UnsupportedError(
+            f"an array of {dtype} does not travel; these do: {', '.join(d.label for d in DType)}: "
+            "pass x.astype() of one of them, jax.random.key_data() of keys, or objects to broadcast_object or "
+            "allgather_object"
+        )
+    return found
+
+
+def new_array(values: npt.NDArray[Any], like: Any = None, copy: bool = False) -> Any:
+    """An array of these values on the device of ``like``, in their memory if that may be: it is the array's then."""
+    if copy or values.ctypes.data % _ALIGNMENT or not values.flags.c_contiguous:
+        held = _aligned(values.shape, values.dtype)
+        np.copyto(held, values)
+        values = held
+    return _placed(values, like)
+
+
+def unwritable(tensor: Any) -> Any:  # noqa: ARG001 (as ``Verbs`` calls it)
+    """Refuse a verb in place."""
+    raise UsageError(_IN_PLACE)
+
+
+_IN_PLACE = (
+    "arrays of JAX cannot be written in place: call the function without the underscore at its end, which returns new "
+    "arrays"
+)
+
+
+def _on_host(tensor: Any) -> Any:
+    """``tensor`` as an array of JAX in host memory; raises for one that is elsewhere, or not all here."""
+    if not isinstance(tensor, jax.Array):
+        if not isinstance(tensor, np.ndarray | np.generic | bool | int | float | complex):
+            raise UsageError(
+                f"a {type(tensor).__name__} is neither an array nor a number: pass a pytree of arrays, or take "
+                "broadcast_object or allgather_object"
+            )
+        return jax.numpy.asarray(tensor)
+    platforms = {device.platform for device in tensor.devices()}
+    if platforms != {"cpu"}:
+        raise UnsupportedError(
+            f"an array on {' and '.join(sorted(platforms))} does not travel: pass "
+            "jax.device_put(x, jax.devices('cpu')[0]), and put the result back"
+        )
+    if not tensor.is_fully_addressable:
+        raise UnsupportedError(
+            "an array that is sharded over the processes of jax.distributed does not travel: pass the part of this "
+            "process, or take jax.lax.psum"
+        )
+    return tensor
+
+
+def _aligned(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+    raw = np.empty(nbytes + _ALIGNMENT, np.uint8)
+    begin = -raw.ctypes.data % _ALIGNMENT
+    return raw[begin : begin + nbytes].view(dtype).reshape(shape)
+
+
+def _placed(values: npt.NDArray[Any], like: Any) -> Any:
+    """An array where ``like`` is; it may be used with arrays on other devices if that may be."""
+    devices = like.sharding.device_set if isinstance(like, jax.Array) else ()  # known also of one that was donated
+    is_bound = len(devices) == 1 and like.committed
+    return jax.device_put(values, next(iter(devices)) if is_bound else None)
+
+
+adapter = JaxAdapter()
+verbs: Verbs[Any] = Verbs(adapter, unwritable)

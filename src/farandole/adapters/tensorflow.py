@@ -1,0 +1,177 @@
+"""TensorFlow's eager tensors and variables as memory for the runtime.
+
+    verbs.allreduce([tf.ones(3)], "ones", Reduction(), global_process_set).run()
+
+Tensors never change, so an engine reads them where they lie, and writes into fresh memory that TensorFlow then takes
+for a tensor, by DLPack. A verb in place assigns its result to a ``tf.Variable``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias, TypeGuard, final
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from farandole.collective import Array, DType
+from farandole.errors import UnsupportedError, UsageError
+from farandole.runtime.collectives.adapter import TensorAdapter, TensorSpec
+from farandole.runtime.collectives.verbs import Verbs
+
+__all__ = ["DTYPES", "AnyTensor", "TensorFlowAdapter", "adapter", "values_of", "verbs"]
+
+AnyTensor: TypeAlias = Any
+"""A ``tf.Tensor``, a variable of TensorFlow or Keras, or what ``tf.convert_to_tensor`` takes."""
+
+DTYPES: dict[Any, DType] = {tf.as_dtype(d.label): d for d in DType}
+
+_ALIGNMENT = 64
+"""Bytes to which TensorFlow aligns its own tensors, and by which its kernels read them."""
+
+
+@final
+class TensorFlowAdapter(TensorAdapter[AnyTensor]):
+    """Tensors in host memory, or copied there from a device."""
+
+    def array(self, tensor: AnyTensor) -> Array:
+        """See ``Adapter``; of what ``dense``, ``clone`` or ``empty`` has returned."""
+        values = values_of(tensor)
+        return Array(values.__array_interface__["data"][0], values.size, require_served(tensor.dtype), (tensor, values))
+
+    def shape(self, tensor: AnyTensor) -> tuple[int, ...]:
+        """See ``Adapter``."""
+        shape = tensor.shape if hasattr(tensor, "shape") else np.shape(tensor)
+        return tuple(int(length) for length in shape)
+
+    def dense(self, tensor: AnyTensor) -> AnyTensor:
+        """See ``Adapter``; the tensor that a variable holds, which is never written to."""
+        return _eager(tensor)
+
+    def clone(self, tensor: AnyTensor) -> AnyTensor:
+        """See ``Adapter``."""
+        given = _eager(tensor)
+        made = self.empty(self.shape(given), given)
+        np.copyto(values_of(made), values_of(given))
+        return made
+
+    def empty(self, shape: tuple[int, ...], like: AnyTensor) -> AnyTensor:
+        """See ``Adapter``."""
+        dtype = require_served(tf.as_dtype(like.dtype))
+        memory = aligned(shape, dtype)
+        tensor = tf.experimental.dlpack.from_dlpack(memory.__dlpack__())
+        return tf.bitcast(tensor, tf.bfloat16) if dtype is DType.BFLOAT16 else tensor
+
+    def assign(self, target: AnyTensor, source: AnyTensor) -> None:
+        """See ``Adapter``; ``source`` may be an array."""
+        target.assign(source)
+
+    def written(self, tensor: AnyTensor) -> None:
+        """See ``Adapter``; none is ever written where it lies."""
+
+    def is_tensor(self, leaf: object) -> TypeGuard[AnyTensor]:
+        """See ``TensorAdapter``."""
+        if is_variable(leaf) or isinstance(leaf, SessionVariable):
+            return True
+        return bool(tf.is_tensor(leaf) and hasattr(leaf, "_numpy"))
+
+    def spec(self, tensor: AnyTensor) -> TensorSpec:
+        """See ``TensorAdapter``."""
+        dtype = tf.as_dtype(tensor.dtype)
+        return TensorSpec(self.shape(tensor), dtype.name, dtype.size)
+
+    def make(self, spec: TensorSpec) -> AnyTensor:
+        """See ``TensorAdapter``; a variable, as it is to be filled."""
+        return tf.Variable(tf.zeros(spec.shape, spec.dtype), trainable=False)
+
+    def view(self, memory: Array, spec: TensorSpec) -> AnyTensor | None:
+        """See ``TensorAdapter``; none: tensors do not change."""
+        return None
+
+    def host_bytes(self, tensor: AnyTensor) -> Array:
+        """See ``TensorAdapter``; always a copy."""
+        held = np.array(tensor.numpy(), order="C")
+        return Array(held.ctypes.data, held.nbytes, DType.UINT8, held)
+
+    def host_copy(self, tensor: AnyTensor) -> AnyTensor:
+        """See ``TensorAdapter``."""
+        return tf.constant(np.array(tensor.numpy()))
+
+
+@final
+class SessionVariable:
+    """A variable of a graph of TensorFlow 1, by the session that holds its values."""
+
+    def __init__(self, variable: Any, session: Any) -> None:
+        self._variable, self._session = variable, session
+        self.shape, self.dtype = variable.shape, variable.dtype.base_dtype
+
+    def numpy(self) -> Any:
+        """The values now."""
+        return self._session.run(self._variable)
+
+    def assign(self, values: npt.ArrayLike) -> None:
+        """Set the values; the graph does not grow."""
+        setter = self._variable.initializer
+        self._session.run(setter, feed_dict={setter.inputs[1]: values})
+
+
+def is_variable(value: object) -> bool:
+    """True for a variable of TensorFlow, or one of Keras 3, which has one inside."""
+    return isinstance(value, tf.Variable) or isinstance(getattr(value, "value", None), tf.Variable)
+
+
+def values_of(tensor: AnyTensor) -> npt.NDArray[Any]:
+    """The values of an eager tensor, where they lie if that is in host memory; never write to them."""
+    if tensor.shape.rank:
+        return np.asarray(tensor._numpy())
+    return np.asarray(tf.reshape(tensor, [1])._numpy()).reshape(())  # of a scalar it would be a copy
+
+
+def aligned(shape: tuple[int, ...], dtype: DType) -> npt.NDArray[Any]:
+    """A new array that TensorFlow can use as it lies."""
+    count = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    memory = np.empty(count + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    name = "uint16" if dtype is DType.BFLOAT16 else dtype.label  # DLPack of NumPy knows no bfloat16
+    return memory[start : start + count].view(name).reshape(shape)
+
+
+def variable(tensor: AnyTensor) -> AnyTensor:
+    """The tensor that a verb in place works on; raises ``UsageError`` if ``tensor`` cannot take the result."""
+    if not is_variable(tensor):
+        raise UsageError(
+            f"a {type(tensor).__name__} cannot be written in place: pass a tf.Variable, or call the function without "
+            "the underscore at its end, which returns the result"
+        )
+    return adapter.clone(tensor)
+
+
+def _eager(tensor: AnyTensor) -> AnyTensor:
+    if isinstance(tensor, tf.IndexedSlices | tf.SparseTensor | tf.RaggedTensor):
+        raise UnsupportedError(
+            f"a {type(tensor).__name__} does not travel in this way: pass tf.convert_to_tensor() or .to_dense() of it"
+        )
+    found = tf.convert_to_tensor(tensor)
+    if not hasattr(found, "_numpy"):
+        raise UsageError(
+            "a tensor of a graph has no value yet: inside of tf.function call the function whose name has neither "
+            "_async nor an underscore at its end"
+        )
+    require_served(found.dtype)
+    return found
+
+
+def require_served(dtype: Any) -> DType:
+    """The dtype on the wire; raises ``UnsupportedError`` if there is none."""
+    found = DTYPES.get(dtype)
+    if found is None:
+        raise UnsupportedError(
+            f"a tensor of {dtype.name} does not travel; these do: {', '.join(d.label for d in DType)}: cast it, or "
+            "pass objects to broadcast_object or allgather_object"
+        )
+    return found
+
+
+adapter = TensorFlowAdapter()
+verbs: Verbs[AnyTensor] = Verbs(adapter, variable)

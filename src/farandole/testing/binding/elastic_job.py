@@ -1,0 +1,129 @@
+"""Elastic job of a binding: a worker is killed in the middle of a step, another one comes, and nobody can tell.
+
+    # worker.py FOLDER: farandole run -np 2 --min-np 1 --max-np 2 python worker.py FOLDER
+    train(NumpyUnderTest(), sys.argv[1], size=2)
+
+    # afterwards
+    assert problems(folder, size=2) == []
+
+Rank 1 ends by SIGKILL between two commits, while the others wait for its gradients. The training goes on until a later
+generation of ``size`` workers has trained. Its batches do not depend on who takes part, so the oracle is one process
+that trains alone, without Farandole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from farandole.runtime.session.init import current
+from farandole.testing.binding.training import TRUE
+from farandole.testing.binding.under_test import BindingUnderTest, Trainer, Values
+
+LENGTH, GLOBAL_BATCH = 60, 12
+STEPS, COMMIT_EVERY, KILLED_AT = 12, 4, 6
+
+
+def train(b: BindingUnderTest, folder: str, size: int) -> None:
+    """One worker; it writes what it has in the end, beside what one process alone has."""
+    b.hvd.init()
+    trainer, sampler = b.trainer("sgd"), b.elastic.ElasticSampler(range(LENGTH), seed=3)
+    assert trainer is not None, "a binding without a training step has no elastic job"
+    state = trainer.state(sampler=sampler, done=0, until=-1, seen=[0] * LENGTH, order=0, sums={})
+
+    @b.elastic.run  # type: ignore[untyped-decorator] # it is whatever the binding has
+    def until_a_newcomer_has_trained(state: Any) -> None:
+        topology = current().topology
+        if topology.generation > 1 and topology.size == size and state.until < 0:
+            state.until = state.done + 2 * COMMIT_EVERY  # the newcomer trains and commits, too
+        while state.done < max(STEPS, state.until) or state.until < 0:
+            if (state.done, topology.rank, topology.generation) == (KILLED_AT, size - 1, 1):
+                os.kill(os.getpid(), signal.SIGKILL)  # the others wait for its gradients in this step
+            taken = _next(sampler, state.done)
+            trainer.step(*_rows(taken[topology.rank :: topology.size]))
+            sampler.record_batch(state.done, GLOBAL_BATCH // topology.size)
+            state.seen = [count + (index in taken) for index, count in enumerate(state.seen)]
+            state.order = zlib.crc32(bytes(taken), state.order)
+            state.sums = _added(state.sums, trainer)
+            state.done += 1
+            if state.done % COMMIT_EVERY == 0:
+                state.commit()
+
+    until_a_newcomer_has_trained(state)
+    said = {
+        "generation": current().topology.generation,
+        "processed": sampler.processed_num,
+        "epoch": sampler.epoch,
+        "seen": state.seen,
+        "done": state.done,
+        **_result(trainer, state.order, state.sums),
+    }
+    b.hvd.shutdown()
+    Path(folder, f"result-{os.getpid()}.json").write_text(json.dumps([said, _undisturbed(b, state.done)]))
+
+
+def problems(folder: str | Path, size: int) -> list[str]:
+    """Everything that is wrong with what the workers of a job have written."""
+    results = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("result-*.json"))]
+    found = [] if len(results) == size else [f"{len(results)} workers have ended well, and not {size}"]
+    for mine, expected in results:
+        steps = mine["done"]
+        epochs, rest = divmod(steps * GLOBAL_BATCH, LENGTH)
+        counts = sorted([epochs] * (LENGTH - rest) + [epochs + 1] * rest)
+        checks = {
+            "one of the workers has not begun anew": mine["generation"] >= 3,
+            "it has ended between two commits, or too early": steps >= STEPS and steps % COMMIT_EVERY == 0,
+            "samples were lost, or counted twice": sorted(mine["seen"]) == counts,
+            "the sampler is not where the steps are": mine["epoch"] * LENGTH + mine["processed"]
+            == steps * GLOBAL_BATCH,
+            "samples came in another order": mine["order"] == expected["order"],
+            "ranks have other weights": mine["weights"] == results[0][0]["weights"],
+        }
+        found += [f"{wrong}: {mine}" for wrong, is_well in checks.items() if not is_well]
+        for kind in ("weights", "sums"):
+            for name, values in expected[kind].items():
+                one = mine[kind][name]
+                if not np.allclose(one, values, 1e-9):
+                    found.append(f"{kind} of {name} are {one} after {steps} steps, where one worker has {values}")
+    return found
+
+
+def _undisturbed(b: BindingUnderTest, steps: int) -> dict[str, Any]:
+    """Train alone."""
+    trainer, sampler = b.trainer("sgd", distributed=False), b.elastic.ElasticSampler(range(LENGTH), seed=3)
+    assert trainer is not None
+    order, sums = 0, dict[str, Any]()
+    for step in range(steps):
+        taken = _next(sampler, step)
+        trainer.step(*_rows(taken))
+        sampler.cursor.record(GLOBAL_BATCH)
+        order, sums = zlib.crc32(bytes(taken), order), _added(sums, trainer)
+    return _result(trainer, order, sums)
+
+
+def _next(sampler: Any, step: int) -> list[int]:
+    """The samples of a step of all ranks."""
+    sampler.set_epoch(step * GLOBAL_BATCH // LENGTH)
+    return list(sampler.remaining_indices[:GLOBAL_BATCH])
+
+
+def _rows(indices: list[int]) -> tuple[Values, Values]:
+    random = np.random.default_rng(1)
+    x = random.normal(size=(LENGTH, 3))
+    y = x @ TRUE + 0.1 * random.normal(size=(LENGTH, 1))
+    return x[indices], y[indices]
+
+
+def _added(sums: dict[str, Any], trainer: Trainer) -> dict[str, Any]:
+    """The sums of all weights so far: training itself soon forgets that a step was wrong."""
+    return {name: (np.array(sums.get(name, 0.0)) + each).tolist() for name, each in trainer.weights().items()}
+
+
+def _result(trainer: Trainer, order: int, sums: dict[str, Any]) -> dict[str, Any]:
+    return {"weights": {n: w.tolist() for n, w in trainer.weights().items()}, "order": order, "sums": sums}
