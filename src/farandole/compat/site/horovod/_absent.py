@@ -15,10 +15,8 @@ _LATER = "comes in a later release"
 _NEVER = "is not planned"
 _INSIDE = "starts jobs in Horovod's way; here the command farandole run does, or horovodrun, or horovod.run()"
 _FATE = {
-    "horovod.tensorflow": _LATER,
-    "horovod.keras": _LATER,
+    "horovod.tensorflow.data": _NEVER,
     "horovod._keras": _LATER,
-    "horovod.mxnet": _NEVER,
     "horovod.spark": _NEVER,
     "horovod.ray": _NEVER,
     **dict.fromkeys(
@@ -36,7 +34,8 @@ def explain(module: str) -> str:
     """Reason why ``module`` cannot be had, and what can; "" if Horovod has no such module either."""
     fate = next((why for name, why in _FATE.items() if f"{module}.".startswith(f"{name}.")), "")
     return fate and (
-        f"{module} is not in Farandole {__version__}, which has horovod.torch: it {fate}. "
+        f"{module} is not in Farandole {__version__}, which has horovod.torch, .tensorflow, .keras and .mxnet: "
+        f"it {fate}. "
         "To use an installed Horovod instead, start the script without --horovod"
     )
 

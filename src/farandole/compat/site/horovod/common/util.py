@@ -14,7 +14,7 @@ from farandole.runtime.collectives import basics
 
 T = TypeVar("T")
 
-_FRAMEWORKS = {"torch": "torch"}
+_FRAMEWORKS = {"torch": "torch", "tensorflow": "tensorflow", "mxnet": "mxnet"}
 """Extensions that can be had here, and the package each needs."""
 
 
@@ -80,6 +80,10 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:  # noqa: A
     """True if the framework ``ext_base_name`` sees a CUDA device."""
     if not extension_available(ext_base_name):
         return False
+    if ext_base_name == "tensorflow":
+        import tensorflow as tf
+
+        return bool(tf.config.list_physical_devices("GPU"))
     import torch
 
     return bool(torch.cuda.is_available())

@@ -11,8 +11,16 @@ from farandole.launch.agents.ssh import Ssh
 from farandole.launch.command.horovodrun import without_meaning
 from farandole.launch.function.function import run as run_function
 
-_ELASTIC = ("min_num_proc", "max_num_proc", "host_discovery_script", "min_np", "max_np")
-_OF_ELASTIC = ("slots", "reset_limit", "cooldown_range")
+_ELASTIC = {
+    "min_num_proc": "min_np",
+    "max_num_proc": "max_np",
+    "min_np": "min_np",
+    "max_np": "max_np",
+    "host_discovery_script": "host_discovery_script",
+}
+"""Arguments that make a job elastic, by the settings that they are here."""
+_OF_ELASTIC = {"slots": "slots_per_host", "reset_limit": "reset_limit", "cooldown_range": "blacklist_cooldown_range"}
+"""Arguments that elastic jobs have as well."""
 _FLAGS = {
     "disable_cache": "--disable-cache",
     "use_gloo": "--gloo",
@@ -45,27 +53,44 @@ def run(
 
         results = horovod.run(train, args=(3,), num_proc=2)
 
-    Takes all of Horovod's arguments by name; see ``farandole.run`` for errors. What would make the job elastic is
-    refused with ``UnsupportedError``; arguments that mean nothing here are accepted, and a line on stderr says so.
+    Takes all of Horovod's arguments by name; see ``farandole.run`` for errors. With ``min_num_proc``, ``max_num_proc``
+    or ``host_discovery_script`` the job is elastic, and the list is of the workers that have finished. Arguments that
+    mean nothing here are accepted, and a line on stderr says so.
     """
-    given = [name for name, value in others.items() if value not in (None, False)]
-    unknown = [name for name in others if name not in (*_FLAGS, *_ELASTIC, *_OF_ELASTIC)]
-    if unknown:
-        raise TypeError(f"horovod.run() got unexpected arguments: {', '.join(unknown)}")
-    if asked := [name for name in given if name in _ELASTIC]:
-        raise UnsupportedError(
-            f"{', '.join(asked)} asks for an elastic job, and a function runs on a fixed number of workers: say "
-            "num_proc=N, or run a script: farandole run --min-np 2 python train.py"
-        )
-    if executable not in (None, sys.executable):
-        raise UnsupportedError(f"executable={executable!r}: workers run the same Python as you, {sys.executable}")
-    of_elastic = [name for name in given if name in _OF_ELASTIC]
-    idle = [f"{', '.join(of_elastic)}: accepted without effect, it belongs to elastic jobs"] * bool(of_elastic)
-    for line in [*without_meaning([_FLAGS[name] for name in given if name in _FLAGS]), *idle]:
+    _refuse(others, executable)
+    for line in _without_effect(others):
         print(f"farandole: horovod.run: {line}", file=sys.stderr)
     return run_function(
         func, args, kwargs, np or num_proc, hosts=hosts or "", hostfile=hostfile or "",
         ssh=Ssh(ssh_port, ssh_identity_file or ""), start_timeout_s=start_timeout,
         network_interface=network_interface or network_interfaces, output_filename=output_filename or "",
-        verbose=bool(verbose), horovod=True,
+        verbose=bool(verbose), horovod=True, **_elastic(others),
     )  # fmt: skip
+
+
+def _refuse(others: Mapping[str, Any], executable: str | None) -> None:
+    """Raise for arguments that Horovod does not have, and for what cannot be had here."""
+    unknown = [name for name in others if name not in (*_FLAGS, *_ELASTIC, *_OF_ELASTIC)]
+    if unknown:
+        raise TypeError(f"horovod.run() got unexpected arguments: {', '.join(unknown)}")
+    if executable not in (None, sys.executable):
+        raise UnsupportedError(f"executable={executable!r}: workers run the same Python as you, {sys.executable}")
+
+
+def _elastic(others: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of an elastic job, where one is asked for."""
+    given = _given(others)
+    names = {**_ELASTIC, **_OF_ELASTIC} if _ELASTIC.keys() & set(given) else {}
+    return {names[name]: others[name] for name in given if name in names}
+
+
+def _without_effect(others: Mapping[str, Any]) -> list[str]:
+    """A line for each kind of given arguments that mean nothing here."""
+    given = _given(others)
+    of_elastic = [] if _ELASTIC.keys() & set(given) else [name for name in given if name in _OF_ELASTIC]
+    idle = [f"{', '.join(of_elastic)}: accepted without effect, it belongs to elastic jobs"] * bool(of_elastic)
+    return [*without_meaning([_FLAGS[name] for name in given if name in _FLAGS]), *idle]
+
+
+def _given(others: Mapping[str, Any]) -> list[str]:
+    return [name for name, value in others.items() if value not in (None, False)]

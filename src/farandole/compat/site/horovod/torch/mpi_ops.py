@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from farandole.gradients.factors import HOROVOD
 from farandole.torch import mpi_ops as _derivatives
-from farandole.torch.autograd import HOROVOD
 from farandole.torch.ops import TorchOps
 
 if not TYPE_CHECKING:

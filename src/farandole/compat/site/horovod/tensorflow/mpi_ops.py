@@ -1,0 +1,28 @@
+"""The collectives and basics, as in ``farandole.tensorflow``, with the gradients of Horovod 0.28.1.
+
+Gradients of ``allgather`` and ``broadcast`` are averages over the members, and those of ``reducescatter`` lack the
+division that makes an average; scripts that make up for it get what they expect. Values are the same.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import farandole.tensorflow as _derivatives
+from farandole.gradients.factors import HOROVOD
+from farandole.tensorflow.ops import TensorFlowOps
+
+if not TYPE_CHECKING:
+    __all__ = _derivatives.__all__
+
+ops = TensorFlowOps(__name__, HOROVOD)
+allgather = ops.allgather
+grouped_allgather = ops.grouped_allgather
+broadcast = ops.broadcast
+reducescatter = ops.reducescatter
+grouped_reducescatter = ops.grouped_reducescatter
+
+
+def __getattr__(name: str) -> Any:
+    found = globals()[name] = getattr(_derivatives, name)
+    return found

@@ -1,0 +1,348 @@
+"""Collectives that compiled graphs ask for: begun in the framework's threads, finished in ours.
+
+    spec = Spec("allreduce", "loss").encode()     # when the graph is traced: an attribute of its call
+    take_calls(library)                           # when it runs: each call of the library is begun, and finished
+
+A call is matched with those of the other ranks by its name, as every collective is, and by nothing else: in which order
+a framework runs what does not depend on each other differs from rank to rank, and from run to run.
+
+Threads. A framework's thread begins a collective and returns: it is one of few, and another collective may need it.
+When the collective is done, whoever finds that out puts the call into ``_Finishers``, whose threads write the outputs
+and tell the framework, which may run the rest of the graph in there. Such a thread may stay away for long, so a thread
+that takes a call sees to it that another one waits for the next. The threads end with their session. ``put`` takes no
+lock but the queue's own, which a signal handler may find taken: a ``SimpleQueue`` allows that.
+
+That way two threads are woken, which costs more than all the rest of a few bytes. So the framework's thread gives an
+all-reduce of few bytes ``PROGRESS_S``: where the other ranks come that soon, it finishes the call itself. What the
+framework then runs in there may hold the next call, so this nests, up to ``MOST_NESTED`` calls: stacks have an end.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeAlias, final
+from weakref import WeakKeyDictionary
+
+import msgspec
+import numpy as np
+
+from farandole.adapters.numpy import verbs
+from farandole.collective import Kind, ReduceOp, Reduction
+from farandole.errors import UnsupportedError, UsageError
+from farandole.graphs.library import AnyCall, GraphCall, Library, LocalCall, Origin, note
+from farandole.runtime.collectives.verbs import Pending
+from farandole.runtime.lanes.eager import EAGER_BYTES
+from farandole.runtime.lanes.native_threads import expect_native_threads
+from farandole.runtime.session.init import Session, current
+from farandole.runtime.session.process_sets import ProcessSet, global_process_set
+
+Begun: TypeAlias = tuple[Pending[Any], Callable[[Any], None]]
+"""A collective in flight, and what its result becomes."""
+
+Function: TypeAlias = Callable[[AnyCall], None]
+"""A function that may wait: it reads the inputs of a call and writes its outputs, in a thread of its own."""
+
+
+class Spec(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Meaning of one call: a verb with its arguments, or ``function`` with the name of one that was ``provided``."""
+
+    verb: str
+    name: str
+    op: int = int(ReduceOp.AVERAGE)
+    prescale: float = 1.0
+    postscale: float = 1.0
+    process_set: int = 0
+    root: int = -1
+    splits: tuple[int, ...] | None = None
+    rows: tuple[tuple[int, ...], ...] = ()
+    """Rows of each output by member, where the graph knows them: its shapes and its gradients follow from these."""
+    seat: tuple[int, int] | None = None
+    """Member that the graph was traced by, and number of members, where something in it follows from that."""
+
+    def encode(self) -> str:
+        """The text that stands in the graph: it means the same in another process, which may load the graph."""
+        return msgspec.json.encode(self).decode()
+
+
+FUNCTION = "function"
+"""The verb of a call of a function, by its name."""
+
+PROGRESS_S = 0.001
+"""Time that a framework's thread spends on a collective of few bytes before it leaves that to others."""
+
+MOST_NESTED = 8
+"""Calls that one thread may be finishing, each in what the framework runs when the one before it is finished."""
+
+_functions: dict[str, Function] = {}
+
+
+def provide(name: str, function: Function) -> str:
+    """Let graphs call ``function`` by ``name``; returns the spec of such calls."""
+    expect_native_threads()
+    _functions[name] = function
+    return Spec(FUNCTION, name).encode()
+
+
+def take_calls(library: Library) -> None:
+    """Begin and finish all calls that come out of graphs through ``library``, which stays loaded."""
+    specs: dict[bytes, Spec] = {}
+    expect_native_threads()  # of which nobody can say what else they will call
+
+    def begin(call: GraphCall) -> None:
+        spec = specs.get(call.spec)
+        if spec is None:  # two threads may both decode it, and either may stay
+            spec = specs[call.spec] = msgspec.json.decode(call.spec, type=Spec)
+        session = current(f"{spec.verb} {spec.name!r} of a compiled graph")
+        finishers = _finishers_of(session)
+        with _refusal(spec, session):
+            _check_seat(spec, session)
+            _runs.check(spec, call.origin)
+        if spec.verb == FUNCTION:
+            function = _function(spec)
+            finishers.put(lambda: _finish(call, lambda: function(call)))
+            return
+        pending, settle = _BEGIN[spec.verb](call, spec, _process_set(session, spec.process_set))
+
+        def finish() -> None:
+            _finish(call, lambda: settle(pending.wait()))
+
+        if pending.done() and _nested.calls < MOST_NESTED:  # no thread is woken
+            _nested.calls += 1
+            try:
+                finish()
+            finally:
+                _nested.calls -= 1
+        else:
+            pending.when_done(lambda: finishers.put(finish))  # where it is done meanwhile, this thread puts it
+
+    library.take(begin)
+
+
+def perform(text: str, inputs: list[Any], dtypes: Sequence[Any]) -> list[Any]:
+    """Do what a spec says and wait for it; returns outputs of these ``dtypes``. For frameworks without native calls."""
+    spec, call = msgspec.json.decode(text, type=Spec), LocalCall(inputs, dtypes)
+    try:
+        session = current(f"{spec.verb} {spec.name!r} of a compiled graph")
+        if spec.verb == FUNCTION:
+            _function(spec)(call)
+        else:
+            pending, settle = _BEGIN[spec.verb](call, spec, _process_set(session, spec.process_set))
+            settle(pending.wait())
+    except BaseException as error:
+        note(error)
+        raise
+    return call.outputs
+
+
+def _function(spec: Spec) -> Function:
+    function = _functions.get(spec.name)
+    if function is None:
+        raise UsageError(f"the graph calls {spec.name!r}, which this process has not: trace the graph again")
+    return function
+
+
+@final
+class _Runs:
+    """Runs of programs that came last with a call of each name: two calls of one run may not have the same.
+
+    Nobody could tell which of them other ranks mean. Only a loop may come to a name again, as its turns follow each
+    other: at one place of the program, on one device. A framework that tells nothing of its runs is not checked.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last: dict[tuple[str, str], Origin] = {}
+
+    def forget(self, verb: str, name: str) -> None:
+        """Forget a name: a new program has it, whose runs may have the numbers of those of an old one."""
+        with self._lock:
+            self._last.pop((verb, name), None)
+
+    def check(self, spec: Spec, origin: Origin) -> None:
+        """Raise ``UsageError`` if a call of another place or device of the same run had the name of this one."""
+        if origin.place < 0:
+            return
+        with self._lock:  # calls of one program come in several threads of the framework
+            last = self._last.get((spec.verb, spec.name), origin)
+            self._last[spec.verb, spec.name] = origin
+        if origin.run == last.run and origin.device != last.device:
+            raise UsageError(
+                f"{spec.verb} {spec.name!r} in a program that runs on several local devices, each of which would take "
+                "part: reduce over these within the program, and call the function outside of it"
+            )
+        if origin.run == last.run and origin.place != last.place:
+            raise UsageError(
+                f"{spec.verb} {spec.name!r} stands twice in one compiled program (a jitted function with it was called "
+                "twice, or a loop unrolled), and ranks could pair the one with the other: give each its own name="
+            )
+
+
+class _Nested(threading.local):
+    """Calls that this thread is finishing."""
+
+    calls = 0
+
+
+_nested = _Nested()
+_runs = _Runs()
+forget = _runs.forget
+
+
+def _check_seat(spec: Spec, session: Session) -> None:
+    if spec.seat is None:
+        return
+    process_set = _process_set(session, spec.process_set)
+    seat = process_set.rank(), len(process_set.ranks)
+    if seat != spec.seat:
+        raise UsageError(
+            f"{spec.verb} {spec.name!r} was traced by member {spec.seat[0]} of {spec.seat[1]}, and this is member "
+            f"{seat[0]} of {seat[1]} now: trace the program again (in JAX: jax.clear_caches())"
+        )
+
+
+def _refusal(spec: Spec, session: Session) -> AbstractContextManager[None]:
+    """Context in which an error is one of the other ranks, too, who would wait for this call."""
+    if spec.verb == FUNCTION:
+        return nullcontext()
+    return verbs.telling(Kind[spec.verb.upper()], spec.name, _process_set(session, spec.process_set))
+
+
+def _finish(call: GraphCall, work: Callable[[], None]) -> None:
+    try:
+        work()
+    except BaseException as error:
+        call.fail(error)
+    else:
+        call.finish()
+
+
+def _allreduce(call: AnyCall, spec: Spec, process_set: ProcessSet) -> Begun:
+    results = [call.output(i, given.shape) for i, given in enumerate(call.inputs)]
+    for result, given in zip(results, call.inputs, strict=True):
+        if result.ctypes.data != given.ctypes.data:
+            np.copyto(result, given)
+    how = Reduction(ReduceOp(spec.op), spec.prescale, spec.postscale)
+    is_small = sum(result.nbytes for result in results) <= EAGER_BYTES and _nested.calls < MOST_NESTED
+    request = verbs.allreduce(results, spec.name, how, process_set, in_place=True)
+    return request.begin(PROGRESS_S if is_small else 0.0), lambda _: None
+
+
+def _broadcast(call: AnyCall, spec: Spec, process_set: ProcessSet) -> Begun:
+    results = [call.output(i, given.shape) for i, given in enumerate(call.inputs)]
+    for result, given in zip(results, call.inputs, strict=True):
+        if result.ctypes.data != given.ctypes.data:
+            np.copyto(result, given)
+    return verbs.broadcast(results, spec.root, spec.name, process_set, in_place=True).begin(), lambda _: None
+
+
+def _reducescatter(call: AnyCall, spec: Spec, process_set: ProcessSet) -> Begun:
+    how = Reduction(ReduceOp(spec.op), spec.prescale, spec.postscale)
+
+    def settle(results: list[Any]) -> None:
+        for i, result in enumerate(results):
+            np.copyto(call.output(i, result.shape), result)
+
+    return verbs.reducescatter(call.inputs, spec.name, how, process_set).begin(), settle
+
+
+def _allgather(call: AnyCall, spec: Spec, process_set: ProcessSet) -> Begun:
+    def settle(results: list[tuple[Any, tuple[int, ...]]]) -> None:
+        for i, (result, rows) in enumerate(results):
+            _check_rows(spec, i, rows)
+            np.copyto(call.output(i, result.shape), result)
+
+    return verbs.allgather(call.inputs, spec.name, process_set).begin(), settle
+
+
+def _alltoall(call: AnyCall, spec: Spec, process_set: ProcessSet) -> Begun:
+    """The second output are the rows received; the second input, where there is one, the rows to send."""
+    splits = spec.splits if len(call.inputs) == 1 else tuple(int(n) for n in call.inputs[1])
+
+    def settle(result: tuple[Any, tuple[int, ...]]) -> None:
+        received, counts = result
+        _check_rows(spec, 0, counts)
+        np.copyto(call.output(0, received.shape), received)
+        if len(call.outputs) > 1:
+            np.copyto(call.output(1, (len(counts),)), counts)
+
+    return verbs.alltoall(call.inputs[0], splits, spec.name, process_set).begin(), settle
+
+
+def _check_rows(spec: Spec, output: int, rows: tuple[int, ...]) -> None:
+    if spec.rows and rows != spec.rows[output]:
+        raise UnsupportedError(
+            f"{spec.verb} {spec.name!r}: {list(rows)} rows came from the members, where the compiled program has "
+            f"{list(spec.rows[output])}: shapes inside of it are fixed, so call the function outside of it"
+        )
+
+
+_BEGIN: dict[str, Callable[[AnyCall, Spec, ProcessSet], Begun]] = {
+    "allreduce": _allreduce,
+    "broadcast": _broadcast,
+    "reducescatter": _reducescatter,
+    "allgather": _allgather,
+    "alltoall": _alltoall,
+}
+
+
+def _process_set(session: Session, number: int) -> ProcessSet:
+    if not number:
+        return global_process_set
+    found = session.process_sets().get(number)
+    if found is None:
+        raise UsageError(f"process set {number} of a compiled graph is gone: trace the graph again")
+    return found
+
+
+@final
+class _Finishers:
+    """Threads that finish calls. At least one waits for the next, as those that are at work may be so for long."""
+
+    def __init__(self) -> None:
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()  # guards the two below; never held while a call is finished
+        self._waiting = 0
+        self._start()
+
+    def put(self, work: Callable[[], None]) -> None:
+        """Have a thread do this. Returns at once, whatever locks are held around it."""
+        self._work.put(work)
+
+    def close(self) -> None:
+        """End the threads, each when it has done what it is at."""
+        self._work.put(None)
+
+    def _start(self) -> None:
+        # A daemon: where the interpreter ends, a framework may never take back what it is at.
+        threading.Thread(target=self._run, name="farandole-graphs", daemon=True).start()
+        self._waiting += 1
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            with self._lock:
+                self._waiting -= 1
+                if not self._waiting:  # before the work, which may wait for a call that this very queue holds
+                    self._start()
+            work()
+            del work  # the arrays of a call end with it
+            with self._lock:
+                self._waiting += 1
+        self._work.put(None)  # for the next one
+
+
+_finishers: WeakKeyDictionary[Session, _Finishers] = WeakKeyDictionary()
+_finishers_lock = threading.Lock()
+
+
+def _finishers_of(session: Session) -> _Finishers:
+    found = _finishers.get(session)  # without the lock: it is there from the first call on
+    if found is None:
+        with _finishers_lock:
+            found = _finishers.get(session)
+            if found is None:
+                found = _finishers[session] = _Finishers()
+                session.at_close(found.close)
+    return found

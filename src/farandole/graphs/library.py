@@ -1,0 +1,219 @@
+"""Native libraries whose calls come out of compiled graphs, and the requests that they bring.
+
+    library = Library("graph_xla", DTYPES)
+    library.take(begin)                       # begin(GraphCall): called by the framework's threads, must not wait
+    call.finish()                             # by any thread, later
+
+Threads. The framework's threads run ``begin`` under the interpreter's lock, which ctypes takes for them. A
+``GraphCall`` belongs to one thread at a time; ``finish`` may run the rest of the framework's graph before it returns,
+without the interpreter's lock, and with no lock of ours.
+"""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import math
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias, final
+
+import numpy as np
+import numpy.typing as npt
+
+from farandole import native
+from farandole.errors import UnsupportedError
+
+AnyArray: TypeAlias = npt.NDArray[Any]
+
+
+class _Buffer(ctypes.Structure):
+    """``Buffer`` of native/graph_call.hpp."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("dtype", ctypes.c_int64),
+        ("rank", ctypes.c_int64),
+        ("dims", ctypes.POINTER(ctypes.c_int64)),
+    )
+
+
+class _Origin(ctypes.Structure):
+    """``Origin`` of native/graph_call.hpp."""
+
+    _fields_ = (("run", ctypes.c_int64), ("device", ctypes.c_int64), ("place", ctypes.c_int64))
+
+
+class _Request(ctypes.Structure):
+    """``Request`` of native/graph_call.hpp."""
+
+    _fields_ = (
+        ("spec", ctypes.c_void_p),
+        ("spec_bytes", ctypes.c_int64),
+        ("inputs", ctypes.c_int64),
+        ("outputs", ctypes.c_int64),
+        ("buffers", ctypes.POINTER(_Buffer)),
+        ("origin", _Origin),
+    )
+
+
+_BEGIN = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(_Request))
+
+
+_taken: list[Any] = []
+"""Functions that native code calls: for as long as the process lives, as graphs may run that long."""
+
+
+@final
+class Library:
+    """A native library of this package; ``dtypes`` are NumPy's by the framework's numbers."""
+
+    def __init__(self, name: str, dtypes: Mapping[int, np.dtype[Any]]) -> None:
+        self.path = path_of(name)
+        self.dtypes = dtypes
+        self.native = ctypes.CDLL(self.path)
+        self.finish = self.native.farandole_graph_finish
+        self.finish.argtypes, self.finish.restype = (ctypes.c_void_p, ctypes.c_char_p), None
+        self.allocate = self.native.farandole_graph_allocate
+        self.allocate.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.POINTER(ctypes.c_int64), ctypes.c_int64)
+        self.allocate.restype = ctypes.c_void_p
+
+    def take(self, begin: Callable[[GraphCall], None]) -> None:
+        """Have ``begin`` called with each call of a graph; what it raises is the error of that call."""
+
+        def receive(address: int, request: Any) -> None:
+            try:
+                begin(GraphCall(self, address, request.contents))
+            except BaseException as error:
+                self.fail(address, error)
+
+        function = _BEGIN(receive)
+        _taken.append(function)
+        self.native.farandole_graph_set_begin(function)
+
+    def fail(self, address: int, error: BaseException) -> None:
+        """Make ``error`` the framework's error of a call."""
+        note(error)
+        text = "".join(traceback.format_exception_only(error)).strip()
+        self.finish(address, text.encode(errors="replace"))
+
+
+class Origin(NamedTuple):
+    """Origin of a call: the run of a program, the device, and the place in the program.
+
+    A place of -1: the framework does not say. Each run has another number, as long as its program is the same.
+    """
+
+    run: int
+    device: int
+    place: int
+
+
+@final
+class GraphCall:
+    """One call of a graph: ``spec`` says what is asked, ``inputs`` are its arrays, where they lie; never write to them.
+
+    ``outputs`` are where results belong, and ``None`` where ``output`` has to say the shape first.
+    """
+
+    __slots__ = ("_address", "_dtypes", "_library", "inputs", "origin", "outputs", "spec")
+
+    def __init__(self, library: Library, address: int, request: Any) -> None:
+        self._library, self._address = library, address
+        self.spec = ctypes.string_at(request.spec, request.spec_bytes)
+        self.origin = Origin(request.origin.run, request.origin.device, request.origin.place)
+        inputs, buffers = request.inputs, request.buffers
+        total = inputs + request.outputs
+        self._dtypes = [library.dtypes.get(buffers[i].dtype) for i in range(total)]
+        self.inputs = [_array(buffers[i], self._dtypes[i]) for i in range(inputs)]
+        self.outputs: list[AnyArray | None] = [
+            _array(buffers[i], self._dtypes[i]) if buffers[i].data else None for i in range(inputs, total)
+        ]
+
+    def output(self, index: int, shape: tuple[int, ...]) -> AnyArray:
+        """The array for a result of this shape; raises ``UnsupportedError`` where the graph has said another one."""
+        known = self.outputs[index]
+        if known is None:
+            dims = (ctypes.c_int64 * len(shape))(*shape)
+            address = self._library.allocate(self._address, index, dims, len(shape))
+            if not address:
+                raise MemoryError(f"the framework has no memory for a result of shape {shape}")
+            known = self.outputs[index] = _on_memory(address, shape, self._dtypes[len(self.inputs) + index])
+        elif known.shape != shape:
+            raise UnsupportedError(
+                f"a result of shape {shape}, where the compiled program has {known.shape}: shapes inside of it are "
+                "fixed, so call the function outside of it"
+            )
+        return known
+
+    def finish(self) -> None:
+        """Tell the framework that all outputs are written."""
+        self._library.finish(self._address, None)
+
+    def fail(self, error: BaseException) -> None:
+        """Make ``error`` that of the graph."""
+        self._library.fail(self._address, error)
+
+
+@final
+class LocalCall:
+    """One call whose inputs are arrays that somebody has at hand, and whose outputs are made here."""
+
+    def __init__(self, inputs: list[AnyArray], dtypes: Sequence[npt.DTypeLike]) -> None:
+        self.inputs = inputs
+        self.outputs: list[AnyArray | None] = [None] * len(dtypes)
+        self._dtypes = dtypes
+
+    def output(self, index: int, shape: tuple[int, ...]) -> AnyArray:
+        """See ``GraphCall``."""
+        made = self.outputs[index] = np.empty(shape, self._dtypes[index])
+        return made
+
+
+AnyCall: TypeAlias = GraphCall | LocalCall
+
+
+def note(error: BaseException) -> None:
+    """Let ``original`` find this error, which is about to become a framework's."""
+    _failures.append(error.with_traceback(None))
+
+
+def original(error: BaseException) -> BaseException:
+    """The error of ours that a framework has put in its own words, or ``error`` if it is none.
+
+    try:
+        step(state).block_until_ready()
+    except jax.errors.JaxRuntimeError as error:
+        raise original(error) from error
+    """
+    text = str(error)
+    return next((ours for ours in reversed(_failures) if str(ours) and str(ours) in text), error)
+
+
+_failures: collections.deque[BaseException] = collections.deque(maxlen=16)
+"""The last errors that became a framework's. Their frames are not kept: those hold the arrays of the call."""
+
+
+def path_of(name: str) -> str:
+    """The file of a native library; raises ``UnsupportedError`` if this installation has none."""
+    path = Path(native.__file__).parent / f"{name}.so"
+    folders = [Path(folder) for folder in native.__path__]  # an editable installation has it elsewhere
+    for found in (path, *(folder / path.name for folder in folders)):
+        if found.exists():
+            return str(found)
+    raise UnsupportedError(f"{path} is missing: this installation is broken, reinstall farandole")
+
+
+def _array(buffer: Any, dtype: np.dtype[Any] | None) -> AnyArray:
+    return _on_memory(buffer.data, tuple(buffer.dims[: buffer.rank]), dtype)
+
+
+def _on_memory(address: int | None, shape: tuple[int, ...], dtype: np.dtype[Any] | None) -> AnyArray:
+    if dtype is None:
+        raise UnsupportedError("a tensor of this dtype does not travel")
+    nbytes = math.prod(shape) * dtype.itemsize
+    if not nbytes:
+        return np.empty(shape, dtype)
+    memory: Any = (ctypes.c_ubyte * nbytes).from_address(address or 0)
+    return np.ndarray(shape, dtype, memory)

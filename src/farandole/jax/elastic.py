@@ -1,0 +1,225 @@
+"""Elastic training with JAX: workers come and go, the training does not stop.
+
+state = JaxState(params=params, opt_state=optimizer.init(params), step=0)
+
+@run
+def train(state):
+    for state.step in range(state.step, 1000):
+        state.params, state.opt_state = step(state.params, state.opt_state, *batch(state.step))
+        state.commit()
+
+train(state)
+
+An error of a collective inside of a compiled program comes out of JAX as one of its own. ``run`` and ``translated``
+turn it into ours again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar, cast, final
+
+import jax
+import numpy as np
+
+from farandole.adapters.jax import new_array
+from farandole.adapters.numpy import adapter
+from farandole.elastic.worker import run as elastic_run
+from farandole.elastic.worker.epoch_sampler import EpochSampler as ElasticSampler
+from farandole.elastic.worker.state import ObjectState, State
+from farandole.elastic.worker.state_parts import HandlerRegistry, RandomPart, StateHandler, StatePart, random_parts
+from farandole.errors import HorovodInternalError, HostsUpdatedInterrupt, UsageError
+from farandole.graphs.library import original
+from farandole.numpy.elastic import ArrayGeneratorPart, ArraysPart
+from farandole.runtime.collectives.leaves import Leaves
+from farandole.runtime.session.init import current
+
+__all__ = [
+    "ElasticSampler",
+    "HorovodInternalError",
+    "HostsUpdatedInterrupt",
+    "JaxState",
+    "ObjectState",
+    "State",
+    "run",
+    "translated",
+]
+
+S = TypeVar("S", bound=State)
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@contextlib.contextmanager
+def translated() -> Iterator[None]:
+    """Context whose errors of compiled programs are those of the collectives in them.
+
+    >>> with translated():
+    ...     jax.block_until_ready(step(params))      # raises HorovodInternalError, and not JaxRuntimeError
+    """
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        found = original(error)
+        if found is error:
+            raise
+        raise found from error
+
+
+def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+    """Call ``func(state, ...)``, and again after every change of the workers, until it returns.
+
+    >>> @run
+    ... def train(state): ...
+    >>> train(JaxState(params=params, opt_state=opt_state, step=0))
+
+    As ``run`` of the other frameworks, with errors of compiled programs ``translated``. Where the workers have changed,
+    JAX forgets what it has compiled: programs know the number of their ranks.
+    """
+    last: list[tuple[int, int]] = []
+
+    @functools.wraps(func)
+    def train(state: S, *args: P.args, **kwargs: P.kwargs) -> R:
+        here = current("elastic.run").topology
+        seat = here.rank, here.size
+        if last and last[-1] != seat:
+            jax.clear_caches()
+        last[:] = [seat]
+        with translated():
+            return func(state, *args, **kwargs)
+
+    return cast("Callable[Concatenate[S, P], R]", elastic_run.run(cast("Any", train)))
+
+
+@final
+class TreePart(StatePart):
+    """A pytree of arrays and other values, which is replaced as a whole: arrays of JAX never change."""
+
+    is_copied: ClassVar[bool] = True
+
+    def tree(self) -> Any:
+        """See ``StatePart``; copies in host memory, as a program may reuse the memory of what it was given.
+
+        Raises what the computation of an array has ended with.
+        """
+        with translated():
+            return jax.tree.map(_kept, self.value)
+
+    def load(self, tree: Any) -> None:
+        """See ``StatePart``; raises ``UsageError`` for another structure, or arrays of other shapes or dtypes."""
+        old, structure = jax.tree.flatten(self.value)
+        new, theirs = jax.tree.flatten(tree)
+        is_alike = bool(structure == theirs)  # type: ignore[operator]
+        if is_alike and any(map(_differ, old, new)):
+            raise UsageError(
+                f"the state of the job has {', '.join(map(_looks, new))} where this worker has "
+                f"{', '.join(map(_looks, old))}: every worker must run the same script"
+            )
+        self._put(tree)
+
+    def restore(self) -> None:
+        """See ``StateHandler``; whatever the script has made of it since."""
+        if self._saved is not None:
+            self._put(self._saved)
+
+    def _put(self, tree: Any) -> None:
+        old, structure = jax.tree.flatten(self.value)
+        new, theirs = jax.tree.flatten(copy.deepcopy(tree))
+        if str(structure) != str(theirs):
+            old = [None] * len(new)
+        pairs = zip(old, new, strict=True)
+        self.value = jax.tree.unflatten(theirs, [_made(before, now) for before, now in pairs])
+
+    def save(self) -> None:
+        """See ``StateHandler``."""
+        self._saved = self.tree()
+
+    def set_value(self, value: Any) -> None:
+        """See ``StateHandler``; every step does so, and what is remembered stays that of the last commit."""
+        self.value = value
+
+
+def _kept(leaf: Any) -> Any:
+    if not isinstance(leaf, jax.Array):
+        return copy.deepcopy(leaf)
+    if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        raise UsageError(
+            "the state cannot keep random keys of a dtype of their own: keep jax.random.key_data() of them"
+        )
+    return np.array(leaf)
+
+
+def _made(before: Any, now: Any) -> Any:
+    """A leaf as it was kept, as an array of JAX where it was one, or there was nothing."""
+    if not isinstance(now, np.ndarray) or isinstance(before, np.ndarray):
+        return now
+    made = new_array(now, before, copy=True)
+    is_spread = isinstance(before, jax.Array) and len(before.sharding.device_set) > 1
+    return jax.device_put(made, before.sharding) if is_spread else made
+
+
+def _differ(one: Any, other: Any) -> bool:
+    are_arrays = all(isinstance(each, jax.Array | np.ndarray) for each in (one, other))
+    return are_arrays and (one.shape, one.dtype) != (other.shape, other.dtype)
+
+
+def _looks(leaf: Any) -> str:
+    is_array = isinstance(leaf, jax.Array | np.ndarray)
+    return f"an array of {leaf.dtype} with shape {leaf.shape}" if is_array else "another value"
+
+
+registry = HandlerRegistry(
+    [
+        (np.ndarray, ArraysPart),
+        (np.random.Generator, ArrayGeneratorPart),
+        *((kind, TreePart) for kind in (jax.Array, dict, list, tuple)),
+    ]
+)
+"""Classes of values with their handlers; put those of your own first: ``registry.replace([..., *registry.table])``."""
+
+
+class JaxState(ObjectState):
+    """Training state of pytrees; its values are attributes.
+
+    >>> state = JaxState(params=params, opt_state=optimizer.init(params), key=jax.random.PRNGKey(7), epoch=0)
+
+    Pytrees of arrays are replaced as a whole, by the script as by a ``restore`` or ``sync``: read them from the state
+    in every step. NumPy's arrays are restored and received in place. Generators, samplers, and everything with
+    ``state_dict`` and ``load_state_dict`` are kept by these, other values by pickling them; the global random
+    generators of Python and NumPy are always part of it. ``commit`` waits for all arrays, and copies everything; a
+    fault goes back to the last one.
+    """
+
+    _leaves: ClassVar[Leaves[Any]] = Leaves(adapter)
+    _registry: ClassVar[HandlerRegistry] = registry
+
+    def restore(self) -> None:
+        """See ``State``."""
+        super().restore()
+        self._take_trees()
+
+    def sync(self) -> None:
+        """See ``State``."""
+        super().sync()
+        self._take_trees()
+
+    def _handler(self, value: Any) -> StateHandler | None:
+        """See ``ObjectState``; classes that JAX was told are pytrees are such here."""
+        if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(value)):
+            return TreePart(value)
+        return super()._handler(value)
+
+    def _await_values(self) -> None:
+        """See ``ObjectState``."""
+        with translated():
+            jax.block_until_ready([part.value for part in self._parts.values() if isinstance(part, TreePart)])
+
+    def _take_trees(self) -> None:
+        trees = {name: part.value for name, part in self._parts.items() if isinstance(part, TreePart)}
+        self._take(trees)
+
+    def _generators(self) -> dict[str, RandomPart]:
+        return random_parts()

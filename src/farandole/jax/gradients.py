@@ -1,0 +1,140 @@
+"""Gradients of all ranks for training loops without optax, and for virtual workers: ``DistributedGradients``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, final
+
+import jax
+import numpy as np
+
+from farandole.adapters.jax import new_array
+from farandole.collective import ReduceOp
+from farandole.errors import UsageError
+from farandole.gradients.shard_reducer import Shard
+from farandole.jax.collectives import spread
+from farandole.jax.optimizer import named_leaves
+from farandole.jax.programs import is_traced
+from farandole.numpy.gradients import DistributedGradients as NumpyGradients
+from farandole.runtime.session.process_sets import ProcessSet, global_process_set
+
+
+@final
+class JaxDistributedGradients:
+    """Gradients of all ranks, a pytree, outside of ``jit``; with virtual workers, the same bits on any number of ranks.
+
+    >>> average = hvd.DistributedGradients(params, virtual_workers=8)
+    >>> loss_and_gradients = jax.jit(jax.value_and_grad(loss_of))
+    >>> for x, y in global_batches:                         # the same ones on every rank
+    ...     for shard in average.shards(len(x)):            # those of the 8 shards that this rank computes
+    ...         loss, gradients = loss_and_gradients(params, x[shard.rows], y[shard.rows])
+    ...         average.add(gradients)
+    ...     params, state = step(params, state, average.total(params))
+
+    The step is that of the optimizer alone: a distributed one would reduce again. ``like``: a pytree of arrays with the
+    shapes and dtypes of the gradients, as the parameters. ``op``: ``Average`` or ``Sum``; without virtual workers
+    ``Min``, ``Max`` and ``Product``, too. ``process_set``: the ranks that share gradients. ``virtual_workers``: into
+    how many shards a global batch is cut, at least as many as there are ranks. ``seed``: of the generators of Python
+    and NumPy inside of a shard. Raises ``ValueError`` for arguments that cannot be.
+    """
+
+    def __init__(
+        self,
+        like: Any,
+        op: int = ReduceOp.AVERAGE,
+        *,
+        process_set: ProcessSet = global_process_set,
+        virtual_workers: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        self._names, leaves, self._structure = named_leaves(like)
+        shaped = {
+            name: np.broadcast_to(np.zeros((), jax.numpy.asarray(leaf).dtype), np.shape(leaf))
+            for name, leaf in zip(self._names, leaves, strict=True)
+        }
+        self._inner = NumpyGradients(shaped, op, process_set=process_set, virtual_workers=virtual_workers, seed=seed)
+        self._given: list[Any] = [None] * len(leaves)
+        """Gradients that were given last, until they are reduced: the results go to the devices that they are on."""
+
+    def __call__(self, gradients: Any, params: Any = None) -> Any:
+        """Reduced ``gradients``, new arrays in a pytree like that of the parameters. Collective.
+
+        ``None`` in the place of a gradient: this rank has none, and contributes zeros. ``params``: what the gradients
+        will change, as it is now; ranks compare theirs now and then, and raise ``DivergenceError`` where they differ.
+        Raises ``UsageError`` for another pytree, or inside of ``jit``.
+        """
+        return self._made(self._inner(self._listed(gradients), self._compared(params)))
+
+    @property
+    def steps(self) -> int:
+        """Number of steps with virtual workers, on which the shards' random streams depend: keep it with the params."""
+        return self._inner.steps
+
+    @steps.setter
+    def steps(self, steps: int) -> None:
+        self._inner.steps = steps
+
+    def shards(self, rows: int) -> Iterator[Shard]:
+        """Iterate over this rank's shards of a global batch of ``rows`` rows; needs ``virtual_workers``.
+
+        >>> for shard in average.shards(len(x)):
+        ...     key = jax.random.fold_in(jax.random.fold_in(base_key, average.steps), shard.number)     # of dropout
+        ...     average.add(gradients_of(params, x[shard.rows], y[shard.rows], key))
+
+        A loss is the mean over its shard's rows. The gradients of a shard are one program, the same one on whichever
+        rank: that is why ``jit`` is around what is inside of this loop, and not around the loop.
+        """
+        return self._inner.shards(rows)
+
+    def add(self, gradients: Any) -> None:
+        """Hand in the gradients of the shard that was given out last.
+
+        >>> average.add({"params": gradients, "statistics": new_statistics})
+
+        What was in ``like`` beside the parameters, as the running statistics of batch norm, comes back as its mean over
+        the shards, too. Raises ``UsageError`` for another pytree, or inside of ``jit``.
+        """
+        self._inner.add(self._listed(gradients))
+
+    def total(self, params: Any = None) -> Any:
+        """Gradients of the global batch, of the shards of all ranks. Collective; for ``params`` see ``__call__``."""
+        return self._made(self._inner.total(self._compared(params)))
+
+    def rejoin(self, label: str) -> None:
+        """Reduce with the ranks of a generation that begins; ``label`` is the same on all of them."""
+        self._inner.rejoin(label)
+
+    def _listed(self, gradients: Any) -> dict[str, Any]:
+        """Leaves of ``gradients`` by name, as arrays of NumPy where they lie."""
+        names, leaves, _ = named_leaves(gradients)
+        if wrong := self._unlike(names, leaves):
+            self._inner.reducer.refuse()
+            raise UsageError(f"DistributedGradients: {wrong}")
+        self._given = leaves
+        return {name: leaf if leaf is None else np.asarray(leaf) for name, leaf in zip(names, leaves, strict=True)}
+
+    def _unlike(self, names: tuple[str, ...], leaves: list[Any]) -> str:
+        """Difference between gradients and what this was made of, in words; "" if there is none."""
+        if names != self._names:
+            return f"a pytree of {', '.join(names)}, where it was made of one of {', '.join(self._names)}"
+        if is_traced(*leaves):
+            return (
+                "it was called inside of jit, grad or vmap: call it with what a jitted function returns. In one "
+                "program XLA could compute shards together, and they would round otherwise where a rank has others"
+            )
+        return ""
+
+    def _compared(self, params: Any) -> dict[str, Any] | None:
+        if params is None:
+            return None
+        names, leaves, _ = named_leaves(params)
+        return {name: np.asarray(leaf) for name, leaf in zip(names, leaves, strict=True)}
+
+    def _made(self, reduced: dict[str, Any]) -> Any:
+        """Pytree of arrays of JAX, where the gradients were."""
+        found = [
+            None if reduced[name] is None else spread(new_array(reduced[name], leaf, copy=True), leaf)
+            for name, leaf in zip(self._names, self._given, strict=True)
+        ]
+        self._given = [None] * len(found)
+        return jax.tree.unflatten(self._structure, found)

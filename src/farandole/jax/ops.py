@@ -1,0 +1,132 @@
+"""The functions of ``farandole.jax``: those of ``Ops`` on pytrees, each of which is a group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, cast, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from farandole.adapters.jax import verbs
+from farandole.collective import Kind, Reduction
+from farandole.errors import UsageError
+from farandole.jax.collectives import Collective, run, spread
+from farandole.jax.programs import is_traced
+from farandole.runtime.collectives.ops import Ops
+from farandole.runtime.collectives.verbs import Request
+from farandole.runtime.session.process_sets import ProcessSet
+
+
+@final
+class TreeVerbs:
+    """``Verbs`` on pytrees, for the functions that return handles, or work in place, which is refused."""
+
+    def allreduce(
+        self, trees: Sequence[Any], name: str | None, how: Reduction, process_set: ProcessSet, *, in_place: bool = False
+    ) -> Request[list[Any]]:
+        """See ``Verbs``."""
+        leaves, whole = _taken(trees)
+        return verbs.allreduce(leaves, name, how, process_set, in_place=in_place).then(whole)
+
+    def reducescatter(
+        self, trees: Sequence[Any], name: str | None, how: Reduction, process_set: ProcessSet
+    ) -> Request[list[Any]]:
+        """See ``Verbs``."""
+        leaves, whole = _taken(trees)
+        return verbs.reducescatter(leaves, name, how, process_set).then(whole)
+
+    def allgather(
+        self, trees: Sequence[Any], name: str | None, process_set: ProcessSet
+    ) -> Request[list[tuple[Any, None]]]:
+        """See ``Verbs``."""
+        leaves, whole = _taken(trees)
+        request = verbs.allgather(leaves, name, process_set)
+        return request.then(lambda done: [(tree, None) for tree in whole([result for result, _ in done])])
+
+    def broadcast(
+        self, trees: Sequence[Any], root: int, name: str | None, process_set: ProcessSet, *, in_place: bool = False
+    ) -> Request[list[Any]]:
+        """See ``Verbs``."""
+        leaves, whole = _taken(trees)
+        return verbs.broadcast(leaves, root, name, process_set, in_place=in_place).then(whole)
+
+    def alltoall(
+        self, tree: Any, splits: Sequence[int] | None, name: str | None, process_set: ProcessSet
+    ) -> Request[tuple[Any, tuple[int, ...]]]:
+        """See ``Verbs``; of one array."""
+        _taken([tree])
+        return verbs.alltoall(tree, splits, name, process_set)
+
+    def telling(self, kind: Kind, name: str | None, process_set: ProcessSet) -> AbstractContextManager[None]:
+        """See ``Verbs``."""
+        return verbs.telling(kind, name, process_set)
+
+
+def _taken(trees: Sequence[Any]) -> tuple[list[Any], Callable[[list[Any]], list[Any]]]:
+    """The leaves of trees, and what makes trees of their results."""
+    leaves, structure = jax.tree.flatten(list(trees))
+    if is_traced(*leaves):
+        raise UsageError(
+            "a handle is a number of this process, and a compiled program has none: call the function without _async, "
+            "which lets the program go on until the result is used"
+        )
+
+    def whole(results: list[Any]) -> list[Any]:
+        results = [
+            spread(r, leaf) if np.shape(r) == np.shape(leaf) else r for r, leaf in zip(results, leaves, strict=True)
+        ]
+        return cast("list[Any]", jax.tree.unflatten(structure, results))
+
+    return leaves, whole
+
+
+@final
+class JaxOps(Ops[Any]):
+    """The functions of ``farandole.jax``."""
+
+    def _reduced(self, tensors: Sequence[Any], name: str | None, how: Reduction, process_set: ProcessSet) -> list[Any]:
+        return _run(Collective("allreduce", name, process_set, how), tensors)
+
+    def _scattered(
+        self, tensors: Sequence[Any], name: str | None, how: Reduction, process_set: ProcessSet
+    ) -> list[Any]:
+        return _run(Collective("reducescatter", name, process_set, how), tensors)
+
+    def _gathered(self, tensors: Sequence[Any], name: str | None, process_set: ProcessSet) -> list[Any]:
+        return _run(Collective("allgather", name, process_set), tensors)
+
+    def _copied(self, tensor: Any, root: int, name: str | None, process_set: ProcessSet) -> Any:
+        return _run(Collective("broadcast", name, process_set, root=root), [tensor])[0]
+
+    def _exchanged(
+        self, tensor: Any, rows: tuple[int, ...] | None, name: str | None, process_set: ProcessSet
+    ) -> tuple[Any, tuple[int, ...]]:
+        leaves = jax.tree.leaves(tensor)
+        if len(leaves) != 1:
+            raise UsageError(f"alltoall of {len(leaves)} arrays: call it for each, as they are cut one by one")
+        [received], [counts] = run(Collective("alltoall", name, process_set, splits=rows), leaves)
+        return received, counts
+
+    def _require_tensor(self, name: str, tensor: Any) -> None:
+        """Leaves may be anything that the adapter takes for an array: the verb says so."""
+
+    def _counts(self, counts: Any) -> Any:
+        return jnp.asarray(counts, jnp.int32)
+
+    def _shared(self, params: Any, root_rank: int, process_set: ProcessSet) -> Any:
+        """A pytree as it is on the root; arrays are matched by their path, and structures and shapes are the same."""
+        paths, structure = jax.tree_util.tree_flatten_with_path(params)
+        named = [(jax.tree_util.keystr(path, simple=True, separator="."), leaf) for path, leaf in paths]
+        leaves = [leaf for _, leaf in named]
+        if is_traced(*leaves):
+            return _run(Collective("broadcast", None, process_set, root=root_rank), [params])[0]
+        results = self._broadcast_all(named, root_rank, process_set, in_place=False)
+        return jax.tree.unflatten(structure, results)
+
+
+def _run(what: Collective, trees: Sequence[Any]) -> list[Any]:
+    leaves, structure = jax.tree.flatten(list(trees))
+    return cast("list[Any]", jax.tree.unflatten(structure, run(what, leaves)[0]))

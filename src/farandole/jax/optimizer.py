@@ -1,0 +1,265 @@
+"""Transformations of optax whose gradients are those of all ranks: ``DistributedOptimizer``."""
+
+# Threads. The script traces programs, on as many threads as it likes; each trace asks ``TreeGradients`` for the
+# reduction of a structure, which it must find or make once. XLA's threads run the calls: see ``graphs/gradients``.
+#
+# Weights ride along as inputs of the call that reduces, where they lie: ranks compare them in some steps. They have no
+# derivative there, and no output, so XLA copies none of them. A program that is given no parameters compares none.
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any, NamedTuple, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from farandole.adapters.jax import adapter, new_array, travelling, travels
+from farandole.collective import ReduceOp
+from farandole.errors import UsageError
+from farandole.gradients.terms import Terms, gradient_reduction
+from farandole.graphs.calls import FUNCTION, forget
+from farandole.graphs.gradients import GraphGradients
+from farandole.jax.collectives import spread
+from farandole.jax.programs import call, is_traced
+from farandole.runtime.collectives.compression import CompressorLike, NoneCompressor
+from farandole.runtime.session.process_sets import ProcessSet, global_process_set
+
+Shape = tuple[tuple[int, ...], np.dtype[Any]]
+
+
+class DistributedState(NamedTuple):
+    """State of a ``DistributedOptimizer``: that of the optimizer, and of an accumulation the passes and their sum."""
+
+    inner: Any
+    passes: Any = None
+    summed: Any = None
+
+
+def DistributedOptimizer(  # noqa: N802 (Horovod's name)
+    optimizer: Any,
+    op: int = ReduceOp.AVERAGE,
+    *,
+    compression: CompressorLike = NoneCompressor,
+    backward_passes_per_step: int = 1,
+    gradient_predivide_factor: float = 1.0,
+    lag: int = 0,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """An optax transformation that takes the gradients of all ranks, for use inside and outside of ``jit``.
+
+    >>> optimizer = hvd.DistributedOptimizer(optax.sgd(0.1, momentum=0.9))
+    >>> state = optimizer.init(params)
+    >>> updates, state = optimizer.update(gradients, state, params)
+
+    All gradients are one call, in buckets, matched by their path in the pytree. ``op``: ``Average``, ``Sum``, ``Min``,
+    ``Max`` or ``Product``. ``compression``: what gradients travel as. ``backward_passes_per_step``: sum the gradients
+    of that many updates before they are reduced; those between are zeros, and leave the optimizer's state alone.
+    ``gradient_predivide_factor``: divide by it before the sum and by *size* over it after. ``lag``: take the gradients
+    of that many updates ago, in the beginning zeros, while the ones of now travel; what is on its way belongs to this
+    process, and is in no state. ``process_set``: the ranks that share gradients. ``None`` among gradients outside of
+    ``jit``: this rank has none, and contributes zeros. Raises ``ValueError`` for arguments that cannot be.
+    """
+    try:
+        import optax
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "DistributedOptimizer needs optax, which is not installed here: pip install optax", name="optax"
+        ) from error
+
+    if not isinstance(optimizer, optax.GradientTransformation):
+        raise UsageError(
+            f"DistributedOptimizer() of a {type(optimizer).__name__}: give a transformation of optax, as optax.sgd(0.1)"
+        )
+    if op == ReduceOp.ADASUM:
+        raise UsageError(
+            "DistributedOptimizer(op=Adasum): it combines changes of weights; allreduce the updates instead"
+        )
+    if backward_passes_per_step < 1 or lag < 0:
+        raise UsageError(
+            f"backward_passes_per_step={backward_passes_per_step}, lag={lag}: they start from 1, and from 0"
+        )
+    how = gradient_reduction(op, gradient_predivide_factor)
+    gradients = TreeGradients(Terms(how, process_set=process_set), compression, lag)
+    update = Update(optax.with_extra_args_support(optimizer), gradients, backward_passes_per_step)
+    return optax.GradientTransformationExtraArgs(update.init, update)
+
+
+@final
+class Update:
+    """``update`` of a distributed optimizer, and its ``init``; ``gradients`` reduces."""
+
+    def __init__(self, inner: Any, gradients: TreeGradients, passes: int) -> None:
+        self._inner, self.gradients, self.passes = inner, gradients, passes
+
+    def init(self, params: Any) -> DistributedState:
+        """The state for these parameters."""
+        self.gradients.note(params)
+        inner = self._inner.init(params)
+        if self.passes == 1:
+            return DistributedState(inner)
+        return DistributedState(inner, jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, params))
+
+    def __call__(self, updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        """Reduce the gradients, and have the optimizer make updates of them. Collective."""
+        if not isinstance(state, DistributedState):
+            raise UsageError(
+                f"update() with the state of another optimizer, a {type(state).__name__}: pass what init() of the "
+                "DistributedOptimizer has returned"
+            )
+        if self.passes == 1:
+            return self._step(updates, state, params, extra)
+        summed = jax.tree.map(
+            lambda own, total: total if own is None else total + own, updates, state.summed, is_leaf=_is_none
+        )
+        state = DistributedState(state.inner, state.passes + 1, summed)
+        operands = updates, state, params, extra
+        if is_traced(state.passes, *jax.tree.leaves(summed)):
+            return jax.lax.cond(state.passes < self.passes, _skip, self._step_of_sum, *operands)  # type: ignore[no-any-return]
+        return (_skip if int(state.passes) < self.passes else self._step_of_sum)(*operands)
+
+    def _step(self, updates: Any, state: DistributedState, params: Any, extra: dict[str, Any]) -> tuple[Any, Any]:
+        reduced = self.gradients.reduce(updates, params)
+        updates, inner = self._inner.update(reduced, state.inner, params, **extra)
+        return updates, state._replace(inner=inner)
+
+    def _step_of_sum(
+        self, updates: Any, state: DistributedState, params: Any, extra: dict[str, Any]
+    ) -> tuple[Any, Any]:
+        updates, done = self._step(state.summed, state, params, extra)
+        return updates, DistributedState(
+            done.inner, jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, state.summed)
+        )
+
+
+def _skip(updates: Any, state: DistributedState, params: Any, extra: dict[str, Any]) -> tuple[Any, Any]:  # noqa: ARG001
+    return jax.tree.map(jnp.zeros_like, state.summed), state  # not of ``updates``, among which may be ``None``
+
+
+def _is_none(leaf: Any) -> bool:
+    return leaf is None
+
+
+@final
+class TreeGradients:
+    """Reduction of pytrees of gradients; each structure with its shapes has a ``GraphGradients`` of its own."""
+
+    def __init__(self, terms: Terms, compression: CompressorLike, lag: int) -> None:
+        self._terms, self._compression, self._lag = terms, compression, lag
+        self._lock = threading.Lock()  # guards the three below: programs may be traced by several threads
+        self._made: dict[tuple[tuple[str, ...], tuple[Shape, ...]], GraphGradients] = {}
+        self._known: dict[tuple[str, ...], tuple[Shape, ...]] = {}
+        self._whole: dict[tuple[str, ...], tuple[Shape, ...]] = {}  # as in ``_known``, before they are compressed
+
+    def note(self, params: Any) -> None:
+        """Remember shapes and dtypes, for gradients that this rank has none of."""
+        names, leaves, _ = named_leaves(self._compression.compress(params)[0])
+        _, whole, _ = named_leaves(params)
+        with self._lock:
+            self._known[names] = tuple((tuple(np.shape(leaf)), jnp.asarray(leaf).dtype) for leaf in leaves)
+            self._whole[names] = tuple((tuple(np.shape(leaf)), jnp.asarray(leaf).dtype) for leaf in whole)
+
+    def reduce(self, gradients: Any, params: Any) -> Any:
+        """The reduced ``gradients``, those of a step. Collective."""
+        if any(leaf is None for leaf in jax.tree.leaves(gradients, is_leaf=_is_none)):
+            return self._reduce_some(gradients, params)
+        small, context = self._compression.compress(gradients)
+        names, leaves, structure = named_leaves(small)
+        reduced = jax.tree.unflatten(structure, self._reduced(names, leaves, _compared(names, params)))
+        return self._compression.decompress(reduced, context)
+
+    def _reduce_some(self, gradients: Any, params: Any) -> Any:
+        """``reduce`` of gradients of which this rank lacks some; those of the others come back as they travel here."""
+        if params is not None:
+            self.note(params)
+        names, leaves, structure = named_leaves(gradients)
+        whole = self._whole.get(names)
+        if whole is None:
+            raise UsageError("gradients of which some are None: call init(params) first, or pass params to update()")
+        filled = [jnp.zeros(*like) if leaf is None else leaf for leaf, like in zip(leaves, whole, strict=True)]
+        small, context = self._compression.compress(jax.tree.unflatten(structure, filled))
+        zeros = jax.tree.leaves(small)
+        carried = [None if leaf is None else each for leaf, each in zip(leaves, zeros, strict=True)]
+        reduced = self._reduced(names, carried, _compared(names, params))
+        found = [zero if each is None else each for each, zero in zip(reduced, zeros, strict=True)]
+        back = jax.tree.leaves(self._compression.decompress(jax.tree.unflatten(structure, found), context))
+        given = [None if each is None else result for each, result in zip(reduced, back, strict=True)]
+        return jax.tree.unflatten(structure, given)
+
+    def of(self, names: tuple[str, ...], shapes: tuple[Shape, ...]) -> GraphGradients:
+        """The reduction of gradients with these names, shapes and dtypes."""
+        with self._lock:
+            self._known[names] = shapes
+            found = self._made.get((names, shapes))
+            if found is None:
+                found = self._made[names, shapes] = GraphGradients(shapes, names, self._terms, "jax", self._lag)
+            return found
+
+    def reducing(self, params: Any) -> GraphGradients:
+        """The reduction of the gradients of these parameters."""
+        self.note(params)
+        names, _, _ = named_leaves(params)
+        return self.of(names, self._known[names])
+
+    def _reduced(self, names: tuple[str, ...], leaves: Sequence[Any], weights: Sequence[Any]) -> list[Any]:
+        if is_traced(*leaves):
+            return self._traced(names, leaves, weights)
+        given = [None if leaf is None else adapter.dense(leaf) for leaf in leaves]
+        arrays = [None if each is None else np.asarray(each) for each in given]
+        if any(each is None for each in given):
+            shapes = self._known[names]
+        else:
+            shapes = tuple((tuple(each.shape), each.dtype) for each in given if each is not None)
+        reduced = self.of(names, shapes).reduce(arrays, weights=[np.asarray(each) for each in weights])
+        return [
+            leaf if new is None or new is old else spread(new_array(new, leaf), leaf)
+            for new, old, leaf in zip(reduced, arrays, leaves, strict=True)
+        ]
+
+    def _traced(self, names: tuple[str, ...], leaves: Sequence[Any], weights: Sequence[Any]) -> list[Any]:
+        leaves = [leaf if isinstance(leaf, jax.core.Tracer) else jnp.asarray(leaf) for leaf in leaves]
+        for leaf in leaves:
+            travelling(leaf.dtype)
+        gradients = self.of(names, tuple((tuple(leaf.shape), leaf.dtype) for leaf in leaves))
+        forget(FUNCTION, gradients.name)
+        results = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
+        return call(gradients.spec, [*leaves, *map(jax.lax.stop_gradient, weights)], results)
+
+
+def _compared(names: tuple[str, ...], params: Any) -> list[Any]:
+    """Parameters whose gradients have these ``names``, for ranks to compare; [] where they cannot all be."""
+    found, leaves, _ = named_leaves(params)
+    return comparable(leaves) if found == names else []
+
+
+def comparable(leaves: Sequence[Any]) -> list[Any]:
+    """Arrays, if ranks can compare all of them: else []."""
+    return list(leaves) if all(map(_is_comparable, leaves)) else []
+
+
+def _is_comparable(leaf: Any) -> bool:
+    """True for what is in the memory of this host as one piece, or will be when the program runs."""
+    if not hasattr(leaf, "dtype") or not travels(leaf.dtype):
+        return False
+    if not isinstance(leaf, jax.Array) or is_traced(leaf):
+        return True
+    return len(leaf.devices()) == 1 and next(iter(leaf.devices())).platform == "cpu"
+
+
+def named_leaves(tree: Any) -> tuple[tuple[str, ...], list[Any], Any]:
+    """Paths and leaves of a tree, in which ``None`` is a leaf."""
+    pairs, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_none)
+    names = tuple(jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in pairs)
+    return names, [leaf for _, leaf in pairs], structure
+
+
+def broadcast_optimizer_state(state: Any, root_rank: int, process_set: ProcessSet = global_process_set) -> Any:
+    """Return the state of an optax optimizer as it is on the rank ``root_rank``.
+
+    >>> state = hvd.broadcast_optimizer_state(optimizer.init(params), root_rank=0)
+    """
+    from farandole.jax import ops
+
+    return ops.broadcast_parameters({"optimizer": state}, root_rank, process_set)["optimizer"]

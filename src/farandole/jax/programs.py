@@ -1,0 +1,171 @@
+"""Calls out of compiled programs of JAX: the native target, and names that are the same on all ranks.
+
+    [mean] = call(Spec("allreduce", name).encode(), [x], [jax.ShapeDtypeStruct(x.shape, x.dtype)])
+
+Order. XLA runs what does not depend on each other in any order, so calls meet by name alone. A program may be
+dispatched again before its first run is over, and then the same name is due twice. These two are never mixed up, as
+XLA's client for CPUs begins no run before all those are over that the same thread has dispatched earlier, cheap ones
+not excepted: calls of one name come in the order in which the script has dispatched them, on every rank.
+(``tests/jax`` holds it to that.) Programs of several threads do overtake each other, as eager calls of several threads
+do: there names must differ.
+
+Names. JAX keeps what it has traced: a function that is traced on this rank may be known on another one, or be traced
+again for other shapes. So a name follows from the place of the call in the script, and from how many calls from there
+the function under trace has made before, not from a counter of the process. A name that stands in one program twice, as
+that of a function that is jitted and called twice there, is refused when the program runs.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import hashlib
+import sys
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import farandole
+from farandole.errors import UsageError
+from farandole.graphs.calls import forget, take_calls
+from farandole.graphs.library import Library
+from farandole.runtime.session.init import settle_before_leaving
+
+_TARGET = "farandole"
+_NUMBERS = {
+    1: "bool", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "uint8", 7: "uint16", 8: "uint32", 9: "uint64",
+    10: "float16", 11: "float32", 12: "float64", 15: "complex64", 18: "complex128",
+}  # fmt: skip
+"""XLA's numbers of dtypes; 16 is bfloat16, which NumPy gets from JAX."""
+
+_libraries: list[Library] = []
+_lock = threading.Lock()  # guards the one above
+_calls: weakref.WeakKeyDictionary[Any, collections.Counter[str]] = weakref.WeakKeyDictionary()
+"""Calls that a function under trace has made so far, by place or name; one thread traces it."""
+
+_OURS, _JAXS = (str(Path(module.__file__ or "").parent) for module in (farandole, jax))
+
+
+def is_traced(*values: Any) -> bool:
+    """True if one of the values is known only when a program runs, or is being differentiated or mapped."""
+    return any(isinstance(value, jax.core.Tracer) for value in values)
+
+
+def is_mapped(*values: Any) -> bool:
+    """True if one of the values is a batch, of which ``vmap`` shows the function one part."""
+    return any("BatchTrace" in map(_kind, _traces(value)) for value in values)
+
+
+def call(spec: str, inputs: Sequence[Any], results: Sequence[Any], elementwise: bool = False) -> list[Any]:
+    """Call what ``spec`` says; ``elementwise`` collectives may reduce a batch of ``vmap`` as one array."""
+    _register()
+    same = [
+        i for i, (x, r) in enumerate(zip(inputs, results, strict=False)) if (x.shape, x.dtype) == (r.shape, r.dtype)
+    ]
+    function = jax.ffi.ffi_call(
+        _TARGET,
+        list(results),
+        has_side_effect=True,
+        vmap_method="broadcast_all" if elementwise else None,
+        input_output_aliases={i: i for i in same},
+    )
+    return list(function(*inputs, spec=spec))
+
+
+def place() -> str:
+    """The place of a call in the script: the functions between it and JAX, which may be tracing them, with lines.
+
+    Where JAX was called from is none of it: what has been traced there is used again elsewhere.
+    """
+    frame, lines, innermost = sys._getframe(1), [], ""
+    while frame is not None and not frame.f_code.co_filename.startswith(_JAXS):
+        code = frame.f_code
+        if not code.co_filename.startswith(_OURS):
+            lines.append(f"{Path(code.co_filename).name}:{code.co_name}:{frame.f_lineno}")
+            innermost = innermost or code.co_name
+        frame = frame.f_back  # type: ignore[assignment]
+    return f"{innermost}.{hashlib.blake2b(repr(lines).encode(errors='replace'), digest_size=4).hexdigest()}"
+
+
+def named(verb: str, name: str | None, where: str, values: Sequence[Any]) -> str | None:
+    """The name of a call with these values, one of its own in the function under trace; ``None`` if there is none."""
+    program = next((found for found in map(_program, values) if found is not None), None)
+    if program is None:
+        return name
+    counts = _calls.setdefault(program, collections.Counter())
+    key = f"{verb}.{where if name is None else name}" if name is None else f"{verb}:{name}"
+    count, counts[key] = counts[key], counts[key] + 1
+    if name is None:
+        name, count = f"traced.{where}.{count}", 0
+    forget(verb, name)
+    if count:
+        raise UsageError(
+            f"{verb} {name!r} stands twice in one function under trace, and ranks could pair the one with the other: "
+            "pass another name= to each, or none"
+        )
+    return name
+
+
+def numbered(verb: str, name: str, values: Sequence[Any]) -> str:
+    """The name of a call of a backward pass, of which a program may have several: one for each derivative."""
+    program = next((found for found in map(_program, values) if found is not None), None)
+    if program is None:
+        return name
+    counts = _calls.setdefault(program, collections.Counter())
+    count, counts[name] = counts[name], counts[name] + 1
+    name = f"{name}.{count}" if count else name
+    forget(verb, name)
+    return name
+
+
+def _program(value: Any) -> Any:
+    """The innermost function that is being traced into a program, as JAX keeps it; ``None`` if there is none."""
+    return next((trace for trace in _traces(value) if hasattr(trace, "frame")), None)
+
+
+def _traces(value: Any) -> Iterator[Any]:
+    """The transformations that a value is under, from the innermost to the function that is being traced."""
+    trace = getattr(value, "_trace", None) if isinstance(value, jax.core.Tracer) else None
+    while trace is not None:
+        yield trace
+        trace = None if hasattr(trace, "frame") else getattr(trace, "parent_trace", None)
+
+
+def _kind(trace: object) -> str:
+    return type(trace).__name__
+
+
+def _register() -> None:
+    with _lock:  # XLA refuses a target that two threads register, and functions are traced in several
+        if _libraries:
+            return
+        dtypes = {number: np.dtype(name) for number, name in _NUMBERS.items()}
+        library = Library("graph_xla", {**dtypes, 16: np.dtype(jax.numpy.bfloat16)})
+        take_calls(library)
+        target = jax.ffi.pycapsule(library.native.farandole_xla_call)
+        # Before the target: a program that is dispatched must be waited for, whenever the script ends.
+        settle_before_leaving(_await_programs)
+        jax.ffi.register_ffi_target(_TARGET, target, platform="cpu")
+        _let_derivatives_have_effects()
+        _libraries.append(library)
+
+
+def _await_programs() -> None:
+    """Wait for programs that were dispatched and have not ended: their calls need this rank."""
+    with contextlib.suppress(Exception):  # what they have ended with is told where their results are used
+        jax.effects_barrier()
+
+
+def _let_derivatives_have_effects() -> None:
+    """Have ``custom_vjp`` accept functions whose calls have side effects, as calls of ours have.
+
+    JAX has no public name for this list. Without the effect XLA could drop a call whose result one rank does not use.
+    """
+    from jax._src import effects, ffi
+
+    effects.custom_derivatives_allowed_effects.add_type(ffi.FfiEffect)

@@ -1,0 +1,48 @@
+"""Farandole for Keras 3, on whichever of its backends is in use.
+
+    import keras
+    import farandole.keras as hvd
+
+    hvd.init()
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(1e-3 * hvd.size())), loss="mse")
+    model.fit(x[hvd.rank()::hvd.size()], y[hvd.rank()::hvd.size()], verbose=hvd.verbose(1),
+              callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()])
+
+The collectives are those of the backend's own module: ``farandole.torch``, ``farandole.tensorflow``, ``farandole.jax``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+try:
+    import keras as _keras  # noqa: F401 (users see no more names than they need)
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "farandole.keras needs Keras 3, which is not installed here: pip install 'farandole[keras]'", name="keras"
+    ) from error
+
+from farandole.keras import callbacks as callbacks
+from farandole.keras import elastic as elastic
+from farandole.keras.backends import collectives as _collectives
+from farandole.keras.callbacks import verbose as verbose
+from farandole.keras.compression import KerasCompression as _KerasCompression
+from farandole.keras.models import load_model as load_model
+from farandole.keras.optimizer import DistributedOptimizer as DistributedOptimizer
+from farandole.keras.optimizer import PartialDistributedOptimizer as PartialDistributedOptimizer
+from farandole.keras.variables import broadcast_global_variables as broadcast_global_variables
+from farandole.keras.variables import broadcast_variables as broadcast_variables
+from farandole.runtime.collectives.ops import PUBLIC as _PUBLIC
+
+if _TYPE_CHECKING:
+    from farandole.torch.mpi_ops import *  # noqa: F403
+    from farandole.torch.mpi_ops import Compression as Compression
+else:
+    _binding = _collectives()
+    globals().update({name: getattr(_binding, name) for name in _PUBLIC})
+    globals()["Compression"] = _KerasCompression
+    _own = (
+        "DistributedOptimizer", "PartialDistributedOptimizer", "broadcast_global_variables", "broadcast_variables",
+        "callbacks", "elastic", "load_model", "verbose",
+    )  # fmt: skip
+    __all__ = sorted([*_PUBLIC, *_own])  # noqa: PLE0605

@@ -1,0 +1,321 @@
+"""Callbacks for ``model.fit`` on many ranks; the first four are Horovod's.
+
+model.fit(x, y, verbose=hvd.verbose(1), callbacks=[
+    hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+    hvd.callbacks.MetricAverageCallback(),
+    hvd.callbacks.LearningRateWarmupCallback(initial_lr=0.1 * hvd.size(), warmup_epochs=5),
+])
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias, final
+
+import keras
+import numpy as np
+
+from farandole.adapters.numpy import verbs
+from farandole.checkpoint.checkpoints import OnError
+from farandole.collective import ReduceOp, Reduction
+from farandole.errors import UsageError
+from farandole.keras import variables
+from farandole.keras.noise import NoiseScaleCallback
+from farandole.keras.virtual_workers import VirtualWorkersCallback
+from farandole.largebatch.scaling import rule_named
+from farandole.largebatch.schedule import Schedule
+from farandole.numpy.checkpoints import Checkpoints
+from farandole.runtime.session.init import current
+from farandole.runtime.session.process_sets import ProcessSet, global_process_set
+
+__all__ = [
+    "BestModelCheckpoint",
+    "BroadcastGlobalVariablesCallback",
+    "CheckpointCallback",
+    "LearningRateScheduleCallback",
+    "LearningRateWarmupCallback",
+    "MetricAverageCallback",
+    "NoiseScaleCallback",
+    "SamplesScheduleCallback",
+    "VirtualWorkersCallback",
+    "set_rate",
+    "verbose",
+]
+
+Multiplier: TypeAlias = Callable[[float], float]
+Logs: TypeAlias = dict[str, Any] | None
+
+
+class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
+    """Gives all ranks the variables of one, of the model and of its optimizer, when training begins.
+
+    >>> model.fit(x, y, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(root_rank=0)])
+
+    ``local_variables`` stay what they are on each rank, as do the states of random layers. ``device`` means nothing.
+    """
+
+    def __init__(
+        self,
+        root_rank: int,
+        device: str = "",
+        local_variables: Iterable[Any] = (),
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        super().__init__()
+        self._root_rank, self._process_set = root_rank, process_set
+        self._local = {id(variable) for variable in local_variables or ()}
+
+    def on_train_begin(self, logs: Logs = None) -> None:
+        """See ``Callback``."""
+        shared = [v for v in variables.of_both(self.model) if id(v) not in self._local]
+        variables.broadcast_variables(shared, self._root_rank, self._process_set)
+
+
+class MetricAverageCallback(keras.callbacks.Callback):
+    """Averages the metrics of an epoch over all ranks. Put it before callbacks that read them.
+
+    >>> model.fit(x, y, callbacks=[hvd.callbacks.MetricAverageCallback(), keras.callbacks.EarlyStopping("val_loss")])
+
+    Every rank counts alike, whatever its number of samples. ``device`` means nothing.
+    """
+
+    def __init__(self, device: str = "", process_set: ProcessSet = global_process_set) -> None:
+        super().__init__()
+        self._process_set = process_set
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        """See ``Callback``."""
+        names = sorted(name for name, value in (logs or {}).items() if np.ndim(value) == 0)
+        if logs is None or not names or not self._process_set.included():
+            return
+        values = [np.array(float(logs[name])) for name in names]
+        # The names are a part of the collective's: ranks with other metrics are told so.
+        how = Reduction(ReduceOp.AVERAGE)
+        means = verbs.allreduce(values, f"metrics.{'.'.join(names)}", how, self._process_set).run()
+        logs.update({name: float(mean) for name, mean in zip(names, means, strict=True)})
+
+
+class LearningRateScheduleCallback(keras.callbacks.Callback):
+    """Sets the learning rate to ``initial_lr * multiplier(epoch)`` from ``start_epoch`` to before ``end_epoch``.
+
+    >>> hvd.callbacks.LearningRateScheduleCallback(0.1 * hvd.size(), multiplier=lambda epoch: 0.1 ** (epoch // 30))
+
+    ``multiplier`` is a number or a function. Without ``staircase`` the rate changes with every batch, and the function
+    gets fractions of epochs; ``steps_per_epoch`` is found out where ``fit`` knows it. ``momentum_correction``
+    multiplies the velocities of SGD by the ratio of the new rate to the old one (Goyal et al. 2017, equation 10).
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        multiplier: float | Multiplier,
+        start_epoch: int = 0,
+        end_epoch: int | None = None,
+        staircase: bool = True,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        super().__init__()
+        if initial_lr is None:
+            raise UsageError(f"{type(self).__name__}(initial_lr=None): give the rate that the multiplier is for")
+        self._initial_lr, self._corrects = initial_lr, momentum_correction
+        self._staircase = staircase or not callable(multiplier)
+        self._start_epoch, self._end_epoch, self._steps_per_epoch = start_epoch, end_epoch, steps_per_epoch
+        self._multiplier: Multiplier = multiplier if callable(multiplier) else lambda _: float(multiplier)
+        self._epoch = 0
+
+    def on_train_begin(self, logs: Logs = None) -> None:
+        """See ``Callback``."""
+        if not self._staircase and not self._steps():
+            raise UsageError(
+                f"{type(self).__name__} changes the rate with every batch and fit() does not know how many an epoch "
+                "has: pass steps_per_epoch"
+            )
+
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
+        """See ``Callback``."""
+        self._epoch = epoch
+        if self._staircase:
+            self._move(float(epoch))
+
+    def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
+        """See ``Callback``."""
+        if not self._staircase:
+            self._move(self._epoch + batch / self._steps())
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        """See ``Callback``; the rate is one of the epoch's numbers."""
+        if logs is not None:
+            logs["lr"] = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
+
+    def _steps(self) -> int:
+        return self._steps_per_epoch or self.params.get("steps") or 0
+
+    def _move(self, epoch: float) -> None:
+        begun = epoch >= self._start_epoch
+        if begun and (self._end_epoch is None or epoch < self._end_epoch):
+            set_rate(self.model, self._initial_lr * self._multiplier(epoch), self._corrects)
+
+
+class LearningRateWarmupCallback(LearningRateScheduleCallback):
+    """Raises the learning rate from ``initial_lr / size`` to ``initial_lr`` over the first epochs (Goyal et al. 2017).
+
+    >>> hvd.callbacks.LearningRateWarmupCallback(initial_lr=0.1 * hvd.size(), warmup_epochs=5, verbose=1)
+
+    ``initial_lr`` is the rate for all ranks together. It rises with every batch.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        warmup_epochs: float = 5,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
+    ) -> None:
+        self._warmup_epochs, self._verbose = warmup_epochs, verbose
+        super().__init__(initial_lr, self._rise, 0, None, False, momentum_correction, steps_per_epoch)
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        """See ``Callback``."""
+        super().on_epoch_end(epoch, logs)
+        if self._verbose and epoch + 1 == math.ceil(self._warmup_epochs) and current().topology.rank == 0:
+            print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {self._initial_lr:g}.")
+
+    def _move(self, epoch: float) -> None:
+        # The last batch of the warm-up has the whole rate, and later ones belong to other schedules.
+        if epoch < self._warmup_epochs:
+            super()._move(min(epoch + 1 / self._steps(), self._warmup_epochs))
+
+    def _rise(self, epoch: float) -> float:
+        size = current().topology.size
+        return 1 / size * (epoch * (size - 1) / self._warmup_epochs + 1)
+
+
+@final
+class SamplesScheduleCallback(keras.callbacks.Callback):
+    """Sets the learning rate by the samples seen, as a schedule of ``farandole.largebatch`` says.
+
+    >>> found = recipe(optimizer="sgd", base_lr=0.1, base_batch=256, global_batch=4096, epochs=90)
+    >>> model.fit(x, y, callbacks=[hvd.callbacks.SamplesScheduleCallback(found.schedule, epoch_samples=len(x))])
+
+    ``epoch_samples``: how many samples all ranks together see in an epoch. ``batch``: how many a step has, all ranks
+    together; by default what the schedule says. A change of the number of ranks makes no jump. Raises ``UsageError``
+    for rules that need a measured gain.
+    """
+
+    def __init__(self, schedule: Schedule, epoch_samples: int, batch: int | None = None) -> None:
+        super().__init__()
+        if rule_named(schedule.rule).measured:
+            raise UsageError(f"rule={schedule.rule!r} needs a measured gain, which this callback has not")
+        self.schedule, self.position = schedule, schedule.begin(epoch_samples)
+        self._batch = batch
+
+    def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
+        """See ``Callback``."""
+        set_rate(self.model, self.schedule.rate(self.position), corrects_momentum=False)
+
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
+        """See ``Callback``."""
+        seen = self._batch or self.schedule.batch(self.position)
+        self.position = self.schedule.advance(self.position, seen, 1.0)
+
+
+@final
+class CheckpointCallback(keras.callbacks.Callback):
+    """Keeps the training in durable checkpoints, and goes on from the newest whole one when ``fit`` begins.
+
+    >>> model.fit(x, y, epochs=90, callbacks=[hvd.callbacks.CheckpointCallback("runs/a")])
+
+    Saves the model, its optimizer and the epoch after every epoch; rank 0 writes, all ranks read. A ``fit`` of epochs
+    that are done already trains nothing. The other arguments are those of ``farandole.checkpoint.Checkpoints``. It
+    broadcasts, too: no other callback has to. States of random layers are not kept.
+    """
+
+    def __init__(self, root: str | os.PathLike[str], keep: int = 3, on_error: OnError = "raise") -> None:
+        super().__init__()
+        self._checkpoints = Checkpoints(root, keep=keep, on_error=on_error)
+
+    def on_train_begin(self, logs: Logs = None) -> None:
+        """See ``Callback``."""
+        shared = variables.of_both(self.model)
+        variables.broadcast_variables(shared, 0)
+        found = self._checkpoints.restore()
+        self.model._initial_epoch = None  # ``fit`` takes it instead of its own, and does not forget it
+        if found is not None:
+            kept = found.state["variables"]
+            if [array.shape for array in kept] != [tuple(v.shape) for v in shared]:
+                raise UsageError(
+                    f"{self._checkpoints.root}: the checkpoint of step {found.step} is that of another model or "
+                    "optimizer: give CheckpointCallback another folder"
+                )
+            variables.write(shared, kept)
+            self.model._initial_epoch = found.step
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        """See ``Callback``."""
+        variables.settle(self.model)
+        self._checkpoints.save(epoch + 1, {"variables": variables.read(variables.of_both(self.model))})
+
+    def on_train_end(self, logs: Logs = None) -> None:
+        """See ``Callback``."""
+        self.model._initial_epoch = None
+        self._checkpoints.wait()
+
+
+@final
+class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
+    """Keeps the model with the best value of ``monitor`` so far, in a file that rank 0 writes.
+
+    >>> hvd.callbacks.BestModelCheckpoint(monitor="val_loss", filepath="best.keras")
+
+    Put it after ``MetricAverageCallback``, so that the value is that of all ranks.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        mode: str = "auto",
+        save_freq: str | int = "epoch",
+        filepath: str | os.PathLike[str] = "best.keras",
+    ) -> None:
+        super().__init__(
+            os.fspath(filepath), monitor=monitor, verbose=verbose, save_best_only=True, mode=mode, save_freq=save_freq
+        )
+
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
+        """See ``Callback``."""
+        if current().topology.rank == 0:
+            super().on_train_batch_end(batch, logs)
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        """See ``Callback``."""
+        if current().topology.rank == 0:
+            super().on_epoch_end(epoch, logs)
+
+
+def set_rate(model: Any, rate: float, corrects_momentum: bool) -> None:
+    """Set the learning rate of the model's optimizer, and correct what holds the old one."""
+    variables.settle(model)
+    optimizer = model.optimizer
+    before = float(keras.ops.convert_to_numpy(optimizer.learning_rate))
+    if before == np.float32(rate):
+        return
+    optimizer.learning_rate = rate
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    has_velocities = isinstance(inner, keras.optimizers.SGD) and inner.built and inner.momentum
+    if corrects_momentum and before > 0 and has_velocities:
+        for velocity in inner.momentums:
+            if velocity is not None:
+                velocity.assign(velocity * (rate / before))
+
+
+def verbose(level: int | str) -> int | str:
+    """``level`` on rank 0 and 0 elsewhere: for ``fit(verbose=)``, so that progress is drawn once.
+
+    >>> model.fit(x, y, verbose=hvd.verbose(1))
+    """
+    return level if current("verbose").topology.rank == 0 else 0

@@ -1,0 +1,148 @@
+"""Gradients of one optimizer on their way to the ranks and back, with those that stay here.
+
+with distribution.reducing(optimizer, gradients, variables) as reduced:
+    ...                                     # what calls the optimizer's own ``apply`` with them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, final
+
+from farandole.collective import ReduceOp
+from farandole.errors import UsageError
+from farandole.gradients.terms import Terms
+from farandole.graphs.gradients import GraphGradients
+from farandole.keras.backends import backend
+from farandole.keras.compression import CompressorLike
+from farandole.keras.variables import path_of
+
+
+@final
+@dataclass(frozen=True)
+class KerasTerms:
+    """Arguments of a distributed optimizer, as far as they are about gradients; ``label`` is the same on all ranks."""
+
+    terms: Terms
+    compression: CompressorLike
+    label: str
+    sparse_as_dense: bool
+    scales_local: bool
+    factor: float
+    """Of all gradients, those that stay here, too: the number of passes where their sum was asked for."""
+
+
+@final
+class Distribution:
+    """Reductions of one optimizer, one for each list of variables that it is given gradients for."""
+
+    def __init__(self, asked: KerasTerms, local: Sequence[Any]) -> None:
+        self._asked, self._local = asked, list(local)
+        self._local_ids = {id(variable) for variable in local}
+        self._reductions: dict[object, tuple[list[Any], GraphGradients]] = {}
+        self._watcher: Callable[[GraphGradients], object] = _nobody
+        self._is_inside = False
+
+    @property
+    def has_local(self) -> bool:
+        """True if gradients of some variables stay here."""
+        return bool(self._local)
+
+    def watch(self, watcher: Callable[[GraphGradients], object]) -> None:
+        """Call ``watcher`` with the reduction that was made last, and with each that is made from now on."""
+        self._watcher = watcher
+        for _, reduction in list(self._reductions.values())[-1:]:
+            watcher(reduction)
+
+    def anew(self) -> Distribution:
+        """One on the same terms, for another optimizer."""
+        return Distribution(self._asked, self._local)
+
+    @contextmanager
+    def reducing(
+        self, optimizer: Any, grads: Sequence[Any], variables: Sequence[Any] | None, values: Sequence[Any] | None = None
+    ) -> Iterator[list[Any]]:
+        """Context in which the gradients are reduced, and are not again by what Keras calls in there.
+
+        ``values`` are those of the variables, where the variables do not hold them.
+        """
+        if self._is_inside:
+            yield list(grads)
+            return
+        self._is_inside = True
+        try:
+            yield self._multiplied(self._shared(optimizer, list(grads), variables, values))
+        finally:
+            self._is_inside = False
+
+    def _shared(
+        self, optimizer: Any, grads: list[Any], variables: Sequence[Any] | None, values: Sequence[Any] | None
+    ) -> list[Any]:
+        if not self._asked.terms.process_set.included():
+            return grads
+        if variables is None:
+            variables = optimizer._trainable_variables
+        if len(grads) != len(variables):
+            raise UsageError(
+                f"{len(grads)} gradients for the {len(variables)} variables that {optimizer.name} was built with: "
+                "where layers have been frozen or thawed since, compile the model with a new optimizer"
+            )
+        held = [variable.value for variable in variables] if values is None else list(values)
+        return self._reduced(grads, list(variables), held)
+
+    def _multiplied(self, grads: list[Any]) -> list[Any]:
+        factor = self._asked.factor
+        return grads if factor == 1.0 else [None if g is None else backend.scaled(g, factor) for g in grads]
+
+    def _reduced(self, grads: list[Any], variables: list[Any], values: list[Any]) -> list[Any]:
+        process_set = self._asked.terms.process_set
+        shared: list[int] = []
+        for i, (grad, variable) in enumerate(zip(grads, variables, strict=True)):
+            if id(variable) in self._local_ids:
+                if self._asked.scales_local and grad is not None:
+                    grads[i] = backend.scaled(grad, 1 / (process_set.size() or 1))
+            elif backend.is_sparse(grad) and not self._asked.sparse_as_dense:
+                how = self._asked.terms.how
+                members = (process_set.size() or 1) if how.op == ReduceOp.AVERAGE else 1
+                factor = how.prescale * how.postscale / members
+                name = f"keras.{self._asked.label}.{_name(i, variable)}"
+                grads[i] = backend.scaled(backend.gather(grad, name, process_set), factor)
+            elif grad is not None or backend.takes_none:
+                shared.append(i)
+        if shared:
+            reduced = self._reduced_together(*([each[i] for i in shared] for each in (grads, variables, values)))
+            for i, result in zip(shared, reduced, strict=True):
+                grads[i] = result
+        return grads
+
+    def _reduced_together(self, grads: list[Any], variables: list[Any], values: list[Any]) -> list[Any]:
+        compression = self._asked.compression
+        # One that this rank has none of travels as the others' do: like what would become of the variable.
+        whole = [backend.dense(v if g is None else g) for g, v in zip(grads, values, strict=True)]
+        compressed = [compression.compress(each) for each in whole]
+        reduction = self._reduction(variables, [tensor for tensor, _ in compressed])
+        travelling = [None if g is None else tensor for g, (tensor, _) in zip(grads, compressed, strict=True)]
+        reduced = backend.reduce(reduction, travelling, values)
+        pairs = zip(reduced, compressed, strict=True)
+        return [None if result is None else compression.decompress(result, context) for result, (_, context) in pairs]
+
+    def _reduction(self, variables: list[Any], grads: list[Any]) -> GraphGradients:
+        key = tuple(map(id, variables))
+        found = self._reductions.get(key)
+        if found is None:
+            like = [(tuple(v.shape), backend.dtype(g)) for v, g in zip(variables, grads, strict=True)]
+            names = [_name(i, v) for i, v in enumerate(variables)]
+            found = variables, GraphGradients(like, names, self._asked.terms, f"keras.{self._asked.label}")
+            self._watcher(found[1])
+            self._reductions[key] = found  # with the variables, so that their ``id`` stays theirs
+        return found[1]
+
+
+def _nobody(_: GraphGradients) -> None:
+    pass
+
+
+def _name(position: int, variable: Any) -> str:
+    return f"{position}.{path_of(variable)}"

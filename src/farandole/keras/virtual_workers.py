@@ -1,0 +1,233 @@
+"""Virtual workers in ``fit``: the same bits after every step, whatever the number of ranks, on any backend of Keras.
+
+model.compile(keras.optimizers.Adam(1e-3), loss="mse")
+model.fit(x, y, batch_size=64, shuffle=False, callbacks=[hvd.callbacks.VirtualWorkersCallback(8, seed=1)])
+
+Keras computes and applies gradients in one compiled step, which must not know how many shards a rank has: a compiler
+could compute several together, and round otherwise. So the step of a shard stays the one that Keras compiles, with an
+optimizer that puts each gradient where the variable was (``_GradientRecorder``). It is called once for each shard; the
+gradients are read, the variables get back what they held, and the model's own optimizer applies the sums.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias, final
+
+import keras
+import numpy as np
+
+from farandole.errors import UsageError
+from farandole.gradients.shard_reducer import Shard
+from farandole.keras import variables
+from farandole.keras.backends import backend
+from farandole.keras.variables import AnyArray
+from farandole.numpy.gradients import DistributedGradients
+from farandole.runtime.session.process_sets import ProcessSet, global_process_set
+
+Arrays: TypeAlias = list[AnyArray]
+ShardStep: TypeAlias = Callable[[Arrays, Arrays, Any], tuple[Sequence[AnyArray | None], Arrays]]
+"""From variables, trained and other ones, and rows of the data to gradients, and to the other variables afterwards."""
+
+
+class VirtualWorkersCallback(keras.callbacks.Callback):
+    """Trains with the same bits on any number of ranks: each batch of ``fit`` is cut into ``count`` shards.
+
+    >>> model.compile(keras.optimizers.Adam(1e-3), loss="mse")
+    >>> model.fit(x, y, batch_size=64, shuffle=False, callbacks=[hvd.callbacks.VirtualWorkersCallback(8, seed=1)])
+
+    Every rank is given the same batches, the global ones, and computes its shards of each; so there are at least as
+    many shards as ranks. Compile the model with the optimizer alone, not with a ``DistributedOptimizer``. Random layers
+    draw by ``seed``, the number of the step, which the optimizer counts, and that of the shard; the running statistics
+    of batch norm change by the mean of what the shards change. Metrics of a rank are those of its shards. Use one
+    callback for all calls of ``fit``, as it keeps the compiled step. Raises ``UsageError`` for an optimizer that scales
+    losses or is distributed, and for ``steps_per_execution``.
+    """
+
+    def __init__(self, count: int, seed: int = 0, process_set: ProcessSet = global_process_set) -> None:
+        super().__init__()
+        self._count, self._seed, self._process_set = count, seed, process_set
+        self._made: tuple[Any, ...] = ()
+        self._step: _ShardedStep | None = None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """See ``Callback``."""
+        model = self.model
+        compiled = model, model.optimizer, getattr(model, "_compile_loss", None)
+        if self._step is None or any(a is not b for a, b in zip(compiled, self._made, strict=True)):
+            _require_plain(model)
+            self._step = _ShardedStep(model, self._count, self._seed, self._process_set)
+            self._made = compiled
+        model.train_function = self._step.of_state if keras.backend.backend() == "jax" else self._step.of_variables
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """See ``Callback``; a ``fit`` without this callback compiles the step of Keras."""
+        self.model.train_function = None
+
+
+def _require_plain(model: Any) -> None:
+    """Raise ``UsageError`` for a model whose steps cannot be those of shards."""
+    optimizer = model.optimizer
+    if hasattr(optimizer, "_farandole"):
+        raise UsageError(
+            "VirtualWorkersCallback with a DistributedOptimizer: it adds up gradients by itself; compile the model "
+            "with the optimizer alone, as keras.optimizers.Adam(1e-3)"
+        )
+    if optimizer.loss_scale_factor is not None or hasattr(optimizer, "inner_optimizer"):
+        raise UsageError(
+            "VirtualWorkersCallback with scaled losses: a step that is skipped would leave its shards; train in "
+            "float32 or bfloat16"
+        )
+    if model.steps_per_execution != 1:
+        raise UsageError(f"VirtualWorkersCallback with steps_per_execution={model.steps_per_execution}: leave it at 1")
+
+
+@final
+class _GradientRecorder(keras.optimizers.Optimizer):
+    """Optimizer whose step puts each gradient in the place of its variable; ``unused`` have none."""
+
+    def __init__(self) -> None:
+        super().__init__(learning_rate=0.0, name="gradient_recorder")
+        self.unused: frozenset[int] = frozenset()
+
+    @backend.as_written
+    def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
+        """See ``Optimizer``; called when a step is traced, so which gradients are missing is known then."""
+        targets = self._trainable_variables if trainable_variables is None else list(trainable_variables)
+        self.unused = frozenset(i for i, grad in enumerate(grads) if grad is None)
+        for variable, grad in zip(targets, grads, strict=True):
+            if grad is not None:
+                variable.assign(backend.dense(grad))
+
+
+@final
+class _ShardedStep:
+    """Training step of a model on a global batch, of which this rank computes its shards."""
+
+    def __init__(self, model: Any, count: int, seed: int, process_set: ProcessSet) -> None:
+        self._model, self._seed = model, seed
+        self._recorder = _GradientRecorder()
+        self._recorder.build(model.trainable_variables)
+        others = model.non_trainable_variables
+        self._statistics = [i for i, v in enumerate(others) if "float" in v.dtype]
+        self._draws = [i for i, v in enumerate(others) if variables.is_seed(v)]
+        shared = [*model.trainable_variables, *(others[i] for i in self._statistics)]
+        like = {
+            f"{i}.{variables.path_of(v)}": np.broadcast_to(np.zeros((), backend.dtype(v)), tuple(v.shape))
+            for i, v in enumerate(shared)
+        }
+        self._sums = DistributedGradients(like, process_set=process_set, virtual_workers=count, seed=seed)
+        self._names = list(like)
+        model.make_train_function(force=True)
+        self._keras_step = model.train_function
+        self._apply = backend.compiled(model.optimizer.stateless_apply)
+        self._logs: Any = None
+
+    def of_variables(self, batches: Any) -> Any:
+        """``train_function`` of PyTorch and TensorFlow: the variables hold what they are."""
+        model = self._model
+        trained, others = model.trainable_variables, model.non_trainable_variables
+
+        def step(weights: Arrays, rest: Arrays, part: Any) -> tuple[Sequence[AnyArray | None], Arrays]:
+            variables.write([*trained, *others], [*weights, *rest])
+            self._logs = self._recorded(lambda: self._keras_step(iter([part]) if _takes_iterator() else [part]))
+            return self._used(variables.read(trained)), variables.read(others)
+
+        weights, rest = variables.read(trained), variables.read(others)
+        try:
+            sums, after = self._reduced(step, weights, rest, _next(batches), int(model.optimizer.iterations))
+        except BaseException:
+            variables.write([*trained, *others], [*weights, *rest])
+            raise
+        variables.write([*trained, *others], [*weights, *after])
+        found = [None if each is None else keras.ops.convert_to_tensor(each) for each in sums]
+        with backend.untracked():
+            model.optimizer.apply(found, trained)
+        return self._logs
+
+    def of_state(self, state: Any, batches: Iterator[Any]) -> tuple[Any, Any]:
+        """``train_function`` of JAX: everything comes in, and everything goes out."""
+        trained, others, kept, metrics = state
+        optimizer = self._model.optimizer
+        of_recorder = [variable.value for variable in self._recorder.variables]
+
+        def step(weights: Arrays, rest: Arrays, part: Any) -> tuple[Sequence[AnyArray | None], Arrays]:
+            nonlocal metrics
+            given = [[keras.ops.array(each) for each in values] for values in (weights, rest, of_recorder)]
+            passed = (*given, metrics)
+            self._logs, state = self._recorded(lambda: self._keras_step(passed, iter([part])))
+            gradients, after, _, metrics = state
+            return self._used([np.array(each) for each in gradients]), [np.array(each) for each in after]
+
+        weights, rest = ([np.array(each) for each in values] for values in (trained, others))
+        position = next(i for i, v in enumerate(optimizer.variables) if v is optimizer.iterations)
+        sums, after = self._reduced(step, weights, rest, next(batches), int(kept[position]))
+        trained, kept = self._apply(kept, [keras.ops.array(each) for each in sums], trained)
+        return self._logs, (trained, [keras.ops.array(each) for each in after], kept, metrics)
+
+    def _reduced(
+        self, step: ShardStep, weights: Arrays, rest: Arrays, data: Any, number: int
+    ) -> tuple[list[AnyArray | None], Arrays]:
+        """Gradients of a global batch, and the variables that are not trained, after it. Collective."""
+        rows = next(len(each) for each in keras.tree.flatten(data) if each is not None)
+        self._sums.steps = number
+        after = rest
+        for shard in self._sums.shards(rows):
+            with backend.drawing(self._drawn(shard, "global")):
+                gradients, after = step(weights, self._drawing(rest, shard), _rows_of(data, shard))
+            changes = [after[i] - rest[i] for i in self._statistics]
+            self._sums.add(dict(zip(self._names, [*gradients, *changes], strict=True)))
+        held = [*weights, *(rest[i] for i in self._statistics)]
+        total = self._sums.total(dict(zip(self._names, held, strict=True)))
+        found = [total[name] for name in self._names]
+        return found[: len(weights)], self._merged(rest, after, found[len(weights) :])
+
+    def _merged(self, before: Arrays, after: Arrays, changes: Sequence[AnyArray]) -> Arrays:
+        """Other variables after a step: statistics by their mean change, draws as before, the rest as any shard's."""
+        merged = list(after)
+        for i, change in zip(self._statistics, changes, strict=True):
+            merged[i] = before[i] + change
+        for i in self._draws:
+            merged[i] = before[i]
+        return merged
+
+    def _drawing(self, rest: Arrays, shard: Shard) -> Arrays:
+        """The variables that are not trained, where random layers draw what belongs to this shard."""
+        found = list(rest)
+        for position, i in enumerate(self._draws):
+            found[i] = np.zeros_like(rest[i])
+            found[i][0] = self._drawn(shard, position)
+        return found
+
+    def _drawn(self, shard: Shard, what: int | str) -> int:
+        """Seed of a generator in this step of a shard."""
+        text = f"{self._seed} {self._sums.steps} {shard.number} {what}"
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little") >> 1
+
+    def _recorded(self, run: Callable[[], Any]) -> Any:
+        """Result of ``run``, with the recorder in the place of the optimizer; tracing looks there."""
+        model, optimizer = self._model, self._model.optimizer
+        model.optimizer = self._recorder
+        try:
+            return run()
+        finally:
+            model.optimizer = optimizer
+
+    def _used(self, gradients: Arrays) -> Sequence[AnyArray | None]:
+        return [None if i in self._recorder.unused else each for i, each in enumerate(gradients)]
+
+
+def _takes_iterator() -> bool:
+    name: str = keras.backend.backend()
+    return name == "tensorflow"
+
+
+def _next(batches: Any) -> Any:
+    """The next batch of what Keras gives a ``train_function``: an iterator, or on PyTorch a list of one batch."""
+    data = batches[0] if isinstance(batches, list | tuple) else next(batches)
+    return keras.tree.map_structure(backend.present, data)
+
+
+def _rows_of(data: Any, shard: Shard) -> Any:
+    return keras.tree.map_structure(lambda each: None if each is None else each[shard.rows], data)

@@ -1,0 +1,171 @@
+"""Elastic training with TensorFlow: workers come and go, the training does not stop.
+
+state = TensorFlowKerasState(model, optimizer, batch=0, epoch=0)
+
+@run
+def train(state):
+    for state.epoch in range(state.epoch, 90):
+        ...
+        state.commit()
+
+train(state)
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar, final
+
+import tensorflow as tf
+
+from farandole.adapters.tensorflow import SessionVariable, adapter, is_variable
+from farandole.elastic.worker.epoch_sampler import EpochSampler as ElasticSampler
+from farandole.elastic.worker.run import run as run_on_workers
+from farandole.elastic.worker.state import ObjectState, State
+from farandole.elastic.worker.state_parts import HandlerRegistry, RandomPart, ReplaceablePart, random_parts
+from farandole.errors import HorovodInternalError, HostsUpdatedInterrupt, UsageError
+from farandole.graphs.library import original
+from farandole.runtime.collectives.leaves import Leaves
+
+__all__ = [
+    "ElasticSampler",
+    "HorovodInternalError",
+    "HostsUpdatedInterrupt",
+    "ObjectState",
+    "State",
+    "TensorFlowKerasState",
+    "TensorFlowState",
+    "run",
+]
+
+S = TypeVar("S", bound=State)
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+    """Call ``func(state, ...)``, and again after every change of the workers, until it returns.
+
+    >>> @hvd.elastic.run
+    ... def train(state): ...
+    >>> train(hvd.elastic.TensorFlowKerasState(model, optimizer, epoch=0))
+
+    What a graph has made of an error of Farandole's is taken for that error. The rest is as in ``elastic.run`` of every
+    binding: see ``farandole.elastic.worker.run.run``.
+    """
+
+    def translated(state: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return func(state, *args, **kwargs)
+        except tf.errors.OpError as error:
+            found = original(error)
+            if found is error:
+                raise
+            raise found from error
+
+    return functools.wraps(func)(run_on_workers(translated))
+
+
+class VariablesPart(ReplaceablePart):
+    """Variables, in the order of a list; they stay the objects that they are."""
+
+    is_fixed: ClassVar[bool] = True
+
+    def tree(self) -> Any:
+        """See ``StatePart``."""
+        return list(self._variables())
+
+    def load(self, tree: Any) -> None:
+        """See ``StatePart``; the variables have been assigned already, or this worker runs another program."""
+
+    def save(self) -> None:
+        """See ``StateHandler``."""
+        self._saved = [adapter.host_bytes(variable).owner for variable in self._variables()]
+        self._saved_value = self.value
+
+    def restore(self) -> None:
+        """See ``StateHandler``."""
+        self.value = self._saved_value
+        for variable, values in zip(self._variables(), self._saved or (), strict=True):
+            adapter.assign(variable, values)
+
+    def _variables(self) -> Sequence[Any]:
+        found: Sequence[Any] = [self.value] if is_variable(self.value) else self.value
+        return found
+
+
+@final
+class KerasPart(VariablesPart):
+    """Variables of a model or an optimizer of Keras; those of an optimizer are made first."""
+
+    def _variables(self) -> Sequence[Any]:
+        found: Sequence[Any] = self.value.variables
+        return found
+
+
+registry = HandlerRegistry([])
+"""Classes of values with their handlers; put your own in: ``registry.replace([(MyClass, MyPart)])``."""
+
+
+class _TensorFlowStates(ObjectState):
+    _leaves: ClassVar[Leaves[Any]] = Leaves(adapter)
+    _registry: ClassVar[HandlerRegistry] = registry
+
+    def _handler(self, value: Any) -> Any:
+        is_list = isinstance(value, list | tuple) and bool(value) and all(map(is_variable, value))
+        return VariablesPart(value) if is_list or is_variable(value) else super()._handler(value)
+
+    def _generators(self) -> dict[str, RandomPart]:
+        return random_parts()
+
+
+@final
+class _Variables(list[Any]):
+    """Registered variables of a state."""
+
+
+class TensorFlowState(_TensorFlowStates):
+    """Training state of ``tf.Variable`` s; other values are attributes.
+
+    >>> state = TensorFlowState(model.variables + optimizer.variables, batch=0, epoch=0)
+
+    In graphs of ``tf.compat.v1`` give the ``session``; without ``variables`` these are its global ones. ``commit``
+    copies everything, and a fault goes back to the last one.
+    """
+
+    def __init__(self, variables: Sequence[Any] | None = None, session: Any = None, **values: Any) -> None:
+        listed = list(tf.compat.v1.global_variables() if variables is None else variables)
+        if session is not None:
+            listed = [SessionVariable(variable, session) for variable in listed]
+        super().__init__(variables=_Variables(listed), **values)
+
+    def _handler(self, value: Any) -> Any:
+        return VariablesPart(value) if isinstance(value, _Variables) else super()._handler(value)
+
+
+class TensorFlowKerasState(_TensorFlowStates):
+    """Training state of a model of Keras and its optimizer; other values are attributes.
+
+    >>> state = TensorFlowKerasState(model, optimizer, batch=0, epoch=0)
+
+    A ``tf.Variable``, or a list of them, stays the object that it is. Without ``optimizer`` it is the one that the
+    model was compiled with. The model must be built: give it its input shape, or call it once. ``commit`` copies
+    everything, and a fault goes back to the last one.
+    """
+
+    def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **values: Any) -> None:
+        optimizer = optimizer if optimizer is not None else getattr(model, "optimizer", None)
+        if not model.built:
+            raise UsageError(
+                "TensorFlowKerasState of a model that is not built: give its first layer an input shape, or call "
+                "model(batch) once before"
+            )
+        parts = {"model": model} if optimizer is None else {"model": model, "optimizer": optimizer}
+        if optimizer is not None and hasattr(optimizer, "build") and not getattr(optimizer, "built", True):
+            optimizer.build(model.trainable_variables)
+        self._kept = tuple(parts.values())
+        super().__init__(**parts, **values)
+
+    def _handler(self, value: Any) -> Any:
+        return KerasPart(value) if any(value is each for each in self._kept) else super()._handler(value)

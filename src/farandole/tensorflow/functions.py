@@ -1,0 +1,126 @@
+"""Broadcasts of what a training script has, and a hook for sessions.
+
+hvd.broadcast_variables(model.variables, root_rank=0)
+hooks = [hvd.BroadcastGlobalVariablesHook(0)]
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from typing import Any, final
+
+import tensorflow as tf
+
+from farandole.adapters.tensorflow import verbs
+from farandole.collective import Kind
+from farandole.errors import UsageError
+from farandole.runtime.collectives import objects
+from farandole.runtime.session.process_sets import ProcessSet, global_process_set
+from farandole.tensorflow.gradients import ops
+from farandole.tensorflow.graph import apart, as_written, in_graph
+
+_CARRIED = {tf.uint32: tf.int32, tf.uint64: tf.int64}
+"""Dtypes of variables that do not travel, such as the seeds of Keras, and those as which their bits do."""
+
+
+@as_written
+def broadcast_variables(
+    variables: Iterable[Any],
+    root_rank: int,
+    process_set: ProcessSet = global_process_set,
+    inplace: bool = False,  # noqa: ARG001 (Horovod's: variables stay what they are)
+) -> Any:
+    """Give every rank the variables of the rank ``root_rank``; returns an operation in graphs of TensorFlow 1.
+
+    >>> hvd.broadcast_variables(model.variables, root_rank=0)
+    >>> hvd.broadcast_variables(optimizer.variables, root_rank=0)
+
+    All ranks give the same variables in the same order. Raises ``HorovodInternalError`` where they differ.
+    """
+    listed = list(variables)
+    with contextlib.nullcontext() if in_graph() else verbs.telling(Kind.BROADCAST, None, process_set):
+        tensors = [tf.convert_to_tensor(variable) for variable in listed]
+        carried = [tf.bitcast(t, _CARRIED[t.dtype]) if t.dtype in _CARRIED else t for t in tensors]
+    is_session = in_graph() and not tf.compat.v1.get_default_graph().building_function
+    with apart() if is_session else contextlib.nullcontext():
+        copied = ops.collectives.broadcast([tf.stop_gradient(t) for t in carried], root_rank, None, process_set)
+    assigned = []
+    for variable, tensor, value in zip(listed, tensors, copied, strict=True):
+        assigned.append(variable.assign(tf.bitcast(value, tensor.dtype) if tensor.dtype in _CARRIED else value))
+    return tf.group(*assigned) if is_session else None
+
+
+def broadcast_object(
+    obj: Any,
+    root_rank: int = 0,
+    session: Any = None,  # noqa: ARG001 (Horovod's: objects do not go through a graph)
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Return on every member the ``obj`` of the one with global rank ``root_rank``; anything cloudpickle can carry.
+
+    >>> config = hvd.broadcast_object(config, root_rank=0)
+    """
+    return objects.broadcast_object(obj, root_rank, name, process_set)
+
+
+def broadcast_object_fn(
+    root_rank: int = 0, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Callable[[Any], Any]:
+    """``broadcast_object`` as a function of the object alone.
+
+    >>> share = hvd.broadcast_object_fn(root_rank=0)
+    >>> config = share(config)
+    """
+    return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
+
+
+def allgather_object(
+    obj: Any,
+    session: Any = None,  # noqa: ARG001 (Horovod's)
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """Return on every member the list of all members' ``obj``, in member order.
+
+    >>> slowest = max(hvd.allgather_object(seconds))
+    """
+    return objects.allgather_object(obj, name, process_set)
+
+
+@as_written
+def broadcast_global_variables(root_rank: int) -> Any:
+    """Operation that gives every rank the global variables of the rank ``root_rank``, for graphs of TensorFlow 1.
+
+    >>> session.run(hvd.broadcast_global_variables(0))
+    """
+    if not in_graph():
+        raise UsageError(
+            "broadcast_global_variables() is for graphs of tf.compat.v1, which know their variables: "
+            "call broadcast_variables(model.variables, root_rank=0)"
+        )
+    return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
+
+
+@final
+class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """Hook that broadcasts all global variables of the rank ``root_rank`` when a session begins.
+
+    >>> hooks = [hvd.BroadcastGlobalVariablesHook(0)]
+    >>> with tf.compat.v1.train.MonitoredTrainingSession(hooks=hooks) as session: ...
+    """
+
+    def __init__(self, root_rank: int, device: str = "") -> None:
+        super().__init__()
+        self.root_rank = root_rank
+        self.bcast_op: Any = None
+
+    def begin(self) -> None:
+        """Put the broadcast into the graph, which is complete now."""
+        if self.bcast_op is None or self.bcast_op.graph is not tf.compat.v1.get_default_graph():
+            self.bcast_op = broadcast_global_variables(self.root_rank)
+
+    def after_create_session(self, session: Any, coord: object) -> None:
+        """Run it."""
+        session.run(self.bcast_op)

@@ -1,0 +1,311 @@
+"""Gradients of all ranks: lists of them, reduced as one call in a graph, and the tape that hands them in.
+
+tape = hvd.DistributedGradientTape(tape)
+gradients = tape.gradient(loss, model.trainable_variables)
+"""
+
+# Threads. ``_lock`` guards ``_made``: functions may be traced on several threads. TensorFlow's threads run the calls:
+# see ``graphs/gradients``.
+#
+# A tape lives for one step and knows no optimizer, so a reduction belongs to the shapes of its gradients and to how
+# often these stood in the function before: the same one for each trace, on each rank, whatever was traced elsewhere.
+# Models of the same shapes share it. When the variables are others than before, ranks begin to compare anew.
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, final
+
+import numpy as np
+import tensorflow as tf
+
+from farandole.adapters.tensorflow import DTYPES, AnyTensor, is_variable, values_of
+from farandole.collective import ReduceOp
+from farandole.errors import UsageError
+from farandole.gradients.terms import Terms, gradient_reduction
+from farandole.graphs.gradients import GraphGradients
+from farandole.runtime.collectives.compression import CompressorLike
+from farandole.runtime.session.process_sets import ProcessSet, global_process_set
+from farandole.tensorflow.compression import Compression
+from farandole.tensorflow.graph import as_written, call, in_graph, occurrence, refuse_xla
+from farandole.tensorflow.ops import TensorFlowOps
+from farandole.tensorflow.topology import members
+
+Gradients: TypeAlias = list[AnyTensor | None]
+
+ops = TensorFlowOps("farandole.tensorflow")
+
+_lock = threading.Lock()
+_made: dict[object, _Shared] = {}
+
+
+@final
+@dataclass(frozen=True)
+class Asked:
+    """Arguments that tapes and optimizers share."""
+
+    compression: CompressorLike = Compression.none
+    sparse_as_dense: bool = False
+    op: int = ReduceOp.AVERAGE
+    predivide: float = 1.0
+    process_set: ProcessSet = global_process_set
+    scale_local: bool = True
+
+    def checked(self, num_groups: int = 0, groups: Any = None) -> Asked:
+        """Return this; raises ``UsageError`` for what cannot be. Groups are: all gradients travel together anyway."""
+        gradient_reduction(self.op, self.predivide)
+        if num_groups < 0 or not (groups is None or isinstance(groups, int | list | tuple)):
+            raise UsageError(
+                f"num_groups={num_groups}, groups={groups!r}: give a number, or a list of lists of variables"
+            )
+        return self
+
+
+def reduce(gradients: Sequence[Any], sources: Sequence[Any], asked: Asked) -> list[Any]:
+    """Reduce gradients over all ranks; ``sources`` are their variables, which say their shapes. Collective.
+
+    ``None`` stays ``None`` in a graph, and eagerly where no rank has one. All dense ones are one call; slices of
+    embeddings are gathered, each by itself, unless ``sparse_as_dense``.
+    """
+    if not asked.process_set.included():
+        return list(gradients)
+    results = list(gradients)
+    if asked.sparse_as_dense:
+        results = [tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in results]
+    sparse = [i for i, g in enumerate(results) if isinstance(g, tf.IndexedSlices)]
+    dense = [i for i, g in enumerate(results) if i not in sparse and (g is not None or not in_graph())]
+    reduced = _reduce_dense([results[i] for i in dense], [sources[i] for i in dense], asked) if dense else []
+    for i, gradient in zip(dense, reduced, strict=True):
+        results[i] = gradient
+    for i in sparse:
+        factor = asked.predivide
+        results[i] = ops.allreduce(
+            results[i], None, "", "", asked.compression, asked.op, 1 / factor, factor, None, asked.process_set
+        )
+    return results
+
+
+def _reduce_dense(gradients: Gradients, sources: Sequence[Any], asked: Asked) -> Gradients:
+    compressed = [(None, None) if g is None else asked.compression.compress(g) for g in gradients]
+    travelling = [t for t, _ in compressed]
+    found = [_like(t, source, asked) for t, source in zip(travelling, sources, strict=True)]
+    likes = [like for like in found if like is not None]
+    if asked.op == ReduceOp.ADASUM or len(likes) < len(found):
+        reduced = _one_by_one(travelling, sources, asked)
+    elif in_graph():
+        label = f"gradients of {len(likes)} variables"
+        refuse_xla(label)
+        made = _reducer(likes, asked, sources)
+        present = [t for t in travelling if t is not None]
+        given = [*present, *weights_of(sources)]
+        reduced = call(made.spec, made.spec, given, [t.dtype for t in present], [t.shape for t in present])
+    else:
+        made = _reducer(likes, asked, sources)
+        weights = [values_of(weight) for weight in weights_of(sources)]
+        arrays = made.reduce([None if t is None else values_of(t) for t in travelling], weights=weights)
+        reduced = [None if array is None else tf.convert_to_tensor(array) for array in arrays]
+    return [
+        None if t is None else asked.compression.decompress(t, context)
+        for t, (_, context) in zip(reduced, compressed, strict=True)
+    ]
+
+
+def _like(gradient: AnyTensor | None, source: Any, asked: Asked) -> tuple[tuple[int, ...], Any] | None:
+    """The shape and dtype of a gradient as it travels; ``None`` if the graph does not know its shape."""
+    shape = (
+        tf.TensorShape(source.shape) if gradient is None or not gradient.shape.is_fully_defined() else gradient.shape
+    )
+    if not shape.is_fully_defined():
+        return None
+    dtype = asked.compression.compress(tf.zeros([], source.dtype))[0].dtype if gradient is None else gradient.dtype
+    return tuple(shape.as_list()), np.dtype(tf.as_dtype(dtype).as_numpy_dtype)
+
+
+def weights_of(sources: Sequence[Any]) -> list[AnyTensor]:
+    """Values of the variables, for ranks to compare; [] where they cannot all be, or are no variables."""
+    if not all(is_variable(source) and tf.as_dtype(source.dtype).base_dtype in DTYPES for source in sources):
+        return []
+    return [tf.stop_gradient(tf.convert_to_tensor(source)) for source in sources]
+
+
+def _one_by_one(gradients: Gradients, sources: Sequence[Any], asked: Asked) -> Gradients:
+    given = [tf.zeros_like(source) if g is None else g for g, source in zip(gradients, sources, strict=True)]
+    factor = asked.predivide
+    return ops.grouped_allreduce(given, None, "", "", Compression.none, asked.op, 1 / factor, factor, asked.process_set)
+
+
+def _reducer(likes: Sequence[Any], asked: Asked, sources: Sequence[Any]) -> GraphGradients:
+    """The reducer of gradients of these shapes: the same one in each trace of a function, and in each eager step.
+
+    Ranks tell reducers apart by how many gradients they reduce, how, and by the order in which they were made.
+    """
+    terms = (tuple((shape, dtype.name) for shape, dtype in likes), int(asked.op), asked.predivide)
+    members = tuple(asked.process_set.ranks) if asked.process_set.process_set_id else ()
+    number = occurrence((terms, members)) if in_graph() else -1
+    with _lock:
+        key = (terms, members, number)
+        if key not in _made:
+            how = gradient_reduction(asked.op, asked.predivide)
+            label = f"tensorflow {len(likes)} {_digest(repr((terms[1:], members, number)))}"
+            titles = [str(getattr(s, "path", getattr(s, "name", i))) for i, s in enumerate(sources)]
+            _made[key] = _Shared(
+                GraphGradients(likes, None, Terms(how, process_set=asked.process_set), label, titles=titles)
+            )
+        return _made[key].of(sources[0])
+
+
+@final
+class _Shared:
+    """Reduction of all lists of gradients with the same shapes: of one model after the other, or of several."""
+
+    def __init__(self, gradients: GraphGradients) -> None:
+        self._gradients = gradients
+        self._first: Callable[[], Any] = lambda: None
+
+    def of(self, first: Any) -> GraphGradients:
+        """The reduction for the model whose first variable this is, if it is one."""
+        if is_variable(first) and self._first() is not first:
+            self._gradients.reducer.compare_anew()
+            self._first = weakref.ref(first)
+        return self._gradients
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+
+
+class DistributedTape:
+    """A ``tf.GradientTape`` whose ``gradient`` is that of all ranks; everything else is the tape's."""
+
+    def __init__(self, tape: Any, asked: Asked, local: Sequence[Any] = ()) -> None:
+        self._tape, self._asked = tape, asked
+        self._local = [variable_id(source) for source in local]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tape, name)
+
+    def __enter__(self) -> DistributedTape:
+        self._tape.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._tape.__exit__(*error)
+
+    @as_written
+    def register_local_source(self, source: Any) -> None:
+        """Keep the gradient of a variable on this rank: it is not reduced.
+
+        >>> tape.register_local_source(model.layers[0].kernel)
+        """
+        self._local.append(variable_id(source))
+
+    @as_written
+    def gradient(self, target: Any, sources: Any, output_gradients: Any = None, *others: Any, **named: Any) -> Any:
+        """Gradients of ``target``, reduced over all ranks. Collective; the arguments are TensorFlow's.
+
+        >>> gradients = tape.gradient(loss, model.trainable_variables)
+        """
+        found = self._tape.gradient(target, sources, output_gradients, *others, **named)
+        flat, variables = tf.nest.flatten(found), tf.nest.flatten(sources)
+        return tf.nest.pack_sequence_as(found, self._reduced(flat, variables), expand_composites=False)
+
+    @as_written
+    def get_local_and_global_gradients(self, gradients: Any, sources: Any) -> tuple[list[Any], list[Any]]:
+        """Divide (gradient, variable) pairs into those that stay on this rank, and those that are reduced."""
+        local: list[Any] = []
+        shared: list[Any] = []
+        for pair in zip(tf.nest.flatten(gradients), tf.nest.flatten(sources), strict=True):
+            (local if variable_id(pair[1]) in self._local else shared).append(pair)
+        return local, shared
+
+    def _reduced(self, gradients: list[Any], sources: list[Any]) -> list[Any]:
+        return reduce_but(gradients, sources, self._asked, self._local)
+
+
+def reduce_but(gradients: list[Any], sources: list[Any], asked: Asked, local: Sequence[int]) -> list[Any]:
+    """Reduce gradients but those of ``local`` sources, which are divided by the number of ranks if so asked."""
+    shared = [i for i, source in enumerate(sources) if variable_id(source) not in local]
+    results = [_scaled(gradient, asked) for gradient in gradients]
+    reduced = reduce([gradients[i] for i in shared], [sources[i] for i in shared], asked)
+    for i, gradient in zip(shared, reduced, strict=True):
+        results[i] = gradient
+    return results
+
+
+def _scaled(gradient: Any, asked: Asked) -> Any:
+    if gradient is None or not asked.scale_local:
+        return gradient
+    size = tf.cast(members(asked.process_set), gradient.dtype)
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(gradient.values / size, gradient.indices, gradient.dense_shape)
+    return gradient / size
+
+
+def variable_id(source: Any) -> int:
+    """Number of a variable: that of TensorFlow's inside of one of Keras."""
+    return id(source if isinstance(source, tf.Variable) or not is_variable(source) else source.value)
+
+
+@as_written
+def DistributedGradientTape(  # noqa: N802 (it stands for a class)
+    gradtape: Any,
+    device_dense: str = "",  # noqa: ARG001 (Horovod's)
+    device_sparse: str = "",  # noqa: ARG001
+    compression: CompressorLike = Compression.none,
+    sparse_as_dense: bool = False,
+    op: int = ReduceOp.AVERAGE,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> DistributedTape:
+    """Tape with the average of all ranks' gradients.
+
+    >>> with tf.GradientTape() as tape:
+    ...     loss = loss_of(model(x), y)
+    >>> tape = hvd.DistributedGradientTape(tape)
+    >>> gradients = tape.gradient(loss, model.trainable_variables)
+
+    In a graph the gradients are one call. ``sparse_as_dense``: make dense tensors of the gradients of embeddings,
+    instead of gathering their rows. ``gradient_predivide_factor``: divide by it before the sum and by *size* over it
+    after. ``scale_local_gradients``: divide gradients that stay on their rank by *size*, as the loss is a mean of all.
+    ``num_groups`` and ``groups`` have no effect: all gradients travel together. Raises ``ValueError`` for arguments
+    that cannot be.
+    """
+    asked = Asked(compression, sparse_as_dense, op, gradient_predivide_factor, process_set, scale_local_gradients)
+    return DistributedTape(gradtape, asked.checked(num_groups, groups))
+
+
+@as_written
+def PartialDistributedGradientTape(  # noqa: N802
+    gradtape: Any,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: CompressorLike = Compression.none,
+    sparse_as_dense: bool = False,
+    op: int = ReduceOp.AVERAGE,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
+) -> DistributedTape:
+    """``DistributedGradientTape`` that leaves the gradients of some layers on their rank.
+
+    >>> tape = hvd.PartialDistributedGradientTape(tape, local_layers=[model.layers[0]])
+    """
+    made = DistributedGradientTape(
+        gradtape, device_dense, device_sparse, compression, sparse_as_dense, op, gradient_predivide_factor,
+        num_groups, groups, process_set, scale_local_gradients,
+    )  # fmt: skip
+    layers = local_layers if isinstance(local_layers, list | tuple) else [] if local_layers is None else [local_layers]
+    for layer in layers:
+        for source in layer.trainable_variables:
+            made.register_local_source(source)
+    return made

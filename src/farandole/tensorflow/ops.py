@@ -1,0 +1,247 @@
+"""The functions of ``farandole.tensorflow``, in the signatures of ``horovod.tensorflow``.
+
+ops = TensorFlowOps(__name__)
+mean = ops.allreduce(loss, name="loss")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, final
+
+import tensorflow as tf
+
+from farandole.adapters.tensorflow import AnyTensor, is_variable, verbs
+from farandole.collective import ReduceOp, Reduction
+from farandole.errors import UnsupportedError
+from farandole.gradients.factors import DERIVATIVE, Factors
+from farandole.runtime.collectives.compression import CompressorLike, NoneCompressor
+from farandole.runtime.collectives.ops import Ops
+from farandole.runtime.lanes.reduction import reduction
+from farandole.runtime.session.process_sets import ProcessSet, global_process_set
+from farandole.tensorflow.collectives import Collectives, as_tensors
+from farandole.tensorflow.graph import as_written, in_graph
+from farandole.tensorflow.topology import members
+
+
+@final
+class TensorFlowOps(Ops[AnyTensor]):
+    """The functions of ``farandole.tensorflow``: eager ones, and in graphs those without ``_async`` or ``_``."""
+
+    def __init__(self, module: str, factors: Factors = DERIVATIVE) -> None:
+        super().__init__(verbs, tf.Variable, module)
+        self.collectives = Collectives(factors)
+
+    @as_written
+    def allreduce(  # type: ignore[override]
+        self,
+        tensor: AnyTensor,
+        average: bool | None = None,
+        device_dense: str = "",
+        device_sparse: str = "",
+        compression: CompressorLike = NoneCompressor,
+        op: int | None = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        name: str | None = None,
+        process_set: ProcessSet = global_process_set,
+        ignore_name_scope: bool = False,
+    ) -> AnyTensor:
+        """Combine ``tensor`` over all ranks; returns a new tensor.
+
+        >>> mean = hvd.allreduce(loss, name="loss")
+        >>> total = hvd.allreduce(count, name="count", op=hvd.Sum)
+
+        Differentiable for Sum and Average. ``tf.IndexedSlices`` are gathered (Sum and Average). ``device_dense``,
+        ``device_sparse`` and ``ignore_name_scope`` have no effect: engines know where tensors are, and names are yours.
+        """
+        how = reduction(average, op, prescale_factor, postscale_factor)
+        if isinstance(tensor, tf.IndexedSlices):
+            return self._slices(tensor, name, how, compression, process_set)
+        travelling, context = compression.compress(tf.convert_to_tensor(tensor))
+        return compression.decompress(self._reduced([travelling], name, how, process_set)[0], context)
+
+    @as_written
+    def grouped_allreduce(  # type: ignore[override]
+        self,
+        tensors: Sequence[AnyTensor],
+        average: bool | None = None,
+        device_dense: str = "",
+        device_sparse: str = "",
+        compression: CompressorLike = NoneCompressor,
+        op: int | None = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        process_set: ProcessSet = global_process_set,
+        ignore_name_scope: bool = False,
+        name: str | None = None,
+    ) -> list[AnyTensor]:
+        """``allreduce`` of several tensors as one: none begins before all ranks have all of them. Dtypes may be mixed.
+
+        >>> loss, accuracy = hvd.grouped_allreduce([loss, accuracy], name="metrics")
+        """
+        how = reduction(average, op, prescale_factor, postscale_factor)
+        compressed = [compression.compress(tensor) for tensor in as_tensors(tensors)]
+        reduced = self._reduced([t for t, _ in compressed], name, how, process_set)
+        return [compression.decompress(t, context) for t, (_, context) in zip(reduced, compressed, strict=True)]
+
+    @as_written
+    def reducescatter(  # type: ignore[override]
+        self,
+        tensor: AnyTensor,
+        device_dense: str = "",
+        compression: CompressorLike = NoneCompressor,
+        op: int = ReduceOp.AVERAGE,
+        name: str | None = None,
+        process_set: ProcessSet = global_process_set,
+        ignore_name_scope: bool = False,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+    ) -> AnyTensor:
+        """Combine like ``allreduce``, and return this rank's share of dimension 0.
+
+        >>> share = hvd.reducescatter(ones, op=hvd.Sum)     # 5 rows on 2 ranks: 3 go to rank 0, 2 to rank 1
+        """
+        return self.grouped_reducescatter(
+            [tensor], device_dense, compression, op, process_set, prescale_factor, postscale_factor, name
+        )[0]
+
+    @as_written
+    def grouped_reducescatter(  # type: ignore[override]
+        self,
+        tensors: Sequence[AnyTensor],
+        device_dense: str = "",
+        compression: CompressorLike = NoneCompressor,
+        op: int = ReduceOp.AVERAGE,
+        process_set: ProcessSet = global_process_set,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        name: str | None = None,
+    ) -> list[AnyTensor]:
+        """``reducescatter`` of several tensors as one.
+
+        >>> shares = hvd.grouped_reducescatter([weights, biases], name="layer", op=hvd.Sum)
+        """
+        how = reduction(None, op, prescale_factor, postscale_factor)
+        compressed = [compression.compress(tensor) for tensor in as_tensors(tensors)]
+        reduced = self._scattered([t for t, _ in compressed], name, how, process_set)
+        return [compression.decompress(t, context) for t, (_, context) in zip(reduced, compressed, strict=True)]
+
+    @as_written
+    def allgather(  # type: ignore[override]
+        self,
+        tensor: AnyTensor,
+        name: str | None = None,
+        ignore_name_scope: bool = False,
+        process_set: ProcessSet = global_process_set,
+    ) -> AnyTensor:
+        """Concatenate the tensors of all ranks along dimension 0, where their lengths may differ.
+
+        >>> everything = hvd.allgather(mine, name="predictions")
+        """
+        return self._gathered([tensor], name, process_set)[0]
+
+    @as_written
+    def grouped_allgather(  # type: ignore[override]
+        self,
+        tensors: Sequence[AnyTensor],
+        name: str | None = None,
+        ignore_name_scope: bool = False,
+        process_set: ProcessSet = global_process_set,
+    ) -> list[AnyTensor]:
+        """``allgather`` of several tensors as one: none begins before all ranks have all of them.
+
+        >>> predictions, labels = hvd.grouped_allgather([predictions, labels], name="evaluation")
+        """
+        return self._gathered(tensors, name, process_set)
+
+    @as_written
+    def broadcast(  # type: ignore[override]
+        self,
+        tensor: AnyTensor,
+        root_rank: int,
+        name: str | None = None,
+        ignore_name_scope: bool = False,
+        process_set: ProcessSet = global_process_set,
+    ) -> AnyTensor:
+        """Return what ``tensor`` is on the rank ``root_rank`` (a global rank, whatever the process set).
+
+        >>> weights = hvd.broadcast(weights, root_rank=0)
+        """
+        return self._copied(tensor, root_rank, name, process_set)
+
+    @as_written
+    def broadcast_(
+        self,
+        tensor: AnyTensor,
+        root_rank: int,
+        name: str | None = None,
+        process_set: ProcessSet = global_process_set,
+    ) -> AnyTensor:
+        """``broadcast`` in place, of a variable or a list of variables, which is returned.
+
+        >>> hvd.broadcast_(model.variables, root_rank=0)
+        """
+        if not isinstance(tensor, list | tuple):
+            if in_graph() and is_variable(tensor):
+                tensor.assign(self._copied(tensor, root_rank, name, process_set))
+                return tensor
+            return super().broadcast_(tensor, root_rank, name, process_set)
+        copied = self.collectives.broadcast(as_tensors(tensor), root_rank, name, process_set)
+        for variable, value in zip(tensor, copied, strict=True):
+            variable.assign(value)
+        return tensor
+
+    @as_written
+    def alltoall(  # type: ignore[override]
+        self,
+        tensor: AnyTensor,
+        splits: AnyTensor | Sequence[int] | None = None,
+        name: str | None = None,
+        ignore_name_scope: bool = False,
+        process_set: ProcessSet = global_process_set,
+    ) -> AnyTensor | tuple[AnyTensor, AnyTensor]:
+        """Send ``splits[i]`` rows of ``tensor`` to member ``i``, return the rows received in member order.
+
+        >>> rows, counts = hvd.alltoall(tensor, splits=[1, 2])      # 3 rows on 2 ranks: 1 goes to rank 0, 2 to rank 1
+
+        Without ``splits`` dimension 0 is cut evenly, and the rows alone are returned; with them, also their number from
+        each member (int32).
+        """
+        received, counts = self.collectives.alltoall(tensor, splits, name, process_set)
+        return received if splits is None else (received, counts)
+
+    def _slices(
+        self, slices: Any, name: str | None, how: Reduction, compression: CompressorLike, process_set: ProcessSet
+    ) -> Any:
+        checked = how.checked()
+        if checked.op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
+            raise UnsupportedError(f"allreduce of tf.IndexedSlices with op={checked.op.label}: take Sum or Average")
+        factor: Any = checked.prescale * checked.postscale
+        if checked.op is ReduceOp.AVERAGE:
+            factor = factor / tf.cast(members(process_set), tf.float64)
+        travelling, context = compression.compress(slices.values)
+        # Two calls and no group: the values of one rank may not wait for what another one does with its indices.
+        values = self._gathered([travelling], None if name is None else f"{name}.values", process_set)[0]
+        indices = self._gathered([slices.indices], None if name is None else f"{name}.indices", process_set)[0]
+        values = compression.decompress(values, context)
+        return tf.IndexedSlices(values * tf.cast(factor, values.dtype), indices, slices.dense_shape)
+
+    def _reduced(
+        self, tensors: Sequence[AnyTensor], name: str | None, how: Reduction, process_set: ProcessSet
+    ) -> list[AnyTensor]:
+        return self.collectives.allreduce(tensors, name, how, process_set)
+
+    def _scattered(
+        self, tensors: Sequence[AnyTensor], name: str | None, how: Reduction, process_set: ProcessSet
+    ) -> list[AnyTensor]:
+        return self.collectives.reducescatter(tensors, name, how, process_set)
+
+    def _gathered(self, tensors: Sequence[AnyTensor], name: str | None, process_set: ProcessSet) -> list[AnyTensor]:
+        return self.collectives.allgather(tensors, name, process_set)
+
+    def _copied(self, tensor: AnyTensor, root: int, name: str | None, process_set: ProcessSet) -> AnyTensor:
+        return self.collectives.broadcast([tensor], root, name, process_set)[0]
+
+    def _counts(self, counts: tuple[int, ...]) -> AnyTensor:
+        return tf.constant(counts, tf.int32)

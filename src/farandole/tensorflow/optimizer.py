@@ -1,0 +1,194 @@
+"""Distributed optimizers: those of ``tf.compat.v1``, and by ``farandole.keras`` those of Keras.
+
+optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.AdagradOptimizer(0.01))
+train = optimizer.minimize(loss, global_step=step)
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Sequence
+from typing import Any, final
+
+import tensorflow as tf
+
+from farandole.collective import ReduceOp
+from farandole.errors import UnsupportedError, UsageError
+from farandole.runtime.collectives.compression import CompressorLike
+from farandole.runtime.session.process_sets import ProcessSet, global_process_set
+from farandole.tensorflow.compression import Compression
+from farandole.tensorflow.gradients import Asked, reduce_but, variable_id
+from farandole.tensorflow.graph import as_written
+
+
+@final
+class LocalSums:
+    """Sums of the gradients of ``passes`` passes, in variables of this rank, until the last of them."""
+
+    def __init__(self, passes: int, average: bool) -> None:
+        self._passes, self._average = passes, average
+        self._sums: list[Any] = []
+        self._count: Any = None
+
+    def add(self, gradients: Sequence[Any]) -> list[Any]:
+        """Add those of one pass; returns the sums, or means, so far."""
+        dense = [None if g is None else tf.convert_to_tensor(g) for g in gradients]
+        if self._count is None:
+            with tf.init_scope():
+                self._count = _variable([], tf.int64)
+                self._sums = [None if g is None else _variable(g.shape, g.dtype) for g in dense]
+        added = [tf.group(self._count.assign_add(1))]
+        added += [tf.group(s.assign_add(g)) for s, g in zip(self._sums, dense, strict=True) if s is not None]
+        with tf.control_dependencies(added):
+            factor = 1.0 / self._passes if self._average else 1.0
+            return [None if s is None else s.read_value() * tf.cast(factor, s.dtype) for s in self._sums]
+
+    @property
+    def is_last(self) -> Any:
+        """True, as a tensor, in the pass that makes a step. Read it where the addition is done."""
+        return tf.equal(self._count.read_value() % self._passes, 0)
+
+    def clear(self) -> Any:
+        """Begin anew."""
+        return tf.group(*(tf.group(s.assign(tf.zeros_like(s))) for s in self._sums if s is not None))
+
+
+def _variable(shape: Any, dtype: Any) -> Any:
+    return tf.compat.v1.Variable(
+        tf.zeros(shape, dtype), trainable=False, use_resource=True, name="farandole_sum",
+        collections=[tf.compat.v1.GraphKeys.LOCAL_VARIABLES],
+    )  # fmt: skip
+
+
+@final
+class DistributedV1Optimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
+    """An optimizer of ``tf.compat.v1`` whose gradients are those of all ranks."""
+
+    def __init__(self, optimizer: Any, name: str, use_locking: bool, asked: Asked, sums: LocalSums | None) -> None:
+        super().__init__(name=name, use_locking=use_locking)
+        self._optimizer, self._asked, self._sums = optimizer, asked, sums
+        self._local: list[int] = []
+
+    def register_local_var(self, var: Any) -> None:
+        """Keep the gradient of a variable on this rank: it is not reduced."""
+        self._local.append(variable_id(var))
+
+    @as_written
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
+        """Gradients of all ranks, and their variables; the arguments are the optimizer's."""
+        pairs = self._optimizer.compute_gradients(*args, **kwargs)
+        gradients, variables = [g for g, _ in pairs], [v for _, v in pairs]
+        if self._sums is None:
+            return list(zip(self._reduced(gradients, variables), variables, strict=True))
+        summed = self._sums.add(gradients)
+        present = [i for i, each in enumerate(summed) if each is not None]
+
+        def reduced() -> list[Any]:
+            return self._reduced([summed[i] for i in present], [variables[i] for i in present])
+
+        with tf.control_dependencies([summed[i] for i in present]):
+            found = tf.cond(self._sums.is_last, reduced, lambda: [tf.identity(summed[i]) for i in present])
+        for i, gradient in zip(present, found, strict=True):
+            summed[i] = gradient
+        return list(zip(summed, variables, strict=True))
+
+    @as_written
+    def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        """Make a step, in the last of the passes that make one; the arguments are the optimizer's."""
+        pairs = list(grads_and_vars)
+        if self._sums is None:
+            return self._optimizer.apply_gradients(pairs, *args, **kwargs)
+        sums = self._sums
+
+        def step() -> Any:
+            applied = self._optimizer.apply_gradients(pairs, *args, **kwargs)
+            with tf.control_dependencies([] if applied is None else [applied]):
+                cleared = sums.clear()
+            with tf.control_dependencies([] if cleared is None else [cleared]):
+                return tf.constant(True)
+
+        with tf.control_dependencies([gradient for gradient, _ in pairs if gradient is not None]):
+            return tf.group(tf.cond(sums.is_last, step, lambda: tf.constant(False)))
+
+    def get_slot(self, *args: Any, **kwargs: Any) -> Any:
+        """See ``tf.compat.v1.train.Optimizer``."""
+        return self._optimizer.get_slot(*args, **kwargs)
+
+    def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
+        """See ``tf.compat.v1.train.Optimizer``."""
+        return self._optimizer.get_slot_names(*args, **kwargs)
+
+    def variables(self) -> Any:
+        """See ``tf.compat.v1.train.Optimizer``."""
+        return self._optimizer.variables()
+
+    def _reduced(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
+        return reduce_but(gradients, variables, self._asked, self._local)
+
+
+def DistributedOptimizer(  # noqa: N802 (it stands for a class)
+    optimizer: Any,
+    name: str | None = None,
+    use_locking: bool = False,
+    device_dense: str = "",  # noqa: ARG001 (Horovod's)
+    device_sparse: str = "",  # noqa: ARG001
+    compression: CompressorLike = Compression.none,
+    sparse_as_dense: bool = False,
+    backward_passes_per_step: int = 1,
+    op: int = ReduceOp.AVERAGE,
+    gradient_predivide_factor: float = 1.0,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Optimizer that steps with the average of all ranks' gradients, of ``tf.compat.v1`` or of Keras.
+
+    >>> optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.MomentumOptimizer(0.1, 0.9))
+    >>> train = optimizer.minimize(loss, global_step=step)
+
+    ``backward_passes_per_step``: sum the gradients of so many passes (``average_aggregated_gradients``: average them)
+    before they are reduced and applied. The other arguments are those of ``DistributedGradientTape``. Raises
+    ``ValueError`` for arguments that cannot be.
+    """
+    asked = Asked(compression, sparse_as_dense, op, gradient_predivide_factor, process_set, scale_local_gradients)
+    _check(asked.checked(num_groups, groups), backward_passes_per_step)
+    if isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        sums = (
+            None if backward_passes_per_step == 1 else LocalSums(backward_passes_per_step, average_aggregated_gradients)
+        )
+        label = name or f"Distributed{type(optimizer).__name__}"
+        return DistributedV1Optimizer(optimizer, label, use_locking, asked, sums)
+    return _keras_optimizer(
+        optimizer,
+        name=name,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        backward_passes_per_step=backward_passes_per_step,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        average_aggregated_gradients=average_aggregated_gradients,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+    )
+
+
+def _check(asked: Asked, passes: int) -> None:
+    if passes < 1:
+        raise UsageError(f"backward_passes_per_step={passes}: it starts from 1")
+    if asked.op == ReduceOp.ADASUM:
+        raise UnsupportedError(
+            "DistributedOptimizer(op=Adasum) of TensorFlow: hand gradients to it by DistributedGradientTape(op=Adasum)"
+        )
+
+
+def _keras_optimizer(optimizer: Any, **asked: Any) -> Any:
+    if importlib.util.find_spec("farandole.keras") is None:
+        raise UnsupportedError(
+            f"DistributedOptimizer of a {type(optimizer).__module__}.{type(optimizer).__name__}: this release serves "
+            "those of tf.compat.v1. In a loop of your own take DistributedGradientTape, and the optimizer as it is"
+        )
+    keras: Any = importlib.import_module("farandole.keras")
+    return keras.DistributedOptimizer(optimizer, **asked)

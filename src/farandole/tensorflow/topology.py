@@ -1,0 +1,83 @@
+"""Topology as operations of a graph, which find it anew whenever they run: in elastic jobs it changes.
+
+mean = total / tf.cast(hvd.size_op(), total.dtype)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from farandole.adapters.tensorflow import AnyTensor
+from farandole.errors import UsageError
+from farandole.graphs.calls import provide
+from farandole.graphs.library import AnyCall
+from farandole.runtime.collectives import basics
+from farandole.runtime.session.init import current
+from farandole.runtime.session.process_sets import ProcessSet
+from farandole.tensorflow.graph import as_written, call, in_graph
+
+
+def _telling(name: str, value: Callable[[], int]) -> Callable[[], AnyTensor]:
+    def tell(asked: AnyCall) -> None:
+        asked.output(0, ()).fill(value())
+
+    spec = provide(f"tensorflow.{name}", tell)
+
+    def operation() -> AnyTensor:
+        return call(spec, spec, [], [tf.int32], [[]])[0] if in_graph() else tf.constant(value(), tf.int32)
+
+    return operation
+
+
+_rank, _size = _telling("rank", basics.rank), _telling("size", basics.size)
+_local_rank, _local_size = _telling("local_rank", basics.local_rank), _telling("local_size", basics.local_size)
+
+
+@as_written
+def rank_op(name: str | None = None) -> AnyTensor:  # noqa: ARG001 (Horovod's)
+    """The rank, as the graph finds it when it runs: it may be another one in an elastic job."""
+    return _rank()
+
+
+@as_written
+def local_rank_op(name: str | None = None) -> AnyTensor:  # noqa: ARG001
+    """The local rank, as the graph finds it when it runs."""
+    return _local_rank()
+
+
+@as_written
+def size_op(process_set_id: int = 0, name: str | None = None) -> AnyTensor:  # noqa: ARG001
+    """The number of ranks, or of members of a process set, as the graph finds it when it runs."""
+    return _telling(f"size.{process_set_id}", lambda: len(_members(process_set_id)))() if process_set_id else _size()
+
+
+@as_written
+def local_size_op(name: str | None = None) -> AnyTensor:  # noqa: ARG001
+    """The number of ranks on this host, as the graph finds it when it runs."""
+    return _local_size()
+
+
+@as_written
+def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> AnyTensor:  # noqa: ARG001
+    """1 if this rank is in a process set, else 0; as the graph finds it when it runs."""
+    return _telling(f"included.{process_set_id}", lambda: int(basics.rank() in _members(process_set_id)))()
+
+
+def _members(process_set_id: int) -> list[int]:
+    found = current("a process set").process_sets().get(process_set_id)
+    if found is None:
+        raise UsageError(f"there is no process set {process_set_id}: add_process_set() returns one that has a number")
+    return found.ranks
+
+
+def members(process_set: ProcessSet) -> Any:
+    """The number of members of a process set: an int, or in a graph a tensor."""
+    return size_op(process_set.process_set_id or 0) if in_graph() else len(process_set.ranks)
+
+
+def is_rank(rank: int) -> Any:
+    """True on the rank of this number: a bool, or in a graph a tensor."""
+    return tf.equal(rank_op(), rank) if in_graph() else basics.rank() == rank

@@ -1,0 +1,303 @@
+"""Cases of callbacks for Keras, and of what goes with them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+import farandole.keras as hvd
+import farandole.numpy as numpy_hvd
+from farandole.errors import UsageError
+from farandole.keras import variables
+from farandole.largebatch.noise import Estimate
+from farandole.largebatch.recipe import recipe
+from farandole.runtime.collectives.objects import allgather_object, broadcast_object
+from tests.keras.cases import (
+    BACKEND,
+    GLOBAL_BATCH,
+    OPTIMIZERS,
+    ROWS,
+    X,
+    Y,
+    are_close,
+    are_same_everywhere,
+    case,
+    fit,
+    mine,
+    network,
+    raises,
+)
+
+STEPS = ROWS // GLOBAL_BATCH
+
+
+def compiled(optimizer: Any, seed: int = 1) -> Any:
+    """A model with the gradients of all ranks."""
+    model = network(seed)
+    model.compile(hvd.DistributedOptimizer(optimizer), loss="mse")
+    return model
+
+
+def value(of: Any) -> Any:
+    """As NumPy has it."""
+    return keras.ops.convert_to_numpy(of)
+
+
+class Rates(keras.callbacks.Callback):  # type: ignore[misc]
+    """The learning rate of every batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[float] = []
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        variables.settle(self.model)
+        self.seen.append(float(value(self.model.optimizer.learning_rate)))
+
+
+def rates_of(model: Any, callback: Any, epochs: int = 4) -> Any:
+    """The rates that a callback sets."""
+    rates = Rates()
+    fit(model, epochs=epochs, callbacks=[callback, rates])
+    return rates.seen
+
+
+@case
+def a_broadcast_gives_all_ranks_the_model_and_the_optimizer_of_one() -> None:
+    root = hvd.size() - 1
+    model = network(1 + hvd.rank())
+    model.compile(hvd.DistributedOptimizer(OPTIMIZERS["adam"]()), loss="mse")
+    model.optimizer.build(model.trainable_variables)
+    model.optimizer.variables[2].assign(value(model.optimizer.variables[2]) + hvd.rank())
+    kept = model.layers[1].bias
+    kept.assign(np.full(2, hvd.rank(), np.float32))
+    expected = allgather_object([value(v) for v in (model.layers[0].kernel, model.optimizer.variables[2])])[root]
+    callback = hvd.callbacks.BroadcastGlobalVariablesCallback(root, "", [kept])
+    callback.set_model(model)
+    callback.on_train_begin()
+    found = [value(v) for v in (model.layers[0].kernel, model.optimizer.variables[2])]
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert value(kept).tolist() == [hvd.rank()] * 2
+    with raises(ValueError, "BroadcastGlobalVariablesCallback"):
+        hvd.broadcast_global_variables(0)
+    hvd.broadcast_variables(model.variables, root_rank=0)
+    assert value(kept).tolist() == [0, 0]
+
+
+@case
+def metrics_are_those_of_all_ranks() -> None:
+    logs = {"loss": float(hvd.rank()), "b": np.float32(2 * hvd.rank()), "a": 1.0, "list": [1]}
+    hvd.callbacks.MetricAverageCallback().on_epoch_end(0, logs)
+    mean = (hvd.size() - 1) / 2
+    assert logs == {"loss": mean, "b": 2 * mean, "a": 1.0, "list": [1]}
+    model = compiled(OPTIMIZERS["sgd"]())
+    callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()]
+    history = fit(model, callbacks=callbacks, validation_data=(mine(X), mine(Y))).history
+    assert all(each == history for each in allgather_object(history))
+
+
+@case
+def a_schedule_sets_the_rate_by_epochs_or_batches() -> None:
+    steps = hvd.callbacks.LearningRateScheduleCallback(0.08, lambda epoch: 0.5**epoch, start_epoch=1, end_epoch=3)
+    seen = rates_of(compiled(keras.optimizers.SGD(0.01)), steps)
+    np.testing.assert_allclose(seen, np.repeat([0.01, 0.04, 0.02, 0.02], STEPS), rtol=1e-6)
+    constant = hvd.callbacks.LearningRateScheduleCallback(0.08, 0.25, staircase=False)
+    np.testing.assert_allclose(rates_of(compiled(keras.optimizers.SGD(0.01)), constant, 1), [0.02] * STEPS, rtol=1e-6)
+    smooth = hvd.callbacks.LearningRateScheduleCallback(0.08, lambda epoch: 1 / (1 + epoch), staircase=False)
+    seen = rates_of(compiled(keras.optimizers.SGD(0.01)), smooth, 2)
+    np.testing.assert_allclose(seen, [0.08 / (1 + i / STEPS) for i in range(2 * STEPS)], rtol=1e-6)
+    model = compiled(keras.optimizers.SGD(0.01))
+    history = fit(model, callbacks=[hvd.callbacks.LearningRateScheduleCallback(0.08, 0.5)]).history
+    np.testing.assert_allclose(history["lr"], [0.04, 0.04], rtol=1e-6)
+    with raises(ValueError, "initial_lr"):
+        hvd.callbacks.LearningRateScheduleCallback(None, 0.5)  # type: ignore[arg-type]
+
+
+@case
+def a_warm_up_rises_to_the_rate_of_all_ranks() -> None:
+    warmup = hvd.callbacks.LearningRateWarmupCallback(0.08, warmup_epochs=2, verbose=1)
+    seen = rates_of(compiled(keras.optimizers.SGD(0.5)), warmup, 3)
+    size, risen = hvd.size(), [(i + 1) / STEPS for i in range(2 * STEPS)]
+    expected = [0.08 / size * (epoch * (size - 1) / 2 + 1) for epoch in risen] + [0.08] * STEPS
+    np.testing.assert_allclose(seen, expected, rtol=1e-6)
+
+
+@case
+def momentum_is_corrected_where_the_rate_changes() -> None:
+    """Goyal et al. 2017, equation 10: v = m (new rate / old rate) v + new rate * g; that of Keras is negative."""
+    x, y = X[:GLOBAL_BATCH], Y[:GLOBAL_BATCH]
+    for corrects in (True, False):
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(2, use_bias=False)])
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.5, momentum=0.9)), loss="mse")
+        weight = model.get_weights()[0].astype(np.float64)
+        rates, before, velocity = [0.02, 0.02, 0.06, 0.03], 0.5, np.zeros_like(weight)
+        for rate in rates:
+            gradient = 2 * x.T.astype(np.float64) @ (x @ weight - y) / y.size
+            velocity = 0.9 * (rate / before if corrects else 1.0) * velocity - rate * gradient
+            weight, before = weight + velocity, rate
+        schedule = hvd.callbacks.LearningRateScheduleCallback(
+            1.0, dict(zip([0.0, 1.0, 2.0, 3.0], rates, strict=True)).__getitem__, momentum_correction=corrects
+        )
+        fit(model, x, y, epochs=4, callbacks=[schedule])
+        np.testing.assert_allclose(model.get_weights()[0], weight, rtol=1e-4, atol=1e-6)
+
+
+@case
+def rates_follow_the_samples_of_a_recipe() -> None:
+    found = recipe(optimizer="sgd", base_lr=0.1, base_batch=6, global_batch=GLOBAL_BATCH, epochs=2)
+    rates = Rates()
+    callback = hvd.callbacks.SamplesScheduleCallback(found.schedule, epoch_samples=ROWS)
+    model = compiled(keras.optimizers.SGD(0.5))
+    fit(model, callbacks=[callback, rates])
+    position, expected = found.schedule.begin(ROWS), []
+    for _ in range(2 * STEPS):
+        expected.append(found.schedule.rate(position))
+        position = found.schedule.advance(position, GLOBAL_BATCH, 1.0)
+    np.testing.assert_allclose(rates.seen, expected, rtol=1e-6)
+
+
+@case
+def a_training_goes_on_from_its_checkpoint() -> None:
+    folder = Path("checkpoints")
+    oracle = compiled(OPTIMIZERS["adam"]())
+    fit(oracle, epochs=4)
+    first = compiled(OPTIMIZERS["adam"](), 1 + hvd.rank())
+    fit(first, epochs=2, callbacks=[hvd.callbacks.CheckpointCallback(folder)])
+    second = compiled(OPTIMIZERS["adam"](), 5)
+    history = fit(second, epochs=4, callbacks=[hvd.callbacks.CheckpointCallback(folder)])
+    assert history.epoch == [2, 3]
+    are_close(oracle, second)
+    are_same_everywhere(second)
+    assert fit(second, epochs=1, callbacks=[]).epoch == [0], "an ordinary fit begins at its beginning"
+    with raises(ValueError, "another model"):
+        other = network(1, keras.layers.Dense(3))
+        other.compile(hvd.DistributedOptimizer(OPTIMIZERS["adam"]()), loss="mse")
+        fit(other, callbacks=[hvd.callbacks.CheckpointCallback(folder)])
+
+
+@case
+def the_best_model_is_kept_by_one_rank() -> None:
+    path = Path(broadcast_object(str(Path.cwd()), 0), f"rank{hvd.rank()}.keras")
+    model = compiled(OPTIMIZERS["sgd"]())
+    fit(model, callbacks=[hvd.callbacks.BestModelCheckpoint(monitor="loss", filepath=path)])
+    assert path.exists() == (hvd.rank() == 0)
+    if hvd.rank() == 0:
+        are_close(model, hvd.load_model(path))
+
+
+@case
+def one_rank_speaks() -> None:
+    assert hvd.verbose(2) == (2 if hvd.rank() == 0 else 0)
+
+
+@case
+def collectives_take_values() -> None:
+    mean = hvd.allreduce(value(keras.ops.ones(3)) * hvd.rank()) if BACKEND != "torch" else None
+    if mean is not None:
+        np.testing.assert_allclose(value(mean), [(hvd.size() - 1) / 2] * 3)
+    assert hvd.allgather_object(hvd.rank()) == list(range(hvd.size()))
+
+
+@case
+def an_epoch_begins_in_its_middle() -> None:
+    sampler = hvd.elastic.ElasticSampler(X, shuffle=False)
+    sampler.record_batch(0, GLOBAL_BATCH // hvd.size())
+    batches = hvd.elastic.SampledBatches(sampler, lambda rows: (X[rows], Y[rows]), GLOBAL_BATCH // hvd.size())
+    assert len(batches) == STEPS - 1
+    model = compiled(OPTIMIZERS["sgd"]())
+    state: Any = hvd.elastic.KerasState(model, sampler=sampler, epoch=0, batch=1)
+    model.fit(
+        batches, verbose=0, shuffle=False,
+        callbacks=[
+            hvd.elastic.RecordSamplesCallback(batches), hvd.elastic.UpdateBatchStateCallback(state),
+            hvd.elastic.UpdateEpochStateCallback(state), hvd.elastic.CommitStateCallback(state, 3),
+        ],
+    )  # fmt: skip
+    assert (sampler.processed_num, state.epoch, state.batch) == (ROWS, 1, 0)
+    with raises(ValueError, "nothing is left of epoch 0"):
+        hvd.elastic.SampledBatches(sampler, lambda rows: rows)
+    with raises(ValueError, "starts from 1"):
+        hvd.elastic.CommitStateCallback(state, 0)
+
+
+@case
+def a_state_goes_back_to_its_commit() -> None:
+    model = network(1, keras.layers.Dropout(0.5))
+    model.compile(hvd.DistributedOptimizer(OPTIMIZERS["adam"]()), loss="mse")
+    state: Any = hvd.elastic.KerasState(model, epoch=0)
+    fit(model)
+    state.epoch = 1
+    state.commit()
+    kept = [array.copy() for array in variables.read(model.variables + model.optimizer.variables)]
+    fit(model)
+    state.epoch = 2
+    state.restore()
+    assert state.epoch == 1
+    for one, other in zip(kept, variables.read(model.variables + model.optimizer.variables), strict=True):
+        np.testing.assert_array_equal(one, other)
+    with raises(ValueError, "not built"):
+        hvd.elastic.KerasState(keras.Sequential([keras.layers.Dense(1)]))
+    shutil.rmtree("checkpoints", ignore_errors=True)
+
+
+class _Means(keras.layers.Layer):  # type: ignore[misc]
+    """Product with weights, which are zeros: the gradient of its mean is that of the inputs, whatever they are."""
+
+    def build(self, shape: Any) -> None:
+        self.w = self.add_weight(shape=(shape[-1], 1), initializer="zeros", name="w")
+
+    def call(self, x: Any) -> Any:
+        return x @ self.w
+
+
+@case
+def the_noise_scale_is_that_of_numpy_on_the_same_gradients() -> None:
+    """Also with a smaller last batch, another ``fit``, and after the model was compiled again."""
+    rows = np.random.default_rng(5 + hvd.rank()).normal(1.0, 2.0, (28, 40)).astype(np.float32)
+    model = keras.Sequential([keras.Input((40,)), _Means()])
+    noise = hvd.callbacks.NoiseScaleCallback(lambda batch: len(rows[8 * batch :][:8]), every=1, horizon_samples=1e12)
+    for epochs in (2, 1):
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+        model.compile(optimizer, loss=lambda _, found: found[:, 0])
+        for _ in range(2):
+            model.fit(rows, rows, batch_size=8, epochs=epochs, shuffle=False, verbose=0, callbacks=[noise])
+    known: Any = None
+    for epochs in (4, 2):
+        average = numpy_hvd.DistributedGradients({"w": np.zeros(40, np.float32)})
+        expected = numpy_hvd.NoiseScale(average, every=1, horizon_samples=1e12)
+        if known is not None:
+            expected.load_state_dict(known)
+        for begin in [0, 8, 16, 24] * epochs:
+            expected.saw(len(rows[begin : begin + 8]))
+            average({"w": rows[begin : begin + 8].mean(0)})
+        known = expected.state_dict()
+    found, wanted = noise.estimate(), expected.estimate()
+    if hvd.size() == 1:
+        assert "one rank alone has nothing to compare with" in str(found)
+        return
+    assert isinstance(found, Estimate)
+    assert isinstance(wanted, Estimate)
+    np.testing.assert_allclose(
+        [found.trace, found.norm2, found.b_simple], [wanted.trace, wanted.norm2, wanted.b_simple], 1e-4
+    )
+    assert model.history.history["noise_scale"][-1] == found.b_simple
+    assert allgather_object(found.b_simple) == [found.b_simple] * hvd.size()
+
+
+@case
+def a_noise_scale_needs_a_distributed_optimizer() -> None:
+    """And one that scales no losses."""
+    for optimizer, text in (
+        (keras.optimizers.SGD(0.1), "compile the model with hvd.DistributedOptimizer"),
+        (hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))), "scaled losses"),
+    ):
+        model = network()
+        model.compile(optimizer, loss="mse")
+        with raises(UsageError, text):
+            model.fit(X, Y, verbose=0, callbacks=[hvd.callbacks.NoiseScaleCallback(32)])

@@ -1,0 +1,104 @@
+"""What the cases of ``on_ranks.py`` share: a model, data, and one worker's training to compare with."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+
+import farandole.keras as hvd
+from farandole.graphs.library import original
+from farandole.keras import variables
+from farandole.runtime.collectives.objects import allgather_object
+
+BACKEND = keras.backend.backend()
+ROWS, GLOBAL_BATCH = 96, 12
+
+Case = Callable[[], None]
+Array = npt.NDArray[Any]
+CASES: list[Case] = []
+
+random = np.random.default_rng(0)
+X: Array = random.normal(size=(ROWS, 5)).astype(np.float32)
+Y: Array = (X @ random.normal(size=(5, 2))).astype(np.float32)
+
+
+def case(function: Case) -> Case:
+    """Run this one, too."""
+    CASES.append(function)
+    return function
+
+
+@contextlib.contextmanager
+def raises(kind: type[BaseException], text: str) -> Iterator[None]:
+    """Fail unless the block raises our error of that kind, in a backend's words or not."""
+    found = None
+    try:
+        yield
+    except Exception as error:
+        found = original(error)
+    assert isinstance(found, kind), repr(found)
+    assert text in str(found), found
+
+
+def network(seed: int = 1, *layers: Any) -> Any:
+    """A model of two layers, after others."""
+    keras.utils.set_random_seed(seed)
+    own = [keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(2)]
+    return keras.Sequential([keras.Input((5,)), *layers, *own])
+
+
+def mine(values: Array) -> Array:
+    """This rank's part of each global batch."""
+    share = GLOBAL_BATCH // hvd.size()
+    parts = [values[i : i + GLOBAL_BATCH][hvd.rank() * share :][:share] for i in range(0, len(values), GLOBAL_BATCH)]
+    return np.concatenate(parts)
+
+
+def fit(model: Any, x: Array = X, y: Array = Y, alone: bool = False, **how: Any) -> Any:
+    """Train on this rank's part, or alone on all; returns the history."""
+    batch = GLOBAL_BATCH if alone else GLOBAL_BATCH // hvd.size()
+    how = {"epochs": 2, "callbacks": [] if alone else [hvd.callbacks.BroadcastGlobalVariablesCallback(0)], **how}
+    x, y = (x, y) if alone else (mine(x), mine(y))
+    return model.fit(x, y, batch_size=batch, shuffle=False, verbose=0, **how)
+
+
+def are_close(a: Any, b: Any, rtol: float = 2e-5) -> None:
+    """Fail unless both models have the same weights, up to rounding."""
+    for one, other in zip(a.get_weights(), b.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=rtol, atol=2e-6)
+
+
+def are_same_everywhere(model: Any) -> None:
+    """Fail unless all ranks have the same bits in the model and in its optimizer."""
+    said = allgather_object([array.tobytes() for array in variables.read(variables.of_both(model))])
+    assert all(each == said[0] for each in said)
+
+
+def trains_as_one(make: Callable[[], Any], distribute: Callable[[Any], Any], **compiled: Any) -> None:
+    """Fail unless ranks, who begin with weights of their own, train as one worker on the joined batch does."""
+    alone, together = network(), network(seed=1 + hvd.rank())
+    alone.compile(make(), loss="mse", **compiled)
+    together.compile(distribute(make()), loss="mse", **compiled)
+    fit(alone, alone=True)
+    fit(together)
+    are_close(alone, together)
+    are_same_everywhere(together)
+    assert int(together.optimizer.iterations) == int(alone.optimizer.iterations)
+
+
+OPTIMIZERS: dict[str, Callable[[], Any]] = {
+    "sgd": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
+    "adam": lambda: keras.optimizers.Adam(0.01),
+    "clipped": lambda: keras.optimizers.SGD(0.05, momentum=0.9, global_clipnorm=0.3),
+    "accumulated": lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=2),
+    "scaled": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05, momentum=0.9)),
+    "averaged": lambda: keras.optimizers.AdamW(0.01, use_ema=True, ema_momentum=0.9),
+    "scheduled": lambda: keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 4, 0.7)),
+}
+if hasattr(keras.optimizers, "Muon"):  # since Keras 3.10
+    OPTIMIZERS["muon"] = lambda: keras.optimizers.Muon(0.01)

@@ -1,0 +1,133 @@
+"""``farandole.keras`` on ranks, in elastic jobs, and under the names of Horovod, on each backend of Keras."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.frameworks import skip_without
+from tests.keras.sources import FOLDER, ROOT
+
+skip_without("keras")
+
+BACKENDS = [
+    pytest.param(name, marks=pytest.mark.skipif(find_spec(name) is None, reason=f"{name} is not installed"))
+    for name in ("torch", "tensorflow", "jax")
+]
+SIZES = {"torch": (1, 3), "tensorflow": (2,), "jax": (2,)}  # a minute each with what compiles
+if os.environ.get("LARGE"):  # see ``make large``
+    SIZES = dict.fromkeys(SIZES, (1, 2, 3, 4))
+
+
+def environment(backend: str) -> dict[str, str]:
+    """Variables of a job; XLA compiles a hundred small programs, which are not worth much of its time."""
+    quick = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    return {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "XLA_FLAGS": quick}
+
+
+@pytest.mark.parametrize(("backend", "size"), [(backend, size) for backend in SIZES for size in SIZES[backend]])
+def test_everything_on_ranks(launch: Any, backend: str, size: int) -> None:
+    skip_without(backend)
+    script = FOLDER / "on_ranks.py"
+    finished = launch(size, script, environment=environment(backend), deadline_s=290.0).ok()
+    texts = [(FOLDER / f"{part}_cases.py").read_text() for part in ("callback", "optimizer", "virtual")]
+    cases = [name for text in texts for name in re.findall(r"^@case\ndef (\w+)", text, re.MULTILINE)]
+    assert set(cases) <= set(finished.lines())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_worker_is_killed_another_one_comes_and_nobody_can_tell(launch: Any, tmp_path: Path, backend: str) -> None:
+    finished = launch(
+        2,
+        FOLDER / "elastic_training.py",
+        options=["--min-np", "1", "--max-np", "2", "--blacklist-cooldown-range", "0", "1", "--start-timeout", "120"],
+        arguments=[str(tmp_path)],
+        environment=environment(backend),
+        deadline_s=290.0,
+    ).ok()
+    results = [json.loads(path.read_text()) for path in tmp_path.glob("result-*.json")]
+    assert len(results) == 2, finished.stderr
+    for found, expected in results:
+        assert found["generation"] >= 3
+        assert any(position not in (0, 96) for _, position in found["sizes"]), "no epoch began in its middle"
+        batches = iter(found["seen"])
+        for _ in range(found["epochs"]):  # in each epoch every sample is committed once, by whichever rank
+            rows: list[int] = []
+            while len(rows) < 96:
+                rows += next(batches)
+            assert sorted(rows) == list(range(96))
+        assert next(batches, None) is None
+        for one, other in zip(found["values"], expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=2e-6)
+    assert results[0][0]["values"] == results[1][0]["values"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS if os.environ.get("LARGE") else ["torch"])
+def test_the_example_learns(launch: Any, backend: str) -> None:
+    said = launch(2, ROOT / "examples" / "keras_digits.py", environment=environment(backend), deadline_s=200.0)
+    found = re.search(r"test accuracy ([\d.]+) on 2 worker", said.ok().stdout)
+    assert found
+    assert float(found[1]) > 0.9
+
+
+def test_ranks_that_wait_for_each_other_without_graphs_are_told_within_seconds(launch: Any) -> None:
+    """With a new optimizer on one rank alone: on PyTorch no thread is there that could bring what is missing."""
+    script = """
+        import time
+        import keras
+        import numpy as np
+        import farandole.keras as hvd
+        hvd.init()
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+
+        def compile():
+            model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse")
+
+        compile()
+        batch = np.ones((4, 4), np.float32), np.ones((4, 2), np.float32)
+        model.train_on_batch(*batch)
+        if hvd.rank() == 0:
+            compile()
+        begin = time.monotonic()
+        try:
+            model.train_on_batch(*batch)
+        except hvd.elastic.HorovodInternalError as error:
+            print(type(error).__name__, time.monotonic() - begin < 15)
+        """
+    told = {**environment("torch"), "FARANDOLE_STALL_SHUTDOWN_S": "40"}
+    assert launch(2, script, environment=told, deadline_s=100.0).ok().lines() == ["MismatchError True"] * 2
+
+
+def test_scripts_of_horovod_find_what_they_import(launch: Any) -> None:
+    script = """
+        import inspect
+        import keras
+        import horovod.keras as hvd
+        import horovod.keras.callbacks
+        from horovod.keras.elastic import CommitStateCallback, KerasState, UpdateBatchStateCallback, run
+        import farandole.keras
+
+        assert horovod.keras.callbacks is farandole.keras.callbacks is hvd.callbacks
+        assert hvd.elastic.KerasState is KerasState
+        hvd.init()
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), op=hvd.Sum, compression=hvd.Compression.none)
+        assert isinstance(optimizer, keras.optimizers.SGD)
+        hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.1), local_layers=None)
+        given = list(inspect.signature(hvd.DistributedOptimizer).parameters)
+        assert given[:8] == ["optimizer", "name", "device_dense", "device_sparse", "compression", "sparse_as_dense",
+                             "gradient_predivide_factor", "op"]
+        assert list(inspect.signature(hvd.callbacks.LearningRateWarmupCallback).parameters) == [
+            "initial_lr", "warmup_epochs", "momentum_correction", "steps_per_epoch", "verbose"]
+        assert all(hasattr(hvd, name) for name in (
+            "allreduce", "allgather", "broadcast", "reducescatter", "load_model", "broadcast_global_variables"))
+        print("found")
+        """
+    finished = launch(1, script, options=["--horovod"], environment=environment("torch"))
+    assert "found" in finished.ok().lines()

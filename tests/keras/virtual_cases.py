@@ -1,0 +1,78 @@
+"""Virtual workers in ``fit``, as every rank of ``on_ranks.py`` checks them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+
+import farandole.keras as hvd
+from farandole.errors import UsageError
+from farandole.keras import variables
+from tests.keras.cases import GLOBAL_BATCH, X, Y, are_close, case, network, raises
+
+COUNT, STEPS = 5, 10
+
+
+def trained(callbacks: list[Any], *layers: Any, rows: int = len(X)) -> Any:
+    """A model after ``STEPS`` steps of global batches, of which the last one of an epoch may be smaller."""
+    model = network(3, *layers)
+    model.compile(keras.optimizers.Adam(0.01), loss="mse", metrics=["mae"])
+    epochs = STEPS // -(-rows // GLOBAL_BATCH)
+    model.fit(X[:rows], Y[:rows], batch_size=GLOBAL_BATCH, epochs=epochs, shuffle=False, verbose=0, callbacks=callbacks)
+    return model
+
+
+def bits(model: Any) -> list[bytes]:
+    """Of the model and its optimizer, but for what each rank has for itself."""
+    return [each.tobytes() for each in variables.read(variables.of_both(model))]
+
+
+@case
+def virtual_workers_give_the_same_bits_on_any_number_of_ranks() -> None:
+    """With dropout, batch norm, uneven shards, and a callback of one rank alone beside that of all."""
+    own = hvd.add_process_set([0]) if hvd.size() > 1 else hvd.global_process_set
+
+    def of(process_set: Any) -> list[bytes]:
+        virtual = hvd.callbacks.VirtualWorkersCallback(COUNT, seed=2, process_set=process_set)
+        layers = keras.layers.BatchNormalization(), keras.layers.Dropout(0.2)
+        model = trained([virtual], *layers, rows=55)
+        assert int(model.optimizer.iterations) == STEPS
+        return bits(model)
+
+    together = of(hvd.global_process_set)
+    assert hvd.allgather_object(together) == [together] * hvd.size()
+    if hvd.rank() == 0:
+        assert of(own) == together, f"{hvd.size()} ranks have other bits than one"
+    hvd.barrier()
+    if hvd.size() > 1:
+        hvd.remove_process_set(own)
+
+
+@case
+def virtual_workers_train_as_one_worker_does() -> None:
+    """Up to rounding; and afterwards ``fit`` is that of Keras again."""
+    virtual = hvd.callbacks.VirtualWorkersCallback(COUNT)
+    model, alone = trained([virtual]), trained([])
+    are_close(model, alone)
+    for each in (model, alone):
+        each.fit(X, Y, batch_size=GLOBAL_BATCH, shuffle=False, verbose=0)
+    are_close(model, alone)
+    before = variables.read(model.trainable_variables)
+    model.fit(X, Y, batch_size=GLOBAL_BATCH, shuffle=False, verbose=0, callbacks=[virtual])
+    assert all((a != b).any() for a, b in zip(before, variables.read(model.trainable_variables), strict=True))
+    assert np.isfinite(model.history.history["loss"][-1])
+
+
+@case
+def virtual_workers_need_the_optimizer_alone() -> None:
+    """What cannot be is refused before the first step."""
+    for optimizer, text in (
+        (hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "compile the model with the optimizer alone"),
+        (keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)), "scaled losses"),
+    ):
+        model = network()
+        model.compile(optimizer, loss="mse")
+        with raises(UsageError, text):
+            model.fit(X, Y, verbose=0, callbacks=[hvd.callbacks.VirtualWorkersCallback(COUNT)])
