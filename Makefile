@@ -1,18 +1,26 @@
 # Everything here sets up what it needs: `make` alone says what there is.
 #   PYTHON=python3.12 make test    another interpreter       VENV=/tmp/venv make test    another environment
+#   MXNET_PYTHON=python3.11 make mxnet    the interpreter for MXNet, if the first one is not 3.10 or 3.11
 
 PYTHON ?= python3
 VENV ?= .venv
+MXNET_PYTHON ?= $(PYTHON)
 NP ?= 2
 SECONDS ?= 900
 SEED ?= 1
 PROGRAMS ?= 10000
+
+FRAMEWORK ?= torch
+DIGITS := $(if $(filter torch,$(FRAMEWORK)),digits,$(FRAMEWORK)_digits)
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.farandole-installed
 CORE := $(VENV)/.farandole-compiled
 MODULES := $(VENV)/.farandole-modules
 PIP = $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+MXNET_VENV ?= .venv-mxnet
+MXNET := $(MXNET_VENV)/.farandole-installed
+MXNET_PIP = $(MXNET_VENV)/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 SOURCES := src workbench benchmarks examples tests docs
 
 # What is in the checkout and not in the package can be imported in any folder and on any host of a test, as by workers
@@ -23,7 +31,7 @@ CHECKOUT_ON_PATH := 'import pathlib, sysconfig; \
 NATIVE := $(wildcard CMakeLists.txt native/*.cpp native/*.hpp)
 
 .DEFAULT_GOAL := help
-.PHONY: help bytecode setup demo test large lint format bench faults attacks model soak fuzz stress clean FORCE
+.PHONY: help bytecode setup versions demo mxnet test large lint format bench faults attacks model soak fuzz stress clean FORCE
 
 help: ## say what there is
 	@echo "make TARGET, where TARGET is one of"
@@ -37,7 +45,7 @@ $(STAMP): pyproject.toml constraints.txt
 	    { echo "$(PYTHON) cannot make an environment: apt-get install python3-venv"; exit 1; }
 	@echo "setting up $(VENV) (once; a few minutes)"
 	@$(PIP) 'scikit-build-core>=0.10' 'nanobind>=2.4' 'cmake>=3.18' ninja
-	@$(PIP) --no-build-isolation -e '.[torch,dev]'
+	@$(PIP) --no-build-isolation -e '.[torch,jax,keras,dev]' tensorflow-cpu
 	@$(BIN)/python -c $(CHECKOUT_ON_PATH)
 	@touch $@
 
@@ -54,18 +62,39 @@ $(CORE): $(STAMP) $(NATIVE) $(MODULES)
 bytecode: $(CORE)
 	@$(BIN)/python -m compileall -q src workbench
 
+# MXNet 1.9.1 needs NumPy 1.23, so it has an environment of its own, which the tests use where it stands. And a build
+# folder of its own: CMake keeps the paths of the environment that it was configured in.
+$(MXNET): $(STAMP) pyproject.toml $(NATIVE) $(MODULES)
+	@$(MXNET_PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 12))' || \
+	    { echo "NumPy 1.23, which MXNet needs, is made for Python 3.10 and 3.11: make mxnet MXNET_PYTHON=python3.11"; exit 1; }
+	@test -x $(MXNET_VENV)/bin/python || $(MXNET_PYTHON) -m venv $(MXNET_VENV)
+	@echo "setting up $(MXNET_VENV) (once; a few minutes)"
+	@$(MXNET_PIP) -C build-dir=build/mxnet -e '.[mxnet]'
+	@touch $@
+
+mxnet: $(MXNET) bytecode ## make the environment of MXNet, which 'make test' then uses too, and run its tests
+	@$(BIN)/python -m pytest tests/mxnet
+
+versions: $(CORE) ## run the checks of TensorFlow and JAX with other versions, and MXNet's (ONLY="jax-0.5 ..."; an hour)
+	@$(BIN)/python -m workbench.versions $(ONLY)
+	@$(if $(ONLY),,$(MAKE) --no-print-directory mxnet)
+
 setup: $(CORE) ## make the environment and nothing else
 
-demo: $(CORE) ## train a network on handwritten digits on two workers
+demo: $(CORE) ## train a network on handwritten digits on two workers (FRAMEWORK=keras|tensorflow|jax)
 	@mkdir -p out
-	@$(BIN)/farandole run -np $(NP) --timeline out/timeline.json $(BIN)/python examples/digits.py
+	@$(BIN)/farandole run -np $(NP) --timeline out/timeline.json $(BIN)/python examples/$(DIGITS).py
 
-# Two processes: jobs of several ranks wait for each other for a third of the time. By file, as a module shares its jobs.
+# Three processes on two cores: jobs of several ranks wait for each other for a third of the time. By file, as a module
+# shares its jobs; the longest files first (tests/conftest.py).
 test: bytecode ## run the tests
-	@$(BIN)/python -m pytest -n 2 --dist loadfile
+	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
-large: bytecode ## run the checks of the torch adapter on up to 16 ranks of 4 hosts, which 'make test' does not (12 minutes)
+large: bytecode ## run the frameworks' checks on more ranks and hosts than 'make test' does (25 minutes)
 	@LARGE=1 $(BIN)/python -m pytest tests/torch/test_on_ranks.py
+	@LARGE=1 $(BIN)/python -m pytest tests/keras tests/tensorflow tests/jax -k 'on_ranks or checks'
+	@LARGE=1 $(BIN)/python -m pytest tests/bindings/test_contract.py
+	@LARGE=1 $(BIN)/python -m pytest tests/elastic/test_faults.py -k counts_in_its_weights
 
 lint: $(STAMP) ## check style and types
 	@$(BIN)/ruff check $(SOURCES)
@@ -78,13 +107,14 @@ format: $(CORE) ## put the sources and the generated parts of the documentation 
 	@$(BIN)/python docs/generate.py
 
 bench: $(CORE) ## measure against Gloo, DDP and MPI, side by side (BENCH=--quick for a few minutes)
+	@$(BIN)/python -c 'import tf_keras' 2>/dev/null || $(PIP) --no-deps tf_keras==2.21.0
 	@$(BIN)/python -m benchmarks $(BENCH)
 
-faults: bytecode ## play all faults that an elastic job survives, and write docs/reference/faults.md (8 minutes)
-	@$(BIN)/python -m workbench.survival faults --write docs/reference/faults.md
+faults: bytecode ## play all faults that an elastic job survives, and write docs/reference/faults.md (8 minutes; FRAMEWORK=torch|jax|keras)
+	@$(BIN)/python -m workbench.survival faults --framework $(FRAMEWORK) --write docs/reference/faults.md
 
-attacks: bytecode ## play what has been attacked and takes long (docs/reference/attacks.md; 10 minutes)
-	@for attack in numbers controllers clock network; do $(BIN)/python -m workbench.attacks $$attack || exit 1; done
+attacks: bytecode ## play what has been attacked and takes long (docs/reference/attacks.md; 12 minutes)
+	@for attack in numbers strangers controllers clock network notebook; do $(BIN)/python -m workbench.attacks $$attack || exit 1; done
 
 model: $(CORE) ## search larger models of the peer lane, and play 100,000 random schedules (20 minutes)
 	@$(BIN)/python -m workbench.peers.searches
@@ -95,14 +125,14 @@ soak: bytecode ## train under random faults, and re-form 1000 times (SECONDS=900
 	@$(BIN)/python -m workbench.survival reforms
 
 # SECONDS bounds it only where it is given.
-fuzz: bytecode ## run generated programs on 1, 2 and 3 ranks beside plain PyTorch (PROGRAMS=10000 SEED=1 SECONDS=)
-	@$(BIN)/python -m workbench.differential --programs $(PROGRAMS) --seed $(SEED) \
+fuzz: bytecode ## run generated programs on 1, 2 and 3 ranks beside an oracle (PROGRAMS=10000 SEED=1 SECONDS= FRAMEWORK=torch|jax|keras)
+	@$(BIN)/python -m workbench.differential --framework $(FRAMEWORK) --programs $(PROGRAMS) --seed $(SEED) \
 	    --seconds $(if $(filter file,$(origin SECONDS)),0,$(SECONDS))
 
 stress: bytecode ## repeat what is concurrent under load and random stalls; a hang shows all stacks (SECONDS=1800 SEED=1)
 	@$(BIN)/python -m workbench.stress --seconds $(if $(filter file,$(origin SECONDS)),1800,$(SECONDS)) --seed $(SEED)
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) out build dist
+	rm -rf $(VENV) $(MXNET_VENV) out build dist
 
 -include native/native.mk

@@ -30,6 +30,7 @@ from benchmarks import (
     report,
     steps,
 )
+from benchmarks.frameworks import section as frameworks
 from benchmarks.measure import Table
 
 SECTIONS: dict[str, Callable[[bool], list[Table]]] = {
@@ -43,6 +44,7 @@ SECTIONS: dict[str, Callable[[bool], list[Table]]] = {
     "hosts": hosts.run,
     "jobs": cluster_jobs.run,
     "elastic": elastic.run,
+    "frameworks": frameworks.run,
 }
 
 

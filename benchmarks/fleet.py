@@ -20,11 +20,14 @@ from collections.abc import Sequence
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from types import TracebackType
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 from workbench.cluster import Cluster
 
 ADDRESS, RANK, SIZE, HOSTS = "BENCH_ADDRESS", "BENCH_RANK", "BENCH_SIZE", "BENCH_HOSTS"
+Command: TypeAlias = tuple[list[str], dict[str, str]]
+"""Arguments and additional environment of a process."""
+
 START_S = 60.0
 ANSWER_S = 120.0
 """How long a rank may take for one answer."""
@@ -32,27 +35,49 @@ ANSWER_S = 120.0
 
 @final
 class Fleet:
-    """``size`` processes of ``contender``; ``call`` asks them all and returns their answers in rank order."""
+    """``size`` processes of ``contender``; ``call`` asks them all and returns their answers in rank order.
 
-    def __init__(self, contender: str, size: int, cluster: Cluster | None = None, hosts: Sequence[str] = ()) -> None:
-        self.contender, self.size = contender, size
+    ``commands``: what to start instead of ``benchmarks.rank``; what it prints is not shown. ``answer_s``: how long a
+    rank may take for one answer.
+    """
+
+    def __init__(
+        self,
+        contender: str,
+        size: int,
+        cluster: Cluster | None = None,
+        hosts: Sequence[str] = (),
+        commands: Sequence[Command] | None = None,
+        answer_s: float = ANSWER_S,
+    ) -> None:
+        self.contender, self.size, self._answer_s = contender, size, answer_s
+        self._processes: list[subprocess.Popen[Any]] = []
+        self._ranks: list[Connection] = []
         self._folder = tempfile.TemporaryDirectory(prefix="bench-")
         address = str(Path(self._folder.name) / "socket")
+        output = None if commands is None else subprocess.DEVNULL
         told = {"OMP_NUM_THREADS": "1", ADDRESS: address, SIZE: str(size)}
         told[HOSTS] = ",".join(hosts or ["localhost"] * size)
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(address)
-            listener.listen(size)
-            listener.settimeout(START_S)
-            self._processes: list[subprocess.Popen[Any]] = [
-                cluster.popen(hosts[place], command, env={**told, **extra})
-                if cluster
-                else subprocess.Popen(command, env={**os.environ, **told, **extra}, stdin=subprocess.DEVNULL)
-                for place, (command, extra) in enumerate(_commands(contender, size))
-            ]
-            connections = dict(_accept(listener) for _ in range(size))
-        self._ranks = [connections[rank] for rank in range(size)]
-        self.call("check")
+        try:
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(address)
+                listener.listen(size)
+                listener.settimeout(START_S)
+                for place, (command, extra) in enumerate(commands or _commands(contender, size)):
+                    env = {**told, **extra}
+                    self._processes.append(
+                        cluster.popen(hosts[place], command, env=env)
+                        if cluster
+                        else subprocess.Popen(
+                            command, env={**os.environ, **env}, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+                        )
+                    )
+                connections = dict(_accept(listener) for _ in range(size))
+            self._ranks = [connections[rank] for rank in range(size)]
+            self.checked = self.call("check")
+        except BaseException:
+            self.close()
+            raise
 
     def call(self, verb: str, *arguments: Any) -> list[Any]:
         """Every rank's answer to ``verb``; raises with the traceback if one of them raised."""
@@ -69,8 +94,8 @@ class Fleet:
                 rank.send([value for _, value in said])
 
     def _receive(self, rank: Connection) -> tuple[str, Any]:
-        if not rank.poll(ANSWER_S):
-            raise TimeoutError(f"{self.contender}: no answer for {ANSWER_S} s")
+        if not rank.poll(self._answer_s):
+            raise TimeoutError(f"{self.contender}: no answer for {self._answer_s:g} s")
         kind, value = rank.recv()
         return kind, value
 
@@ -103,7 +128,7 @@ def _accept(listener: socket.socket) -> tuple[int, Connection]:
     return connection.recv(), connection
 
 
-def _commands(contender: str, size: int) -> list[tuple[list[str], dict[str, str]]]:
+def _commands(contender: str, size: int) -> list[Command]:
     """The processes to start: one per rank, or one MPI launcher for all."""
     rank = [sys.executable, "-m", "benchmarks.rank", contender]
     bin_, lib = Path(sys.prefix) / "bin", Path(sys.prefix) / "lib"

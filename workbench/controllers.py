@@ -1,11 +1,14 @@
 """Look-up of the controller process of an elastic job, for tests that kill it.
 
->>> os.kill(controller_of(launcher.pid), signal.SIGKILL)
+>>> kill_controller_of(launcher.pid, controller_of(launcher.pid))
+True
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 from pathlib import Path
 
 from farandole.control import process
@@ -19,3 +22,20 @@ def controller_of(launcher: int) -> int:
             if Path(f"/proc/{pid}/comm").read_text() == f"{PROCESS_NAME}\n":
                 return pid
     return 0
+
+
+def kill_controller_of(launcher: int, pid: int) -> bool:
+    """Kill the controller ``pid`` below process ``launcher``; False if it is none any more."""
+    try:
+        ending = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    try:
+        # A look after it was opened: from here on this is that process, and no other that is given its number.
+        if controller_of(launcher) != pid:
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(ending, signal.SIGKILL)
+        return True
+    finally:
+        os.close(ending)

@@ -12,11 +12,12 @@ from farandole.errors import UsageError
 from workbench.differential.check import Checker
 from workbench.differential.command import main
 from workbench.differential.generator import FEATURES, generate
-from workbench.differential.job import Nursery
+from workbench.differential.job import JobFindings, Nursery
 from workbench.differential.oracle import consult
+from workbench.differential.outcome import Outcome, ProgramFailure
 from workbench.differential.program import Program, Step
 from workbench.differential.shrink import shrink
-from workbench.differential.verdict import EQUAL, FAILED, Verdict
+from workbench.differential.verdict import EQUAL, FAILED, REFUSED, Verdict, judge
 
 PROGRAMS = int(os.environ.get("PROGRAMS", "300"))
 
@@ -135,6 +136,38 @@ def test_a_fault_is_found_and_shrunk(checker: Checker, bug: str) -> None:
 
 def test_what_fails_in_plain_pytorch_may_fail(checker: Checker) -> None:
     assert [v.kind for v in checker.check(program("torch.ones(2) @ torch.ones(3)"))] == [FAILED]
+
+
+DUE, LATER = "DivergenceError", "UsageError"
+
+
+@pytest.mark.parametrize(
+    ("errors", "steps", "may_refuse", "kind"),
+    [
+        ([(DUE, 5), (DUE, 5), (LATER, 9)], "ab-", True, REFUSED),
+        ([(DUE, 5), (DUE, 5), (DUE, 5)], "aab", False, REFUSED),
+        ([(DUE, 5), (DUE, 5), (LATER, 9)], "ab-", False, "error DivergenceError UsageError"),
+        ([(DUE, 5), (DUE, 5), (LATER, 9)], "abb", True, "error DivergenceError UsageError"),
+        ([(DUE, 5), (DUE, 5), (LATER, 9)], "aa-", True, "error DivergenceError UsageError"),
+        ([(DUE, 5), (LATER, 9), (LATER, 9)], "ab-", True, "error DivergenceError UsageError"),
+        ([(DUE, 5), (DUE, 5), (LATER, 3)], "ab-", True, "error DivergenceError UsageError"),
+        ([(DUE, 5), (DUE, 5), ("StallError", 9)], "ab-", True, "error DivergenceError StallError"),
+        ([(DUE, 5), (DUE, 5), ("AbortError", 9)], "ab-", False, REFUSED),
+        ([(LATER, 5), ("StartError", 5), ("AbortError", 9)], "ab-", True, "error AbortError StartError UsageError"),
+    ],
+)
+def test_two_errors_are_due_only_within_and_outside_of_a_process_set_that_diverges(
+    errors: list[tuple[str, int]], steps: str, may_refuse: bool, kind: str
+) -> None:
+    expected = [Outcome(steps={} if each == "-" else {"o 1": each.encode()}) for each in steps]
+    found: list[Outcome | None] = [Outcome(failure=ProgramFailure(name, line, True, "")) for name, line in errors]
+    assert judge(program("pass", may_refuse=may_refuse), expected, JobFindings(found)).kind == kind
+
+
+def test_a_deadlock_is_no_refusal() -> None:
+    for text, kind in (("the ranks differ", REFUSED), ("deadlock, as all threads wait", "error MismatchError")):
+        found: list[Outcome | None] = [Outcome(failure=ProgramFailure("MismatchError", 5, True, text))] * 2
+        assert judge(program("pass", may_refuse=True), [Outcome()] * 2, JobFindings(found)).kind == kind
 
 
 def test_shrinking_leaves_what_is_needed() -> None:

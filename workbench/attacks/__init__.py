@@ -1,4 +1,4 @@
-"""Attacks that take long or need hosts: numbers on every engine, dying controllers, bad networks, jumping clocks.
+"""Attacks that take long or need hosts: numbers on any engine, strangers, dying controllers, bad networks, and clocks.
 
     python -m workbench.attacks numbers --engine hybrid+tcp --hosts aabb
     python -m workbench.attacks network

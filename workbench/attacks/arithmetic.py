@@ -20,7 +20,6 @@ from farandole.collective import DType, ReduceOp
 from farandole.testing.reference import Values, encode, legal, storage
 
 COUNTS = (0, 1, 7, 1000, 65_537, 300_001)
-OPS = (ReduceOp.SUM, ReduceOp.AVERAGE, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT)
 SPECIAL = (np.nan, np.inf, -np.inf, -0.0, 0.0, 1.0, -2.0)
 """Beside each other on all ranks in every combination, as far as the array is long enough."""
 
@@ -29,6 +28,22 @@ _SIGNIFICAND_BITS = {
     DType.COMPLEX128: 53,
 }  # fmt: skip
 _SMALLEST = {DType.FLOAT16: 2.0**-24, DType.BFLOAT16: 2.0**-133, DType.FLOAT32: 2.0**-149, DType.COMPLEX64: 2.0**-149}
+
+
+_OF_NUMBERS = {
+    ReduceOp.SUM: np.add,
+    ReduceOp.AVERAGE: np.add,
+    ReduceOp.MIN: np.minimum,
+    ReduceOp.MAX: np.maximum,
+    ReduceOp.PRODUCT: np.multiply,
+}
+_OF_BOOLEANS = {
+    ReduceOp.SUM: np.logical_or,
+    ReduceOp.AVERAGE: np.logical_and,
+    ReduceOp.MIN: np.logical_and,
+    ReduceOp.MAX: np.logical_or,
+    ReduceOp.PRODUCT: np.logical_and,
+}
 
 
 @final
@@ -56,8 +71,6 @@ class AllreduceCase:
         if dtype.is_floating:
             return encode(dtype, self._floats(random, rank, size))
         info = np.iinfo(storage(dtype))
-        if self.op is ReduceOp.AVERAGE:  # no sum may wrap before the division
-            return random.integers(info.min // size // 2, info.max // size // 2, self.count, dtype=storage(dtype))
         return random.integers(info.min, info.max, self.count, dtype=storage(dtype), endpoint=True)
 
     def wrong(self, found: Values, said: Sequence[Values], hosts: int) -> str:
@@ -65,8 +78,7 @@ class AllreduceCase:
         if self.count == 0:
             return "" if found.size == 0 else f"{found.size} elements"
         if self.dtype is DType.BOOL:
-            union = self.op in (ReduceOp.SUM, ReduceOp.MAX)
-            return _first(found != (np.logical_or if union else np.logical_and).reduce(said), found)
+            return _first(found != _OF_BOOLEANS[self.op].reduce(said), found)
         if not (self.dtype.is_floating or self.dtype.is_complex):
             return _first(found != self._integers(said), found)
         if not self.dtype.is_complex:
@@ -83,13 +95,12 @@ class AllreduceCase:
         return values
 
     def _integers(self, said: Sequence[Values]) -> Values:
-        """Exact result in the type itself, where sums and products wrap."""
+        """Exact result in the type itself, where sums and products wrap; averages have no limit before the division."""
         if self.op is ReduceOp.AVERAGE:
-            exact = np.stack(said).sum(axis=0, dtype=np.int64)  # no sum is too large for it
+            exact = np.stack(said).astype(object).sum(axis=0)
             return np.asarray(np.abs(exact) // len(said) * np.sign(exact)).astype(said[0].dtype)
-        do = {ReduceOp.SUM: np.add, ReduceOp.MIN: np.minimum, ReduceOp.MAX: np.maximum, ReduceOp.PRODUCT: np.multiply}
         with np.errstate(over="ignore"):
-            return np.asarray(do[self.op].reduce(np.stack(said), axis=0, dtype=said[0].dtype))
+            return np.asarray(_OF_NUMBERS[self.op].reduce(np.stack(said), axis=0, dtype=said[0].dtype))
 
     def _wrong_floats(self, found: Values, said: Sequence[Values], hosts: int) -> str:
         with np.errstate(all="ignore"):
@@ -104,10 +115,8 @@ class AllreduceCase:
         return _first(off, found, rounded)
 
     def _exact(self, stacked: Values) -> Values:
-        do = {ReduceOp.MIN: np.minimum, ReduceOp.MAX: np.maximum, ReduceOp.PRODUCT: np.multiply}.get(self.op, np.add)
-        exact = np.asarray(
-            functools.reduce(do, stacked)
-        )  # ``do.reduce`` begins with +0.0, which hides the sign of -0.0
+        # The reduce of NumPy begins with +0.0, which hides the sign of -0.0.
+        exact = np.asarray(functools.reduce(_OF_NUMBERS[self.op], stacked))
         return exact / len(stacked) if self.op is ReduceOp.AVERAGE else exact
 
     def _slack(self, stacked: Values, exact: Values, hosts: int) -> Values:
@@ -152,7 +161,7 @@ class AllreduceCase:
         return {DType.COMPLEX64: DType.FLOAT32, DType.COMPLEX128: DType.FLOAT64}.get(self.dtype, self.dtype)
 
 
-CASES = [AllreduceCase(dtype, op, count) for dtype in DType for op in OPS if legal(dtype, op) for count in COUNTS]
+CASES = [AllreduceCase(dtype, op, count) for dtype in DType for op in ReduceOp if legal(dtype, op) for count in COUNTS]
 """366: every dtype with every operation it has, in every length."""
 
 

@@ -1,4 +1,4 @@
-"""``python -m workbench.attacks {numbers,controllers,network,clock}``: status 1 if something did not hold."""
+"""``python -m workbench.attacks numbers|strangers|controllers|network|clock|notebook``: status 1 if one fails."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from workbench.attacks import conditions
+from workbench.attacks import conditions, notebook, strangers
 from workbench.attacks.numbers import Ranks, attack
 from workbench.cluster import UnavailableError
 from workbench.mpi import LAUNCHERS
@@ -46,8 +46,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m workbench.attacks", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     _add_numbers(commands.add_parser("numbers", help="366 all-reduces against float64, on any engine"))
+    _add_strangers(commands.add_parser("strangers", help="callers that say nothing, while two ranks connect by tcp"))
     for name, text in CONDITIONS.items():
         commands.add_parser(name, help=text).set_defaults(play=_condition)
+    commands.add_parser("notebook", help="cells of a Jupyter kernel").set_defaults(play=_notebook)
     asked = parser.parse_args()
     # Else what it has started would go on: SystemExit unwinds the ``with`` blocks that end jobs and clusters.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
@@ -83,6 +85,19 @@ def _numbers(asked: argparse.Namespace) -> list[str]:
         print(f"{ranks.text(lane)}: {f'{len(found)} wrong' if found else 'right'}", flush=True)
         wrong += [f"{ranks.text(lane)}: {each}" for each in found]
     return wrong
+
+
+def _add_strangers(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--number", type=int, default=20_000, help="strangers that call and stay, in all (20000)")
+    parser.set_defaults(play=lambda asked: strangers.attack(asked.number, lambda text: print(text, flush=True)))
+
+
+def _notebook(_: argparse.Namespace) -> list[str]:
+    try:
+        return notebook.play()
+    except UnavailableError as reason:
+        print(f"not played: {reason}")
+        return []
 
 
 def _condition(asked: argparse.Namespace) -> list[str]:

@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
 import struct
 import subprocess
 import threading
@@ -48,17 +47,10 @@ Tell = Callable[[CaseResult], object]
 
 def _takeover(delay_s: float) -> FaultCase:
     def do(job: TraineeJob, _number: int) -> None:
-        old = job.controller()
         job.kill_controller()
-        found: list[int] = []
-
-        def is_another() -> bool:  # the old one is found until the kernel is through with it
-            found[:] = [job.controller()]
-            return found[0] not in (0, old)
-
-        job.until(is_another, "another controller")
+        job.until_controller()
         time.sleep(delay_s)  # a takeover gives no sign of how far it is: delays try its phases one after the other
-        os.kill(found[0], signal.SIGKILL)
+        job.kill_controller()
 
     name = f"SIGKILL of the controller, and of the next one after {1000 * delay_s:g} ms"
     return FaultCase(name, "reduce", [ScheduledFault("reduce", 0, "call")], do)

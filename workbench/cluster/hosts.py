@@ -48,6 +48,20 @@ class _Host:
 
     process: subprocess.Popen[bytes]
     first: int
+    held: int
+    """A pidfd of the first process: its number is free again as soon as the helper has seen it end."""
+
+    @classmethod
+    def of(cls, process: subprocess.Popen[bytes]) -> _Host:
+        """Wait until the host of this helper is up."""
+        first = ready(process)
+        return cls(process, first, os.pidfd_open(first))
+
+    def end(self) -> None:
+        """Kill the first process, and with it all others; called once."""
+        with contextlib.suppress(ProcessLookupError):  # the host has ended by itself
+            signal.pidfd_send_signal(self.held, signal.SIGKILL)
+        os.close(self.held)
 
 
 @final
@@ -220,10 +234,11 @@ class Cluster:
 
     def kill(self, host: str) -> None:
         """Cut a host's power: peers see silence, and everything on it is gone. ``boot`` brings it back, empty."""
-        first = self._first(host)
+        self._first(host)
         self._network.remove(self.address(host))  # first, else its kernel would still close its connections
-        os.kill(first, signal.SIGKILL)  # the helper ends when all processes of the host are gone
-        self._up.pop(host).process.wait(PATIENCE_S)
+        struck = self._up.pop(host)
+        struck.end()
+        struck.process.wait(PATIENCE_S)  # the helper ends when all processes of the host are gone
 
     def boot(self, host: str) -> None:
         """Start a host that was killed."""
@@ -232,17 +247,18 @@ class Cluster:
 
     def close(self) -> None:
         """End everything that runs on the hosts, and the hosts."""
-        for host in self._up.values():
-            os.kill(host.first, signal.SIGKILL)  # the kernel lets none of its processes outlive it
-        for host in self._up.values():  # a second loop, so that all hosts go down at the same time
-            host.process.wait(PATIENCE_S)
-        self._up.clear()
-        self._network.close()
-        # Commands have ended with their hosts, but are to be waited for, or they would stay as zombies.
-        helpers: list[subprocess.Popen[Any]] = [*self._started, self._switch]
-        for process in helpers:
-            process.kill()
-            process.wait(PATIENCE_S)
+        with contextlib.ExitStack() as left:  # the last first, and each of them whatever became of those before
+            # Commands have ended with their hosts, but are to be waited for, or they would stay as zombies.
+            helpers: list[subprocess.Popen[Any]] = [self._switch, *self._started]
+            for process in helpers:
+                left.callback(process.wait, PATIENCE_S)
+                left.callback(process.kill)
+            left.callback(self._network.close)
+            for host in self._up.values():
+                left.callback(host.process.wait, PATIENCE_S)
+            for host in self._up.values():  # a second loop, so that all hosts go down at the same time
+                left.callback(host.end)
+            self._up.clear()
 
     def _first(self, host: str) -> int:
         self.address(host)
@@ -255,15 +271,20 @@ class Cluster:
         starting = {host: helper("namespaces.py", "host", str(self._switch.pid), host) for host in hosts}
         try:
             for host, process in starting.items():
-                self._up[host] = _Host(process, ready(process))
+                self._up[host] = _Host.of(process)
+            for host in hosts:
+                self._network.plug(self._up[host].first, self._addresses[host])
+                self.take_as_idle(host)  # now, while it has nothing but what every host has
         except BaseException:  # an interrupt, too, must not leave hosts behind
-            for process in starting.values():
-                process.kill()
+            for host, process in starting.items():
+                if up := self._up.pop(host, None):  # else ``close`` would end it once more
+                    up.end()
+                else:
+                    process.kill()  # and the kernel kills the first process with it, if there is one yet
                 process.wait(PATIENCE_S)
+                if process.stdout is not None:
+                    process.stdout.close()
             raise
-        for host in hosts:
-            self._network.plug(self._up[host].first, self._addresses[host])
-            self.take_as_idle(host)  # now, while it has nothing but what every host has
 
 
 def _account(host: str, command: Sequence[str], ending: str, stdout: str, stderr: str) -> str:

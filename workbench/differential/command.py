@@ -2,6 +2,7 @@
 
 python -m workbench.differential --programs 10000 --seed 1
 python -m workbench.differential --seed 1 --only 17
+python -m workbench.differential --framework jax --programs 2000 --seed 1
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import final
 
 from workbench.differential.check import DEADLINE_S, Checker
+from workbench.differential.frameworks.fuzzing import FrameworkFuzzer
+from workbench.differential.frameworks.generation import generate as generate_plan
 from workbench.differential.generator import generate
 from workbench.differential.program import Program
 from workbench.differential.shrink import shrink
@@ -82,10 +85,13 @@ class Fuzzer:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Generate, run, judge, shrink, say; 1 if there was a finding."""
     args = parser().parse_args(arguments)
-    without = [name.strip() for name in args.without.split(",") if name.strip()]
-    indices = [int(i) for i in args.only.split(",")] if args.only else range(args.first, args.first + args.programs)
-    having = {name.strip() for name in args.having.split(",") if name.strip()}
-    programs = (p for p in (generate(args.seed, i, without) for i in indices) if not having or having & {*p.features})
+    if args.framework != "torch":
+        return _other_framework(args)
+    without = sorted(_names(args.without))
+    having = _names(args.having)
+    programs = (
+        p for p in (generate(args.seed, i, without) for i in _indices(args)) if not having or having & {*p.features}
+    )
     if args.show:
         for program in programs:
             say(program.script())
@@ -102,9 +108,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if fuzzer.findings else 0
 
 
+def _other_framework(args: argparse.Namespace) -> int:
+    """``main`` of the frameworks whose programs are plans."""
+    having, without = _names(args.having), _names(args.without)
+    plans = [generate_plan(args.framework, args.seed, i) for i in _indices(args)]
+    plans = [p for p in plans if not without & p.features and (not having or having & p.features)]
+    if args.show:
+        for plan in plans:
+            say(plan.text())
+        return 0
+    sizes = [int(size) for size in args.sizes.split(",")]
+    fuzzer = FrameworkFuzzer(sizes, Path(args.scripts), args.shrink_seconds, args.findings, args.deadline, say)
+    fuzzer.run(plans, args.seconds)
+    say(f"{fuzzer.programs} programs on {args.sizes} ranks, seed {args.seed}: {fuzzer.summary()}")
+    for line in fuzzer.findings:
+        say(line)
+    return 1 if fuzzer.findings else 0
+
+
+def _indices(args: argparse.Namespace) -> Iterable[int]:
+    return [int(i) for i in args.only.split(",")] if args.only else range(args.first, args.first + args.programs)
+
+
+def _names(text: str) -> set[str]:
+    return {name.strip() for name in text.split(",") if name.strip()}
+
+
 def parser() -> argparse.ArgumentParser:
     """The parser of the command line."""
     made = argparse.ArgumentParser(prog="python -m workbench.differential", description=__doc__)
+    made.add_argument(
+        "--framework",
+        choices=("torch", "jax", "keras"),
+        default="torch",
+        help="whose programs (torch); of Keras, on the backend KERAS_BACKEND",
+    )
     made.add_argument("--programs", type=int, default=300, help="how many programs (300)")
     made.add_argument("--first", type=int, default=0, help="index of the first (0)")
     made.add_argument("--seed", type=int, default=1, help="what they follow from (1)")

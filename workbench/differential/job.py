@@ -10,6 +10,9 @@ a child of this process: its exit status is not to be had, the kernel removes it
 ignores SIGCHLD), and it is known by its number and one socket. The end of that socket is how its death is noticed,
 before a program as well as in one. Nobody shares these objects, so nothing is locked. Several jobs run at once: each
 has been given its program before the outcomes of any are waited for.
+
+A number is free again as soon as a rank has ended. So each rank is held by a pidfd from its first word on (its socket
+was still open after that was made, and it has said nothing else), and nothing is sent to a number.
 """
 
 from __future__ import annotations
@@ -63,8 +66,10 @@ class JobFindings(msgspec.Struct, frozen=True):
 class RankPool:
     """The ranks of one job, which wait for programs; one that has hung or died is closed, and of no further use."""
 
-    def __init__(self, connections: Sequence[Connection], pids: Sequence[int], output: Path) -> None:
-        self._connections, self._pids, self._output = list(connections), list(pids), output
+    def __init__(self, connections: Sequence[Connection], processes: Sequence[int], output: Path) -> None:
+        self._connections, self._output = list(connections), output
+        self._processes = list(processes)
+        """A pidfd for each rank that lived when the job was made."""
         self._until_s, self._printed = 0.0, 0
 
     @property
@@ -111,17 +116,14 @@ class RankPool:
 
     def close(self) -> None:
         """Kill the ranks, whatever they do; later calls do nothing."""
-        for connection, pid in zip(self._connections, self._pids, strict=True):
-            with contextlib.suppress(ProcessLookupError):
-                # Not waitpid(), as it is no child of ours; and before the signal, after which the number is free again.
-                ended = os.pidfd_open(pid)
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                    wait([ended], END_S)
-                finally:
-                    os.close(ended)
+        for process in self._processes:
+            with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+                signal.pidfd_send_signal(process, signal.SIGKILL)
+            wait([process], END_S)  # not waitpid(), as it is no child of ours
+            os.close(process)
+        for connection in self._connections:
             connection.close()
-        self._connections, self._pids = [], []
+        self._connections, self._processes = [], []
 
 
 @final
@@ -149,12 +151,14 @@ class Nursery:
         told = {OWN.size: str(size), CONTROLLER: f"tcp://127.0.0.1:{free_port()}", KEY: new_secret()}
         environments = [{**told, OWN.rank: str(rank)} for rank in range(size)]
         self._connection.send_bytes(msgspec.msgpack.encode(Birth(self._made, environments, str(output))))
-        ranks: dict[int, tuple[Connection, int]] = {}
+        ranks: dict[int, Connection] = {}
+        processes: list[int] = []
         while len(ranks) < size:  # they connect in any order
             connection, hello = self._accept()
             assert hello.job == self._made, "a rank of a job that was given up"
-            ranks[hello.rank] = connection, hello.pid
-        return RankPool([ranks[rank][0] for rank in range(size)], [ranks[rank][1] for rank in range(size)], output)
+            ranks[hello.rank] = connection
+            processes += _held(hello.pid, connection)
+        return RankPool([ranks[rank] for rank in range(size)], processes, output)
 
     def _accept(self) -> tuple[Connection, WorkerHello]:
         connected, _ = self._listener.accept()
@@ -174,3 +178,15 @@ class Nursery:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.close()
+
+
+def _held(pid: int, connection: Connection) -> list[int]:
+    """A pidfd of the process at the other end of ``connection``; none if it has ended."""
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return []
+    if connection.poll(0):  # nothing but its end can be there: the number may have been another's when it was opened
+        os.close(process)
+        return []
+    return [process]

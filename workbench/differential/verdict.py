@@ -20,6 +20,9 @@ FINE_TOLERANCE, COARSE_TOLERANCE = 1e-3, 8e-2
 STALLED = frozenset({"StallError", "StartError"})
 """Errors that end a wait: they refuse nothing."""
 
+DEADLOCK = "deadlock"
+"""Beginning of the text of a ``MismatchError`` that does, too: the oracle's ranks do not wait for each other."""
+
 EQUAL, REFUSED, FAILED = "equal", "refused", "failed alike"
 
 
@@ -58,8 +61,8 @@ def judge(program: Program, expected: Sequence[Outcome], found: JobFindings) -> 
         own = {f.kind for f in failures if f is not None} - {"AbortError"}
         own -= {"MismatchError"} if len(own) > 1 else set()  # these two are what others get from a refusal
         text = f"on {size} ranks: {_errors(outcomes)}\n{_traces(outcomes)}"
-        is_due = program.may_refuse or (own == {"DivergenceError"} and _diverge(expected))
-        if everywhere and is_due and len(own) == 1 and not STALLED & own:
+        has_stalled = bool(STALLED & own) or any(f.text.startswith(DEADLOCK) for f in failures if f)
+        if everywhere and not has_stalled and _are_due(program, expected, outcomes, own):
             return Verdict(REFUSED, text, size)
         kinds = sorted({f.kind if f else "none" for f in failures})
         return Verdict(f"{'' if everywhere else 'stray '}error {' '.join(kinds)}", text, size)
@@ -67,12 +70,29 @@ def judge(program: Program, expected: Sequence[Outcome], found: JobFindings) -> 
     return _compare(expected, outcomes, tolerance)
 
 
-def _diverge(expected: Sequence[Outcome]) -> bool:
-    """True if the oracle's ranks have stepped with different numbers: it is the program that makes them diverge."""
-    steps: dict[str, bytes] = {}
-    return any(
-        steps.setdefault(step, digest) != digest for outcome in expected for step, digest in outcome.steps.items()
-    )
+def _are_due(program: Program, expected: Sequence[Outcome], found: Sequence[Outcome], own: set[str]) -> bool:
+    """True if ``own``, the kinds of error that ranks have not got from others, are what this program must come to.
+
+    One kind; or two, where the members of a process set diverge, and the ranks outside go on to what is refused later.
+    """
+    diverging = _diverging(expected)
+    if len(own) == 1:
+        return program.may_refuse or (own == {"DivergenceError"} and bool(diverging))
+    if len(own) != 2 or "DivergenceError" not in own or not program.may_refuse:
+        return False
+    lines = {rank: o.failure.line for rank, o in enumerate(found) if o.failure and o.failure.kind == "DivergenceError"}
+    later = {rank: o.failure.line for rank, o in enumerate(found) if o.failure and rank not in lines}
+    kinds = {o.failure.kind for rank, o in enumerate(found) if o.failure and rank in later}
+    return set(lines) in diverging and len(kinds) == 1 and min(later.values()) > max(lines.values())
+
+
+def _diverging(expected: Sequence[Outcome]) -> list[set[int]]:
+    """The ranks of each step that the oracle's ranks have taken with different numbers: the program's own doing."""
+    steps: dict[str, dict[int, bytes]] = {}
+    for rank, outcome in enumerate(expected):
+        for step, digest in outcome.steps.items():
+            steps.setdefault(step, {})[rank] = digest
+    return [set(digests) for digests in steps.values() if len(set(digests.values())) > 1]
 
 
 def _compare(expected: Sequence[Outcome], found: Sequence[Outcome], tolerance: float) -> Verdict:

@@ -64,15 +64,15 @@ RIGHT = Rules()
 class JobStory(NamedTuple):
     """Story of a simulated job.
 
-    ``befell`` counts faults and plans; ``longest_s`` is the longest time between two steps near a single one of them;
-    ``faults`` are broken promises.
+    ``disruptions`` counts faults and plans; ``longest_s`` is the longest time between two steps near a single one of
+    them; ``faults`` are broken promises.
     """
 
     seed: int
     status: int | None
     generations: int
     steps: int
-    befell: int
+    disruptions: int
     longest_s: float
     faults: list[str]
 
@@ -137,8 +137,8 @@ class RandomSchedule:
         count = sum(world.budget.values()) + len(world.setup.plans)
         self._fault_events_s = sorted((chance.uniform(0.0, 7.0) for _ in range(count)), reverse=True)
         self._last_step_s: float | None = None
-        self._befell_s: list[float] = []
-        self.steps, self.longest_s, self.befell = 0, 0.0, 0
+        self._disrupted_s: list[float] = []
+        self.steps, self.longest_s, self.disruptions = 0, 0.0, 0
 
     def run(self) -> None:
         """Go on until the job is over, nothing can happen any more, or something is broken."""
@@ -163,7 +163,7 @@ class RandomSchedule:
         world.now = max(world.now, now)
         if self._fault_events_s and now == self._fault_events_s[-1]:
             self._fault_events_s.pop()
-            self._befall()
+            self._disrupt()
         elif following is not None and now == next_s:
             del self._due_s[following]
             self._do(following)
@@ -178,15 +178,15 @@ class RandomSchedule:
         if before is not None and after is not None and before.at == At.VOTING and (after.step > before.step):
             self._note_step()
 
-    def _befall(self) -> None:
+    def _disrupt(self) -> None:
         fault_events = self._world.fault_events()
         if not fault_events:
             return
         kinds = sorted({action.kind for action in fault_events})
         kind = self._chance.choice(kinds)
         do(self._world, self._chance.choice([action for action in fault_events if action.kind == kind]))
-        self._befell_s.append(self._world.now)
-        self.befell += 1
+        self._disrupted_s.append(self._world.now)
+        self.disruptions += 1
 
     def _takes_s(self, action: JobMove) -> float:
         chance, kind = self._chance, action.kind
@@ -203,11 +203,11 @@ class RandomSchedule:
         self.steps += 1
         if self._last_step_s is not None:
             gap_s = now - self._last_step_s
-            befell = [moment for moment in self._befell_s if moment >= self._last_step_s - RECOVERY_S]
-            if len(befell) == 1 and world.setup.policy.min_np == 1:
+            recent = [moment for moment in self._disrupted_s if moment >= self._last_step_s - RECOVERY_S]
+            if len(recent) == 1 and world.setup.policy.min_np == 1:
                 self.longest_s = max(self.longest_s, gap_s)
-            if gap_s > RECOVERY_S * (len(befell) or 0.2) and world.setup.policy.min_np == 1:
-                world.faults.append(f"P2: {gap_s:.1f} s without a step, at {now:.1f} s; it was befallen at {befell}")
+            if gap_s > RECOVERY_S * (len(recent) or 0.2) and world.setup.policy.min_np == 1:
+                world.faults.append(f"P2: {gap_s:.1f} s without a step, at {now:.1f} s; disrupted at {recent}")
         self._last_step_s = now
 
 
@@ -225,7 +225,7 @@ def simulate(seed: int, rules: Rules = RIGHT) -> JobStory:
     if is_recorded:
         replay(lines)
     return JobStory(
-        seed, world.status, world.generation, schedule.steps, schedule.befell, schedule.longest_s, world.faults
+        seed, world.status, world.generation, schedule.steps, schedule.disruptions, schedule.longest_s, world.faults
     )
 
 
@@ -237,7 +237,7 @@ def main(arguments: Sequence[str]) -> int:
     for each in broken:
         print(f"seed {each.seed}: {each.faults[0]}")
     print(
-        f"{count:,} schedules: {sum(each.befell for each in told):,} faults and plans, "
+        f"{count:,} schedules: {sum(each.disruptions for each in told):,} faults and plans, "
         f"{sum(each.generations for each in told):,} generations, {sum(each.steps for each in told):,} steps, "
         f"{sum(each.status == 0 for each in told):,} jobs ended well; "
         f"longest time between two steps around one fault or plan: {max(each.longest_s for each in told):.1f} s"

@@ -20,7 +20,7 @@ from farandole.runtime.lanes.grants import Grant
 from workbench.peers.controller import Coordinator, Told
 from workbench.peers.rank import Event, Rank, Said, View
 
-_ONLY_TOLD = frozenset({"_last", "_left", "_ordered_s", "rejected", "round", "_hosts", "since_s", "latest_s"})
+_ONLY_TOLD = frozenset({"_last", "_left", "_ordered_s", "rejected", "round", "_hosts", "since_s"})
 """Fields on which no decision of the model depends: texts and counters for reports, and times, as all are 0."""
 
 _IN_ORDER = frozenset({"_known", "_lines", "_proposals"})

@@ -15,7 +15,6 @@ Told: TypeAlias = tuple[int, str, bytes]
 """Message to a rank: the rank, which of its sockets, and the bytes."""
 
 ORDERS, CONTROL = "orders", "control"
-LONG_S = 1000.0
 
 
 @final
@@ -39,8 +38,8 @@ class Coordinator:
 
     @property
     def may_expire(self) -> bool:
-        """True if something is due when time passes."""
-        return not self.over and self.negotiation.expiry_s is not None
+        """True if ranks may be found to wait for each other under one name."""
+        return not self.over and bool(self.negotiation.crossed(RankSet.span(0, self.size)))
 
     def turn(self, event: Event) -> list[Told]:
         """Take in a message or the passing of time, or decide; returns the messages to send."""
@@ -48,7 +47,7 @@ class Coordinator:
         if kind == "decide":
             return self._decide()
         if kind == "expire":
-            self.negotiation.expire(LONG_S)
+            self.negotiation.end_crossed(RankSet.span(0, self.size))
             return []
         rank, frame = rest
         assert isinstance(rank, int)

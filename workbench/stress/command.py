@@ -46,8 +46,9 @@ class StressLoop(NamedTuple):
 
 def _traffic(draw: random.Random) -> Sequence[str]:
     job = [sys.executable, "-m", "farandole", "run", "-np", str(draw.choice([2, 3, 4]))]
-    engine = draw.choice(["auto", "auto", "tcp"])
-    return [*job, "--engine", engine, sys.executable, "-m", "workbench.stress.traffic", *_seed(draw), "4"]
+    engine, capacity = draw.choice(["auto", "auto", "tcp"]), draw.choice(["1024", "2", "0"])
+    job += ["--engine", engine, "--cache-capacity", capacity]
+    return [*job, sys.executable, "-m", "workbench.stress.traffic", *_seed(draw), "4"]
 
 
 def _seed(draw: random.Random) -> list[str]:

@@ -117,7 +117,7 @@ def main() -> None:
     end_s = time.monotonic() + seconds
     number, goes_on = 0, np.ones(1, np.int64)
     while goes_on[0]:
-        init(cache_capacity=(1024, 2, 0)[number % 3])
+        init()
         Round(random.Random(seed * 1000 + number), number).run()
         number += 1
         goes_on[0] = time.monotonic() < end_s

@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias, final
 
-from workbench.survival.fault_injection import NEWCOMER, ScheduledFault, struck
+from workbench.ports import listening
+from workbench.survival.fault_injection import NEWCOMER, ScheduledFault, injected
 from workbench.survival.job import TraineeJob
 
 Do: TypeAlias = Callable[[TraineeJob, int], object]
@@ -70,9 +71,9 @@ def _controller(job: TraineeJob, _number: int) -> None:
 
 
 def _controllers(job: TraineeJob, number: int) -> None:
-    job.until(lambda: len(struck(job.folder, number)) == 2, "its phase")
+    job.until(lambda: len(injected(job.folder, number)) == 2, "its phase")
     job.kill_controller()
-    job.kill_controller()
+    job.kill_controller()  # waits for another one
 
 
 def other(action: str, phase: str, rank: int, name: str, quick: bool = False) -> FaultCase:
@@ -86,7 +87,7 @@ def newcomer(name: str, phase: str, action: str, quick: bool = False) -> FaultCa
     return FaultCase(name, phase, faults, quick=quick)
 
 
-def _notice(job: TraineeJob, _number: int) -> None:
+def notice(job: TraineeJob, _number: int) -> None:
     """A worker is told to end."""
     members = job.generation()
     os.kill(members[1].pid, signal.SIGTERM)
@@ -109,23 +110,11 @@ def _wrong_key(job: TraineeJob, _number: int) -> None:
 
 def _noise(job: TraineeJob, _number: int) -> None:
     """Random bytes, many of them, for every port that the job listens at."""
-    ports = _ports(job)
+    ports = listening({job.process.pid, job.controller(), *(each.pid for each in job.generation())})
     assert ports, "the job listens nowhere"
     for port, size in itertools.product(ports, (1, 100, 100_000)):
         with socket.create_connection(("127.0.0.1", port), 5) as peer, contextlib.suppress(OSError):
             peer.sendall(os.urandom(size))  # or it has hung up, which is as good
-
-
-def _ports(job: TraineeJob) -> list[int]:
-    """Ports at which the processes of a job on this machine listen."""
-    sockets = set()
-    for pid in {job.process.pid, job.controller(), *(each.pid for each in job.generation())}:
-        for fd in os.listdir(f"/proc/{pid}/fd"):
-            sockets.add(os.readlink(f"/proc/{pid}/fd/{fd}"))
-    tables = [Path(f"/proc/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
-    rows = [line.split() for table in tables for line in table]
-    own = [row for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets]
-    return [int(row[1].rpartition(":")[2], 16) for row in own]
 
 
 ONE_HOST = (
@@ -162,7 +151,7 @@ ONE_HOST = (
     controller_again("agree", quick=True),
     FaultCase("a process with a wrong key", "any", done=_wrong_key, harmless=True),
     FaultCase("random bytes at every port", "any", done=_noise, harmless=True, quick=True),
-    FaultCase("SIGTERM of rank 1", "any", done=_notice, planned=True, quick=True),
+    FaultCase("SIGTERM of rank 1", "any", done=notice, planned=True, quick=True),
 )
 """On one host with four slots."""
 

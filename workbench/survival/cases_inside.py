@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from workbench.survival.cases import Do, FaultCase, other
-from workbench.survival.fault_injection import NEWCOMER, Chunk, Deed, ScheduledFault, struck
+from workbench.survival.fault_injection import NEWCOMER, Chunk, FaultAction, ScheduledFault, injected
 from workbench.survival.job import TraineeJob
-from workbench.survival.training_script import TrainingPlan
+from workbench.survival.records import TrainingPlan
 
 SHUTDOWN = "shutdown"
 KILLED = 128 + 9
@@ -32,16 +32,21 @@ def chunk(which: Chunk, rank: int, quick: bool = False) -> FaultCase:
     )
 
 
-def newcomer(name: str, phase: str, action: Deed, after: Do, quick: bool = False) -> FaultCase:
+def newcomer(name: str, phase: str, action: FaultAction, after: Do, quick: bool = False) -> FaultCase:
     """Something is wrong with the worker that comes in place of a killed one."""
     faults = [ScheduledFault("reduce", 3), ScheduledFault(phase, NEWCOMER, action, later=True)]
     return FaultCase(name, phase, faults, after=after, quick=quick)
 
 
-def slow(deed: Deed, after: Do | None = None, quick: bool = False) -> FaultCase:
+def slow(action: FaultAction, after: Do | None = None, quick: bool = False) -> FaultCase:
     """A few steps of a rank take longer, for which it must not be given up."""
     return FaultCase(
-        f"rank 1 is {deed}", "forward", [ScheduledFault("forward", 1, deed)], after=after, harmless=True, quick=quick
+        f"rank 1 is {action}",
+        "forward",
+        [ScheduledFault("forward", 1, action)],
+        after=after,
+        harmless=True,
+        quick=quick,
     )
 
 
@@ -50,11 +55,11 @@ def said(text: str) -> Do:
     return lambda job, _: job.until(lambda: text in job.errors, f"{text!r} in what the job says")
 
 
-def skipped(deed: Deed, quick: bool = False) -> FaultCase:
+def skipped(action: FaultAction, quick: bool = False) -> FaultCase:
     """A rank's gradients are not finite: no rank may step with them."""
-    name = f"{deed} in the loss of rank 2 (with a GradScaler)"
+    name = f"{action} in the loss of rank 2 (with a GradScaler)"
     return FaultCase(
-        name, "backward", [ScheduledFault("backward", 2, deed)], after=_all_skipped, harmless=True, quick=quick
+        name, "backward", [ScheduledFault("backward", 2, action)], after=_all_skipped, harmless=True, quick=quick
     )
 
 
@@ -63,7 +68,7 @@ def _all_skipped(job: TraineeJob, number: int) -> None:
 
     Where the step that was hit is an epoch's last, it is the one after: ``Trainee`` spoils none of those.
     """
-    [hit] = struck(job.folder, number)
+    [hit] = injected(job.folder, number)
 
     def found() -> dict[str, tuple[int, float, str]]:
         skipped = [each for each in job.skipped() if hit.step <= each.step <= hit.step + 1]
@@ -76,10 +81,12 @@ def _all_skipped(job: TraineeJob, number: int) -> None:
 
 def _trains_without(job: TraineeJob, number: int) -> None:
     """A newcomer has begun and never gets ready: the others train, until it is given up and another one comes."""
-    job.until(lambda: len(struck(job.folder, number)) == 2, "a newcomer")
+    job.until(lambda: len(injected(job.folder, number)) == 2, "a newcomer")
     last = job.generation()[0].generation
     job.until_steps(3)
-    assert max(each.generation for each in job.began()) == last, "a newcomer that is not ready has stopped the others"
+    assert max(each.generation for each in job.generation_records()) == last, (
+        "a newcomer that is not ready has stopped the others"
+    )
     said("was given up after 10 s: it builds its model")(job, number)
 
 
@@ -91,7 +98,7 @@ def _refused(job: TraineeJob, number: int) -> None:
     assert whole[0].generation == last + 1, "the others have waited for a worker that cannot train with them"
 
 
-def _join_and_leave(job: TraineeJob, _number: int) -> None:
+def join_and_leave(job: TraineeJob, _number: int) -> None:
     """A slot is offered, and withdrawn before its worker is ready."""
     (host, slots), *_ = job.hosts.items()
     begun = job.decided("Start")
@@ -101,7 +108,7 @@ def _join_and_leave(job: TraineeJob, _number: int) -> None:
     job.until(lambda: "is there no more" in job.errors, "it is ended again")
 
 
-def _below_and_back(job: TraineeJob, _number: int) -> None:
+def below_and_back(job: TraineeJob, _number: int) -> None:
     """Slots go until too few are left, and come again: nothing is lost, and no worker that could stay has ended."""
     (host, slots), *_ = job.hosts.items()
     before, dismissed = job.generation(), job.decided("Dismiss")
@@ -113,7 +120,7 @@ def _below_and_back(job: TraineeJob, _number: int) -> None:
     assert len(stayed) == 1, f"{len(stayed)} workers stayed, and one had a slot all the time"
 
 
-def _more(number: int) -> FaultCase:
+def more(number: int) -> FaultCase:
     """``number`` workers join at once, and leave again."""
 
     def do(job: TraineeJob, _number: int) -> None:
@@ -153,9 +160,9 @@ INSIDE = (
     ),
     FaultCase("messages of the generation before", "synced", STALE, quick=True),
     newcomer("a newcomer with another model", "building", "other model", _refused, quick=True),
-    FaultCase("a slot comes and goes in one window", "any", done=_join_and_leave, harmless=True),
-    FaultCase("fewer slots than --min-np, then all again", "any", done=_below_and_back, planned=True),
-    _more(10),
+    FaultCase("a slot comes and goes in one window", "any", done=join_and_leave, harmless=True),
+    FaultCase("fewer slots than --min-np, then all again", "any", done=below_and_back, planned=True),
+    more(10),
 )
 """On one host with four slots, like ``ONE_HOST``, with this ``PLAN``."""
 

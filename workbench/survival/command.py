@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from workbench.cluster import Cluster, SlurmCluster, UnavailableError
-from workbench.survival import cases, cases_hosts, cases_inside, cases_slurm
+from workbench.survival import cases, cases_counted, cases_hosts, cases_inside, cases_slurm
 from workbench.survival.page import page, row
+from workbench.survival.records import SCRIPTS, TrainingPlan
 from workbench.survival.soak import HOSTS, reforms, soak
 from workbench.survival.table import CaseResult, run
 
 T = TypeVar("T")
+Play: TypeAlias = Callable[[Path], list[CaseResult]]
 
 
 def main() -> None:
@@ -25,7 +28,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m workbench.survival", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     faults = commands.add_parser("faults", help="all rows and phases of the table of faults")
-    faults.add_argument("--write", type=Path, help="write the table to this file")
+    faults.add_argument("--write", type=Path, help="write the table to this file, beside those of other frameworks")
+    faults.add_argument("--framework", choices=SCRIPTS, default="torch", help="whose training is to survive them")
     soaking = commands.add_parser("soak", help="random faults, on two hosts")
     soaking.add_argument("--seconds", type=float, default=900.0)
     soaking.add_argument("--seed", type=int, default=int(time.time()))
@@ -35,7 +39,7 @@ def main() -> None:
     # SystemExit unwinds the `with` blocks that end the job and the cluster; by default the job would train on.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     if asked.command == "faults":
-        sys.exit(_faults(asked.write))
+        sys.exit(_faults(asked.write, _of_torch() if asked.framework == "torch" else _counted(asked.framework)))
     if asked.command == "reforms":
         report = _in_folder(lambda folder: reforms(folder, asked.number))
         print(report.text())
@@ -43,25 +47,37 @@ def main() -> None:
     sys.exit(_soak(asked.seconds, asked.seed))
 
 
-def _faults(target: Path | None) -> int:
-    jobs = {}
-    for title, play in (
-        ("On one host", _one_host),
-        ("On one host with a full disk and little patience", _lacking),
-        ("On two hosts", _two_hosts),
-        ("In Slurm", _in_slurm),
-    ):
+def _faults(target: Path | None, plays: Mapping[str, Play]) -> int:
+    jobs, (_, load, _) = {}, os.getloadavg()
+    for title, play in plays.items():
         print(title, flush=True)
         try:
             jobs[title] = _in_folder(play)
         except UnavailableError as reason:  # no namespaces or no Slurm here: the other tables are played all the same
             print(f"not played: {reason}")
     if target is not None:
-        target.write_text(page(jobs))
+        target.write_text(page(jobs, target.read_text() if target.exists() else "", load))
     wrong = [result for results in jobs.values() for result in results if result.wrong]
     for result in wrong:
         print(f"WRONG: {result.case.fault} in {result.case.phase}: {'; '.join(result.wrong)}")
     return len(wrong) > 0
+
+
+def _of_torch() -> dict[str, Play]:
+    return {
+        "On one host": _one_host,
+        "On one host with a full disk and little patience": _lacking,
+        "On two hosts": _two_hosts,
+        "In Slurm": _in_slurm,
+    }
+
+
+def _counted(framework: str) -> dict[str, Play]:
+    """Faults of a training that commits every few steps; of Keras, on the backend that ``KERAS_BACKEND`` names."""
+    backend = os.environ.get("KERAS_BACKEND", "torch")
+    own, plan = cases_counted, TrainingPlan(framework=framework, step_s=0.02)
+    title = "With JAX, on one host" if framework == "jax" else f"With Keras on {backend}, on one host"
+    return {title: lambda folder: run(folder, {"localhost": 4}, own.COUNTED, own.LAST, tell=_show, plan=plan)}
 
 
 def _one_host(folder: Path) -> list[CaseResult]:

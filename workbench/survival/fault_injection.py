@@ -2,7 +2,7 @@
 
     faults = FaultInjection(folder, on={})                  # in every worker, before it trains
     fault(folder, 7, [ScheduledFault("vote", rank=1)])      # in the test: rank 1 is killed when it comes to its vote
-    struck(folder, 7)                                       # [Struck(fault=0, action="kill", rank=1, step=612, ...)]
+    injected(folder, 7)                                     # [InjectedFault(fault=0, action="kill", step=612, ...)]
 
 A fault that has happened, and when, is left in a file: so it happens once, and what follows can be timed.
 
@@ -30,7 +30,7 @@ from farandole.testing.ledger import who
 Chunk: TypeAlias = Literal["first chunk", "middle chunk", "last chunk"]
 Slow: TypeAlias = Literal["2 x slower", "10 x slower", "100 x slower"]
 Scripted: TypeAlias = Literal["nan", "inf", "loader", "damage", "stale", "no room", "room", "other model"]
-Deed: TypeAlias = Action | Chunk | Slow | Scripted | Literal["call"]
+FaultAction: TypeAlias = Action | Chunk | Slow | Scripted | Literal["call"]
 
 LETHAL = (
     "kill",
@@ -63,16 +63,16 @@ class ScheduledFault(msgspec.Struct, frozen=True):
 
     phase: str
     rank: int = 0
-    action: Deed = "kill"
+    action: FaultAction = "kill"
     later: bool = False
 
 
 @final
-class Struck(msgspec.Struct, frozen=True):
+class InjectedFault(msgspec.Struct, frozen=True):
     """A fault that has happened; ``worker`` is ``who()`` of its victim."""
 
     fault: int
-    action: Deed
+    action: FaultAction
     worker: str
     rank: int
     generation: int
@@ -91,10 +91,10 @@ def fault(folder: Path, number: int, faults: Sequence[ScheduledFault]) -> None:
     put(folder / "case", msgspec.json.encode(_Case(number, list(faults))))
 
 
-def struck(folder: Path, number: int) -> list[Struck]:
+def injected(folder: Path, number: int) -> list[InjectedFault]:
     """Faults of case ``number`` that have happened, by their index."""
-    decode = msgspec.json.Decoder(Struck).decode
-    return [decode(path.read_bytes()) for path in sorted(folder.glob(f"struck-{number}-*")) if path.suffix != ".new"]
+    decode = msgspec.json.Decoder(InjectedFault).decode
+    return [decode(path.read_bytes()) for path in sorted(folder.glob(f"injected-{number}-*")) if path.suffix != ".new"]
 
 
 def answer(folder: Path, number: int) -> None:
@@ -153,10 +153,10 @@ class FaultInjection:
         )
 
     def _mark(self, index: int) -> Path:
-        return self._folder / f"struck-{self._case.number}-{index}"
+        return self._folder / f"injected-{self._case.number}-{index}"
 
     def _inject(self, index: int, each: ScheduledFault) -> None:
-        mine = Struck(index, each.action, who(), self._rank, self._generation, self._step, time.monotonic())
+        mine = InjectedFault(index, each.action, who(), self._rank, self._generation, self._step, time.monotonic())
         put(self._mark(index), msgspec.json.encode(mine))  # first: most actions leave nobody who could
         if each.action == "call":
             deadline = time.monotonic() + PATIENCE_S  # should the test have failed, the job is not to hang as well

@@ -24,8 +24,8 @@ from typing import Any, TypeAlias, final
 import msgspec
 
 from workbench.cluster import HEAD, Cluster
-from workbench.controllers import controller_of
-from workbench.survival.training_script import Began, Point, Skipped, TrainingPlan
+from workbench.controllers import controller_of, kill_controller_of
+from workbench.survival.records import SCRIPTS, Applied, GenerationRecord, Point, Skipped, TrainingPlan
 
 DEADLINE_S = 120.0
 OPTIONS = (
@@ -62,7 +62,7 @@ class TraineeJob:
         command = [*inside, sys.executable, "-m", "farandole", "run", *OPTIONS]
         command += [] if inside else ["--hostfile", str(folder / "hosts")]
         command += ["--elastic-journal", str(folder / "journal"), *options]
-        command += [sys.executable, "-m", "workbench.survival.training_script", str(folder)]
+        command += [sys.executable, "-m", SCRIPTS[plan.framework], str(folder)]
         command += [msgspec.json.encode(plan).decode()]
         environment = {"OMP_NUM_THREADS": "1"}
         with (folder / "out.txt").open("wb") as out, (folder / "err.txt").open("wb") as err:
@@ -72,7 +72,9 @@ class TraineeJob:
             else:
                 environment = {**os.environ, **environment}
             self.process = start(command, env=environment, cwd=folder, stdout=out, stderr=err)
-        self._began = _Tail(folder, "began", Began)
+        self._killed = 0
+        """Process number of the controller that was killed last."""
+        self._generations = _Tail(folder, "generations", GenerationRecord)
         self._skipped = _Tail(folder, "skipped", Skipped)
 
     def __enter__(self) -> TraineeJob:
@@ -95,13 +97,13 @@ class TraineeJob:
 
     # -- what is known of it -------------------------------------------------------------------------------------------
 
-    def began(self) -> list[Began]:
+    def generation_records(self) -> list[GenerationRecord]:
         """Workers that have begun to train: a record for each generation of each."""
-        return self._began.read()
+        return self._generations.read()
 
-    def generation(self) -> list[Began]:
+    def generation(self) -> list[GenerationRecord]:
         """Members of the latest generation, by rank; [] until all of them train."""
-        found = self.began()
+        found = self.generation_records()
         last = max((each.generation for each in found), default=0)
         own = sorted((each for each in found if each.generation == last), key=lambda each: each.rank)
         return own if own and len(own) == own[0].size else []
@@ -119,15 +121,20 @@ class TraineeJob:
         return controller_of(self.process.pid)
 
     def kill_controller(self) -> None:
-        """Kill the controller without a word; another one takes over."""
-        old: list[int] = []
+        """Kill the controller without a word, and not one that was killed before; another one takes over."""
+        self.until(self._killed_another, "a controller")
 
-        def is_there() -> bool:
-            old[:] = [self.controller()]
-            return bool(old[0])
+    def until_controller(self) -> None:
+        """Wait for a controller that has not been killed by ``kill_controller``."""
+        self.until(lambda: self.controller() not in (0, self._killed), "another controller")
 
-        self.until(is_there, "a controller")  # there is none while the launcher replaces one that has just died
-        os.kill(old[0], signal.SIGKILL)
+    def _killed_another(self) -> bool:
+        """True if a controller was there, which is killed then: none is while the launcher replaces one."""
+        pid = self.controller()
+        if pid in (0, self._killed) or not kill_controller_of(self.process.pid, pid):
+            return False  # the one killed last is found until the kernel is through with it
+        self._killed = pid
+        return True
 
     @property
     def errors(self) -> str:
@@ -147,10 +154,10 @@ class TraineeJob:
                 raise JobLostError(f"{what}: {ending}\n{self.errors[-3000:]}")
             time.sleep(0.01)  # files are all that reaches other hosts
 
-    def until_whole(self, size: int = 0, after: int = 0) -> list[Began]:
+    def until_whole(self, size: int = 0, after: int = 0) -> list[GenerationRecord]:
         """Wait for a generation of so many ranks (else: all slots), later than ``after``; it is returned."""
         size = size or sum(self.hosts.values())
-        found: list[Began] = []
+        found: list[GenerationRecord] = []
 
         def is_whole() -> bool:
             found[:] = self.generation()
@@ -174,6 +181,11 @@ class TraineeJob:
         self.until(lambda: self.process.poll() is not None, "the end")
         code = int(self.process.returncode)
         return code if code >= 0 else 128 - code
+
+    def applied(self) -> list[Applied]:
+        """Records of how often each sample was applied, of the workers that came to the end."""
+        found: list[Applied] = _Tail(self.folder, "applied", Applied).read()
+        return found
 
     def curve(self) -> dict[int, set[Point]]:
         """Points of the loss curve, by step: a single one where the workers agree."""

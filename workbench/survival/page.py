@@ -27,18 +27,30 @@ state. *first step*: until the next step is committed. All in seconds. A hang is
 validation looks like, too, ends after `--stall-check-shutdown-time-seconds`: 600 s, and 10 s in the job in which it is
 played. What is only slow, or harmless, must end no generation: then there is nothing to time.
 
+With PyTorch all ranks vote on every step. JAX and Keras (`make faults FRAMEWORK=jax`, `FRAMEWORK=keras`) go back to the
+last commit, here one of two steps: what is computed again is at most what was not committed. Their training counts in
+its weights how often each sample was applied; in the end all weights say the number of epochs, on every worker.
+*reduced* is inside of the compiled step, after the reduction and before the weights change.
+
 """
+
+QUIET = 1.0
+"""Load of a machine that runs nothing else, as it may be right after a build."""
 
 HEAD = "| fault | phase | detect | re-form | first step | together | |\n|---|---|---|---|---|---|---|\n"
 
 
-def page(jobs: Mapping[str, Sequence[CaseResult]]) -> str:
-    """The whole page: a table for each job, under its title."""
-    machine = f"Measured on a machine with {os.cpu_count()} cores ({platform.machine()}, Linux) that ran nothing else."
-    parts = [TEXT, machine, "\n"]
-    for title, results in jobs.items():
-        parts += [f"\n## {title}\n\n", *_table(results)]
-    return "".join(parts)
+def page(jobs: Mapping[str, Sequence[CaseResult]], before: str = "", load: float = 0.0) -> str:
+    """The whole page: a table for each job, under its title, and those of the page ``before`` under other titles.
+
+    ``load``: that of the machine when the jobs began.
+    """
+    beside = f"Measured beside other work, a load of {load:.0f}.\n\n" if load > QUIET else ""
+    machine = f"Measured on a machine with {os.cpu_count()} cores ({platform.machine()}, Linux)"
+    machine += " that ran nothing else, where no other load is named."
+    sections = {title: text for title, _, text in (each.partition("\n\n") for each in before.split("\n## ")[1:])}
+    sections |= {title: "".join([beside, *_table(results)]) for title, results in jobs.items()}
+    return "".join([TEXT, machine, "\n", *(f"\n## {title}\n\n{text.rstrip()}\n" for title, text in sections.items())])
 
 
 def row(result: CaseResult) -> str:

@@ -35,16 +35,26 @@ from farandole.events import Recovery
 from farandole.testing.ledger import read
 from workbench.cluster import Cluster, ClusterError
 from workbench.survival.job import JobLostError, TraineeJob
-from workbench.survival.training_script import LENGTH, Began, Point, TrainingPlan
+from workbench.survival.records import LENGTH, GenerationRecord, Point, TrainingPlan
 
 EVERY_S = 5.0
 LONGEST_S = 90.0
 """Limit of the time without a fault; most of what a job takes to survive one it waits for new workers."""
 
 HOSTS = {"node1": 2, "node2": 2}
-STRUCK, OF_HOSTS = "node2", ("cable", "power", "freeze")
+LOST_HOST, OF_HOSTS = "node2", ("cable", "power", "freeze")
 """The host that is hit as a whole, and the kinds of faults that do that."""
 ALONE_S = 900.0
+_SIGNAL = """
+import os, signal, sys
+pid, number, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3].encode()
+held = os.pidfd_open(pid)
+if folder not in open(f"/proc/{pid}/cmdline", "rb").read().split(b"\\0"):
+    sys.exit(f"process {pid} is no worker any more")
+signal.pidfd_send_signal(held, number)
+"""
+"""Program that sends a signal to a worker of this job on its host, and to no process that has got its number."""
+
 _TOTAL_S: Callable[[Recovery], float] = attrgetter("total_s")
 
 
@@ -82,7 +92,7 @@ class _Chaos:
         self._job, self._cluster = job, cluster
         self._random = random.Random(seed)  # noqa: S311 (no secret)
         self.faults: Counter[str] = Counter()
-        self.struck: set[str] = set()
+        self.victims: set[str] = set()
         """Workers that a fault has hit, by ``who()``."""
         self.released: Counter[str] = Counter()
         """Slots that were taken away, by host: so many workers had to leave, as well."""
@@ -123,18 +133,20 @@ class _Chaos:
         self._undo_due(float("inf"))
         self._offer(HOSTS)
 
-    def _holders(self) -> list[Began]:
+    def _holders(self) -> list[GenerationRecord]:
         """Members that have the state and stay, if none is missing; else [], as those left may be all that have it."""
         members = self._job.generation()
         # A generation with a victim in it does not count, though all of it have begun: its end may be on its way.
-        last_struck = max((each.generation for each in self._job.began() if each.worker in self.struck), default=0)
+        last_fault = max(
+            (each.generation for each in self._job.generation_records() if each.worker in self.victims), default=0
+        )
         taken = Counter(_host_of(each.worker) for each in members)
         is_settled = all(number <= self._offered[host] for host, number in taken.items())
-        return members if is_settled and members and members[0].generation > last_struck else []
+        return members if is_settled and members and members[0].generation > last_fault else []
 
-    def _choice(self, holders: list[Began]) -> tuple[list[str], list[int]]:
+    def _choice(self, holders: list[GenerationRecord]) -> tuple[list[str], list[int]]:
         """The kinds of faults that leave one of the holders, and how likely each is."""
-        is_spread = any(_host_of(each.worker) != STRUCK for each in holders)
+        is_spread = any(_host_of(each.worker) != LOST_HOST for each in holders)
         names = [name for name in self._kinds if is_spread or name not in OF_HOSTS]
         return names, [self._kinds[name][0] for name in names]
 
@@ -146,8 +158,20 @@ class _Chaos:
     def _signal(self, number: int, count: int) -> None:
         members = self._job.generation()
         for victim in self._random.sample(members, min(count, len(members) - 1)):
-            self.struck.add(victim.worker)  # before: a signal that fails may yet have come
-            self._cluster.run(_host_of(victim.worker), ["kill", f"-{number}", str(victim.pid)])
+            self.victims.add(victim.worker)  # before: a signal that fails may yet have come
+            # Not by ``kill``: the victim may have ended, and its number be another's. What the number stands for is
+            # looked at when it is held, and only a process of the training script is hit.
+            command = [
+                sys.executable,
+                "-I",
+                "-S",
+                "-c",
+                _SIGNAL,
+                str(victim.pid),
+                str(int(number)),
+                str(self._job.folder),
+            ]
+            self._cluster.run(_host_of(victim.worker), command)
 
     def _resize(self, change: int) -> None:
         host = self._random.choice(list(HOSTS))
@@ -160,10 +184,10 @@ class _Chaos:
         self._job.offer(hosts)
 
     def _host(self, do: Callable[[str], object], undo: Callable[[str], object]) -> None:
-        do(STRUCK)
-        self._inject_host(STRUCK)  # after it: a worker that began before the host was hit is among those it has hit
+        do(LOST_HOST)
+        self._inject_host(LOST_HOST)  # after it: a worker that began before the host was hit is among those it has hit
         until_s = time.monotonic() + self._random.uniform(1, 10)
-        self._undo.append((until_s, lambda: self._restore(STRUCK, undo)))
+        self._undo.append((until_s, lambda: self._restore(LOST_HOST, undo)))
 
     def _restore(self, host: str, undo: Callable[[str], object]) -> None:
         self._inject_host(host)  # once more, for those whose records have come since; before any can begin anew
@@ -171,7 +195,7 @@ class _Chaos:
 
     def _inject_host(self, host: str) -> None:
         """Note all workers as hit that have begun on a host until now."""
-        self.struck |= {each.worker for each in self._job.began() if _host_of(each.worker) == host}
+        self.victims |= {each.worker for each in self._job.generation_records() if _host_of(each.worker) == host}
 
 
 def _host_of(worker: str) -> str:
@@ -195,7 +219,7 @@ def soak(folder: Path, seconds: float, seed: int, virtual: int) -> SoakReport:
             report.wrong.append(str(error))
         report.faults, report.seconds = chaos.faults, time.monotonic() - begin_s
         _judge(report, job)
-        report.wrong += strangers(job.began(), chaos.struck, chaos.released)
+        report.wrong += strangers(job.generation_records(), chaos.victims, chaos.released)
         _compare(report, job.curve(), alone(folder / "alone", virtual, report.steps), bits=bool(virtual))
     return report
 
@@ -206,14 +230,18 @@ def reforms(folder: Path, number: int) -> SoakReport:
     report = SoakReport()
     with TraineeJob(folder, {"localhost": 4}, TrainingPlan(step_s=0, reform_every=3)) as job:
         try:
-            job.until(lambda: max((b.generation for b in job.began()), default=0) > number, "re-forming", number + 120)
+            job.until(
+                lambda: max((b.generation for b in job.generation_records()), default=0) > number,
+                "re-forming",
+                number + 120,
+            )
             code = job.finish()
             report.wrong += [f"it ended with {code}"] if code else []
         except JobLostError as error:
             report.wrong.append(str(error))
         report.seconds = time.monotonic() - begin_s
         _judge(report, job)
-        report.wrong += strangers(job.began(), set(), Counter())
+        report.wrong += strangers(job.generation_records(), set(), Counter())
     return report
 
 
@@ -239,27 +267,27 @@ def _judge(report: SoakReport, job: TraineeJob) -> None:
     slowest = [max(records, key=_TOTAL_S) for records in history.recovered.values()]
     report.recoveries = [record.total_s for record in slowest]
     report.slowest = max(slowest, key=_TOTAL_S).text if slowest else ""
-    report.wrong += growth(job.began())
+    report.wrong += growth(job.generation_records())
 
 
-def strangers(began: Sequence[Began], struck: set[str], released: Mapping[str, int]) -> list[str]:
+def strangers(records: Sequence[GenerationRecord], victims: set[str], released: Mapping[str, int]) -> list[str]:
     """Breaches of P1: every worker stays a member, unless a fault has hit it or its slot was taken away."""
-    last = max((each.generation for each in began), default=0)
-    members = {each.worker for each in began if each.generation == last}
-    gone = {each.worker for each in began} - members - struck
+    last = max((each.generation for each in records), default=0)
+    members = {each.worker for each in records if each.generation == last}
+    gone = {each.worker for each in records} - members - victims
     by_host = {host: sorted(each for each in gone if _host_of(each) == host) for host in map(_host_of, gone)}
     return [
-        f"{', '.join(workers)} ended, and no fault has struck them; {released.get(host, 0)} had to leave {host}"
+        f"{', '.join(workers)} ended, and no fault has hit them; {released.get(host, 0)} had to leave {host}"
         for host, workers in by_host.items()
         if len(workers) > released.get(host, 0)
     ]
 
 
-def growth(began: Sequence[Began]) -> list[str]:
+def growth(records: Sequence[GenerationRecord]) -> list[str]:
     """Breaches of P7: a worker that was there for long holds more at the end than in its second quarter."""
     found = []
-    for worker in {each.worker for each in began}:
-        own = sorted((each for each in began if each.worker == worker), key=lambda each: each.generation)
+    for worker in {each.worker for each in records}:
+        own = sorted((each for each in records if each.worker == worker), key=lambda each: each.generation)
         if len(own) < 24:
             continue
         early, late = own[len(own) // 4 : len(own) // 2], own[-len(own) // 4 :]

@@ -15,9 +15,9 @@ from farandole.events import Recovery
 from farandole.testing.ledger import Begun, Brought, History, Record, Voted, read
 from workbench.cluster import Cluster
 from workbench.survival.cases import FaultCase
-from workbench.survival.fault_injection import LETHAL, NEWCOMER, Struck, answer, fault, struck
+from workbench.survival.fault_injection import LETHAL, NEWCOMER, InjectedFault, answer, fault, injected
 from workbench.survival.job import Hosts, JobLostError, TraineeJob
-from workbench.survival.training_script import LENGTH, Began, TrainingPlan
+from workbench.survival.records import GenerationRecord, TrainingPlan
 
 PLAN = TrainingPlan()
 RECOVERS_S = 60.0
@@ -36,8 +36,8 @@ class CaseResult:
     first_step_s: float | None = None
     total_s: float | None = None
 
-    before: list[Began] = field(default_factory=list)
-    struck: list[Struck] = field(default_factory=list)
+    before: list[GenerationRecord] = field(default_factory=list)
+    injected: list[InjectedFault] = field(default_factory=list)
     left: int = 0
     """The latest generation when it was over."""
 
@@ -61,15 +61,15 @@ class _Run:
             last = result.before[0].generation
             fault(self._folder, number, case.faults)
             first = [each for each in case.faults if not each.later or each.action == "call"]
-            job.until(lambda: len(struck(self._folder, number)) >= len(first), f"{case.fault} in {case.phase}")
+            job.until(lambda: len(injected(self._folder, number)) >= len(first), f"{case.fault} in {case.phase}")
             if case.done is not None:
                 case.done(job, number)
             answer(self._folder, number)  # after what was done: until then the workers that called wait in their phase
             self._settle(case, number, last, comes_back)
         except (JobLostError, AssertionError) as error:
             result.wrong.append(str(error))
-        result.struck = struck(self._folder, number)
-        result.left = max((each.generation for each in job.began()), default=0)
+        result.injected = injected(self._folder, number)
+        result.left = max((each.generation for each in job.generation_records()), default=0)
         if case.harmless and result.left != last:
             result.wrong.append(f"generation {last} has ended\n{job.errors[-3000:]}")
 
@@ -81,7 +81,7 @@ class _Run:
             job.until(lambda: _latest(job) > last, "the others go on", RECOVERS_S)
         if case.after is not None:
             case.after(job, number)
-        job.until(lambda: len(struck(self._folder, number)) == len(case.faults), f"{case.fault} in {case.phase}")
+        job.until(lambda: len(injected(self._folder, number)) == len(case.faults), f"{case.fault} in {case.phase}")
         if comes_back:
             job.until_whole(after=0 if case.harmless or case.planned else last)
             job.until_steps(1)
@@ -111,15 +111,26 @@ def run(
     history = read(folder)
     expected = playing.results[-1].case.status
     wrong = ([f"the job ended with {code}, not {expected}"] if code != expected else []) + history.problems(
-        LENGTH, _epochs(history)
+        plan.length, _epochs(history)
     )
-    playing.results[-1].wrong += wrong
+    playing.results[-1].wrong += wrong + _miscounted(job, plan)
     return playing.results
 
 
 def _latest(job: TraineeJob) -> int:
     generation = job.generation()
     return generation[0].generation if generation else 0
+
+
+def _miscounted(job: TraineeJob, plan: TrainingPlan) -> list[str]:
+    """List the workers at whose end a sample had not been applied once in each epoch, where weights count that."""
+    records = job.applied()
+    found = [] if records or plan.framework == "torch" else ["no worker has said how often samples were applied"]
+    for each in records:
+        wrong = {index: count for index, count in enumerate(each.counts) if count != each.epochs}
+        if wrong:
+            found.append(f"{each.worker}: in {each.epochs} epochs samples were applied so often: {wrong}")
+    return found
 
 
 def _epochs(history: History) -> int:
@@ -131,7 +142,7 @@ def _judge(result: CaseResult, history: History) -> None:
     if not result.before or result.case.harmless:
         return
     last = result.before[0].generation
-    gone = {each.worker for each in result.struck if each.action in LETHAL}
+    gone = {each.worker for each in result.injected if each.action in LETHAL}
     gone |= {each.worker for each in result.before if each.worker.startswith(f"{result.case.lost}-")}
     stay = {f"worker-{each.worker}" for each in result.before} - _ledgers(gone)
     if not result.case.planned or result.case.lost:
@@ -160,7 +171,7 @@ def _is_first_step(record: Record, generation: int) -> bool:
 
 def _time(result: CaseResult, recovered: Sequence[Recovery], voted: Sequence[Record]) -> None:
     """Take the times, from the first fault of a member to the first step that all voted for."""
-    primary = [each for each in result.struck if each.rank != NEWCOMER]
+    primary = [each for each in result.injected if each.rank != NEWCOMER]
     slowest = max(recovered, key=lambda r: r.form_s + r.agree_s + r.transfer_s + r.first_step_s)
     back_s = min(record.time_s for record in voted if isinstance(record, Voted))
     result.form_s = slowest.form_s + slowest.agree_s + slowest.transfer_s

@@ -7,7 +7,6 @@ every step are the same bits as those of one process that trains alone.
 from __future__ import annotations
 
 import math
-import os
 import sys
 import time
 import zlib
@@ -22,61 +21,12 @@ import farandole.torch as hvd
 from farandole.testing.ledger import Ledger, who
 from workbench.survival import fault_actions
 from workbench.survival.fault_injection import FaultInjection
+from workbench.survival.records import LENGTH, Point, Skipped, TrainingPlan, generation_record, write_record
 
-LENGTH, GLOBAL_BATCH = 100, 16
+GLOBAL_BATCH = 16
 CURVE_EVERY = 25
 STEP_S, SLOW_STEPS = 0.01, 3
 """About the time of a step, and the number of steps that one fault of slowness lasts."""
-
-
-@final
-class TrainingPlan(msgspec.Struct, frozen=True):
-    """``virtual`` workers, or 0; ``step_s``: what a step waits, as if it computed; the end: at ``steps`` or, if that is
-    0, at the end of the epoch in which the file ``end`` appears. ``reform_every``: so often workers re-form. ``hidden``
-    units make 48 bytes of gradients each.
-    """  # noqa: D205 (names first)
-
-    virtual: int = 0
-    step_s: float = 0.002
-    steps: int = 0
-    reform_every: int = 0
-    hidden: int = 8
-
-
-@final
-class Began(msgspec.Struct, frozen=True):
-    """Record that a worker trains in a generation, and of what it holds then."""
-
-    worker: str
-    place: int
-    pid: int
-    generation: int
-    rank: int
-    size: int
-    step: int
-    time_s: float
-    descriptors: int
-    threads: int
-    resident_kb: int
-
-
-@final
-class Point(msgspec.Struct, frozen=True):
-    """Point of the loss curve: the loss of all samples after ``step``, and a digest of all parameters."""
-
-    step: int
-    loss: float
-    digest: str
-
-
-@final
-class Skipped(msgspec.Struct, frozen=True):
-    """Record of a step that was skipped, as its gradients were not finite; ``digest`` is of all parameters after it."""
-
-    worker: str
-    step: int
-    scale: float
-    digest: str
 
 
 class Samples(torch.utils.data.Dataset[Any]):
@@ -157,7 +107,7 @@ class Trainee:
 
     def train(self, state: Any) -> None:
         """Train until the end that the plan names."""
-        self._write("began", self._began())
+        self._write("generations", generation_record(state))
         while True:
             self._sampler.set_epoch(state.epoch)
             for x, y in self._batches():
@@ -219,6 +169,9 @@ class Trainee:
     def _loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.mse_loss(self._model(x), y)
 
+    def _write(self, what: str, record: msgspec.Struct) -> None:
+        write_record(self._folder, what, record)
+
     def _ask_to_reform(self, step: int) -> None:
         if self._plan.reform_every and step % self._plan.reform_every == 0 and hvd.rank() == 0:
             self.state.on_hosts_updated()
@@ -229,27 +182,6 @@ class Trainee:
     def _dawdle(self) -> None:
         if self._pauses:
             time.sleep(self._pauses.pop())
-
-    def _began(self) -> Began:
-        status = Path("/proc/self/status").read_text()
-        return Began(
-            worker=who(),
-            place=int(os.environ.get("FARANDOLE_WORKER_ID", "0")),
-            pid=os.getpid(),
-            generation=int(hvd.statistics()["generation"]),
-            rank=hvd.rank(),
-            size=hvd.size(),
-            step=self.state._step_vote.step,
-            time_s=time.monotonic(),
-            descriptors=len(os.listdir("/proc/self/fd")),
-            threads=len(os.listdir("/proc/self/task")),
-            resident_kb=int(status.partition("VmRSS:")[2].split()[0]),
-        )
-
-    def _write(self, what: str, record: msgspec.Struct) -> None:
-        # Unbuffered, and in one write: what a killed worker has done is known, but for one line cut off at the end.
-        with (self._folder / f"{what}-{who()}.jsonl").open("ab", buffering=0) as file:
-            file.write(msgspec.json.encode(record) + b"\n")
 
 
 def _lose_loader() -> None:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from workbench.cluster import HOME, Cluster, ClusterError, Process
+from workbench.cluster import HOME, Cluster, ClusterError, Process, helpers, hosts
 
 SSH_PORT = 22
+DEADLINE_S = 30.0
 
 
 def test_hosts_have_names_and_identities_of_their_own(cluster: Cluster) -> None:
@@ -140,6 +143,24 @@ def test_closing_leaves_nothing(make_cluster: Callable[..., Cluster]) -> None:
     made.close()
     assert not inside & namespaces_in_use()
     assert Path("/proc/self/mounts").read_text() == mounts
+
+
+def test_a_cluster_of_which_a_host_does_not_come_up_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nobody is killed by a number that was a host's before."""
+    before, calls = namespaces_in_use(), itertools.count()
+
+    def ready(process: subprocess.Popen[bytes]) -> int:
+        number = helpers.ready(process)
+        if next(calls) == 2:  # the switch and the head have been ready
+            raise ClusterError("the second host did not come up")
+        return number
+
+    monkeypatch.setattr(hosts, "ready", ready)
+    with pytest.raises(ClusterError, match="the second host did not come up"):
+        Cluster(2)
+    until_s = time.monotonic() + DEADLINE_S
+    while not namespaces_in_use() <= before:  # nothing announces the end of a host that nobody has heard of
+        assert time.monotonic() < until_s
 
 
 OWNER = """

@@ -1,0 +1,49 @@
+"""Network that plans train, with its data and gradients, in NumPy: two dense layers with a tanh between them.
+
+weights = initial(seed=1)
+loss, gradients = loss_and_gradients(weights, *batch(number=1, step=0, rank=2, rows=3))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Values: TypeAlias = npt.NDArray[np.float64]
+INPUTS, HIDDEN, OUTPUTS = 4, 5, 2
+SHAPES = ((INPUTS, HIDDEN), (HIDDEN,), (HIDDEN, OUTPUTS), (OUTPUTS,))
+
+
+def initial(seed: int, rank: int = 0) -> list[Values]:
+    """Weights to begin with: matrix and bias of one layer, and those of the other."""
+    source = np.random.default_rng([11, seed, rank])
+    return [_exact(source.normal(size=shape) / 2) for shape in SHAPES]
+
+
+def batch(number: int, step: int, rank: int, rows: int) -> tuple[Values, Values]:
+    """Inputs and targets of a rank; the same numbers wherever they are made."""
+    source = np.random.default_rng([12, number, step, rank])
+    return _exact(source.normal(size=(rows, INPUTS))), _exact(source.normal(size=(rows, OUTPUTS)) + rank)
+
+
+def metric(number: int, rank: int, size: int) -> Values:
+    """Array of a rank for collectives, whose rows the number of ranks divides."""
+    return _exact(np.random.default_rng([13, number, rank]).normal(size=(2 * size, 3)))
+
+
+def loss_and_gradients(weights: Sequence[Any], x: Values, y: Values) -> tuple[float, list[Values]]:
+    """Mean squared error, and its derivatives by the weights."""
+    first, bias, second, offset = weights
+    hidden = np.tanh(x @ first + bias)
+    missing = hidden @ second + offset - y
+    back = 2 * missing / missing.size
+    inner = (back @ second.T) * (1 - hidden**2)
+    return float((missing**2).mean()), [x.T @ inner, inner.sum(0), hidden.T @ back, back.sum(0)]
+
+
+def _exact(values: npt.NDArray[Any]) -> Values:
+    """Numbers that float32 can have."""
+    return values.astype(np.float32).astype(np.float64)

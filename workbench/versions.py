@@ -1,0 +1,124 @@
+"""Frameworks' checks with other versions of TensorFlow and JAX, each in an environment that is made for it.
+
+    make versions                                       # all of them, and MXNet: 8 GB, and an hour
+    make versions ONLY="tensorflow-2.16 jax-0.5"        # some
+
+Environments stand in ``build/versions``, and are used again. Into each goes one wheel of Farandole, built once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "build" / "versions"
+TOOLS = ["pytest>=8.3", "pytest-xdist>=3.6", "hypothesis>=6.100", "psutil>=6", "scikit-learn>=1.5", "ml_dtypes"]
+CHECKOUT_ON_PATH = """\
+import pathlib, sys, sysconfig
+pathlib.Path(sysconfig.get_path("purelib"), "checkout.pth").write_text(sys.argv[1])
+"""
+
+
+@final
+@dataclass(frozen=True)
+class PinnedPackages:
+    """Packages of an environment, what is run there, and which of its tests, in the words of pytest's ``-k``."""
+
+    packages: Sequence[str]
+    tests: Sequence[str]
+    chosen: str = ""
+
+
+def _tensorflow(tensorflow: str, keras: str) -> PinnedPackages:
+    packages = [f"tensorflow-cpu=={tensorflow}", f"keras=={keras}"]
+    return PinnedPackages(
+        packages, ["tests/tensorflow", "tests/keras"], "not torch and not jax and not scripts_of_horovod"
+    )
+
+
+def _jax(jax: str, optax: str) -> PinnedPackages:
+    return PinnedPackages([f"jax=={jax}", f"optax=={optax}"], ["tests/jax"])
+
+
+ENVIRONMENTS: Mapping[str, PinnedPackages] = {
+    "tensorflow-2.16": _tensorflow("2.16.2", "3.5.0"),
+    "tensorflow-2.18": _tensorflow("2.18.1", "3.8.0"),
+    "tensorflow-2.20": _tensorflow("2.20.0", "3.11.3"),
+    "jax-0.5": _jax("0.5.3", "0.2.4"),
+    "jax-0.6": _jax("0.6.2", "0.2.5"),
+}
+
+
+def pip(python: Path, *arguments: str) -> None:
+    """Run pip of an environment; raises ``CalledProcessError`` if it fails."""
+    command = [str(python), "-m", "pip", "-qq", "--disable-pip-version-check", *arguments]
+    subprocess.run(command, check=True, cwd=ROOT)
+
+
+def wheel() -> Path:
+    """The wheel of this checkout, built by this interpreter's scikit-build-core."""
+    folder = FOLDER / "wheel"
+    for old in folder.glob("*.whl"):
+        old.unlink()
+    options = ["--no-deps", "--no-build-isolation", "-C", f"build-dir={FOLDER / 'native'}", "-w", str(folder)]
+    pip(Path(sys.executable), "wheel", *options, str(ROOT))
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def prepare(name: str, built: Path) -> Path:
+    """Make an environment, or bring Farandole in it up to date; returns its interpreter."""
+    python = FOLDER / name / "bin" / "python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", str(FOLDER / name)], check=True)
+    pip(python, "install", *ENVIRONMENTS[name].packages, *TOOLS, str(built))
+    pip(python, "install", "--no-deps", "--force-reinstall", str(built))
+    subprocess.run([str(python), "-c", CHECKOUT_ON_PATH, f"{ROOT}\n"], check=True)
+    return python
+
+
+def check(name: str, python: Path) -> bool:
+    """Run the tests of an environment, and say what they found."""
+    environment = ENVIRONMENTS[name]
+    begin = time.monotonic()
+    wide = {**os.environ, "COLUMNS": "200"}  # each of its lines whole
+    said = subprocess.run(
+        [str(python), "-m", "farandole", "check"], cwd=FOLDER, env=wide, capture_output=True, text=True, check=False
+    )
+    for line in said.stdout.splitlines():
+        if name.partition("-")[0] in line.lower():
+            print(f"{name}: {line.strip()}", flush=True)
+    command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", *environment.tests]
+    command += ["-k", environment.chosen] if environment.chosen else []
+    variables = {**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}"}
+    passed = subprocess.run(command, cwd=ROOT, env=variables, check=False).returncode == 0
+    print(f"{name}: {'passed' if passed else 'FAILED'} after {time.monotonic() - begin:.0f} s", flush=True)
+    return passed
+
+
+def main() -> int:
+    """Command line; the exit status is 1 if a version failed."""
+    parser = argparse.ArgumentParser(description="run frameworks' checks with other versions of them")
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(ENVIRONMENTS)} (default: all)")
+    names = parser.parse_args().names or list(ENVIRONMENTS)
+    unknown = set(names) - ENVIRONMENTS.keys()
+    if unknown:
+        parser.error(f"{', '.join(sorted(unknown))}: none of {', '.join(ENVIRONMENTS)}")
+    built = wheel()
+    failed = [name for name in names if not check(name, prepare(name, built))]
+    print(
+        f"{len(names) - len(failed)} of {len(names)} versions passed" + "".join(f"; {name} failed" for name in failed)
+    )
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
