@@ -20,12 +20,27 @@ import hypothesis
 import pytest
 
 from farandole.testing.leaks import ResourceSnapshot, no_leaks
+from tests.frameworks import loaded_here
 from workbench.cluster import Cluster, SlurmCluster, UnavailableError
 
 hypothesis.settings.register_profile("ci", derandomize=True, max_examples=40, deadline=None, database=None)
 hypothesis.settings.register_profile("dev", max_examples=40, deadline=None)
 hypothesis.settings.register_profile("long", max_examples=2000, deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
+
+
+LONG = (
+    "torch/test_on_ranks.py", "keras/test_keras.py", "workbench/test_differential.py", "bindings/test_contract.py",
+    "elastic/test_faults.py", "test_examples.py", "tensorflow/test_tensorflow.py", "compat/test_talks_2018.py",
+    "test_docs.py", "jax/test_on_ranks.py", "elastic/test_soak.py",
+)  # fmt: skip
+"""Files that take a minute and more, the longest first."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take long: the process that got one last would be alone with it at the end."""
+    order = {Path(__file__).parent / name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: order.get(item.path, len(LONG)))
 
 
 _Made = TypeVar("_Made", Cluster, SlurmCluster)
@@ -44,6 +59,7 @@ def leaves_nothing() -> Iterator[None]:
             gc.collect()
     changed = sorted({name for name, _ in variables ^ _variables()})
     assert not changed, f"the test set, changed or removed environment variables: {changed}"
+    assert not loaded_here(), f"a framework belongs in a process of its own: {loaded_here()}"
     assert os.getcwd() == cwd, f"the test left the working directory at {os.getcwd()}"
 
 
@@ -102,13 +118,17 @@ class Launch:
         arguments: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         deadline_s: float = 150.0,
+        python: str = sys.executable,
     ) -> Finished:
-        """Run a script (its text, or its path) on ``np`` ranks through ``farandole run`` and wait for the end."""
+        """Run a script (its text, or its path) on ``np`` ranks through ``farandole run`` and wait for the end.
+
+        ``python``: the interpreter of another environment that has Farandole.
+        """
         if isinstance(script, str):
             text, script = script, self.folder / "script.py"
             script.write_text(textwrap.dedent(text))
-        command = [sys.executable, "-m", "farandole", "run", "-np", str(np), *options]
-        command += [sys.executable, str(script), *arguments]
+        command = [python, "-m", "farandole", "run", "-np", str(np), *options]
+        command += [python, str(script), *arguments]
         return run_to_end(command, self.folder, deadline_s, environment)
 
 
@@ -116,6 +136,15 @@ class Launch:
 def launch(tmp_path: Path) -> Launch:
     """``launch(2, "import farandole.torch as hvd; ...").ok().lines()``."""
     return Launch(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def mxnet_python() -> str:
+    """Interpreter of the environment that ``make mxnet`` sets up, for ``launch(..., python=mxnet_python)``; or skip."""
+    python = Path(__file__).parent.parent / os.environ.get("MXNET_VENV", ".venv-mxnet") / "bin" / "python"
+    if not python.with_name("farandole").exists():
+        pytest.skip("MXNet needs an environment of its own, and there is none here: make mxnet")
+    return str(python)
 
 
 @pytest.fixture(scope="module")

@@ -10,13 +10,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = (ROOT / "src" / "farandole", ROOT / "workbench")
-ELSEWHERE = ("compat", "numpy", "torch")
+ELSEWHERE = ("compat", "jax", "keras", "mxnet", "numpy", "tensorflow", "torch")
 IN_A_JOB = {
+    "farandole.gradients.reduced",
     "farandole.checkpoint.checkpoints",
     "farandole.checkpoint.codec",
     "farandole.elastic.worker.run",
     "farandole.gradients.join",
     "farandole.gradients.noise",
+    "farandole.graphs.library",
     "farandole.runtime.collectives.basics",
     "farandole.runtime.collectives.handles",
     "farandole.runtime.collectives.objects",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
 import subprocess
 import sys
@@ -19,8 +20,8 @@ FILE_LINES, FUNCTION_LINES = 600, 40
 MODULES = sorted(PACKAGE.rglob("*.py"))
 TOOLS = sorted(WORKBENCH.rglob("*.py"))
 FOLDERS = ("src", "workbench", "benchmarks", "examples", "docs", "tests")
-PYTHON = sorted(p for f in FOLDERS for p in (ROOT / f).rglob("*.py") if p.parent.name != "scripts")
-"""Ours; scripts that tests run are written as users write them."""
+PYTHON = sorted(p for f in FOLDERS for p in (ROOT / f).rglob("*.py") if p.parent.name not in ("scripts", "talks_2018"))
+"""Ours; scripts that tests run, and those of the talks, are written as users write them."""
 NATIVE = sorted(p for suffix in ("hpp", "cpp") for p in (ROOT / "native").rglob(f"*.{suffix}"))
 
 
@@ -226,3 +227,5 @@ def test_farandole_imports_no_framework() -> None:
 def test_a_framework_imports_no_other() -> None:
     assert not {"tensorflow", "keras", "jax"} & modules_after("import farandole.torch")
     assert not {"tensorflow", "keras", "jax", "torch"} & modules_after("import farandole.numpy")
+    if importlib.util.find_spec("jax"):
+        assert not {"tensorflow", "keras", "torch", "optax"} & modules_after("import farandole.jax")
