@@ -128,11 +128,7 @@ class Session:
         try:
             self._introduce()
         except BaseException as error:  # Ctrl-C, too: the other ranks wait in their init() for this one
-            # What ends the start of all names its cause, in the same words on each rank, which may not be this one.
-            is_told = isinstance(error, CONSEQUENCES)
-            reason = str(error) if is_told else f"{self._name()} gave up: it could not start: {error}"
-            self._end(Failure(AbortError, reason), reason, reason)
-            self.close()
+            self._give_up_start(error)
             raise
 
     @property
@@ -379,6 +375,13 @@ class Session:
             eager=self.topology.size <= self.settings.tree_radix,  # relays combine, and these cannot be combined
             stay=self._link.stay(self.generation, wait=True),
         )
+
+    def _give_up_start(self, error: BaseException) -> None:
+        # What ends the start of all names its cause, in the same words on each rank, which may not be this one.
+        is_told = isinstance(error, CONSEQUENCES)
+        reason = str(error) if is_told else f"{self._name()} gave up: it could not start: {error}"
+        self._end(Failure(AbortError, reason), reason, reason)
+        self.close()
 
     def _introduce(self) -> None:
         # Made now and not when first needed: what stops an engine should stop init(), not the first step.
