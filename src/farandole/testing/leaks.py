@@ -69,17 +69,22 @@ def _of_others(line: str) -> bool:
     what, _, name = line.partition(": ")
     if what != "shared_memory":
         return False
+    try:
+        inode = os.stat(f"/dev/shm/{name}").st_ino  # noqa: S108 (only looked at)
+    except OSError:  # it is gone meanwhile
+        return True
     own = {os.getpid(), *process.descendants()}
     others = [int(pid) for pid in os.listdir("/proc") if pid.isdecimal() and int(pid) not in own]
-    return any(f"/{name}" in _maps(pid) for pid in others)
+    return any(inode in _mapped(pid) for pid in others)
 
 
-def _maps(pid: int) -> str:
+def _mapped(pid: int) -> set[int]:
+    """Inodes of shared memory that a process maps. The C library names a semaphore only after it has mapped it."""
     try:
         with open(f"/proc/{pid}/maps") as file:
-            return file.read()
+            return {int(line.split(None, 5)[4]) for line in file if "/dev/shm/" in line}  # noqa: S108 (as above)
     except OSError:  # it has ended meanwhile
-        return ""
+        return set()
 
 
 def _descriptors() -> Iterator[str]:
