@@ -1,4 +1,4 @@
-"""The command line: ``farandole run``, ``submit``, ``check``, ``bench``, ``horovodrun``, ``horovod``.
+"""The command line: ``farandole run``, ``submit``, ``join``, ``check``, ``bench``, ``horovodrun``, ``horovod``.
 
 main(["run", "-np", "4", "python", "train.py"])      # returns the exit status
 """
@@ -18,6 +18,7 @@ from farandole.version import __version__
 COMMANDS = {
     "run": "farandole.launch.command.command",
     "submit": "farandole.launch.batch.submit",
+    "join": "farandole.launch.leases.join",
     "check": "farandole.launch.tools.check",
     "bench": "farandole.launch.tools.bench",
     "horovodrun": "farandole.launch.command.horovodrun",

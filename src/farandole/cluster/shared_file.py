@@ -9,13 +9,12 @@ Only its owner can read it. Whoever has read it may find it outdated, and then r
 
 from __future__ import annotations
 
-import os
-import stat
 import time
 from pathlib import Path
 from typing import final
 
 from farandole.cluster.contact import Contact
+from farandole.control.private_file import NotPrivateError, new_path, read_private, write_private
 from farandole.errors import StartError
 
 FIRST_LOOK_S, LONGEST_LOOK_S = 0.01, 0.2
@@ -34,7 +33,7 @@ class SharedFile:
     @property
     def paths(self) -> list[Path]:
         """The files that may lie there, to be removed when nobody needs them any more."""
-        return [self.path, self._new]
+        return [self.path, new_path(self.path)]
 
     def share(self, contact: Contact | None, timeout_s: float) -> Contact:
         """Leave the contact there, or say what is there; raises ``StartError`` if nothing is in time."""
@@ -45,13 +44,8 @@ class SharedFile:
 
     def write(self, payload: bytes) -> None:
         """Put it there, whole from the first moment; raises ``StartError`` if the folder does not take it."""
-        new = self._new
         try:
-            # A new file, made by us (O_EXCL): what lies there may be a link that somebody else has laid.
-            new.unlink(missing_ok=True)
-            with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(payload)
-            new.rename(self.path)  # at one stroke: readers on other hosts look all the time
+            write_private(self.path, payload)
         except OSError as error:
             raise StartError(f"rank 0 cannot tell the others where it is by {self.path}: {error}; {REMEDY}") from error
 
@@ -69,36 +63,12 @@ class SharedFile:
             pause_s = min(2 * pause_s, LONGEST_LOOK_S)
         return payload
 
-    @property
-    def _new(self) -> Path:
-        return self.path.with_name(f"{self.path.name}.new")
-
     def _look(self) -> bytes | None:
         try:
-            # NFS remembers that a name did not exist until the folder is opened again.
-            os.close(os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY))
-            # In a folder of several users anything may lie there; a FIFO would hold an open() up for ever.
-            fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            return read_private(self.path)
         except FileNotFoundError:
             return None
         except OSError as error:
             raise StartError(f"{self.path}, by which rank 0 says where it is, cannot be read: {error}") from error
-        status = os.fstat(fd)  # of what was opened, which the name may not stand for any more
-        if not stat.S_ISREG(status.st_mode):
-            os.close(fd)
-            raise StartError(
-                f"{self.path} is not from rank 0: it is no file, but a {_kind(status.st_mode)} of user "
-                f"{status.st_uid}. Remove it, or {REMEDY}"
-            )
-        with open(fd, "rb") as file:
-            if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
-                raise StartError(
-                    f"{self.path} is not from rank 0: it belongs to user {status.st_uid} with mode "
-                    f"{stat.S_IMODE(status.st_mode):o}, not to you alone. Remove it, or {REMEDY}"
-                )
-            return file.read()
-
-
-def _kind(mode: int) -> str:
-    kinds = {stat.S_IFIFO: "FIFO", stat.S_IFDIR: "folder", stat.S_IFCHR: "device", stat.S_IFBLK: "device"}
-    return kinds.get(stat.S_IFMT(mode), "socket")
+        except NotPrivateError as error:
+            raise StartError(f"{self.path} is not from rank 0: {error}. Remove it, or {REMEDY}") from error

@@ -17,10 +17,39 @@ RELAY = b"relay-"
 
 
 @final
+class LeaseTerms(msgspec.Struct, frozen=True):
+    """Terms on which a job of a scheduler lends a node: who it is, and what it gives.
+
+    ``job``, ``index`` (in its array, -1: it is in none) and ``restart`` name it as its scheduler does, ``nonce`` tells
+    it from any other that ever had this name. It gives ``slots`` on ``node`` until ``ends_s``, in seconds since 1970
+    (0: it does not know).
+    """
+
+    job: str
+    index: int
+    restart: int
+    nonce: str
+    node: str
+    slots: int
+    ends_s: float = 0.0
+
+    @property
+    def title(self) -> str:
+        """The scheduler's name for it: ``812_3``."""
+        return self.job if self.index < 0 else f"{self.job}_{self.index}"
+
+    @property
+    def host(self) -> str:
+        """The name of what it lends. It is no other's: two leases on one node are two hosts."""
+        return f"{self.node}+{self.title}{f'.{self.restart}' if self.restart else ''}"
+
+
+@final
 class AgentHello(Message, frozen=True):
     """An agent is up. ``host`` is what it was told its host is called; ``relay`` is where its relay listens, if any.
 
-    One that had another controller before says which workers it has, and which have ended lately.
+    One that had another controller before says which workers it has, and which have ended lately. One that nobody has
+    sent for says on which terms its host is ``lent``.
     """
 
     host: str
@@ -29,6 +58,7 @@ class AgentHello(Message, frozen=True):
     relay: tuple[str, ...] = ()
     running: tuple[Started, ...] = ()
     ended: tuple[WorkerExited, ...] = ()
+    lent: LeaseTerms | None = None
 
 
 @final
@@ -162,11 +192,16 @@ class Stack(Message, frozen=True):
 
 
 @final
+class Leaving(Message, frozen=True):
+    """A scheduler wants back the host that I lend: its workers are to leave at their next commit."""
+
+
+@final
 class Goodbye(Message, frozen=True):
     """The agent has ended all workers and is about to exit."""
 
 
 Any: TypeAlias = (
     AgentHello | Branch | Severed | Alive | StartWorkers | Started | Watch | Report | Output | Written | KillWorker
-    | PassSignal | StopWorkers | DumpStack | Stack | Goodbye
+    | PassSignal | StopWorkers | DumpStack | Stack | Leaving | Goodbye
 )  # fmt: skip

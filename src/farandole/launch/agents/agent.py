@@ -1,7 +1,8 @@
 """The agent: one small process per host that starts, watches and ends workers and passes their output on.
 
-The launcher starts it, itself or through ssh or Slurm, with its config, one line of JSON, on standard input. The end of
-that input, of the connection to the controller, or of what started it means that there is nobody to work for any more,
+The launcher starts it, itself or through ssh or Slurm, with its config, one line of JSON, on standard input; or
+it comes by itself, to lend its host (``farandole.launch.leases.join``), and has nobody at that input. The end of that
+input, of the connection to the controller, or of what started it means that there is nobody to work for any more,
 and then the workers are killed. In an elastic job another controller may take the place of one that is gone. When the
 agent itself is killed, the kernel kills the workers. What else comes on standard input, in a job on one host, is
 printed on standard error, between the workers' lines. No framework is imported here.
@@ -31,6 +32,7 @@ from farandole.control import process
 from farandole.control.agent_messages import (
     Goodbye,
     KillWorker,
+    Leaving,
     PassSignal,
     Report,
     Started,
@@ -104,7 +106,7 @@ class LaunchedWorkers(Workers):
         self._finishing = self._dismissed = False
         self._heard = b""
         self._shortage = Shortage()
-        self._launcher_lives = True
+        self._launcher_lives = config.lent is None  # else nobody writes to our standard input
         self._parent = os.getppid()
 
     def join(self, link: AgentLink) -> None:
@@ -163,7 +165,7 @@ class LaunchedWorkers(Workers):
         if self._link is not None and self._config.stays and self._link.may_come_back:
             self._renew(self._link)
             return
-        if self._launcher_lives:
+        if self._launcher_lives or self._config.lent is not None:
             with contextlib.suppress(OSError):  # the launcher has just ended, and our standard input tells it next
                 os.write(2, f"farandole: the agent on {self._config.host} ends: {error}\n".encode())
         self._orphaned()
@@ -247,7 +249,10 @@ class LaunchedWorkers(Workers):
     def _on_signals(self) -> None:
         if signal.SIGTERM in os.read(self._signals, 4096):
             # With another parent it is the kernel's signal for the death of the first one, not a scheduler's notice.
-            if self._config.stays and self._workers and not self._dismissed and os.getppid() == self._parent:
+            is_told = os.getppid() == self._parent and not self._dismissed
+            if is_told and self._config.lent is not None:
+                self._post(Leaving())  # the controller has the workers leave, and then ends us
+            elif is_told and self._config.stays and self._workers:
                 self._depart()
             else:
                 self._orphaned()
@@ -376,12 +381,12 @@ def main() -> None:
     config = msgspec.json.decode(line, type=LaunchedAgentConfig)
     config = msgspec.structs.replace(config, host=config.host or os.environ[SLURM_HOST])
     try:
-        _serve(config, _address(config))
+        serve(config, dial(config))
     except ControlError as error:
         sys.exit(f"farandole: the agent on {config.host} cannot join the job: {error}")
 
 
-def _serve(config: LaunchedAgentConfig, address: str) -> None:
+def serve(config: LaunchedAgentConfig, address: str) -> None:
     """Start the workers and serve until all have ended and all they wrote is written."""
     with process.signals_as_bytes(SIGNALS) as signals:
         workers = LaunchedWorkers(config, address, signals)
@@ -405,11 +410,12 @@ def _threads(spec: WorkerSpec) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(max(1, cores // neighbours))} if neighbours > 1 else {}
 
 
-def _address(config: LaunchedAgentConfig) -> str:
-    """The first of the controller's addresses that answers; its socket on this host needs no trial."""
+def dial(config: LaunchedAgentConfig) -> str:
+    """Find the first of the controller's addresses that answers; its socket on this host needs no trial."""
     if config.addresses[0].startswith("ipc://"):
         return config.addresses[0]
-    return first_answering(config.addresses, JobKeys.from_secret(config.secret), config.dial_s, lifeline=0)
+    lifeline = 0 if config.lent is None else None
+    return first_answering(config.addresses, JobKeys.from_secret(config.secret), config.dial_s, lifeline)
 
 
 if __name__ == "__main__":

@@ -52,6 +52,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description=EXAMPLES,
     )
     add_job_options(parser)
+    parser.add_argument(
+        "--run-folder", default="", metavar="DIR", help="let others lend nodes to this elastic job: farandole join DIR"
+    )
     add_knobs(parser)
     parser.add_argument("command", nargs=argparse.PARSER, metavar="COMMAND", help="what every worker runs")
     parser.set_defaults(main=main)
@@ -124,8 +127,13 @@ def job(args: argparse.Namespace, command: list[str], settings: Settings) -> pla
         timestamps=args.timestamps,
         verbose=args.verbose,
     )
+    folder = getattr(args, "run_folder", "")  # Horovod's command has none
     if settings.is_elastic:
-        return elastic_job(asked, args.np, args.hosts or "", args.hostfile or "", means, os.environ, here)
+        return elastic_job(asked, args.np, args.hosts or "", args.hostfile or "", means, os.environ, here, folder)
+    if folder:
+        raise UsageError(
+            "--run-folder: nodes are lent to elastic jobs; say how many workers with --min-np and --max-np"
+        )
     named = read_hosts(args.hosts or "", args.hostfile or "")
     hosts, starter = where(args.np, named, means, os.environ, here)
     return msgspec.structs.replace(asked, hosts=hosts, starter=starter)

@@ -17,30 +17,51 @@ from farandole.errors import UsageError
 from farandole.launch.agents.agents import AgentStarter
 from farandole.launch.agents.local import Local
 from farandole.launch.hosts.discovery import Discovery, Fixed, Script, Watched
+from farandole.launch.hosts.leased_hosts import LeasedHosts
 from farandole.launch.hosts.plan import Host, Job, parse_hosts
+from farandole.launch.hosts.run_folder import RunFolder
 from farandole.launch.hosts.starters import Means, choose_starter, own_allocation
 from farandole.settings import Settings
 
 
 @final
 class ElasticJob(msgspec.Struct, frozen=True):
-    """Everything that is asked of an elastic launch; ``job.hosts`` is empty. ``here`` is what this host is called."""
+    """Everything that is asked of an elastic launch; ``job.hosts`` is empty. ``here`` is what this host is called.
+
+    With a ``folder``, others may lend it hosts: ``leases`` is the part of the discovery that knows them.
+    """
 
     job: Job
     discovery: Discovery
     starter: AgentStarter
     here: str
+    folder: RunFolder | None = None
+
+    @property
+    def leases(self) -> LeasedHosts | None:
+        """Hosts that are lent; ``None`` in a job that takes none."""
+        return self.discovery if isinstance(self.discovery, LeasedHosts) else None
 
     @property
     def reaches_out(self) -> bool:
         """False if all workers are on this host, whatever happens."""
-        return not isinstance(self.starter, Local)
+        return self.folder is not None or not isinstance(self.starter, Local)
 
 
 def elastic_job(
-    job: Job, np: int | None, hosts: str, hostfile: str, means: Means, variables: Mapping[str, str], here: str
+    job: Job,
+    np: int | None,
+    hosts: str,
+    hostfile: str,
+    means: Means,
+    variables: Mapping[str, str],
+    here: str,
+    run_folder: str = "",
 ) -> ElasticJob:
-    """Plan an elastic job; raises ``UsageError`` for what cannot be, with what to type."""
+    """Plan an elastic job; raises ``UsageError`` for what cannot be, with what to type.
+
+    With a ``run_folder`` the hosts are those of its lead, which has the fewest workers there may be.
+    """
     settings = limits(job.settings, np)
     slurm, here = own_allocation(means, variables, here)
     slots_each = settings.slots_per_host or 1
@@ -57,9 +78,13 @@ def elastic_job(
         discovery = Fixed([Host(host, settings.slots_per_host or tasks) for host, tasks in slurm.tasks.items()])
     else:
         known = [here]
-        discovery = Fixed([Host(here, settings.slots_per_host or settings.max_np or settings.min_np)])
+        most = settings.min_np if run_folder else settings.max_np or settings.min_np
+        discovery = Fixed([Host(here, settings.slots_per_host or most)])
     starter = choose_starter(means, slurm, known, here) or Local()
-    return ElasticJob(msgspec.structs.replace(job, settings=settings), discovery, starter, here)
+    job = msgspec.structs.replace(job, settings=settings)
+    if not run_folder:
+        return ElasticJob(job, discovery, starter, here)
+    return ElasticJob(job, LeasedHosts(discovery), starter, here, RunFolder.create(run_folder))
 
 
 def limits(settings: Settings, np: int | None) -> Settings:

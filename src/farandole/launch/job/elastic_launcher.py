@@ -32,6 +32,7 @@ from farandole.errors import UsageError
 from farandole.launch.agents.agent_config import LaunchedAgentConfig
 from farandole.launch.agents.agents import AgentProcess, Agents, print_now
 from farandole.launch.hosts.elastic_job import ElasticJob
+from farandole.launch.hosts.run_folder import RunContact
 from farandole.launch.job.elastic_controller import ElasticController, Legacy
 from farandole.launch.job.launcher_pipe import (
     AgentEnded,
@@ -132,6 +133,8 @@ class _ControllerSupervisor:
             if self._outcome is None:
                 self._look_after()
         self._bury()
+        if self._elastic.folder is not None:
+            self._elastic.folder.withdraw()
         return self._outcome
 
     # -- the controller -----------------------------------------------------------------------------------------------
@@ -162,6 +165,7 @@ class _ControllerSupervisor:
             self._listen = message.address
             if self._elastic.reaches_out:
                 self._addresses = own_endpoints(message.address, self._settings.network_interface)
+            self._publish()
         elif isinstance(message, SendFor):
             self._send_for(message.host, message.name)
         elif isinstance(message, GiveUp) and message.name in self._named:
@@ -172,6 +176,14 @@ class _ControllerSupervisor:
             self._decided = JobResult(message.status, message.words)
         elif isinstance(message, Finished):
             self._outcome = JobResult(message.status, message.words)
+
+    def _publish(self) -> None:
+        """Tell those who lend hosts how to reach the controller."""
+        if self._elastic.folder is not None:
+            told = self._settings
+            interface = told.network_interface
+            contact = RunContact(self._addresses, self._secret, told.host_timeout_s, told.start_timeout_s, interface)
+            self._elastic.folder.publish(contact)
 
     def _look_after(self) -> None:
         """Replace a controller that has ended; kill and replace one that hangs."""

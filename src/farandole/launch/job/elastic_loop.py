@@ -17,7 +17,7 @@ import msgspec
 
 from farandole.cluster.environment import WORKER_ID, variables_for
 from farandole.control.addresses import is_own
-from farandole.control.agent_messages import AgentHello, KillWorker, StopWorkers, WorkerSpec
+from farandole.control.agent_messages import AgentHello, KillWorker, LeaseTerms, Leaving, StopWorkers, WorkerSpec
 from farandole.control.endings import GenerationEnded, WorkerExited
 from farandole.control.process import signal_name
 from farandole.elastic.membership import actions
@@ -25,6 +25,7 @@ from farandole.elastic.membership.job_events import ControllerReplaced, HostLost
 from farandole.elastic.membership.workers import WorkerPhase
 from farandole.launch.agents.agents import END_S
 from farandole.launch.hosts.elastic_job import ElasticJob
+from farandole.launch.hosts.leased_hosts import is_lent
 from farandole.launch.hosts.plan import Host, by_own_name, start_workers, variables_for_all
 from farandole.launch.job.exit_policy import Loss
 from farandole.launch.job.far_agents import FarAgents
@@ -85,6 +86,8 @@ class ElasticLoop(Loop):
         self._slots: dict[str, int] = {}
         self._waiting: dict[str, list[WorkerSpec]] = {}
         """Workers for agents that have not answered yet to start, by host."""
+        self._dismissed: set[str] = set()
+        """Lent hosts whose agents have been told to end, as their workers have left."""
         self._failures: list[WorkerExited] = []
         self._signals: list[int] = []
         self._passing: list[tuple[int, set[str]]] = []
@@ -107,14 +110,25 @@ class ElasticLoop(Loop):
         if self._hosts:
             self._discovery.inherit()
         self._slots = {host: len([w for w in workers if w.slot.host == host]) for host in self._hosts.values()}
+        self._keep_leases()
         self._inherited = {host for agent in self._far for host in agent.hosts}
         self._open |= self._inherited
         self._coming |= self._inherited
-        for host, name in names.items():
+        lent = {host: host for host in self._inherited if is_lent(host)}
+        for host, name in {**names, **lent}.items():
             self._root.adopt(host, name, until_s if host in self._inherited else None)
         for host in dict.fromkeys(self._hosts.values()):
             if host not in self._inherited:
                 self._lost(host, f"the agent of {host} ended while no controller was there")
+
+    def _keep_leases(self) -> None:
+        """Expect the agents of leases, which the launcher knows nothing of: they come again by themselves."""
+        if self._elastic.leases is None:
+            return
+        for host, slots in self._slots.items():
+            if is_lent(host):
+                self._far.admit(host)
+                self._elastic.leases.keep(host, slots)
 
     # -- what the loop waits for --------------------------------------------------------------------------------------
 
@@ -160,8 +174,7 @@ class ElasticLoop(Loop):
 
     def _on_turn(self, now: float) -> None:
         super()._on_turn(now)
-        if self._orders is None and (hosts := self._discovery.look(now)) is not None:
-            self._find(hosts)
+        self._look(now)
         orders = []
         while self._formation.orders:
             orders.append(self._formation.orders.popleft())
@@ -170,6 +183,11 @@ class ElasticLoop(Loop):
         self._hosts.update((start.worker_id, start.host) for start in starts)
         for order in orders:
             self._obey(order)
+        self._dismiss_leaving()
+
+    def _look(self, now: float) -> None:
+        if self._orders is None and (hosts := self._discovery.look(now)) is not None:
+            self._find(hosts)
 
     def _find(self, hosts: tuple[Host, ...]) -> None:
         own = by_own_name(hosts, self._elastic.here, is_own)
@@ -246,11 +264,43 @@ class ElasticLoop(Loop):
     # -- agents -------------------------------------------------------------------------------------------------------
 
     def _on_agent(self, host: str, message: object) -> None:
-        if isinstance(message, AgentHello) and host not in self._open:  # it was cut off, and given up
-            self._root.tell(host, StopWorkers(0.0))
+        if isinstance(message, AgentHello) and host not in self._open:
+            if message.lent is None or self._orders is not None:  # it was cut off, and given up
+                self._root.tell(host, StopWorkers(0.0))
+            else:
+                self._admit(host, message.lent)
         elif isinstance(message, AgentHello) and host not in self._coming:  # it was cut off, and what was said is lost
             self._inherited.add(host)
+        if isinstance(message, Leaving):
+            self._release(host, "its scheduler wants it back (SIGTERM)")
         super()._on_agent(host, message)
+
+    def _admit(self, host: str, terms: LeaseTerms) -> None:
+        """Take in, or refuse, a host that is lent: its agent has come by itself."""
+        no = "this job takes no leases: it has no --run-folder"
+        refusal = self._elastic.leases.admit(terms) if self._elastic.leases is not None else no
+        if refusal:
+            self._say_once(f"refused: {refusal}")
+            self._root.tell(host, StopWorkers(0.0))
+            self._root.hosts.ended(host)
+            return
+        self._far.admit(host)
+        self._open.add(host)
+        self._say(f"{host} is lent, with {terms.slots} worker{'s' if terms.slots > 1 else ''}")
+
+    def _release(self, host: str, why: str) -> None:
+        """Have the workers of a lent host leave at their next commit."""
+        if self._elastic.leases is not None and self._elastic.leases.release(host):
+            self._say(f"{host} leaves at the next commit: {why}")
+
+    def _dismiss_leaving(self) -> None:
+        """End the agents of leases whose workers have left."""
+        leases = self._elastic.leases
+        if leases is None or self._orders is not None:
+            return
+        for host in leases.leaving - self._dismissed - set(self._hosts.values()):
+            self._dismissed.add(host)
+            self._root.tell(host, StopWorkers(0.0))
 
     def _on_hello(self, host: str, hello: AgentHello) -> None:
         super()._on_hello(host, hello)
@@ -293,7 +343,9 @@ class ElasticLoop(Loop):
         self._controller.worker_exited(event)
 
     def _on_goodbye(self, host: str) -> None:
-        if self._orders is None:
+        if host in self._dismissed:
+            self._close(host)
+        elif self._orders is None:
             self._lose(host, Loss(f"the agent on {host} was told to end (SIGTERM)"))
         else:
             self._close(host)
@@ -317,6 +369,10 @@ class ElasticLoop(Loop):
 
     def _close(self, host: str) -> None:
         super()._close(host)
+        if self._elastic.leases is not None and is_lent(host):
+            self._far.forget(host)
+            self._elastic.leases.gone(host)
+            self._look(time.monotonic())  # before the loss of the host is told, after which a worker would start there
         self._confirm(host)
         if self._orders is not None and not self._open:
             self._finish()

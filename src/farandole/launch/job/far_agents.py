@@ -75,6 +75,14 @@ class FarAgents:
         self._by_host[host] = FarAgent(self._line, name, inherits=self._inherits)
         self._line.send(SendFor(host, name))
 
+    def admit(self, host: str) -> None:
+        """Take in one that has come by itself: nobody has started it, and it gets none of the launcher's variables."""
+        self._by_host[host] = FarAgent(self._line, host, inherits=False)
+
+    def forget(self, host: str) -> None:
+        """Wait no more for one that has come by itself, whose end nobody else sees."""
+        self._by_host.pop(host, None)
+
     def take(self, message: AgentSaid | AgentEnded) -> FarAgent | None:
         """Take in news from the launcher; returns the agent that they concern, unless that was given up."""
         agent = self._by_host.get(host_of(message.name))

@@ -21,6 +21,7 @@ from typing import Any, final
 
 import msgspec
 
+from farandole.control.agent_messages import LeaseTerms
 from farandole.control.keys import JobKeys
 from farandole.control.sockets import LONGEST_WAIT_S
 from farandole.errors import ControlError
@@ -32,7 +33,8 @@ class AgentConfig(msgspec.Struct, frozen=True):
 
     ``silence_s`` is how long either may be silent (0: as long as it likes). With ``relay`` the workers are reached
     through the agent, which is to be reached by ``interface`` ("": by any). ``name`` is what the agent calls itself
-    where its host may have one after another: the controller may still hold the connection of the last.
+    where its host may have one after another: the controller may still hold the connection of the last. ``lent`` are
+    the terms of an agent that comes by itself.
     """
 
     addresses: list[str]
@@ -42,6 +44,7 @@ class AgentConfig(msgspec.Struct, frozen=True):
     relay: bool = False
     interface: str = ""
     name: str = ""
+    lent: LeaseTerms | None = None
 
 
 class Workers(ABC):
@@ -126,4 +129,4 @@ def connected(config: AgentConfig, address: str) -> AgentLink:
         from farandole.runtime.relay.relay import Relay  # small jobs need none
 
         relay = Relay(keys, config.host, config.silence_s, config.interface)
-    return AgentLink(address, keys, config.host, config.silence_s, relay, config.name)
+    return AgentLink(address, keys, config.host, config.silence_s, relay, config.name, config.lent)

@@ -32,6 +32,7 @@ from farandole.control.agent_messages import (
     Alive,
     Branch,
     DumpStack,
+    LeaseTerms,
     Severed,
     Stack,
     Started,
@@ -53,11 +54,19 @@ class AgentLink:
     """Link that connects without waiting. ``silence_s=0`` is for the controller's own host, whose silence cannot count.
 
     The ``relay`` of the host, in a job that needs a tree, is served and closed together with it. ``name`` is given
-    where a host may have one agent after another, see ``Root.name``.
+    where a host may have one agent after another, see ``Root.name``; ``lent`` are the terms of an agent that comes by
+    itself.
     """
 
     def __init__(
-        self, address: str, keys: JobKeys, host: str, silence_s: float, relay: Relay | None = None, name: str = ""
+        self,
+        address: str,
+        keys: JobKeys,
+        host: str,
+        silence_s: float,
+        relay: Relay | None = None,
+        name: str = "",
+        lent: LeaseTerms | None = None,
     ) -> None:
         self._dealer = Dealer(address, AGENT + (name or host).encode(), keys, timeout_s=None, silence_s=silence_s)
         self._silence_s, self._pause_s = silence_s, silence_s / HEARTBEATS
@@ -66,11 +75,11 @@ class AgentLink:
         self._is_closed = False
         self.worker_address = relay.address if relay else address
         """Address at which workers of this host reach the controller."""
-        self._host = host
+        self._host, self._lent = host, lent
         self._lost_s: float | None = None
         """Time since which no controller is there."""
         self._patience_s = 0.0
-        self.send(AgentHello(host, os.getpid(), __version__, tuple(relay.addresses) if relay else ()))
+        self.send(AgentHello(host, os.getpid(), __version__, tuple(relay.addresses) if relay else (), lent=lent))
 
     @property
     def fds(self) -> tuple[int, ...]:
@@ -120,7 +129,7 @@ class AgentLink:
         self._patience_s = patience_s
         # Kept from the first loss until a handshake succeeds: attempts that fail must not extend the wait.
         self._lost_s = time.monotonic() if self._lost_s is None else self._lost_s
-        self.send(AgentHello(self._host, os.getpid(), __version__, (), tuple(running), tuple(ended)))
+        self.send(AgentHello(self._host, os.getpid(), __version__, (), tuple(running), tuple(ended), self._lent))
 
     def beat(self) -> None:
         """Tell the controller that this host is there, if it is time to."""

@@ -1,0 +1,111 @@
+"""Folder of a run: where its lead says how to reach it, and those who lend it nodes look.
+
+    folder = RunFolder.create("/scratch/me/run7")
+    folder.publish(RunContact(...))                 # the lead, whenever it has a new address
+    contact = RunFolder("/scratch/me/run7").contact()
+
+Every file in it has one writer. The secret of the job stands in ``run.json`` and nowhere else: that, and the folder,
+belong to the user alone, or they are refused.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import final
+
+import msgspec
+
+from farandole.control.private_file import NotPrivateError, read_private, write_private
+from farandole.errors import UsageError
+from farandole.version import __version__
+
+CONTACT = "run.json"
+
+
+@final
+class RunContact(msgspec.Struct, frozen=True):
+    """Contact of a lead: its ``addresses``, the job's ``secret``, and what its agents have to know.
+
+    ``host_timeout_s``, ``interface`` and ``start_timeout_s`` are settings of the lead, as is ``version``.
+    """
+
+    addresses: list[str]
+    secret: str
+    host_timeout_s: float
+    start_timeout_s: float
+    interface: str = ""
+    version: str = __version__
+
+
+@final
+class RunFolder:
+    """Folder of one run."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path).absolute()
+
+    @classmethod
+    def create(cls, path: str | Path) -> RunFolder:
+        """Make the folder, or take one that is there; raises ``UsageError`` for one that others can look into."""
+        folder = cls(path)
+        try:
+            folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"the run folder {folder.path} cannot be made: {error.strerror}") from error
+        folder.check()
+        return folder
+
+    @property
+    def name(self) -> str:
+        """What people call the run: the name of its folder."""
+        return self.path.name
+
+    def check(self) -> None:
+        """Raise ``UsageError`` unless the folder is there and belongs to this user alone."""
+        try:
+            status = os.stat(self.path)
+        except OSError as error:
+            raise UsageError(
+                f"the run folder {self.path} cannot be read here: {error.strerror}; it has to lie on a file system "
+                "that every node sees"
+            ) from error
+        mode = stat.S_IMODE(status.st_mode)
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or mode & 0o077:
+            raise UsageError(
+                f"the run folder {self.path} belongs to user {status.st_uid} with mode {mode:o}: it holds the key of "
+                f"the job, so type: chmod 700 {self.path}"
+            )
+
+    def publish(self, contact: RunContact) -> None:
+        """Say how to reach the lead; raises ``UsageError`` if the folder does not take it."""
+        try:
+            write_private(self.path / CONTACT, msgspec.json.encode(contact))
+        except OSError as error:
+            raise UsageError(f"{self.path / CONTACT} cannot be written: {error.strerror}") from error
+
+    def withdraw(self) -> None:
+        """Remove what ``publish`` has written: the run is over."""
+        (self.path / CONTACT).unlink(missing_ok=True)
+
+    def contact(self) -> RunContact:
+        """Read how to reach the lead; raises ``UsageError`` where nobody, or somebody else, says so."""
+        self.check()
+        path = self.path / CONTACT
+        try:
+            found = msgspec.json.decode(read_private(path), type=RunContact)
+        except FileNotFoundError as error:
+            raise UsageError(f"there is no {path}: the run has not begun, or is over") from error
+        except OSError as error:
+            raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+        except NotPrivateError as error:
+            raise UsageError(f"{path} is refused: {error}; type: chmod 600 {path}") from error
+        except msgspec.DecodeError as error:
+            raise UsageError(f"{path} is not what a lead writes: {error}") from error
+        if found.version != __version__:
+            raise UsageError(
+                f"the run {self.name} has Farandole {found.version} and this is {__version__}: install the same on all "
+                "nodes"
+            )
+        return found

@@ -1,0 +1,102 @@
+"""``farandole join``: lend the node that this runs on to a training that has begun elsewhere.
+
+    farandole join /scratch/me/run7            in the script of a lease, or by hand where salloc has given nodes
+    farandole join -np 4 /scratch/me/run7      with four workers
+
+This process is the agent of the node. It calls the lead, starts workers when it is told to, and ends when the run is
+over, the lead is gone, its workers have left, or it gets SIGTERM: they then leave at their next commit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Mapping
+
+from farandole.cluster.allocation import OWN_NAME
+from farandole.control import process
+from farandole.control.agent_messages import LeaseTerms
+from farandole.errors import ControlError, UsageError
+from farandole.launch.agents.agent import dial, serve
+from farandole.launch.agents.agent_config import DIAL_SHARE, LaunchedAgentConfig
+from farandole.launch.hosts.run_folder import RunContact, RunFolder
+
+CANNOT_JOIN = 3
+"""Exit status of a node that cannot be lent: to try again would not help."""
+
+EXAMPLES = """\
+examples:
+  salloc -N 1 -t 30 srun farandole join ~/runs/cosmo
+  farandole join -np 4 ~/runs/cosmo
+
+Lends this node to a training that runs elsewhere: 'farandole run --run-folder'
+or 'farandole submit --lease' has made the folder. The workers join the training
+at its next commit, and leave it in good order on SIGTERM.
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``join`` to the commands."""
+    parser = subparsers.add_parser(
+        "join",
+        help="lend this node to a training that runs elsewhere",
+        usage="farandole join [-np N] FOLDER",
+        description=EXAMPLES,
+    )
+    parser.add_argument("-np", "--num-proc", type=int, dest="np", metavar="N", help="workers here (default: its tasks)")
+    parser.add_argument("--nonce", default="", help=argparse.SUPPRESS)  # of the array that the script belongs to
+    parser.add_argument("folder", metavar="FOLDER", help="the folder of the run")
+    parser.set_defaults(main=main)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Lend this node until it is not wanted any more; returns the exit status."""
+    try:
+        contact = RunFolder(args.folder).contact()
+        terms = terms_of(os.environ, args.np, args.nonce)
+        lend(contact, terms)
+    except (UsageError, ControlError) as error:
+        print(f"farandole join: {error}", file=sys.stderr)
+        return CANNOT_JOIN
+    return 0
+
+
+def lend(contact: RunContact, terms: LeaseTerms) -> None:
+    """Be the agent of this node until the end; raises ``ControlError`` where the lead does not answer."""
+    process.adopt_orphans()
+    config = LaunchedAgentConfig(
+        contact.addresses,
+        contact.secret,
+        terms.host,
+        silence_s=contact.host_timeout_s,
+        interface=contact.interface,
+        dial_s=DIAL_SHARE * contact.start_timeout_s,
+        stays=True,
+        lent=terms,
+    )
+    serve(config, dial(config))
+
+
+def terms_of(variables: Mapping[str, str], np: int | None, nonce: str) -> LeaseTerms:
+    """Terms on which this node is lent, by the variables of Slurm, if it has started this; pure but for the nonce.
+
+    Raises ``UsageError`` for a number of workers that is none.
+    """
+    if np is not None and np < 1:
+        raise UsageError(f"-np {np} lends nothing; it must be at least 1")
+    node = variables.get(OWN_NAME) or socket.gethostname()
+    array, index = variables.get("SLURM_ARRAY_JOB_ID"), variables.get("SLURM_ARRAY_TASK_ID")
+    job = array or variables.get("SLURM_JOB_ID") or f"guest-{secrets.token_hex(4)}"
+    tasks = variables.get("SLURM_NTASKS_PER_NODE", "1").partition("(")[0]
+    return LeaseTerms(
+        job=job,
+        index=int(index) if array and index else -1,
+        restart=int(variables.get("SLURM_RESTART_COUNT", "0")),
+        nonce=nonce or secrets.token_hex(8),
+        node=node,
+        slots=np or int(tasks),
+        ends_s=float(variables.get("SLURM_JOB_END_TIME", "0")),
+    )
