@@ -1,0 +1,184 @@
+"""Nodes that are lent to an elastic job: real agents that call by themselves, on one host, which they name apart."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from farandole.control.agent_messages import LeaseTerms
+from farandole.errors import UsageError
+from farandole.launch.hosts.discovery import Fixed
+from farandole.launch.hosts.leased_hosts import LeasedHosts, is_lent
+from farandole.launch.hosts.plan import Host
+from farandole.launch.hosts.run_folder import CONTACT, RunContact, RunFolder
+from farandole.launch.leases.join import CANNOT_JOIN, terms_of
+from tests.launch.conftest import MARKER, RunningJob
+from tests.launch.test_controller_dies import kill_controller
+from tests.launch.test_elastic_jobs import Train, end, generation, train
+
+__all__ = ["train"]
+
+Lend = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def lend() -> Iterator[Lend]:
+    """Starts ``farandole join`` for a job, with variables of Slurm's: ``lend(running, "812", 3)``."""
+    agents: list[subprocess.Popen[str]] = []
+
+    def start(running: RunningJob, job: str, index: int, np: int = 1, **more: str) -> subprocess.Popen[str]:
+        slurm = {"SLURM_ARRAY_JOB_ID": job, "SLURM_ARRAY_TASK_ID": str(index), "SLURMD_NODENAME": "node1", **more}
+        running.until((folder(running) / CONTACT).exists, "for the contact")
+        command = [sys.executable, "-m", "farandole", "join", "-np", str(np), str(folder(running))]
+        environment = {**os.environ, **slurm, MARKER: running.marker}
+        agents.append(
+            subprocess.Popen(
+                command, env=environment, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                start_new_session=True,
+            )
+        )  # fmt: skip
+        return agents[-1]
+
+    yield start
+    for agent in agents:
+        agent.kill()
+        agent.communicate()
+
+
+def folder(running: RunningJob) -> Path:
+    return running.folder / "run"
+
+
+def lead(train: Train, *options: str) -> RunningJob:
+    """A job of one worker that takes leases."""
+    return train("--run-folder", "run", "--min-np", "1", "--max-np", "8", *options)
+
+
+def test_two_leases_on_one_node_join_and_leave_by_announcement_when_they_are_told_to_end(
+    train: Train, lend: Lend
+) -> None:
+    running = lead(train)
+    first = generation(running, lambda number, _: number == 1)
+    agents = lend(running, "812", 0, np=2), lend(running, "812", 1)
+    whole = generation(running, lambda _, size: size == 4)
+    assert whole[0].process == first[0].process
+    agents[0].send_signal(signal.SIGTERM)
+    agents[0].send_signal(signal.SIGTERM)  # as Slurm and a launcher in between may both do
+    rest = generation(running, lambda number, size: size == 2 and number > whole[0].generation)
+    assert agents[0].wait(60) == 0, "its job ends by itself"
+    assert rest[0].step == rest[1].step >= whole[0].step
+    assert end(running) == 0
+    assert agents[1].wait(60) == 0, "the training is over"
+    assert "node1+812_0 leaves at the next commit: its scheduler wants it back (SIGTERM)" in running.stderr
+    assert "Traceback" not in running.stderr
+    assert not (folder(running) / CONTACT).exists()
+
+
+def test_a_lease_that_dies_costs_a_step_and_its_successor_is_another_one(train: Train, lend: Lend) -> None:
+    running = lead(train)
+    agent = lend(running, "812", 0)
+    generation(running, lambda _, size: size == 2)
+    agent.kill()
+    alone = generation(running, lambda number, size: size == 1 and number > 1)
+    agent.wait(60)
+    again = lend(running, "812", 0)  # as if Slurm had queued the same job again, and not said so
+    assert again.wait(60) == 0
+    running.until(lambda: "refused: node1+812_0 has been here before" in running.stderr)
+    lend(running, "812", 0, SLURM_RESTART_COUNT="1")
+    generation(running, lambda number, size: size == 2 and number > alone[0].generation)
+    assert end(running) == 0
+    assert "node1+812_0.1 is lent" in running.stderr
+
+
+def test_leases_stay_when_the_controller_dies(train: Train, lend: Lend) -> None:
+    running = lead(train)
+    agent = lend(running, "812", 0)
+    first = generation(running, lambda _, size: size == 2)
+    kill_controller(running)
+    second = generation(running, lambda number, size: size == 2 and number > first[0].generation)
+    assert [each.process for each in second] == [each.process for each in first]
+    agent.send_signal(signal.SIGTERM)
+    generation(running, lambda number, size: size == 1 and number > second[0].generation)
+    assert agent.wait(60) == 0
+    assert end(running) == 0
+
+
+def test_nothing_is_left_of_leases_when_the_lead_dies(train: Train, lend: Lend) -> None:
+    running = lead(train)
+    agent = lend(running, "812", 0)
+    generation(running, lambda _, size: size == 2)
+    os.kill(running.process.pid, signal.SIGKILL)
+    agent.wait(60)
+    running.until(lambda: not running.left(), "for the end of everything")
+
+
+def test_a_folder_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir(mode=0o755)
+    with pytest.raises(UsageError, match=f"mode 755.*chmod 700 {shared}"):
+        RunFolder.create(shared)
+
+
+@pytest.mark.parametrize("case", ["nothing", "readable", "rubbish", "other version", "wrong key"])
+def test_a_node_that_cannot_join_says_why_and_ends_with_status_3(case: str, tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "run")
+    contact = RunContact(["tcp://127.0.0.1:9"], "aa" * 32, 1.0, 0.2)
+    said = {
+        "nothing": "the run has not begun, or is over",
+        "readable": "with mode 644, not to you alone; type: chmod 600",
+        "rubbish": "is not what a lead writes",
+        "other version": "the run run has Farandole 0.0.0 and this is",
+        "wrong key": "none of the controller's addresses answered",
+    }
+    if case != "nothing":
+        run.publish(msgspec.structs.replace(contact, version="0.0.0") if case == "other version" else contact)
+    path = tmp_path / "run" / CONTACT
+    if case == "readable":
+        path.chmod(0o644)
+    if case == "rubbish":
+        path.write_text("{}")
+    command = [sys.executable, "-m", "farandole", "join", str(tmp_path / "run")]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == CANNOT_JOIN
+    assert said[case] in done.stderr
+    assert "aaaa" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variables", "host", "slots"),
+    [
+        ({"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n2", "SLURM_NTASKS_PER_NODE": "4"}, "n2+7", 4),
+        ({"SLURM_ARRAY_JOB_ID": "8", "SLURM_ARRAY_TASK_ID": "3", "SLURMD_NODENAME": "n2"}, "n2+8_3", 1),
+        ({"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2", "SLURMD_NODENAME": "n2"}, "n2+7.2", 1),
+    ],
+)  # fmt: skip
+def test_a_lease_is_named_by_its_job_and_restart(variables: Mapping[str, str], host: str, slots: int) -> None:
+    terms = terms_of(variables, None, "")
+    assert (terms.host, terms.slots) == (host, slots)
+    assert is_lent(terms.host)
+    assert terms.nonce != terms_of(variables, None, "").nonce
+
+
+def test_hosts_of_leases_come_after_the_leads_own_and_none_comes_twice() -> None:
+    hosts = LeasedHosts(Fixed([Host("lead", 2)]))
+    one, two = (LeaseTerms("8", index, 0, "x", "n", 4) for index in (1, 2))
+    assert hosts.look(0.0) == (Host("lead", 2),)
+    assert hosts.look(0.0) is None
+    assert [hosts.admit(terms) for terms in (two, one)] == ["", ""]
+    assert hosts.look(0.0) == (Host("lead", 2), Host("n+8_2", 4), Host("n+8_1", 4))
+    assert hosts.release("n+8_2")
+    assert not hosts.release("n+8_2")
+    assert not hosts.release("lead")
+    assert hosts.look(0.0) == (Host("lead", 2), Host("n+8_1", 4))
+    assert hosts.leaving == {"n+8_2"}
+    hosts.gone("n+8_2")
+    assert not hosts.leaving
+    assert "has been here before" in hosts.admit(two)
+    assert "lends 0 workers" in hosts.admit(LeaseTerms("8", 3, 0, "x", "n", 0))
