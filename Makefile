@@ -92,8 +92,9 @@ test: bytecode ## run the tests
 
 large: bytecode ## run the frameworks' checks on more ranks and hosts than 'make test' does (25 minutes)
 	@LARGE=1 $(BIN)/python -m pytest tests/torch/test_on_ranks.py
-	@LARGE=1 $(BIN)/python -m pytest tests/keras tests/tensorflow tests/jax -k 'on_ranks or checks'
-	@LARGE=1 $(BIN)/python -m pytest tests/bindings/test_contract.py
+	@LARGE=1 $(BIN)/python -m pytest tests/keras tests/tensorflow tests/jax
+	@LARGE=1 $(BIN)/python -m pytest tests/bindings/test_contract.py tests/bindings/test_elastic.py
+	@LARGE=1 $(BIN)/python -m pytest tests/compat/test_talks_2018.py tests/elastic/test_soak.py tests/test_examples.py
 	@LARGE=1 $(BIN)/python -m pytest tests/elastic/test_faults.py -k counts_in_its_weights
 
 lint: $(STAMP) ## check style and types

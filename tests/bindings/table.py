@@ -62,7 +62,7 @@ TABLE = (
     Row("tensorflow", "TensorFlow", "TensorFlowUnderTest", MORE),  # ``tests/tensorflow/on_ranks.py`` has it on 1 and 3
     Row("keras", "Keras", "KerasUnderTest", MORE or ("2",), ("KERAS_BACKEND=torch",)),
     Row("keras", "Keras", "KerasUnderTest", MORE, ("KERAS_BACKEND=tensorflow",)),
-    Row("keras", "Keras", "KerasUnderTest", MORE or ("2",), ("KERAS_BACKEND=jax",)),
+    Row("keras", "Keras", "KerasUnderTest", MORE, ("KERAS_BACKEND=jax",)),
 )
 
 

@@ -21,9 +21,27 @@ BACKENDS = [
     pytest.param(name, marks=pytest.mark.skipif(find_spec(name) is None, reason=f"{name} is not installed"))
     for name in ("torch", "tensorflow", "jax")
 ]
-SIZES = {"torch": (1, 3), "tensorflow": (2,), "jax": (2,)}  # a minute each with what compiles
+SIZES = {"torch": (3,), "tensorflow": (2,), "jax": (2,)}  # a minute each with what compiles
+LATER = {
+    "tensorflow": {
+        "a_model_is_compiled_again",
+        "passes_are_summed_or_averaged_before_a_step",
+        "several_steps_of_one_call_and_eager_ones_train_as_one",
+        "virtual_workers_give_the_same_bits_on_any_number_of_ranks",
+    },
+    "jax": {
+        "a_broadcast_gives_all_ranks_the_model_and_the_optimizer_of_one",
+        "a_training_goes_on_from_its_checkpoint",
+        "embeddings_and_random_layers_train",
+        "half_precision_trains",
+        "two_models_train_side_by_side_whatever_was_made_before",
+        "virtual_workers_train_as_one_worker_does",
+    },
+}
+"""Cases that compile much: each runs on PyTorch and on one of the two that compile, and on all in ``make large``."""
+ELASTIC = BACKENDS[:1]
 if os.environ.get("LARGE"):  # see ``make large``
-    SIZES = dict.fromkeys(SIZES, (1, 2, 3, 4))
+    SIZES, LATER, ELASTIC = dict.fromkeys(SIZES, (1, 2, 3, 4)), {}, BACKENDS
 
 
 def environment(backend: str) -> dict[str, str]:
@@ -35,14 +53,17 @@ def environment(backend: str) -> dict[str, str]:
 @pytest.mark.parametrize(("backend", "size"), [(backend, size) for backend in SIZES for size in SIZES[backend]])
 def test_everything_on_ranks(launch: Any, backend: str, size: int) -> None:
     skip_without(backend)
-    script = FOLDER / "on_ranks.py"
-    finished = launch(size, script, environment=environment(backend), deadline_s=290.0).ok()
     texts = [(FOLDER / f"{part}_cases.py").read_text() for part in ("callback", "optimizer", "virtual")]
-    cases = [name for text in texts for name in re.findall(r"^@case\ndef (\w+)", text, re.MULTILINE)]
-    assert set(cases) <= set(finished.lines())
+    every = {name for text in texts for name in re.findall(r"^@case\ndef (\w+)", text, re.MULTILINE)}
+    later = LATER.get(backend, set())
+    assert later < every
+    cases = sorted(every - later) if later else []
+    script = FOLDER / "on_ranks.py"
+    finished = launch(size, script, arguments=cases, environment=environment(backend), deadline_s=290.0).ok()
+    assert every - later <= set(finished.lines())
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ELASTIC)
 def test_a_worker_is_killed_another_one_comes_and_nobody_can_tell(launch: Any, tmp_path: Path, backend: str) -> None:
     finished = launch(
         2,
