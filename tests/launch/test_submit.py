@@ -15,8 +15,10 @@ from farandole.cli import main
 from farandole.errors import SettingsError, UsageError
 from farandole.launch.batch import defaults
 from farandole.launch.batch.defaults import files, with_defaults
-from farandole.launch.batch.script import BatchJob, BatchOptions, batch_script
-from farandole.launch.batch.submit import environment, submitted
+from farandole.launch.batch.script import BatchJob, batch_script
+from farandole.launch.batch.submit import submitted
+from farandole.launch.sbatch.environment import environment
+from farandole.launch.sbatch.options import BatchOptions
 
 GOLDEN = Path(__file__).parent / "batch_scripts"
 ASKED = {

@@ -23,8 +23,8 @@ from typing import Any
 import msgspec
 
 from farandole.errors import SettingsError
-from farandole.launch.batch.script import BatchOptions
 from farandole.launch.command.options import read_file
+from farandole.launch.sbatch.options import BatchOptions
 
 SITE = Path("/etc/farandole/submit.toml")
 KEYS = BatchOptions.__struct_encode_fields__

@@ -18,26 +18,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from farandole.cluster.environment import CONTROLLER, HOROVOD, KEY, LAUNCHED, OWN, WORKER_ID
 from farandole.errors import FarandoleError, UsageError
 from farandole.launch.batch.defaults import files, pairs, with_defaults
-from farandole.launch.batch.script import BatchJob, BatchOptions, batch_script
+from farandole.launch.batch.script import BatchJob, batch_script
 from farandole.launch.command.command import add_output_options, add_size_option
 from farandole.launch.command.options import Parser, add_knobs, knob_arguments, read_file
+from farandole.launch.sbatch.environment import environment
+from farandole.launch.sbatch.options import BatchOptions
 from farandole.settings import Settings
 
 ANSWERS_S = 120.0
 """Time after which ``sbatch`` is given up: it asks again for so long while the controller of Slurm is away."""
-
-KEPT = ("SLURM_CONF",)
-OF_A_JOB = {
-    name
-    for name in (KEY, CONTROLLER, LAUNCHED, WORKER_ID, *msgspec.structs.astuple(OWN), *msgspec.structs.astuple(HOROVOD))
-    if name
-}
-"""Variables of a job that this is submitted from. Slurm would store its key, for others to read."""
 
 EXAMPLES = """\
 examples:
@@ -157,15 +148,6 @@ def submitted(script: str, options: Sequence[str], variables: Mapping[str, str])
     if done.returncode:
         raise UsageError("Slurm refuses this job: " + " ".join(line.removeprefix("sbatch: error: ") for line in said))
     return "\n".join(line.removeprefix("sbatch: ") for line in said)
-
-
-def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables that ``sbatch`` gets, and with them the job."""
-    return {
-        name: value
-        for name, value in variables.items()
-        if name in KEPT or (not name.startswith("SLURM") and name not in OF_A_JOB)
-    }
 
 
 def _add_run_options(parser: argparse.ArgumentParser) -> None:

@@ -17,16 +17,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import shlex
 import shutil
-import signal
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import final
 
 from farandole.control import process
+from farandole.control.program_run import ProgramRun
 from farandole.errors import UsageError
 from farandole.launch.hosts.plan import Host, parse_host_lines
 
@@ -193,8 +192,8 @@ class Script(Discovery):
                 f"--host-discovery-script {command}: there is no such program that can be executed; write ./NAME for "
                 "one in this folder, and type: chmod +x NAME"
             )
-        self._run: _Run | None = None
-        self._last_run: _Run | None = None  # kept until nobody looks at its descriptors any more
+        self._run: ProgramRun | None = None
+        self._last_run: ProgramRun | None = None  # kept until nobody looks at its descriptors any more
         self._next_s = 0.0
 
     @property
@@ -212,7 +211,7 @@ class Script(Discovery):
             if now >= self._next_s:
                 self.close()  # the last run, only now: the loop has let go of its descriptors since
                 self._next_s = now + EVERY_S  # which stands if the start fails
-                self._run, self._next_s = _Run(self._command), now + SCRIPT_S
+                self._run, self._next_s = ProgramRun(self._command), now + SCRIPT_S
             return None
         self._run.attend()
         if self._run.code is None and now < self._next_s:
@@ -221,7 +220,7 @@ class Script(Discovery):
         self._last_run.end()
         return self._read(self._last_run)
 
-    def _read(self, run: _Run) -> tuple[Host, ...]:
+    def _read(self, run: ProgramRun) -> tuple[Host, ...]:
         name = self._command[0]
         if run.code is None:
             raise UsageError(f"{name} took longer than {SCRIPT_S:g} s and was killed")
@@ -238,65 +237,3 @@ class Script(Discovery):
                 run.end()
                 run.close()
         self._run = self._last_run = None
-
-
-@final
-class _Run:
-    """One run of a script: its two streams, and its end."""
-
-    def __init__(self, command: Sequence[str]) -> None:
-        self.code: int | None = None
-        """Its exit status, or minus the signal, once it has ended by itself and all it said is read."""
-        self._is_reaped = False
-        self.said = [b"", b""]
-        pipes = [os.pipe(), os.pipe()]
-        try:
-            self._pid = process.spawn(command, stdout=pipes[0][1], stderr=pipes[1][1])
-        except OSError as error:
-            for reader, _ in pipes:
-                os.close(reader)
-            raise UsageError(process.refusal(command, error)[1]) from error
-        finally:
-            for _, writer in pipes:
-                os.close(writer)
-        self._readers = [reader for reader, _ in pipes]
-        self._open = dict(enumerate(self._readers))
-        for reader in self._readers:
-            os.set_blocking(reader, False)
-        self._ending = os.pidfd_open(self._pid)
-
-    @property
-    def fds(self) -> tuple[int, ...]:
-        """Descriptors to watch; when one of them is readable, call ``attend``."""
-        return (*self._open.values(), self._ending)
-
-    def attend(self) -> None:
-        """Take in what it has said, and whether it has ended."""
-        end = select.poll()
-        end.register(self._ending, select.POLLIN)
-        has_ended = bool(end.poll(0))  # looked at first: what it said is there then
-        for stream, reader in list(self._open.items()):
-            with contextlib.suppress(BlockingIOError):
-                while text := os.read(reader, 2**16):
-                    self.said[stream] += text
-                del self._open[stream]
-        if has_ended:
-            self.code = self._end()
-
-    def end(self) -> None:
-        """Kill it, unless it has ended, and what it has left in its process group. Idempotent."""
-        if not self._is_reaped:
-            self._end()
-
-    def close(self) -> None:
-        """Free its descriptors."""
-        for fd in (*self._readers, self._ending):
-            os.close(fd)
-
-    def _end(self) -> int:
-        # Before it is reaped: from then on its number, and its group's, may be given to others. ``spawn`` has made it
-        # the leader of a session, and so of a group.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._pid, signal.SIGKILL)
-        self._is_reaped = True
-        return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])

@@ -1,0 +1,66 @@
+"""Variables that Slurm's commands are started with; ``sbatch`` passes them on to the job. Pure.
+
+    >>> environment({"A": "1", "SLURM_NTASKS": "4", "SLURM_CONF": "/etc/slurm.conf"})
+    {'A': '1', 'SLURM_CONF': '/etc/slurm.conf'}
+    >>> lease_environment({"A": "1", "HF_TOKEN": "hf_1", "SBATCH_TIMELIMIT": "5", "SBATCH_ACCOUNT": "project42"})
+    {'A': '1', 'SBATCH_ACCOUNT': 'project42'}
+
+What a job of Slurm describes would be taken for options of the new one: a job that is submitted from inside of another
+would get its number of tasks, and its memory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import msgspec
+
+from farandole.cluster.environment import CONTROLLER, HOROVOD, KEY, LAUNCHED, OWN, WORKER_ID
+
+KEPT = ("SLURM_CONF",)
+OF_A_JOB = {
+    name
+    for name in (KEY, CONTROLLER, LAUNCHED, WORKER_ID, *msgspec.structs.astuple(OWN), *msgspec.structs.astuple(HOROVOD))
+    if name
+}
+"""Variables of a job that this is submitted from. Slurm would store its key, for others to read."""
+
+SITE = (
+    "SBATCH_ACCOUNT",
+    "SBATCH_CLUSTERS",
+    "SBATCH_CONSTRAINT",
+    "SBATCH_PARTITION",
+    "SBATCH_QOS",
+    "SBATCH_RESERVATION",
+)
+"""Defaults of a user that leases keep; others, such as ``SBATCH_WAIT``, would count before what their script says."""
+
+_SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|(API|ACCESS|PRIVATE|_)_?KEY")
+"""Names of secrets. Slurm stores the variables of a job; workers of a lease get these by the training itself."""
+
+_OPTIONS = re.compile(r"(SBATCH|SQUEUE|SCANCEL|SCONTROL)_")
+
+
+def environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables that ``sbatch`` gets, and with them the job."""
+    return {
+        name: value
+        for name, value in variables.items()
+        if name in KEPT or (not name.startswith("SLURM") and name not in OF_A_JOB)
+    }
+
+
+def lease_environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """The same for leases, which a program submits: without secrets, and without options that nobody sees it by."""
+    return {
+        name: value
+        for name, value in environment(variables).items()
+        if name in SITE or not (_OPTIONS.match(name) or _SECRET.search(name.upper()))
+    }
+
+
+def client_environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables of commands whose output is read: times in seconds since 1970, and words in English."""
+    kept = {name: value for name, value in environment(variables).items() if not _OPTIONS.match(name)}
+    return {**kept, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
