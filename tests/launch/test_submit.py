@@ -17,7 +17,7 @@ from farandole.launch.batch import defaults
 from farandole.launch.batch.defaults import files, with_defaults
 from farandole.launch.batch.script import BatchJob, batch_script
 from farandole.launch.batch.submit import submitted
-from farandole.launch.sbatch.environment import environment
+from farandole.launch.sbatch.environment import client_environment, environment, lease_environment
 from farandole.launch.sbatch.options import BatchOptions
 
 GOLDEN = Path(__file__).parent / "batch_scripts"
@@ -117,6 +117,18 @@ def test_variables_of_another_job_and_its_key_stay_behind() -> None:
     kept = {"SLURM_CONF": "/etc/slurm.conf", "SBATCH_ACCOUNT": "a", "A": "1", "FARANDOLE_ENGINE": "tcp"}
     left = {"SLURM_NTASKS": "3", "FARANDOLE_KEY": "k", "FARANDOLE_RANK": "1", "HOROVOD_SIZE": "2"}
     assert environment({**left, **kept}) == kept
+
+
+def test_leases_get_no_secret_and_no_option_that_nobody_asked_for() -> None:
+    kept = {"SLURM_CONF": "/etc/slurm.conf", "SBATCH_ACCOUNT": "a", "A": "1", "MONKEY": "1", "BASH_FUNC_module%%": "()"}
+    secret = {"WANDB_API_KEY": "k", "HF_TOKEN": "k", "PGPASSWORD": "k", "my_secret": "k", "AWS_SECRET_ACCESS_KEY": "k"}
+    left = {"SBATCH_WAIT": "1", "SBATCH_TIMELIMIT": "5", "SLURM_NTASKS": "3", "FARANDOLE_KEY": "k", "SSH_KEY": "k"}
+    assert lease_environment({**left, **secret, **kept}) == kept
+
+
+def test_commands_whose_output_is_read_have_its_format_set() -> None:
+    given = {"SQUEUE_FORMAT": "%i", "SLURM_TIME_FORMAT": "relative", "LC_ALL": "de_DE.UTF-8", "SLURM_CONF": "c"}
+    assert client_environment(given) == {"SLURM_CONF": "c", "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
 
 
 def test_without_sbatch_a_job_is_not_submitted(tmp_path: Path) -> None:

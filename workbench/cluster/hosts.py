@@ -120,6 +120,10 @@ class Cluster:
         """Path of a host's file as this process finds it: ``cluster.path("node1", "/run/sshd.log").read_text()``."""
         return Path(f"/proc/{self._first(host)}/root") / str(file).lstrip("/")
 
+    def command(self, host: str, command: Sequence[str]) -> list[str]:
+        """A command of this machine that runs ``command`` on a host, for as long as the host is up."""
+        return [*script_line("namespaces.py"), "enter", str(self._first(host)), *command]
+
     def popen(
         self,
         host: str,
@@ -136,9 +140,10 @@ class Cluster:
         It has the caller's environment with the variables in ``env`` added, and the cluster's home directory. It is
         killed when the process returned here is killed, when the host is, and when the caller ends.
         """
-        script = [*script_line("namespaces.py"), "enter", str(self._first(host)), *command]
         environment = {**os.environ, "HOME": str(HOME), "PATH": needs.search_path(), **(env or {})}
-        process = Process(script, env=environment, cwd=cwd, stdin=stdin, stdout=stdout, stderr=stderr, text=True)
+        process = Process(
+            self.command(host, command), env=environment, cwd=cwd, stdin=stdin, stdout=stdout, stderr=stderr, text=True
+        )
         self._started = [each for each in self._started if each.poll() is None] + [process]
         return process
 

@@ -11,8 +11,12 @@ that the machine may have is read or written.
 
 from __future__ import annotations
 
+import pwd
 import re
 import secrets
+import shlex
+import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -26,6 +30,7 @@ from workbench.cluster.needs import ClusterError
 
 _LOOK_AGAIN_S = 0.03
 _LOG = "/run/daemons.log"
+_COMMANDS = ("sbatch", "squeue", "scontrol", "scancel")
 _NO_CGROUPS_SINCE = (24, 5)
 
 URGENT = "urgent"
@@ -120,9 +125,48 @@ class SlurmCluster:
         self.cluster.boot(host)
         self._start_daemons([host])
 
+    def commands(self, folder: Path, user: str = "root") -> str:
+        """Put Slurm's commands into a folder, for a process of this machine; returns a ``PATH`` that begins with it.
+
+        They run on the head, as this user, with the environment and the standard streams of whoever runs them.
+        """
+        account = pwd.getpwnam(user)
+        become = ["setpriv", f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--clear-groups"]
+        for name in _COMMANDS:
+            words = self.cluster.command(HEAD, [*become, shutil.which(name, path=needs.search_path()) or name])
+            (folder / name).write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+            (folder / name).chmod(0o755)
+        return f"{folder}:{needs.search_path()}"
+
+    def signal_controller(self, number: int) -> None:
+        """Send a signal to slurmctld: ``SIGSTOP`` lets it hang until ``SIGCONT``, 9 kills it.
+
+        One that is killed knows nothing of what was submitted in its last seconds: it saves its jobs every five.
+        """
+        self.run(["kill", f"-{number:d}", self._controller])
+
+    def stop_controller(self) -> None:
+        """End slurmctld, which saves its jobs; returns when it is gone."""
+        process = self.cluster.path(HEAD, f"/proc/{self._controller}")
+        self.signal_controller(signal.SIGTERM)
+        deadline = time.monotonic() + PATIENCE_S
+        while process.exists():
+            if time.monotonic() > deadline:
+                raise ClusterError(f"slurmctld did not end in {PATIENCE_S} s")
+            time.sleep(_LOOK_AGAIN_S)
+
+    def start_controller(self) -> None:
+        """Start slurmctld after it has ended; it knows its jobs still."""
+        self.run(["sh", "-c", f"slurmctld >>{_LOG} 2>&1"])
+        self.cluster.take_as_idle(HEAD)
+
     def close(self) -> None:
         """End all jobs, daemons and hosts."""
         self.cluster.close()
+
+    @property
+    def _controller(self) -> str:
+        return self.cluster.path(HEAD, "/run/slurmctld.pid").read_text().strip()
 
     def _start_daemons(self, hosts: Sequence[str]) -> None:
         starting = {host: self.cluster.popen(host, ["sh", "-c", _start_line(host)], cwd="/") for host in hosts}

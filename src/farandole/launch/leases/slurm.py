@@ -1,0 +1,245 @@
+"""Slurm by its commands, one after the other, in a loop that does not wait for them.
+
+    slurm = SlurmScheduler(os.environ)
+    slurm.look("812")
+    wait_for(slurm.fds, until=slurm.deadline_s)
+    slurm.answers()                     # [Looked(array='812', jobs={0: JobView(phase=<JobPhase.HELD: 'held'>, ...)})]
+
+At most one command runs at a time: slurmctld answers one user as soon as it can, and some sites count calls. A call may
+take several; it is a generator of commands, which is sent their replies and returns the answer.
+
+``scontrol update Nice=`` releases a held job, even one that an administrator holds (22.05: a priority of 0, which is
+what holds it, becomes 2). So ``set_nice`` looks first, and refuses. A hold of the few milliseconds between would be
+lost: nothing that a user may call compares and sets.
+
+A ``submit`` without an answer may still wait in the queue of slurmctld's sockets when ``sbatch`` is dead (seen with
+one that was stopped and went on). ``find`` is to be called when calls are answered again; an array that appears yet
+later is held, and harms nobody.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Generator, Mapping
+from typing import NamedTuple, TypeAlias, final
+
+from farandole.control.program_run import ProgramRun
+from farandole.errors import UsageError
+from farandole.launch.leases import slurm_words as words
+from farandole.launch.leases.scheduler import (
+    Answer,
+    CallDone,
+    CallRefused,
+    CallUnanswered,
+    JobPhase,
+    Looked,
+    Scheduler,
+    Submitted,
+)
+from farandole.launch.leases.slurm_words import ClientReply
+from farandole.launch.sbatch.environment import client_environment, lease_environment
+
+PATIENCE_S = 60.0
+"""Time for a command; with slurmctld away each tries again by itself, for ``SlurmctldTimeout`` (default 120 s)."""
+
+
+class _Command(NamedTuple):
+    words: list[str]
+    stdin: str = ""
+
+
+_Call: TypeAlias = Generator[_Command, ClientReply, Answer]
+
+
+class _Asked(NamedTuple):
+    """A call with its name and subject, for the answer it gets if a command takes too long."""
+
+    name: str
+    subject: str
+    call: _Call
+
+
+@final
+class SlurmScheduler(Scheduler):
+    """Slurm, for the user that this process has; ``variables`` are the environment, with the ``PATH`` to its commands.
+
+    A command that runs for ``patience_s`` is killed, and its call unanswered. Single-threaded.
+    """
+
+    holds = True
+
+    def __init__(self, variables: Mapping[str, str], patience_s: float = PATIENCE_S) -> None:
+        self._job, self._client = lease_environment(variables), client_environment(variables)
+        self._patience_s = patience_s
+        self._waiting: deque[_Asked] = deque()
+        self._current: _Asked | None = None
+        self._run: ProgramRun | None = None
+        self._until_s = 0.0
+        self._ended: list[ProgramRun] = []  # kept until nobody looks at their descriptors any more
+        self._answers: list[Answer] = []
+
+    def submit(self, script: str, count: int, nonce: str) -> None:
+        """Begin ``sbatch --hold``. Jobs get the ``variables`` but for secrets, which Slurm would store."""
+        self._ask("submit", nonce, _submit(script, count, nonce))
+
+    def find(self, nonce: str) -> None:
+        """Begin a look at this user's jobs, which costs slurmctld about ten times as much as one at an array."""
+        self._ask("find", nonce, _find(nonce))
+
+    def look(self, array: str) -> None:
+        """Begin ``squeue`` of one number."""
+        self._ask("look", array, _look(array))
+
+    def start(self, job: str) -> None:
+        """Begin ``scontrol release``."""
+        self._ask("start", job, _start(job))
+
+    def cancel(self, job: str) -> None:
+        """Begin ``scancel`` of one number, whatever the job does: a look before would only seem to help."""
+        self._ask("cancel", job, _cancel(job))
+
+    def set_limit(self, job: str, minutes: int) -> None:
+        """Begin ``scontrol update TimeLimit=``; of a job that runs, only an administrator may raise it."""
+        self._ask("set_limit", job, _update("set_limit", job, f"TimeLimit={minutes}"))
+
+    def set_nice(self, job: str, nice: int) -> None:
+        """Begin ``scontrol update Nice=``; refused for a held job, which Slurm would release."""
+        self._ask("set_nice", job, _set_nice(job, nice))
+
+    def answers(self) -> list[Answer]:
+        """Answers that have come since, in the order of their calls. Does not wait."""
+        while self._ended:
+            self._ended.pop().close()
+        while self._run is not None and self._has_ended(self._run):
+            reply = _reply(self._run, self._patience_s)
+            self._run.end()
+            self._ended.append(self._run)
+            self._run = None
+            self._go_on(reply)
+        answers, self._answers = self._answers, []
+        return answers
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """Streams of the command that runs, and its end."""
+        return self._run.fds if self._run is not None else ()
+
+    @property
+    def deadline_s(self) -> float | None:
+        """Time at which the command that runs is killed; 0 if there are answers already."""
+        if self._answers:
+            return 0.0
+        return self._until_s if self._run is not None else None
+
+    def close(self) -> None:
+        """Kill the command that runs, and forget all calls. Idempotent."""
+        self._waiting.clear()
+        if self._run is not None:
+            self._run.end()
+            self._ended.append(self._run)
+        self._run = self._current = None
+        while self._ended:
+            self._ended.pop().close()
+
+    def _ask(self, name: str, subject: str, call: _Call) -> None:
+        self._waiting.append(_Asked(name, subject, call))
+        if self._current is None:
+            self._go_on(None)
+
+    def _go_on(self, reply: ClientReply | None) -> None:
+        """Take the calls on from a reply until a command runs, or there are none."""
+        while self._current is not None or self._waiting:
+            if self._current is None:
+                self._current, reply = self._waiting.popleft(), None
+            name, subject, call = self._current
+            try:
+                # A command that took too long is the end of its call, whatever would have come after it.
+                if reply is not None and reply.code is None:
+                    call.close()
+                    self._take(CallUnanswered(name, subject, reply.words))
+                    continue
+                reply = self._begin(next(call) if reply is None else call.send(reply))
+            except StopIteration as done:
+                self._take(done.value)
+                continue
+            if reply is None:
+                return
+
+    def _take(self, answer: Answer) -> None:
+        self._answers.append(answer)
+        self._current = None
+
+    def _begin(self, command: _Command) -> ClientReply | None:
+        """Start a command; its reply if it cannot be started."""
+        is_sbatch = command.words[0] == "sbatch"
+        try:
+            self._run = ProgramRun(
+                command.words, stdin=command.stdin.encode(), environment=self._job if is_sbatch else self._client
+            )
+        except UsageError as error:
+            return ClientReply(words.NOT_FOUND, "", str(error))
+        self._until_s = time.monotonic() + self._patience_s
+        return None
+
+    def _has_ended(self, run: ProgramRun) -> bool:
+        run.attend()
+        return run.code is not None or time.monotonic() >= self._until_s
+
+
+def _reply(run: ProgramRun, patience_s: float) -> ClientReply:
+    out, err = (said.decode(errors="replace") for said in run.said)
+    if run.code is None:
+        err = f"it has not answered for {patience_s:g} s\n{err}"
+    return ClientReply(run.code, out, err)
+
+
+def _submit(script: str, count: int, nonce: str) -> _Call:
+    reply = yield _Command(words.submission(count, nonce), script)
+    number = words.submitted(reply.out)
+    return Submitted(nonce, number) if reply.code == 0 and number else reply.failure("submit", nonce)
+
+
+def _find(nonce: str) -> _Call:
+    reply = yield _Command(words.own_jobs())
+    return reply.failure("find", nonce) if reply.code else Submitted(nonce, words.found(reply.out, nonce))
+
+
+def _look(array: str) -> Generator[_Command, ClientReply, Looked | CallRefused | CallUnanswered]:
+    reply = yield _Command(words.queue(array))
+    if reply.is_of_nothing:
+        return Looked(array, {})
+    if reply.code:
+        return reply.failure("look", array)
+    try:
+        return Looked(array, words.jobs(reply.out))
+    except (ValueError, UsageError) as error:
+        return CallUnanswered("look", array, str(error))
+
+
+def _start(job: str) -> _Call:
+    reply = yield _Command(["scontrol", "release", job])
+    return CallDone("start", job) if reply.is_released else reply.failure("start", job)
+
+
+def _cancel(job: str) -> _Call:
+    reply = yield _Command(["scancel", job])
+    is_done = reply.code == 0 or reply.is_of_nothing
+    return CallDone("cancel", job) if is_done else reply.failure("cancel", job)
+
+
+def _update(name: str, job: str, change: str) -> _Call:
+    reply = yield _Command(["scontrol", "update", f"JobId={job}", change])
+    return CallDone(name, job) if reply.code == 0 else reply.failure(name, job)
+
+
+def _set_nice(job: str, nice: int) -> _Call:
+    looked = yield from _look(job)
+    if not isinstance(looked, Looked):
+        return (
+            type(looked)("set_nice", job, looked.words) if isinstance(looked, CallUnanswered | CallRefused) else looked
+        )
+    phases = {view.phase for view in looked.jobs.values()}
+    if phases & {JobPhase.HELD, JobPhase.BARRED}:
+        return CallRefused("set_nice", job, "it is held, and a change of Nice would release it")
+    return (yield from _update("set_nice", job, f"Nice={nice}"))

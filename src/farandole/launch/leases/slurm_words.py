@@ -1,0 +1,190 @@
+"""Words of Slurm: the commands that leases need, and what their replies mean. Pure.
+
+>>> jobs("3|RUNNING|1795441552|1795441852|node[1-2]|None")[3].nodes
+('node1', 'node2')
+>>> ClientReply(1, "", "sbatch: error: Batch job submission failed: Access/permission denied").words
+'Batch job submission failed: Access/permission denied'
+
+Recorded from Slurm 22.05. Later releases say some things otherwise, so a reply that is not understood counts as none: a
+job that was overlooked would be taken for gone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import final
+
+import msgspec
+
+from farandole.cluster import hostlist
+from farandole.launch.leases.scheduler import CallRefused, CallUnanswered, JobPhase, JobView
+
+NOT_FOUND = 127
+"""Exit status that stands for a command which could not be started, as in a shell."""
+
+_FIELDS = "%K|%T|%S|%e|%N|%r"
+"""Index, state, start, end, nodes, reason: the last may have anything in it."""
+
+_PHASES = {
+    "PENDING": JobPhase.PENDING,
+    "REQUEUED": JobPhase.PENDING,
+    "REQUEUE_FED": JobPhase.PENDING,
+    "REQUEUE_HOLD": JobPhase.HELD,
+    "SPECIAL_EXIT": JobPhase.HELD,
+    "RESV_DEL_HOLD": JobPhase.HELD,
+    "CONFIGURING": JobPhase.RUNNING,
+    "RUNNING": JobPhase.RUNNING,
+    "RESIZING": JobPhase.RUNNING,
+    "SIGNALING": JobPhase.RUNNING,
+    "SUSPENDED": JobPhase.SUSPENDED,
+    "STOPPED": JobPhase.SUSPENDED,
+    "COMPLETING": JobPhase.ENDING,
+    "STAGE_OUT": JobPhase.ENDING,
+} | dict.fromkeys(
+    (
+        "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED",
+        "REVOKED", "TIMEOUT",
+    ),
+    JobPhase.GONE,
+)  # fmt: skip
+"""Every state that ``squeue --states`` knows."""
+
+_HELD_BY = {
+    "JobHeldUser": JobPhase.HELD,
+    "JobHoldMaxRequeue": JobPhase.HELD,
+    "JobHeldAdmin": JobPhase.BARRED,
+}
+"""Reasons for which a pending job does not run before it is released."""
+
+_AWAY = (
+    "unable to contact slurm controller", "socket timed out", "zero bytes were transmitted", "standby mode",
+    "protocol authentication error", "communication connection failure", "communication shutdown failure",
+    "message send failure", "message receive failure", "could not establish a configuration source",
+    # What ``scontrol release`` and ``update`` make of any of these.
+    "unexpected message received",
+)  # fmt: skip
+_GONE = ("invalid job id", "already finished", "already completed", "already completing")
+_RELEASED = ("requested partition configuration not available", "requested node configuration is not available")
+"""Complaints of a release that has been made: the job waits, for a partition or nodes that it cannot have now."""
+
+_PREFIX = re.compile(r"(?:(?:sbatch|squeue|scancel|scontrol): )?(?:(?:error|fatal): )?(?:slurm_\w+ error: )?")
+_JOB = re.compile(r"^\d+(_\d+)?: |,? for job \d+(_\d+)?$")
+_RANGE = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
+
+
+@final
+class ClientReply(msgspec.Struct, frozen=True):
+    """Output of a command of Slurm; ``code`` is as in ``subprocess``, ``None`` if it took too long and was killed."""
+
+    code: int | None
+    out: str
+    err: str
+
+    @property
+    def words(self) -> str:
+        """Errors in one line, without the names of commands and of the job."""
+        lines = (_JOB.sub("", _PREFIX.sub("", line.strip(), count=1)) for line in (self.err or self.out).splitlines())
+        return "; ".join(dict.fromkeys(line for line in lines if line)) or f"exit status {self.code}, without a word"
+
+    @property
+    def is_of_nothing(self) -> bool:
+        """True if there is no such job, or no more."""
+        return self.code != 0 and self._says(_GONE)
+
+    @property
+    def is_released(self) -> bool:
+        """True if a release has been made, also one that is complained about."""
+        return self.code == 0 or self._says(_RELEASED)
+
+    def failure(self, call: str, subject: str) -> CallRefused | CallUnanswered:
+        """The answer for a call that was not done: refused if Slurm has said so, unanswered otherwise."""
+        is_said = self.code is not None and self.code > 0 and not self._says(_AWAY)
+        return (CallRefused if is_said else CallUnanswered)(call, subject, self.words)
+
+    def _says(self, words: tuple[str, ...]) -> bool:
+        said = (self.out + self.err).lower()
+        return any(each in said for each in words)
+
+
+def submission(count: int, nonce: str) -> list[str]:
+    """The command that submits an array of held jobs, with its script on standard input.
+
+    The nonce is the script's argument. Slurm keeps it with the path of the script, shows both wherever it shows jobs,
+    and makes nothing of it: a comment, which would show as well, some sites read; other fields it does not show, or
+    ignores without accounting.
+    """
+    if not nonce.isalnum():
+        raise ValueError(f"the nonce {nonce!r} is no word of letters and digits")
+    return ["sbatch", "--parsable", "--hold", "--no-requeue", f"--array=0-{count - 1}", "/dev/stdin", nonce]
+
+
+def submitted(out: str) -> str:
+    """The number of an array that was submitted: ``812``, or ``812;CLUSTER``; "" if there is none."""
+    number = out.strip().partition(";")[0]
+    return number if number.isdecimal() else ""
+
+
+def own_jobs() -> list[str]:
+    """The command that shows this user's jobs to ``found``. It costs slurmctld a look at all jobs."""
+    return ["squeue", "--noheader", "--all", "--me", "--format=%F|%o"]
+
+
+def found(out: str, nonce: str) -> str:
+    """The number of the array with this nonce; "" if there is none."""
+    for line in out.splitlines():
+        number, _, command = line.partition("|")
+        if command.split()[-1:] == [nonce] and number.strip().isdecimal():
+            return number.strip()
+    return ""
+
+
+def queue(job: str) -> list[str]:
+    """The command that shows the jobs of an array, or one, to ``jobs``; that of one number asks slurmctld for no other.
+
+    Not ``--json``, which asks for all jobs of all users, and differs between releases.
+    """
+    return ["squeue", "--noheader", "--all", "--array", f"--jobs={job}", f"--format={_FIELDS}"]
+
+
+def jobs(out: str) -> dict[int, JobView]:
+    """The jobs that ``squeue`` shows, by index. Raises ``ValueError`` for what is not understood."""
+    seen = {}
+    for line in filter(None, map(str.strip, out.splitlines())):
+        numbers, _, rest = line.partition("|")
+        if numbers != "N/A":
+            view = _view(rest)
+            seen.update(dict.fromkeys(_indices(numbers), view))
+    return seen
+
+
+def _view(text: str) -> JobView:
+    fields = text.split("|", 4)
+    if len(fields) != 5 or fields[0] not in _PHASES:
+        raise ValueError(f"a job shown as {text!r} is not understood")
+    state, start, end, nodes, reason = fields
+    phase = _PHASES[state]
+    if phase is JobPhase.PENDING:
+        phase = _HELD_BY.get(reason, phase)
+    has_begun = phase in (JobPhase.RUNNING, JobPhase.SUSPENDED, JobPhase.ENDING)
+    return JobView(
+        phase,
+        hostlist.expand(nodes) if has_begun and nodes else (),
+        _time(start) if phase is JobPhase.PENDING else 0.0,
+        _time(end) if has_begun else 0.0,
+        "" if reason == "None" else reason,
+    )
+
+
+def _time(text: str) -> float:
+    """Seconds since 1970; 0 for ``N/A``, ``NONE`` (no limit) and ``Unknown``."""
+    return float(text) if text.isdecimal() else 0.0
+
+
+def _indices(text: str) -> Iterator[int]:
+    """``3-6,9,10-14:2%2``: as ``squeue`` writes the jobs of an array that share a line."""
+    for part in text.partition("%")[0].split(","):
+        match = _RANGE.fullmatch(part.strip("[]"))
+        if match is None:
+            raise ValueError(f"the jobs {text!r} of an array are not understood")
+        yield from range(int(match[1]), int(match[2] or match[1]) + 1, int(match[3] or 1))
