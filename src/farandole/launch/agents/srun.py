@@ -19,7 +19,7 @@ from farandole.settings import Settings
 
 OPTIONS = (
     "--overlap", "--ntasks-per-node=1", "--cpu-bind=none", "--mpi=none", "--kill-on-bad-exit=0", "--wait=0",
-    "--export=ALL", "--input=all", "--output=all", "--error=all", "--job-name=farandole",
+    "--export=ALL", "--output=all", "--error=all", "--job-name=farandole",
 )  # fmt: skip
 """Options of ``srun``, whatever the user's ``SLURM_`` variables say; an agent that ends must not take others along."""
 
@@ -36,7 +36,7 @@ class Srun(AgentStarter):
         """Each host gets one task, which knows its host by Slurm's variable."""
         number = str(len(hosts))
         where = ["--nodes", number, "--ntasks", number, "--nodelist", ",".join(hosts)]
-        return ["srun", *OPTIONS, *where, *entry_command(MODULE)]
+        return ["srun", *OPTIONS, "--input=all", *where, *entry_command(MODULE)]
 
     def explain(self, hosts: Sequence[str], code: int, said: str) -> str:
         """The errors that ``srun`` and the agents wrote."""

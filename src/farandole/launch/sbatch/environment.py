@@ -56,8 +56,13 @@ def lease_environment(variables: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environment(variables).items()
-        if name in SITE or not (_OPTIONS.match(name) or _SECRET.search(name.upper()))
+        if name in SITE or not (_OPTIONS.match(name) or is_secret(name))
     }
+
+
+def is_secret(name: str) -> bool:
+    """True for a variable whose name says that it holds a secret."""
+    return _SECRET.search(name.upper()) is not None
 
 
 def client_environment(variables: Mapping[str, str]) -> dict[str, str]:
