@@ -40,7 +40,9 @@ class Lease(msgspec.Struct, frozen=True):
 
     ``job`` is the scheduler's name of it, with the index in its array: ``812_3``. ``workers`` is how many it brings, of
     which its ``nodes`` (0: not known yet) have equal shares. ``since_s`` is when its phase began, and ``ends_s`` when
-    its job ends at the latest (0: not known), both in seconds since 1970. ``cause`` says why it is gone.
+    its job ends at the latest (0: not known), both in seconds since 1970; ``length_s`` is its time limit (0: that of
+    the policy), and ``starts_s`` when a pending one is estimated to start (0: nobody knows). ``cause`` says why it is
+    gone.
     """
 
     job: str
@@ -50,3 +52,5 @@ class Lease(msgspec.Struct, frozen=True):
     ends_s: float = 0.0
     nodes: int = 0
     cause: str = ""
+    length_s: float = 0.0
+    starts_s: float = 0.0

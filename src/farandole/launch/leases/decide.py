@@ -1,0 +1,101 @@
+"""Policy of leases: from what is seen to what is done, without any I/O.
+
+    plan = LeasePlan()
+    plan, decisions = decide(limits, plan, seen)        # as often as there is news, and when ``plan.next_s`` has come
+    for decision in decisions:
+        log(decision.reason)
+        obey(decision.action)                           # actions.py says what each means
+
+The caller tells what it sees, and obeys in the order of the decisions. What it has been told to do it need not show at
+once: the plan remembers it, and decides nothing twice. Of orders and refusals it tells each once.
+
+The same limits, plan and observations give the same decisions, whatever the order in which the leases are listed;
+``journal.py`` writes them down, and decides them again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from farandole.largebatch.advice import duration
+from farandole.launch.leases.actions import LeaseDecision, LookAtQueue, SetNice
+from farandole.launch.leases.filling import fill
+from farandole.launch.leases.goals import set_goal
+from farandole.launch.leases.intake import take_in
+from farandole.launch.leases.lease_plan import LeasePlan
+from farandole.launch.leases.limits import LeaseLimits
+from farandole.launch.leases.seen import LeaseSeen
+from farandole.launch.leases.shedding import lead_s, mark_expiring, shed
+from farandole.launch.leases.turn import LeaseTurn, by_number, count
+
+
+def decide(limits: LeaseLimits, plan: LeasePlan, seen: LeaseSeen) -> tuple[LeasePlan, list[LeaseDecision]]:
+    """Decide on the leases of a run; returns the plan for the next call, and what is to be done now."""
+    turn = LeaseTurn(limits, plan, seen)
+    take_in(turn)
+    turn.sort()
+    mark_expiring(turn)
+    set_goal(turn)
+    shed(turn)
+    if turn.closes_s > turn.now_s + turn.margin_s:
+        fill(turn)
+    _lower_priority(turn)
+    _tell_of_waits(turn)
+    _look(turn)
+    turn.plan.next_s = min((at_s for at_s in _moments(turn) if at_s > turn.now_s), default=math.inf)
+    return turn.plan, turn.decisions
+
+
+def _lower_priority(turn: LeaseTurn) -> None:
+    """Lower the priority of leases that wait, once a rule has said so."""
+    nice = turn.plan.nice
+    if nice:
+        for lease in sorted(turn.pending, key=by_number):
+            if turn.note(lease.job).nice < nice:
+                turn.note(lease.job, nice=nice)
+                turn.decide(SetNice(lease.job, nice), f"a rule holds: {turn.plan.fired[-1]}")
+
+
+def _tell_of_waits(turn: LeaseTurn) -> None:
+    """Tell of leases that wait for long, once each."""
+    for lease in sorted(turn.pending, key=by_number):
+        note = turn.note(lease.job)
+        waited_s = turn.now_s - note.asked_s
+        if note.asked_s and not note.spoken and waited_s >= turn.limits.told_pending_s:
+            turn.note(lease.job, spoken=True)
+            when = f"is estimated to start at {turn.clock(lease.starts_s)}" if lease.starts_s else "has no estimate yet"
+            goes_on = f"the training goes on with {count(turn.seen.have)}"
+            turn.say("wait", f"{lease.job} has waited for {duration(waited_s)} and {when}; {goes_on}")
+
+
+def _look_due_s(turn: LeaseTurn) -> float:
+    """Time of the next look; infinite where there is nothing to look at."""
+    if not turn.leases and not turn.pending:
+        return math.inf
+    interval_s = turn.limits.look_pending_s if turn.waiting else turn.limits.look_s
+    return max(turn.plan.looked_s, turn.now_s - turn.seen.looked_s) + interval_s
+
+
+def _look(turn: LeaseTurn) -> None:
+    if _look_due_s(turn) <= turn.now_s:
+        turn.plan.looked_s = turn.now_s
+        waits = count(len(turn.waiting), "lease")
+        turn.decide(LookAtQueue(), f"{waits} in the queue; the last look was {duration(turn.seen.looked_s)} ago")
+
+
+def _moments(turn: LeaseTurn) -> Iterator[float]:
+    """Times at which something is to be decided without any news."""
+    plan, limits, running = turn.plan, turn.limits, turn.running
+    yield _look_due_s(turn)
+    yield turn.closes_s - turn.margin_s
+    if running:
+        leave_s = min((lease.ends_s for lease in running if lease.ends_s), default=math.inf) - turn.margin_s
+        yield leave_s
+        yield leave_s - lead_s(turn)
+        for share in {(1.0 - limits.successor_share) * length for length in limits.lease_lengths_s}:
+            yield leave_s - share
+    yield plan.frozen_s
+    yield from (pause.until_s for pause in plan.pauses.values())
+    if plan.shrunk_s:
+        yield plan.shrunk_s + limits.opposite_s

@@ -1,0 +1,381 @@
+"""What the policy of leases does in one situation after the other."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import msgspec
+import pytest
+
+from farandole.launch.leases.actions import (
+    CancelPending,
+    EndLease,
+    LeaseAction,
+    LeaseDecision,
+    LookAtQueue,
+    Release,
+    Say,
+    SetLimit,
+    SetNice,
+    SubmitArray,
+)
+from farandole.launch.leases.decide import decide
+from farandole.launch.leases.lease import Lease, LeasePhase
+from farandole.launch.leases.lease_plan import LeasePlan
+from farandole.launch.leases.limits import LeaseLimits
+from farandole.launch.leases.rules import LeaseRule
+from farandole.launch.leases.seen import (
+    Hold,
+    LeaseRefusal,
+    LeaseSeen,
+    OutsideCancel,
+    OutsideHold,
+    OutsideLimit,
+    Resume,
+    ScaleTo,
+    Stop,
+)
+from tests.launch.leases.lease_world import START_S, LeaseWorld
+
+
+def only(kind: type[LeaseAction], decisions: list[LeaseDecision]) -> list[LeaseDecision]:
+    return [decision for decision in decisions if isinstance(decision.action, kind)]
+
+
+def ordered(np: int, limits: LeaseLimits | None = None, own: int = 1) -> LeaseWorld:
+    """A world that has come to an ordered size."""
+    world = LeaseWorld(limits or LeaseLimits(), own=own)
+    world.orders.append(ScaleTo(np))
+    world.run(600)
+    assert world.have == np
+    return world
+
+
+# -- growing -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_order_is_obeyed_at_once_two_in_the_queue_at_a_time() -> None:
+    world = LeaseWorld(LeaseLimits(max_np=4))
+    world.orders.append(ScaleTo(9))
+    first = world.call()
+    assert [type(decision.action) for decision in first] == [Say, SubmitArray]
+    assert "9 workers were ordered, and max-np is 4" in first[0].reason
+    second = world.tick(1)
+    assert [decision.action for decision in second] == [Release("801_0"), Release("801_1")]
+    assert "1 worker are there" not in second[0].reason
+    world.run(300)
+    assert world.have == 4
+    assert sum(len(only(SubmitArray, call.decisions)) for call in world.calls) == 1
+
+
+def test_advice_must_agree_for_two_minutes() -> None:
+    world = LeaseWorld(LeaseLimits(max_np=8))
+    for _ in range(3):
+        world.advise(4)
+        world.tick(50)
+    assert world.plan.goal == 1
+    world.advise(4)
+    assert only(SubmitArray, world.tick(50))
+    world.run(120)
+    assert world.have == 4
+
+
+@pytest.mark.parametrize("spoils", ["lower", "refusal"])
+def test_one_piece_of_advice_that_disagrees_begins_it_anew(spoils: str) -> None:
+    world = LeaseWorld(LeaseLimits(max_np=8))
+    for minute in range(1, 4):
+        world.advise(1 if spoils == "lower" else 0, refusal="" if spoils == "lower" else "too little was measured")
+        world.tick(60)
+        world.advise(4)
+        world.tick(60 * minute / 2)
+    assert world.plan.goal == 1
+
+
+def test_growth_stops_at_four_times_what_trains_and_at_the_noise_scale() -> None:
+    world = LeaseWorld(LeaseLimits(batch="grow"), own=2)
+    world.progress = msgspec.structs.replace(world.progress, batch=32.0)
+    for low, goal in ((32.0 * 1000, 8), (32.0 * 6 + 31, 6)):
+        again = dataclasses.replace(world, leases={}, calls=[], plan=LeasePlan())
+        for _ in range(3):
+            again.advise(100, low=low)
+            again.tick(100)
+        assert again.plan.goal == goal
+
+
+def test_growth_that_saves_less_than_its_pauses_is_none() -> None:
+    world = LeaseWorld(LeaseLimits())
+    for _ in range(6):
+        world.advise(4, saves_s=2.9)  # three workers pause the others for 0.2 s each; five times that is 3 s
+        world.tick(100)
+    assert world.plan.goal == 1
+    for _ in range(3):
+        world.advise(4, saves_s=3.1)
+        world.tick(100)
+    assert world.plan.goal == 4
+
+
+def test_a_lease_has_ten_times_its_warm_up() -> None:
+    world = LeaseWorld(LeaseLimits(lease_lengths_s=(390.0,)))
+    for _ in range(4):
+        world.advise(4)
+        world.tick(100)
+    assert not only(Release, [decision for call in world.calls for decision in call.decisions])
+    world.orders.append(ScaleTo(2))  # people know better
+    world.run(100)
+    assert world.have == 2
+
+
+def test_a_lease_gets_no_more_time_than_the_training_needs() -> None:
+    world = LeaseWorld(LeaseLimits())
+    world.progress = msgspec.structs.replace(world.progress, remaining_s=600.0)
+    world.orders.append(ScaleTo(2))
+    decisions = world.run(20)
+    [limit] = only(SetLimit, decisions)
+    assert limit.action == SetLimit("801_0", 15)  # one and a half times, and the warm-up
+    assert decisions.index(limit) < decisions.index(only(Release, decisions)[0])
+
+
+# -- shrinking ---------------------------------------------------------------------------------------------------------
+
+
+def test_low_advice_must_last_ten_minutes() -> None:
+    world = ordered(4)
+    world.orders.append(Resume())
+    world.run(600)
+    for _ in range(10):
+        world.advise(2)
+        world.tick(60)
+    assert world.have == 4
+    world.advise(2)
+    ends = only(EndLease, world.tick(60))
+    assert len(ends) == 2
+    assert "no more than 2 workers for 10 min" in ends[0].reason
+
+
+def test_who_ends_soonest_leaves_first_then_the_newest() -> None:
+    leases = tuple(
+        Lease(job, 1, LeasePhase.MEMBER, since_s, ends_s)
+        for job, since_s, ends_s in [
+            ("8_1", START_S, START_S + 5000),
+            ("8_2", START_S, START_S + 4000),
+            ("8_3", START_S + 5, START_S + 5000),
+            ("8_4", START_S + 5, START_S + 5000),
+        ]
+    )
+    plan = LeasePlan()
+    gone = []
+    for np in (4, 3, 2, 1):
+        plan, decisions = decide(LeaseLimits(), plan, LeaseSeen(START_S, 5, 1, leases, orders=(ScaleTo(np),)))
+        gone += [decision.action for decision in only(EndLease, decisions)]
+    assert gone == [EndLease("8_2"), EndLease("8_4"), EndLease("8_3"), EndLease("8_1")]
+
+
+def test_what_waits_is_cancelled_before_what_trains_leaves() -> None:
+    world = ordered(3)
+    world.queued = True
+    world.orders.append(ScaleTo(5))
+    world.run(30)
+    world.orders.append(ScaleTo(3))
+    decisions = world.tick(10)
+    assert len(only(CancelPending, decisions)) == 2
+    assert not only(EndLease, decisions)
+
+
+def test_a_rule_of_the_user_holds_at_once_and_for_good() -> None:
+    rule = LeaseRule("val_acc>=0.9", "np=2,nice=1000")
+    world = ordered(4, LeaseLimits(rules=(rule,)))
+    world.orders.append(Resume())
+    world.tick(10)
+    world.progress = msgspec.structs.replace(world.progress, metrics={"val_acc": 0.91})
+    decisions = world.tick(10)
+    assert len(only(EndLease, decisions)) == 2
+    assert "val_acc>=0.9" in only(EndLease, decisions)[0].reason
+    world.progress = msgspec.structs.replace(world.progress, metrics={"val_acc": 0.1})
+    for _ in range(20):
+        world.advise(8)
+        world.tick(100)
+    assert world.have == 2
+    world.queued = True
+    world.orders.append(ScaleTo(3))
+    assert only(SetNice, world.tick(10))[0].action == SetNice("801_3", 1000)
+    assert not only(SetNice, world.tick(10))
+
+
+# -- ends of jobs ------------------------------------------------------------------------------------------------------
+
+
+def test_a_lease_leaves_before_its_end_and_its_successor_comes_before() -> None:
+    world = ordered(2, LeaseLimits(lease_lengths_s=(1200.0,)))
+    sizes = []
+    for _ in range(720):
+        world.tick(10)
+        sizes.append(world.have)
+    assert min(sizes) == 2, "a successor came too late"
+    assert max(sizes) <= 3
+    decisions = [decision for call in world.calls for decision in call.decisions]
+    assert not [lease for lease in world.leases.values() if lease.cause == "time limit"]
+    assert len(only(EndLease, decisions)) >= 5
+    assert any("a successor takes" in decision.reason for decision in only(Release, decisions))
+
+
+def test_a_successor_waits_for_its_predecessor_where_there_is_no_room() -> None:
+    world = ordered(2, LeaseLimits(max_np=2, lease_lengths_s=(1200.0,)))
+    sizes = []
+    for _ in range(720):
+        world.tick(10)
+        sizes.append(world.have)
+    assert max(sizes) <= 2
+    assert sizes.count(2) > 650
+
+
+def test_a_lease_that_nobody_follows_leaves_by_announcement() -> None:
+    world = ordered(2, LeaseLimits(lease_lengths_s=(1200.0,)))
+    world.orders.append(Hold())
+    ends = only(EndLease, world.run(1200))
+    assert len(ends) == 1
+    assert "its job ends at" in ends[0].reason
+    assert not only(Release, world.run(1200))
+
+
+def test_leases_run_in_their_hours_only() -> None:
+    world = LeaseWorld(LeaseLimits(hours=("22-24",), max_np=3, lease_lengths_s=(3600.0,)))
+    world.now_s = 1_700_006_400.0 - 1_700_006_400.0 % 86400 + 86400 + 20.5 * 3600
+    world.orders.append(ScaleTo(3))
+    running = []
+    for _ in range(6 * 60):
+        world.tick(60)
+        if world.have > 1:
+            running.append(world.now_s % 86400 / 3600)
+    assert 22 <= min(running) < 22.2
+    assert 23.5 < max(running) < 24
+    assert all(lease.phase is LeasePhase.HELD for lease in world.leases.values())
+
+
+# -- people ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_lease_cancelled_in_the_queue_is_an_order() -> None:
+    world = LeaseWorld(LeaseLimits(), queued=True)
+    world.orders.append(ScaleTo(3))
+    world.run(20)
+    [pending, *_] = world.of(LeasePhase.PENDING)
+    world.to(pending, LeasePhase.GONE)
+    world.orders.append(OutsideCancel(pending.job))
+    assert any("was cancelled by somebody" in decision.reason for decision in world.tick(10))
+    assert not only(Release, world.run(3500))
+    assert world.plan.failed == 0
+    assert only(Release, world.run(200))
+
+
+def test_a_lease_held_by_root_is_left_alone() -> None:
+    world = LeaseWorld(LeaseLimits(), queued=True)
+    world.orders.append(ScaleTo(2))
+    world.run(20)
+    [pending] = world.of(LeasePhase.PENDING)
+    world.to(pending, LeasePhase.HELD)
+    world.orders.append(OutsideHold(pending.job, barred=True))
+    assert not only(Release, world.run(3500))
+    later = only(Release, world.run(200))
+    assert [decision.action for decision in later] == [Release("801_1")]
+
+
+def test_a_lease_released_by_somebody_is_kept_within_the_bounds() -> None:
+    world = LeaseWorld(LeaseLimits(max_np=3))
+    world.orders.append(ScaleTo(2))
+    world.run(300)
+    for job in ("801_5", "801_6"):
+        world.to(world.leases[job], LeasePhase.PENDING)
+    decisions = world.tick(1)
+    assert [decision.action for decision in only(CancelPending, decisions)] == [CancelPending("801_6")]
+    world.run(1200)
+    assert world.have == 3
+
+
+def test_a_time_limit_set_by_somebody_is_left_alone() -> None:
+    world = ordered(2, LeaseLimits(lease_lengths_s=(36000.0,)))
+    [member] = world.of(LeasePhase.MEMBER)
+    world.leases[member.job] = msgspec.structs.replace(member, ends_s=world.now_s + 300)
+    world.orders.append(OutsideLimit(member.job))
+    decisions = world.run(300)
+    assert not only(SetLimit, decisions)
+    assert [decision.action for decision in only(EndLease, decisions)] == [EndLease(member.job)]
+    assert world.have == 2, "no successor"
+
+
+def test_stop_ends_everything_for_good() -> None:
+    world = ordered(3)
+    world.orders.append(Stop())
+    world.run(30)
+    assert not world.leases
+    world.orders.append(ScaleTo(5))
+    assert not only(SubmitArray, world.run(300))
+
+
+# -- what goes wrong ---------------------------------------------------------------------------------------------------
+
+
+def test_the_breaker_opens_after_three_leases_and_tries_one_at_a_time() -> None:
+    world = LeaseWorld(LeaseLimits(max_np=8), breaks=True, wait_s=0.0)
+    world.orders.append(ScaleTo(8))
+    first = only(Release, world.run(60))
+    assert 3 <= len(first) <= 6
+    assert any("ended before they could train" in d.reason for call in world.calls for d in call.decisions)
+    assert len(only(Release, world.run(3600))) <= 4  # after 1, 15, 30 and 60 minutes
+    world.breaks = False
+    world.run(7200)
+    assert world.have == 8
+    assert world.plan.failed == 0
+
+
+def test_refusals_pause_for_longer_and_longer_and_are_said_once() -> None:
+    world = LeaseWorld(LeaseLimits(), refuses="Access/permission denied")
+    world.orders.append(ScaleTo(2))
+    decisions = world.run(7200)
+    assert len(only(SubmitArray, decisions)) == 5  # at 0, 1, 16, 46 and 106 minutes
+    assert len([decision for decision in decisions if "Access/permission denied" in decision.reason]) == 1
+
+
+def test_an_array_whose_submission_is_unanswered_is_not_submitted_again() -> None:
+    plan = LeasePlan()
+    submitted = []
+    for minute in range(100):
+        seen = LeaseSeen(START_S + 60 * minute, 1, 1, orders=(ScaleTo(2),))
+        plan, decisions = decide(LeaseLimits(), plan, seen)
+        submitted += only(SubmitArray, decisions)
+    assert len(submitted) == 1
+
+
+def test_a_release_that_a_look_does_not_show_yet_is_not_repeated() -> None:
+    held = tuple(Lease(f"8_{i}", 1, LeasePhase.HELD, START_S) for i in range(4))
+    plan, first = decide(LeaseLimits(), LeasePlan(), LeaseSeen(START_S, 1, 1, held, orders=(ScaleTo(2),)))
+    plan, second = decide(LeaseLimits(), plan, LeaseSeen(START_S + 60, 1, 1, held))
+    assert [decision.action for decision in only(Release, first)] == [Release("8_0")]
+    assert not only(Release, second)
+    refusal = LeaseRefusal("start", "8_0", "Job/step already completing or completed")
+    plan, third = decide(LeaseLimits(), plan, LeaseSeen(START_S + 70, 1, 1, held, refusals=(refusal,)))
+    assert not only(Release, third)
+    plan, fourth = decide(LeaseLimits(), plan, LeaseSeen(START_S + 131, 1, 1, held))
+    assert [decision.action for decision in only(Release, fourth)] == [Release("8_0")]
+
+
+def test_a_lost_member_is_replaced_without_any_advice() -> None:
+    world = ordered(3)
+    world.orders.append(Resume())
+    world.run(60)
+    world.to(world.of(LeasePhase.MEMBER)[0], LeasePhase.GONE, cause="node3 failed")
+    assert "one of them has gone" in only(Release, world.run(20))[0].reason
+    world.run(100)
+    assert world.have == 3
+
+
+# -- looks -------------------------------------------------------------------------------------------------------------
+
+
+def test_looks_are_rare_where_nothing_waits() -> None:
+    world = ordered(2)
+    before = len(world.calls)
+    looks = 0
+    for _ in range(360):
+        looks += len(only(LookAtQueue, [d for d in world.tick(10) if d.reason]))
+    assert len(world.calls) == before + 360
+    assert looks <= 3600 // 300
