@@ -139,8 +139,10 @@ class LeaseWorld:
     def tick(self, seconds: float) -> list[LeaseDecision]:
         """Let time pass, and what happens in it, in the order in which the controller would hear of it."""
         running = self.of(LeasePhase.STARTING, LeasePhase.WARMING, LeasePhase.MEMBER, LeasePhase.LEAVING)
-        self.node_hours += sum(lease.nodes for lease in running) * seconds / 3600
         self.now_s += seconds
+        for lease in running:
+            over_s = max(0.0, self.now_s - lease.ends_s) if lease.ends_s else 0.0
+            self.node_hours += lease.nodes * max(0.0, seconds - over_s) / 3600
         for lease in list(self.leases.values()):
             self.go_on(lease, self.now_s - lease.since_s)
         return self.call()

@@ -18,11 +18,11 @@ from farandole.launch.leases.seen import AnyLeaseOrder, Hold, LeaseRefusal, Outs
 from tests.launch.leases.lease_world import ALIVE, Call, LeaseWorld
 
 EVENTS = (
-    "advice", "refusal of advice", "order", "hold", "resume", "cancelled", "node lost", "queue stops", "queue goes",
+    "order", "order", "order", "advice", "refusal of advice", "hold", "resume", "cancelled", "node lost", "queue stops", "queue goes",
     "leases break", "leases work", "start refused", "nothing", "nothing",
 )  # fmt: skip
 
-STORIES = st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(1, 400), st.integers(1, 20)), max_size=60)
+STORIES = st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(1, 400), st.integers(1, 20)), min_size=3, max_size=60)
 LIMITS = st.builds(
     LeaseLimits,
     min_np=st.integers(1, 2),
@@ -95,7 +95,7 @@ def test_no_bound_is_passed(world: LeaseWorld, story: list[tuple[str, int, int]]
         if limits.max_np and not world.slow:
             assert world.have <= unless_own(world, limits.max_np)
         if limits.budget_node_hours:
-            left_s = sum((each.ends_s - world.now_s) if each.ends_s else each.length_s for each in alive)
+            left_s = sum(max(0.0, each.ends_s - world.now_s) if each.ends_s else each.length_s for each in alive)
             assert world.node_hours + left_s / 3600 <= limits.budget_node_hours + 1e-6, call.decisions
 
 

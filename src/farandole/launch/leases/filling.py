@@ -98,7 +98,6 @@ def _has_place(turn: LeaseTurn) -> bool:
         len(turn.waiting) < limits.most_pending
         and len(alive) < limits.most_leases
         and (not limits.most_nodes or nodes <= limits.most_nodes)
-        and turn.lasting + limits.lease_workers <= limits.most_workers
     )
 
 
