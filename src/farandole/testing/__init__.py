@@ -4,6 +4,8 @@
     from farandole.testing.jobs import run_job                   # the same in a job; collectives on NumPy arrays
     from farandole.testing.engine_contract import run_contract   # the suite every engine passes; run it over yours
     from farandole.testing.binding.contract import run_contract  # what every framework's module owes; run it over yours
+    from farandole.testing.scheduler.contract import run_contract  # what every scheduler owes; run it over yours
+    from farandole.testing.scheduler.fake import FakeScheduler   # a scheduler and its cluster in virtual time
     from farandole.testing.thread_engine import ThreadWorld      # an engine between threads of one process
     from farandole.testing.leaks import no_leaks                 # threads, descriptors, children, shared memory
     from farandole.testing.faults import Fault, inject           # faults at chosen steps of an elastic training script

@@ -296,7 +296,7 @@ def _is_unanswered(bench: SchedulerBench, call: Callable[[], None], of: tuple[st
 def closing_leaves_nothing(bench: SchedulerBench) -> None:
     """A scheduler leaves no process, thread or descriptor, whatever it is at; it may be closed again."""
     array = bench.submitted(1)
-    with no_leaks():
+    with no_leaks(SHORT_S):
         for calls in (0, 1, 3):
             scheduler = bench.under_test.scheduler(PATIENCE_S)
             other = SchedulerBench(bench.under_test, scheduler)
@@ -305,7 +305,6 @@ def closing_leaves_nothing(bench: SchedulerBench) -> None:
                 scheduler.look(array)
             scheduler.close()
             scheduler.close()
-            assert scheduler.fds == () or calls == 0, "a closed scheduler has descriptors to wait for"
 
 
 CASES: dict[str, Case] = {
