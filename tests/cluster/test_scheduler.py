@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from farandole.launch.leases.slurm import SlurmScheduler
 from farandole.launch.sbatch.options import BatchOptions
 from farandole.testing.scheduler.bench import SchedulerBench, are_gone
 from farandole.testing.scheduler.contract import CASES, run_contract
-from tests.cluster.slurm_under_test import SlurmUnderTest
+from tests.cluster.slurm_under_test import USER, SlurmUnderTest
 from workbench.cluster import SlurmCluster
 
 LEASE = """#!/bin/sh
@@ -59,3 +60,26 @@ def test_slurm_takes_the_scripts_of_leases(slurm: SlurmCluster, tmp_path: Path) 
         (tmp_path / "lease.sh").write_text(lease_script(LeaseJob("a1b2", str(tmp_path), shape, options)))
         said = slurm.run(["sbatch", "--test-only", "--array=0-3", "--hold", "lease.sh"], cwd=tmp_path).stderr
         assert re.match(r"sbatch: Job \d+ to start at ", said)
+
+
+def test_times_are_those_of_any_clock_and_a_suspended_job_is_seen_so(slurm: SlurmCluster, tmp_path: Path) -> None:
+    under_test = SlurmUnderTest(slurm, tmp_path)
+    odd = {"TZ": "Asia/Kolkata", "SLURM_TIME_FORMAT": "relative", "SQUEUE_FORMAT": "%i", "SQUEUE_STATES": "RUNNING"}
+    scheduler = SlurmScheduler({**os.environ, "PATH": slurm.commands(tmp_path, USER), **odd})
+    bench = SchedulerBench(under_test, scheduler)
+    try:
+        array = bench.started(under_test.nodes, minutes=10)
+        view = bench.look(array)[0]
+        assert abs(view.ends_s - time.time() - 600) < 60, "a time limit of 10 minutes"
+        waiting = bench.submitted(1)
+        bench.done("start", f"{waiting}_0")
+        estimated = bench.until(waiting, lambda jobs: jobs[0].starts_s > 0, "the start is estimated")[0]
+        assert abs(estimated.starts_s - view.ends_s) < 60, "it starts when another has to end"
+        bench.done("cancel", f"{waiting}_0")  # else it would take the node of the one that is suspended
+        slurm.run(["scontrol", "suspend", f"{array}_1"])
+        bench.until(array, lambda jobs: jobs[1].phase is JobPhase.SUSPENDED, "it is suspended")
+        slurm.run(["scontrol", "resume", f"{array}_1"])
+        bench.until(array, lambda jobs: jobs[1].phase is JobPhase.RUNNING, "it runs again")
+    finally:
+        scheduler.close()
+        under_test.clear()

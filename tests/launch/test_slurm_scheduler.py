@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.launch.leases.scheduler import Answer, CallRefused, CallUnanswered, Submitted
+from farandole.launch.leases.scheduler import Answer, CallDone, CallRefused, CallUnanswered, Submitted
 from farandole.launch.leases.slurm import SlurmScheduler
 from farandole.testing.leaks import no_leaks
 
@@ -82,3 +82,24 @@ def test_an_sbatch_that_says_no_number_may_have_submitted(tmp_path: Path) -> Non
     scheduler = SlurmScheduler(variables(tmp_path))
     scheduler.submit("#!/bin/sh\n", 3, "b1946ac9")
     assert all_answers(scheduler, 1) == [CallUnanswered("submit", "b1946ac9", "info: this site says hello")]
+
+
+def test_a_nonce_that_is_no_word_stops_nothing_else(tmp_path: Path) -> None:
+    program(tmp_path, "scancel", "")
+    scheduler = SlurmScheduler(variables(tmp_path))
+    with pytest.raises(ValueError, match="letters and digits"):
+        scheduler.submit("#!/bin/sh\n", 3, "a b")
+    scheduler.cancel("812_1")
+    assert all_answers(scheduler, 1) == [CallDone("cancel", "812_1")]
+
+
+def test_calls_run_one_after_the_other(tmp_path: Path) -> None:
+    program(
+        tmp_path, "scancel", f"mkdir {tmp_path}/one && echo $1 >>{tmp_path}/log && sleep 0.05; rmdir {tmp_path}/one"
+    )
+    scheduler = SlurmScheduler(variables(tmp_path))
+    jobs = [f"812_{index}" for index in range(5)]
+    for job in jobs:
+        scheduler.cancel(job)
+    assert all_answers(scheduler, 5) == [CallDone("cancel", job) for job in jobs]
+    assert (tmp_path / "log").read_text().split() == jobs

@@ -81,7 +81,7 @@ class SlurmScheduler(Scheduler):
 
     def submit(self, script: str, count: int, nonce: str) -> None:
         """Begin ``sbatch --hold``. Jobs get the ``variables`` but for secrets, which Slurm would store."""
-        self._ask("submit", nonce, _submit(script, count, nonce))
+        self._ask("submit", nonce, _submit(_Command(words.submission(count, nonce), script), nonce))
 
     def find(self, nonce: str) -> None:
         """Begin a look at this user's jobs, which costs slurmctld about ten times as much as one at an array."""
@@ -177,7 +177,7 @@ class SlurmScheduler(Scheduler):
             self._run = ProgramRun(
                 command.words, stdin=command.stdin.encode(), environment=self._job if is_sbatch else self._client
             )
-        except UsageError as error:
+        except (UsageError, OSError) as error:  # not found, or no more descriptors or processes are to be had
             return ClientReply(words.NOT_FOUND, "", str(error))
         self._until_s = time.monotonic() + self._patience_s
         return None
@@ -194,8 +194,8 @@ def _reply(run: ProgramRun, patience_s: float) -> ClientReply:
     return ClientReply(run.code, out, err)
 
 
-def _submit(script: str, count: int, nonce: str) -> _Call:
-    reply = yield _Command(words.submission(count, nonce), script)
+def _submit(command: _Command, nonce: str) -> _Call:
+    reply = yield command
     number = words.submitted(reply.out)
     return Submitted(nonce, number) if reply.code == 0 and number else reply.failure("submit", nonce)
 
