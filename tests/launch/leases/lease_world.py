@@ -12,6 +12,7 @@ from farandole.launch.leases.actions import (
     CancelPending,
     EndLease,
     LeaseDecision,
+    LookAtQueue,
     Release,
     SetLimit,
     SubmitArray,
@@ -68,6 +69,7 @@ class LeaseWorld:
     refuses: str = ""
     arrays: int = 0
     node_hours: float = 0.0
+    looked_s: float = START_S
     queued: bool = False
     """Nothing in the queue starts."""
     late: list[AnyLeaseAction] = field(default_factory=list)
@@ -93,6 +95,7 @@ class LeaseWorld:
         self.random.shuffle(listed)
         return LeaseSeen(
             self.now_s, self.have, self.own, tuple(listed), self.progress,
+            looked_s=self.now_s - self.looked_s,
             node_hours=self.node_hours, arrays_answered=self.arrays,
             orders=tuple(self.orders), refusals=tuple(self.refusals),
         )  # fmt: skip
@@ -124,6 +127,8 @@ class LeaseWorld:
                     nodes=self.limits.lease_nodes, length_s=action.length_s,
                 )  # fmt: skip
             return
+        if isinstance(action, LookAtQueue):
+            self.looked_s = self.now_s
         lease = self.leases.get(getattr(action, "job", ""))
         if lease is None:
             return

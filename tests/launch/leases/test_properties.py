@@ -18,8 +18,8 @@ from farandole.launch.leases.seen import AnyLeaseOrder, Hold, LeaseRefusal, Outs
 from tests.launch.leases.lease_world import ALIVE, Call, LeaseWorld
 
 EVENTS = (
-    "order", "order", "order", "advice", "refusal of advice", "hold", "resume", "cancelled", "node lost", "queue stops", "queue goes",
-    "leases break", "leases work", "start refused", "nothing", "nothing",
+    "order", "order", "order", "advice", "refusal of advice", "hold", "resume", "cancelled", "node lost", "queue stops",
+    "queue goes", "leases break", "leases work", "start refused", "nothing", "nothing",
 )  # fmt: skip
 
 STORIES = st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(1, 400), st.integers(1, 20)), min_size=3, max_size=60)
@@ -196,7 +196,7 @@ def size_changes(call: Call) -> set[str]:
         action = decision.action
         if isinstance(action, Release) and call.after.notes[action.job].growth:
             found.add("up")
-        elif isinstance(action, EndLease | CancelPending) and "are enough" in decision.reason:
+        elif isinstance(action, EndLease | CancelPending) and "no more than" in decision.reason:
             found.add("down")
     return found
 

@@ -43,7 +43,8 @@ def decide(limits: LeaseLimits, plan: LeasePlan, seen: LeaseSeen) -> tuple[Lease
     _lower_priority(turn)
     _tell_of_waits(turn)
     _look(turn)
-    turn.plan.next_s = min((at_s for at_s in _moments(turn) if at_s > turn.now_s), default=math.inf)
+    moments = [at_s for at_s in _moments(turn) if turn.now_s < at_s < math.inf]
+    turn.plan.next_s = min(moments, default=0.0)
     return turn.plan, turn.decisions
 
 
@@ -97,5 +98,3 @@ def _moments(turn: LeaseTurn) -> Iterator[float]:
             yield leave_s - share
     yield plan.frozen_s
     yield from (pause.until_s for pause in plan.pauses.values())
-    if plan.shrunk_s:
-        yield plan.shrunk_s + limits.opposite_s

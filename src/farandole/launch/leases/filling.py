@@ -82,9 +82,6 @@ def _hindrance(turn: LeaseTurn) -> str:
     for call, what in (("start", "the scheduler has refused"), (BREAKER, "the last ones never trained")):
         if turn.is_paused(call):
             return f"{what}; again at {turn.clock(plan.pauses[call].until_s)}"
-    is_growth = turn.lasting >= plan.reached and not _is_urgent(turn)
-    if is_growth and plan.shrunk_s and turn.now_s - plan.shrunk_s < turn.limits.opposite_s:
-        return f"the training has shrunk; again at {turn.clock(plan.shrunk_s + turn.limits.opposite_s)}"
     return ""
 
 
@@ -106,7 +103,7 @@ def _room(turn: LeaseTurn) -> LeaseRoom:
     limits, progress = turn.limits, turn.seen.progress
     most_s = turn.closes_s - turn.now_s
     if limits.budget_node_hours:
-        most_s = min(most_s, turn.unspent_node_hours() * HOUR_S / limits.lease_nodes)
+        most_s = min(most_s, turn.unspent_node_hours(turn.alive) * HOUR_S / limits.lease_nodes)
     rest_s = progress.remaining_s * SOONER + progress.warmup_s if progress.remaining_s else math.inf
     return LeaseRoom(most_s, min(most_s, rest_s, _untried_s(turn)))
 
@@ -175,7 +172,7 @@ def _why(turn: LeaseTurn, lasting: int) -> str:
         soonest = leaving[0]
         early = duration(lead_s(turn))
         return f"{soonest.job} ends at {turn.clock(soonest.ends_s)}, and a successor takes {early} to come"
-    here = f"{count(lasting)} {'is' if lasting == 1 else 'are'} there or asked for, and {plan.goal} are wanted"
+    here = f"{count(plan.goal)} wanted, {lasting} there or asked for"
     return f"{here}: {plan.why}" if lasting >= plan.reached else f"{here}: one of them has gone"
 
 
@@ -191,5 +188,5 @@ def _submit(turn: LeaseTurn, room: LeaseRoom) -> None:
     lengths = sorted(limits.lease_lengths_s)
     length_s = next((length for length in reversed(lengths) if length <= room.most_s), lengths[0])
     plan.arrays += 1
-    reason = f"no lease is held, and {count(plan.goal)} are wanted: {plan.why}"
+    reason = f"{count(plan.goal)} wanted, and no lease is held: {plan.why}"
     turn.decide(SubmitArray(plan.arrays, limits.array_leases, length_s), reason)

@@ -14,7 +14,7 @@ from farandole.launch.leases.lease import LeasePhase
 
 
 @final
-class LeaseNote(msgspec.Struct, frozen=True):
+class LeaseNote(msgspec.Struct, frozen=True, omit_defaults=True):
     """Notes on one lease.
 
     ``phase`` is that of the last call. ``told`` is the action that was decided last for it, ``Release``, ``EndLease``
@@ -48,14 +48,14 @@ class LeasePause(msgspec.Struct, frozen=True):
 
 
 @final
-class LeasePlan(msgspec.Struct):
+class LeasePlan(msgspec.Struct, omit_defaults=True):
     """Everything that ``decide`` remembers. It returns a new one, and changes none that it was given.
 
     ``goal`` is the number of workers that leases are released and ended for, ``why`` it is so, and ``reached`` the
     most that there were of them since. ``grow_*`` and ``shrink_*`` tell since when the advice has agreed, and on what;
     ``target`` is the latest. ``grown_s`` and ``shrunk_s`` are when the last lease was released for a growth, or ended
     for a shrinking; ``changes_s`` are the new sizes by policy in the last hour. ``waits_s`` are the latest waits in
-    the queue, the newest last. ``next_s`` is when ``decide`` is due without any news.
+    the queue, the newest last. ``next_s`` is when ``decide`` is due without any news, 0 if it is not.
     """
 
     goal: int = 0

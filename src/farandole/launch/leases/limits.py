@@ -148,9 +148,14 @@ def _mistakes(limits: LeaseLimits) -> list[str]:
         for key in ("shrink-at", "wait-quantile", "successor-share")
         if not 0 <= (value := getattr(limits, key.replace("-", "_"))) <= 1
     ]
+    found += [
+        f"{key.replace('_', '-')} = {value}: write a finite number; 0 is no bound where there need be none"
+        for key in limits.__struct_fields__
+        if isinstance(value := getattr(limits, key), float) and not math.isfinite(value)
+    ]
     for key in ("lease-lengths-s", "pauses-s"):
         values = getattr(limits, key.replace("-", "_"))
-        if not values or min(values) <= 0:
+        if not values or not all(0 < value < math.inf for value in values):
             found.append(f"{key} = {list(values)}: write seconds above 0, as in {key} = [3600]")
     if limits.max_np and limits.max_np < limits.min_np:
         found.append(f"max-np = {limits.max_np} is below min-np = {limits.min_np}")

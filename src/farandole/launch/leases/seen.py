@@ -10,6 +10,7 @@ listed from its submission until one call has shown it as gone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TypeAlias, final
 
@@ -83,7 +84,8 @@ class LeaseRefusal(msgspec.Struct, frozen=True):
 class LeaseAdvice(msgspec.Struct, frozen=True):
     """Advice on the number of workers, as of ``at_s``, in a form for journals; or, with ``refusal``, why there is none.
 
-    ``low`` and ``high`` bound the noise scale, in samples. ``saves_s`` is how much sooner the training would end.
+    ``low`` and ``high`` bound the noise scale, in samples (``high`` of 0: nothing does, as JSON has no infinity).
+    ``saves_s`` is how much sooner the training would end.
     """
 
     at_s: float
@@ -100,15 +102,17 @@ class LeaseAdvice(msgspec.Struct, frozen=True):
             return cls(at_s, refusal=str(advised))
         now = advised.prospects[min(advised.current, len(advised.prospects)) - 1]
         saves_s = remaining * (now.seconds - advised.recommended.seconds)
-        return cls(at_s, advised.workers, advised.estimate.low, advised.estimate.high, saves_s)
+        high = advised.estimate.high
+        return cls(at_s, advised.workers, advised.estimate.low, high if math.isfinite(high) else 0.0, saves_s)
 
 
 @final
-class LeaseProgress(msgspec.Struct, frozen=True):
+class LeaseProgress(msgspec.Struct, frozen=True, omit_defaults=True):
     """Progress of the training. 0 stands for what is not known yet.
 
     ``step_s`` is the longest of the latest steps, ``pause_s`` what a change of the workers costs the others, and
     ``warmup_s`` the time from the start of a lease until its workers can join. ``batch`` is that of one worker.
+    Metrics that are not finite are left out: no rule holds for them, and JSON has no word for them.
     """
 
     step: int = 0
@@ -121,9 +125,14 @@ class LeaseProgress(msgspec.Struct, frozen=True):
     advice: LeaseAdvice | None = None
     metrics: Mapping[str, float] = {}
 
+    def __post_init__(self) -> None:
+        if not all(map(math.isfinite, self.metrics.values())):
+            finite = {name: value for name, value in self.metrics.items() if math.isfinite(value)}
+            msgspec.structs.force_setattr(self, "metrics", finite)
+
 
 @final
-class LeaseSeen(msgspec.Struct, frozen=True):
+class LeaseSeen(msgspec.Struct, frozen=True, omit_defaults=True):
     """Everything that is known now.
 
     ``have`` workers train, of which ``own`` are the lead's. ``looked_s`` is how long ago the last look at the queue

@@ -75,12 +75,12 @@ def _drop_one(turn: LeaseTurn, reason: str) -> bool:
 
 
 def _keep_budget(turn: LeaseTurn) -> None:
-    """Come back to the budget. A job that runs is counted only by the end that was seen: a guess ends nothing."""
+    """Come back to the budget: what was told to end is no more counted, and only an end that was seen ends others."""
     budget = turn.limits.budget_node_hours
     if not budget:
         return
     reason = f"the budget is {budget:g} node-hours"
-    while turn.unspent_node_hours() < -1e-9:
+    while turn.unspent_node_hours(turn.pending + turn.running) < -1e-9:
         certain = [lease for lease in turn.running if lease.ends_s]
         if turn.pending:
             if not _drop_one(turn, reason):
@@ -157,4 +157,4 @@ def _shed_surplus(turn: LeaseTurn) -> None:
 
 
 def _why(turn: LeaseTurn) -> str:
-    return f"{count(turn.plan.goal)} are enough: {turn.plan.why}"
+    return f"no more than {count(turn.plan.goal)} wanted: {turn.plan.why}"

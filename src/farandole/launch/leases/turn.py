@@ -149,10 +149,10 @@ class LeaseTurn:
         """Nodes of a lease."""
         return lease.nodes or self.limits.lease_nodes
 
-    def unspent_node_hours(self) -> float:
-        """Node-hours of the budget that neither were used nor can be by what is alive."""
+    def unspent_node_hours(self, leases: Iterable[Lease]) -> float:
+        """Node-hours of the budget that neither were used nor can be by these leases."""
         seen = self.seen
-        committed = sum(self.nodes(lease) * self.left_s(lease) for lease in self.alive) / HOUR_S
+        committed = sum([self.nodes(lease) * self.left_s(lease) for lease in leases]) / HOUR_S
         return self.limits.budget_node_hours - seen.node_hours - seen.node_hours_committed - committed
 
     # -- notes and decisions -------------------------------------------------------------------------------------------
