@@ -1,4 +1,4 @@
-"""The command line: ``farandole run``, ``submit``, ``join``, ``check``, ``bench``, ``horovodrun``, ``horovod``.
+"""The command line of Farandole, one function for all commands.
 
 main(["run", "-np", "4", "python", "train.py"])      # returns the exit status
 """
@@ -19,6 +19,7 @@ COMMANDS = {
     "run": "farandole.launch.command.command",
     "submit": "farandole.launch.batch.submit",
     "join": "farandole.launch.leases.join",
+    "plan": "farandole.launch.leases.plan_command",
     "check": "farandole.launch.tools.check",
     "bench": "farandole.launch.tools.bench",
     "horovodrun": "farandole.launch.command.horovodrun",
@@ -31,6 +32,7 @@ Data-parallel deep learning, in the words of Horovod.
 
   farandole run -np 4 python train.py     train on four workers
   farandole submit -np 8 python train.py  the same, as a job of Slurm
+  farandole plan --trace sacct.txt        what a training on leases would do
   farandole check                         what is usable here, and why not
   farandole bench                         how fast the engines are here
   farandole horovod install               let 'import horovod' mean Farandole

@@ -130,7 +130,7 @@ def advise(
     if missing or model is None or not isinstance(estimate, Estimate):
         return Refusal(tuple(missing))
     most = max_workers or model.reach
-    prospects = tuple(_prospect(model, estimate, n, samples, base_batch) for n in range(1, most + 1))
+    prospects = tuple(prospect(model, estimate, n, samples, base_batch) for n in range(1, most + 1))
     workers, reasons = decide(prospects, estimate.low, timings[-1].workers)
     return Advice(estimate, prospects, workers, timings[-1].workers, base_batch, reasons)
 
@@ -154,6 +154,18 @@ def decide(prospects: Sequence[Prospect], critical: float, current: int) -> tupl
         else:
             why.append(f"More than {GROWTH} times the workers of now is not decided at once: ask again there.")
     return chosen.workers, tuple(why)
+
+
+def prospect(model: StepModel, estimate: Estimate, workers: int, samples: float, base_batch: float) -> Prospect:
+    """Expectation for a number of workers, where steps of ``base_batch`` samples would need ``samples`` of them."""
+    batch, per_s = model.global_batch(workers), model.samples_per_s(workers)
+
+    def needed(phi: float) -> float:
+        return samples if phi == float("inf") else samples * (phi + batch) / (phi + base_batch)
+
+    phi = estimate.b_simple if estimate.norm2 > 0 else float("inf")
+    times = [needed(p) / per_s for p in (phi, estimate.low, estimate.high)]
+    return Prospect(workers, batch, needed(phi), times[0], max(times), min(times))
 
 
 def significant(value: float) -> str:
@@ -192,17 +204,6 @@ def _missing_timings(model: StepModel | None, max_workers: int | None) -> list[s
     timed = ", ".join(map(str, measured))
     lacking = f"steps were timed on {timed} workers, which says nothing beyond {model.reach}"
     return [f"{lacking}: for {max_workers}, time some on other numbers of them, or ask for {model.reach} at most"]
-
-
-def _prospect(model: StepModel, estimate: Estimate, workers: int, samples: float, base_batch: float) -> Prospect:
-    batch, per_s = model.global_batch(workers), model.samples_per_s(workers)
-
-    def needed(phi: float) -> float:
-        return samples if phi == float("inf") else samples * (phi + batch) / (phi + base_batch)
-
-    phi = estimate.b_simple if estimate.norm2 > 0 else float("inf")
-    times = [needed(p) / per_s for p in (phi, estimate.low, estimate.high)]
-    return Prospect(workers, batch, needed(phi), times[0], max(times), min(times))
 
 
 def _shown(advice: Advice) -> list[Prospect]:

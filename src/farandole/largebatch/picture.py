@@ -26,7 +26,7 @@ class Curves(NamedTuple):
 
 def draw_curves(curves: Curves, path: str | Path | None) -> Figure:
     """Draw the rate over the epochs, and the batch where it changes."""
-    figure = _figure()
+    figure = new_figure()
     axis: Any = figure.subplots()
     epochs, batches, warm = curves.epochs, curves.batches, curves.warm
     (line,) = axis.plot(epochs, curves.rates, color="tab:blue", label="learning rate")
@@ -43,7 +43,7 @@ def draw_curves(curves: Curves, path: str | Path | None) -> Figure:
     axis.set_title(curves.title)
     axis.grid(alpha=0.3)
     axis.legend(handles=lines, loc="center right")
-    return _written(figure, path)
+    return written(figure, path)
 
 
 def draw_advice(prospects: Sequence[Prospect], recommended: int, low: float, path: str | Path | None) -> Figure:
@@ -51,7 +51,7 @@ def draw_advice(prospects: Sequence[Prospect], recommended: int, low: float, pat
 
     ``low`` is the lower bound of the critical batch.
     """
-    figure = _figure()
+    figure = new_figure()
     left, right = figure.subplots(1, 2)
     workers = [p.workers for p in prospects]
     unit, seconds = _unit(max(p.slowest_s for p in prospects))
@@ -68,7 +68,7 @@ def draw_advice(prospects: Sequence[Prospect], recommended: int, low: float, pat
         axis.xaxis.get_major_locator().set_params(integer=True)
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8)
-    return _written(figure, path)
+    return written(figure, path)
 
 
 def _mark_critical(axis: Any, prospects: Sequence[Prospect], low: float) -> None:
@@ -85,17 +85,19 @@ def _unit(seconds: float) -> tuple[str, float]:
     return ("minutes", 60.0) if seconds >= 120 else ("seconds", 1.0)
 
 
-def _figure() -> Figure:
+def new_figure(width: float = 8, height: float = 4) -> Figure:
+    """A figure of that many inches; raises ``ModuleNotFoundError`` with what to install."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "plot() needs matplotlib, which is not installed here: pip install 'farandole[plot]'", name="matplotlib"
+            "a picture needs matplotlib, which is not installed here: pip install 'farandole[plot]'", name="matplotlib"
         ) from error
-    return Figure(figsize=(8, 4), layout="constrained")
+    return Figure(figsize=(width, height), layout="constrained")
 
 
-def _written(figure: Figure, path: str | Path | None) -> Figure:
+def written(figure: Figure, path: str | Path | None) -> Figure:
+    """The figure, written to ``path`` if there is one."""
     if path is not None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=120)

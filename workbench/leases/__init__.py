@@ -1,0 +1,1 @@
+"""Synthetic traces of a cluster: no real one is in the repository."""
