@@ -151,6 +151,17 @@ def test_the_goal_changes_six_times_an_hour() -> None:
     assert world.plan.goal == 24  # after an hour, and what the advice has agreed on since
 
 
+def test_while_a_long_lease_waits_a_shorter_one_looks_for_a_hole() -> None:
+    world = LeaseWorld(LeaseLimits(lease_lengths_s=(7200.0, 1200.0)), own=1, queued=True)
+    world.orders.append(ScaleTo(2))
+    world.run(120)
+    world.orders.append(ScaleTo(3))
+    decisions = world.run(20)
+    [limit] = only(SetLimit, decisions)
+    assert limit.action == SetLimit("801_1", 20)
+    assert [decision.action for decision in only(Release, decisions)] == [Release("801_1")]
+
+
 # -- shrinking ---------------------------------------------------------------------------------------------------------
 
 
@@ -264,6 +275,80 @@ def test_a_rule_of_the_user_holds_at_once_and_for_good() -> None:
     assert not only(SetNice, world.tick(10))
 
 
+def test_a_rule_lowers_what_was_ordered_before_and_an_order_comes_after() -> None:
+    world = ordered(4, LeaseLimits(rules=(LeaseRule("val_acc>=0.9", "np=2"),)))
+    world.progress = msgspec.structs.replace(world.progress, metrics={"val_acc": 0.91})
+    world.run(30)
+    assert world.have == 2
+    world.orders.append(ScaleTo(3))
+    world.run(200)
+    assert world.have == 3
+
+
+def test_low_advice_shrinks_to_the_most_that_it_has_asked_for() -> None:
+    world = ordered(6)
+    world.orders.append(Resume())
+    world.run(600)
+    for target in (2, 4, 1, 2, 1, 1, 1, 1, 1, 1, 1, 1):
+        world.advise(target)
+        world.tick(60)
+    assert world.plan.goal == 4
+
+
+def test_a_lease_that_has_just_joined_does_not_leave_at_once() -> None:
+    """It had waited for long, and the advice has changed meanwhile."""
+    world = ordered(4, LeaseLimits(most_leases=20))
+    world.orders.append(Resume())
+    world.run(600)
+    world.wait_s = 500.0
+    while world.plan.goal != 6:
+        world.advise(6)
+        world.tick(60)
+    while not world.of(LeasePhase.LEAVING):
+        world.advise(2)
+        world.tick(60)
+    joined_s = max(
+        lease.since_s for lease in world.of(LeasePhase.MEMBER, LeasePhase.LEAVING) if lease.since_s < world.now_s
+    )
+    assert world.have < 6
+    assert world.now_s - joined_s >= 600
+
+
+# -- advice that changes while leases wait -----------------------------------------------------------------------------
+
+
+def growing(target: int) -> LeaseWorld:
+    """A world in which advice has agreed on a target, and two leases wait for it."""
+    world = LeaseWorld(LeaseLimits(), own=4, queued=True)
+    while not world.of(LeasePhase.PENDING):
+        world.advise(target)
+        world.tick(60)
+    assert world.plan.goal == target
+    return world
+
+
+def test_nothing_more_is_released_than_the_latest_advice_supports() -> None:
+    world = growing(12)
+    world.queued = False
+    world.advise(9)  # not so low that it shrinks what is there
+    world.run(300)
+    assert world.have == 9
+    world.advise(12)
+    world.run(600)
+    assert world.have == 12
+
+
+def test_a_refusal_of_advice_freezes_the_size() -> None:
+    world = growing(12)
+    world.queued = False
+    world.advise(0, refusal="the noise scale is known too roughly")
+    world.run(600)
+    assert world.have == 6  # what was asked for before
+    world.to(world.of(LeasePhase.MEMBER)[0], LeasePhase.GONE, cause="node failure")
+    world.run(300)
+    assert world.have == 6
+
+
 # -- ends of jobs ------------------------------------------------------------------------------------------------------
 
 
@@ -298,6 +383,59 @@ def test_a_lease_that_nobody_follows_leaves_by_announcement() -> None:
     assert len(ends) == 1
     assert "its job ends at" in ends[0].reason
     assert not only(Release, world.run(1200))
+
+
+def test_a_lease_is_asked_for_no_longer_than_its_hours() -> None:
+    world = LeaseWorld(LeaseLimits(hours=("22-24",), lease_lengths_s=(3600.0,)))
+    world.now_s += 23.5 * 3600 - world.now_s % 86400
+    world.orders.append(ScaleTo(2))
+    assert [decision.action for decision in only(SetLimit, world.run(20))] == [SetLimit("801_0", 29)]
+
+
+def long_waits(wait_s: float) -> tuple[float, float]:
+    """When the only lease ends, and when its successor was released, where leases have waited for so long."""
+    limits = LeaseLimits(lease_lengths_s=(4 * 3600.0,))
+    member = Lease("8_0", 1, LeasePhase.MEMBER, START_S, START_S + 4 * 3600.0, 1, length_s=4 * 3600.0)
+    held = Lease("8_1", 1, LeasePhase.HELD, START_S, nodes=1, length_s=4 * 3600.0)
+    plan = LeasePlan(waits_s=(1.0, wait_s, wait_s), goal=1, reached=1)
+    for minute in range(4 * 60):
+        plan, decisions = decide(limits, plan, LeaseSeen(START_S + 60 * minute, 1, 0, (member, held)))
+        if only(Release, decisions):
+            return member.ends_s, START_S + 60 * minute
+    raise AssertionError
+
+
+def test_a_successor_is_released_earlier_by_the_waits_of_late() -> None:
+    ends_s, released_s = long_waits(1800.0)
+    assert ends_s - released_s == pytest.approx(1800 + 30, abs=60)
+
+
+def test_a_successor_is_not_released_before_half_of_a_lease_is_over() -> None:
+    ends_s, released_s = long_waits(9 * 3600.0)
+    assert ends_s - released_s == pytest.approx(2 * 3600 + 30, abs=60)
+
+
+def test_a_wait_that_goes_on_counts_as_long_as_it_is() -> None:
+    """A lease of a growth is stuck in the queue: the successor of a member is asked for in time all the same."""
+    limits = LeaseLimits(lease_lengths_s=(4 * 3600.0,))
+    member = Lease("8_0", 1, LeasePhase.MEMBER, START_S, START_S + 4 * 3600.0, 1, length_s=4 * 3600.0)
+    held = [Lease(f"8_{i}", 1, LeasePhase.HELD, START_S, nodes=1, length_s=4 * 3600.0) for i in (1, 2, 3)]
+    plan, first = decide(limits, LeasePlan(), LeaseSeen(START_S, 1, 0, (member, *held), orders=(ScaleTo(2),)))
+    assert [decision.action for decision in only(Release, first)] == [Release("8_1")]
+    held[0] = msgspec.structs.replace(held[0], phase=LeasePhase.PENDING)
+    for minute in range(4 * 60):
+        plan, decisions = decide(limits, plan, LeaseSeen(START_S + 60 * minute, 1, 0, (member, *held)))
+        if only(Release, decisions):
+            break
+    assert minute == pytest.approx(2 * 60, abs=1)  # it has waited for two hours, and two are left
+
+
+def test_node_hours_of_a_lease_count_until_it_has_left() -> None:
+    member = Lease("8_0", 1, LeasePhase.LEAVING, START_S, START_S + 3600.0, 1, length_s=3600.0)
+    held = Lease("8_1", 1, LeasePhase.HELD, START_S, nodes=1, length_s=3600.0)
+    limits = LeaseLimits(budget_node_hours=1.5)
+    seen = LeaseSeen(START_S, 1, 1, (member, held), orders=(ScaleTo(2),))
+    assert only(SetLimit, decide(limits, LeasePlan(), seen)[1])[0].action == SetLimit("8_1", 30)
 
 
 def test_leases_run_in_their_hours_only() -> None:
