@@ -5,6 +5,7 @@ Between ``<!-- generated: NAME -->`` and ``<!-- end -->`` in a page stands what 
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import re
@@ -13,8 +14,11 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from farandole import errors
 from farandole.collective import ReduceOp
+from farandole.launch.leases import limits
 from farandole.runtime.session.process_sets import ProcessSet
 from farandole.settings import KNOBS, PREFIX, Settings
 
@@ -32,6 +36,22 @@ def settings() -> str:
         variables = [PREFIX + name.upper(), *([knob.horovod] if knob.horovod else [])]
         flags = _code([*knob.flags, *knob.off_flags])
         rows.append(f"| `{name}` | {flags} | {_code(variables)} | {f'`{shown}`' if shown else 'none'} | {knob.help} |")
+    return "\n".join(rows)
+
+
+def lease_limits() -> str:
+    """Every key of a policy file: its default, and what stands below it in the code."""
+    body = next(node for node in ast.parse(inspect.getsource(limits)).body if isinstance(node, ast.ClassDef)).body
+    rows, keys = ["| key | default | what |", "|---|---|---|"], []
+    for node in body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            keys.append(node.target.id)
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and keys:
+            told = " ".join(inspect.cleandoc(str(node.value.value)).split()).replace("``", "`").replace("|", "\\|")
+            for key in keys:
+                value = msgspec.json.encode(getattr(limits.LeaseLimits(), key)).decode()
+                rows.append(f"| `{key.replace('_', '-')}` | `{value}` | {told} |")
+            keys = []
     return "\n".join(rows)
 
 
@@ -98,6 +118,7 @@ def _code(words: list[str]) -> str:
 GENERATORS: dict[str, Callable[[], str]] = {
     "settings": settings,
     "error_tree": error_tree,
+    "lease_limits": lease_limits,
     "numpy_api": partial(api, "farandole.numpy"),
     "torch_api": partial(api, "farandole.torch"),
     "elastic_api": partial(api, "farandole.torch.elastic"),

@@ -19,6 +19,11 @@ COMMANDS = {
     "run": "farandole.launch.command.command",
     "submit": "farandole.launch.batch.submit",
     "join": "farandole.launch.leases.join",
+    "ps": "farandole.launch.leases.people",
+    "scale": "farandole.launch.leases.people",
+    "hold": "farandole.launch.leases.people",
+    "release": "farandole.launch.leases.people",
+    "stop": "farandole.launch.leases.people",
     "plan": "farandole.launch.leases.plan_command",
     "check": "farandole.launch.tools.check",
     "bench": "farandole.launch.tools.bench",
@@ -32,6 +37,7 @@ Data-parallel deep learning, in the words of Horovod.
 
   farandole run -np 4 python train.py     train on four workers
   farandole submit -np 8 python train.py  the same, as a job of Slurm
+  farandole ps FOLDER                     how a run with leases stands
   farandole plan --trace sacct.txt        what a training on leases would do
   farandole check                         what is usable here, and why not
   farandole bench                         how fast the engines are here
@@ -63,6 +69,6 @@ def _parser(words: Sequence[str]) -> Parser:
     parser = Parser(prog="farandole", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"farandole {__version__}")
     commands = parser.add_subparsers(dest="name", metavar="COMMAND", required=True)
-    for module in asked or COMMANDS.values():
+    for module in asked or dict.fromkeys(COMMANDS.values()):
         importlib.import_module(module).add_parser(commands)
     return parser

@@ -21,7 +21,7 @@ BACKENDS = [
     pytest.param(name, marks=pytest.mark.skipif(find_spec(name) is None, reason=f"{name} is not installed"))
     for name in ("torch", "tensorflow", "jax")
 ]
-SIZES = {"torch": (3,), "tensorflow": (2,), "jax": (2,)}  # a minute each with what compiles
+SIZES: dict[str, tuple[int, ...]] = {"torch": (3,), "tensorflow": (2,), "jax": (2,)}  # a minute each with what compiles
 LATER = {
     "tensorflow": {
         "a_model_is_compiled_again",

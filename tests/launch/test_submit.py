@@ -16,7 +16,7 @@ from farandole.errors import SettingsError, UsageError
 from farandole.launch.batch import defaults
 from farandole.launch.batch.defaults import files, with_defaults
 from farandole.launch.batch.script import BatchJob, batch_script
-from farandole.launch.batch.submit import submitted
+from farandole.launch.batch.submission import submitted
 from farandole.launch.sbatch.environment import client_environment, environment, lease_environment
 from farandole.launch.sbatch.options import BatchOptions
 

@@ -33,6 +33,7 @@ from farandole.elastic.worker.state import ObjectState, State
 from farandole.elastic.worker.state_parts import HandlerRegistry, RandomPart, StateHandler, StatePart, random_parts
 from farandole.errors import HorovodInternalError, HostsUpdatedInterrupt, UsageError
 from farandole.graphs.library import original
+from farandole.largebatch.report import report
 from farandole.numpy.elastic import ArrayGeneratorPart, ArraysPart
 from farandole.runtime.collectives.leaves import Leaves
 from farandole.runtime.session.init import current
@@ -44,6 +45,7 @@ __all__ = [
     "JaxState",
     "ObjectState",
     "State",
+    "report",
     "run",
     "translated",
 ]

@@ -39,6 +39,7 @@ from farandole.graphs.library import original
 from farandole.keras import variables
 from farandole.keras.backends import backend
 from farandole.keras.callbacks import Logs
+from farandole.largebatch.report import report
 from farandole.numpy.elastic import registry as arrays
 from farandole.runtime.collectives.leaves import Leaves
 
@@ -54,6 +55,7 @@ __all__ = [
     "State",
     "UpdateBatchStateCallback",
     "UpdateEpochStateCallback",
+    "report",
     "run",
 ]
 

@@ -33,6 +33,7 @@ from farandole.elastic.worker.state_parts import (
 )
 from farandole.elastic.worker.step_vote import Voter
 from farandole.errors import HorovodInternalError, HostsUpdatedInterrupt, UsageError
+from farandole.largebatch.report import report
 from farandole.mxnet.trainer import DistributedTrainer
 from farandole.runtime.collectives.leaves import Leaves
 
@@ -43,6 +44,7 @@ __all__ = [
     "MxnetState",
     "ObjectState",
     "State",
+    "report",
     "run",
 ]
 

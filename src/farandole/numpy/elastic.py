@@ -27,6 +27,7 @@ from farandole.elastic.worker.run import run
 from farandole.elastic.worker.state import ObjectState, State
 from farandole.elastic.worker.state_parts import HandlerRegistry, RandomPart, ReplaceablePart, random_parts
 from farandole.errors import HorovodInternalError, HostsUpdatedInterrupt, UsageError
+from farandole.largebatch.report import report
 from farandole.runtime.collectives.leaves import Leaves
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "NumpyState",
     "ObjectState",
     "State",
+    "report",
     "run",
 ]
 

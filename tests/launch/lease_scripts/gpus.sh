@@ -22,4 +22,4 @@ ulimit -n 4096
 export WORD='two words'
 export PATH=/home/me/venv/bin:$PATH
 
-exec srun --overlap --ntasks-per-node=1 --cpu-bind=none --mpi=none --kill-on-bad-exit=0 --wait=0 --export=ALL --output=all --error=all --job-name=farandole --input=none --nodes=2 --ntasks=2 /home/me/venv/bin/python -m farandole lease '/scratch/my 100% runs/a1b2'
+exec srun --overlap --ntasks-per-node=1 --cpu-bind=none --mpi=none --kill-on-bad-exit=0 --wait=0 --export=ALL --output=all --error=all --job-name=farandole --input=none --nodes=2 --ntasks=2 /home/me/venv/bin/python -m farandole join -np 8 '/scratch/my 100% runs/a1b2'

@@ -8,4 +8,4 @@
 #SBATCH --no-requeue
 #SBATCH --export=ALL
 
-exec srun --overlap --ntasks-per-node=1 --cpu-bind=none --mpi=none --kill-on-bad-exit=0 --wait=0 --export=ALL --output=all --error=all --job-name=farandole --input=none --nodes=1 --ntasks=1 farandole lease /home/me/runs/a1b2
+exec srun --overlap --ntasks-per-node=1 --cpu-bind=none --mpi=none --kill-on-bad-exit=0 --wait=0 --export=ALL --output=all --error=all --job-name=farandole --input=none --nodes=1 --ntasks=1 farandole join -np 4 /home/me/runs/a1b2

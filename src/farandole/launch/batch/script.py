@@ -25,10 +25,7 @@ from typing import final
 import msgspec
 
 from farandole.errors import UsageError
-from farandole.launch.sbatch.options import BatchOptions, header, preparation, script
-
-TOLD_TO_END = 143
-"""Exit status of a job whose workers were told to end, and have left at a commit."""
+from farandole.launch.sbatch.options import TOLD_TO_END, BatchOptions, header, preparation, script
 
 
 @final

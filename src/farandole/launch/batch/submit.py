@@ -11,36 +11,35 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
-import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from farandole.errors import FarandoleError, UsageError
+from farandole.errors import UsageError
 from farandole.launch.batch.defaults import files, pairs, with_defaults
+from farandole.launch.batch.lease_submission import LeaseSubmission, add_lease_options
 from farandole.launch.batch.script import BatchJob, batch_script
+from farandole.launch.batch.submission import submitted
 from farandole.launch.command.command import add_output_options, add_size_option
 from farandole.launch.command.options import Parser, add_knobs, knob_arguments, read_file
-from farandole.launch.sbatch.environment import environment
+from farandole.launch.leases.script import lease_script
 from farandole.launch.sbatch.options import BatchOptions
 from farandole.settings import Settings
-
-ANSWERS_S = 120.0
-"""Time after which ``sbatch`` is given up: it asks again for so long while the controller of Slurm is away."""
 
 EXAMPLES = """\
 examples:
   farandole submit -np 8 -N 2 -t 1:00:00 python train.py
   farandole submit -np 4 --gres gpu:4 -c 8 -p gpu -A project42 python train.py
   farandole submit --min-np 2 --max-np 8 -t 24:00:00 python train.py
+  farandole submit --min-np 2 --max-np 16 --lease 1x4@1h --budget 200nh python train.py
   farandole submit --print -np 8 -N 2 python train.py > train.sbatch
 
 Writes a batch script and submits it with sbatch. Inside of it, 'farandole run'
 takes the hosts from Slurm. A job with --min-np leaves before its time is up,
-saves a checkpoint if the script does, and is queued again. Defaults of a site
-or a user: /etc/farandole/submit.toml and ~/.config/farandole/submit.toml.
+saves a checkpoint if the script does, and is queued again. With --lease it has
+--min-np workers, and further jobs lend it nodes when that pays: farandole ps.
+Defaults of a site or a user: /etc/farandole/submit.toml and ~/.config/farandole/submit.toml.
 """
 
 OPTIONS = (
@@ -83,6 +82,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         batch.add_argument(*flags, type=kind, metavar=metavar, default=None, help=told.replace("%", "%%"))
     for flag, field, metavar, told in LISTS:
         batch.add_argument(flag, dest=field, action="append", default=[], metavar=metavar, help=f"{told} (repeatable)")
+    add_lease_options(parser)
     _add_run_options(parser)
     parser.add_argument("command", nargs=argparse.PARSER, metavar="COMMAND", help="what every worker runs")
     parser.set_defaults(main=main)
@@ -90,7 +90,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def main(args: argparse.Namespace) -> int:
     """Submit the job that ``args`` ask for, or print its script; returns the exit status."""
-    asked = job(args, os.environ)
+    asked, (fewest, most) = job(args, os.environ)
+    if args.lease:
+        return _submit_leases(LeaseSubmission.of(args, asked, (fewest, most), Path.home()), args)
     script = batch_script(asked)
     if args.prints:
         print(script, end="")
@@ -105,8 +107,20 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def job(args: argparse.Namespace, variables: Mapping[str, str]) -> BatchJob:
-    """The job that ``args`` ask for; raises ``UsageError`` for one that cannot be."""
+def _submit_leases(submission: LeaseSubmission, args: argparse.Namespace) -> int:
+    if args.test_only:
+        for script in (batch_script(submission.lead), lease_script(submission.leases)):
+            print(submitted(script, ["--test-only"], os.environ))
+    elif args.prints:
+        print(submission.text(), end="")
+    else:
+        for line in submission.submit(os.environ):
+            print(line)
+    return 0
+
+
+def job(args: argparse.Namespace, variables: Mapping[str, str]) -> tuple[BatchJob, tuple[int, int]]:
+    """The job that ``args`` ask for, and the fewest and most workers; raises ``UsageError`` for one that cannot be."""
     command = args.command[1:] if args.command[0] == "--" else args.command
     settings = Settings.resolve(knob_arguments(args), read_file(args.config_file) if args.config_file else None, {})
     workers = (settings.max_np or args.np or settings.min_np) if settings.is_elastic else args.np
@@ -114,7 +128,7 @@ def job(args: argparse.Namespace, variables: Mapping[str, str]) -> BatchJob:
         raise UsageError("how many workers? write -np N, or --min-np N and --max-np N for a job that may shrink")
     folder = Path(sys.executable).parent
     is_installed = (folder / "farandole").exists()
-    return BatchJob(
+    asked = BatchJob(
         command,
         list(_run_options(args)),
         workers,
@@ -123,31 +137,7 @@ def job(args: argparse.Namespace, variables: Mapping[str, str]) -> BatchJob:
         str(folder),
         ("farandole",) if is_installed else (sys.executable, "-m", "farandole"),
     )
-
-
-def submitted(script: str, options: Sequence[str], variables: Mapping[str, str]) -> str:
-    """Submit a script; returns what ``sbatch`` says. Raises ``UsageError`` without it, and when it refuses."""
-    program = shutil.which("sbatch", path=variables.get("PATH"))
-    if program is None:
-        raise UsageError("sbatch is not found here: submit where Slurm's commands are, or see the script with --print")
-    try:
-        done = subprocess.run(
-            [program, *options],
-            input=script,
-            env=environment(variables),
-            capture_output=True,
-            text=True,
-            timeout=ANSWERS_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise FarandoleError(
-            f"sbatch has not answered for {ANSWERS_S:.0f} s, and the job may be submitted or not: look with squeue --me"
-        ) from error
-    said = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-    if done.returncode:
-        raise UsageError("Slurm refuses this job: " + " ".join(line.removeprefix("sbatch: error: ") for line in said))
-    return "\n".join(line.removeprefix("sbatch: ") for line in said)
+    return asked, (settings.min_np, settings.max_np)
 
 
 def _add_run_options(parser: argparse.ArgumentParser) -> None:

@@ -59,7 +59,7 @@ class RunFolder:
 
     @property
     def name(self) -> str:
-        """What people call the run: the name of its folder."""
+        """Name of the run for people: that of its folder."""
         return self.path.name
 
     def check(self) -> None:

@@ -33,6 +33,7 @@ from farandole.engines.choose import choose
 from farandole.launch.hosts.elastic_job import ElasticJob
 from farandole.launch.job.elastic_loop import ElasticLoop
 from farandole.launch.job.far_agents import FarAgents
+from farandole.launch.job.job_leases import RunTerms
 from farandole.launch.job.journal_copy import JournalCopy
 from farandole.launch.job.launcher_pipe import Finished, LauncherPipe, Listening
 from farandole.launch.job.loop import JobResult
@@ -65,7 +66,16 @@ class Legacy(msgspec.Struct, frozen=True):
 class ElasticController:
     """State common to all controllers of a job. ``journal`` is in memory; ``copy``, or -1, is the user's file."""
 
-    def __init__(self, elastic: ElasticJob, settings: Settings, secret: str, journal: int, copy: int) -> None:
+    def __init__(
+        self,
+        elastic: ElasticJob,
+        settings: Settings,
+        secret: str,
+        journal: int,
+        copy: int,
+        terms: RunTerms | None = None,
+    ) -> None:
+        self._terms = terms
         self._elastic, self._settings, self._secret, self._journal = elastic, settings, secret, journal
         self._copy = JournalCopy(settings.elastic_journal, copy, journal)
         self._membership: Recorded | None = None
@@ -104,7 +114,7 @@ class ElasticController:
             held.callback(self._elastic.discovery.close)  # left after the loop, which watches its descriptors
             root = Root(router, self._settings, ANY, formation)
             agents = FarAgents(line, legacy.live, inherits=self._elastic.starter.passes_environment)
-            loop = ElasticLoop(self._elastic, agents, root, line, formation, self._secret)
+            loop = ElasticLoop(self._elastic, agents, root, line, formation, self._secret, self._terms)
             held.enter_context(loop)
             if inherited is not None:
                 found = membership.generation, membership.members, membership.over

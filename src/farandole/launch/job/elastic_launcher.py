@@ -34,6 +34,7 @@ from farandole.launch.agents.agents import AgentProcess, Agents, print_now
 from farandole.launch.hosts.elastic_job import ElasticJob
 from farandole.launch.hosts.run_folder import RunContact
 from farandole.launch.job.elastic_controller import ElasticController, Legacy
+from farandole.launch.job.job_leases import RunTerms
 from farandole.launch.job.launcher_pipe import (
     AgentEnded,
     AgentSaid,
@@ -47,6 +48,9 @@ from farandole.launch.job.launcher_pipe import (
     Signal,
 )
 from farandole.launch.job.loop import JobResult
+from farandole.launch.leases.ending import arrays_of, cancelled
+from farandole.launch.leases.slurm import SlurmScheduler
+from farandole.launch.sbatch.options import TOLD_TO_END
 from farandole.runtime.session.init_arguments import configure_logging
 from farandole.settings import Settings
 
@@ -71,6 +75,7 @@ class ElasticLauncher:
         if not elastic.reaches_out:  # nobody's silence counts on the host of the controller
             settings = msgspec.structs.replace(settings, host_timeout_s=0.0)
         self._elastic, self._settings = elastic, settings
+        self._terms = RunTerms.of(elastic.folder, settings) if elastic.folder is not None else None
 
     def run(self) -> JobResult:
         """Serve until the job is over, and leave nothing behind."""
@@ -81,7 +86,7 @@ class ElasticLauncher:
             configure_logging(settings.log_level)
             journal, copy = os.memfd_create("journal"), _opened(settings.elastic_journal)
             agents = held.enter_context(Agents([], settings, captured=True, death_signal=signal.SIGTERM))
-            return _ControllerSupervisor(self._elastic, settings, agents, interrupts, journal, copy).run()
+            return _ControllerSupervisor(self._elastic, settings, agents, interrupts, journal, copy, self._terms).run()
 
 
 def _opened(path: str) -> int:
@@ -97,11 +102,19 @@ class _ControllerSupervisor:
     """The launcher while its job runs: the agents, the signals, and one controller after another."""
 
     def __init__(
-        self, elastic: ElasticJob, settings: Settings, agents: Agents, interrupts: int, journal: int, copy: int
+        self,
+        elastic: ElasticJob,
+        settings: Settings,
+        agents: Agents,
+        interrupts: int,
+        journal: int,
+        copy: int,
+        terms: RunTerms | None,
     ) -> None:
         self._elastic, self._settings, self._agents, self._interrupts = elastic, settings, agents, interrupts
+        self._terms = terms
         self._secret = new_secret()
-        self._controller = ElasticController(elastic, settings, self._secret, journal, copy)
+        self._controller = ElasticController(elastic, settings, self._secret, journal, copy, terms)
         self._journals = journal, copy
         self._listen = EVERYWHERE if elastic.reaches_out else own_host_only()
         self._addresses: list[str] = []
@@ -133,8 +146,8 @@ class _ControllerSupervisor:
             if self._outcome is None:
                 self._look_after()
         self._bury()
-        if self._elastic.folder is not None:
-            self._elastic.folder.withdraw()
+        if self._terms is not None:
+            self._end_run(self._terms, self._outcome.status)
         return self._outcome
 
     # -- the controller -----------------------------------------------------------------------------------------------
@@ -184,6 +197,15 @@ class _ControllerSupervisor:
             interface = told.network_interface
             contact = RunContact(self._addresses, self._secret, told.host_timeout_s, told.start_timeout_s, interface)
             self._elastic.folder.publish(contact)
+
+    def _end_run(self, terms: RunTerms, status: int) -> None:
+        """Leave nothing of a run that is over; one that was told to end is queued again, and has its held leases."""
+        terms.folder.withdraw()
+        if terms.supply.script and status != TOLD_TO_END:
+            scheduler = SlurmScheduler(os.environ)
+            for text in cancelled(scheduler, arrays_of(terms.folder, terms.supply)):
+                print_now(f"farandole: {text}\n".encode())
+            scheduler.close()
 
     def _look_after(self) -> None:
         """Replace a controller that has ended; kill and replace one that hangs."""

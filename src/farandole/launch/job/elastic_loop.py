@@ -29,6 +29,7 @@ from farandole.launch.hosts.leased_hosts import is_lent
 from farandole.launch.hosts.plan import Host, by_own_name, start_workers, variables_for_all
 from farandole.launch.job.exit_policy import Loss
 from farandole.launch.job.far_agents import FarAgents
+from farandole.launch.job.job_leases import JobLeases, RunTerms
 from farandole.launch.job.launcher_pipe import (
     LIMIT_BYTES,
     AgentEnded,
@@ -70,6 +71,7 @@ class ElasticLoop(Loop):
         line: LauncherPipe,
         formation: ElasticFormation,
         secret: str,
+        terms: RunTerms | None = None,
     ) -> None:
         super().__init__(elastic.job, agents, root, NO_SIGNALS)
         self._elastic, self._formation, self._secret = elastic, formation, secret
@@ -86,8 +88,9 @@ class ElasticLoop(Loop):
         self._slots: dict[str, int] = {}
         self._waiting: dict[str, list[WorkerSpec]] = {}
         """Workers for agents that have not answered yet to start, by host."""
-        self._dismissed: set[str] = set()
-        """Lent hosts whose agents have been told to end, as their workers have left."""
+        self._leases: JobLeases | None = None
+        if elastic.leases is not None and terms is not None:
+            self._leases = JobLeases(elastic.leases, terms, root, formation, self._say, self._end_for_people)
         self._failures: list[WorkerExited] = []
         self._signals: list[int] = []
         self._passing: list[tuple[int, set[str]]] = []
@@ -110,35 +113,39 @@ class ElasticLoop(Loop):
         if self._hosts:
             self._discovery.inherit()
         self._slots = {host: len([w for w in workers if w.slot.host == host]) for host in self._hosts.values()}
-        self._keep_leases()
+        if self._leases is not None:
+            self._leases.take_over({host: slots for host, slots in self._slots.items() if is_lent(host)})
+        # Agents of leases come again by themselves; the launcher knows nothing of them.
+        lent = {host: host for host in self._slots if is_lent(host) and self._leases is not None}
+        for host in lent:
+            self._far.admit(host)
         self._inherited = {host for agent in self._far for host in agent.hosts}
         self._open |= self._inherited
         self._coming |= self._inherited
-        lent = {host: host for host in self._inherited if is_lent(host)}
         for host, name in {**names, **lent}.items():
             self._root.adopt(host, name, until_s if host in self._inherited else None)
         for host in dict.fromkeys(self._hosts.values()):
             if host not in self._inherited:
                 self._lost(host, f"the agent of {host} ended while no controller was there")
 
-    def _keep_leases(self) -> None:
-        """Expect the agents of leases, which the launcher knows nothing of: they come again by themselves."""
-        if self._elastic.leases is None:
-            return
-        for host, slots in self._slots.items():
-            if is_lent(host):
-                self._far.admit(host)
-                self._elastic.leases.keep(host, slots)
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        if self._leases is not None:
+            self._leases.close()
 
     # -- what the loop waits for --------------------------------------------------------------------------------------
 
     @property
     def _deadline_s(self) -> float | None:
-        return None if self._orders is not None else self._discovery.deadline_s
+        if self._orders is not None:
+            return None
+        moments = (self._discovery.deadline_s, self._leases.deadline_s if self._leases is not None else None)
+        return min((moment for moment in moments if moment is not None), default=None)
 
     @property
     def _fds(self) -> set[int]:
-        return super()._fds | {self._line.fd, *(() if self._orders is not None else self._discovery.fds)}
+        leases = self._leases.fds if self._leases is not None else ()
+        return super()._fds | {self._line.fd, *(() if self._orders is not None else (*self._discovery.fds, *leases))}
 
     def _on_descriptors(self, ready: set[int]) -> None:
         super()._on_descriptors(ready)
@@ -183,7 +190,8 @@ class ElasticLoop(Loop):
         self._hosts.update((start.worker_id, start.host) for start in starts)
         for order in orders:
             self._obey(order)
-        self._dismiss_leaving()
+        if self._leases is not None and self._orders is None:
+            self._leases.turn(set(self._hosts.values()))
 
     def _look(self, now: float) -> None:
         if self._orders is None and (hosts := self._discovery.look(now)) is not None:
@@ -271,14 +279,14 @@ class ElasticLoop(Loop):
                 self._admit(host, message.lent)
         elif isinstance(message, AgentHello) and host not in self._coming:  # it was cut off, and what was said is lost
             self._inherited.add(host)
-        if isinstance(message, Leaving):
-            self._release(host, "its scheduler wants it back (SIGTERM)")
+        if isinstance(message, Leaving) and self._leases is not None:
+            self._leases.release(host, "its scheduler wants it back (SIGTERM)")
         super()._on_agent(host, message)
 
     def _admit(self, host: str, terms: LeaseTerms) -> None:
         """Take in, or refuse, a host that is lent: its agent has come by itself."""
         no = "this job takes no leases: it has no --run-folder"
-        refusal = self._elastic.leases.admit(terms) if self._elastic.leases is not None else no
+        refusal = self._leases.admit(terms) if self._leases is not None else no
         if refusal:
             self._say_once(f"refused: {refusal}")
             self._root.tell(host, StopWorkers(0.0))
@@ -288,24 +296,12 @@ class ElasticLoop(Loop):
         self._open.add(host)
         self._say(f"{host} is lent, with {terms.slots} worker{'s' if terms.slots > 1 else ''}")
 
-    def _release(self, host: str, why: str) -> None:
-        """Have the workers of a lent host leave at their next commit."""
-        if self._elastic.leases is not None and self._elastic.leases.release(host):
-            self._say(f"{host} leaves at the next commit: {why}")
-
-    def _dismiss_leaving(self) -> None:
-        """End the agents of leases whose workers have left."""
-        leases = self._elastic.leases
-        if leases is None or self._orders is not None:
-            return
-        for host in leases.leaving - self._dismissed - set(self._hosts.values()):
-            self._dismissed.add(host)
-            self._root.tell(host, StopWorkers(0.0))
-
     def _on_hello(self, host: str, hello: AgentHello) -> None:
         super()._on_hello(host, hello)
         if host in self._inherited:
             self._inherited.discard(host)
+            if self._leases is not None and hello.lent is not None:
+                self._leases.keep(hello.lent)
             self._compare(host, hello)
             for number, hosts in self._passing:
                 if host in hosts:
@@ -343,7 +339,7 @@ class ElasticLoop(Loop):
         self._controller.worker_exited(event)
 
     def _on_goodbye(self, host: str) -> None:
-        if host in self._dismissed:
+        if self._leases is not None and self._leases.has_left(host):
             self._close(host)
         elif self._orders is None:
             self._lose(host, Loss(f"the agent on {host} was told to end (SIGTERM)"))
@@ -369,15 +365,20 @@ class ElasticLoop(Loop):
 
     def _close(self, host: str) -> None:
         super()._close(host)
-        if self._elastic.leases is not None and is_lent(host):
+        if self._leases is not None and is_lent(host):
             self._far.forget(host)
-            self._elastic.leases.gone(host)
+            self._leases.closed(host)
             self._look(time.monotonic())  # before the loss of the host is told, after which a worker would start there
         self._confirm(host)
         if self._orders is not None and not self._open:
             self._finish()
 
     # -- the end ------------------------------------------------------------------------------------------------------
+
+    def _end_for_people(self) -> None:
+        """End the job well, as somebody has ordered: with another status a batch script would queue it again."""
+        self._say(f"farandole stop: ending {len(self._hosts)} workers")
+        self._stop(self._job.settings.grace_s)
 
     def _on_signal(self, number: int) -> None:
         self._signals.append(number)

@@ -102,11 +102,12 @@ def _follow(turn: LeaseTurn, lease: Lease, note: LeaseNote | None) -> None:
         return
     if was is LeasePhase.HELD and old.told == RELEASED:
         plan.pauses.pop("start", None)
-    elif was is LeasePhase.HELD and not old.told:
-        # Whoever has released it wants it: this is an order, too, and no surplus to be cancelled.
+    elif (note is None and lease.guest) or (was is LeasePhase.HELD and not old.told):
+        # Whoever has released or lent it wants it: this is an order, too, and no surplus to be cancelled.
         turn.volunteers += lease.workers
-        new = turn.note(job, asked_s=turn.now_s, barred=False)
-        turn.say("order", f"{job} was released by somebody: it is kept, as long as the bounds allow it")
+        new = turn.note(job, asked_s=0.0 if note is None else turn.now_s, barred=False)
+        what = "lent" if note is None else "released"
+        turn.say("order", f"{job} was {what} by somebody: it is kept, as long as the bounds allow it")
     new = turn.note(job, barred=False) if new.barred else new
     if phase in RUNS and was not in RUNS and new.asked_s:
         started_s = lease.since_s if phase is LeasePhase.STARTING and lease.since_s else turn.now_s

@@ -28,7 +28,7 @@ examples:
   farandole plan --trace sacct.txt
   farandole plan --trace sacct.txt --policy p.toml --training t.toml
   farandole plan --trace log.swf --mode backfill --nodes 128 --save plan.png
-  farandole plan --replay RUN/leases.journal
+  farandole plan --replay ~/runs/cosmo/leases.jsonl
 
 With --trace: trains in virtual time on a cluster as it was, once on leases by
 the policy that decides in earnest, and once on each of several fixed sizes.

@@ -15,7 +15,7 @@ LeaseShape(nodes=1, workers_per_node=4, minutes=60, least_minutes=20)
 #SBATCH --no-requeue
 #SBATCH --export=ALL
 <BLANKLINE>
-exec srun --overlap ... --nodes=1 --ntasks=1 farandole lease /home/me/a1b2
+exec srun --overlap ... --nodes=1 --ntasks=1 farandole join -np 4 /home/me/a1b2
 
 The script names the folder of the run and holds no secret, as Slurm stores scripts. An agent on each node reads there
 how to reach the training, and the lease ends with its agents. A lease that was preempted is not queued again: another
@@ -116,7 +116,7 @@ def lease_script(job: LeaseJob) -> str:
     first = header(options, size, ("--no-requeue", "--export=ALL"))
     # One agent for each node, whatever the number of its tasks. Its charge comes from the folder, not from a stream.
     step = ["srun", *OPTIONS, "--input=none", f"--nodes={shape.nodes}", f"--ntasks={shape.nodes}"]
-    start = shlex.join([*step, *job.launcher, "lease", line("folder", job.folder)])
+    start = shlex.join([*step, *job.launcher, "join", "-np", str(shape.workers_per_node), line("folder", job.folder)])
     return script(first, preparation(options, job.path), [f"exec {start}"])
 
 

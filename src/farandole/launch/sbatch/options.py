@@ -21,6 +21,9 @@ import msgspec
 
 from farandole.errors import UsageError
 
+TOLD_TO_END = 143
+"""Exit status of a job whose workers were told to end, and have left at a commit: it is to be queued again."""
+
 
 @final
 class BatchOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):

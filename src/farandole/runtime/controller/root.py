@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from farandole.control.agent_messages import AGENT, AgentHello, Alive, Branch, DumpStack, Report, Severed, StopWorkers
 from farandole.control.messages import Hello, Submit
+from farandole.control.run_messages import Progressed, RunOrder, RunQuestion
 from farandole.runtime.controller.controller import Controller
 from farandole.runtime.coordination.host_liveness import HostLiveness
 from farandole.runtime.coordination.tree import Tree
@@ -46,6 +47,8 @@ class Root:
         self._names: dict[str, str] = {}
         self.on_agent: Callable[[str, Any], object] = lambda _host, _message: None
         """Told of the messages of agents, but for ``Alive`` and ``Severed``; an ``AgentHello`` has been checked."""
+        self.on_person: Callable[[bytes, Any], object] = lambda _identity, _message: None
+        """Told of questions and orders of people, which ``router.send`` answers, and of what scripts report."""
         self.on_lost: Callable[[str, str], object] = lambda _host, _reason: None
         """Told of a host that is lost, and why; the ends of its workers are the caller's to report."""
 
@@ -81,6 +84,8 @@ class Root:
                 later.append((host, message))
             elif host is not None:
                 self._on_agent(host, message)
+            elif isinstance(message, RunQuestion | RunOrder | Progressed):
+                self.on_person(identity, message)
             elif isinstance(message, AgentHello):  # its host has another one
                 self.router.send(identity, StopWorkers(0.0))
             else:

@@ -36,6 +36,7 @@ from farandole import events
 from farandole.collective import Kind
 from farandole.control.messages import LaneClosed, Leave, Order, Unheard, Waits
 from farandole.control.reentrant_event import ReentrantEvent
+from farandole.control.run_messages import Progressed
 from farandole.engines.candidates import CANDIDATES
 from farandole.engines.choose import base
 from farandole.engines.engine import Engine
@@ -234,6 +235,12 @@ class Session:
             # The first if the session is over, the second in a forked child, which may drop an optimizer of its parent.
             with contextlib.suppress(ControlError, NotInitializedError), self._reentry:
                 self._link.up.send(LaneClosed(self.generation, process_set, lane, sequence))
+
+    def report(self, told: Progressed) -> None:
+        """Send metrics or advice to an elastic job; nothing where there is none, or from another rank than 0."""
+        if self._link is not None and self.settings.is_elastic and self.topology.rank == 0 and not self.provisional:
+            with contextlib.suppress(ControlError), self._reentry:  # its end is told elsewhere
+                self._link.up.send(told)
 
     # -- the generation and its end -----------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 from farandole.elastic.worker.run import run
 from farandole.elastic.worker.state import ObjectState, State
 from farandole.errors import HorovodInternalError, HostsUpdatedInterrupt
+from farandole.largebatch.report import report
 from farandole.torch.elastic import sampler, state
 from farandole.torch.elastic.loader import DataLoader
 from farandole.torch.elastic.sampler import ElasticSampler
@@ -32,6 +33,7 @@ __all__ = [
     "ObjectState",
     "State",
     "TorchState",
+    "report",
     "run",
     "sampler",
     "state",

@@ -1,0 +1,177 @@
+"""``farandole submit --lease``: a lead job that trains, and a held array of leases that it may release.
+
+    submission = LeaseSubmission.of(args, lead, environ)
+    print(submission.text())                    # both scripts
+    submission.submit(environ)
+
+The array goes first, as it is held and does nothing; the lead finds its number in the folder of the run. The folder is
+the user's alone: the lead will write the key of the job into it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import secrets
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import final
+
+import msgspec
+
+from farandole.errors import UsageError
+from farandole.launch.batch.script import BatchJob, batch_script
+from farandole.launch.batch.submission import submitted
+from farandole.launch.hosts.run_folder import RunFolder
+from farandole.launch.leases.policy_file import SITE_POLICY, PolicyFile, bounded, read_policy
+from farandole.launch.leases.rules import LeaseRule
+from farandole.launch.leases.script import LeaseJob, LeaseShape, lease_script, parse_lease
+from farandole.launch.leases.slurm_words import submission
+from farandole.launch.leases.supply import LeaseSupply, write_supply
+from farandole.launch.sbatch.environment import lease_environment
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+RUNS = Path("~/.farandole/runs")
+"""Where folders of runs are made that nobody has named."""
+
+SPARE = 2
+"""Leases in the array for each that the run can have at a time: those that end have successors."""
+
+
+def add_lease_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of runs that leases lend nodes to."""
+    group = parser.add_argument_group("leases: further jobs that join the training, and leave it")
+    group.add_argument(
+        "--lease", metavar="NODESxWORKERS@TIME", help="what each lends: 1x4@1h, or 1x4@1h,20min where less will do"
+    )
+    group.add_argument("--leases", type=int, metavar="N", help="leases in the array (default: twice the most)")
+    group.add_argument("--budget", metavar="200nh", help="most node-hours that leases may use")
+    group.add_argument("--batch", choices=("fixed", "grow"), help="what becomes of the global batch (default: fixed)")
+    group.add_argument("--when", action="append", default=[], metavar="'acc>=0.9'", help="a rule: once this holds ...")
+    group.add_argument("--then", action="append", default=[], metavar="'np=2,nice=9'", help="... do this (repeatable)")
+    group.add_argument("--policy", metavar="FILE", help="all other limits, in TOML: docs/reference/lease-policy.md")
+    group.add_argument("--run-folder", metavar="DIR", help=f"folder of the run (default: {RUNS}/NAME)")
+
+
+@final
+class LeaseSubmission(msgspec.Struct, frozen=True):
+    """Jobs of one run: the ``lead``, and the leases, with the ``policy`` file of the run as text."""
+
+    folder: Path
+    lead: BatchJob
+    leases: LeaseJob
+    count: int
+    policy: str
+
+    @classmethod
+    def of(cls, args: argparse.Namespace, lead: BatchJob, limits: tuple[int, int], home: Path) -> LeaseSubmission:
+        """The submission that ``args`` ask for, with fewest and most workers; raises ``UsageError`` if it cannot be."""
+        shape = parse_lease(args.lease)
+        fewest, most = limits
+        if not lead.elastic or most <= fewest:
+            raise UsageError("--lease: leases come and go, so write --min-np N for the lead, and a larger --max-np N")
+        name = f"{lead.name}-{secrets.token_hex(2)}"
+        folder = Path(args.run_folder).absolute() if args.run_folder else home / RUNS.relative_to("~") / name
+        options = msgspec.structs.replace(lead.options, job_name=f"fdl-{folder.name}-lead")
+        command = [*lead.run_options, "--run-folder", str(folder)]
+        count = args.leases or SPARE * math.ceil((most - fewest) / shape.workers)
+        if count < 1:
+            raise UsageError(f"--leases {count}: at least one, or leave --lease out")
+        return cls(
+            folder,
+            msgspec.structs.replace(lead, workers=fewest, options=options, run_options=command),
+            LeaseJob(folder.name, str(folder), shape, lead.options, lead.path, lead.launcher),
+            count,
+            _policy(args, count, shape, lead.options.partition),
+        )
+
+    def text(self) -> str:
+        """Both scripts and the policy, for people."""
+        parts = {
+            "the lead": batch_script(self.lead),
+            f"{self.count} leases: {' '.join(submission(self.count, 'NONCE'))}": lease_script(self.leases),
+            f"{self.folder}/policy.toml": self.policy,
+        }
+        return "\n".join(f"# ==> {title} <==\n{text}" for title, text in parts.items() if text)
+
+    def submit(self, variables: Mapping[str, str]) -> Iterator[str]:
+        """Submit both, and yield what people should know; raises ``UsageError`` where Slurm refuses either."""
+        folder = RunFolder.create(self.folder)
+        nonce, script = secrets.token_hex(8), lease_script(self.leases)
+        array = _number(submitted(script, submission(self.count, f"{nonce}x1")[1:], lease_environment(variables)))
+        supply = LeaseSupply(script, nonce, array, self.count, **_of(self.leases.shape))
+        write_supply(folder, supply, self.policy)
+        try:
+            lead = _number(submitted(batch_script(self.lead), ["--parsable"], variables))
+        except UsageError as error:
+            raise UsageError(f"{error}; the held array {array} is left: scancel {array}") from error
+        output = self.lead.options.output.replace("%x", self.lead.name).replace("%j", lead)
+        yield f"submitted job {lead}, which trains, and {self.count} held leases, array {array}"
+        yield f"see it with: farandole ps {self.folder}; tail -F {output}"
+        yield f"order it with: farandole scale {self.folder} N; end it with: farandole stop {self.folder}"
+
+
+def _of(shape: LeaseShape) -> dict[str, int]:
+    return {"workers": shape.workers, "nodes": shape.nodes, "length_s": shape.minutes * 60}
+
+
+def _number(said: str) -> str:
+    return said.partition(";")[0]
+
+
+def _policy(args: argparse.Namespace, count: int, shape: LeaseShape, partition: str) -> str:
+    """The policy file of the run: that of ``--policy``, with what else was asked for; raises for what cannot be."""
+    lines = [f"array-leases = {count}", f"lease-lengths-s = [{shape.minutes * 60}]"]
+    if args.budget is not None:
+        lines.append(f"budget-node-hours = {_node_hours(args.budget)}")
+    if args.batch is not None:
+        lines.append(f'batch = "{args.batch}"')
+    if len(args.when) != len(args.then):
+        raise UsageError("each --when has a --then after it: --when 'val_acc>=0.9' --then 'np=2,nice=1000'")
+    if args.policy:
+        try:
+            lines += [
+                "",
+                Path(args.policy).read_text().rstrip(),
+            ]  # before the rules: what follows these belongs to them
+        except OSError as error:
+            raise UsageError(f"--policy {args.policy}: {error.strerror}") from error
+    for rule in [LeaseRule.parse(when, then) for when, then in zip(args.when, args.then, strict=True)]:
+        lines += ["", "[[rules]]", f"when = {_quoted(rule.when)}", f"then = {_quoted(rule.then)}"]
+    text = "\n".join(lines) + "\n"
+    _check(text, partition)
+    return text
+
+
+def _check(text: str, partition: str) -> None:
+    """Raise ``UsageError`` or ``SettingsError`` for a policy that cannot be meant, or is wider than the site's."""
+    try:
+        asked = PolicyFile("what was asked for", tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"the policy is not TOML, or has a key that an option has, too: {error}") from error
+    limits = bounded(read_policy(SITE_POLICY), asked)
+    wrong = set(filter(None, partition.split(","))) - set(limits.partitions)
+    if limits.partitions and (wrong or not partition):
+        raise UsageError(
+            f"--partition {partition}: leases may go to {', '.join(limits.partitions)} here, and nowhere else"
+        )
+
+
+def _node_hours(text: str) -> float:
+    number = text.removesuffix("nh")
+    try:
+        hours = float(number)
+    except ValueError:
+        hours = 0.0
+    if hours <= 0 or number == text:
+        raise UsageError(f"--budget {text!r} is no number of node-hours: write 200nh")
+    return hours
+
+
+def _quoted(text: str) -> str:
+    return msgspec.json.encode(text).decode()

@@ -1,0 +1,280 @@
+"""Leases of one run: what is known of them, what the policy decides, and what the scheduler is asked for.
+
+    manager = LeaseManager(limits, supply, scheduler, journal=write_line)
+    manager.book.admit(terms, now_s)                            # the agent of a lease has called
+    for host, why in manager.turn(now_s, have=6, own=2, training={"node2+812_0"}): ...      # that host is to leave
+
+No thread, no wait: the scheduler's answers are taken in when they have come, and the loop that owns this sleeps until
+one of ``fds`` is readable, or ``due_s``. Every decision is made by ``decide``, which is pure; each of its calls that
+decides something is a line of the journal, from which the next controller goes on.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import final
+
+import msgspec
+
+from farandole.control.run_messages import LeaseView, Progressed
+from farandole.launch.leases.actions import (
+    AnyLeaseAction,
+    CancelPending,
+    EndLease,
+    LeaseDecision,
+    LookAtQueue,
+    Release,
+    SetLimit,
+    SetNice,
+    SubmitArray,
+)
+from farandole.launch.leases.decide import decide
+from farandole.launch.leases.journal import record
+from farandole.launch.leases.lease import Lease, LeasePhase
+from farandole.launch.leases.lease_book import LeaseBook
+from farandole.launch.leases.lease_plan import LeasePlan
+from farandole.launch.leases.limits import LeaseLimits
+from farandole.launch.leases.scheduler import (
+    Answer,
+    CallDone,
+    CallRefused,
+    CallUnanswered,
+    Looked,
+    Scheduler,
+    Submitted,
+)
+from farandole.launch.leases.seen import AnyLeaseOrder, LeaseAdvice, LeaseProgress, LeaseRefusal, LeaseSeen
+from farandole.launch.leases.supply import LeaseSupply
+
+MOST_SAID = 8
+"""Last decisions that people are shown."""
+
+FIND_AGAIN_S = 60.0
+"""Pause before an array is looked for again of which it is not known whether it was submitted."""
+
+MIN_S = 60.0
+
+
+@final
+class LeaseManager:
+    """Manager of the leases of one run. Times are in seconds since 1970."""
+
+    def __init__(
+        self,
+        limits: LeaseLimits,
+        supply: LeaseSupply,
+        scheduler: Scheduler | None,
+        journal: Callable[[str], object],
+        say: Callable[[str], object] = lambda _: None,
+    ) -> None:
+        self.limits, self._supply, self._scheduler = limits, supply, scheduler
+        self._journal, self.say = journal, say
+        self.book = LeaseBook()
+        self._plan = LeasePlan()
+        self._progress = LeaseProgress()
+        self._orders: list[AnyLeaseOrder] = []
+        self._refusals: list[LeaseRefusal] = []
+        self._answered = 0
+        self._counts: dict[str, int] = {}
+        """Leases in each array, by its nonce."""
+        self._find_s = math.inf
+        self._looked_s = time.time()  # as if: the array has just been submitted
+        self._news: object = None
+        """What the policy has seen last."""
+        self.said: deque[str] = deque(maxlen=MOST_SAID)
+
+    # -- what the loop asks -------------------------------------------------------------------------------------------
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """Descriptors that are readable when the scheduler has answered."""
+        return self._scheduler.fds if self._scheduler is not None else ()
+
+    def due_s(self, now_s: float) -> float | None:
+        """Seconds from now until ``turn`` has something to do without any news."""
+        call_s = self._scheduler.deadline_s if self._scheduler is not None else None
+        moments = [self._plan.next_s - now_s if self._plan.next_s else math.inf, self._find_s - now_s]
+        if call_s is not None:
+            moments.append(call_s - time.monotonic())
+        soonest = min(moments)
+        return max(0.0, soonest) if soonest < math.inf else None
+
+    def views(self) -> list[LeaseView]:
+        """The leases, for people."""
+        return [
+            LeaseView(each.job, each.phase.value, each.workers, each.since_s, each.ends_s, each.cause)
+            for each in self.book.leases
+        ]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Metrics that the script has reported last."""
+        return dict(self._progress.metrics)
+
+    @property
+    def plan(self) -> LeasePlan:
+        """Memory of the policy."""
+        return self._plan
+
+    # -- what happens -------------------------------------------------------------------------------------------------
+
+    def order(self, order: AnyLeaseOrder) -> None:
+        """Take in an order of a person."""
+        self._orders.append(order)
+
+    def progressed(self, told: Progressed, now_s: float) -> None:
+        """Take in what the script reports."""
+        advice = self._progress.advice
+        if told.advice is not None:
+            given = told.advice
+            advice = LeaseAdvice(now_s, given.workers, given.low, given.high, given.saves_s, given.refusal)
+        metrics = {**self._progress.metrics, **told.metrics}
+        batch = told.advice.batch if told.advice is not None else self._progress.batch
+        self._progress = msgspec.structs.replace(self._progress, metrics=metrics, advice=advice, batch=batch)
+
+    def stepped(self, step_s: float) -> None:
+        """Take in the longest of the recent steps."""
+        self._progress = msgspec.structs.replace(self._progress, step_s=step_s)
+
+    def turn(self, now_s: float, have: int, own: int, training: Collection[str]) -> Iterator[tuple[str, str]]:
+        """Take in what has come, decide, and ask the scheduler; yields the hosts that are to leave, with the reason."""
+        self._take(self._scheduler.answers() if self._scheduler is not None else (), now_s)
+        self._begin(now_s)
+        if not have:
+            return  # nobody has begun to train
+        before = {lease.job: lease for lease in self.book.leases}
+        self.book.train(training, now_s)
+        self._note_warm_up(before, now_s)
+        news = (self.book.leases, have, own, self._progress, self._answered)
+        is_told = bool(self._orders or self._refusals or self.book.has_orders)
+        if news == self._news and not is_told and now_s < self._plan.next_s:
+            return  # the loop turns for every message of a worker
+        seen = self._see(now_s, have, own)
+        self._orders.clear()
+        self._refusals.clear()
+        plan, decisions = decide(self.limits, self._plan, seen)
+        self._journal(record(self.limits, self._plan, seen, plan, decisions))
+        self._plan = plan
+        self.book.forget()
+        self._news = (self.book.leases, have, own, self._progress, self._answered)
+        for decision in decisions:
+            self._tell(decision)
+            yield from self._obey(decision, now_s)
+
+    def restore(self, plan: LeasePlan, seen: LeaseSeen, now_s: float) -> None:
+        """Go on from the last line of the journal."""
+        # An order to stop was for the lead before, which has ended; if this one goes on, it was queued again.
+        self._plan = msgspec.structs.replace(plan, stopped=False)
+        self._answered = seen.arrays_answered
+        self._progress = seen.progress
+        self.book.restore(seen.leases, seen.node_hours, now_s)
+
+    def close(self) -> None:
+        """End what the scheduler still does."""
+        if self._scheduler is not None:
+            self._scheduler.close()
+
+    # -- the scheduler ------------------------------------------------------------------------------------------------
+
+    def _begin(self, now_s: float) -> None:
+        """Take in the array that was submitted with the lead, once; look again for one that is in doubt."""
+        if self._supply.array and not self._answered and not self._plan.arrays:
+            self._plan = msgspec.structs.replace(self._plan, arrays=1)
+            self._answered = 1
+            self.book.submitted(self._supply.array, self._supply.count, self._supply.lease, now_s)
+        if now_s >= self._find_s and self._scheduler is not None:
+            self._find_s = math.inf
+            self._scheduler.find(self._nonce(self._plan.arrays))
+
+    def _take(self, answers: Iterable[Answer], now_s: float) -> None:
+        for answer in answers:
+            if isinstance(answer, Submitted):
+                self._answered = max(self._answered, self._plan.arrays)
+                if answer.array:
+                    self.book.submitted(answer.array, self._counts.get(answer.nonce, 1), self._supply.lease, now_s)
+            elif isinstance(answer, Looked):
+                self._looked_s = now_s
+                self.book.look(answer.array, answer.jobs, now_s)
+            elif isinstance(answer, CallRefused):
+                self._refused(answer, now_s)
+            elif isinstance(answer, CallUnanswered):
+                self._unanswered(answer, now_s)
+            elif isinstance(answer, CallDone):
+                self.say(f"{answer.call} {answer.job}: done")
+
+    def _refused(self, answer: CallRefused, now_s: float) -> None:
+        self._refusals.append(LeaseRefusal(answer.call, answer.subject, answer.words))
+        if answer.call == "submit":
+            self._answered = self._plan.arrays
+        elif answer.call == "start":
+            self.book.revert(answer.subject, now_s)
+
+    def _unanswered(self, answer: CallUnanswered, now_s: float) -> None:
+        if answer.call in ("submit", "find"):  # it may have been submitted: nothing else is, until that is known
+            self._find_s = now_s + FIND_AGAIN_S
+        elif answer.call == "start":
+            self.book.revert(answer.subject, now_s)  # to release it once more does no harm
+
+    def _obey(self, decision: LeaseDecision, now_s: float) -> Iterator[tuple[str, str]]:
+        action = decision.action
+        if isinstance(action, EndLease):
+            for host in self.book.hosts(action.job):
+                yield host, decision.reason
+            self.book.told(action.job, LeasePhase.LEAVING, now_s)
+        elif self._scheduler is not None:
+            self._ask(self._scheduler, action, now_s)
+
+    def _ask(self, scheduler: Scheduler, action: AnyLeaseAction, now_s: float) -> None:
+        if isinstance(action, Release):
+            self.book.told(action.job, LeasePhase.ASKED, now_s)
+            scheduler.start(action.job)
+        elif isinstance(action, SubmitArray):
+            self._counts[self._nonce(action.serial)] = action.count
+            scheduler.submit(self._supply.script, action.count, self._nonce(action.serial))
+        elif isinstance(action, CancelPending):
+            self.book.told(action.job, LeasePhase.GONE, now_s)
+            scheduler.cancel(action.job)
+        elif isinstance(action, SetLimit):
+            scheduler.set_limit(action.job, action.minutes)
+        elif isinstance(action, SetNice):
+            scheduler.set_nice(action.job, action.nice)
+        elif isinstance(action, LookAtQueue):
+            for array in dict.fromkeys(lease.job.partition("_")[0] for lease in self.book.leases if "_" in lease.job):
+                scheduler.look(array)
+
+    # -- what the policy sees -----------------------------------------------------------------------------------------
+
+    def _see(self, now_s: float, have: int, own: int) -> LeaseSeen:
+        return LeaseSeen(
+            now_s=now_s,
+            have=have,
+            own=own,
+            leases=self.book.leases,
+            progress=self._progress,
+            looked_s=max(0.0, now_s - self._looked_s),
+            node_hours=self.book.node_hours(now_s),
+            arrays_answered=self._answered,
+            orders=(*self._orders, *self.book.orders()),
+            refusals=tuple(self._refusals),
+            utc_offset_s=float(time.localtime(now_s).tm_gmtoff),
+        )
+
+    def _note_warm_up(self, before: dict[str, Lease], now_s: float) -> None:
+        """Measure the warm-up of leases that have just become members, from the call of their agents on."""
+        for lease in self.book.leases:
+            was = before.get(lease.job)
+            if was is not None and was.phase is LeasePhase.WARMING and lease.phase is LeasePhase.MEMBER:
+                warmup_s = max(now_s - was.since_s, self._progress.warmup_s)
+                self._progress = msgspec.structs.replace(self._progress, warmup_s=warmup_s)
+
+    def _tell(self, decision: LeaseDecision) -> None:
+        if isinstance(decision.action, LookAtQueue):
+            return
+        self.said.append(f"{time.strftime('%H:%M:%S')} {decision.reason}")
+        self.say(decision.reason)
+
+    def _nonce(self, serial: int) -> str:
+        return f"{self._supply.nonce}x{serial}"

@@ -1,0 +1,186 @@
+"""``farandole ps``, ``scale``, ``hold``, ``release``, ``stop``: questions and orders of people to a run with leases.
+
+    farandole ps ~/runs/cosmo               who trains where, what waits, and why
+    farandole scale ~/runs/cosmo 8          eight workers, if leases can be had
+
+They speak to the controller of the run, by the contact in its folder, and print what it answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from farandole.control.channel import Dealer
+from farandole.control.dial import first_answering
+from farandole.control.keys import JobKeys
+from farandole.control.message import Message
+from farandole.control.run_messages import PERSON, HostView, RunOrder, RunQuestion, RunReply, RunView
+from farandole.errors import ControlError, FarandoleError, UsageError
+from farandole.launch.hosts.run_folder import RunFolder
+from farandole.launch.leases.turn import count
+
+ANSWERS_S = 10.0
+"""Time for the controller of a run to answer."""
+
+VERBS = {
+    "ps": (
+        "show a run that takes leases",
+        """\
+  farandole ps ~/runs/cosmo
+
+Shows who trains where, which leases wait or run, until when, and the last
+decisions with their reasons.
+""",
+    ),
+    "scale": (
+        "set the number of workers of such a run",
+        """\
+  farandole scale ~/runs/cosmo 8
+
+Sets the number of workers that the run should have. It grows as leases start,
+and shrinks at the next commit; the bounds of its policy hold.
+""",
+    ),
+    "hold": (
+        "let such a run grow no more",
+        """\
+  farandole hold ~/runs/cosmo
+
+Releases no more leases until 'farandole release'. What runs goes on.
+""",
+    ),
+    "release": (
+        "let it grow again",
+        """\
+  farandole release ~/runs/cosmo
+
+Ends a 'farandole hold' or 'farandole scale': the policy decides again.
+""",
+    ),
+    "stop": (
+        "end it, and its leases",
+        """\
+  farandole stop ~/runs/cosmo
+
+Ends the training at its next commit, and with it all leases.
+""",
+    ),
+}
+"""Help of each command: a line, and its example with what it does."""
+
+_Answer = TypeVar("_Answer", RunView, RunReply)
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add all five to the commands."""
+    for verb, (told, example) in VERBS.items():
+        usage = f"farandole {verb} FOLDER{' N' if verb == 'scale' else ''}"
+        parser = subparsers.add_parser(verb, help=told, usage=usage, description=f"example:\n{example}")
+        parser.add_argument("folder", metavar="FOLDER", help="the folder of the run")
+        if verb == "scale":
+            parser.add_argument("number", type=int, metavar="N", help="number of workers")
+        parser.set_defaults(main=_show if verb == "ps" else _order)
+
+
+def ask(folder: RunFolder, message: Message, kind: type[_Answer]) -> _Answer:
+    """Answer of the run to a question or an order; raises ``FarandoleError`` where there is none in time."""
+    with _dealer(folder) as dealer:
+        dealer.send(message)
+        until_s = time.monotonic() + ANSWERS_S
+        while (left_s := until_s - time.monotonic()) > 0:
+            answer = dealer.recv(left_s)
+            if isinstance(answer, kind):
+                return answer
+    raise FarandoleError(f"the run {folder.name} has not answered within {ANSWERS_S:.0f} s")
+
+
+@contextmanager
+def _dealer(folder: RunFolder) -> Iterator[Dealer]:
+    contact = folder.contact()
+    keys = JobKeys.from_secret(contact.secret)
+    try:
+        address = first_answering(contact.addresses, keys, ANSWERS_S)
+        with Dealer(address, PERSON + secrets.token_hex(8).encode(), keys, ANSWERS_S) as dealer:
+            yield dealer
+    except ControlError as error:
+        raise FarandoleError(f"the run {folder.name} cannot be reached from here: {error}") from error
+
+
+def _order(args: argparse.Namespace) -> int:
+    reply = ask(RunFolder(args.folder), RunOrder(args.name, getattr(args, "number", 0)), RunReply)
+    if not reply.accepted:
+        raise UsageError(reply.text)
+    print(reply.text)
+    return 0
+
+
+def _show(args: argparse.Namespace) -> int:
+    folder = RunFolder(args.folder)
+    show(folder.name, ask(folder, RunQuestion(), RunView), Console())
+    return 0
+
+
+def show(name: str, view: RunView, console: Console) -> None:
+    """Print a run in 80 columns; a log file gets the same."""
+    size = sum(len(host.ranks) for host in view.hosts)
+    bounds = f"{view.min_np} to {view.max_np}" if view.max_np else f"at least {view.min_np}"
+    console.print(
+        f"run {name}: {count(size)} ({bounds}), generation {view.generation}, for {_span(view.now_s - view.began_s)}",
+        highlight=False,
+    )
+    hosts = Table("host", "ranks", "lease", "until", box=box.SIMPLE_HEAD)
+    for host in view.hosts:
+        hosts.add_row(host.host.partition("+")[0], _ranks(host), host.lease, _moment(host.ends_s, view.now_s))
+    console.print(hosts)
+    waiting = [lease for lease in view.leases if lease.phase not in ("held", "member", "gone")]
+    if waiting:
+        leases = Table("lease", "phase", "for", "workers", box=box.SIMPLE_HEAD)
+        for lease in waiting:
+            leases.add_row(lease.job, lease.phase, _span(view.now_s - lease.since_s), str(lease.workers))
+        console.print(leases)
+    held = sum(lease.phase == "held" for lease in view.leases)
+    if held:
+        console.print(f"{held} leases are held back", highlight=False)
+    for metric, value in view.metrics.items():
+        console.print(f"{metric} {value:.6g}", highlight=False)
+    for text in view.said:
+        console.print(text, highlight=False)
+
+
+def _ranks(host: HostView) -> str:
+    if not host.ranks:
+        return f"none yet of {host.slots}"
+    first, last = host.ranks[0], host.ranks[-1]
+    return f"{first} to {last}" if last - first == len(host.ranks) - 1 > 0 else ", ".join(map(str, host.ranks))
+
+
+def _span(seconds: float) -> str:
+    """Return a span of time in words.
+
+    >>> _span(59.0), _span(3700.0), _span(200000.0)
+    ('59 s', '1 h 01 min', '2 d 07 h')
+    """
+    whole = max(0, round(seconds))
+    if whole < 120:
+        return f"{whole} s"
+    minutes, hours, days = whole // 60, whole // 3600, whole // 86400
+    if days:
+        return f"{days} d {hours % 24:02} h"
+    return f"{hours} h {minutes % 60:02} min" if hours else f"{minutes} min"
+
+
+def _moment(at_s: float, now_s: float) -> str:
+    """Time of day, or date, of a moment; "" for one that is not known."""
+    if not at_s:
+        return ""
+    form = "%H:%M" if at_s - now_s < 86400 else "%d %b %H:%M"
+    return time.strftime(form, time.localtime(at_s))

@@ -1,0 +1,82 @@
+"""Supply of leases of a run, as files in its folder.
+
+    write_supply(folder, LeaseSupply(script, nonce="b1946ac9", array="812"), policy_text)       # farandole submit
+    supply, limits = read_supply(folder), limits_in(folder, supply, min_np=2, max_np=16)        # the lead
+
+``leases.json`` says what a lease is, and ``policy.toml`` by which limits it is decided on. The latter is the user's,
+and may be changed while the run goes on.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+import msgspec
+
+from farandole.control.private_file import NotPrivateError, read_private, write_private
+from farandole.errors import UsageError
+from farandole.launch.hosts.run_folder import RunFolder
+from farandole.launch.leases.lease import Lease
+from farandole.launch.leases.limits import LeaseLimits
+from farandole.launch.leases.policy_file import SITE_POLICY, bounded, read_policy
+
+SUPPLY, POLICY = "leases.json", "policy.toml"
+
+
+@final
+class LeaseSupply(msgspec.Struct, frozen=True):
+    """Source of leases: the batch ``script`` of an array, and the ``array`` of ``count`` that came with the lead.
+
+    Each brings ``workers`` on ``nodes`` for ``length_s``. ``nonce``, of letters and digits, tells the arrays of this
+    run from any others. Without a script there is no scheduler, and the leases are those that people lend.
+    """
+
+    script: str = ""
+    nonce: str = ""
+    array: str = ""
+    count: int = 0
+    workers: int = 1
+    nodes: int = 1
+    length_s: float = 3600.0
+
+    @property
+    def lease(self) -> Lease:
+        """A lease as it is when it has been submitted."""
+        return Lease("", self.workers, nodes=self.nodes, length_s=self.length_s)
+
+
+def write_supply(folder: RunFolder, supply: LeaseSupply, policy: str) -> None:
+    """Leave it for the lead; raises ``UsageError`` if the folder does not take it."""
+    for name, payload in ((SUPPLY, msgspec.json.encode(supply)), (POLICY, policy.encode())):
+        try:
+            write_private(folder.path / name, payload)
+        except OSError as error:
+            raise UsageError(f"{folder.path / name} cannot be written: {error.strerror}") from error
+
+
+def read_supply(folder: RunFolder) -> LeaseSupply:
+    """Supply in the folder of a run; one without a script if nobody has left any."""
+    path = folder.path / SUPPLY
+    try:
+        return msgspec.json.decode(read_private(path), type=LeaseSupply)
+    except FileNotFoundError:
+        return LeaseSupply()
+    except (OSError, NotPrivateError, msgspec.DecodeError) as error:
+        raise UsageError(f"{path} is refused: {error}") from error
+
+
+def limits_in(folder: RunFolder, supply: LeaseSupply, min_np: int, max_np: int) -> LeaseLimits:
+    """Limits by the policy files of the site and of the run, which keeps between its fewest and most workers.
+
+    Raises ``UsageError`` or ``SettingsError`` for a file that cannot be read, or meant.
+    """
+    limits = bounded(read_policy(SITE_POLICY), read_policy(folder.path / POLICY))
+    most = min(max_np or limits.max_np, limits.max_np or max_np)
+    asked = {
+        "min-np": min_np,
+        "max-np": most,
+        "lease-workers": supply.workers,
+        "lease-nodes": supply.nodes,
+        "paused": limits.paused or not supply.script,
+    }
+    return msgspec.convert({**msgspec.to_builtins(limits), **asked}, LeaseLimits)

@@ -1,0 +1,300 @@
+"""One training over several jobs of a real Slurm: ``farandole submit --lease`` on a head and four nodes."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import final
+
+import pytest
+
+from farandole.launch.leases.folder_thread import JOURNAL
+from farandole.launch.leases.journal import read_records, replay
+from farandole.launch.leases.lease import LeasePhase
+from workbench.cluster import URGENT, SlurmCluster, UnavailableError
+
+WORKER = Path(__file__).parent.parent / "elastic_worker.py"
+TRAINS = re.compile(r"worker (\d+) trains: generation (\d+), rank (\d+) of (\d+), step (\d+)")
+DEADLINE_S = 120.0
+POLICY = "look-pending-s = 1.0\nlook-s = 5.0\nleave-s = 8.0\nopposite-s = 1.0\n"
+
+
+@final
+class Run:
+    """A run that was submitted from the head, in a folder that all hosts see."""
+
+    def __init__(self, slurm: SlurmCluster, folder: Path) -> None:
+        self.slurm, self.folder, self.path = slurm, folder, folder / "run"
+        (folder / "policy.toml").write_text(POLICY)
+
+    def submit(self, *options: str, lease: str = "1x1@1h", most: int = 4) -> None:
+        """Submit a lead of one worker, and leases."""
+        sizes = ("--min-np", "1", "--max-np", str(most), "--lease", lease, "--run-folder", str(self.path))
+        quick = (
+            "-o",
+            "lead.out",
+            "--sbatch=--exclusive",
+            "--start-timeout",
+            "60",
+            "--host-timeout",
+            "2",
+            "--policy",
+            "policy.toml",
+        )
+        command = [sys.executable, str(WORKER)]
+        done = self.farandole("submit", *sizes, *quick, *options, *command)
+        assert "see it with: farandole ps" in done
+
+    def farandole(self, *words: str, check: bool = True) -> str:
+        environment = {**os.environ, "XDG_CONFIG_HOME": str(self.folder), "COLUMNS": "80"}
+        command = [sys.executable, "-m", "farandole", *words]
+        done = self.slurm.run(command, cwd=self.folder, env=environment, check=False)
+        assert not check or done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+    def scale(self, np: int) -> None:
+        self.farandole("scale", str(self.path), str(np))
+
+    @property
+    def said(self) -> str:
+        """What the lead's job has written."""
+        path = self.folder / "lead.out"
+        return path.read_text() if path.exists() else ""
+
+    def trains(self) -> list[tuple[int, ...]]:
+        """Worker, generation, rank, size and step of each worker that has begun to train in a generation."""
+        return [tuple(map(int, found.groups())) for found in TRAINS.finditer(self.said)]
+
+    def generation(self, size: int, after: int = 0) -> list[tuple[int, ...]]:
+        """Wait until all ranks of a generation of this size train, later than ``after``."""
+        found: list[tuple[int, ...]] = []
+
+        def is_there() -> bool:
+            own = [each for each in self.trains() if each[1] > after and each[3] == size]
+            last = max((each[1] for each in own), default=0)
+            found[:] = sorted((each for each in own if each[1] == last), key=lambda each: each[2])
+            return len(found) == size
+
+        self.until(is_there, f"for a generation of {size}")
+        return found
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait for ``condition``; fail with what is known at the deadline."""
+        until_s = time.monotonic() + DEADLINE_S
+        while not condition():
+            if time.monotonic() > until_s:
+                outputs = "\n".join(f"--- {path.name}\n{path.read_text()[-1500:]}" for path in self.outputs())
+                pytest.fail(f"waited in vain {what}\n{self.queue()}\n{self.said[-4000:]}\n{outputs}")
+            time.sleep(0.05)  # nothing announces what a file and a queue show
+
+    def outputs(self) -> list[Path]:
+        return sorted(self.path.glob("lease-*.out"))
+
+    def queue(self, *states: str) -> list[str]:
+        """Names and states of jobs in the queue."""
+        wanted = ["--states=" + ",".join(states)] if states else []
+        shown = self.slurm.run(["squeue", "--noheader", "--array", *wanted, "--format=%j %T %r"]).stdout
+        return [line for line in shown.splitlines() if "fdl-run" in line]
+
+    def end(self) -> None:
+        """Have the training end by itself; within ten seconds nothing of it may be in the queue."""
+        (self.folder / "end").touch()
+        self.until(lambda: not any("lead" in job for job in self.queue()), "for the lead")
+        end_s = time.monotonic()
+        self.until(lambda: not self.queue(), "for an empty queue")
+        assert time.monotonic() - end_s < 10
+
+    def phases(self) -> dict[str, list[str]]:
+        """Phases that each lease went through, by the journal."""
+        found: dict[str, list[str]] = {}
+        with open(self.path / JOURNAL) as lines:
+            for line in read_records(lines):
+                for lease in line.seen.leases:
+                    own = found.setdefault(lease.job, [])
+                    if own[-1:] != [lease.phase.value]:
+                        own.append(lease.phase.value)
+        return found
+
+
+@pytest.fixture(scope="module")
+def slurm_of_4() -> Iterator[SlurmCluster]:
+    try:
+        cluster = SlurmCluster(4)
+    except UnavailableError as reason:
+        pytest.skip(str(reason))
+    with cluster:
+        yield cluster
+
+
+@pytest.fixture
+def own_run(make_slurm: Callable[..., SlurmCluster], tmp_path: Path) -> Run:
+    """A run on hosts that are this test's alone, and may lose power."""
+    tmp_path.chmod(0o700)
+    return Run(make_slurm(4), tmp_path)
+
+
+@pytest.fixture
+def run(slurm_of_4: SlurmCluster, tmp_path: Path) -> Iterator[Run]:
+    tmp_path.chmod(0o700)
+    slurm = slurm_of_4
+    yield Run(slurm, tmp_path)
+    slurm.run(["scancel", "--user=root"])
+    until_s = time.monotonic() + DEADLINE_S
+    while slurm.run(["squeue", "--noheader"]).stdout and time.monotonic() < until_s:
+        time.sleep(0.05)
+
+
+def test_a_run_grows_and_shrinks_as_it_is_ordered_and_leaves_nothing(run: Run) -> None:
+    run.submit()
+    run.generation(1)
+    assert all("JobHeldUser" in job for job in run.queue("PENDING"))
+    run.scale(3)
+    grown = run.generation(3)
+    assert len([job for job in run.queue("RUNNING") if "lead" not in job]) == 2
+    assert "sshd" not in str(run.slurm.cluster.processes("node1"))
+    shown = run.farandole("ps", str(run.path))
+    assert "3 workers (1 to 4)" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    run.scale(1)
+    alone = run.generation(1, after=grown[0][1])
+    assert alone[0][0] == 0
+    assert alone[0][4] >= grown[0][4]
+    run.until(lambda: not [job for job in run.queue("RUNNING") if "lead" not in job], "for the ends of leases")
+    run.end()
+    ended = [phases for phases in run.phases().values() if "member" in phases]
+    assert ended == [[phase.value for phase in LeasePhase if phase.value in own] for own in ended]
+    assert len(ended) == 2
+    with open(run.path / JOURNAL) as lines:
+        assert not list(replay(lines))
+
+
+def lent(run: Run, size: int) -> list[tuple[int, ...]]:
+    """Submit, and have a generation of this size."""
+    run.submit()
+    run.generation(1)
+    run.scale(size)
+    return run.generation(size)
+
+
+def node_of(run: Run, lease: str) -> str:
+    return run.slurm.run(["squeue", "--noheader", f"--jobs={lease}", "--format=%N"]).stdout.strip()
+
+
+def running(run: Run) -> list[str]:
+    """Leases that run."""
+    shown = run.slurm.run(["squeue", "--noheader", "--states=RUNNING", "--format=%i %j"]).stdout.splitlines()
+    return sorted(line.split()[0] for line in shown if line.endswith("fdl-run"))
+
+
+def test_a_preempted_lease_leaves_at_once_and_a_successor_is_released(run: Run) -> None:
+    grown = lent(run, 3)
+    lease = running(run)[0]
+    node = node_of(run, lease)
+    took = ["sbatch", "--parsable", f"--partition={URGENT}", f"--nodelist={node}", "--exclusive", "--wrap=sleep 30"]
+    begin_s = time.monotonic()
+    other = run.slurm.run([*took, f"--output={run.folder}/urgent.out"]).stdout.strip()
+    run.until(lambda: other in run.slurm.run(["squeue", "--noheader", "--states=RUNNING"]).stdout, "for who preempts")
+    assert time.monotonic() - begin_s < 10  # with a grace of 30 s, which nobody has to wait for
+    run.generation(3, after=grown[0][1])
+    assert lease not in running(run)
+    assert f"+{lease} leaves at the next commit: its scheduler wants it back (SIGTERM)" in run.said
+    run.slurm.run(["scancel", other])
+    run.end()
+
+
+def test_a_node_that_loses_power_costs_a_step_and_is_replaced(own_run: Run) -> None:
+    run = own_run
+    grown = lent(run, 2)
+    [lease] = running(run)
+    node = node_of(run, lease)
+    run.slurm.cluster.kill(node)
+    try:
+        rest = run.generation(1, after=grown[0][1])
+        assert rest[0][4] >= grown[0][4]
+        assert run.generation(2, after=rest[0][1])
+        assert lease not in running(run) or node_of(run, running(run)[-1]) != node
+    finally:
+        run.slurm.boot(node)
+    (run.folder / "end").touch()
+    run.until(lambda: not any("lead" in job for job in run.queue()), "for the lead")
+
+
+def test_what_people_do_in_the_queue_are_orders(run: Run) -> None:
+    run.submit()
+    run.generation(1)
+    full = run.slurm.run(
+        ["sbatch", "--parsable", "--exclusive", "--nodes=3", "--wrap=sleep 600"], cwd=run.folder
+    ).stdout.strip()
+    run.until(lambda: full in run.slurm.run(["squeue", "--noheader", "--states=RUNNING"]).stdout, "for a full cluster")
+    run.scale(4)
+
+    def waiting() -> list[str]:
+        return [job for job in run.queue("PENDING") if "Held" not in job]
+
+    run.until(lambda: len(waiting()) == 2, "for two leases that wait, and no more")
+    shown = run.slurm.run(["squeue", "--noheader", "--array", "--states=PENDING", "--format=%i %r"]).stdout
+    pending = [line.split()[0] for line in shown.splitlines() if "Held" not in line]
+    run.until(lambda: all(run.phases().get(job, [""])[-1] == "pending" for job in pending), "for a look")
+    run.slurm.run(["scancel", pending[0]])
+    run.until(lambda: f"{pending[0]} was cancelled by somebody" in run.said, "for the order")
+    run.slurm.run(["scancel", full])
+    run.until(lambda: len(running(run)) >= 1, "for the other one")
+    assert "nothing is released" in run.farandole("ps", str(run.path))
+    run.farandole("release", str(run.path))
+    run.scale(3)
+    run.generation(3)
+    run.end()
+
+
+def test_slurm_is_away_and_the_training_goes_on(own_run: Run) -> None:
+    run = own_run
+    grown = lent(run, 2)
+    run.slurm.stop_controller()
+    run.farandole("scale", str(run.path), "1")
+    alone = run.generation(1, after=grown[0][1])  # to leave needs no Slurm
+    run.scale(3)
+    run.slurm.start_controller()
+    run.generation(3, after=alone[0][1])
+    assert len(running(run)) <= 3
+    run.end()
+
+
+def test_the_lead_loses_power_and_is_queued_again_with_its_held_leases(own_run: Run) -> None:
+    run = own_run
+    lent(run, 2)
+    lead = next(
+        line.split()[0]
+        for line in run.slurm.run(["squeue", "--noheader", "--format=%i %j"]).stdout.splitlines()
+        if "lead" in line
+    )
+    node = node_of(run, lead)
+    before = len(run.trains())
+    run.slurm.cluster.kill(node)
+    try:
+        run.until(lambda: not running(run), "for the ends of its leases")
+        run.slurm.run(["scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=power"])
+        run.until(lambda: any(each[2:4] == (0, 1) for each in run.trains()[before:]), "for another lead")
+        run.scale(2)
+        run.until(lambda: any(each[3] == 2 for each in run.trains()[before:]), "for its leases")
+    finally:
+        run.slurm.boot(node)
+    run.end()
+
+
+def test_the_key_is_in_the_folder_alone(run: Run) -> None:
+    lent(run, 2)
+    contact = (run.path / "run.json").read_text()
+    secret = re.findall(r'"secret":"([0-9a-f]{64})"', contact)[0]
+    assert (run.path / "run.json").stat().st_mode & 0o777 == 0o600
+    shown = run.slurm.run(["scontrol", "show", "job", "--details"]).stdout
+    shown += run.slurm.run(["squeue", "--format=%all"]).stdout
+    hosts = run.slurm.cluster.hosts
+    shown += str([run.slurm.cluster.processes(host) for host in hosts])
+    assert secret not in shown
+    for path in run.path.iterdir():
+        assert secret not in path.read_text() or path.name == "run.json", path
+    run.end()
