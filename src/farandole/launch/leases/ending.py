@@ -5,13 +5,11 @@ for line in cancelled(SlurmScheduler(os.environ), ["812", "815"]): print(line)
 
 from __future__ import annotations
 
-import select
-import time
 from collections.abc import Iterable, Iterator
 
 from farandole.launch.hosts.run_folder import RunFolder
 from farandole.launch.leases.folder_thread import last
-from farandole.launch.leases.scheduler import CallDone, CallRefused, CallUnanswered, Scheduler
+from farandole.launch.leases.scheduler import CallDone, CallRefused, CallUnanswered, Scheduler, answered
 from farandole.launch.leases.supply import LeaseSupply
 
 PATIENCE_S = 60.0
@@ -31,18 +29,11 @@ def cancelled(scheduler: Scheduler, arrays: Iterable[str], patience_s: float = P
     left = list(arrays)
     for array in left:
         scheduler.cancel(array)
-    until_s = time.monotonic() + patience_s
-    while left and time.monotonic() < until_s:
-        poll = select.poll()
-        for fd in scheduler.fds:
-            poll.register(fd, select.POLLIN)
-        moment_s = min(until_s, scheduler.deadline_s or until_s)
-        poll.poll(max(0.0, moment_s - time.monotonic()) * 1000)
-        for answer in scheduler.answers():
-            if isinstance(answer, CallDone):
-                left.remove(answer.job)
-            elif isinstance(answer, CallRefused | CallUnanswered):
-                left.remove(answer.subject)
-                yield f"leases {answer.subject} may be left: {answer.words}; look with squeue --me"
+    for answer in answered(scheduler, len(left), patience_s):
+        if isinstance(answer, CallDone):
+            left.remove(answer.job)
+        elif isinstance(answer, CallRefused | CallUnanswered):
+            left.remove(answer.subject)
+            yield f"leases {answer.subject} may be left: {answer.words}; look with squeue --me"
     for array in left:
         yield f"leases {array} may be left: the scheduler has not answered for {patience_s:g} s; look with squeue --me"

@@ -5,21 +5,25 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from farandole.errors import UsageError
+from farandole.launch.hosts.run_folder import RunFolder
 from farandole.launch.leases.actions import LookAtQueue
 from farandole.launch.leases.journal import replay
 from farandole.launch.leases.limits import LeaseLimits
+from farandole.launch.leases.live_plan import dry_run
 from farandole.launch.leases.policy_file import SITE_POLICY, PolicyFile, bounded, read_policy
 from farandole.launch.leases.rules import LeaseRule
 from farandole.launch.leases.simulation.report import MODES, PlanReport
 from farandole.launch.leases.simulation.simulate import simulate, simulate_static
 from farandole.launch.leases.simulation.trace import Trace, read_trace
 from farandole.launch.leases.simulation.training import TrainingModel
+from farandole.launch.leases.slurm import SlurmScheduler
 
 EXAMPLES = """\
 examples:
@@ -28,13 +32,15 @@ examples:
   farandole plan --trace sacct.txt
   farandole plan --trace sacct.txt --policy p.toml --training t.toml
   farandole plan --trace log.swf --mode backfill --nodes 128 --save plan.png
+  farandole plan --dry-run ~/runs/cosmo
   farandole plan --replay ~/runs/cosmo/leases.jsonl
 
 With --trace: trains in virtual time on a cluster as it was, once on leases by
 the policy that decides in earnest, and once on each of several fixed sizes.
 Says how long each takes, its node-hours and its waits. The trace is what sacct
 prints with -a -P, or a file in the Standard Workload Format. Nothing is
-submitted. With --replay: decides every line of a journal again, and shows those
+submitted. With --dry-run: looks at the queue, and says what the run would do
+now. With --replay: decides every line of a journal again, and shows those
 that come out otherwise; exit status 1 if there are any.
 """
 
@@ -44,11 +50,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "plan",
         help="what a training on leases would do, without doing it",
-        usage="farandole plan --trace FILE [options] | --replay JOURNAL",
+        usage="farandole plan --trace FILE [options] | --dry-run FOLDER | --replay JOURNAL",
         description=EXAMPLES,
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--trace", metavar="FILE", help="jobs of a cluster: of 'sacct -a -P', or an SWF file")
+    what.add_argument("--dry-run", metavar="FOLDER", help="what a run that is under way would decide now")
     what.add_argument("--replay", metavar="JOURNAL", help="decide again what a journal of leases has")
     options = parser.add_argument_group("with --trace")
     options.add_argument("--policy", metavar="FILE", help="limits of the policy, in TOML (default: the built-in ones)")
@@ -80,6 +87,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def main(args: argparse.Namespace) -> int:
     """Simulate or replay; returns the exit status."""
+    if args.dry_run:
+        return _dry_run(RunFolder(args.dry_run))
     return _replay(Path(args.replay)) if args.replay else _simulate(args)
 
 
@@ -99,6 +108,20 @@ def rules_of(whens: list[str], thens: list[str]) -> list[LeaseRule]:
     if len(whens) != len(thens):
         raise UsageError(f"--when was given {len(whens)} times and --then {len(thens)} times: each needs the other")
     return [LeaseRule.parse(when, then) for when, then in zip(whens, thens, strict=True)]
+
+
+def _dry_run(folder: RunFolder) -> int:
+    scheduler = SlurmScheduler(os.environ)
+    try:
+        decisions = dry_run(folder, scheduler, time.time())
+    finally:
+        scheduler.close()
+    for decision in decisions:
+        subject = getattr(decision.action, "job", "")
+        print(f"{type(decision.action).__name__} {subject}".strip() + f": {decision.reason}")
+    if not decisions:
+        print("it would do nothing now")
+    return 0
 
 
 def _replay(path: Path) -> int:

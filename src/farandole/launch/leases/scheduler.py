@@ -10,8 +10,10 @@ is away.
 
 from __future__ import annotations
 
+import select
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from typing import ClassVar, TypeAlias, final
 
@@ -146,3 +148,17 @@ class Scheduler(ABC):
     @abstractmethod
     def close(self) -> None:
         """End what still runs."""
+
+
+def answered(scheduler: Scheduler, calls: int, patience_s: float) -> Iterator[Answer]:
+    """Wait for the answers of so many calls, for at most ``patience_s``."""
+    until_s = time.monotonic() + patience_s
+    while calls and time.monotonic() < until_s:
+        poll = select.poll()
+        for fd in scheduler.fds:
+            poll.register(fd, select.POLLIN)
+        moment_s = min(until_s, until_s if scheduler.deadline_s is None else scheduler.deadline_s)
+        poll.poll(max(0.0, moment_s - time.monotonic()) * 1000)
+        answers: Sequence[Answer] = scheduler.answers()
+        calls -= len(answers)
+        yield from answers

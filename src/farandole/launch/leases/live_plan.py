@@ -1,0 +1,48 @@
+"""Plan of a run that is under way: what its policy would decide now, after a look at the queue, and does not do.
+
+for decision in dry_run(RunFolder("~/runs/cosmo"), SlurmScheduler(os.environ), time.time()): print(decision.reason)
+
+It begins where the journal of the run ends, so it says what the run itself would decide with the same look.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from farandole.errors import UsageError
+from farandole.launch.hosts.run_folder import RunFolder
+from farandole.launch.leases.actions import LeaseDecision, LookAtQueue
+from farandole.launch.leases.decide import decide
+from farandole.launch.leases.ending import arrays_of
+from farandole.launch.leases.folder_thread import last
+from farandole.launch.leases.lease_book import LeaseBook
+from farandole.launch.leases.scheduler import CallRefused, CallUnanswered, Looked, Scheduler, answered
+from farandole.launch.leases.supply import limits_in, read_supply
+
+PATIENCE_S = 60.0
+"""Time for the looks."""
+
+
+def dry_run(folder: RunFolder, scheduler: Scheduler, now_s: float) -> list[LeaseDecision]:
+    """Look at the queue and decide; raises ``UsageError`` where there is no run, or the scheduler does not answer."""
+    folder.check()
+    found = last(folder)
+    if found is None:
+        raise UsageError(f"there is no journal of leases in {folder.path}: nothing has been decided there yet")
+    supply = read_supply(folder)
+    limits = limits_in(folder, supply, found.limits.min_np, found.limits.max_np)
+    book = LeaseBook()
+    book.restore(found.seen.leases, found.seen.node_hours, found.seen.now_s)
+    arrays = arrays_of(folder, supply)
+    for array in arrays:
+        scheduler.look(array)
+    for answer in answered(scheduler, len(arrays), PATIENCE_S):
+        if isinstance(answer, CallRefused | CallUnanswered):
+            raise UsageError(f"a look at {answer.subject} failed: {answer.words}")
+        if isinstance(answer, Looked):
+            book.look(answer.array, answer.jobs, now_s)
+    seen = msgspec.structs.replace(
+        found.seen, now_s=now_s, leases=book.leases, orders=book.orders(), refusals=(), looked_s=0.0
+    )
+    _, decisions = decide(limits, found.after, seen)
+    return [decision for decision in decisions if not isinstance(decision.action, LookAtQueue)]
