@@ -28,6 +28,7 @@ from benchmarks import (
     noise,
     picture,
     report,
+    slurm,
     steps,
 )
 from benchmarks.frameworks import section as frameworks
@@ -45,6 +46,7 @@ SECTIONS: dict[str, Callable[[bool], list[Table]]] = {
     "jobs": cluster_jobs.run,
     "elastic": elastic.run,
     "frameworks": frameworks.run,
+    "slurm": slurm.run,
 }
 
 
