@@ -288,6 +288,21 @@ def test_the_lead_loses_power_and_is_queued_again_with_its_held_leases(own_run: 
     run.end()
 
 
+def test_leases_leave_with_a_lead_that_is_told_to_end_and_come_again_when_it_is_queued_again(run: Run) -> None:
+    lent(run, 2)
+    before = len(run.trains())
+    found = run.slurm.run(["squeue", "--noheader", "--name=fdl-run-lead", "--format=%i"]).stdout.strip()
+    run.slurm.run(["scancel", "--signal=TERM", found])  # as Slurm does before a time limit: steps get it, no script
+    run.until(lambda: "the lead is told to end (SIGTERM): all workers leave" in run.said, "for the notice")
+    run.until(lambda: not running(run), "for the end of its lease")
+    run.until(lambda: any(each[2:4] == (0, 1) for each in run.trains()[before:]), "for the lead again")
+    assert any("Held" in job for job in run.queue("PENDING"))
+    run.scale(2)
+    run.until(lambda: any(each[3] == 2 for each in run.trains()[before:]), "for another lease")
+    assert "exited with code -9" not in run.said
+    run.end()
+
+
 def test_the_key_is_in_the_folder_alone(run: Run) -> None:
     lent(run, 2)
     contact = (run.path / "run.json").read_text()

@@ -193,7 +193,10 @@ class Stack(Message, frozen=True):
 
 @final
 class Leaving(Message, frozen=True):
-    """A scheduler wants back the host that I lend: its workers are to leave at their next commit."""
+    """A scheduler wants my host back: its workers are to leave at their next commit.
+
+    Those of a host that is lent wait to be told so by you; all others have been told.
+    """
 
 
 @final

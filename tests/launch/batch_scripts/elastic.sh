@@ -11,7 +11,7 @@ set -e
 export PATH=BIN:$PATH
 
 status=0
-farandole run --min-np 2 --max-np 8 python -m train || status=$?
+farandole run --launcher srun --min-np 2 --max-np 8 python -m train || status=$?
 if [ "$status" = 143 ]; then # Slurm has told the workers to end, and they have left at a commit
     scontrol requeue "$SLURM_JOB_ID"
 fi

@@ -250,10 +250,10 @@ class LaunchedWorkers(Workers):
         if signal.SIGTERM in os.read(self._signals, 4096):
             # With another parent it is the kernel's signal for the death of the first one, not a scheduler's notice.
             is_told = os.getppid() == self._parent and not self._dismissed
-            if is_told and self._config.lent is not None:
-                self._post(Leaving())  # the controller has the workers leave, and then ends us
-            elif is_told and self._config.stays and self._workers:
-                self._depart()
+            if is_told and self._config.stays and (self._workers or self._config.lent is not None):
+                self._post(Leaving())
+                if self._config.lent is None:  # else the controller has the workers leave, and then ends us
+                    self._depart()
             else:
                 self._orphaned()
         self._reap()

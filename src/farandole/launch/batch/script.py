@@ -52,7 +52,9 @@ class BatchJob(msgspec.Struct, frozen=True):
 
 def batch_script(job: BatchJob) -> str:
     """The script of a job; raises ``UsageError`` for what no script can say."""
-    run = shlex.join([*job.launcher, "run", *job.run_options, *job.command])
+    # Slurm gives notice to steps alone, and on one node the launcher would start none.
+    notice = ["--launcher", "srun"] if job.elastic else []
+    run = shlex.join([*job.launcher, "run", *notice, *job.run_options, *job.command])
     start = _AGAIN.format(run=run, told=TOLD_TO_END).splitlines() if job.elastic else [f"exec {run}"]
     return script(_options(job), preparation(job.options, job.path), start)
 

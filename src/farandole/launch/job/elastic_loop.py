@@ -50,6 +50,9 @@ if TYPE_CHECKING:
 MOST_WORDS = 3
 """Number of last failures that a job which has failed is described with."""
 
+UNTIL_KILLED_S = 86400.0
+"""Grace for workers that a scheduler has told to end: it ends what takes too long itself."""
+
 LONGEST_WORDS = LIMIT_BYTES // 5
 """In characters: workers say why they gave up, and that may be long."""
 
@@ -91,6 +94,8 @@ class ElasticLoop(Loop):
         self._leases: JobLeases | None = None
         if elastic.leases is not None and terms is not None:
             self._leases = JobLeases(elastic.leases, terms, root, formation, self._say, self._end_for_people)
+        self._told: set[str] = set()
+        """Hosts of the lead that its scheduler wants back."""
         self._failures: list[WorkerExited] = []
         self._signals: list[int] = []
         self._passing: list[tuple[int, set[str]]] = []
@@ -280,7 +285,7 @@ class ElasticLoop(Loop):
         elif isinstance(message, AgentHello) and host not in self._coming:  # it was cut off, and what was said is lost
             self._inherited.add(host)
         if isinstance(message, Leaving) and self._leases is not None:
-            self._leases.release(host, "its scheduler wants it back (SIGTERM)")
+            self._on_leaving(host, self._leases)
         super()._on_agent(host, message)
 
     def _admit(self, host: str, terms: LeaseTerms) -> None:
@@ -295,6 +300,17 @@ class ElasticLoop(Loop):
         self._far.admit(host)
         self._open.add(host)
         self._say(f"{host} is lent, with {terms.slots} worker{'s' if terms.slots > 1 else ''}")
+
+    def _on_leaving(self, host: str, leases: JobLeases) -> None:
+        """Have the workers of a lent host leave; with the last host of the lead, which is about to end, all do."""
+        if is_lent(host):
+            leases.release(host, "its scheduler wants it back (SIGTERM)")
+            return
+        self._told.add(host)
+        if self._orders is None and self._told >= {each for each in self._open if not is_lent(each)}:
+            self._say("the lead is told to end (SIGTERM): all workers leave at their next commit")
+            self._result = JobResult(128 + signal.SIGTERM, "the lead was told to end, and all workers have left")
+            self._stop(UNTIL_KILLED_S)
 
     def _on_hello(self, host: str, hello: AgentHello) -> None:
         super()._on_hello(host, hello)
