@@ -203,7 +203,7 @@ class _ControllerSupervisor:
         terms.folder.withdraw()
         if terms.supply.script and status != TOLD_TO_END:
             scheduler = SlurmScheduler(os.environ)
-            for text in cancelled(scheduler, arrays_of(terms.folder, terms.supply)):
+            for text in cancelled(scheduler, *arrays_of(terms.folder, terms.supply)):
                 print_now(f"farandole: {text}\n".encode())
             scheduler.close()
 

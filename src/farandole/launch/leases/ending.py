@@ -5,35 +5,63 @@ for line in cancelled(SlurmScheduler(os.environ), ["812", "815"]): print(line)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Collection, Iterator
 
 from farandole.launch.hosts.run_folder import RunFolder
 from farandole.launch.leases.folder_thread import last
-from farandole.launch.leases.scheduler import CallDone, CallRefused, CallUnanswered, Scheduler, answered
+from farandole.launch.leases.scheduler import (
+    CallDone,
+    CallRefused,
+    CallUnanswered,
+    Scheduler,
+    Submitted,
+    wait_for_answers,
+)
 from farandole.launch.leases.supply import LeaseSupply
 
 PATIENCE_S = 60.0
 """Time for the scheduler to cancel what is left."""
 
 
-def arrays_of(folder: RunFolder, supply: LeaseSupply) -> list[str]:
-    """Numbers of the arrays that a run has submitted."""
+def arrays_of(folder: RunFolder, supply: LeaseSupply) -> tuple[list[str], list[str]]:
+    """Numbers of the arrays that a run has submitted, and nonces of those that it may have submitted."""
     found = last(folder)
     leases = found.seen.leases if found is not None else ()
-    arrays = [supply.array, *(lease.job.partition("_")[0] for lease in leases if "_" in lease.job)]
-    return [array for array in dict.fromkeys(arrays) if array]
+    # Not those of guests, which are other people's arrays, or this one's for something else.
+    own = (lease.job.partition("_")[0] for lease in leases if "_" in lease.job and not lease.guest)
+    answered, asked = (found.seen.arrays_answered, found.after.arrays) if found is not None else (1, 1)
+    # One more: the last line of the journal may be lost with the controller.
+    doubted = [supply.nonce_of(serial) for serial in range(max(answered, 1) + 1, max(asked, 1) + 2)]
+    return [array for array in dict.fromkeys([supply.array, *own]) if array], doubted
 
 
-def cancelled(scheduler: Scheduler, arrays: Iterable[str], patience_s: float = PATIENCE_S) -> Iterator[str]:
-    """Cancel what is left of these arrays; yields what could not be cancelled, in words."""
-    left = list(arrays)
-    for array in left:
+def cancelled(
+    scheduler: Scheduler, arrays: Collection[str], nonces: Collection[str] = (), patience_s: float = PATIENCE_S
+) -> Iterator[str]:
+    """Cancel what is left of these arrays, and of those with these nonces; yields what could not be, in words."""
+    left = [*arrays, *nonces]
+    for nonce in nonces:
+        scheduler.find(nonce)
+    for array in arrays:
         scheduler.cancel(array)
-    for answer in answered(scheduler, len(left), patience_s):
-        if isinstance(answer, CallDone):
-            left.remove(answer.job)
-        elif isinstance(answer, CallRefused | CallUnanswered):
-            left.remove(answer.subject)
-            yield f"leases {answer.subject} may be left: {answer.words}; look with squeue --me"
+    until_s = time.monotonic() + patience_s
+    while left and time.monotonic() < until_s:
+        wait_for_answers(scheduler, until_s)
+        for answer in scheduler.answers():
+            if isinstance(answer, Submitted):
+                left[left.index(answer.nonce)] = answer.array  # "" where there is none
+                _cancel(scheduler, answer.array)
+            elif isinstance(answer, CallDone):
+                left.remove(answer.job)
+            elif isinstance(answer, CallRefused | CallUnanswered):
+                left.remove(answer.subject)
+                yield f"leases {answer.subject} may be left: {answer.words}; look with squeue --me"
+        left = [each for each in left if each]
     for array in left:
         yield f"leases {array} may be left: the scheduler has not answered for {patience_s:g} s; look with squeue --me"
+
+
+def _cancel(scheduler: Scheduler, array: str) -> None:
+    if array:
+        scheduler.cancel(array)

@@ -120,7 +120,7 @@ class LeaseBook:
         """Take in that the agent of a lease has called, perhaps of one that nobody here has submitted."""
         job = terms.title
         lease = self._leases.get(job) or Lease(job, 0, since_s=now_s, guest=True)
-        nodes = max(lease.nodes, len(self.hosts(job)) + 1)
+        nodes = max(lease.nodes, len({*self.hosts(job), terms.host}))  # one that was cut off calls again
         workers = max(lease.workers, terms.slots * nodes)
         ends_s = terms.ends_s or lease.ends_s
         self._hosts[terms.host] = job
@@ -128,6 +128,10 @@ class LeaseBook:
         self._leases[job] = msgspec.structs.replace(lease, nodes=nodes, workers=workers, ends_s=ends_s)
         if lease.phase not in (LeasePhase.WARMING, LeasePhase.MEMBER, LeasePhase.LEAVING):
             self._move(job, LeasePhase.WARMING, now_s)
+
+    def expect(self, host: str, job: str) -> None:
+        """Take in that the controller before knew the agent of a host: it calls again, or ``gone`` says so."""
+        self._hosts[host] = job
 
     def train(self, hosts: Collection[str], now_s: float) -> None:
         """Take in on which hosts members of the generation are."""

@@ -33,7 +33,7 @@ def dry_run(folder: RunFolder, scheduler: Scheduler, now_s: float) -> list[Lease
     limits = limits_in(folder, supply, found.limits.min_np, found.limits.max_np)
     book = LeaseBook()
     book.restore(found.seen.leases, found.seen.node_hours, found.seen.now_s)
-    arrays = arrays_of(folder, supply)
+    arrays, _ = arrays_of(folder, supply)
     for array in arrays:
         scheduler.look(array)
     for answer in answered(scheduler, len(arrays), PATIENCE_S):

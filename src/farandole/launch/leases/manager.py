@@ -48,6 +48,7 @@ from farandole.launch.leases.scheduler import (
 )
 from farandole.launch.leases.seen import AnyLeaseOrder, LeaseAdvice, LeaseProgress, LeaseRefusal, LeaseSeen
 from farandole.launch.leases.supply import LeaseSupply
+from farandole.launch.leases.turn import CANCELLED, ENDED, RELEASED
 
 MOST_SAID = 8
 """Last decisions that people are shown."""
@@ -82,6 +83,8 @@ class LeaseManager:
         """Leases in each array, by its nonce."""
         self._find_s = math.inf
         self._looked_s = time.time()  # as if: the array has just been submitted
+        self._ends: dict[str, str] = {}
+        """Leases that are to end, and why: also hosts of theirs are to leave whose agents call later."""
         self._news: object = None
         """What the policy has seen last."""
         self.said: deque[str] = deque(maxlen=MOST_SAID)
@@ -130,9 +133,10 @@ class LeaseManager:
         advice = self._progress.advice
         if told.advice is not None:
             given = told.advice
-            advice = LeaseAdvice(now_s, given.workers, given.low, given.high, given.saves_s, given.refusal)
+            low, high, saves_s = (_finite(number) for number in (given.low, given.high, given.saves_s))
+            advice = LeaseAdvice(now_s, given.workers, low, high, saves_s, given.refusal)
         metrics = {**self._progress.metrics, **told.metrics}
-        batch = told.advice.batch if told.advice is not None else self._progress.batch
+        batch = _finite(told.advice.batch) if told.advice is not None else self._progress.batch
         self._progress = msgspec.structs.replace(self._progress, metrics=metrics, advice=advice, batch=batch)
 
     def stepped(self, step_s: float) -> None:
@@ -143,14 +147,15 @@ class LeaseManager:
         """Take in what has come, decide, and ask the scheduler; yields the hosts that are to leave, with the reason."""
         self._take(self._scheduler.answers() if self._scheduler is not None else (), now_s)
         self._begin(now_s)
+        yield from self._leaving()
         if not have:
             return  # nobody has begun to train
         before = {lease.job: lease for lease in self.book.leases}
         self.book.train(training, now_s)
         self._note_warm_up(before, now_s)
-        news = (self.book.leases, have, own, self._progress, self._answered)
         is_told = bool(self._orders or self._refusals or self.book.has_orders)
-        if news == self._news and not is_told and now_s < self._plan.next_s:
+        is_due = 0 < self._plan.next_s <= now_s
+        if self._known(have, own) == self._news and not is_told and not is_due:
             return  # the loop turns for every message of a worker
         seen = self._see(now_s, have, own)
         self._orders.clear()
@@ -159,10 +164,11 @@ class LeaseManager:
         self._journal(record(self.limits, self._plan, seen, plan, decisions))
         self._plan = plan
         self.book.forget()
-        self._news = (self.book.leases, have, own, self._progress, self._answered)
+        self._news = self._known(have, own)
         for decision in decisions:
             self._tell(decision)
-            yield from self._obey(decision, now_s)
+            self._obey(decision, now_s)
+        yield from self._leaving()
 
     def restore(self, plan: LeasePlan, seen: LeaseSeen, now_s: float) -> None:
         """Go on from the last line of the journal."""
@@ -171,6 +177,22 @@ class LeaseManager:
         self._answered = seen.arrays_answered
         self._progress = seen.progress
         self.book.restore(seen.leases, seen.node_hours, now_s)
+        if plan.arrays > self._answered:  # its answer was for the controller before
+            self._find_s = now_s + FIND_AGAIN_S
+        for lease in self.book.leases:
+            self._repeat(lease, now_s)
+
+    def _repeat(self, lease: Lease, now_s: float) -> None:
+        """Ask again for what was decided last about a lease: the controller before may have died before it was done."""
+        note = self._plan.notes.get(lease.job)
+        if note is None:
+            return
+        if note.told == ENDED:
+            self._end(lease.job, "it was told so before the controller was replaced", now_s)
+        elif note.told == RELEASED and lease.phase in (LeasePhase.HELD, LeasePhase.ASKED):
+            self._obey(LeaseDecision(Release(lease.job), ""), now_s)
+        elif note.told == CANCELLED:
+            self._obey(LeaseDecision(CancelPending(lease.job), ""), now_s)
 
     def close(self) -> None:
         """End what the scheduler still does."""
@@ -194,7 +216,12 @@ class LeaseManager:
             if isinstance(answer, Submitted):
                 self._answered = max(self._answered, self._plan.arrays)
                 if answer.array:
-                    self.book.submitted(answer.array, self._counts.get(answer.nonce, 1), self._supply.lease, now_s)
+                    self.book.submitted(
+                        answer.array,
+                        self._counts.get(answer.nonce, self.limits.array_leases),
+                        self._supply.lease,
+                        now_s,
+                    )
             elif isinstance(answer, Looked):
                 self._looked_s = now_s
                 self.book.look(answer.array, answer.jobs, now_s)
@@ -209,6 +236,8 @@ class LeaseManager:
         self._refusals.append(LeaseRefusal(answer.call, answer.subject, answer.words))
         if answer.call == "submit":
             self._answered = self._plan.arrays
+        elif answer.call == "find":
+            self._find_s = now_s + FIND_AGAIN_S
         elif answer.call == "start":
             self.book.revert(answer.subject, now_s)
 
@@ -217,13 +246,25 @@ class LeaseManager:
             self._find_s = now_s + FIND_AGAIN_S
         elif answer.call == "start":
             self.book.revert(answer.subject, now_s)  # to release it once more does no harm
+        elif answer.call in ("cancel", "set_limit"):  # the policy counts on neither, and tries a cancel again later
+            self._refusals.append(LeaseRefusal(answer.call, answer.subject, answer.words))
 
-    def _obey(self, decision: LeaseDecision, now_s: float) -> Iterator[tuple[str, str]]:
+    def _end(self, job: str, reason: str, now_s: float) -> None:
+        self._ends[job] = reason
+        self.book.told(job, LeasePhase.LEAVING, now_s)
+
+    def _leaving(self) -> Iterator[tuple[str, str]]:
+        """Hosts of leases that are to end, with the reason; again in each turn, as agents may call later."""
+        alive = {lease.job for lease in self.book.leases if lease.phase is not LeasePhase.GONE}
+        self._ends = {job: reason for job, reason in self._ends.items() if job in alive}
+        for job, reason in self._ends.items():
+            for host in self.book.hosts(job):
+                yield host, reason
+
+    def _obey(self, decision: LeaseDecision, now_s: float) -> None:
         action = decision.action
         if isinstance(action, EndLease):
-            for host in self.book.hosts(action.job):
-                yield host, decision.reason
-            self.book.told(action.job, LeasePhase.LEAVING, now_s)
+            self._end(action.job, decision.reason, now_s)
         elif self._scheduler is not None:
             self._ask(self._scheduler, action, now_s)
 
@@ -246,6 +287,13 @@ class LeaseManager:
                 scheduler.look(array)
 
     # -- what the policy sees -----------------------------------------------------------------------------------------
+
+    def _known(self, have: int, own: int) -> object:
+        """Everything that a decision rests on. Of metrics only what the rules say: scripts report them all the time."""
+        progress = self._progress
+        rules = [rule.holds(progress.metrics) for rule in self.limits.rules]
+        others = msgspec.structs.replace(progress, metrics={})
+        return self.book.leases, have, own, others, rules, self.limits, self._answered
 
     def _see(self, now_s: float, have: int, own: int) -> LeaseSeen:
         return LeaseSeen(
@@ -277,4 +325,9 @@ class LeaseManager:
         self.say(decision.reason)
 
     def _nonce(self, serial: int) -> str:
-        return f"{self._supply.nonce}x{serial}"
+        return self._supply.nonce_of(serial)
+
+
+def _finite(number: float) -> float:
+    """The number; 0 stands for no bound, as a journal has no word for infinity."""
+    return number if math.isfinite(number) else 0.0

@@ -121,7 +121,7 @@ class Scheduler(ABC):
 
     @abstractmethod
     def cancel(self, job: str) -> None:
-        """Begin to cancel a job, wherever it is; of one that is gone that is ``CallDone``, too."""
+        """Begin to cancel a job, or a whole array, wherever it is; of one that is gone that is ``CallDone``, too."""
 
     @abstractmethod
     def set_limit(self, job: str, minutes: int) -> None:
@@ -154,11 +154,16 @@ def answered(scheduler: Scheduler, calls: int, patience_s: float) -> Iterator[An
     """Wait for the answers of so many calls, for at most ``patience_s``."""
     until_s = time.monotonic() + patience_s
     while calls and time.monotonic() < until_s:
-        poll = select.poll()
-        for fd in scheduler.fds:
-            poll.register(fd, select.POLLIN)
-        moment_s = min(until_s, until_s if scheduler.deadline_s is None else scheduler.deadline_s)
-        poll.poll(max(0.0, moment_s - time.monotonic()) * 1000)
+        wait_for_answers(scheduler, until_s)
         answers: Sequence[Answer] = scheduler.answers()
         calls -= len(answers)
         yield from answers
+
+
+def wait_for_answers(scheduler: Scheduler, until_s: float) -> None:
+    """Sleep until there may be answers, for callers that have nothing else to do."""
+    poll = select.poll()
+    for fd in scheduler.fds:
+        poll.register(fd, select.POLLIN)
+    moment_s = until_s if scheduler.deadline_s is None else min(until_s, scheduler.deadline_s)
+    poll.poll(max(0.0, moment_s - time.monotonic()) * 1000)

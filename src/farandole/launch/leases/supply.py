@@ -14,7 +14,7 @@ from typing import final
 import msgspec
 
 from farandole.control.private_file import NotPrivateError, read_private, write_private
-from farandole.errors import UsageError
+from farandole.errors import SettingsError, UsageError
 from farandole.launch.hosts.run_folder import RunFolder
 from farandole.launch.leases.lease import Lease
 from farandole.launch.leases.limits import LeaseLimits
@@ -43,6 +43,10 @@ class LeaseSupply(msgspec.Struct, frozen=True):
     def lease(self) -> Lease:
         """A lease as it is when it has been submitted."""
         return Lease("", self.workers, nodes=self.nodes, length_s=self.length_s)
+
+    def nonce_of(self, serial: int) -> str:
+        """Nonce of one array; ``serial`` counts them from 1, which came with the lead."""
+        return f"{self.nonce}x{serial}"
 
 
 def write_supply(folder: RunFolder, supply: LeaseSupply, policy: str) -> None:
@@ -79,4 +83,7 @@ def limits_in(folder: RunFolder, supply: LeaseSupply, min_np: int, max_np: int) 
         "lease-nodes": supply.nodes,
         "paused": limits.paused or not supply.script,
     }
-    return msgspec.convert({**msgspec.to_builtins(limits), **asked}, LeaseLimits)
+    try:
+        return msgspec.convert({**msgspec.to_builtins(limits), **asked}, LeaseLimits)
+    except msgspec.ValidationError as error:  # as which it also raises what LeaseLimits itself has found
+        raise SettingsError(f"{folder.path / POLICY}: {error}") from error

@@ -133,15 +133,13 @@ class FakeCluster:
             self.at(found.eligible_s, lambda: None)
 
     def cancel(self, job: str) -> None:
-        """Cancel a job; one that runs ends within ``ending_s``."""
+        """Cancel a job, or all of an array; those that run end within ``ending_s``."""
         self._check("cancel")
-        found = self._jobs.get(job)
-        if found is None or found.phase in (JobPhase.GONE, JobPhase.ENDING):
-            return
-        if found.phase in _ACTIVE:
-            self._end(found)
-        else:
-            found.phase = JobPhase.GONE
+        for found in [each for each in self._jobs.values() if job in (each.number, each.number.partition("_")[0])]:
+            if found.phase in _ACTIVE:
+                self._end(found)
+            elif found.phase is not JobPhase.ENDING:
+                found.phase = JobPhase.GONE
 
     def set_limit(self, job: str, minutes: int) -> None:
         """Set the time limit of a job; of one that runs it can only be lowered."""

@@ -1,0 +1,241 @@
+"""Manager of the leases of a run: what it asks a fake scheduler for, also after another controller."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farandole.control.agent_messages import LeaseTerms
+from farandole.control.run_messages import AdviceView, Progressed
+from farandole.errors import SettingsError
+from farandole.launch.hosts.run_folder import RunFolder
+from farandole.launch.leases.ending import arrays_of, cancelled
+from farandole.launch.leases.folder_thread import JOURNAL
+from farandole.launch.leases.journal import read_records, replay
+from farandole.launch.leases.lease import LeasePhase
+from farandole.launch.leases.limits import LeaseLimits
+from farandole.launch.leases.manager import FIND_AGAIN_S, LeaseManager
+from farandole.launch.leases.rules import LeaseRule
+from farandole.launch.leases.scheduler import JobPhase, Scheduler
+from farandole.launch.leases.seen import ScaleTo
+from farandole.launch.leases.supply import POLICY, LeaseSupply, limits_in
+from farandole.testing.scheduler.cluster import FakeCluster
+from farandole.testing.scheduler.fake import FakeScheduler
+
+SCRIPT = "#!/bin/bash\n#SBATCH --time=60\n"
+SUPPLY = LeaseSupply(SCRIPT, "abc", "1", 4)
+LIMITS = LeaseLimits(max_np=8)
+
+
+class Managed:
+    """A manager with its scheduler and its journal; ``now_s`` goes on with the cluster."""
+
+    def __init__(self, limits: LeaseLimits = LIMITS, supply: LeaseSupply = SUPPLY, delay_s: float = 0.0) -> None:
+        self.cluster = FakeCluster(nodes=4)
+        self.supply, self.limits, self.delay_s = supply, limits, delay_s
+        if supply.array:
+            assert self.cluster.submit(SCRIPT, supply.count, supply.nonce_of(1)) == supply.array
+        self.journal: list[str] = []
+        self.scheduler: Scheduler | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        """Put another controller in the place of the one before, whose calls are given up."""
+        if self.scheduler is not None:
+            self.scheduler.close()
+        self.scheduler = FakeScheduler(self.cluster, delay_s=self.delay_s) if self.supply.script else None
+        self.manager = LeaseManager(self.limits, self.supply, self.scheduler, self.journal.append)
+        if self.journal:
+            *_, record = read_records(self.journal[-1:])
+            self.manager.restore(record.after, record.seen, self.now_s)
+
+    @property
+    def now_s(self) -> float:
+        return self.cluster.now_s
+
+    def turn(self, have: int = 1, training: tuple[str, ...] = ()) -> list[str]:
+        return sorted({host for host, _ in self.manager.turn(self.now_s, have, 1, {"lead", *training})})
+
+    def advance(self, seconds: float) -> None:
+        self.cluster.advance(seconds)
+        self.turn()
+
+    def phases(self) -> list[JobPhase]:
+        return [view.phase for view in self.cluster.jobs("1").values()]
+
+    def close(self) -> None:
+        self.manager.close()
+
+
+def terms(index: int, node: str = "n") -> LeaseTerms:
+    return LeaseTerms("1", index, 0, "x", node, 1)
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., Managed]]:
+    """Makes what is closed in the end: ``make(limits, supply, delay_s=1.0)``."""
+    with contextlib.ExitStack() as held:
+
+        def make(*words: Any, **more: Any) -> Managed:
+            made = Managed(*words, **more)
+            held.callback(made.close)
+            return made
+
+        yield make
+
+
+@pytest.fixture
+def managed(make: Callable[..., Managed]) -> Managed:
+    return make()
+
+
+def test_nothing_is_decided_or_written_without_news(make: Callable[..., Managed]) -> None:
+    alone = make(supply=LeaseSupply())  # nothing of which the policy could be due by itself
+    for _ in range(5):
+        alone.turn()
+    assert len(alone.journal) == 1
+
+
+def test_a_script_that_reports_in_every_step_fills_no_journal(make: Callable[..., Managed]) -> None:
+    ruled = make(LeaseLimits(max_np=8, rules=(LeaseRule("acc>=0.9", "np=2"),)))
+    for step in range(20):
+        ruled.manager.progressed(Progressed({"acc": step / 20}), ruled.now_s)
+        ruled.turn()
+    assert len(ruled.journal) == 2, "the first, and the one in which the rule fires"
+    assert ruled.manager.plan.cap == 2
+
+
+def test_a_policy_that_was_changed_is_news(managed: Managed) -> None:
+    managed.manager.order(ScaleTo(3))
+    managed.turn()
+    assert managed.phases().count(JobPhase.HELD) == 2
+    managed.manager.limits = LeaseLimits(max_np=2)
+    managed.turn()
+    assert managed.manager.plan.goal == 2
+
+
+@given(st.builds(AdviceView, st.just(4), st.floats(), st.floats(), st.floats(), st.floats()))
+def test_no_advice_makes_a_line_that_cannot_be_read(advice: AdviceView) -> None:
+    alone = Managed(supply=LeaseSupply())
+    alone.manager.progressed(Progressed({"loss": math.nan}, advice), alone.now_s)
+    alone.turn()
+    assert not list(replay(alone.journal))
+
+
+def test_a_release_that_died_with_its_controller_is_asked_for_again(make: Callable[..., Managed]) -> None:
+    managed = make(delay_s=1.0)
+    managed.manager.order(ScaleTo(2))
+    managed.turn()
+    assert managed.phases().count(JobPhase.HELD) == 4
+    managed.begin()
+    managed.advance(2.0)
+    assert managed.phases().count(JobPhase.HELD) == 3
+
+
+def test_an_array_in_doubt_is_looked_for_by_the_next_controller_and_all_of_it_is_known(
+    make: Callable[..., Managed],
+) -> None:
+    managed = make(LeaseLimits(max_np=8, array_leases=3), LeaseSupply(SCRIPT, "abc"), delay_s=1.0)
+    managed.manager.order(ScaleTo(3))
+    managed.turn()
+    assert managed.manager.plan.arrays == 1
+    managed.cluster.submit(SCRIPT, 3, "abcx1")  # done, and the answer is lost
+    managed.begin()
+    for _ in range(4):
+        managed.advance(FIND_AGAIN_S)
+    assert managed.phases().count(JobPhase.HELD) == 1
+    assert len(managed.manager.book.leases) == 3
+    assert managed.manager.plan.arrays == 1
+
+
+def test_a_lease_that_was_told_to_end_leaves_also_under_the_next_controller(managed: Managed) -> None:
+    managed.manager.order(ScaleTo(2))
+    managed.turn()
+    managed.manager.book.admit(terms(0), managed.now_s)
+    managed.turn(2, ("n+1_0",))
+    managed.manager.order(ScaleTo(1))
+    assert managed.turn(2, ("n+1_0",)) == ["n+1_0"]
+    managed.begin()
+    assert managed.turn() == []
+    managed.manager.book.admit(terms(0), managed.now_s)
+    assert managed.turn() == ["n+1_0"]
+    managed.manager.book.gone("n+1_0", "", managed.now_s)
+    assert managed.turn() == []
+
+
+def test_the_second_node_of_a_lease_that_is_to_end_leaves_when_it_calls(managed: Managed) -> None:
+    managed.manager.order(ScaleTo(2))
+    managed.turn()
+    managed.manager.book.admit(terms(0, "a"), managed.now_s)
+    managed.turn()
+    managed.manager.order(ScaleTo(1))
+    assert managed.turn() == ["a+1_0"]
+    managed.manager.book.admit(terms(0, "b"), managed.now_s)
+    assert managed.turn() == ["a+1_0", "b+1_0"]
+
+
+def test_a_cancel_that_was_not_answered_is_tried_again(managed: Managed) -> None:
+    managed.cluster.occupy(4, 600)
+    managed.manager.order(ScaleTo(2))
+    managed.turn()
+    managed.advance(1.0)
+    assert JobPhase.PENDING in managed.phases()
+    managed.cluster.is_away = True
+    managed.manager.order(ScaleTo(1))
+    managed.turn()
+    for _ in range(3):
+        managed.advance(30.0)
+    managed.cluster.is_away = False
+    for _ in range(10):
+        managed.advance(60.0)
+    assert JobPhase.PENDING not in managed.phases()
+
+
+def test_an_agent_that_was_cut_off_and_calls_again_is_no_second_node(managed: Managed) -> None:
+    for _ in range(2):
+        managed.manager.book.admit(terms(0), managed.now_s)
+    assert [(lease.nodes, lease.workers) for lease in managed.manager.book.leases if lease.job == "1_0"] == [(1, 1)]
+
+
+def test_an_agent_that_ends_while_no_controller_is_there_is_gone(managed: Managed) -> None:
+    managed.manager.order(ScaleTo(2))
+    managed.turn()
+    managed.manager.book.admit(terms(0), managed.now_s)
+    managed.turn(2, ("n+1_0",))
+    managed.begin()
+    managed.manager.book.expect("n+1_0", "1_0")
+    managed.manager.book.gone("n+1_0", "its agent is lost", managed.now_s)
+    assert LeasePhase.GONE in {lease.phase for lease in managed.manager.book.leases}
+
+
+def test_the_end_cancels_own_arrays_those_in_doubt_too_and_nobody_elses(
+    make: Callable[..., Managed], tmp_path: Path
+) -> None:
+    managed = make(LeaseLimits(max_np=8, array_leases=3))
+    guests = managed.cluster.submit(SCRIPT, 2, "other")
+    managed.turn()
+    managed.manager.book.admit(LeaseTerms(guests, 0, 0, "x", "n", 1), managed.now_s)
+    managed.turn()
+    folder = RunFolder.create(tmp_path / "run")
+    (folder.path / JOURNAL).write_text("".join(managed.journal))
+    doubted = managed.cluster.submit(SCRIPT, 3, "abcx2")
+    assert managed.scheduler is not None
+    assert list(cancelled(managed.scheduler, *arrays_of(folder, SUPPLY))) == []
+    managed.cluster.advance(5.0)
+    left = [[view for view in managed.cluster.jobs(array).values() if view.phase is not JobPhase.GONE]
+            for array in ("1", guests, doubted)]  # fmt: skip
+    assert list(map(len, left)) == [0, 2, 0]
+
+
+def test_a_policy_that_contradicts_the_run_is_told_in_a_sentence(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run")
+    (folder.path / POLICY).write_text("max-np = 1\n")
+    with pytest.raises(SettingsError, match=r"policy.toml: max-np = 1 is below min-np = 2"):
+        limits_in(folder, LeaseSupply(), 2, 16)
