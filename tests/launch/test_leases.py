@@ -56,9 +56,9 @@ def folder(running: RunningJob) -> Path:
     return running.folder / "run"
 
 
-def lead(train: Train, *options: str) -> RunningJob:
+def lead(train: Train, *options: str, faults: tuple[str, ...] = ()) -> RunningJob:
     """A job of one worker that takes leases."""
-    return train("--run-folder", "run", "--min-np", "1", "--max-np", "8", *options)
+    return train("--run-folder", "run", "--min-np", "1", "--max-np", "8", *options, faults=faults)
 
 
 def test_two_leases_on_one_node_join_and_leave_by_announcement_when_they_are_told_to_end(
@@ -110,6 +110,27 @@ def test_leases_stay_when_the_controller_dies(train: Train, lend: Lend) -> None:
     assert end(running) == 0
 
 
+def test_a_notice_that_comes_while_the_controller_is_replaced_is_heard_by_the_next_one(
+    train: Train, lend: Lend
+) -> None:
+    running = lead(train)
+    agent = lend(running, "812", 0)
+    first = generation(running, lambda _, size: size == 2)
+    os.kill(running.controller(), signal.SIGSTOP)  # so that it never hears of the notice
+    agent.send_signal(signal.SIGTERM)
+    running.until(lambda: not is_pending(agent.pid, signal.SIGTERM), "for the agent to hear it")
+    kill_controller(running)
+    generation(running, lambda number, size: size == 1 and number > first[0].generation)
+    assert agent.wait(60) == 0
+    assert end(running) == 0
+
+
+def is_pending(pid: int, number: int) -> bool:
+    """Whether a process has not taken a signal in."""
+    pending = next(each for each in Path(f"/proc/{pid}/status").read_text().splitlines() if each.startswith("ShdPnd"))
+    return bool(int(pending.split()[1], 16) >> (number - 1) & 1)
+
+
 def test_nothing_is_left_of_leases_when_the_lead_dies(train: Train, lend: Lend) -> None:
     running = lead(train)
     agent = lend(running, "812", 0)
@@ -117,6 +138,75 @@ def test_nothing_is_left_of_leases_when_the_lead_dies(train: Train, lend: Lend) 
     os.kill(running.process.pid, signal.SIGKILL)
     agent.wait(60)
     running.until(lambda: not running.left(), "for the end of everything")
+
+
+def person(*words: str) -> subprocess.CompletedProcess[str]:
+    """What a person types."""
+    command = [sys.executable, "-m", "farandole", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def ordered(running: RunningJob, verb: str, *words: str) -> str:
+    done = person(verb, str(folder(running)), *words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_people_see_and_order_a_run(train: Train, lend: Lend) -> None:
+    running = lead(train)
+    generation(running, lambda number, _: number == 1)
+    lend(running, "812", 0, np=2, SLURM_JOB_END_TIME="4000000000")
+    generation(running, lambda _, size: size == 3)
+    shown = ordered(running, "ps")
+    assert "run run: 3 workers (1 to 8), generation " in shown
+    assert "812_0" in shown
+    assert "1 to 2" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    refused = person("scale", str(folder(running)), "9")
+    assert refused.returncode != 0
+    assert "9 workers: this run has 1 to 8" in refused.stderr
+    assert "no more leases are released" in ordered(running, "hold")
+    assert "the policy decides again" in ordered(running, "release")
+    assert "1 workers are wanted" in ordered(running, "scale", "1")
+    generation(running, lambda number, size: size == 1 and number > 1)
+    running.until(lambda: "node1+812_0" not in ordered(running, "ps"), "for the end of the lease")
+    assert "no more than 1 worker wanted: 1 worker were ordered" in " ".join(ordered(running, "ps").split())
+    assert "the training ends at its next commit" in ordered(running, "stop")
+    assert running.end() == 0
+    for verb, *words in (("ps",), ("scale", "2"), ("stop",)):
+        over = person(verb, str(folder(running)), *words)
+        assert over.returncode != 0
+        assert "the run has not begun, or is over" in over.stderr
+        assert "Traceback" not in over.stderr
+
+
+def test_a_run_that_was_stopped_is_so_for_the_next_controller_too(train: Train) -> None:
+    running = lead(train, "--grace-seconds", "60", faults=("0:20:wait",))  # its worker is in the middle of a step
+    generation(running, lambda number, _: number == 1)
+    ordered(running, "stop")
+    kill_controller(running)
+    running.until(lambda: running.stderr.count("farandole stop: ending") >= 2, "for the next one to stop it")
+    (running.folder / "go").touch()
+    assert running.end() == 0
+
+
+def test_a_folder_has_one_lead(train: Train) -> None:
+    running = lead(train)
+    generation(running, lambda number, _: number == 1)
+    second = person("run", "--run-folder", str(folder(running)), "--min-np", "1", "--max-np", "2", "true")
+    assert second.returncode != 0
+    assert f"a run goes on in {folder(running)}: take another --run-folder" in second.stderr
+    assert (folder(running) / CONTACT).exists()
+    assert end(running) == 0
+
+
+def test_a_run_that_cannot_be_reached_is_told(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "run")
+    run.publish(RunContact(["tcp://127.0.0.1:9"], "aa" * 32, 1.0, 0.2))
+    done = person("ps", str(run.path))
+    assert done.returncode != 0
+    assert "the run run cannot be reached from here" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_folder_that_others_can_read_is_refused(tmp_path: Path) -> None:

@@ -20,6 +20,11 @@ from farandole.launch.batch.submission import submitted
 from farandole.launch.sbatch.environment import client_environment, environment, lease_environment
 from farandole.launch.sbatch.options import BatchOptions
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 GOLDEN = Path(__file__).parent / "batch_scripts"
 ASKED = {
     "plain": ("-np", "8", "-N", "2", "-t", "1:00:00", "python", "train.py", "--lr", "0.1"),
@@ -38,6 +43,12 @@ ASKED = {
     ),
     "elastic": ("--min-np", "2", "--max-np", "8", "-t", "24:00:00", "--notice", "120", "python", "-m", "train"),
 }
+SIZES = ("--min-np", "2", "--max-np", "16")
+TRAIN = ("python", "train.py")
+LEASES = (
+    *(*SIZES, "--lease", "1x4@1h,20min", "--run-folder", "/scratch/me/run7", "-t", "24:00:00", "-p", "gpu"),
+    *("--budget", "200nh", "--batch", "grow", "--when", "val_acc>=0.9", "--then", "np=2,nice=1000", *TRAIN),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -142,3 +153,42 @@ def test_what_sbatch_says_against_a_job_is_told(tmp_path: Path) -> None:
     program.chmod(0o700)
     with pytest.raises(UsageError, match=r"^Slurm refuses this job: invalid partition specified: gpu$"):
         submitted("", [], {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"})
+
+
+def test_scripts_and_policy_of_a_run_with_leases_are_their_golden_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed(capsys, *LEASES) == (GOLDEN / "leases.txt").read_text()
+
+
+def test_a_policy_file_may_end_in_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    policy = tmp_path / "policy.toml"
+    policy.write_text("look-s = 60\n[[rules]]\nwhen = 'loss<1'\nthen = 'np=3'")
+    text = printed(capsys, "--policy", str(policy), *LEASES)
+    found = tomllib.loads(text.partition("policy.toml <==\n")[2])
+    assert found["array-leases"] == 8
+    assert found["look-s"] == 60
+    assert [rule["then"] for rule in found["rules"]] == ["np=3", "np=2,nice=1000"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--min-np", "2"), "write --min-np N for the lead, and a larger --max-np N"),
+        (("-np", "2"), "write --min-np N for the lead, and a larger --max-np N"),
+        ((*SIZES, "--when", "acc>=0.9"), "each --when has a --then after it"),
+        ((*SIZES, "--when", "acc=>0.9", "--then", "np=2"), "is no condition"),
+        ((*SIZES, "--budget", "200"), "write 200nh"),
+        ((*SIZES, "--budget", "0nh"), "write 200nh"),
+        ((*SIZES, "--budget", "nannh"), "write a finite number"),
+        ((*SIZES, "--policy", "/nowhere"), "--policy /nowhere: No such file or directory"),
+        ((*SIZES, "--policy", "BROKEN"), "is not TOML"),
+        ((*SIZES, "--leases", "0"), "--leases 0: at least one"),
+        ((*SIZES, "--leases", "-1"), "--leases -1: at least one"),
+    ],
+)
+def test_leases_that_cannot_be_are_told(
+    words: tuple[str, ...], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broken").write_text("max-np = ")
+    named = [str(tmp_path / "broken") if word == "BROKEN" else word for word in words]
+    assert main(["submit", "--print", "--lease", "1x4@1h", *named, *TRAIN]) != 0
+    assert told in " ".join(capsys.readouterr().err.split())

@@ -103,7 +103,7 @@ class LaunchedWorkers(Workers):
         self._give_up_at: float | None = None
         self._spare_until: float | None = None
         """Time at which resource trackers are killed that have been left to themselves."""
-        self._finishing = self._dismissed = False
+        self._finishing = self._dismissed = self._leaving = False
         self._heard = b""
         self._shortage = Shortage()
         self._launcher_lives = config.lent is None  # else nobody writes to our standard input
@@ -251,8 +251,9 @@ class LaunchedWorkers(Workers):
             # With another parent it is the kernel's signal for the death of the first one, not a scheduler's notice.
             is_told = os.getppid() == self._parent and not self._dismissed
             if is_told and self._config.stays and (self._workers or self._config.lent is not None):
+                self._leaving = self._config.lent is not None
                 self._post(Leaving())
-                if self._config.lent is None:  # else the controller has the workers leave, and then ends us
+                if not self._leaving:  # else the controller has the workers leave, and then ends us
                     self._depart()
             else:
                 self._orphaned()
@@ -272,6 +273,8 @@ class LaunchedWorkers(Workers):
     def _renew(self, link: AgentLink) -> None:
         """Wait for another controller; the launcher lives, or our standard input had ended, and starts one."""
         link.renew(COMES_BACK_S, [Started(worker_id, pid) for pid, worker_id in self._workers.items()], self._ended)
+        if self._leaving:
+            self._post(Leaving())  # what the one before was told may have died with it
         if self._output is not None:
             self._output.forgive()  # else the pumps wait for receipts that died with the controller
 

@@ -20,10 +20,11 @@ from typing import final
 
 import msgspec
 
-from farandole.errors import UsageError
+from farandole.errors import FarandoleError, UsageError
 from farandole.launch.batch.script import BatchJob, batch_script
 from farandole.launch.batch.submission import submitted
 from farandole.launch.hosts.run_folder import RunFolder
+from farandole.launch.leases.folder_thread import set_aside
 from farandole.launch.leases.policy_file import SITE_POLICY, PolicyFile, bounded, read_policy
 from farandole.launch.leases.rules import LeaseRule
 from farandole.launch.leases.script import LeaseJob, LeaseShape, lease_script, parse_lease
@@ -79,7 +80,8 @@ class LeaseSubmission(msgspec.Struct, frozen=True):
         folder = Path(args.run_folder).absolute() if args.run_folder else home / RUNS.relative_to("~") / name
         options = msgspec.structs.replace(lead.options, job_name=f"fdl-{folder.name}-lead")
         command = [*lead.run_options, "--run-folder", str(folder)]
-        count = args.leases or SPARE * math.ceil((most - fewest) / shape.workers)
+        spare = SPARE * math.ceil((most - fewest) / shape.workers)
+        count = spare if args.leases is None else args.leases
         if count < 1:
             raise UsageError(f"--leases {count}: at least one, or leave --lease out")
         return cls(
@@ -102,13 +104,15 @@ class LeaseSubmission(msgspec.Struct, frozen=True):
     def submit(self, variables: Mapping[str, str]) -> Iterator[str]:
         """Submit both, and yield what people should know; raises ``UsageError`` where Slurm refuses either."""
         folder = RunFolder.create(self.folder)
+        folder.refuse_second()
+        set_aside(folder)
         nonce, script = secrets.token_hex(8), lease_script(self.leases)
         array = _number(submitted(script, submission(self.count, f"{nonce}x1")[1:], lease_environment(variables)))
         supply = LeaseSupply(script, nonce, array, self.count, **_of(self.leases.shape))
-        write_supply(folder, supply, self.policy)
         try:
+            write_supply(folder, supply, self.policy)
             lead = _number(submitted(batch_script(self.lead), ["--parsable"], variables))
-        except UsageError as error:
+        except FarandoleError as error:
             raise UsageError(f"{error}; the held array {array} is left: scancel {array}") from error
         output = self.lead.options.output.replace("%x", self.lead.name).replace("%j", lead)
         yield f"submitted job {lead}, which trains, and {self.count} held leases, array {array}"
@@ -133,15 +137,13 @@ def _policy(args: argparse.Namespace, count: int, shape: LeaseShape, partition: 
         lines.append(f'batch = "{args.batch}"')
     if len(args.when) != len(args.then):
         raise UsageError("each --when has a --then after it: --when 'val_acc>=0.9' --then 'np=2,nice=1000'")
-    if args.policy:
+    rules = [LeaseRule.parse(when, then) for when, then in zip(args.when, args.then, strict=True)]
+    if args.policy:  # between them: what follows a table belongs to it
         try:
-            lines += [
-                "",
-                Path(args.policy).read_text().rstrip(),
-            ]  # before the rules: what follows these belongs to them
-        except OSError as error:
-            raise UsageError(f"--policy {args.policy}: {error.strerror}") from error
-    for rule in [LeaseRule.parse(when, then) for when, then in zip(args.when, args.then, strict=True)]:
+            lines.append(Path(args.policy).read_text().rstrip())
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"--policy {args.policy}: {getattr(error, 'strerror', None) or error}") from error
+    for rule in rules:
         lines += ["", "[[rules]]", f"when = {_quoted(rule.when)}", f"then = {_quoted(rule.then)}"]
     text = "\n".join(lines) + "\n"
     _check(text, partition)

@@ -99,3 +99,12 @@ class LeasedHosts(Discovery):
 def is_lent(host: str) -> bool:
     """True for the name of a host that a lease lends."""
     return LENT in host
+
+
+def title_of(host: str) -> str:
+    """Name of the lease that lends a host, see ``LeaseTerms.title``.
+
+    >>> title_of("node1+812_3.1")
+    '812_3'
+    """
+    return host.partition(LENT)[2].partition(".")[0]

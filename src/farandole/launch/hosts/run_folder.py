@@ -10,6 +10,7 @@ belong to the user alone, or they are refused.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from pathlib import Path
@@ -17,11 +18,15 @@ from typing import final
 
 import msgspec
 
+from farandole.control.dial import first_answering
+from farandole.control.keys import JobKeys
 from farandole.control.private_file import NotPrivateError, read_private, write_private
-from farandole.errors import UsageError
+from farandole.errors import ControlError, UsageError
 from farandole.version import __version__
 
 CONTACT = "run.json"
+LEAD_ANSWERS_S = 2.0
+"""Time for a lead to answer that may have a folder already."""
 
 
 @final
@@ -85,9 +90,22 @@ class RunFolder:
         except OSError as error:
             raise UsageError(f"{self.path / CONTACT} cannot be written: {error.strerror}") from error
 
-    def withdraw(self) -> None:
-        """Remove what ``publish`` has written: the run is over."""
-        (self.path / CONTACT).unlink(missing_ok=True)
+    def withdraw(self, secret: str) -> None:
+        """Remove what ``publish`` has written with this secret, as far as that is possible: the run is over."""
+        with contextlib.suppress(UsageError, OSError):
+            if self.contact().secret == secret:  # else another lead has come
+                (self.path / CONTACT).unlink(missing_ok=True)
+
+    def refuse_second(self) -> None:
+        """Raise ``UsageError`` if a lead answers that has this folder: two would release the same leases."""
+        try:
+            contact = self.contact()
+            first_answering(contact.addresses, JobKeys.from_secret(contact.secret), LEAD_ANSWERS_S)
+        except (UsageError, ControlError):  # there is none, or it died and has left its contact
+            return
+        raise UsageError(
+            f"a run goes on in {self.path}: take another --run-folder, or end that one: farandole stop {self.path}"
+        )
 
     def contact(self) -> RunContact:
         """Read how to reach the lead; raises ``UsageError`` where nobody, or somebody else, says so."""

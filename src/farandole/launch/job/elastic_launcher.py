@@ -80,6 +80,8 @@ class ElasticLauncher:
     def run(self) -> JobResult:
         """Serve until the job is over, and leave nothing behind."""
         settings = self._settings
+        if self._terms is not None:
+            self._terms.folder.refuse_second()
         with contextlib.ExitStack() as held:
             held.enter_context(process.no_descendants_left())
             interrupts = held.enter_context(process.signals_as_bytes((*process.INTERRUPTS, *process.PASSED_ON)))
@@ -113,6 +115,7 @@ class _ControllerSupervisor:
     ) -> None:
         self._elastic, self._settings, self._agents, self._interrupts = elastic, settings, agents, interrupts
         self._terms = terms
+        self._published: RunContact | None = None
         self._secret = new_secret()
         self._controller = ElasticController(elastic, settings, self._secret, journal, copy, terms)
         self._journals = journal, copy
@@ -196,11 +199,19 @@ class _ControllerSupervisor:
             told = self._settings
             interface = told.network_interface
             contact = RunContact(self._addresses, self._secret, told.host_timeout_s, told.start_timeout_s, interface)
-            self._elastic.folder.publish(contact)
+            if contact == self._published:
+                return  # the next controller listens where the one before did
+            try:
+                self._elastic.folder.publish(contact)
+            except UsageError as error:
+                if self._published is None:
+                    raise
+                print_now(f"farandole: {error}; no more leases can join\n".encode())
+            self._published = contact
 
     def _end_run(self, terms: RunTerms, status: int) -> None:
         """Leave nothing of a run that is over; one that was told to end is queued again, and has its held leases."""
-        terms.folder.withdraw()
+        terms.folder.withdraw(self._secret)
         if terms.supply.script and status != TOLD_TO_END:
             scheduler = SlurmScheduler(os.environ)
             for text in cancelled(scheduler, *arrays_of(terms.folder, terms.supply)):

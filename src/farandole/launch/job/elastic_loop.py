@@ -103,6 +103,8 @@ class ElasticLoop(Loop):
         self._said = ""
         self._decided: JobResult | None = None
         self._result = JobResult(0, "")
+        self._is_stopped = False
+        """True once somebody has ordered the end."""
         self._open_output()
 
     def take_over(self, names: Mapping[str, str], decided: JobResult | None) -> None:
@@ -111,6 +113,7 @@ class ElasticLoop(Loop):
         ``decided`` is the result of the job, if the controller before has decided that it is to end.
         """
         self._decided = decided
+        is_stopped = decided is not None and not self._formation.orders
         self._formation.tell(ControllerReplaced())
         until_s = time.monotonic() + self._job.settings.start_timeout_s
         workers = self._formation.membership.workers.values()
@@ -132,6 +135,8 @@ class ElasticLoop(Loop):
         for host in dict.fromkeys(self._hosts.values()):
             if host not in self._inherited:
                 self._lost(host, f"the agent of {host} ended while no controller was there")
+        if is_stopped:
+            self._end_for_people()
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
@@ -394,6 +399,8 @@ class ElasticLoop(Loop):
     def _end_for_people(self) -> None:
         """End the job well, as somebody has ordered: with another status a batch script would queue it again."""
         self._say(f"farandole stop: ending {len(self._hosts)} workers")
+        self._is_stopped, self._decided = True, JobResult(0, "")
+        self._line.send(Decided(*self._decided))  # first: the controller that comes if this one dies stops, too
         self._stop(self._job.settings.grace_s)
 
     def _on_signal(self, number: int) -> None:
@@ -402,7 +409,8 @@ class ElasticLoop(Loop):
         what = "again: killing the workers" if again else f"ending {len(self._hosts)} workers (again: kill at once)"
         self._say(f"{signal_name(number)}{' ' if again else ': '}{what}")
         first = self._signals[0]
-        self._result = JobResult(128 + first, f"the job was ended by {signal_name(first)}")
+        if not self._is_stopped:
+            self._result = JobResult(128 + first, f"the job was ended by {signal_name(first)}")
         if again:
             self._give_up_at = time.monotonic() + END_S
         self._stop(0.0 if again else self._job.settings.grace_s)

@@ -19,7 +19,7 @@ import msgspec
 
 from farandole.control.agent_messages import LeaseTerms, StopWorkers
 from farandole.control.run_messages import HostView, Progressed, RunOrder, RunQuestion, RunReply, RunView
-from farandole.launch.hosts.leased_hosts import LeasedHosts, is_lent
+from farandole.launch.hosts.leased_hosts import LeasedHosts, is_lent, title_of
 from farandole.launch.hosts.run_folder import RunFolder
 from farandole.launch.leases.folder_thread import FolderThread, last
 from farandole.launch.leases.lease import LeasePhase
@@ -88,6 +88,7 @@ class JobLeases:
         """Go on with the hosts and slots that the controller before had; their agents call again."""
         for host, slots in hosts.items():
             self._hosts.keep(host, slots)
+            self._manager.book.expect(host, title_of(host))
 
     def close(self) -> None:
         """End what the scheduler still does, and write the last lines of the journal."""
@@ -114,8 +115,11 @@ class JobLeases:
         return refusal
 
     def keep(self, terms: LeaseTerms) -> None:
-        """Take in the agent of a host that the controller before has admitted."""
+        """Take in the agent of a host that the controller before has admitted, or that was cut off."""
         self._terms[terms.host] = terms
+        self._dismissed.discard(terms.host)  # the order may be lost: it is given again if nobody works there
+        if terms.host not in self._hosts.leaving:
+            self._hosts.keep(terms.host, terms.slots)  # some of which may have had no worker
         self._manager.book.admit(terms, time.time())
 
     def release(self, host: str, why: str) -> None:

@@ -15,6 +15,7 @@ import contextlib
 import os
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import final
@@ -29,6 +30,9 @@ JOURNAL = "leases.jsonl"
 
 EVERY_S = 60.0
 """Pause between two readings of the policy."""
+
+TAIL_BYTES = 2**24
+"""Part of a journal in which its last lines are."""
 
 MOST_LINES = 10_000
 """Lines that wait for a file system that does not answer; later ones are lost."""
@@ -62,13 +66,15 @@ class FolderThread:
 
     def _serve(self) -> None:
         last: LeaseLimits | str | None = None
+        look_s = time.monotonic() + self._every_s
         while True:
+            if time.monotonic() >= look_s:  # also where lines come all the time
+                found, look_s = self._look(), time.monotonic() + self._every_s
+                if found != last:
+                    last, self._found = found, [found]
             try:
-                line = self._lines.get(timeout=self._every_s)
+                line = self._lines.get(timeout=max(0.0, look_s - time.monotonic()))
             except queue.Empty:
-                now = self._look()
-                if now != last:
-                    last, self._found = now, [now]
                 continue
             if line is None:
                 return
@@ -92,12 +98,20 @@ class FolderThread:
 def last(folder: RunFolder) -> LeaseRecord | None:
     """Last decision in the journal of a run, ``None`` if there is none that this version understands."""
     try:
-        with open(folder.path / JOURNAL, encoding="utf-8") as file:
-            lines = deque(file, maxlen=2)  # the last may be torn
-    except (OSError, UnicodeDecodeError):
+        with open(folder.path / JOURNAL, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+            lines = [line.decode(errors="replace") for line in deque(file, maxlen=2)]  # the last may be torn
+    except OSError:
         return None
     for line in reversed(lines):
         with contextlib.suppress(FarandoleError):
             for found in read_records([line]):
                 return found
     return None
+
+
+def set_aside(folder: RunFolder) -> None:
+    """Keep the journal of an earlier run under another name: the next one has other leases."""
+    path = folder.path / JOURNAL
+    with contextlib.suppress(FileNotFoundError):
+        path.replace(path.with_name(f"{JOURNAL}.old"))

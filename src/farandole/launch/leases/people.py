@@ -125,7 +125,7 @@ def _order(args: argparse.Namespace) -> int:
 
 def _show(args: argparse.Namespace) -> int:
     folder = RunFolder(args.folder)
-    show(folder.name, ask(folder, RunQuestion(), RunView), Console())
+    show(folder.name, ask(folder, RunQuestion(), RunView), Console(markup=False))  # scheduler's words may have brackets
     return 0
 
 
@@ -149,7 +149,7 @@ def show(name: str, view: RunView, console: Console) -> None:
         console.print(leases)
     held = sum(lease.phase == "held" for lease in view.leases)
     if held:
-        console.print(f"{held} leases are held back", highlight=False)
+        console.print(f"{count(held, 'lease')} held back", highlight=False)
     for metric, value in view.metrics.items():
         console.print(f"{metric} {value:.6g}", highlight=False)
     for text in view.said:

@@ -1,0 +1,155 @@
+"""Thread that writes the journal of leases, and reads their policy, in a folder whose file system may not answer."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from farandole.errors import SettingsError
+from farandole.launch.hosts.run_folder import RunFolder
+from farandole.launch.leases.folder_thread import JOURNAL, FolderThread, last, set_aside
+from farandole.launch.leases.journal import record
+from farandole.launch.leases.lease_plan import LeasePlan
+from farandole.launch.leases.limits import LeaseLimits
+from farandole.launch.leases.seen import LeaseSeen
+from farandole.launch.leases.supply import POLICY, LeaseSupply, limits_in
+
+DEADLINE_S = 30.0
+OFTEN_S = 0.01
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder.create(tmp_path / "run")
+
+
+@pytest.fixture
+def start(folder: RunFolder) -> Iterator[Callable[[], FolderThread]]:
+    with contextlib.ExitStack() as held:
+
+        def start() -> FolderThread:
+            thread = FolderThread(folder, lambda: limits_in(folder, LeaseSupply("script"), 2, 16), OFTEN_S)
+            held.callback(thread.close, DEADLINE_S)
+            return thread
+
+        yield start
+
+
+def told(thread: FolderThread, line: str = "") -> LeaseLimits | str:
+    """Wait for news of the policy, while lines come all the time."""
+    until_s = time.monotonic() + DEADLINE_S
+    while (found := thread.limits()) is None:
+        assert time.monotonic() < until_s
+        if line:
+            thread.write(line)
+        time.sleep(OFTEN_S / 10)  # nothing announces what another thread has read
+    return found
+
+
+def put(path: Path, text: str) -> None:
+    """Write at one stroke: the thread reads all the time."""
+    new = path.with_name("new")
+    new.write_text(text)
+    new.rename(path)
+
+
+def line(goal: int) -> str:
+    return record(LeaseLimits(), LeasePlan(), LeaseSeen(0.0, 1), LeasePlan(goal=goal), [])
+
+
+def test_lines_are_written_in_their_order_after_one_that_was_torn(folder: RunFolder) -> None:
+    path = folder.path / JOURNAL
+    path.write_text(line(1) + line(2)[:20])
+    found = last(folder)
+    assert found is not None
+    assert found.after.goal == 1
+    thread = FolderThread(folder, LeaseLimits)
+    for goal in range(3, 103):
+        thread.write(line(goal))
+    thread.close(DEADLINE_S)
+    lines = path.read_text().splitlines(keepends=True)
+    assert lines[0] == line(1)
+    assert lines[2:] == [line(goal) for goal in range(3, 103)]
+    found = last(folder)
+    assert found is not None
+    assert found.after.goal == 102
+
+
+def test_a_folder_that_does_not_answer_blocks_nobody_and_gets_the_lines_later(folder: RunFolder) -> None:
+    path = folder.path / POLICY
+    os.mkfifo(path)  # to open it waits for somebody who writes, as a file server that is away
+    is_reading = threading.Event()
+
+    def read() -> LeaseLimits:
+        is_reading.set()
+        return limits_in(folder, LeaseSupply("script"), 2, 16)
+
+    thread = FolderThread(folder, read, OFTEN_S)
+    assert is_reading.wait(DEADLINE_S)
+    begin_s = time.monotonic()
+    thread.write("one\n")
+    assert thread.limits() is None
+    thread.close(OFTEN_S)
+    assert time.monotonic() - begin_s < DEADLINE_S / 2
+    assert not (folder.path / JOURNAL).exists()
+    path.write_text("")
+    thread.close(DEADLINE_S)
+    assert (folder.path / JOURNAL).read_text() == "one\n"
+
+
+def test_a_policy_that_changes_is_taken_in_also_while_lines_come(
+    folder: RunFolder, start: Callable[[], FolderThread]
+) -> None:
+    path = folder.path / POLICY
+    put(path, "max-np = 4\n")
+    thread = start()
+    found = told(thread, "x")
+    assert isinstance(found, LeaseLimits)
+    assert found.max_np == 4
+    put(path, "max-np = 8\n")
+    found = told(thread, "x")
+    assert isinstance(found, LeaseLimits)
+    assert found.max_np == 8
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("max-np = ", "is not TOML"), ("max-np = 1\n", "max-np = 1 is below min-np = 2"), ("maxnp = 4\n", "max-np?")],
+)
+def test_a_policy_that_is_broken_is_told_once_and_its_repair_is_news(
+    text: str, words: str, folder: RunFolder, start: Callable[[], FolderThread]
+) -> None:
+    path = folder.path / POLICY
+    put(path, "max-np = 4\n")
+    thread = start()
+    before = told(thread)
+    put(path, text)
+    found = told(thread)
+    assert isinstance(found, str)
+    assert words in found
+    put(path, "max-np = 4\n")
+    assert told(thread) == before
+    assert thread.limits() is None
+
+
+def test_a_reading_that_fails_is_words(folder: RunFolder) -> None:
+    def read() -> LeaseLimits:
+        raise SettingsError("no")
+
+    thread = FolderThread(folder, read, OFTEN_S)
+    assert told(thread) == "no"
+    thread.close(DEADLINE_S)
+
+
+def test_the_journal_of_an_earlier_run_is_set_aside(folder: RunFolder) -> None:
+    set_aside(folder)
+    (folder.path / JOURNAL).write_text(line(3))
+    set_aside(folder)
+    assert last(folder) is None
+    assert (folder.path / f"{JOURNAL}.old").read_text() == line(3)
