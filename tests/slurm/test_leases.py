@@ -148,6 +148,14 @@ def run(slurm_of_4: SlurmCluster, tmp_path: Path) -> Iterator[Run]:
         time.sleep(0.05)
 
 
+def test_slurm_takes_both_scripts(run: Run) -> None:
+    sizes = ("--min-np", "1", "--max-np", "4", "--lease", "1x1@1h,20min", "--run-folder", str(run.path))
+    said = run.farandole("submit", "--test-only", *sizes, sys.executable, str(WORKER))
+    assert len(re.findall(r"Job \d+ to start at", said)) == 2
+    assert not run.path.exists()
+    assert not run.queue()
+
+
 def test_a_run_grows_and_shrinks_as_it_is_ordered_and_leaves_nothing(run: Run) -> None:
     run.submit()
     run.generation(1)
