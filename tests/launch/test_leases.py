@@ -167,7 +167,7 @@ def test_people_see_and_order_a_run(train: Train, lend: Lend) -> None:
     assert "9 workers: this run has 1 to 8" in refused.stderr
     assert "no more leases are released" in ordered(running, "hold")
     assert "the policy decides again" in ordered(running, "release")
-    assert "1 workers are wanted" in ordered(running, "scale", "1")
+    assert "from now on the run is to have 1 worker" in ordered(running, "scale", "1")
     generation(running, lambda number, size: size == 1 and number > 1)
     running.until(lambda: "node1+812_0" not in ordered(running, "ps"), "for the end of the lease")
     assert "no more than 1 worker wanted: 1 worker were ordered" in " ".join(ordered(running, "ps").split())
