@@ -19,7 +19,9 @@ from workbench.cluster import URGENT, SlurmCluster, UnavailableError
 
 WORKER = Path(__file__).parent.parent / "elastic_worker.py"
 TRAINS = re.compile(r"worker (\d+) trains: generation (\d+), rank (\d+) of (\d+), step (\d+)")
-DEADLINE_S = 120.0
+DEADLINE_S = 180.0
+CHAINED = 3
+"""Leases that are to be succeeded."""
 POLICY = "look-pending-s = 1.0\nlook-s = 5.0\nleave-s = 8.0\nopposite-s = 1.0\n"
 
 
@@ -309,6 +311,24 @@ def test_leases_leave_with_a_lead_that_is_told_to_end_and_come_again_when_it_is_
     run.until(lambda: any(each[3] == 2 for each in run.trains()[before:]), "for another lease")
     assert "exited with code -9" not in run.said
     run.end()
+
+
+@pytest.mark.skipif("LARGE" not in os.environ, reason="takes eight minutes: make large")
+def test_a_training_outlives_the_time_limits_of_its_leases(run: Run) -> None:
+    run.submit(lease="1x1@2min")
+    run.generation(1)
+    run.scale(2)
+    last = run.generation(2)
+    for _ in range(CHAINED):
+        joined = run.generation(2, after=last[0][1])
+        assert joined[0][4] >= last[0][4], "no step is lost"
+        assert joined[1][0] != last[1][0], "by a successor"
+        last = joined
+    shown = run.slurm.run(["scontrol", "show", "job"]).stdout
+    assert "TIMEOUT" not in shown
+    assert "its job ends at" in run.said or "its successor trains" in run.said
+    run.end()
+    assert len([phases for phases in run.phases().values() if "member" in phases]) > CHAINED
 
 
 def test_the_key_is_in_the_folder_alone(run: Run) -> None:
