@@ -50,7 +50,7 @@ def test_a_lease_runs_its_agent_once_on_each_node(slurm: SlurmCluster, tmp_path:
     scheduler.close()
     said = (run / f"lease-{answer.array}_1.out").read_text().splitlines()
     assert sorted(line for line in said if not line.startswith("srun: ")) == [
-        f"lease {run} on node{n} with 2 of 2, two words, no token" for n in (1, 2)
+        f"join -np 3 {run} on node{n} with 2 of 2, two words, no token" for n in (1, 2)
     ]
 
 

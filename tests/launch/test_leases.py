@@ -170,7 +170,7 @@ def test_people_see_and_order_a_run(train: Train, lend: Lend) -> None:
     assert "from now on the run is to have 1 worker" in ordered(running, "scale", "1")
     generation(running, lambda number, size: size == 1 and number > 1)
     running.until(lambda: "node1+812_0" not in ordered(running, "ps"), "for the end of the lease")
-    assert "no more than 1 worker wanted: 1 worker were ordered" in " ".join(ordered(running, "ps").split())
+    assert "no more than 1 worker wanted: 1 worker ordered" in " ".join(ordered(running, "ps").split())
     assert "the training ends at its next commit" in ordered(running, "stop")
     assert running.end() == 0
     for verb, *words in (("ps",), ("scale", "2"), ("stop",)):

@@ -172,6 +172,7 @@ def test_a_policy_file_may_end_in_a_table(tmp_path: Path, capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("words", "told"),
     [
+        ((*SIZES, "--lease", "1x4@1min"), "less than a minute to train"),
         (("--min-np", "2"), "write --min-np N for the lead, and a larger --max-np N"),
         (("-np", "2"), "write --min-np N for the lead, and a larger --max-np N"),
         ((*SIZES, "--when", "acc>=0.9"), "each --when has a --then after it"),

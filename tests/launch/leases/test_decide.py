@@ -59,7 +59,7 @@ def test_an_order_is_obeyed_at_once_two_in_the_queue_at_a_time() -> None:
     world.orders.append(ScaleTo(9))
     first = world.call()
     assert [type(decision.action) for decision in first] == [Say, SubmitArray]
-    assert "9 workers were ordered, and max-np is 4" in first[0].reason
+    assert "9 workers ordered, and max-np is 4" in first[0].reason
     second = world.tick(1)
     assert [decision.action for decision in second] == [Release("801_0"), Release("801_1")]
     assert second[0].reason == "4 workers wanted, 1 there or asked for: max-np is 4"

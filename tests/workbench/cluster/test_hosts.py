@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from farandole.control import process
 from workbench.cluster import HOME, Cluster, ClusterError, Process, helpers, hosts
 
 SSH_PORT = 22
@@ -118,9 +119,13 @@ def test_hosts_can_have_one_family_of_addresses(make_cluster: Callable[..., Clus
 
 
 def namespaces_in_use() -> set[str]:
-    """Every namespace that some process of this machine is in."""
+    """Every namespace that some process of this machine is in, but for those of tests that run beside this one."""
+    ours = {os.getpid(), *process.descendants()}
+    others = set(process.descendants(os.getppid())) - ours if "PYTEST_XDIST_WORKER" in os.environ else set()
     found = set()
     for link in Path("/proc").glob("[0-9]*/ns/*"):
+        if int(link.parts[2]) in others:
+            continue
         try:
             found.add(os.readlink(link))
         except OSError:

@@ -121,6 +121,11 @@ class Recorded:
         """See ``Membership``."""
         return self._membership.over
 
+    @property
+    def step_s(self) -> float:
+        """See ``Membership``."""
+        return self._membership.step_s
+
     def _add(self, line: Opening | Turn) -> None:
         self._write(_encoder.encode(line).decode() + "\n")
 

@@ -62,6 +62,11 @@ class Membership:
         """Reason why the latest generation has ended; empty while it runs."""
         return self._job.over
 
+    @property
+    def step_s(self) -> float:
+        """Duration of the longest recent step of any worker, in seconds."""
+        return self._job.step_s
+
     def on(self, now: float, event: job_events.Any) -> None:
         """Take an event in."""
         self._job.on(now, event)

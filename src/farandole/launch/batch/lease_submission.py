@@ -40,6 +40,9 @@ else:
 RUNS = Path("~/.farandole/runs")
 """Where folders of runs are made that nobody has named."""
 
+LEAST_S = 60.0
+"""Time to train below which no lease is worth its start."""
+
 SPARE = 2
 """Leases in the array for each that the run can have at a time: those that end have successors."""
 
@@ -157,6 +160,11 @@ def _check(text: str, partition: str) -> None:
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"the policy is not TOML, or has a key that an option has, too: {error}") from error
     limits = bounded(read_policy(SITE_POLICY), asked)
+    if limits.longest_s < limits.leave_s + LEAST_S:
+        raise UsageError(
+            f"--lease of {limits.longest_s / 60:g} min: it would leave {limits.leave_s:g} s before its end (leave-s), "
+            "and have less than a minute to train; make it longer"
+        )
     wrong = set(filter(None, partition.split(","))) - set(limits.partitions)
     if limits.partitions and (wrong or not partition):
         raise UsageError(

@@ -143,6 +143,7 @@ class JobLeases:
         """Do what is due; end the agents of hosts that are to leave, and on which nobody is ``busy`` any more."""
         self._read_limits()
         members = self._members()
+        self._manager.stepped(self._formation.membership.step_s)
         own = sum(not is_lent(host) for host in members.values())
         for host, why in self._manager.turn(time.time(), len(members), own, set(members.values())):
             self.release(host, why)

@@ -26,7 +26,7 @@ def set_goal(turn: LeaseTurn) -> None:
         _set(turn, 0, "the training is over")
         return
     if plan.ordered >= 0:
-        _set(turn, plan.ordered, f"{count(plan.ordered)} were ordered")
+        _set(turn, plan.ordered, f"{count(plan.ordered)} ordered")
     _take_advice(turn)
     if plan.cap and plan.ordered < 0 and plan.goal > plan.cap:
         _set(turn, plan.cap, plan.fired[-1])
@@ -48,11 +48,11 @@ def _keep_bounds(turn: LeaseTurn) -> None:
     plan, limits = turn.plan, turn.limits
     if plan.goal < limits.min_np:
         if plan.ordered >= 0:
-            turn.say("order", f"{count(plan.ordered)} were ordered, and min-np is {limits.min_np}")
+            turn.say("order", f"{count(plan.ordered)} ordered, and min-np is {limits.min_np}")
         _set(turn, limits.min_np, f"min-np is {limits.min_np}")
     elif plan.goal > limits.most_workers:
         if plan.ordered >= 0:
-            turn.say("order", f"{count(plan.ordered)} were ordered, and max-np is {limits.max_np}")
+            turn.say("order", f"{count(plan.ordered)} ordered, and max-np is {limits.max_np}")
         _set(turn, limits.max_np, f"max-np is {limits.max_np}")
 
 

@@ -50,6 +50,9 @@ from farandole.launch.leases.seen import AnyLeaseOrder, LeaseAdvice, LeaseProgre
 from farandole.launch.leases.supply import LeaseSupply
 from farandole.launch.leases.turn import CANCELLED, ENDED, RELEASED
 
+ALIKE = 1.25
+"""Ratio of two durations of steps by which they differ."""
+
 MOST_SAID = 8
 """Last decisions that people are shown."""
 
@@ -140,8 +143,10 @@ class LeaseManager:
         self._progress = msgspec.structs.replace(self._progress, metrics=metrics, advice=advice, batch=batch)
 
     def stepped(self, step_s: float) -> None:
-        """Take in the longest of the recent steps."""
-        self._progress = msgspec.structs.replace(self._progress, step_s=step_s)
+        """Take in the longest of the recent steps; one that is much like the last is no news."""
+        known_s = self._progress.step_s
+        if not known_s / ALIKE <= step_s <= known_s * ALIKE:
+            self._progress = msgspec.structs.replace(self._progress, step_s=step_s)
 
     def turn(self, now_s: float, have: int, own: int, training: Collection[str]) -> Iterator[tuple[str, str]]:
         """Take in what has come, decide, and ask the scheduler; yields the hosts that are to leave, with the reason."""
