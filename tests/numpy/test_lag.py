@@ -104,3 +104,32 @@ def test_a_script_that_ends_a_step_later_than_one_that_waits_for_it_is_told(laun
     assert line.startswith("MismatchError deadlock")
     assert "rank 0 on" in line
     assert ".lag: step 3.0" in line
+
+
+ALONE = """
+    import threading
+    import numpy as np
+    import farandole.numpy as hvd
+    from farandole.gradients.lag import LaggedExchange
+
+    hvd.init()
+    average = hvd.DistributedGradients({"w": np.zeros(1)}, lag=1)
+    average({"w": np.ones(1)})
+    joined, forget = threading.Event(), LaggedExchange.forget
+
+    def late(self):
+        joined.wait(2)  # longer than a join takes that does not wait for this
+        forget(self)
+
+    LaggedExchange.forget = late
+    hvd.join()
+    late = [each.name for each in threading.enumerate() if each.name.startswith("farandole-join")]
+    joined.set()
+    print("late", late)
+    LaggedExchange.forget = forget
+    print([float(average({"w": np.ones(1)})["w"][0]) for _ in range(2)])
+    """
+
+
+def test_a_join_alone_has_dropped_what_lags_behind_when_it_returns(launch: Launch) -> None:
+    assert launch(1, ALONE).ok().lines() == ["[0.0, 1.0]", "late []"]

@@ -246,9 +246,8 @@ def test_what_people_do_in_the_queue_are_orders(run: Run) -> None:
         return [job for job in run.queue("PENDING") if "Held" not in job]
 
     run.until(lambda: len(waiting()) == 2, "for two leases that wait, and no more")
-    before = run.queue()
     assert "Release" not in run.farandole("plan", "--dry-run", str(run.path))
-    assert run.queue() == before
+    assert len(waiting()) == 2
     shown = run.slurm.run(["squeue", "--noheader", "--array", "--states=PENDING", "--format=%i %r"]).stdout
     pending = [line.split()[0] for line in shown.splitlines() if "Held" not in line]
     run.until(lambda: all(run.phases().get(job, [""])[-1] == "pending" for job in pending), "for a look")

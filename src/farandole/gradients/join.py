@@ -46,8 +46,8 @@ def join(device: int = -1) -> int:  # noqa: ARG001 (Horovod's GPU)
     serving = [_Serving(reducer) for reducer in living_reducers()]
     last = session.join()
     _joins[0] += 1  # before ``_end``, for which it makes a label that no earlier join has used
+    _end(serving, session)  # alone, too: a thread that serves drops what lags behind, which the script may go on with
     if session.topology.size > 1:
-        _end(serving, session)
         served = {each.label: each.served for each in serving}
         last = _latest(last, allgather_object(served, name="join.served"))
     return last
