@@ -18,6 +18,7 @@ from farandole import events
 from farandole.cluster.environment import CONTROLLER, KEY, OWN
 from farandole.collective import Array, Kind
 from farandole.control.keys import new_secret
+from farandole.control.messages import Waits
 from farandole.errors import (
     AbortError,
     EngineError,
@@ -351,3 +352,25 @@ def _subset(member: RankContext) -> tuple[int, int] | None:
 
 def test_some_of_the_ranks_can_be_the_job() -> None:
     assert run_job(_subset, 3) == [(0, 2), None, (1, 2)]
+
+
+def _surveyed_in_vain(member: RankContext) -> float:
+    init()
+    session = current()
+    asked = threading.Event()
+
+    def waits() -> Waits:
+        asked.set()
+        raise RuntimeError("as the test asked for")
+
+    session.waits = waits  # type: ignore[method-assign]
+    x = np.ones(1)
+    if member.rank == 0:
+        assert asked.wait(60)  # this rank looks at its waits while it is in no collective, and the other one in one
+    NumpyCalls().allreduce("x", x)
+    shutdown()
+    return float(x[0])
+
+
+def test_a_survey_of_waits_that_fails_stops_no_job() -> None:
+    assert run_job(_surveyed_in_vain, 2) == [2.0, 2.0]

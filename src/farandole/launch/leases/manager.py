@@ -59,8 +59,6 @@ MOST_SAID = 8
 FIND_AGAIN_S = 60.0
 """Pause before an array is looked for again of which it is not known whether it was submitted."""
 
-MIN_S = 60.0
-
 
 @final
 class LeaseManager:

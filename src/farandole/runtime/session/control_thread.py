@@ -28,6 +28,7 @@ from typing import Protocol, final
 
 import msgspec
 
+from farandole import events
 from farandole.control.channel import Dealer
 from farandole.control.message import Message
 from farandole.control.messages import (
@@ -232,7 +233,11 @@ class ControlThread:
     def _look_at_waits(self) -> None:
         """Tell the controller if no thread can begin a collective, and that lasts."""
         self._looked_s, before = time.monotonic(), self._seen
-        self._seen = self._hooks.waits()
+        try:
+            self._seen = self._hooks.waits()
+        except Exception:  # it looks at what other threads do meanwhile; without this one the whole job would hang
+            events.logger.warning("a survey of waits has failed, and counts as none", exc_info=True)
+            self._seen = Waits(self._generation)
         if self._seen.waits and self._seen == before != self._told:
             self._told = self._seen
             self._up.send(self._seen)
