@@ -355,7 +355,7 @@ def test_some_of_the_ranks_can_be_the_job() -> None:
 
 
 def _surveyed_in_vain(member: RankContext) -> float:
-    init()
+    init(process_sets="dynamic")
     session = current()
     asked = threading.Event()
 
@@ -368,9 +368,14 @@ def _surveyed_in_vain(member: RankContext) -> float:
     if member.rank == 0:
         assert asked.wait(60)  # this rank looks at its waits while it is in no collective, and the other one in one
     NumpyCalls().allreduce("x", x)
+    two, y = session.add_process_set([0, 1]), np.ones(100_000)
+    assert two.process_set_id is not None
+    if member.rank < 2:
+        NumpyCalls(two.process_set_id).allreduce("y", y)  # its engine is made by what comes to that thread
+        x += y[0]
     shutdown()
     return float(x[0])
 
 
 def test_a_survey_of_waits_that_fails_stops_no_job() -> None:
-    assert run_job(_surveyed_in_vain, 2) == [2.0, 2.0]
+    assert run_job(_surveyed_in_vain, 3, timeout_s=60.0) == [5.0, 5.0, 3.0]
