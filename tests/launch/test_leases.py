@@ -250,10 +250,10 @@ def test_a_node_that_cannot_join_says_why_and_ends_with_status_3(case: str, tmp_
     ],
 )  # fmt: skip
 def test_a_lease_is_named_by_its_job_and_restart(variables: Mapping[str, str], host: str, slots: int) -> None:
-    terms = terms_of(variables, None, "")
+    terms = terms_of(variables, None)
     assert (terms.host, terms.slots) == (host, slots)
     assert is_lent(terms.host)
-    assert terms.nonce != terms_of(variables, None, "").nonce
+    assert terms.nonce != terms_of(variables, None).nonce
 
 
 def test_hosts_of_leases_come_after_the_leads_own_and_none_comes_twice() -> None:

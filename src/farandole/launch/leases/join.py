@@ -47,7 +47,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description=EXAMPLES,
     )
     parser.add_argument("-np", "--num-proc", type=int, dest="np", metavar="N", help="workers here (default: its tasks)")
-    parser.add_argument("--nonce", default="", help=argparse.SUPPRESS)  # of the array that the script belongs to
     parser.add_argument("folder", metavar="FOLDER", help="the folder of the run")
     parser.set_defaults(main=main)
 
@@ -56,7 +55,7 @@ def main(args: argparse.Namespace) -> int:
     """Lend this node until it is not wanted any more; returns the exit status."""
     try:
         contact = RunFolder(args.folder).contact()
-        terms = terms_of(os.environ, args.np, args.nonce)
+        terms = terms_of(os.environ, args.np)
         lend(contact, terms)
     except (UsageError, ControlError) as error:
         print(f"farandole join: {error}", file=sys.stderr)
@@ -80,7 +79,7 @@ def lend(contact: RunContact, terms: LeaseTerms) -> None:
     serve(config, dial(config))
 
 
-def terms_of(variables: Mapping[str, str], np: int | None, nonce: str) -> LeaseTerms:
+def terms_of(variables: Mapping[str, str], np: int | None) -> LeaseTerms:
     """Terms on which this node is lent, by the variables of Slurm, if it has started this; pure but for the nonce.
 
     Raises ``UsageError`` for a number of workers that is none.
@@ -95,7 +94,7 @@ def terms_of(variables: Mapping[str, str], np: int | None, nonce: str) -> LeaseT
         job=job,
         index=int(index) if array and index else -1,
         restart=int(variables.get("SLURM_RESTART_COUNT", "0")),
-        nonce=nonce or secrets.token_hex(8),
+        nonce=secrets.token_hex(8),
         node=node,
         slots=np or int(tasks),
         ends_s=float(variables.get("SLURM_JOB_END_TIME", "0")),
