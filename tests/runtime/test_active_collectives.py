@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+
+import pytest
 
 from farandole.runtime.lanes.active_collectives import ActiveCollectives
 
@@ -32,3 +35,30 @@ def test_a_handler_adds_a_collective_of_another_lane() -> None:
     assert not active.is_in(1, "optimizer.0")
     active.leave(0, "optimizer.0")
     assert not active.is_in(0, "optimizer.0")
+
+
+class _Finalized:
+    """Garbage whose finalizer begins a collective, as any thread may that runs meanwhile."""
+
+    def __init__(self, active: ActiveCollectives) -> None:
+        self.active, self.cycle = active, self
+
+    def __del__(self) -> None:
+        self.active.enter(0, f"optimizer.{id(self)}", 1, "begun meanwhile", needs_all=True)
+
+
+@pytest.mark.parametrize("read", ["reached", "waits", "count_planned", "now"])
+def test_a_reader_needs_no_quiet_moment(read: str) -> None:
+    active = ActiveCollectives()
+    for lane in range(3000):  # more than the tuples that the interpreter keeps for use again
+        active.enter(0, f"lane.{lane}", 1, "bucket", needs_all=True)
+    before = gc.get_threshold()
+    gc.collect()
+    try:
+        for threshold in range(1, 400, 7):
+            _Finalized(active)
+            gc.set_threshold(threshold)
+            getattr(active, read)()
+            gc.set_threshold(*before)
+    finally:
+        gc.set_threshold(*before)

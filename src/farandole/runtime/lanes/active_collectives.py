@@ -10,7 +10,9 @@ Threads. Every thread that is in a collective writes; the control thread reads n
 engine has failed. There is no lock: writing happens once per collective, signal handlers write on top of the
 thread they have interrupted, and single operations on a ``dict`` are atomic under the interpreter's lock. What makes
 that enough: each key has one writer at a time (the thread in the key; for the peer lane, the holder of its lock), and
-a value is a tuple that is replaced and never changed, so that a reader never sees half of one.
+a value is a tuple that is replaced and never changed, so that a reader never sees half of one. Readers go through a
+copy. ``list(d.items())`` is none: it makes a tuple for each item, any of which may set off the garbage collector, and
+a finalizer there lets other threads run. ``d.copy()`` and ``list(d.values())`` make nothing that is collected.
 """
 
 from __future__ import annotations
@@ -113,7 +115,7 @@ class ActiveCollectives:
 
     def now(self) -> str:
         """Describe the active collectives, for reports; "" for none."""
-        # Here and below, a copy made in one step: other threads enter and leave while this one goes through it.
+        # Here and below, a copy made in one step (see the module): other threads enter and leave meanwhile.
         return "; ".join(what for *_, what, _, _ in list(self._inside.values()))
 
     def older_than(self, seconds: float, generation: int) -> list[Blocked]:
@@ -129,7 +131,7 @@ class ActiveCollectives:
         """Threads that wait for all members of a planned collective, each with its wait."""
         return [
             (key[0], ThreadWait(token, process_set, what, lane=lane, sequence=sequence))
-            for key, (_, process_set, lane, sequence, what, token, _) in list(self._inside.items())
+            for key, (_, process_set, lane, sequence, what, token, _) in self._inside.copy().items()
             if token and not isinstance(key, str)
         ]
 
@@ -139,4 +141,4 @@ class ActiveCollectives:
 
     def reached(self) -> list[tuple[int, str, int]]:
         """Planned lanes of this process, by process set and label, and the latest collective of each."""
-        return [(*lane, sequence) for lane, sequence in list(self._reached.items())]
+        return [(*lane, sequence) for lane, sequence in self._reached.copy().items()]

@@ -234,7 +234,7 @@ class NegotiatedLane:
 
     def waits(self) -> list[tuple[int, int, Announcement]]:
         """See ``Lane``."""
-        return [(thread, *wait) for thread, wait in list(self._waits.items())]
+        return [(thread, *wait) for thread, wait in self._waits.copy().items()]
 
     def in_flight(self) -> PendingCollectives | None:
         """See ``Lane``."""

@@ -113,7 +113,7 @@ class Registry:
 
     def clear(self) -> None:
         """Forget all sets, as the session ends; not those that a session since then has, in another thread."""
-        for number, process_set in list(self._sets.items()):
+        for number, process_set in self._sets.copy().items():
             del self._sets[number]
             if process_set.registry is self:
                 process_set.unbind()
