@@ -28,7 +28,6 @@ Frameworks whose gradients appear one by one (PyTorch) have a subclass with hook
 from __future__ import annotations
 
 import itertools
-import threading
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -52,18 +51,16 @@ from farandole.gradients.tensors import Param, T, Tensors
 from farandole.gradients.terms import Terms
 from farandole.runtime.collectives.divergence import StepDigests
 from farandole.runtime.collectives.planned import PlannedLane
+from farandole.runtime.lanes.weak_objects import WeakObjects
 from farandole.runtime.session.init import Session, current
 
 _numbers = itertools.count()
-_living: weakref.WeakSet[GradientReducer[Any]] = weakref.WeakSet()
-_living_lock = threading.RLock()  # a set must not grow while it is read; reentrant, as signal handlers make optimizers
+_living: WeakObjects[GradientReducer[Any]] = WeakObjects()
 
 
 def living_reducers() -> list[GradientReducer[Any]]:
     """Reducers whose optimizers still exist, oldest first."""
-    # Sorted, as the order in a set of weak references differs from rank to rank.
-    with _living_lock:
-        return sorted(_living, key=lambda reducer: reducer.number)
+    return sorted(_living.living(), key=lambda reducer: reducer.number)
 
 
 def _is_living(label: str) -> bool:
@@ -100,8 +97,7 @@ class GradientReducer(Reducer[T]):
         self._observer: Observer | None = None
         self._reads: Observer | None = None  # in this pass
         self._kept = KeptGradients(tensors)
-        with _living_lock:
-            _living.add(self)
+        _living.add(self)
         self._siblings = Siblings(self, living_reducers)  # after that: it counts a change, and others then look
         # Not at exit: shutdown() ends the lanes then, and ``release`` waits without a limit for ranks that may be gone.
         weakref.finalize(self, self._held.release).atexit = False

@@ -16,10 +16,10 @@ adds or removes, so what it sees cannot become wrong while it acts on it.
 from __future__ import annotations
 
 import threading
-import weakref
 from typing import ClassVar, final
 
 from farandole.errors import NotInitializedError
+from farandole.runtime.lanes.weak_objects import WeakObjects
 
 
 @final
@@ -28,7 +28,7 @@ class Reentry:
 
     __slots__ = ("__weakref__", "_is_forsaken", "_threads")
 
-    _all: ClassVar[weakref.WeakSet[Reentry]] = weakref.WeakSet()
+    _all: ClassVar[WeakObjects[Reentry]] = WeakObjects()
 
     def __init__(self) -> None:
         self._threads: list[int] = []  # no set: a thread may enter again, and is inside until it has left as often
@@ -38,13 +38,13 @@ class Reentry:
     @classmethod
     def forsake_all(cls) -> None:
         """Forbid entering all that exists: called in a forked child, whose parent owns it."""
-        for reentry in list(cls._all):
+        for reentry in cls._all.living():
             reentry._is_forsaken = True
 
     @classmethod
     def anywhere(cls) -> bool:
         """True if the calling thread has entered one and not left."""
-        return any(reentry.here() for reentry in list(cls._all))
+        return any(reentry.here() for reentry in cls._all.living())
 
     def __enter__(self) -> None:
         if self._is_forsaken:

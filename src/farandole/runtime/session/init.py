@@ -23,7 +23,6 @@ import os
 import sys
 import threading
 import traceback
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, final
 
@@ -33,6 +32,7 @@ from farandole.runtime.coordination import lineage
 from farandole.runtime.lanes.lane import interrupted
 from farandole.runtime.lanes.reentry import Reentry
 from farandole.runtime.lanes.thread_joins import join
+from farandole.runtime.lanes.weak_objects import WeakObjects
 from farandole.runtime.session import tracebacks
 from farandole.runtime.session.process_sets import ProcessSet, ProcessSetLike, global_process_set
 from farandole.runtime.session.session import Session
@@ -162,7 +162,7 @@ class _Here:
         """The arguments of the last ``init``, for ``rejoin``."""
         self.rank: int | None = None
         """The rank in the last session that was shared with others; ``None`` before that."""
-        self.unfinished: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+        self.unfinished: WeakObjects[threading.Thread] = WeakObjects()
         self._doing = ""  # with the lock
         self.settling: list[Callable[[], None]] = []
         self._step_s: float | None = None  # the longest step of the last session; of none, before the first
@@ -214,7 +214,7 @@ class _Here:
         if not session.broken:
             for work in self.settling:  # first, as programs may begin such threads
                 work()  # in this thread, as JAX keeps account of its programs by thread
-        for thread in list(self.unfinished):
+        for thread in self.unfinished.living():
             if thread.is_alive():
                 join(thread)
 
@@ -223,7 +223,7 @@ class _Here:
 
         One that came back from a collective when the interpreter is gone would abort the process.
         """
-        for thread in list(self.unfinished):
+        for thread in self.unfinished.living():
             if thread.is_alive():
                 thread.join(LAST_WAIT_S)
 
