@@ -1,0 +1,1 @@
+"""Search for hyper-parameters on a pool of warm workers: ``farandole.search``."""

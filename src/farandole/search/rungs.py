@@ -1,0 +1,118 @@
+"""Rungs of a search: how long a trial trains before it must be better than others to go on. Pure.
+
+    rungs = Rungs.of(least=1, most=27, reduction=3)         # levels 1, 3, 9, 27
+    after_rung(rungs, standings, number=4)                  # (Next.PAUSE, "rank 3 of 5 at epoch 1; 1 goes on")
+    promote(rungs, standings, is_more=True)                 # (7, "trial 7 is 1st of 9 at epoch 3")
+
+Asynchronous successive halving (Li et al., A System for Massively Parallel Hyperparameter Tuning, 2020, algorithm 2):
+of all trials that have come to a rung, whenever that was, the best ``1/reduction`` go on; nobody waits for a rung to be
+full. A trial that does not go on rests, with its state in a checkpoint, and goes on later if others prove worse. Only
+the end of the search makes it a loser. Values are to be minimised.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Sequence
+from typing import NamedTuple, final
+
+import msgspec
+
+from farandole.errors import UsageError
+
+
+@final
+class Rungs(msgspec.Struct, frozen=True):
+    """Levels in epochs, ascending; the last is the whole training. One in ``reduction`` trials goes on at each."""
+
+    levels: tuple[int, ...]
+    reduction: int
+
+    @classmethod
+    def of(cls, least: int, most: int, reduction: int = 3) -> Rungs:
+        """Levels from ``least`` epochs, each ``reduction`` times the one before, to ``most``.
+
+        >>> Rungs.of(2, 20, 3).levels
+        (2, 6, 18, 20)
+        """
+        if not 1 <= least <= most:
+            raise UsageError(f"min_epochs={least}, epochs={most}: give at least 1, and not more than epochs")
+        if reduction < 2:
+            raise UsageError(f"reduction={reduction}: one in so many trials goes on; give at least 2")
+        levels = []
+        level = least
+        while level < most:
+            levels.append(level)
+            level *= reduction
+        return cls((*levels, most), reduction)
+
+
+@final
+class Standing(NamedTuple):
+    """Standing of a trial: its values at the rungs that it has come to, the lowest first.
+
+    It ``is_going`` while it is on its way to the next one, and ``is_over`` where it never goes on: failed, or stopped.
+    """
+
+    number: int
+    values: tuple[float, ...] = ()
+    is_going: bool = False
+    is_over: bool = False
+
+
+class Next(enum.Enum):
+    """Continuation of a trial that has come to a rung."""
+
+    GO_ON = "go on"
+    PAUSE = "pause"
+    COMPLETE = "complete"
+
+
+def after_rung(rungs: Rungs, standings: Sequence[Standing], number: int) -> tuple[Next, str]:
+    """Continuation of trial ``number``, whose value at the rung is in its standing, and the reason."""
+    rung = len(next(each.values for each in standings if each.number == number)) - 1
+    level = rungs.levels[rung]
+    if rung == len(rungs.levels) - 1:
+        return Next.COMPLETE, f"all {level} epochs are trained"
+    order = _order(standings, rung)
+    place, quota = [each.number for each in order].index(number) + 1, len(order) // rungs.reduction
+    is_sound = math.isfinite(order[place - 1].values[rung])
+    where = f"{place} of {len(order)} at epoch {level}; {quota or 'none'} of them may go on"
+    return (Next.GO_ON if place <= quota and is_sound else Next.PAUSE), where
+
+
+def promote(rungs: Rungs, standings: Sequence[Standing], *, is_more: bool) -> tuple[int | None, str]:
+    """Trial that rests and is to go on now, or ``None``, and the reason. ``is_more``: new trials are to come.
+
+    When no more are to come, none is going and none has trained all epochs, the best of the highest rung goes on:
+    a search of few trials completes one of them, too.
+    """
+    for rung in range(len(rungs.levels) - 2, -1, -1):
+        order = _order(standings, rung)
+        for place, each in enumerate(order[: len(order) // rungs.reduction], 1):
+            if _rests_at(each, rung) and math.isfinite(each.values[rung]):
+                return each.number, f"trial {each.number} is {place} of {len(order)} at epoch {rungs.levels[rung]}"
+    if is_more or any(each.is_going for each in standings):
+        return None, "none is good enough among those of its rung"
+    highest = max((len(each.values) for each in standings if not each.is_over), default=0)
+    if 0 < highest < len(rungs.levels) and not any(len(each.values) == len(rungs.levels) for each in standings):
+        resting = [each for each in _order(standings, highest - 1) if _rests_at(each, highest - 1)]
+        if resting and math.isfinite(resting[0].values[highest - 1]):
+            level = rungs.levels[highest - 1]
+            return resting[0].number, f"trial {resting[0].number} is the best at epoch {level}, where no other comes"
+    return None, "no trial is left that could go on"
+
+
+def _order(standings: Sequence[Standing], rung: int) -> list[Standing]:
+    """Trials that have come to a rung, the best first; of equal ones the first that was begun."""
+    there = [each for each in standings if len(each.values) > rung]
+    return sorted(there, key=lambda each: (_sound(each.values[rung]), each.number))
+
+
+def _sound(value: float) -> float:
+    return math.inf if math.isnan(value) else value
+
+
+def _rests_at(standing: Standing, rung: int) -> bool:
+    return len(standing.values) == rung + 1 and not standing.is_going and not standing.is_over
