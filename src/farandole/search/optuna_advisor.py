@@ -1,0 +1,99 @@
+"""Proposals by Optuna's samplers.
+
+    advisor = OptunaAdvisor(space, "tpe", seed=7)
+    advisor.ask(0)                                          # {"lr": 0.0123, ...}
+
+``random`` draws from the space; ``tpe`` learns (Bergstra et al., Algorithms for Hyper-Parameter Optimization, 2011),
+also from trials that were paused, and from those that run: it takes these for bad ones (the constant liar), so that
+workers that ask at the same time do not get the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import math
+from collections.abc import Iterator
+from typing import Literal, TypeAlias, final
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+
+from farandole.errors import UsageError
+from farandole.search.advisor import Advisor, Parameters, TrialResult
+from farandole.search.space import Choices, Parameter, Space
+
+Method: TypeAlias = Literal["random", "tpe"]
+METHODS = ("random", "tpe")
+
+
+@final
+class OptunaAdvisor(Advisor):
+    """Sampler of Optuna by its ``method``. The same seed, number and history propose the same."""
+
+    def __init__(self, space: Space, method: str = "tpe", seed: int = 0) -> None:
+        if method not in METHODS:
+            raise UsageError(f"advisor={method!r}: use one of {', '.join(METHODS)}, a list of trials, or an Advisor")
+        self._method, self._seed = method, seed
+        self._distributions = {name: distribution(each) for name, each in space.parameters.items()}
+        self._outcomes: dict[int, TrialResult] = {}
+
+    def ask(self, number: int) -> Parameters | None:
+        """See ``Advisor``."""
+        # A study made anew from what is known: Optuna's cannot take in that a trial which was paused went on.
+        with quiet():
+            study = optuna.create_study(sampler=self._sampler(number))
+            study.add_trials([self._frozen(self._outcomes[each]) for each in sorted(self._outcomes)])
+            return dict(study.ask(self._distributions).params)
+
+    def tell(self, outcome: TrialResult) -> None:
+        """See ``Advisor``."""
+        self._outcomes[outcome.number] = outcome
+
+    def _sampler(self, number: int) -> optuna.samplers.BaseSampler:
+        seed = int.from_bytes(hashlib.blake2b(f"{self._seed} {number}".encode(), digest_size=4).digest(), "big")
+        if self._method == "random":
+            return optuna.samplers.RandomSampler(seed=seed)
+        return optuna.samplers.TPESampler(seed=seed)
+
+    def _frozen(self, outcome: TrialResult) -> optuna.trial.FrozenTrial:
+        last = outcome.values[max(outcome.values)] if outcome.values else math.nan
+        state = optuna.trial.TrialState.RUNNING
+        if outcome.phase in ("complete", "paused", "pruned"):
+            is_complete = outcome.phase == "complete" and math.isfinite(last)
+            state = optuna.trial.TrialState.COMPLETE if is_complete else optuna.trial.TrialState.PRUNED
+        elif outcome.phase == "failed":
+            state = optuna.trial.TrialState.FAIL
+        return optuna.trial.create_trial(
+            state=state,
+            value=last if state is optuna.trial.TrialState.COMPLETE else None,
+            params=dict(outcome.parameters),
+            distributions=self._distributions,
+            intermediate_values=dict(outcome.values),
+        )
+
+
+def distribution(parameter: Parameter) -> BaseDistribution:
+    """Optuna's distribution for a hyper-parameter.
+
+    >>> distribution(Choices(("sgd", "adam")))
+    CategoricalDistribution(choices=('sgd', 'adam'))
+    """
+    if isinstance(parameter, Choices):
+        return CategoricalDistribution(parameter.choices)
+    if parameter.whole:
+        return IntDistribution(int(parameter.low), int(parameter.high), parameter.log, int(parameter.step or 1))
+    return FloatDistribution(parameter.low, parameter.high, parameter.log, parameter.step or None)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep Optuna from telling of studies that nobody asked for; of what goes wrong it tells."""
+    logger = logging.getLogger("optuna")
+    before = logger.level
+    logger.setLevel(max(before, logging.WARNING))
+    try:
+        yield
+    finally:
+        logger.setLevel(before)

@@ -1,0 +1,217 @@
+"""Log of the trials of a search, in the format of Optuna's journal: ``trials.log``.
+
+    with TrialLog(folder / "trials.log", "digits", minimize=True) as log:
+        number = log.begin({"lr": 0.1}, space, seed=12345)
+        log.report(number, epoch=1, value=0.3)
+        log.finish(number, "complete", 0.3)
+        log.trials()                                        # those of earlier searches in this folder, too
+
+``optuna-dashboard trials.log`` shows it, also while the search runs. Optuna's own file takes many writers and, where
+one of them dies in the middle of a line, can be read by nobody any more. Here there is one writer, which holds a lock
+on the file, and cuts off a line that is not whole when it opens it: what is lost is one entry, and the search does it
+again. Each entry is one ``write``, so the end of the process costs none; after a power failure the last may be missing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, final
+
+import msgspec
+from optuna.storages import JournalStorage
+from optuna.storages.journal import BaseJournalBackend
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from farandole.errors import ControlError, UsageError
+from farandole.events import logger
+from farandole.search.advisor import Phase
+from farandole.search.optuna_advisor import distribution, quiet
+from farandole.search.space import Space, Value
+
+SEED, GOAL, WHY = "seed", "goal", "why"
+"""Attributes of a trial: its seed, the epoch that it was last let go to, and why it failed or was stopped."""
+
+PHASES: dict[TrialState, Phase] = {
+    TrialState.RUNNING: "running",
+    TrialState.WAITING: "running",
+    TrialState.COMPLETE: "complete",
+    TrialState.PRUNED: "pruned",
+    TrialState.FAIL: "failed",
+}
+STATES = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
+
+
+@final
+class LoggedTrial(msgspec.Struct, frozen=True):
+    """Trial as the log has it; ``goal`` is the epoch to which it was last let go, and ``values`` are by epoch."""
+
+    number: int
+    parameters: dict[str, bool | int | float | str]
+    seed: int
+    goal: int
+    values: dict[int, float]
+    phase: Phase
+    why: str = ""
+
+
+@final
+class TrialLog:
+    """Log in the file ``path``, made if need be; one process has it. Raises ``UsageError`` if another one does."""
+
+    def __init__(self, path: Path, name: str, *, minimize: bool) -> None:
+        self._backend = _OneWriter(path)
+        try:
+            with quiet():
+                self._storage = JournalStorage(self._backend)
+                self._study = self._open(path, name, minimize=minimize)
+        except BaseException:
+            self._backend.close()
+            raise
+
+    def begin(self, parameters: Mapping[str, Value], space: Space, seed: int, goal: int) -> int:
+        """Log that a trial begins, and return its number; one entry."""
+        template = create_trial(
+            state=TrialState.RUNNING,
+            params=dict(parameters),
+            distributions={name: distribution(each) for name, each in space.parameters.items()},
+            user_attrs={SEED: seed, GOAL: goal},
+        )
+        return self._storage.get_trial(self._storage.create_new_trial(self._study, template)).number
+
+    def report(self, number: int, epoch: int, value: float) -> None:
+        """Log the value of a trial after ``epoch``; said again, it replaces what was said before."""
+        self._storage.set_trial_intermediate_value(self._id(number), epoch, value)
+
+    def go_on(self, number: int, goal: int) -> None:
+        """Log that a trial may train until it has done ``goal`` epochs."""
+        self._storage.set_trial_user_attr(self._id(number), GOAL, goal)
+
+    def finish(self, number: int, phase: str, value: float | None = None, why: str = "") -> None:
+        """Log the end of a trial: "complete", "pruned" or "failed". A value that is no number is a failure."""
+        if phase == "complete" and (value is None or not math.isfinite(value)):
+            phase, why = "failed", why or f"its value is {value}"
+        if why:
+            self._storage.set_trial_user_attr(self._id(number), WHY, why)
+        values = [value] if value is not None and phase != "failed" and math.isfinite(value) else None
+        self._storage.set_trial_state_values(self._id(number), STATES[phase], values)
+
+    def trials(self) -> list[LoggedTrial]:
+        """All trials, by number."""
+        return [_logged(each) for each in self._storage.get_all_trials(self._study, deepcopy=False)]
+
+    def close(self) -> None:
+        """Free the file for another search. Idempotent."""
+        self._backend.close()
+
+    def __enter__(self) -> TrialLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _open(self, path: Path, name: str, *, minimize: bool) -> int:
+        wanted = StudyDirection.MINIMIZE if minimize else StudyDirection.MAXIMIZE
+        studies = self._storage.get_all_studies()
+        if not studies:
+            return self._storage.create_new_study([wanted], name)
+        if list(studies[0].directions) != [wanted]:
+            other = "maximize" if minimize else "minimize"
+            raise UsageError(f"{path} is of a search that is to {other}: say direction={other!r}, or give a new folder")
+        return studies[0]._study_id
+
+    def _id(self, number: int) -> int:
+        return self._storage.get_trial_id_from_study_id_trial_number(self._study, number)
+
+
+def _logged(trial: FrozenTrial) -> LoggedTrial:
+    attributes = trial.user_attrs
+    return LoggedTrial(
+        trial.number,
+        dict(trial.params),
+        int(attributes.get(SEED, 0)),
+        int(attributes.get(GOAL, 0)),
+        dict(trial.intermediate_values),
+        PHASES[trial.state],
+        str(attributes.get(WHY, "")),
+    )
+
+
+@final
+class _OneWriter(BaseJournalBackend):
+    """File of one line an entry, with what it says in memory: nobody else writes there."""
+
+    def __init__(self, path: Path) -> None:
+        # Appending: should two processes have it after all (a file system without locks), no entry overwrites another.
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            _lock(self._fd, path)
+            self._entries = _read(self._fd, path)
+        except BaseException:
+            self.close()
+            raise
+
+    def read_logs(self, log_number_from: int) -> Iterable[dict[str, Any]]:
+        """See Optuna."""
+        return self._entries[log_number_from:]
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        """See Optuna."""
+        lines = [json.dumps(entry, separators=(",", ":")) for entry in logs]
+        data = "".join(f"{line}\n" for line in lines).encode()
+        written = os.write(self._fd, data)
+        if written < len(data):  # the disk is full: half an entry must not stay, or the next one would make it worse
+            os.ftruncate(self._fd, os.fstat(self._fd).st_size - written)
+            raise ControlError(f"the log of trials cannot be written: {written} of {len(data)} bytes fit on the disk")
+        self._entries.extend(json.loads(line) for line in lines)  # as a reader finds them: enums are numbers there
+
+    def close(self) -> None:
+        """Close the file, which frees the lock."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _lock(fd: int, path: Path) -> None:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise UsageError(f"another search writes to {path}: wait for its end, or give another folder") from error
+    except OSError as error:  # this file system knows no locks
+        logger.debug("%s cannot be locked: %s", path, error)
+
+
+def _read(fd: int, path: Path) -> list[dict[str, Any]]:
+    """Entries of the file, which is cut behind the last that is whole. Raises ``ControlError`` for damage before it."""
+    size = os.fstat(fd).st_size
+    data = os.pread(fd, size, 0)
+    entries: list[dict[str, Any]] = []
+    end = 0
+    for line in data.splitlines(keepends=True):
+        entry = _entry(line)
+        if entry is None:
+            break
+        entries.append(entry)
+        end += len(line)
+    rest = data[end:]
+    if b"\n" in rest.rstrip(b"\n\0 "):
+        raise ControlError(
+            f"{path} is damaged in line {len(entries) + 1}, and whole entries follow: is it another file?"
+        )
+    if rest:
+        logger.warning("%s: an entry that is not whole is cut off (%d bytes)", path, len(rest))
+        os.ftruncate(fd, end)
+    return entries
+
+
+def _entry(line: bytes) -> dict[str, Any] | None:
+    try:
+        entry = json.loads(line) if line.endswith(b"\n") else None
+    except ValueError:
+        return None
+    return entry if isinstance(entry, dict) and "op_code" in entry else None
