@@ -7,7 +7,9 @@
     ('hello', None)
 
 An event nobody subscribed to costs the one look-up ``if subscribers`` at its source. Subscribers run in the emitting
-thread and must return quickly; what they raise is logged, never propagated.
+thread and must return quickly; what they raise is logged, never propagated. ``listen`` is for whoever wants no more
+than ``Metric`` and ``Recovery``: subscribers of everything have each collective tell its phases, which a tiny step
+feels.
 
 Threads that submit collectives emit, and so does the lane's own; the one that listens to the controller subscribes the
 timeline meanwhile. ``subscribers`` has no lock, so that the look-up costs nothing and a subscriber may cancel while it
@@ -106,26 +108,68 @@ class Recovery(msgspec.Struct, frozen=True, tag=True):
         return self.form_s + self.agree_s + self.transfer_s + self.first_step_s
 
 
-Event: TypeAlias = Phase | Note | Milestone | Recovery
+@final
+class Metric(msgspec.Struct, frozen=True):
+    """Numbers of a training on this rank: what a script logs, and what optimizers and loaders measure by themselves.
+
+    ``time_s`` is ``time.monotonic()`` of this host. ``step`` counts the steps of the optimizer, or what the script says
+    it counts; ``samples`` is how many this rank has seen so far, 0 where nobody counts them. Units are in the names of
+    ``values``: ``step_s`` and ``wait_s`` are seconds of a step, and of its waiting for other ranks.
+    """
+
+    time_s: float
+    rank: int
+    step: int
+    samples: int
+    values: dict[str, float]
+
+    @property
+    def text(self) -> str:
+        """Text of the numbers in a timeline."""
+        return f"step {self.step}: " + ", ".join(f"{name} {value:.6g}" for name, value in self.values.items())
+
+
+Event: TypeAlias = Phase | Note | Milestone | Recovery | Metric
 Subscriber: TypeAlias = Callable[[Event], object]
 
 subscribers: list[Subscriber] = []
+listeners: list[Subscriber] = []
+"""Subscribers to ``HEARD`` alone."""
+
+HEARD = (Metric, Recovery)
 
 
 def subscribe(subscriber: Subscriber) -> Callable[[], None]:
     """Call ``subscriber`` for every event from now on; the returned function ends that."""
-    subscribers.append(subscriber)
+    return _add(subscriber, subscribers)
+
+
+def listen(listener: Subscriber) -> Callable[[], None]:
+    """Call ``listener`` for every ``Metric`` and ``Recovery`` from now on; the returned function ends that.
+
+    >>> heard = []
+    >>> cancel = listen(heard.append)
+    >>> if listeners or subscribers: emit(Metric(0.0, 0, 7, 0, {"loss": 0.5}))
+    >>> heard[0].text, cancel()
+    ('step 7: loss 0.5', None)
+    """
+    return _add(listener, listeners)
+
+
+def _add(subscriber: Subscriber, among: list[Subscriber]) -> Callable[[], None]:
+    among.append(subscriber)
 
     def cancel() -> None:
-        if subscriber in subscribers:
-            subscribers.remove(subscriber)
+        if subscriber in among:
+            among.remove(subscriber)
 
     return cancel
 
 
 def emit(event: Event) -> None:
     """Hand ``event`` to every subscriber, in the calling thread."""
-    for subscriber in tuple(subscribers):  # a copy: one that is removed during the loop would make it skip the next
+    also = listeners if isinstance(event, HEARD) else ()
+    for subscriber in (*subscribers, *also):  # a copy: one that is removed during the loop would make it skip the next
         try:
             subscriber(event)
         except Exception:  # not BaseException: that is how tests inject a fault, and how Ctrl-C comes

@@ -137,6 +137,9 @@ class Worker:
     def change(self, reason: str) -> None:
         """Nothing asks for one."""
 
+    def watch(self, message: object) -> None:
+        """Nobody watches."""
+
     def timeline(self, path: str, mark_cycles: bool) -> None:
         """There is none."""
 

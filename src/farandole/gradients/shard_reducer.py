@@ -33,7 +33,7 @@ from farandole.gradients.tensors import Param, T, Tensors
 from farandole.gradients.terms import Terms
 from farandole.runtime.collectives.divergence import StepDigests
 from farandole.runtime.collectives.planned import REFUSED, PlannedLane
-from farandole.runtime.session.init import current
+from farandole.runtime.session.init import current, end_step
 
 
 class Shard(NamedTuple):
@@ -167,6 +167,7 @@ class ShardReducer(Reducer[T]):
             self.step_vote.applied()
         self._count_step()
         self._forget()
+        end_step(None if self.step_vote is None else self.step_vote.step)
 
     def zeroed(self) -> None:
         """Nothing to do: ``shards`` begins anew."""

@@ -28,6 +28,7 @@ Frameworks whose gradients appear one by one (PyTorch) have a subclass with hook
 from __future__ import annotations
 
 import itertools
+import time
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -52,7 +53,8 @@ from farandole.gradients.terms import Terms
 from farandole.runtime.collectives.divergence import StepDigests
 from farandole.runtime.collectives.planned import PlannedLane
 from farandole.runtime.lanes.weak_objects import WeakObjects
-from farandole.runtime.session.init import Session, current
+from farandole.runtime.session.init import Session, current, end_step
+from farandole.runtime.session.training import training
 
 _numbers = itertools.count()
 _living: WeakObjects[GradientReducer[Any]] = WeakObjects()
@@ -140,6 +142,7 @@ class GradientReducer(Reducer[T]):
         self._steps += 1
         self._passes = self._runs = 0
         self._reduced = False
+        end_step(None if self.step_vote is None else self.step_vote.step)
 
     def zeroed(self) -> None:
         """The gradients have been zeroed: whatever comes next is new."""
@@ -258,8 +261,10 @@ class GradientReducer(Reducer[T]):
             self._refuse_siblings()
             if not self._kept.begun:
                 self._kept.begin()
+            begin_s = time.monotonic()
             with self._tensors.untracked(), exchange.lane.phase(self._where(), "wait", row="training"):
                 sums = exchange.run(self._where(), self._weigh, self._observer, self._uncompared())
+            training.waited(time.monotonic() - begin_s)
             self._kept.end(self._named)
             self._runs += 1
         self._reduced = True

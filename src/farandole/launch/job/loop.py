@@ -9,6 +9,7 @@ One thread runs all of it. The pumps of ``JobOutput`` write, and hand over their
 from __future__ import annotations
 
 import os
+import signal
 import time
 from abc import abstractmethod
 from collections.abc import Collection
@@ -24,6 +25,7 @@ from farandole.control.agent_messages import (
 )
 from farandole.control.endings import WorkerExited
 from farandole.control.process import INTERRUPTS, PASSED_ON, exit_status
+from farandole.control.watch_messages import Printed, WatchOrder
 from farandole.launch.agents.agents import AgentProcess, Agents, print_now
 from farandole.launch.agents.output import STDERR, JobOutput, Receipts
 from farandole.launch.hosts.plan import Job
@@ -67,6 +69,8 @@ class Loop(ControllerHost):
         # With a folder for output, the lines of workers are not on this terminal.
         self._wording = ExitWording(self.TITLE, shown=not job.output_dir, horovod=job.settings.horovod)
         self._interrupts = interrupts
+        self._watching = root.controller.watching
+        self._watching.obey = self._obey_watcher
         self._open: set[str] = set()
         """Hosts whose agent has neither finished nor been lost."""
         self._coming: set[str] = set()
@@ -157,6 +161,13 @@ class Loop(ControllerHost):
             agent.attend()
             self._note_end(agent)
 
+    def _obey_watcher(self, order: WatchOrder) -> tuple[bool, str]:
+        """Obey an order of somebody who watches, at once; tells whether it is taken, and what becomes of it."""
+        if order.verb != "end":
+            return False, "only elastic jobs change their size: farandole run --min-np 1 --max-np 4 ..."
+        self._on_signal(signal.SIGTERM)
+        return True, "the workers are told to end (SIGTERM)"
+
     def _hear(self, number: int) -> None:
         """Take in a signal to the launcher."""
         if number in INTERRUPTS:
@@ -188,6 +199,8 @@ class Loop(ControllerHost):
                 self._say(f"started rank {message.worker_id} on {host} as process {message.pid}")
         elif isinstance(message, Output) and self._receipts is not None:
             self._receipts.take(host, message)
+            if self._watching.is_watched:
+                self._watching.tell(Printed(time.time(), message.stream, message.text))
         elif isinstance(message, Goodbye):
             self._on_goodbye(host)
         elif isinstance(message, AgentHello) and self._orders is not None:
@@ -260,6 +273,7 @@ class Loop(ControllerHost):
     def _say(self, text: str) -> None:
         """Print between the lines of workers, so that none is torn."""
         line = f"farandole: {text}\n".encode()
+        self._watching.said(text)
         if self._output is not None:
             self._output.say(STDERR, line)
             return

@@ -19,6 +19,7 @@ from farandole.runtime.collectives.handles import poll, synchronize
 from farandole.runtime.collectives.objects import allgather_object, broadcast_object
 from farandole.runtime.session.init import current, init, is_initialized, shutdown
 from farandole.runtime.session.process_sets import ProcessSet, ProcessSetLike, global_process_set
+from farandole.runtime.session.training import training
 
 __all__ = [
     "Adasum",
@@ -34,6 +35,7 @@ __all__ = [
     "barrier",
     "broadcast_object",
     "ccl_built",
+    "checkpoint_due",
     "cross_rank",
     "cross_size",
     "cuda_built",
@@ -46,6 +48,7 @@ __all__ = [
     "is_initialized",
     "local_rank",
     "local_size",
+    "log",
     "mpi_built",
     "mpi_enabled",
     "mpi_threads_supported",
@@ -108,6 +111,32 @@ def statistics() -> dict[str, Any]:
     shm all 2 ranks are on one host
     """
     return current("statistics()").statistics()
+
+
+def log(step: int | None = None, samples: int | None = None, **values: Any) -> None:
+    """Log numbers of this rank, by name, for the live view and the records of a run.
+
+    >>> hvd.log(loss=loss, acc=hits / len(x))
+
+    ``step``: by default the steps of the optimizer so far, or the number of this log where there is none. ``samples``:
+    how many this rank has seen so far, where nothing counts them by itself. Values are numbers, or tensors of one,
+    which are read only if somebody listens: nobody does without ``--live`` or ``--record``, and it then costs one
+    look-up. Each rank may log what it likes. It waits for nobody, and never raises because of a value.
+    """
+    training.log(step, samples, values, current("log()").topology.rank)
+
+
+def checkpoint_due() -> bool:
+    """True once on every rank, after the same step, if somebody has pressed *checkpoint* in the live view.
+
+    >>> if step % 1000 == 0 or hvd.checkpoint_due():
+    ...     checkpoints.save(step, state)
+
+    Call it after ``optimizer.step()``, on all ranks alike.
+    """
+    current("checkpoint_due()")
+    due, training.checkpoint_due = training.checkpoint_due, False
+    return due
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:

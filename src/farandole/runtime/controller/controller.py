@@ -17,6 +17,7 @@ raise here.
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, final
@@ -49,7 +50,9 @@ from farandole.control.messages import (
     Welcome,
 )
 from farandole.control.task_messages import FetchTask, TaskPayload, TaskResult
+from farandole.control.watch_messages import Acted, Metrics, Prepared
 from farandole.runtime.controller.inherited_generation import InheritedGeneration
+from farandole.runtime.controller.watching import Watching
 from farandole.runtime.coordination.deadlock import Confirmation, Deadlock
 from farandole.runtime.coordination.downlink import CONTROL, ORDERS, Downlink, Send
 from farandole.runtime.coordination.formation import Due, EndNow, Formation, Formed
@@ -95,6 +98,7 @@ class Controller:
         self._formation = formation or StaticFormation.of(settings, expected)
         self.occupants = self._formation.occupants.below(self._downlink.is_relayed)
         self.inherited = InheritedGeneration(send, self._formation, clock)  # another, where a controller was before
+        self.watching = Watching(send, lambda ranks, message: self._tell(ranks, CONTROL, message), time.time)
         self._generation: Generation | None = None
         self._received, self._rejected = 0, Counter[str]()
         self._handlers: dict[type, Callable[[bytes, Any], None]] = {
@@ -120,6 +124,9 @@ class Controller:
             Waits: self._on_waits,
             SetTimeline: self._on_timeline,
             TimelineSet: self._on_timeline_set,
+            Metrics: self._on_watched,
+            Prepared: self._on_watched,
+            Acted: self._on_watched,
         }
 
     # -- what the loop calls ------------------------------------------------------------------------------------------
@@ -178,6 +185,7 @@ class Controller:
         elif generation.over is None:
             generation.over = Abort(generation.number, reason, kind)
             self._formation.generation_ended(GenerationEnded(generation.number, reason))
+            self.watching.ended(generation.number, reason)
             for suffix in (CONTROL, ORDERS):  # each is read by another thread, and both may wait for what will not come
                 self._tell(generation.present(), suffix, generation.over)
 
@@ -289,6 +297,7 @@ class Controller:
             return
         generation, rank = found
         generation.leave(rank, message.reason, message.following)
+        self.watching.left(rank)
         if message.reason:
             self.abort(message.reason, message.kind)
         else:
@@ -344,6 +353,9 @@ class Controller:
         generation.timeline.answered(rank, message.number)
         self._answer_timeline(generation)
 
+    def _on_watched(self, _: Generation, rank: int, message: Metrics | Prepared | Acted) -> None:
+        self.watching.of_rank(rank, message)
+
     def _on_fetch(self, identity: bytes, _: FetchTask) -> None:
         self._downlink.post([identity], TaskPayload(self.task))
 
@@ -392,6 +404,7 @@ class Controller:
             formed.static_sets,
             [(rank, member.uid) for rank, member in enumerate(formed.members)],
         )
+        self.watching.formed(formed.generation, formed.hosts)
 
     def _stop_waiting(self, generation: Generation) -> None:
         """End waits for ranks that have left, outside the negotiated lane: exchanges and requests to timelines."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, final
 from farandole.control.agent_messages import AGENT, AgentHello, Alive, Branch, DumpStack, Report, Severed, StopWorkers
 from farandole.control.messages import Hello, Submit
 from farandole.control.run_messages import Progressed, RunOrder, RunQuestion
+from farandole.control.watch_messages import WATCHER, Seen, WatchJob, WatchOrder
 from farandole.runtime.controller.controller import Controller
 from farandole.runtime.coordination.host_liveness import HostLiveness
 from farandole.runtime.coordination.tree import Tree
@@ -86,6 +87,8 @@ class Root:
                 self._on_agent(host, message)
             elif isinstance(message, RunQuestion | RunOrder | Progressed):
                 self.on_person(identity, message)
+            elif isinstance(message, WatchJob | Seen | WatchOrder) and identity.startswith(WATCHER):
+                self.controller.watching.hear(identity, message)
             elif isinstance(message, AgentHello):  # its host has another one
                 self.router.send(identity, StopWorkers(0.0))
             else:

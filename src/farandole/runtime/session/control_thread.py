@@ -44,6 +44,7 @@ from farandole.control.messages import (
     TimelineSet,
     Waits,
 )
+from farandole.control.watch_messages import ActAt, Prepare, SendMetrics
 from farandole.errors import AbortError, ControlError, StartError
 from farandole.runtime.coordination.stall import Limits
 from farandole.runtime.lanes.active_collectives import ActiveCollectives
@@ -77,6 +78,9 @@ class Hooks(Protocol):
 
     def timeline(self, path: str, mark_cycles: bool) -> None:
         """Start writing the timeline to ``path``, or stop where it is ""; it has happened on return."""
+
+    def watch(self, message: SendMetrics | Prepare | ActAt) -> None:
+        """Obey an order that comes from somebody who watches the job."""
 
 
 @final
@@ -229,6 +233,8 @@ class ControlThread:
             with self._came:
                 self._timeline_set = message.number
                 self._came.notify_all()
+        elif isinstance(message, SendMetrics | Prepare | ActAt):
+            self._hooks.watch(message)
 
     def _look_at_waits(self) -> None:
         """Tell the controller if no thread can begin a collective, and that lasts."""

@@ -42,6 +42,7 @@ __all__ = [
     "ProcessSet",
     "Session",
     "current",
+    "end_step",
     "finish_before_leaving",
     "global_process_set",
     "init",
@@ -130,6 +131,13 @@ def current(asked: str = "an operation of the job") -> Session:
     if session is None:
         raise NotInitializedError(asked)
     return session
+
+
+def end_step(step: int | None = None) -> None:
+    """End a step of an optimizer, the ``step``-th where the job counts them: see ``Session.stepped``."""
+    session = _here.session
+    if session is not None:  # else ``shutdown`` came between the reduction and its use
+        session.stepped(step)
 
 
 def last_rank() -> int | None:

@@ -37,6 +37,7 @@ from farandole.collective import Kind
 from farandole.control.messages import LaneClosed, Leave, Order, Unheard, Waits
 from farandole.control.reentrant_event import ReentrantEvent
 from farandole.control.run_messages import Progressed
+from farandole.control.watch_messages import ActAt, Prepare, SendMetrics
 from farandole.engines.candidates import CANDIDATES
 from farandole.engines.choose import base
 from farandole.engines.engine import Engine
@@ -67,8 +68,11 @@ from farandole.runtime.session.abort_reason import await_news
 from farandole.runtime.session.control_thread import ControlThread
 from farandole.runtime.session.engine_pool import EnginePool
 from farandole.runtime.session.link import Link
+from farandole.runtime.session.metric_sender import MetricSender
 from farandole.runtime.session.process_sets import ProcessSet, ProcessSetLike, Registry
+from farandole.runtime.session.step_gate import StepGate
 from farandole.runtime.session.timeline import Recorder, create, path_of
+from farandole.runtime.session.training import training
 from farandole.settings import Settings
 from farandole.topology import Topology
 
@@ -109,14 +113,15 @@ class Session:
         self._counters: dict[tuple[Kind, int], itertools.count[int]] = defaultdict(itertools.count)
         self._ended: Failure | None = None
         self._struck = self._has_left = False
-        self._told = ReentrantEvent()
-        self._recorder = Recorder(topology.rank, topology.host, clock_offset_s)
+        self._told, self._recorder = ReentrantEvent(), Recorder(topology.rank, topology.host, clock_offset_s)
         self._reentry, self._in_lane, self._active = Reentry(), Reentry(), ActiveCollectives()
         self.pace = self._active.pace
         self._sets = Registry(own.rank, own.size)
         for number, process_set in enumerate(sets, 1):
             self._sets.add(number, process_set)
-        self._link = link
+        self._link, send = link, _nobody if link is None else link.up.send
+        self._metrics = MetricSender(send, self.generation)
+        self._gate = StepGate(send, self.generation, training, self.pace.beat)
         self._closing: list[Callable[[], None]] = []
         self._control: ControlThread | None = None
         self._engine_pool = self._make_engine_pool(own)
@@ -236,6 +241,21 @@ class Session:
             with contextlib.suppress(ControlError, NotInitializedError), self._reentry:
                 self._link.up.send(LaneClosed(self.generation, process_set, lane, sequence))
 
+    def stepped(self, step: int | None = None) -> None:
+        """End a step of an optimizer, the ``step``-th where the job counts them, and obey orders that were for its end.
+
+        Raises ``SystemExit`` if somebody who watches has ordered the end.
+        """
+        training.stepped(self.topology.rank, step)
+        self._gate.passes()
+
+    def watch(self, message: SendMetrics | Prepare | ActAt) -> None:
+        """Obey an order that comes from somebody who watches the job; called by the control thread."""
+        if isinstance(message, SendMetrics):
+            self._metrics.every(message.every_s)
+        else:
+            self._gate.watch(message)
+
     def report(self, told: Progressed) -> None:
         """Send metrics or advice to an elastic job; nothing where there is none, or from another rank than 0."""
         if self._link is not None and self.settings.is_elastic and self.topology.rank == 0 and not self.provisional:
@@ -277,6 +297,7 @@ class Session:
         and what it still uses is freed then.
         """
         self._recorder.close()  # first: rank 0 takes the timeline for complete when the others have left
+        self._metrics.close()  # while the controller still listens
         reason = f"shutdown() was called on {self._name()}"
         self._end(Failure(AbortError, reason), reason, "")
         for work in self._closing:
@@ -475,6 +496,7 @@ class Session:
             return
         self._ended = failure
         self._told.set()  # after ``_ended``, which ``_explain`` reads when this has woken it
+        self._gate.open()
         if self._control is not None:
             self._control.end(failure)
         self._lane.end(failure)
@@ -495,6 +517,10 @@ class Session:
 
     def _name(self) -> str:
         return f"rank {self.topology.rank} on {self.topology.host}"
+
+
+def _nobody(_: object) -> None:
+    """Send to nobody: this process is alone."""
 
 
 def _title(order: Order | None) -> str:

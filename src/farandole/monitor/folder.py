@@ -1,0 +1,274 @@
+r"""Folder of a recorded run: everything that the live view shows, on disk, in one place.
+
+    with RunWriter.create("runs/a", describe(["python", "train.py"])) as writer:
+        writer.append(PointRecord(0, 1, [MetricPoint(time.time(), 7, 0, {"loss": 0.5})]))
+    for record in read_records("runs/a"): ...
+    read_info("runs/a").command
+
+    runs/a/                     mode 0700; every file 0600
+      run.json                  a RunInfo in JSON: versions, git, command, seeds, when it began, how it ended
+      metrics                   the log below
+      output/stdout, stderr     lines of workers as the launcher got them, each with its tag "[rank]<stream>:"
+      tensorboard/, metrics.csv where they were asked for (farandole.monitor.exports)
+      trials.log, checkpoints/  of a search, and of its trials: farandole.search writes them, nobody here
+
+The log ``metrics`` begins with the eight bytes ``FARANDO1``. Records follow, each as
+
+    length of the payload     4 bytes, little-endian
+    CRC-32 of the payload     4 bytes, little-endian
+    payload                   one of ``Record`` in msgpack, an array whose first element is the class name
+
+It is only ever appended to, a record by one ``write``. A run that was killed leaves at most one torn record at the end:
+whoever opens the log to write cuts it off at the last whole record, whoever reads stops there. A reader that goes on
+while the run does keeps its offset. Every number has two times: ``time_s`` in seconds since 1970, and a step.
+
+One writer: ``RunWriter`` holds a lock (``flock``) on ``metrics``, and a second one is refused. It does no ``fsync``:
+a crash of the machine may cost seconds, one of the process nothing. Keys are in none of these files. A field may be
+added at the end of a record, with a default: older readers pass over it, and over classes that they do not know.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias, final
+
+import msgspec
+
+from farandole.control.watch_messages import MetricPoint
+from farandole.errors import UsageError
+from farandole.version import __version__
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+MAGIC = b"FARANDO1"
+HEAD = struct.Struct("<II")
+LONGEST_BYTES = 2**26
+"""A length above this is no length: the file is torn, or none of ours."""
+
+INFO, METRICS, OUTPUT = "run.json", "metrics", "output"
+STREAMS = ("stdout", "stderr")
+
+
+@final
+class RunInfo(msgspec.Struct, omit_defaults=True):
+    """Description of a run. ``status`` is its exit status once it has ended, ``words`` why that is not 0.
+
+    ``versions`` are those of Python, Farandole and of the frameworks installed; ``git`` is the commit of the folder
+    that it was started in, with ``+`` where files were changed; ``seeds`` are those that command and variables name.
+    """
+
+    began_s: float
+    command: list[str]
+    folder: str = ""
+    host: str = ""
+    user: str = ""
+    git: str = ""
+    versions: dict[str, str] = msgspec.field(default_factory=dict)
+    seeds: dict[str, str] = msgspec.field(default_factory=dict)
+    farandole: str = __version__
+    ended_s: float = 0.0
+    status: int | None = None
+    words: str = ""
+
+
+# -- records ----------------------------------------------------------------------------------------------------------
+
+
+class _Record(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    pass
+
+
+@final
+class PointRecord(_Record, frozen=True):
+    """Numbers of one rank of a generation; ``dropped`` were too many."""
+
+    rank: int
+    generation: int
+    points: list[MetricPoint]
+    dropped: int = 0
+
+
+@final
+class MemberRecord(_Record, frozen=True):
+    """A generation is formed: the host of each rank."""
+
+    time_s: float
+    generation: int
+    hosts: list[str]
+
+
+@final
+class MarkRecord(_Record, frozen=True):
+    """Event of a run: a ``fault``, a ``recovery``, an ``order`` that was obeyed, or a ``note``; step -1: unknown."""
+
+    time_s: float
+    kind: str
+    text: str
+    step: int = -1
+
+
+@final
+class TrialRecord(_Record, frozen=True):
+    """State of one trial of a search: its row in the table of trials. The last one of each ``trial`` counts."""
+
+    time_s: float
+    trial: int
+    state: str
+    params: dict[str, float | int | str | bool | None]
+    values: dict[str, float] = msgspec.field(default_factory=dict)
+    step: int = -1
+    workers: int = 0
+    note: str = ""
+
+
+Record: TypeAlias = PointRecord | MemberRecord | MarkRecord | TrialRecord
+
+_encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Record)
+
+
+@final
+class RunWriter:
+    """The one writer of a run's folder."""
+
+    def __init__(self, path: Path, info: RunInfo, fd: int) -> None:
+        self.path, self.info = path, info
+        self._fd = fd
+        self._outputs: dict[int, int] = {}
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str], info: RunInfo) -> Self:
+        """Make the folder, or take an empty one; raises ``UsageError`` where there is a run already."""
+        folder = Path(path).absolute()
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if (folder / INFO).exists() or (folder / METRICS).exists():
+                raise UsageError(f"{folder} has the record of another run: give a folder that is new, or empty")
+            writer = cls(folder, info, _locked(folder, os.O_CREAT | os.O_EXCL))
+            writer.describe()
+        except OSError as error:
+            raise UsageError(f"the run cannot be recorded in {folder}: {error.strerror}") from error
+        os.write(writer._fd, MAGIC)
+        return writer
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Self:
+        """Go on with a run that is there; a torn record at the end of its log is cut off."""
+        folder = Path(path).absolute()
+        info = read_info(folder)
+        try:
+            fd = _locked(folder, 0)
+        except OSError as error:
+            raise UsageError(f"the run in {folder} cannot be gone on with: {error.strerror}") from error
+        with open(fd, "rb", closefd=False) as file:
+            text = file.read()
+        if not text.startswith(MAGIC) and not MAGIC.startswith(text):
+            os.close(fd)
+            raise UsageError(f"{folder / METRICS} is no log of a run")
+        os.ftruncate(fd, whole := LogReader(text).whole)
+        if not whole:
+            os.write(fd, MAGIC)
+        return cls(folder, info, fd)
+
+    def append(self, record: Record) -> None:
+        """Write one record; raises ``OSError`` where the disk does not take it."""
+        payload = _encoder.encode(record)
+        left = memoryview(HEAD.pack(len(payload), zlib.crc32(payload)) + payload)
+        while left:  # one call, but on a disk that is almost full
+            left = left[os.write(self._fd, left) :]
+
+    def output(self, stream: int, text: bytes) -> None:
+        """Append lines to ``output/stdout`` (0) or ``output/stderr`` (1)."""
+        if stream not in self._outputs:
+            (self.path / OUTPUT).mkdir(mode=0o700, exist_ok=True)
+            self._outputs[stream] = _opened(self.path / OUTPUT / STREAMS[stream], os.O_CREAT)
+        left = memoryview(text)
+        while left:
+            left = left[os.write(self._outputs[stream], left) :]
+
+    def describe(self) -> None:
+        """Write ``run.json`` as ``info`` is now."""
+        new = self.path / f"{INFO}.new"
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(self.info), indent=1) + b"\n")
+        new.rename(self.path / INFO)  # at one stroke: others read it meanwhile
+
+    def close(self) -> None:
+        """Free the descriptors, and the lock. Idempotent."""
+        fds, self._outputs = [self._fd, *self._outputs.values()], {}
+        self._fd = -1
+        for fd in fds:
+            if fd >= 0:
+                os.close(fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@final
+class LogReader:
+    """Records in the bytes of a log; ``whole`` is the length of what can be read, once all of it has been."""
+
+    def __init__(self, text: bytes) -> None:
+        self._text = text
+        self._records = list(self._read())
+
+    def _read(self) -> Iterator[Record]:
+        at = self.whole = len(MAGIC) if self._text.startswith(MAGIC) else 0
+        while self.whole:
+            if len(self._text) < at + HEAD.size:
+                return
+            length, crc = HEAD.unpack_from(self._text, at)
+            payload = self._text[at + HEAD.size : at + HEAD.size + length]
+            if length > LONGEST_BYTES or len(payload) < length or zlib.crc32(payload) != crc:
+                return
+            self.whole = at = at + HEAD.size + length
+            with contextlib.suppress(msgspec.DecodeError):  # of a later version
+                yield _decoder.decode(payload)
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self._records)
+
+
+def read_info(path: str | os.PathLike[str]) -> RunInfo:
+    """Description of the run in a folder; raises ``UsageError`` where there is none."""
+    file = Path(path) / INFO
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=RunInfo)
+    except OSError as error:
+        raise UsageError(f"there is no record of a run in {path}: {file.name}: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise UsageError(f"{file} is not what a recorded run has: {error}") from error
+
+
+def read_records(path: str | os.PathLike[str]) -> Iterator[Record]:
+    """Records of a run so far; of a run that was killed, all but a torn last one."""
+    try:
+        text = (Path(path) / METRICS).read_bytes()
+    except OSError as error:
+        raise UsageError(f"there is no log of a run in {path}: {error.strerror}") from error
+    return iter(LogReader(text))
+
+
+def _opened(path: Path, how: int) -> int:
+    return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | how, 0o600)
+
+
+def _locked(folder: Path, how: int) -> int:
+    """The log, open and locked; raises ``UsageError`` if somebody writes it."""
+    fd = _opened(folder / METRICS, how)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(fd)
+        raise UsageError(f"the run in {folder} goes on: it has a writer already") from error
+    return fd

@@ -1,0 +1,159 @@
+"""Watching of a job: what its controller tells those who watch, and the orders that they give.
+
+    watching = Watching(router.send, tell_ranks, time.time)
+    watching.hear(identity, WatchJob(...))             # a watcher has come: workers send their metrics from now on
+    watching.formed(1, ["a", "a"])
+    watching.metrics(0, Metrics(...))               # and it goes on to every watcher
+
+A watcher that does not keep up misses messages, and is told how many: nothing here grows while it sleeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias, final
+
+from farandole.control.message import Message
+from farandole.control.messages import encode
+from farandole.control.watch_messages import (
+    AT_ONCE,
+    Acted,
+    Announced,
+    Ended,
+    Members,
+    Metrics,
+    Missed,
+    OrderNews,
+    Prepared,
+    RankMetrics,
+    Seen,
+    SendMetrics,
+    WatchJob,
+    WatchOrder,
+)
+from farandole.runtime.coordination.downlink import Send
+from farandole.runtime.coordination.rank_set import RankSet
+from farandole.runtime.coordination.step_orders import StepOrders
+
+Obey: TypeAlias = Callable[[WatchOrder], tuple[bool, str]]
+"""Obeys an order that needs no step; tells whether it is taken, and what becomes of it."""
+
+LONGEST_WINDOW_BYTES = 2**26
+MOST_WATCHERS = 16
+
+
+@final
+class _Watcher:
+    def __init__(self, window_bytes: int, every_s: float) -> None:
+        self.window_bytes, self.every_s = window_bytes, every_s
+        self.unseen_bytes = self.missed = 0
+
+
+@final
+class Watching:
+    """Watchers of one job; one thread. ``tell`` sends a message to ranks, ``clock`` is that of the wall."""
+
+    def __init__(self, send: Send, tell: Callable[[RankSet, Message], object], clock: Callable[[], float]) -> None:
+        self.obey: Obey = lambda order: (False, f"this job knows no {order.verb}")
+        """Obey an order of ``AT_ONCE``; whoever runs the job sets it."""
+        self.resizable = False
+        self._send, self._tell, self._clock = send, tell, clock
+        self._watchers: dict[bytes, _Watcher] = {}
+        self._members: Members | None = None
+        self._ranks: set[int] = set()
+        self._orders = StepOrders(tell, self._news)
+
+    @property
+    def is_watched(self) -> bool:
+        """True if there is anybody to tell."""
+        return bool(self._watchers)
+
+    # -- watchers -----------------------------------------------------------------------------------------------------
+
+    def hear(self, identity: bytes, message: WatchJob | Seen | WatchOrder) -> None:
+        """Take in a message of a watcher."""
+        watcher = self._watchers.get(identity)
+        if isinstance(message, WatchJob):
+            if watcher is None and len(self._watchers) < MOST_WATCHERS:
+                self._watchers[identity] = _Watcher(min(message.window_bytes, LONGEST_WINDOW_BYTES), message.every_s)
+                if self._members is not None:
+                    self._tell_one(identity, self._members)
+                self._ask(self._ranks)
+        elif watcher is None:
+            return
+        elif isinstance(message, Seen):
+            watcher.unseen_bytes = max(0, watcher.unseen_bytes - max(0, message.nbytes))
+        elif message.verb in AT_ONCE:
+            accepted, text = self.obey(message)
+            self._news(message.number, message.verb, "acted" if accepted else "refused", text, -1)
+        else:
+            self._orders.give(message.number, message.verb)
+
+    def tell(self, message: Message) -> None:
+        """Tell all who watch."""
+        for identity in tuple(self._watchers):
+            self._tell_one(identity, message)
+
+    def said(self, text: str) -> None:
+        """Pass on what is said to people."""
+        if self._watchers:
+            self.tell(Announced(self._clock(), text))
+
+    # -- what happens -------------------------------------------------------------------------------------------------
+
+    def formed(self, generation: int, hosts: Sequence[str]) -> None:
+        """Take in that a generation is formed."""
+        self._ranks = set(range(len(hosts)))
+        self._members = Members(self._clock(), generation, list(hosts), self.resizable)
+        self.tell(self._members)
+        if self._watchers:
+            self._ask(self._ranks)
+        self._orders.begin(generation, self._ranks)
+
+    def ended(self, generation: int, reason: str) -> None:
+        """Take in that the generation has ended."""
+        self._ranks = set()
+        self._orders.end()
+        if self._watchers:
+            self.tell(Ended(self._clock(), generation, reason))
+
+    def left(self, rank: int) -> None:
+        """Take in that a rank has left in good order."""
+        self._ranks.discard(rank)
+        self._orders.gone(rank)
+
+    def of_rank(self, rank: int, message: Metrics | Prepared | Acted) -> None:
+        """Take in a message of a rank."""
+        if isinstance(message, Metrics):
+            self.tell(RankMetrics(message.generation, rank, message.points, message.notes, message.dropped))
+        elif isinstance(message, Prepared):
+            self._orders.prepared(rank, message.number, message.step)
+        else:
+            self._orders.acted(rank, message.number, message.step)
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _ask(self, ranks: set[int]) -> None:
+        """Have ranks send their metrics, as often as the most curious watcher wants, or no more."""
+        if ranks and self._members is not None:
+            every_s = min((each.every_s for each in self._watchers.values()), default=0.0)
+            self._tell(RankSet.of(sorted(ranks)), SendMetrics(self._members.generation, every_s))
+
+    def _tell_one(self, identity: bytes, message: Message) -> None:
+        watcher = self._watchers[identity]
+        nbytes = len(encode(message))
+        if watcher.unseen_bytes + nbytes > watcher.window_bytes:
+            watcher.missed += 1
+            return
+        missed, watcher.missed = watcher.missed, 0
+        if missed:
+            self._tell_one(identity, Missed(missed))
+        if identity in self._watchers:
+            watcher.unseen_bytes += nbytes
+            if not self._send(identity, message):  # it has gone
+                del self._watchers[identity]
+                if not self._watchers:
+                    self._ask(self._ranks)
+
+    def _news(self, number: int, verb: str, state: str, text: str, step: int) -> None:
+        self.tell(OrderNews(number, verb, state, text, step, self._clock()))

@@ -1,0 +1,156 @@
+"""Orders that all ranks of a generation obey after the same step; without any I/O.
+
+    orders = StepOrders(tell, news)
+    orders.begin(1, {0, 1})                     # a generation is formed
+    orders.give(7, "pause")                     # tells all ranks Prepare
+    orders.prepared(0, 7, 120)
+    orders.prepared(1, 7, 121)                  # tells all ranks ActAt(step=122): no rank gets past that by itself
+    orders.acted(0, 7, 122)
+    orders.acted(1, 7, 122)                     # news: acted after step 122
+
+One order at a time; others wait for it. While the ranks pause, what ends the pause needs no step.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection
+from typing import TypeAlias, final
+
+import msgspec
+
+from farandole.control.message import Message
+from farandole.control.watch_messages import AT_STEPS, ActAt, Prepare
+from farandole.runtime.coordination.rank_set import RankSet
+
+News: TypeAlias = Callable[[int, str, str, str, int], object]
+"""Told what becomes of an order: its number, verb, state, text, and the step after which it was obeyed, or -1."""
+
+MOST = 16
+"""Orders that may wait."""
+
+DONE = {
+    "stop": "the training has ended after step {}",
+    "pause": "paused after step {}",
+    "resume": "goes on after step {}",
+    "checkpoint": "a checkpoint is due after step {}; the script saves it where it asks hvd.checkpoint_due()",
+}
+
+
+@final
+class _Order(msgspec.Struct):
+    number: int
+    verb: str
+    missing: set[int]
+    steps: list[int] = []
+    step: int = -1
+
+
+@final
+class StepOrders:
+    """Orders of one job. ``tell`` sends a message to ranks."""
+
+    def __init__(self, tell: Callable[[RankSet, Message], object], news: News) -> None:
+        self._tell, self._news = tell, news
+        self._generation = 0
+        self._ranks: set[int] = set()
+        self._current: _Order | None = None
+        self._waiting: deque[tuple[int, str]] = deque()
+        self._paused: tuple[int, int] | None = None
+        """Order by which the ranks pause, and after which step."""
+
+    def begin(self, generation: int, ranks: Collection[int]) -> None:
+        """A generation is formed; a pause of the one before goes on in it."""
+        paused, self._paused = self._paused, None
+        self._generation, self._ranks = generation, set(ranks)
+        if paused is not None:
+            self._waiting.appendleft((paused[0], "pause"))
+        self._next()
+
+    def end(self) -> None:
+        """End the generation; orders that nobody has obeyed wait for the next one."""
+        current, self._current = self._current, None
+        self._ranks = set()
+        if current is not None and current.verb == "stop" and current.step >= 0:
+            self._news(current.number, "stop", "acted", DONE["stop"].format(current.step), current.step)
+        elif current is not None:
+            self._waiting.appendleft((current.number, current.verb))
+
+    def give(self, number: int, verb: str) -> None:
+        """Take an order in."""
+        planned = [each for _, each in self._waiting] + ([self._current.verb] if self._current else [])
+        will_pause = next(
+            (each == "pause" for each in planned if each in ("pause", "resume")), self._paused is not None
+        )
+        if verb not in AT_STEPS:
+            self._refuse(number, verb, f"nobody here knows the order {verb!r}")
+        elif len(self._waiting) >= MOST:
+            self._refuse(number, verb, f"{MOST} orders wait already")
+        elif verb == "resume" and not will_pause:
+            self._refuse(number, verb, "nothing is paused")
+        elif verb in ("pause", "checkpoint") and will_pause:
+            self._refuse(number, verb, "the training is paused: resume it first")
+        else:
+            self._waiting.append((number, verb))
+            self._next()
+
+    def prepared(self, rank: int, number: int, step: int) -> None:
+        """Take in that a rank waits at the end of its next step, and has ended ``step`` of them."""
+        current = self._current
+        if current is not None and current.number == number and current.step < 0 and rank in current.missing:
+            current.missing.discard(rank)
+            current.steps.append(step)
+            self._set_step(current)
+
+    def acted(self, rank: int, number: int, step: int) -> None:
+        """Take in that a rank has obeyed, after so many steps."""
+        current = self._current
+        if current is not None and current.number == number and current.step >= 0:
+            current.missing.discard(rank)
+            current.step = max(step, current.step)
+            self._conclude(current)
+
+    def gone(self, rank: int) -> None:
+        """Wait for ``rank`` no more: it has left."""
+        self._ranks.discard(rank)
+        current = self._current
+        if current is not None and rank in current.missing:
+            current.missing.discard(rank)
+            if current.step < 0:
+                self._set_step(current)
+            else:
+                self._conclude(current)
+
+    def _next(self) -> None:
+        while self._current is None and self._waiting and self._ranks:
+            number, verb = self._waiting.popleft()
+            self._current = _Order(number, verb, set(self._ranks))
+            if self._paused is None:
+                self._news(number, verb, "taken", "waits for the end of the step", -1)
+                self._tell(RankSet.of(sorted(self._ranks)), Prepare(self._generation, number))
+            else:
+                self._act(self._current, self._paused[1])
+
+    def _set_step(self, order: _Order) -> None:
+        """Name the step after which to obey, once all ranks wait before the end of their next one."""
+        if not order.missing and order.steps:
+            order.missing = set(self._ranks)
+            self._act(order, max(order.steps) + 1)
+
+    def _act(self, order: _Order, step: int) -> None:
+        order.step = step
+        self._tell(RankSet.of(sorted(self._ranks)), ActAt(self._generation, order.number, order.verb, step))
+
+    def _conclude(self, order: _Order) -> None:
+        if order.missing:
+            return
+        self._current = None
+        if order.verb == "pause":
+            self._paused = order.number, order.step
+        elif order.verb in ("resume", "stop"):
+            self._paused = None
+        self._news(order.number, order.verb, "acted", DONE[order.verb].format(order.step), order.step)
+        self._next()
+
+    def _refuse(self, number: int, verb: str, why: str) -> None:
+        self._news(number, verb, "refused", why, -1)

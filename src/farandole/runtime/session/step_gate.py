@@ -1,0 +1,126 @@
+"""Gate at the end of every step: there all ranks of a job obey an order, after the same step.
+
+    gate = StepGate(send, generation=1, training=training)
+    gate.watch(Prepare(1, 4))               # the control thread: whoever comes to the end of a step now waits there
+    gate.watch(ActAt(1, 4, "pause", 120))   # all are known to wait before the end of step 121: obey after step 120
+    gate.passes()                           # the thread that trains, at the end of each of its steps
+
+Why two messages: ranks hear of an order at different times, and one that acted at once would leave the others in a
+collective. After ``Prepare`` no rank gets past the end of its next step, so the step that the controller names, one
+more than the furthest rank had ended, is ahead of all of them. Without an order a step costs one look.
+
+Threads. The control thread calls ``watch``, the one that trains ``passes``, and whoever ends the session ``open``; a
+signal handler may call that, and runs on top of a thread that waits here: hence a ``Condition``, whose lock is
+reentrant, and waits in slices, as a handler notifies nobody. ``_changed`` guards all fields. ``_number`` is also read
+without it, in ``passes``: an order that comes in that moment is met at the end of the next step, which is what
+``Prepared`` has promised, as it tells the steps that had ended when ``_number`` was set.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from typing import final
+
+from farandole import events
+from farandole.control.message import Message
+from farandole.control.watch_messages import ActAt, Acted, Prepare, Prepared
+from farandole.errors import ControlError
+from farandole.runtime.session.training import Training
+
+SLICE_S = 0.25
+
+PATIENCE_S = 30.0
+"""How long a rank waits to hear at which step it is to act: the controller is gone, or has forgotten the order."""
+
+NONE = -1
+
+
+@final
+class StepGate:
+    """Gate of one session. ``beat`` is called now and then by a thread that pauses: it is no stall."""
+
+    def __init__(
+        self,
+        send: Callable[[Message], object],
+        generation: int,
+        training: Training,
+        beat: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._send, self._generation, self._training, self._beat = send, generation, training, beat
+        self._changed = threading.Condition()
+        self._number = NONE
+        self._order: ActAt | None = None
+        self._open = False
+
+    def watch(self, message: Prepare | ActAt) -> None:
+        """Take in a message of the controller."""
+        with self._changed:
+            if isinstance(message, Prepare):
+                self._number, self._order = message.number, None
+                self._say(Prepared(self._generation, message.number, self._training.step))
+            elif message.number == self._number and message.step >= 0:
+                self._order = message
+            elif message.number == self._number:
+                self._number = NONE
+            elif self._order is not None and self._order.verb == "pause":  # one that follows a pause comes unprepared
+                self._number, self._order = message.number, message
+            self._changed.notify_all()
+
+    def open(self) -> None:
+        """Let everybody through: the session is over."""
+        with self._changed:
+            self._open, self._number = True, NONE
+            self._changed.notify_all()
+
+    def passes(self) -> None:
+        """Come to the end of a step; returns when the next one may begin. Raises ``SystemExit`` where that was all."""
+        if self._number == NONE:
+            return
+        with self._changed:
+            self._await(lambda: self._order is not None, PATIENCE_S)
+            order = self._order
+            if order is None:
+                self._number = NONE
+            elif self._training.step >= order.step:
+                self._obey(order)
+
+    def _obey(self, order: ActAt) -> None:
+        """Obey, with ``_changed``; after a pause also the order that ends it."""
+        self._say(Acted(self._generation, order.number, self._training.step))
+        if order.verb == "pause":
+            self._await(lambda: self._order is not order, None)
+            following = self._order
+            if following is not None and following is not order and not self._open:
+                self._obey(following)
+                return
+        elif order.verb == "checkpoint":
+            self._training.checkpoint_due = True
+        self._number, self._order = NONE, None
+        if order.verb == "stop":
+            _stop(self._training.step)
+
+    def _await(self, enough: Callable[[], bool], timeout_s: float | None) -> None:
+        until_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while not (enough() or self._open or self._number == NONE):
+            if until_s is not None and time.monotonic() >= until_s:
+                return
+            self._changed.wait(SLICE_S)
+            self._beat()
+
+    def _say(self, message: Message) -> None:
+        with contextlib.suppress(ControlError):  # closed: the session has ended, which the next collective tells
+            self._send(message)
+
+
+def _stop(step: int) -> None:
+    events.logger.info("the training ends after step %d, as somebody who watches it has ordered", step)
+    if threading.current_thread() is not threading.main_thread():
+        # Of a compiled graph: nothing that is raised here gets to the script. Its main thread gets a Ctrl-C instead.
+        import _thread
+
+        _thread.interrupt_main()
+        return
+    raise SystemExit(0)

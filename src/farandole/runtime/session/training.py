@@ -1,0 +1,96 @@
+"""Training of this process as the live view shows it: its steps, its samples, and the metrics that are told of them.
+
+    training.log(None, None, {"loss": loss})        # hvd.log
+    training.waited(0.002)                          # an optimizer, in a step
+    training.stepped()                              # and at its end
+
+Without anybody who listens a step costs a few additions, and ``log`` one look-up.
+
+Threads. The thread that trains calls all of it, in compiled graphs one of the framework. The control thread reads
+``step``, a single reference.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, final
+
+from farandole import events
+
+EVERY_S = 0.1
+"""Interval of the metrics that come by themselves; each is a mean over the steps in it."""
+
+
+@final
+class Training:
+    """Training of one process; it outlives sessions, as elastic workers have several."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        """Steps that have ended."""
+        self.samples = 0
+        """Samples of this rank so far; 0 where nobody counts them."""
+        self.checkpoint_due = False
+        """True once somebody who watches has asked for a checkpoint, after the same step on every rank."""
+        self._logged = 0
+        self._waited_s = 0.0
+        self._since: tuple[float, int, int] | None = None
+        self._unread: set[str] = set()
+
+    def log(self, step: int | None, samples: int | None, values: Mapping[str, Any], rank: int) -> None:
+        """Emit a ``Metric``, if anybody listens; the ``step`` is by default the optimizer's, or the number of logs."""
+        self._logged += 1
+        if samples is not None:
+            self.samples = int(samples)
+        if not (events.listeners or events.subscribers):
+            return
+        numbers = {name: number for name, value in values.items() if (number := self._number(name, value)) is not None}
+        at = int(step) if step is not None else self.step or self._logged
+        if numbers:
+            events.emit(events.Metric(time.monotonic(), rank, at, self.samples, numbers))
+
+    def saw(self, samples: int) -> None:
+        """Count samples of this rank."""
+        self.samples += samples
+
+    def waited(self, seconds: float) -> None:
+        """Count time of the present step that was spent in waiting for other ranks."""
+        self._waited_s += seconds
+
+    def stepped(self, rank: int, step: int | None = None) -> None:
+        """End a step of an optimizer: the ``step``-th of an elastic job, or one more of this process."""
+        self.step = self.step + 1 if step is None else step
+        if events.listeners or events.subscribers:
+            self._measure(rank, time.monotonic())
+        else:
+            self._since = None
+
+    def _measure(self, rank: int, now: float) -> None:
+        since, waited_s = self._since, self._waited_s
+        if since is None or self.step <= since[1]:  # the first step that somebody hears of, or of another generation
+            self._since, self._waited_s = (now, self.step, self.samples), 0.0
+            return
+        elapsed_s = now - since[0]
+        if elapsed_s < EVERY_S:
+            return
+        steps = self.step - since[1]
+        values = {"step_s": elapsed_s / steps, "wait_s": min(waited_s, elapsed_s) / steps}
+        if self.samples > since[2]:
+            values["samples_per_s"] = (self.samples - since[2]) / elapsed_s
+        self._since, self._waited_s = (now, self.step, self.samples), 0.0
+        events.emit(events.Metric(now, rank, self.step, self.samples, values))
+
+    def _number(self, name: str, value: Any) -> float | None:
+        """The number that ``value`` stands for; a value that is none is left out, as nobody may watch the next time."""
+        try:
+            return float(value)
+        except (TypeError, ValueError) as error:
+            if name not in self._unread:
+                self._unread.add(name)
+                events.logger.warning("hvd.log(%s=...) is left out, as it is no number: %s", name, error)
+            return None
+
+
+training = Training()
+"""That of this process."""

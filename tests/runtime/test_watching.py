@@ -1,0 +1,244 @@
+"""Watching a job: its metrics, its membership, and orders that all ranks obey after the same step."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farandole import events
+from farandole.cluster.environment import CONTROLLER, KEY, OWN
+from farandole.control.channel import Dealer
+from farandole.control.keys import JobKeys, new_secret
+from farandole.control.message import Message
+from farandole.control.watch_messages import (
+    WATCHER,
+    Announced,
+    Members,
+    Metrics,
+    Missed,
+    OrderNews,
+    RankMetrics,
+    Seen,
+    SendMetrics,
+    WatchJob,
+    WatchOrder,
+)
+from farandole.runtime.controller.watching import Watching
+from farandole.runtime.session.metric_sender import MOST_POINTS, SHORTEST_S, MetricSender
+from farandole.testing.jobs import free_port
+
+DEADLINE_S = 60.0
+
+
+class Watched:
+    """``Watching`` with lists for what it sends."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[bytes, Message]] = []
+        self.told: list[Message] = []
+        self.gone: set[bytes] = set()
+        self.watching = Watching(self.send, lambda _, message: self.told.append(message), lambda: 5.0)
+
+    def send(self, identity: bytes, message: Message) -> bool:
+        self.sent.append((identity, message))
+        return identity not in self.gone
+
+
+def test_nobody_is_asked_for_metrics_until_somebody_watches_and_again_when_nobody_does() -> None:
+    job = Watched()
+    job.watching.formed(1, ["a", "b"])
+    assert (job.told, job.sent) == ([], [])
+    job.watching.hear(b"w", WatchJob(0.5, 10**6))
+    assert job.told == [SendMetrics(1, 0.5)]
+    assert job.sent == [(b"w", Members(5.0, 1, ["a", "b"]))]
+    job.watching.formed(2, ["a"])
+    assert job.told[-1] == SendMetrics(2, 0.5)
+    job.gone.add(b"w")
+    job.watching.said("hello")
+    assert job.told[-1] == SendMetrics(2, 0.0)
+    assert not job.watching.is_watched
+
+
+def test_a_watcher_that_sees_nothing_misses_messages_and_is_told_how_many() -> None:
+    job = Watched()
+    job.watching.hear(b"w", WatchJob(0.5, 1000))
+    for _ in range(50):
+        job.watching.said("x" * 100)
+    got = len(job.sent)
+    assert 5 < got < 10
+    job.watching.hear(b"w", Seen(900))
+    job.watching.said("again")
+    assert [message for _, message in job.sent[got:]] == [Missed(50 - got), Announced(5.0, "again")]
+    job.watching.hear(b"stranger", Seen(5))
+    job.watching.hear(b"stranger", WatchOrder(1, "end"))
+    assert len(job.sent) == got + 2
+
+
+def test_a_burst_of_metrics_is_one_message_and_what_is_too_much_is_counted() -> None:
+    sent: list[Any] = []
+    sender = MetricSender(sent.append, 3)
+    try:
+        for step in range(5):
+            events.emit(events.Metric(0.0, 0, step, 0, {"early": 1.0}))
+        sender.every(SHORTEST_S / 100)  # no watcher makes it faster than it may be
+        began_s = time.monotonic()
+        for step in range(MOST_POINTS + 7):
+            events.emit(events.Metric(time.monotonic(), 0, step, 0, {"loss": float(step)}))
+        emitted_s = time.monotonic() - began_s
+    finally:
+        sender.close()
+    sender.close()
+    sender.every(1.0)
+    points = [point for message in sent for point in message.points]
+    assert [point.step for point in points[:MOST_POINTS]] == list(range(MOST_POINTS))
+    assert len(points) + sum(message.dropped for message in sent) == MOST_POINTS + 7
+    assert abs(points[0].time_s - time.time()) < 60
+    assert len(sent) <= 2 + emitted_s / SHORTEST_S
+    assert not events.listeners
+    assert all(isinstance(message, Metrics) and message.generation == 3 for message in sent)
+
+
+SCRIPT = """
+import sys, time
+import numpy as np
+import farandole.numpy as hvd
+hvd.init()
+gradients = hvd.DistributedGradients([np.zeros(3, np.float32)])
+step = 0
+for step in range(1, 10**7):
+    gradients([np.ones(3, np.float32)])
+    if step % 20 == 0:
+        hvd.log(loss=1.0 / step, wrong="no number")
+    if hvd.checkpoint_due():
+        print("saves after", step, flush=True)
+    time.sleep(0.001 if hvd.rank() else 0)
+"""
+
+
+@contextmanager
+def training(folder: Path, size: int, script: str = SCRIPT) -> Iterator[tuple[list[subprocess.Popen[str]], Dealer]]:
+    """A job that nobody launches, and somebody who watches it."""
+    (folder / "train.py").write_text(script)
+    told = {CONTROLLER: f"tcp://127.0.0.1:{free_port()}", KEY: new_secret(), OWN.size: str(size)}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "train.py"],
+            cwd=folder,
+            env={**os.environ, **told, OWN.rank: str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+    try:
+        with Dealer(told[CONTROLLER], WATCHER + b"test", JobKeys.from_secret(told[KEY]), DEADLINE_S) as dealer:
+            dealer.send(WatchJob(0.2, 2**24))
+            yield ranks, dealer
+    finally:
+        for process in ranks:
+            process.kill()
+            process.communicate()
+
+
+def until(dealer: Dealer, enough: Callable[[Any], bool]) -> list[Any]:
+    """Messages up to the first that is ``enough``."""
+    seen = []
+    deadline_s = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline_s:
+        message = dealer.recv(1.0)
+        if message is not None:
+            seen.append(message)
+            if enough(message):
+                return seen
+    raise AssertionError(f"waited in vain; last came {seen[-3:]}")
+
+
+def outcome(dealer: Dealer, number: int, verb: str) -> tuple[OrderNews, list[Any]]:
+    """News of an order, once it is obeyed or refused; and all that came before."""
+    dealer.send(WatchOrder(number, verb))
+    seen = until(dealer, lambda m: isinstance(m, OrderNews) and m.number == number and m.state != "taken")
+    return seen[-1], seen
+
+
+def test_a_watcher_sees_the_numbers_of_all_ranks_and_stops_them_after_the_same_step(tmp_path: Path) -> None:
+    with training(tmp_path, 2) as (ranks, dealer):
+        assert isinstance(until(dealer, lambda m: isinstance(m, Members))[-1], Members)
+        names: dict[int, set[str]] = {0: set(), 1: set()}
+
+        def note(message: Any) -> bool:
+            if isinstance(message, RankMetrics):
+                names[message.rank].update(name for point in message.points for name in point.values)
+            return all({"loss", "step_s", "wait_s"} <= each for each in names.values())
+
+        until(dealer, note)
+        assert names[0] == {"loss", "step_s", "wait_s"}
+
+        news, _ = outcome(dealer, 1, "resume")
+        assert (news.state, news.text) == ("refused", "nothing is paused")
+        paused, _ = outcome(dealer, 2, "pause")
+        assert paused.state == "acted"
+        assert paused.step > 0
+        news, _ = outcome(dealer, 3, "checkpoint")
+        assert news.state == "refused"
+        resumed, _ = outcome(dealer, 4, "resume")
+        assert resumed.step == paused.step
+        saved, _ = outcome(dealer, 5, "checkpoint")
+        assert saved.step > paused.step
+        stopped, _ = outcome(dealer, 6, "stop")
+        assert stopped.step > saved.step
+        said = [process.communicate(timeout=DEADLINE_S)[0] for process in ranks]
+    assert [process.returncode for process in ranks] == [0, 0], said
+    for text in said:
+        assert f"saves after {saved.step}\n" in text, "checkpoint_due() is asked after the step, on every rank"
+        assert text.count("hvd.log(wrong=...) is left out, as it is no number") == 1
+
+
+def test_a_rank_that_dies_while_all_pause_ends_the_pause_and_nobody_hangs(tmp_path: Path) -> None:
+    with training(tmp_path, 2) as (ranks, dealer):
+        assert outcome(dealer, 1, "pause")[0].state == "acted"
+        ranks[1].kill()
+        said = ranks[0].communicate(timeout=DEADLINE_S)[0]
+    assert ranks[0].returncode == 1
+    assert "AbortError" in said
+
+
+def test_an_order_to_a_script_without_steps_waits_and_disturbs_nothing(tmp_path: Path) -> None:
+    script = """
+import sys
+import farandole.numpy as hvd
+hvd.init()
+while not hvd.broadcast_object(__import__("os").path.exists("end"), 0): pass
+"""
+    with training(tmp_path, 2, script) as (ranks, dealer):
+        dealer.send(WatchOrder(1, "pause"))
+        until(dealer, lambda m: isinstance(m, OrderNews) and m.state == "taken")
+        (tmp_path / "end").touch()
+        assert [process.wait(DEADLINE_S) for process in ranks] == [0, 0]
+
+
+@pytest.mark.parametrize("watch", [False, True])
+def test_an_optimizer_step_does_not_end_when_its_session_has(watch: bool) -> None:
+    script = """
+import numpy as np
+import farandole.numpy as hvd
+from farandole.runtime.session.init import end_step
+end_step()
+hvd.init()
+hvd.log(loss=1.0)
+end_step()
+hvd.shutdown()
+end_step()
+"""
+    if watch:
+        script = "from farandole import events; events.listen(print)\n" + script
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert ("loss" in done.stdout) is watch
