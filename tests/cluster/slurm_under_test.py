@@ -51,6 +51,12 @@ class SlurmUnderTest(SchedulerUnderTest):
     def bar(self, job: str) -> None:
         self.slurm.run(["scontrol", "hold", job])
 
+    def drain(self, node: str, reason: str) -> None:
+        self.slurm.run(["scontrol", "update", f"NodeName={node}", "State=DRAIN", f"Reason={reason}"])
+
+    def undrain(self, node: str) -> None:
+        self.slurm.run(["scontrol", "update", f"NodeName={node}", "State=RESUME"])
+
     def close_queue(self) -> None:
         self.slurm.run(["scontrol", "update", "PartitionName=main", "State=DRAIN"])
 

@@ -9,7 +9,7 @@ from farandole.control.agent_messages import LeaseTerms
 from farandole.launch.leases.lease import Lease, LeasePhase
 from farandole.launch.leases.lease_book import CLEAN_LOOKS, LeaseBook
 from farandole.launch.leases.scheduler import JobPhase, JobView
-from farandole.launch.leases.seen import OutsideCancel, OutsideHold, OutsideLimit
+from farandole.launch.leases.seen import OutsideCancel, OutsideHold, OutsideLimit, OutsideSuspend
 
 LIKE = Lease("", workers=2, nodes=1, length_s=3600.0)
 HOUR_S = 3600.0
@@ -157,3 +157,30 @@ def test_no_order_of_things_brings_back_what_is_gone_or_counts_time_twice(story:
         gone = own.leases[0].phase is LeasePhase.GONE
         assert 0 <= own.node_hours(at_s) * HOUR_S <= at_s
         assert (own.leases[0].phase in (LeasePhase.WARMING, LeasePhase.MEMBER)) <= bool(own.hosts("8_0"))
+
+
+def test_nodes_that_are_drained_are_told_with_the_reason_as_long_as_they_are() -> None:
+    own = book(2)
+    for index, node in enumerate(("a", "b")):
+        own.admit(terms(index, node), 5.0)
+    assert own.nodes() == {"8_0": {"a"}, "8_1": {"b"}}
+    own.drain(["a", "b"], {"b": "a fan"})
+    assert [lease.drained for lease in own.leases] == ["", "b (a fan)"]
+    own.drain(["a"], {"a": ""})
+    assert [lease.drained for lease in own.leases] == ["a", "b (a fan)"], "nothing was seen of the other"
+    own.drain(["a", "b"], {})
+    assert [lease.drained for lease in own.leases] == ["", ""]
+
+
+def test_a_suspended_lease_is_told_once_also_when_it_is_given_up() -> None:
+    own = book(2)
+    own.admit(terms(0), 5.0)
+    seen = {0: JobView(JobPhase.SUSPENDED, ("n",)), 1: JobView(JobPhase.HELD)}
+    own.gone("n+8_0", "nothing was heard of it", 6.0)
+    own.forget()
+    own.look("8", seen, 7.0)
+    own.look("8", seen, 8.0)
+    assert own.orders() == (OutsideSuspend("8_0"),)
+    own.look("8", {**seen, 0: JobView(JobPhase.RUNNING, ("n",))}, 9.0)
+    own.look("8", seen, 10.0)
+    assert own.orders() == (OutsideSuspend("8_0"),)

@@ -233,6 +233,30 @@ def test_a_node_that_loses_power_costs_a_step_and_is_replaced(own_run: Run) -> N
     run.until(lambda: not any("lead" in job for job in run.queue()), "for the lead")
 
 
+def test_a_lease_leaves_a_node_that_is_drained_and_outlives_not_its_suspension(run: Run) -> None:
+    grown = lent(run, 3)
+    drained, stopped = running(run)
+    node = node_of(run, drained)
+    run.slurm.run(["scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=a fan"])
+    try:
+        later = run.generation(3, after=grown[0][1])
+        assert later[0][4] >= grown[0][4]
+        assert f"its node {node} (a fan) is being drained" in run.said
+        assert drained not in running(run)
+        assert stopped in running(run)
+        assert node not in {node_of(run, job) for job in running(run)}, "no lease starts where nothing is to run"
+        run.slurm.run(["scontrol", "suspend", stopped])
+        run.until(lambda: f"{stopped} was suspended by somebody" in run.said, "for what is said of it")
+        again = run.generation(3, after=later[0][1])
+        assert again[0][4] >= later[0][4]
+        run.slurm.run(["scontrol", "resume", stopped])
+        run.until(lambda: not node_of(run, stopped), "for its end: it is not taken back")
+        assert len(running(run)) == 2
+    finally:
+        run.slurm.run(["scontrol", "update", f"NodeName={node}", "State=RESUME"])
+    run.end()
+
+
 def test_what_people_do_in_the_queue_are_orders(run: Run) -> None:
     run.submit()
     run.generation(1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from farandole.launch.leases.scheduler import Answer, Scheduler
@@ -35,6 +35,12 @@ class FakeUnderTest(SchedulerUnderTest):
 
     def bar(self, job: str) -> None:
         self.cluster.bar(job)
+
+    def drain(self, node: str, reason: str) -> None:
+        self.cluster.drain(node, reason)
+
+    def undrain(self, node: str) -> None:
+        self.cluster.undrain(node)
 
     def close_queue(self) -> None:
         self.cluster.refusals["submit"] = "Required partition not available (inactive or drain)"
@@ -86,6 +92,9 @@ class Wrapped(Scheduler):
 
     def look(self, array: str) -> None:
         self._call("look", array)
+
+    def look_at_nodes(self, nodes: Sequence[str]) -> None:
+        self._call("look_at_nodes", nodes)
 
     def start(self, job: str) -> None:
         self._call("start", job)

@@ -16,6 +16,7 @@ from farandole.launch.leases.scheduler import (
     JobPhase,
     JobView,
     Looked,
+    NodesLooked,
     Scheduler,
     Submitted,
 )
@@ -163,6 +164,14 @@ BROKEN: list[tuple[str, Wrap]] = [
     (
         "what_an_administrator_holds_stays_so",
         saying(lambda it: msgspec.structs.replace(it, words="") if isinstance(it, CallRefused) else it),
+    ),
+    (
+        "drained_nodes_are_told",
+        saying(lambda it: NodesLooked(it.nodes, {}) if isinstance(it, NodesLooked) else it),
+    ),
+    (
+        "drained_nodes_are_told",
+        saying(lambda it: NodesLooked(it.nodes, dict.fromkeys(it.nodes, "x")) if isinstance(it, NodesLooked) else it),
     ),
     (
         "refused_submissions_are_told",

@@ -30,7 +30,7 @@ from workbench.cluster.needs import ClusterError
 
 _LOOK_AGAIN_S = 0.03
 _LOG = "/run/daemons.log"
-_COMMANDS = ("sbatch", "squeue", "scontrol", "scancel")
+_COMMANDS = ("sbatch", "squeue", "sinfo", "scontrol", "scancel")
 _NO_CGROUPS_SINCE = (24, 5)
 
 URGENT = "urgent"

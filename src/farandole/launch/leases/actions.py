@@ -71,11 +71,20 @@ class LookAtQueue(LeaseAction, frozen=True):
 
 
 @final
+class LookAtNodes(LeaseAction, frozen=True):
+    """Look whether nodes of leases that run are being drained."""
+
+
+@final
 class Say(LeaseAction, frozen=True):
     """Tell the user the reason; nothing is to be done."""
 
 
-AnyLeaseAction: TypeAlias = Release | SubmitArray | EndLease | CancelPending | SetLimit | SetNice | LookAtQueue | Say
+AnyLeaseAction: TypeAlias = (
+    Release | SubmitArray | EndLease | CancelPending | SetLimit | SetNice | LookAtQueue | LookAtNodes | Say
+)
+LOOKS = (LookAtQueue, LookAtNodes)
+"""Actions that nobody need be told of: they come again and again, and change nothing."""
 
 
 @final

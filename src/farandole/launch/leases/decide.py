@@ -19,7 +19,7 @@ import math
 from collections.abc import Iterator
 
 from farandole.largebatch.advice import duration
-from farandole.launch.leases.actions import LeaseDecision, LookAtQueue, SetNice
+from farandole.launch.leases.actions import LeaseDecision, LookAtNodes, LookAtQueue, SetNice
 from farandole.launch.leases.filling import fill
 from farandole.launch.leases.goals import set_goal
 from farandole.launch.leases.intake import take_in
@@ -43,6 +43,7 @@ def decide(limits: LeaseLimits, plan: LeasePlan, seen: LeaseSeen) -> tuple[Lease
     _lower_priority(turn)
     _tell_of_waits(turn)
     _look(turn)
+    _look_at_nodes(turn)
     moments = [at_s for at_s in _moments(turn) if turn.now_s < at_s < math.inf]
     turn.plan.next_s = min(moments, default=0.0)
     return turn.plan, turn.decisions
@@ -85,6 +86,15 @@ def _look(turn: LeaseTurn) -> None:
         turn.decide(LookAtQueue(), f"{waits} in the queue; the last look was {duration(turn.seen.looked_s)} ago")
 
 
+def _look_at_nodes(turn: LeaseTurn) -> None:
+    """Look from time to time whether nodes are being drained: no job is told of it."""
+    if not turn.running:
+        turn.plan.nodes_looked_s = turn.now_s
+    elif turn.plan.nodes_looked_s + turn.limits.look_s <= turn.now_s:
+        turn.plan.nodes_looked_s = turn.now_s
+        turn.decide(LookAtNodes(), f"{count(len(turn.running), 'lease')} may have a node that is being drained")
+
+
 def _moments(turn: LeaseTurn) -> Iterator[float]:
     """Times at which something is to be decided without any news."""
     plan, limits, running = turn.plan, turn.limits, turn.running
@@ -93,6 +103,7 @@ def _moments(turn: LeaseTurn) -> Iterator[float]:
     if running:
         leave_s = min((lease.ends_s for lease in running if lease.ends_s), default=math.inf) - turn.margin_s
         yield leave_s
+        yield plan.nodes_looked_s + limits.look_s
         yield leave_s - lead_s(turn)
         for share in {(1.0 - limits.successor_share) * length for length in limits.lease_lengths_s}:
             yield leave_s - share

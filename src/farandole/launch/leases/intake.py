@@ -13,6 +13,7 @@ from farandole.launch.leases.seen import (
     OutsideCancel,
     OutsideHold,
     OutsideLimit,
+    OutsideSuspend,
     Resume,
     ScaleTo,
     Stop,
@@ -62,6 +63,9 @@ def _obey(turn: LeaseTurn, order: AnyLeaseOrder) -> None:
             _freeze(turn, f"{job} is held by {'an administrator' if barred else 'somebody'}")
         case OutsideLimit(job):
             turn.note(job, limited=True)
+        case OutsideSuspend(job):
+            after = "its workers count as lost, another lease takes their place, and it ends when it is resumed"
+            turn.say("order", f"{job} was suspended by somebody: {after}")
         case _:
             assert_never(order)
 

@@ -42,7 +42,8 @@ class Lease(msgspec.Struct, frozen=True):
     which its ``nodes`` (0: not known yet) have equal shares. ``since_s`` is when its phase began, and ``ends_s`` when
     its job ends at the latest (0: not known), both in seconds since 1970; ``length_s`` is its time limit (0: that of
     the policy), and ``starts_s`` when a pending one is estimated to start (0: nobody knows). ``cause`` says why it is
-    gone. A ``guest`` is lent by a person, and of no array of the run.
+    gone. A ``guest`` is lent by a person, and of no array of the run. ``drained`` names a node of it that is being
+    drained, and says why.
     """
 
     job: str
@@ -55,3 +56,4 @@ class Lease(msgspec.Struct, frozen=True):
     length_s: float = 0.0
     starts_s: float = 0.0
     guest: bool = False
+    drained: str = ""

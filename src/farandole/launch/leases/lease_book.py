@@ -18,9 +18,10 @@ from typing import final
 import msgspec
 
 from farandole.control.agent_messages import LeaseTerms
+from farandole.launch.hosts.leased_hosts import LENT
 from farandole.launch.leases.lease import Lease, LeasePhase
 from farandole.launch.leases.scheduler import JobPhase, JobView
-from farandole.launch.leases.seen import AnyLeaseOrder, OutsideCancel, OutsideHold, OutsideLimit
+from farandole.launch.leases.seen import AnyLeaseOrder, OutsideCancel, OutsideHold, OutsideLimit, OutsideSuspend
 
 CLEAN_LOOKS = 3
 """Looks in a row that do not show a lease before it counts as gone."""
@@ -44,6 +45,7 @@ class LeaseBook:
         self._cancelled: set[str] = set()
         self._held: set[str] = set()
         """Leases that are known to be held by somebody else than their policy."""
+        self._suspended: set[str] = set()
         self._orders: list[AnyLeaseOrder] = []
         self._began_s: dict[str, float] = {}
         self._spent_node_s = 0.0
@@ -152,10 +154,19 @@ class LeaseBook:
         if job in self._leases and not self.hosts(job):
             self._end(job, self._leases[job].cause or cause, now_s)
 
+    def nodes(self) -> dict[str, set[str]]:
+        """Nodes of each lease whose agents are connected."""
+        found: dict[str, set[str]] = {}
+        for host, job in self._hosts.items():
+            if job in self._leases:
+                found.setdefault(job, set()).add(host.partition(LENT)[0])
+        return found
+
     # -- what looks show ----------------------------------------------------------------------------------------------
 
     def look(self, array: str, jobs: Mapping[int, JobView], now_s: float) -> None:
         """Take in a look at the jobs of an array."""
+        self._note_suspended(array, jobs)
         for job, lease in list(self._leases.items()):
             number, _, index = job.partition("_")
             if number != array or lease.phase is LeasePhase.GONE:
@@ -168,6 +179,20 @@ class LeaseBook:
                 self._missing[job] = self._missing.get(job, 0) + 1
                 if self._missing[job] >= CLEAN_LOOKS:
                     self._lost(lease, "no look shows it any more", now_s)
+
+    def drain(self, nodes: Collection[str], drained: Mapping[str, str]) -> None:
+        """Take in a look at nodes, of which some are being drained."""
+        for job, own in self.nodes().items():
+            known = sorted(own & set(nodes))
+            words = [f"{node} ({drained[node]})" if drained[node] else node for node in known if node in drained]
+            if known:
+                self._leases[job] = msgspec.structs.replace(self._leases[job], drained=", ".join(words))
+
+    def _note_suspended(self, array: str, jobs: Mapping[int, JobView]) -> None:
+        """Take in which jobs are suspended, also of leases that are gone as nothing was heard of their agents."""
+        found = {f"{array}_{index}" for index, view in jobs.items() if view.phase is JobPhase.SUSPENDED}
+        self._orders += [OutsideSuspend(job) for job in sorted(found - self._suspended)]
+        self._suspended = {job for job in self._suspended if job.partition("_")[0] != array} | found
 
     def _compare(self, lease: Lease, view: JobView, now_s: float) -> None:
         job = lease.job

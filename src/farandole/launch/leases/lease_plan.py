@@ -88,6 +88,8 @@ class LeasePlan(msgspec.Struct, omit_defaults=True):
     """Arrays that were asked for."""
     looked_s: float = 0.0
     """Time of the last ``LookAtQueue``."""
+    nodes_looked_s: float = 0.0
+    """Time of the last ``LookAtNodes``, or at which no lease ran."""
     said: dict[str, str] = {}
     notes: dict[str, LeaseNote] = {}
     next_s: float = 0.0

@@ -11,7 +11,7 @@ import msgspec
 
 from farandole.errors import UsageError
 from farandole.launch.hosts.run_folder import RunFolder
-from farandole.launch.leases.actions import LeaseDecision, LookAtQueue
+from farandole.launch.leases.actions import LOOKS, LeaseDecision
 from farandole.launch.leases.decide import decide
 from farandole.launch.leases.ending import arrays_of
 from farandole.launch.leases.folder_thread import last
@@ -45,4 +45,4 @@ def dry_run(folder: RunFolder, scheduler: Scheduler, now_s: float) -> list[Lease
         found.seen, now_s=now_s, leases=book.leases, orders=book.orders(), refusals=(), looked_s=0.0
     )
     _, decisions = decide(limits, found.after, seen)
-    return [decision for decision in decisions if not isinstance(decision.action, LookAtQueue)]
+    return [decision for decision in decisions if not isinstance(decision.action, LOOKS)]

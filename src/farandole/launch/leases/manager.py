@@ -21,10 +21,12 @@ import msgspec
 
 from farandole.control.run_messages import LeaseView, Progressed
 from farandole.launch.leases.actions import (
+    LOOKS,
     AnyLeaseAction,
     CancelPending,
     EndLease,
     LeaseDecision,
+    LookAtNodes,
     LookAtQueue,
     Release,
     SetLimit,
@@ -43,6 +45,7 @@ from farandole.launch.leases.scheduler import (
     CallRefused,
     CallUnanswered,
     Looked,
+    NodesLooked,
     Scheduler,
     Submitted,
 )
@@ -228,6 +231,8 @@ class LeaseManager:
             elif isinstance(answer, Looked):
                 self._looked_s = now_s
                 self.book.look(answer.array, answer.jobs, now_s)
+            elif isinstance(answer, NodesLooked):
+                self.book.drain(answer.nodes, answer.drained)
             elif isinstance(answer, CallRefused):
                 self._refused(answer, now_s)
             elif isinstance(answer, CallUnanswered):
@@ -288,6 +293,8 @@ class LeaseManager:
         elif isinstance(action, LookAtQueue):
             for array in dict.fromkeys(lease.job.partition("_")[0] for lease in self.book.leases if "_" in lease.job):
                 scheduler.look(array)
+        elif isinstance(action, LookAtNodes) and (nodes := set().union(*self.book.nodes().values())):
+            scheduler.look_at_nodes(sorted(nodes))
 
     # -- what the policy sees -----------------------------------------------------------------------------------------
 
@@ -322,7 +329,7 @@ class LeaseManager:
                 self._progress = msgspec.structs.replace(self._progress, warmup_s=warmup_s)
 
     def _tell(self, decision: LeaseDecision) -> None:
-        if isinstance(decision.action, LookAtQueue):
+        if isinstance(decision.action, LOOKS):
             return
         self.said.append(f"{time.strftime('%H:%M:%S')} {decision.reason}")
         self.say(decision.reason)

@@ -13,7 +13,7 @@ import msgspec
 
 from farandole.errors import UsageError
 from farandole.launch.hosts.run_folder import RunFolder
-from farandole.launch.leases.actions import LookAtQueue
+from farandole.launch.leases.actions import LOOKS
 from farandole.launch.leases.journal import replay
 from farandole.launch.leases.limits import LeaseLimits
 from farandole.launch.leases.live_plan import dry_run
@@ -187,7 +187,7 @@ def _print(report: PlanReport, *, explains: bool) -> None:
     console = Console(width=min(wide, 80), highlight=False, markup=False, emoji=False)
     if explains:
         for at_s, decision in report.run.decided:
-            if isinstance(decision.action, LookAtQueue):
+            if isinstance(decision.action, LOOKS):
                 continue  # too many to read, and all for the same reason
             hours, minutes = divmod(int(at_s) // 60, 60)
             action = type(decision.action).__name__

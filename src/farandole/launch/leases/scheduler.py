@@ -67,6 +67,14 @@ class Looked(msgspec.Struct, frozen=True):
 
 
 @final
+class NodesLooked(msgspec.Struct, frozen=True):
+    """Nodes that were looked at, and of those that are being drained the words of whoever does it."""
+
+    nodes: tuple[str, ...]
+    drained: Mapping[str, str]
+
+
+@final
 class CallDone(msgspec.Struct, frozen=True):
     """A ``start``, ``cancel``, ``set_limit`` or ``set_nice`` of ``job`` is done."""
 
@@ -92,7 +100,7 @@ class CallUnanswered(msgspec.Struct, frozen=True):
     words: str
 
 
-Answer: TypeAlias = Submitted | Looked | CallDone | CallRefused | CallUnanswered
+Answer: TypeAlias = Submitted | Looked | NodesLooked | CallDone | CallRefused | CallUnanswered
 
 
 class Scheduler(ABC):
@@ -114,6 +122,10 @@ class Scheduler(ABC):
     @abstractmethod
     def look(self, array: str) -> None:
         """Begin a look at all jobs of an array, at the cost of one: ``Looked``."""
+
+    @abstractmethod
+    def look_at_nodes(self, nodes: Sequence[str]) -> None:
+        """Begin a look at some nodes, of which there may be others' too: ``NodesLooked``. Their subject is ""."""
 
     @abstractmethod
     def start(self, job: str) -> None:

@@ -68,7 +68,14 @@ class OutsideLimit(LeaseOrder, frozen=True):
     job: str
 
 
-AnyLeaseOrder: TypeAlias = ScaleTo | Hold | Resume | Stop | OutsideCancel | OutsideHold | OutsideLimit
+@final
+class OutsideSuspend(LeaseOrder, frozen=True):
+    """Somebody has suspended a lease: its workers stand still, and count as lost when nothing is heard of them."""
+
+    job: str
+
+
+AnyLeaseOrder: TypeAlias = ScaleTo | Hold | Resume | Stop | OutsideCancel | OutsideHold | OutsideLimit | OutsideSuspend
 
 
 @final

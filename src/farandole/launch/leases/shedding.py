@@ -1,7 +1,8 @@
 """Shedding of the policy of leases: which of them leave now, or are cancelled, and why.
 
-What must go comes first: a job that ends, hours that are over, a budget that is spent. It knows no ``min_np``. What
-should go, because fewer workers are wanted, keeps it. Whose job ends soonest leaves first, then the newest.
+What must go comes first: a job that ends, a node that is drained, hours that are over, a budget that is spent. It
+knows no ``min_np``. What should go, because fewer workers are wanted, keeps it. Whose job ends soonest leaves first,
+then the newest.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ def shed(turn: LeaseTurn) -> None:
         _shed_all(turn, f"leases may run in the hours {', '.join(turn.limits.hours)} only", ())
         return
     _end_in_time(turn)
+    _leave_drained(turn)
     _keep_bounds(turn)
     _keep_budget(turn)
     mark_expiring(turn)
@@ -41,6 +43,12 @@ def _end_in_time(turn: LeaseTurn) -> None:
     latest_s = turn.now_s + turn.margin_s
     for lease in sorted((each for each in turn.running if 0 < each.ends_s <= latest_s), key=soonest_first):
         turn.end(lease, f"its job ends at {turn.clock(lease.ends_s)}")
+
+
+def _leave_drained(turn: LeaseTurn) -> None:
+    """End leases on nodes that are to be free of jobs: Slurm starts nothing there, so a successor goes elsewhere."""
+    for lease in sorted((each for each in turn.running if each.drained), key=soonest_first):
+        turn.end(lease, f"its node {lease.drained} is being drained")
 
 
 def _keep_bounds(turn: LeaseTurn) -> None:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias, final
 
 from farandole.control.program_run import ProgramRun
@@ -34,6 +34,7 @@ from farandole.launch.leases.scheduler import (
     CallUnanswered,
     JobPhase,
     Looked,
+    NodesLooked,
     Scheduler,
     Submitted,
 )
@@ -90,6 +91,10 @@ class SlurmScheduler(Scheduler):
     def look(self, array: str) -> None:
         """Begin ``squeue`` of one number."""
         self._ask("look", array, _look(array))
+
+    def look_at_nodes(self, nodes: Sequence[str]) -> None:
+        """Begin ``sinfo``, which asks slurmctld for all nodes, and for no job."""
+        self._ask("look_at_nodes", "", _look_at_nodes(tuple(nodes)))
 
     def start(self, job: str) -> None:
         """Begin ``scontrol release``."""
@@ -215,6 +220,11 @@ def _look(array: str) -> Generator[_Command, ClientReply, Looked | CallRefused |
         return Looked(array, words.jobs(reply.out))
     except (ValueError, UsageError) as error:
         return CallUnanswered("look", array, str(error))
+
+
+def _look_at_nodes(nodes: tuple[str, ...]) -> _Call:
+    reply = yield _Command(words.nodes(nodes))
+    return reply.failure("look_at_nodes", "") if reply.code else NodesLooked(nodes, words.drained(reply.out))
 
 
 def _start(job: str) -> _Call:

@@ -12,7 +12,7 @@ job that was overlooked would be taken for gone.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import final
 
 import msgspec
@@ -68,7 +68,7 @@ _GONE = ("invalid job id", "already finished", "already completed", "already com
 _RELEASED = ("requested partition configuration not available", "requested node configuration is not available")
 """Complaints of a release that has been made: the job waits, for a partition or nodes that it cannot have now."""
 
-_PREFIX = re.compile(r"(?:(?:sbatch|squeue|scancel|scontrol): )?(?:(?:error|fatal): )?(?:slurm_\w+ error: )?")
+_PREFIX = re.compile(r"(?:(?:sbatch|squeue|sinfo|scancel|scontrol): )?(?:(?:error|fatal): )?(?:slurm_\w+ error: )?")
 _JOB = re.compile(r"^\d+(_\d+)?: |,? for job \d+(_\d+)?$")
 _RANGE = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
 
@@ -156,6 +156,18 @@ def jobs(out: str) -> dict[int, JobView]:
             view = _view(rest)
             seen.update(dict.fromkeys(_indices(numbers), view))
     return seen
+
+
+def nodes(names: Sequence[str]) -> list[str]:
+    """The command that shows which of these nodes are being drained, or have been, to ``drained``."""
+    wanted = [f"--nodes={','.join(names)}", "--states=drain,fail"]
+    return ["sinfo", "--Node", "--noheader", "--all", *wanted, "--format=%N|%E"]
+
+
+def drained(out: str) -> dict[str, str]:
+    """The nodes that ``sinfo`` shows, with the reason that was given; a node is shown once for each partition."""
+    lines = (line.strip().partition("|") for line in out.splitlines())
+    return {name: "" if reason == "none" else reason for name, _, reason in lines if name}
 
 
 def _view(text: str) -> JobView:

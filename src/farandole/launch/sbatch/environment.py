@@ -39,7 +39,7 @@ SITE = (
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|(API|ACCESS|PRIVATE|_)_?KEY")
 """Names of secrets. Slurm stores the variables of a job; workers of a lease get these by the training itself."""
 
-_OPTIONS = re.compile(r"(SBATCH|SQUEUE|SCANCEL|SCONTROL)_")
+_OPTIONS = re.compile(r"(SBATCH|SQUEUE|SINFO|SCANCEL|SCONTROL)_")
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:

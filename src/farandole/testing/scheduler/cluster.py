@@ -16,7 +16,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import final
 
@@ -68,7 +68,7 @@ class FakeCluster:
     is_away: bool = False
     is_hanging: bool = False
     _jobs: dict[str, _Job] = field(default_factory=dict)
-    _drained: set[str] = field(default_factory=set)
+    _drained: dict[str, str] = field(default_factory=dict)
     _events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     _orders: Iterator[int] = field(default_factory=itertools.count)
@@ -121,6 +121,11 @@ class FakeCluster:
             for job in mine
             if job.phase is not JobPhase.GONE
         }
+
+    def drained(self, nodes: Collection[str]) -> dict[str, str]:
+        """Nodes among these that are being drained, and why."""
+        self._check("look_at_nodes")
+        return {node: reason for node, reason in self._drained.items() if node in nodes}
 
     def release(self, job: str) -> None:
         """Release a job that its user holds."""
@@ -183,9 +188,14 @@ class FakeCluster:
         """Undo ``suspend``."""
         self._present(job).phase = JobPhase.RUNNING
 
-    def drain(self, node: str) -> None:
-        """Start no more jobs on a node."""
-        self._drained.add(node)
+    def drain(self, node: str, reason: str = "") -> None:
+        """Start no more jobs on a node, until ``undrain``; those that run there go on."""
+        self._drained[node] = reason
+
+    def undrain(self, node: str) -> None:
+        """Undo ``drain``."""
+        self._drained.pop(node, None)
+        self._start_jobs()
 
     def fail(self, node: str) -> None:
         """Lose a node, and at once the jobs on it."""

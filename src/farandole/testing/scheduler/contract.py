@@ -20,6 +20,7 @@ from farandole.launch.leases.scheduler import (
     CallUnanswered,
     JobPhase,
     Looked,
+    NodesLooked,
     Submitted,
 )
 from farandole.testing.leaks import no_leaks
@@ -187,6 +188,29 @@ def what_an_administrator_holds_stays_so(bench: SchedulerBench) -> None:
     bench.until(array, are_gone(1), "it can be cancelled")
 
 
+def drained_nodes_are_told(bench: SchedulerBench) -> None:
+    """A node that is being drained is told with the reason, also while a job runs there; no other is, nor later."""
+    array = bench.started(1)
+    (node,) = bench.look(array)[0].nodes
+    assert _drained(bench, node) == {}
+    bench.under_test.drain(node, "a fan, or so")
+    try:
+        assert _drained(bench, node, "nowhere") == {node: "a fan, or so"}
+        assert _drained(bench, "nowhere") == {}
+        assert phases(bench.look(array)) == {0: JobPhase.RUNNING}, "a job ends with the drain of its node"
+    finally:
+        bench.under_test.undrain(node)
+    assert _drained(bench, node) == {}
+
+
+def _drained(bench: SchedulerBench, *nodes: str) -> Mapping[str, str]:
+    bench.scheduler.look_at_nodes(nodes)
+    answer = bench.answer()
+    assert isinstance(answer, NodesLooked), f"look at nodes: {answer}"
+    assert answer.nodes == nodes, f"look at {nodes}: {answer}"
+    return answer.drained
+
+
 def refused_submissions_are_told(bench: SchedulerBench) -> None:
     """A refusal comes with the scheduler's words, and nothing was submitted; the next call is answered."""
     _is_refused(bench, bench.under_test.impossible_script())
@@ -244,6 +268,7 @@ def a_scheduler_that_is_away_says_nothing_of_jobs(bench: SchedulerBench) -> None
     bench.under_test.go_away()
     try:
         _is_unanswered(bench, lambda: bench.scheduler.look(array), ("look", array))
+        _is_unanswered(bench, lambda: bench.scheduler.look_at_nodes(["node1"]), ("look_at_nodes", ""))
         _is_unanswered(bench, lambda: bench.scheduler.start(f"{array}_0"), ("start", f"{array}_0"))
         _is_unanswered(bench, lambda: bench.scheduler.cancel(f"{array}_0"), ("cancel", f"{array}_0"))
         _is_unanswered(bench, lambda: bench.scheduler.set_limit(f"{array}_0", 3), ("set_limit", f"{array}_0"))
@@ -319,6 +344,7 @@ CASES: dict[str, Case] = {
         a_time_limit_is_set,
         a_nice_value_releases_nothing,
         what_an_administrator_holds_stays_so,
+        drained_nodes_are_told,
         refused_submissions_are_told,
         calls_are_answered_in_their_order,
         a_scheduler_that_is_away_says_nothing_of_jobs,

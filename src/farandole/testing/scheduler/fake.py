@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, final
 
@@ -26,6 +26,7 @@ from farandole.launch.leases.scheduler import (
     CallRefused,
     CallUnanswered,
     Looked,
+    NodesLooked,
     Scheduler,
     Submitted,
 )
@@ -65,6 +66,11 @@ class FakeScheduler(Scheduler):
     def look(self, array: str) -> None:
         """Begin a look."""
         self._ask("look", array, lambda: Looked(array, self._cluster.jobs(array)))
+
+    def look_at_nodes(self, nodes: Sequence[str]) -> None:
+        """Begin a look at nodes."""
+        asked = tuple(nodes)
+        self._ask("look_at_nodes", "", lambda: NodesLooked(asked, self._cluster.drained(asked)))
 
     def start(self, job: str) -> None:
         """Begin to release a job."""

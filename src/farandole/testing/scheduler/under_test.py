@@ -45,6 +45,14 @@ class SchedulerUnderTest(ABC):
     def open_queue(self) -> None:
         """Undo ``close_queue``."""
 
+    @abstractmethod
+    def drain(self, node: str, reason: str) -> None:
+        """Have no more jobs start on a node; those that run there go on."""
+
+    @abstractmethod
+    def undrain(self, node: str) -> None:
+        """Undo ``drain``."""
+
     # -- what happens to a scheduler ----------------------------------------------------------------------------------
 
     @abstractmethod
