@@ -139,7 +139,7 @@ def test_a_noise_scale_without_upper_bound_still_gives_an_answer() -> None:
     [
         (NoEstimate("one rank alone"), TIMED, 4, "one rank alone"),
         (KNOWN, [], 4, "no step was timed"),
-        (KNOWN, TIMED[:1], 8, r"timed on 2 workers, which says nothing beyond 2: for 8.* other numbers of them"),
+        (KNOWN, TIMED[:1], 8, r"timed on 2 workers, which says nothing beyond 4: for 8.* other numbers of them"),
         (KNOWN, TIMED, 17, "nothing beyond 16"),
         (Estimate(1.0, 1.0, 0.0, 9.0, 10), TIMED, 4, "lower bound of the noise scale is 0"),
         (Estimate(1.0, 1.0, 0.1, 9.0, 10), TIMED, 4, "known too roughly"),
@@ -204,3 +204,31 @@ def test_numbers_are_shown_as_people_read_them() -> None:
     shown = [significant(v) for v in (0.0123, 12.34, 999.6, 4000, 12_345, 9.1e7, 3e9, math.inf)]
     assert shown == ["0.0123", "12.3", "1000", "4000", "12.3k", "91M", "3G", "inf"]
     assert [duration(s) for s in (0.5, 119, 121, 7300, 200_000)] == ["0.5 s", "119 s", "2.02 min", "2.03 h", "2.31 d"]
+
+
+def test_the_first_growth_rests_on_the_noise_scale_and_an_assumption_that_is_stated() -> None:
+    alone = [Timing(1, 1, 32, 1, 0.1, 0.1)]
+    found = advise(KNOWN, alone, samples=9e7, base_batch=32)
+    assert isinstance(found, Advice)
+    assert found.workers == 2, "the lower bound of the noise scale is far above two batches"
+    assert "timed on 1 worker only: an exchange among more is assumed to take 0.5 of a pass" in found.reasons[-1]
+    rough = Estimate(trace=50.0, norm2=1.0, low=40.0, high=60.0, samples=100_000)
+    small = advise(rough, alone, samples=9e7, base_batch=32)
+    assert isinstance(small, Advice)
+    assert small.workers == 1, "two batches are above the lower bound"
+    assert "assumed" not in str(small)
+
+
+def test_a_growth_is_assumed_by_doubling_only_and_never_where_a_slope_was_measured() -> None:
+    slow = advise(KNOWN, [Timing(2, 2, 32, 1, 0.3, 0.1)], samples=9e7, base_batch=32)
+    assert isinstance(slow, Advice)
+    assert len(slow.prospects) == 4
+    assert slow.workers == 1, "an exchange that takes twice a pass does not pay, less so among four"
+    fast = advise(KNOWN, [Timing(2, 2, 32, 1, 0.11, 0.1)], samples=9e7, base_batch=32)
+    assert isinstance(fast, Advice)
+    assert fast.workers == 4
+    assert "assumed to take longer in proportion" in fast.reasons[-1]
+    measured = advise(KNOWN, TIMED, samples=9e7, base_batch=32)
+    assert isinstance(measured, Advice)
+    assert "assumed" not in str(measured)
+    assert len(measured.prospects) == 16

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, final
 
 from farandole.errors import UsageError
-from farandole.largebatch.goodput import Prospect, StepModel, Timing, fit
+from farandole.largebatch.goodput import FIRST_EXCHANGE, Prospect, StepModel, Timing, assuming, fit
 from farandole.largebatch.noise import Estimate, Estimated
 
 if TYPE_CHECKING:
@@ -121,17 +121,19 @@ def advise(
     """Advice about 1 to ``max_workers`` workers from ``estimate`` and ``timings``, the last of which is now.
 
     Every worker keeps the batch that it has. ``samples``: what the training needs with steps of ``base_batch`` samples,
-    for example epochs times samples in an epoch. ``max_workers``: by default as many as the timings can speak of.
+    for example epochs times samples in an epoch. ``max_workers``: by default as many as the timings can speak of, which
+    is twice as many as now where all steps were timed on one number: the reasons then say what is assumed.
     """
     if not samples > 0 or not base_batch > 0 or (max_workers is not None and max_workers < 1):
         raise UsageError(f"samples={samples}, base_batch={base_batch}, max_workers={max_workers}: all must be above 0")
-    model = fit(timings, workers_per_host) if timings else None
+    model = assuming(fit(timings, workers_per_host)) if timings else None
     missing = [*_missing_noise(estimate), *_missing_timings(model, max_workers)]
     if missing or model is None or not isinstance(estimate, Estimate):
         return Refusal(tuple(missing))
     most = max_workers or model.reach
     prospects = tuple(prospect(model, estimate, n, samples, base_batch) for n in range(1, most + 1))
     workers, reasons = decide(prospects, estimate.low, timings[-1].workers)
+    reasons += _assumptions(model, workers)
     return Advice(estimate, prospects, workers, timings[-1].workers, base_batch, reasons)
 
 
@@ -154,6 +156,17 @@ def decide(prospects: Sequence[Prospect], critical: float, current: int) -> tupl
         else:
             why.append(f"More than {GROWTH} times the workers of now is not decided at once: ask again there.")
     return chosen.workers, tuple(why)
+
+
+def _assumptions(model: StepModel, workers: int) -> tuple[str, ...]:
+    """Sentence on what a growth rests on that was never measured, if it does."""
+    known = model.between or model.inside
+    if known is None or known.beyond is None or workers <= max(known.measured):
+        return ()
+    most = max(known.measured)
+    slower = "longer in proportion" if most > 1 else f"{FIRST_EXCHANGE:g} of a pass"
+    timed = f"Steps were timed on {most} worker{'s' * (most > 1)} only"
+    return (f"{timed}: an exchange among more is assumed to take {slower}, so ask again there.",)
 
 
 def prospect(model: StepModel, estimate: Estimate, workers: int, samples: float, base_batch: float) -> Prospect:

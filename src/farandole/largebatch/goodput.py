@@ -10,6 +10,7 @@ for workers that share a host and for others. T_grad needs no model here, as it 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 from collections.abc import Iterable, Sequence
@@ -20,6 +21,10 @@ from farandole.errors import UsageError
 
 FARTHEST = 4
 """Times the most workers that were measured: so far the model is believed."""
+ASSUMED = 2
+"""The same where steps were timed on one number of workers only: what more of them cost is assumed."""
+FIRST_EXCHANGE = 0.5
+"""Share of a pass that the first exchange is assumed to take where one worker has trained alone."""
 _EXPONENTS = tuple(1.0 + i / 4 for i in range(37))
 
 
@@ -61,20 +66,26 @@ class Timing:
 @final
 @dataclass(frozen=True, slots=True)
 class SyncTime:
-    """T_sync = a + b max(K - 2, 0), fitted to the ``measured`` numbers of workers, which share a host, or do not."""
+    """T_sync = a + b max(K - 2, 0), fitted to the ``measured`` numbers of workers, which share a host, or do not.
+
+    ``beyond`` is what each worker beyond those is assumed to add; ``None``: nothing is assumed.
+    """
 
     a: float
     b: float
     measured: tuple[int, ...]
+    beyond: float | None = None
 
     def seconds(self, workers: int) -> float:
         """T_sync of so many workers."""
-        return self.a + self.b * max(workers - 2, 0)
+        farther = max(workers - max(self.measured), 0)
+        return self.a + self.b * max(workers - 2, 0) + (self.beyond or 0.0) * farther
 
     @property
     def reach(self) -> int:
-        """The most workers for which the fit is believed: beyond those measured only if they show a slope."""
-        return max(self.measured) * (FARTHEST if len(self.measured) > 1 else 1)
+        """The most workers for which the fit is believed: beyond those measured if a slope is known, or assumed."""
+        alone = 1 if self.beyond is None else ASSUMED
+        return max(self.measured) * (FARTHEST if len(self.measured) > 1 else alone)
 
 
 @final
@@ -116,6 +127,23 @@ class StepModel:
         if self.between is not None:
             return self.between.reach
         return 1 if self.inside is None else min(self.inside.reach, self.workers_per_host)
+
+
+def assuming(model: StepModel) -> StepModel:
+    """The model with a pessimistic assumption where steps were timed on one number of workers only.
+
+    An exchange takes longer in the proportion in which there are more workers (that of a ring would hardly); after one
+    worker alone it takes ``FIRST_EXCHANGE`` of a pass. Steps on the next number then show what is so.
+    """
+    known = model.between or model.inside
+    if known is None:
+        return dataclasses.replace(model, between=SyncTime(FIRST_EXCHANGE * model.pass_s, 0.0, (1,), 0.0))
+    if len(known.measured) > 1:
+        return model
+    assumed = dataclasses.replace(known, beyond=known.a / max(known.measured))
+    if model.between is not None:
+        return dataclasses.replace(model, between=assumed)
+    return dataclasses.replace(model, inside=assumed)
 
 
 def fit(timings: Iterable[Timing], workers_per_host: int = 0) -> StepModel:
