@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from farandole.control.agent_messages import LeaseTerms
 from farandole.launch.leases.lease import Lease, LeasePhase
-from farandole.launch.leases.lease_book import CLEAN_LOOKS, LeaseBook
+from farandole.launch.leases.lease_book import CLEAN_LOOKS, PARTIAL_S, LeaseBook
 from farandole.launch.leases.scheduler import JobPhase, JobView
 from farandole.launch.leases.seen import OutsideCancel, OutsideHold, OutsideLimit, OutsideSuspend
 
@@ -184,3 +184,34 @@ def test_a_suspended_lease_is_told_once_also_when_it_is_given_up() -> None:
     own.look("8", {**seen, 0: JobView(JobPhase.RUNNING, ("n",))}, 9.0)
     own.look("8", seen, 10.0)
     assert own.orders() == (OutsideSuspend("8_0"),)
+
+
+def test_a_lease_of_two_nodes_counts_with_those_that_have_called() -> None:
+    own = LeaseBook()
+    own.submitted("8", 1, Lease("", workers=4, nodes=2, length_s=3600.0), 0.0)
+
+    def known() -> tuple[LeasePhase, int]:
+        return own.leases[0].phase, own.leases[0].workers
+
+    own.admit(terms(0, "a"), 10.0)
+    own.train({"a+8_0"}, 20.0)
+    assert known() == (LeasePhase.WARMING, 4), "the other may call yet"
+    own.train({"a+8_0"}, 10.0 + PARTIAL_S)
+    assert known() == (LeasePhase.MEMBER, 2), "and counts no longer when it does not"
+    own.admit(terms(0, "b"), 200.0)
+    own.train({"a+8_0"}, 201.0)
+    assert known() == (LeasePhase.MEMBER, 4)
+    own.gone("a+8_0", "its agent is lost", 300.0)
+    own.train({"b+8_0"}, 301.0)
+    assert known() == (LeasePhase.MEMBER, 2), "nor does one that was lost"
+    assert own.leases[0].nodes == 2, "the job has both"
+
+
+def test_a_lease_counts_in_full_until_the_agents_that_another_controller_knew_have_called() -> None:
+    own = LeaseBook()
+    own.restore([Lease("8_0", 4, LeasePhase.MEMBER, nodes=2)], 0.0, 0.0)
+    own.expect("a+8_0", "8_0")
+    own.expect("b+8_0", "8_0")
+    own.admit(terms(0, "a"), 1.0)
+    own.train({"a+8_0", "b+8_0"}, 2.0)
+    assert own.leases[0].workers == 4

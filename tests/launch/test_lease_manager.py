@@ -20,6 +20,7 @@ from farandole.launch.leases.ending import arrays_of, cancelled
 from farandole.launch.leases.folder_thread import JOURNAL
 from farandole.launch.leases.journal import read_records, replay
 from farandole.launch.leases.lease import LeasePhase
+from farandole.launch.leases.lease_book import PARTIAL_S
 from farandole.launch.leases.limits import LeaseLimits
 from farandole.launch.leases.manager import FIND_AGAIN_S, LeaseManager
 from farandole.launch.leases.rules import LeaseRule
@@ -239,3 +240,27 @@ def test_a_policy_that_contradicts_the_run_is_told_in_a_sentence(tmp_path: Path)
     (folder.path / POLICY).write_text("max-np = 1\n")
     with pytest.raises(SettingsError, match=r"policy.toml: max-np = 1 is below min-np = 2"):
         limits_in(folder, LeaseSupply(), 2, 16)
+
+
+def test_what_a_change_has_cost_is_weighed_against_what_the_next_would_save(make: Callable[..., Managed]) -> None:
+    goals = []
+    for pause_s in (0.0, 3.0):
+        managed = make(LeaseLimits(max_np=8, advice_apart_s=1.0))
+        if pause_s:
+            managed.manager.progressed(Progressed({}, pause_s=pause_s), managed.now_s)
+        for _ in range(3):  # 40 s are less than five pauses of 3 s for each of three workers
+            managed.manager.progressed(Progressed({}, AdviceView(4, 100.0, 200.0, 40.0)), managed.now_s)
+            managed.advance(2.0)
+        goals.append(managed.manager.plan.goal)
+    assert goals == [4, 1]
+
+
+def test_a_lease_of_which_a_node_has_not_called_is_spoken_of(make: Callable[..., Managed]) -> None:
+    managed = make(supply=LeaseSupply(SCRIPT, "abc", "1", 2, workers=2, nodes=2))
+    managed.manager.order(ScaleTo(3))
+    managed.turn()
+    managed.manager.book.admit(terms(0), managed.now_s)
+    managed.turn(2, ("n+1_0",))
+    managed.cluster.advance(PARTIAL_S)
+    managed.turn(2, ("n+1_0",))
+    assert any("1_0 counts as 1 worker: 1 of its 2 nodes have called" in text for text in managed.manager.said)

@@ -180,6 +180,9 @@ def test_a_run_grows_and_shrinks_as_it_is_ordered_and_leaves_nothing(run: Run) -
     assert len(ended) == 2
     with open(run.path / JOURNAL) as lines:
         assert not list(replay(lines))
+    with open(run.path / JOURNAL) as lines:
+        *_, last = read_records(lines)
+    assert 0 < last.seen.progress.pause_s < DEADLINE_S, "what the changes have cost is known to the policy"
 
 
 def lent(run: Run, size: int) -> list[tuple[int, ...]]:

@@ -89,10 +89,14 @@ class AdviceView(msgspec.Struct, frozen=True):
 
 @final
 class Progressed(Message, frozen=True):
-    """Metrics that the script of rank 0 reports, by name, and its last advice, if it has any."""
+    """Metrics that the script of rank 0 reports, by name, and its last advice, if it has any.
+
+    ``pause_s`` is what the last planned change of the workers has cost those that stayed, 0 where there was none.
+    """
 
     metrics: dict[str, float]
     advice: AdviceView | None = None
+    pause_s: float = 0.0
 
 
 Any: TypeAlias = RunQuestion | RunOrder | RunReply | RunView | Progressed

@@ -30,6 +30,7 @@ from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar, cast, final
 
 from farandole import events
+from farandole.control.run_messages import Progressed
 from farandole.elastic.worker.state import State
 from farandole.errors import AbortError, CollectiveError, HostsUpdatedInterrupt, MismatchError
 from farandole.runtime.session.init import current, is_initialized, rejoin, shutdown
@@ -126,8 +127,9 @@ class _Turn:
     ``failures`` counts how often the step that is next has failed without another worker's end to explain it.
     """
 
-    def __init__(self, state: State, because: str = "", failures: int = 0) -> None:
+    def __init__(self, state: State, because: str = "", failures: int = 0, *, is_planned: bool = False) -> None:
         self._state, self._step_vote, self._because = state, state._step_vote, because
+        self._is_planned = is_planned
         self._step, self._failures = self._step_vote.step, failures
         self._begun_s = self._formed_s = time.monotonic()
 
@@ -166,7 +168,8 @@ class _Turn:
 
     def after_change(self) -> _Turn:
         """The next turn, after a planned change."""
-        return _Turn(self._state, f"a change: {current().change_due or 'other workers have heard of it'}")
+        because = f"a change: {current().change_due or 'other workers have heard of it'}"
+        return _Turn(self._state, because, is_planned=True)
 
     def _tell(self, first_step_s: float) -> None:
         session, synced = current(), self._state._synced
@@ -186,3 +189,5 @@ class _Turn:
         events.emit(recovery)
         if recovery.rank == 0:
             events.logger.info("%s", recovery.text)
+            if self._is_planned:  # what a fault costs says nothing of what a change would
+                session.report(Progressed({}, pause_s=recovery.total_s))

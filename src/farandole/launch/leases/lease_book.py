@@ -29,6 +29,9 @@ CLEAN_LOOKS = 3
 SAME_END_S = 90.0
 """Ends of a job that differ by less are the same: schedulers round to minutes."""
 
+PARTIAL_S = 120.0
+"""Time from the call of its first agent after which a lease of several nodes counts with those that have called."""
+
 QUEUED = (LeasePhase.HELD, LeasePhase.ASKED, LeasePhase.PENDING)
 HOUR_S = 3600.0
 
@@ -41,6 +44,8 @@ class LeaseBook:
         self._leases: dict[str, Lease] = {}
         self._hosts: dict[str, str] = {}
         """Lease of each host whose agent is connected."""
+        self._slots: dict[str, int] = {}
+        """Workers that each of these hosts lends."""
         self._missing: dict[str, int] = {}
         self._cancelled: set[str] = set()
         self._held: set[str] = set()
@@ -125,7 +130,7 @@ class LeaseBook:
         nodes = max(lease.nodes, len({*self.hosts(job), terms.host}))  # one that was cut off calls again
         workers = max(lease.workers, terms.slots * nodes)
         ends_s = terms.ends_s or lease.ends_s
-        self._hosts[terms.host] = job
+        self._hosts[terms.host], self._slots[terms.host] = job, terms.slots
         self._began_s.setdefault(job, now_s)
         self._leases[job] = msgspec.structs.replace(lease, nodes=nodes, workers=workers, ends_s=ends_s)
         if lease.phase not in (LeasePhase.WARMING, LeasePhase.MEMBER, LeasePhase.LEAVING):
@@ -139,8 +144,19 @@ class LeaseBook:
         """Take in on which hosts members of the generation are."""
         for job, lease in list(self._leases.items()):
             own = self.hosts(job)
-            if lease.phase is LeasePhase.WARMING and own and all(host in hosts for host in own):
+            is_whole = len(own) >= lease.nodes or now_s >= lease.since_s + PARTIAL_S
+            if lease.phase is LeasePhase.WARMING and own and is_whole and all(host in hosts for host in own):
                 self._move(job, LeasePhase.MEMBER, now_s)
+            if self._leases[job].phase is LeasePhase.MEMBER:
+                self._count(job)
+
+    def _count(self, job: str) -> None:
+        """Count the workers that a lease really brings: one of its nodes may have been lost, or never have called."""
+        lease = self._leases[job]
+        hosts = self.hosts(job)
+        if hosts and all(host in self._slots for host in hosts):  # those that another controller knew call again
+            workers = sum(self._slots[host] for host in hosts)
+            self._leases[job] = msgspec.structs.replace(lease, workers=workers)
 
     def leave(self, host: str, cause: str, now_s: float) -> None:
         """Take in that a host is to leave."""
@@ -151,6 +167,7 @@ class LeaseBook:
     def gone(self, host: str, cause: str, now_s: float) -> None:
         """Take in that the agent of a host has ended, or is lost; with its last host a lease is gone."""
         job = self._hosts.pop(host, None)
+        self._slots.pop(host, None)
         if job in self._leases and not self.hosts(job):
             self._end(job, self._leases[job].cause or cause, now_s)
 

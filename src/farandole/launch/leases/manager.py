@@ -51,7 +51,7 @@ from farandole.launch.leases.scheduler import (
 )
 from farandole.launch.leases.seen import AnyLeaseOrder, LeaseAdvice, LeaseProgress, LeaseRefusal, LeaseSeen
 from farandole.launch.leases.supply import LeaseSupply
-from farandole.launch.leases.turn import CANCELLED, ENDED, RELEASED
+from farandole.launch.leases.turn import CANCELLED, ENDED, RELEASED, count
 
 ALIKE = 1.25
 """Ratio of two durations of steps by which they differ."""
@@ -141,7 +141,9 @@ class LeaseManager:
             advice = LeaseAdvice(now_s, given.workers, low, high, saves_s, given.refusal)
         metrics = {**self._progress.metrics, **told.metrics}
         batch = _finite(told.advice.batch) if told.advice is not None else self._progress.batch
-        self._progress = msgspec.structs.replace(self._progress, metrics=metrics, advice=advice, batch=batch)
+        pause_s = told.pause_s or self._progress.pause_s
+        known = {"metrics": metrics, "advice": advice, "batch": batch, "pause_s": pause_s}
+        self._progress = msgspec.structs.replace(self._progress, **known)
 
     def stepped(self, step_s: float) -> None:
         """Take in the longest of the recent steps; one that is much like the last is no news."""
@@ -325,14 +327,24 @@ class LeaseManager:
         for lease in self.book.leases:
             was = before.get(lease.job)
             if was is not None and was.phase is LeasePhase.WARMING and lease.phase is LeasePhase.MEMBER:
+                called = len(self.book.hosts(lease.job))
+                if called < lease.nodes:
+                    lost = (
+                        f"{lease.job} counts as {count(lease.workers)}: {called} of its {lease.nodes} nodes have called"
+                    )
+                    self._speak(f"{lost}; see its output")
                 warmup_s = max(now_s - was.since_s, self._progress.warmup_s)
                 self._progress = msgspec.structs.replace(self._progress, warmup_s=warmup_s)
 
     def _tell(self, decision: LeaseDecision) -> None:
         if isinstance(decision.action, LOOKS):
             return
-        self.said.append(f"{time.strftime('%H:%M:%S')} {decision.reason}")
-        self.say(decision.reason)
+        self._speak(decision.reason)
+
+    def _speak(self, text: str) -> None:
+        """Tell people, those who look at the output and those who ask."""
+        self.said.append(f"{time.strftime('%H:%M:%S')} {text}")
+        self.say(text)
 
     def _nonce(self, serial: int) -> str:
         return self._supply.nonce_of(serial)
