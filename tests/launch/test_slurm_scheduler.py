@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.launch.leases.scheduler import Answer, CallDone, CallRefused, CallUnanswered, Submitted
+from farandole.launch.leases.scheduler import Answer, CallDone, CallRefused, CallUnanswered, JobPhase, Looked, Submitted
 from farandole.launch.leases.slurm import SlurmScheduler
 from farandole.testing.leaks import no_leaks
 
@@ -67,14 +67,45 @@ def test_a_look_that_is_not_understood_says_nothing_of_jobs(tmp_path: Path, said
 
 
 def test_a_script_comes_by_standard_input_and_the_nonce_beside_it(tmp_path: Path) -> None:
-    program(tmp_path, "sbatch", f'printf "%s " "$@" > {tmp_path}/words; cat "$5" > {tmp_path}/script; echo "812;far"')
+    program(tmp_path, "sbatch", f'printf "%s " "$@" > {tmp_path}/words; cat "$6" > {tmp_path}/script; echo "812;far"')
     scheduler = SlurmScheduler(variables(tmp_path))
     script = "#!/bin/sh\n" + "# x\n" * 100_000  # more than a pipe holds
     scheduler.submit(script, 3, "b1946ac9")
     assert all_answers(scheduler, 1) == [Submitted("b1946ac9", "812")]
-    words = "--parsable --hold --no-requeue --array=0-2 /dev/stdin b1946ac9 "
+    words = "--parsable --hold --no-requeue --kill-on-invalid-dep=yes --array=0-2 /dev/stdin b1946ac9 "
     assert (tmp_path / "words").read_text() == words
     assert (tmp_path / "script").read_text() == script
+
+
+def test_what_a_lead_submits_depends_on_it_until_it_is_released(tmp_path: Path) -> None:
+    for name in ("sbatch", "scontrol"):
+        program(tmp_path, name, f'echo {name} "$@" >> {tmp_path}/words; echo 812')
+    scheduler = SlurmScheduler({**variables(tmp_path), "SLURM_JOB_ID": "77"})
+    scheduler.submit("#!/bin/sh\n", 3, "b1946ac9")
+    scheduler.start("812_1")
+    assert all_answers(scheduler, 2) == [Submitted("b1946ac9", "812"), CallDone("start", "812_1")]
+    submit, *start = (tmp_path / "words").read_text().splitlines()
+    assert "--kill-on-invalid-dep=yes --dependency=afterok:77 " in submit
+    assert start == ["scontrol release 812_1", "scontrol update JobId=812_1 Dependency="]
+
+
+def test_a_lease_that_starts_before_it_is_untied_has_started(tmp_path: Path) -> None:
+    said = "812_1: Job is no longer pending execution"
+    program(tmp_path, "scontrol", f'test $1 = release || {{ echo "{said}" >&2; exit 1; }}')
+    scheduler = SlurmScheduler(variables(tmp_path))
+    scheduler.start("812_1")
+    assert all_answers(scheduler, 1) == [CallDone("start", "812_1")]
+
+
+def test_what_was_released_by_hand_is_untied_by_the_look_that_shows_it(tmp_path: Path) -> None:
+    program(tmp_path, "squeue", "echo '3|PENDING|N/A|N/A||Dependency'; echo '4|PENDING|N/A|N/A||JobHeldUser'")
+    program(tmp_path, "scontrol", f'echo "$@" >> {tmp_path}/words')
+    scheduler = SlurmScheduler(variables(tmp_path))
+    scheduler.look("812")
+    (looked,) = all_answers(scheduler, 1)
+    assert isinstance(looked, Looked)
+    assert [view.phase for view in looked.jobs.values()] == [JobPhase.HELD, JobPhase.HELD], "until the next look"
+    assert (tmp_path / "words").read_text() == "update JobId=812_3 Dependency=\n"
 
 
 def test_an_sbatch_that_says_no_number_may_have_submitted(tmp_path: Path) -> None:

@@ -260,6 +260,27 @@ def test_a_lease_leaves_a_node_that_is_drained_and_outlives_not_its_suspension(r
     run.end()
 
 
+@pytest.mark.skipif("LARGE" not in os.environ, reason="Slurm takes most of a minute to cancel: make large")
+def test_nothing_is_left_of_a_lead_that_was_cancelled_or_killed(run: Run) -> None:
+    run.submit()
+    run.until(lambda: any("lead" in job for job in run.queue("RUNNING")), "for the lead")
+    assert len([job for job in run.queue("PENDING") if "Held" in job]) == 6
+    by_hand = next(line.split()[0] for line in run.slurm.run(["squeue", "-hrt", "PD", "-o", "%i"]).stdout.splitlines())
+    run.slurm.run(["scontrol", "release", by_hand])
+    run.until(lambda: by_hand in running(run), "for a lease that was tied to its lead, and released by hand")
+    lead = run.slurm.run(["squeue", "--noheader", "--name=fdl-run-lead", "--format=%i"]).stdout.strip()
+    run.slurm.run(["scancel", "--signal=KILL", "--full", lead])
+    run.until(lambda: not run.queue(), "for an empty queue")
+
+
+def test_a_run_without_a_lead_is_stopped_by_what_its_folder_knows(run: Run) -> None:
+    run.submit("--sbatch=--begin=now+1hour")
+    assert len(run.queue()) == 7
+    assert "there is no" in run.farandole("ps", str(run.path), check=False)
+    assert "so its jobs are cancelled" in run.farandole("stop", str(run.path))
+    run.until(lambda: not run.queue(), "for an empty queue")
+
+
 def test_what_people_do_in_the_queue_are_orders(run: Run) -> None:
     run.submit()
     run.generation(1)

@@ -22,13 +22,13 @@ import msgspec
 
 from farandole.errors import FarandoleError, UsageError
 from farandole.launch.batch.script import BatchJob, batch_script
-from farandole.launch.batch.submission import submitted
+from farandole.launch.batch.submission import asked, submitted
 from farandole.launch.hosts.run_folder import RunFolder
 from farandole.launch.leases.folder_thread import set_aside
 from farandole.launch.leases.policy_file import SITE_POLICY, PolicyFile, bounded, read_policy
 from farandole.launch.leases.rules import LeaseRule
 from farandole.launch.leases.script import LeaseJob, LeaseShape, lease_script, parse_lease
-from farandole.launch.leases.slurm_words import submission
+from farandole.launch.leases.slurm_words import submission, tie
 from farandole.launch.leases.supply import LeaseSupply, write_supply
 from farandole.launch.sbatch.environment import lease_environment
 
@@ -111,20 +111,21 @@ class LeaseSubmission(msgspec.Struct, frozen=True):
         set_aside(folder)
         nonce, script = secrets.token_hex(8), lease_script(self.leases)
         array = _number(submitted(script, submission(self.count, f"{nonce}x1")[1:], lease_environment(variables)))
-        supply = LeaseSupply(script, nonce, array, self.count, **_of(self.leases.shape))
+        shape = self.leases.shape
+        length_s = shape.minutes * 60.0
+        supply = LeaseSupply(script, nonce, array, self.count, shape.workers, shape.nodes, length_s)
         try:
             write_supply(folder, supply, self.policy)
             lead = _number(submitted(batch_script(self.lead), ["--parsable"], variables))
         except FarandoleError as error:
             raise UsageError(f"{error}; the held array {array} is left: scancel {array}") from error
+        write_supply(folder, msgspec.structs.replace(supply, lead=lead), self.policy)
+        if wrong := asked(tie(array, lead), variables):
+            yield f"the held leases outlive the lead, should somebody cancel it ({wrong}); then type: scancel {array}"
         output = self.lead.options.output.replace("%x", self.lead.name).replace("%j", lead)
         yield f"submitted job {lead}, which trains, and {self.count} held leases, array {array}"
         yield f"see it with: farandole ps {self.folder}; tail -F {output}"
         yield f"order it with: farandole scale {self.folder} N; end it with: farandole stop {self.folder}"
-
-
-def _of(shape: LeaseShape) -> dict[str, int]:
-    return {"workers": shape.workers, "nodes": shape.nodes, "length_s": shape.minutes * 60}
 
 
 def _number(said: str) -> str:

@@ -20,19 +20,10 @@ ANSWERS_S = 120.0
 
 def submitted(script: str, options: Sequence[str], variables: Mapping[str, str]) -> str:
     """Submit a script; returns what ``sbatch`` says. Raises ``UsageError`` without it, and when it refuses."""
-    program = shutil.which("sbatch", path=variables.get("PATH"))
-    if program is None:
+    if shutil.which("sbatch", path=variables.get("PATH")) is None:
         raise UsageError("sbatch is not found here: submit where Slurm's commands are, or see the script with --print")
     try:
-        done = subprocess.run(
-            [program, *options],
-            input=script,
-            env=environment(variables),
-            capture_output=True,
-            text=True,
-            timeout=ANSWERS_S,
-            check=False,
-        )
+        done = _run(["sbatch", *options], variables, script)
     except subprocess.TimeoutExpired as error:
         raise FarandoleError(
             f"sbatch has not answered for {ANSWERS_S:.0f} s, and the job may be submitted or not: look with squeue --me"
@@ -41,3 +32,25 @@ def submitted(script: str, options: Sequence[str], variables: Mapping[str, str])
     if done.returncode:
         raise UsageError("Slurm refuses this job: " + " ".join(line.removeprefix("sbatch: error: ") for line in said))
     return "\n".join(line.removeprefix("sbatch: ") for line in said)
+
+
+def asked(command: Sequence[str], variables: Mapping[str, str]) -> str:
+    """Ask Slurm for something that a submission can do without; returns why it was not done, or ""."""
+    try:
+        done = _run(command, variables)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return "" if not done.returncode else " ".join((done.stderr or done.stdout).split())
+
+
+def _run(command: Sequence[str], variables: Mapping[str, str], text: str = "") -> subprocess.CompletedProcess[str]:
+    program = shutil.which(command[0], path=variables.get("PATH")) or command[0]
+    return subprocess.run(
+        [program, *command[1:]],
+        input=text,
+        env=environment(variables),
+        capture_output=True,
+        text=True,
+        timeout=ANSWERS_S,
+        check=False,
+    )

@@ -9,6 +9,7 @@ They speak to the controller of the run, by the contact in its folder, and print
 from __future__ import annotations
 
 import argparse
+import os
 import secrets
 import time
 from collections.abc import Iterator
@@ -25,7 +26,10 @@ from farandole.control.keys import JobKeys
 from farandole.control.message import Message
 from farandole.control.run_messages import PERSON, HostView, RunOrder, RunQuestion, RunReply, RunView
 from farandole.errors import ControlError, FarandoleError, UsageError
-from farandole.launch.hosts.run_folder import RunFolder
+from farandole.launch.hosts.run_folder import CONTACT, RunFolder
+from farandole.launch.leases.ending import arrays_of, cancelled
+from farandole.launch.leases.slurm import SlurmScheduler
+from farandole.launch.leases.supply import read_supply
 from farandole.launch.leases.turn import count
 
 ANSWERS_S = 10.0
@@ -71,7 +75,9 @@ Ends a 'farandole hold' or 'farandole scale': the policy decides again.
         """\
   farandole stop ~/runs/cosmo
 
-Ends the training at its next commit, and with it all leases.
+Ends the training at its next commit, and with it all leases. Where the lead
+does not answer, as it waits in the queue or has died, its job and the leases
+are cancelled.
 """,
     ),
 }
@@ -116,11 +122,37 @@ def _dealer(folder: RunFolder) -> Iterator[Dealer]:
 
 
 def _order(args: argparse.Namespace) -> int:
-    reply = ask(RunFolder(args.folder), RunOrder(args.name, getattr(args, "number", 0)), RunReply)
+    folder = RunFolder(args.folder)
+    try:
+        reply = ask(folder, RunOrder(args.name, getattr(args, "number", 0)), RunReply)
+    except FarandoleError as error:
+        is_there = isinstance(error, UsageError) and (folder.path / CONTACT).exists()
+        if args.name != "stop" or is_there:
+            raise
+        return _sweep(folder, error)
     if not reply.accepted:
         raise UsageError(reply.text)
     print(reply.text)
     return 0
+
+
+def _sweep(folder: RunFolder, error: FarandoleError) -> int:
+    """Cancel what the scheduler has of a run whose lead does not answer; raises ``error`` where there is nothing."""
+    folder.check()
+    supply = read_supply(folder)
+    if not supply.script:
+        raise error
+    arrays, doubted = arrays_of(folder, supply)
+    lead = [supply.lead] if supply.lead else []
+    scheduler = SlurmScheduler(os.environ)
+    try:
+        left = list(cancelled(scheduler, [*lead, *arrays], doubted))
+    finally:
+        scheduler.close()
+    print(f"{error}; so its jobs are cancelled: {', '.join([*lead, *arrays])}")
+    for text in left:
+        print(text)
+    return 1 if left else 0
 
 
 def _show(args: argparse.Namespace) -> int:

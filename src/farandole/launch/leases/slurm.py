@@ -73,6 +73,7 @@ class SlurmScheduler(Scheduler):
     def __init__(self, variables: Mapping[str, str], patience_s: float = PATIENCE_S) -> None:
         self._job, self._client = lease_environment(variables), client_environment(variables)
         self._patience_s = patience_s
+        self._lead = variables.get("SLURM_JOB_ID", "")
         self._waiting: deque[_Asked] = deque()
         self._current: _Asked | None = None
         self._run: ProgramRun | None = None
@@ -81,8 +82,11 @@ class SlurmScheduler(Scheduler):
         self._answers: list[Answer] = []
 
     def submit(self, script: str, count: int, nonce: str) -> None:
-        """Begin ``sbatch --hold``. Jobs get the ``variables`` but for secrets, which Slurm would store."""
-        self._ask("submit", nonce, _submit(_Command(words.submission(count, nonce), script), nonce))
+        """Begin ``sbatch --hold``. Jobs get the ``variables`` but for secrets, which Slurm would store.
+
+        From inside of a job, the lead, they are tied to it: when it is gone for good, so are those that are held.
+        """
+        self._ask("submit", nonce, _submit(_Command(words.submission(count, nonce, self._lead), script), nonce))
 
     def find(self, nonce: str) -> None:
         """Begin a look at this user's jobs, which costs slurmctld about ten times as much as one at an array."""
@@ -97,7 +101,7 @@ class SlurmScheduler(Scheduler):
         self._ask("look_at_nodes", "", _look_at_nodes(tuple(nodes)))
 
     def start(self, job: str) -> None:
-        """Begin ``scontrol release``."""
+        """Begin ``scontrol release``, and untie the job from its lead, for whose end it would wait."""
         self._ask("start", job, _start(job))
 
     def cancel(self, job: str) -> None:
@@ -217,9 +221,12 @@ def _look(array: str) -> Generator[_Command, ClientReply, Looked | CallRefused |
     if reply.code:
         return reply.failure("look", array)
     try:
-        return Looked(array, words.jobs(reply.out))
+        jobs = words.jobs(reply.out)
     except (ValueError, UsageError) as error:
         return CallUnanswered("look", array, str(error))
+    for index in [index for index, view in jobs.items() if view.reason == words.TIED]:
+        yield _Command(words.untie(f"{array.partition('_')[0]}_{index}"))  # released by hand; the next look shows it
+    return Looked(array, jobs)
 
 
 def _look_at_nodes(nodes: tuple[str, ...]) -> _Call:
@@ -229,7 +236,10 @@ def _look_at_nodes(nodes: tuple[str, ...]) -> _Call:
 
 def _start(job: str) -> _Call:
     reply = yield _Command(["scontrol", "release", job])
-    return CallDone("start", job) if reply.is_released else reply.failure("start", job)
+    if not reply.is_released:
+        return reply.failure("start", job)
+    reply = yield _Command(words.untie(job))
+    return CallDone("start", job) if reply.is_untied else reply.failure("start", job)
 
 
 def _cancel(job: str) -> _Call:

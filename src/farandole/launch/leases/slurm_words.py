@@ -50,8 +50,12 @@ _PHASES = {
 )  # fmt: skip
 """Every state that ``squeue --states`` knows."""
 
+TIED = "Dependency"
+"""Reason of a job that somebody has released and that is tied to its lead still: it starts when ``untie`` is done."""
+
 _HELD_BY = {
     "JobHeldUser": JobPhase.HELD,
+    TIED: JobPhase.HELD,
     "JobHoldMaxRequeue": JobPhase.HELD,
     "JobHeldAdmin": JobPhase.BARRED,
 }
@@ -64,6 +68,7 @@ _AWAY = (
     # What ``scontrol release`` and ``update`` make of any of these.
     "unexpected message received",
 )  # fmt: skip
+_STARTED = ("no longer pending execution",)
 _GONE = ("invalid job id", "already finished", "already completed", "already completing")
 _RELEASED = ("requested partition configuration not available", "requested node configuration is not available")
 """Complaints of a release that has been made: the job waits, for a partition or nodes that it cannot have now."""
@@ -93,6 +98,11 @@ class ClientReply(msgspec.Struct, frozen=True):
         return self.code != 0 and self._says(_GONE)
 
     @property
+    def is_untied(self) -> bool:
+        """True if a job waits for its lead no more: it was untied, or has started."""
+        return self.code == 0 or self._says(_STARTED)
+
+    @property
     def is_released(self) -> bool:
         """True if a release has been made, also one that is complained about."""
         return self.code == 0 or self._says(_RELEASED)
@@ -107,8 +117,11 @@ class ClientReply(msgspec.Struct, frozen=True):
         return any(each in said for each in words)
 
 
-def submission(count: int, nonce: str) -> list[str]:
+def submission(count: int, nonce: str, lead: str = "") -> list[str]:
     """The command that submits an array of held jobs, with its script on standard input.
+
+    Jobs that are tied to the job of a ``lead`` are cancelled by slurmctld when that has ended without success and is
+    not queued again, whatever it died of; see ``tie``.
 
     The nonce is the script's argument. Slurm keeps it with the path of the script, shows both wherever it shows jobs,
     and makes nothing of it: a comment, which would show as well, some sites read; other fields it does not show, or
@@ -116,7 +129,22 @@ def submission(count: int, nonce: str) -> list[str]:
     """
     if not nonce.isalnum():
         raise ValueError(f"the nonce {nonce!r} is no word of letters and digits")
-    return ["sbatch", "--parsable", "--hold", "--no-requeue", f"--array=0-{count - 1}", "/dev/stdin", nonce]
+    tied = ["--kill-on-invalid-dep=yes", *([f"--dependency={_after(lead)}"] if lead else [])]
+    return ["sbatch", "--parsable", "--hold", "--no-requeue", *tied, f"--array=0-{count - 1}", "/dev/stdin", nonce]
+
+
+def tie(array: str, lead: str) -> list[str]:
+    """The command that ties an array to its lead, where that was submitted later; held jobs stay held."""
+    return ["scontrol", "update", f"JobId={array}", f"Dependency={_after(lead)}"]
+
+
+def untie(job: str) -> list[str]:
+    """The command that unties a job that is to start: it would wait for the end of its lead."""
+    return ["scontrol", "update", f"JobId={job}", "Dependency="]
+
+
+def _after(lead: str) -> str:
+    return f"afterok:{lead}"
 
 
 def submitted(out: str) -> str:

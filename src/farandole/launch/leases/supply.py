@@ -27,8 +27,9 @@ SUPPLY, POLICY = "leases.json", "policy.toml"
 class LeaseSupply(msgspec.Struct, frozen=True):
     """Source of leases: the batch ``script`` of an array, and the ``array`` of ``count`` that came with the lead.
 
-    Each brings ``workers`` on ``nodes`` for ``length_s``. ``nonce``, of letters and digits, tells the arrays of this
-    run from any others. Without a script there is no scheduler, and the leases are those that people lend.
+    ``lead`` is the job of the lead. Each lease brings ``workers`` on ``nodes`` for ``length_s``. ``nonce``, of letters
+    and digits, tells the arrays of this run from any others. Without a script there is no scheduler, and the leases are
+    those that people lend.
     """
 
     script: str = ""
@@ -38,6 +39,7 @@ class LeaseSupply(msgspec.Struct, frozen=True):
     workers: int = 1
     nodes: int = 1
     length_s: float = 3600.0
+    lead: str = ""
 
     @property
     def lease(self) -> Lease:
