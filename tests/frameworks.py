@@ -6,11 +6,16 @@ threads no longer true.
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
+ABSENT = Path(__file__).parent / "absent"
+LOADED_IF_THERE = ("jax", "matplotlib", "pandas", "sklearn", "tensorflow")
+"""Packages that Keras and TensorFlow load where they find them, some seconds in each process, for what no test uses."""
 IN_PROCESSES_OF_THEIR_OWN = {"jax", "keras", "mxnet", "optax", "tensorflow"}
 
 
@@ -23,3 +28,15 @@ def skip_without(name: str) -> None:
 def loaded_here() -> set[str]:
     """Frameworks that this process has loaded, and should not have."""
     return IN_PROCESSES_OF_THEIR_OWN & sys.modules.keys()
+
+
+def lean(*needed: str) -> dict[str, str]:
+    """Variables of a process that finds none of ``LOADED_IF_THERE`` but those ``needed``: ``lean("tensorflow")``.
+
+    In ``make large`` there are none: everything is found that is installed.
+    """
+    if os.environ.get("LARGE"):
+        return {}
+    path = [str(ABSENT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    absent = [name for name in LOADED_IF_THERE if name not in needed]
+    return {"PYTHONPATH": os.pathsep.join(path), "TESTS_WITHOUT": " ".join(absent)}

@@ -26,6 +26,7 @@ from typing import final
 import pytest
 
 from tests.conftest import Finished, Launch, run_to_end
+from tests.frameworks import LOADED_IF_THERE, lean
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [
@@ -104,7 +105,11 @@ def test_programs_of_a_page_run(page: Path, launch: Launch, request: pytest.Fixt
     script = ""
     for block in chosen:  # each at its own line of the page, so that a traceback names that line
         script += "\n" * (block.line - script.count("\n")) + block.text
-    check_output(launch(int(np), script, python=python).ok(), expected_after(page, chosen))
+    needed = [
+        name for name in LOADED_IF_THERE if re.search(rf"^import {name}\b|farandole\.{name}\b", script, re.MULTILINE)
+    ]
+    finished = launch(int(np), script, python=python, environment=lean(*needed))
+    check_output(finished.ok(), expected_after(page, chosen))
 
 
 @by_name

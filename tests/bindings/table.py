@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import final
 
 from farandole.testing.binding.under_test import BindingUnderTest
+from tests.frameworks import lean
 
 
 @final
@@ -40,7 +41,8 @@ class Row:
 
     def command(self, script: Path, *arguments: str | Path) -> list[str]:
         """Command of a worker that runs a ``script`` over this row."""
-        return ["env", *self.variables, sys.executable, str(script), *map(str, arguments), self.title]
+        absent = [f"{name}={value}" for name, value in lean(self.name, *self.environment.values()).items()]
+        return ["env", *absent, *self.variables, sys.executable, str(script), *map(str, arguments), self.title]
 
     def make(self) -> BindingUnderTest:
         """The binding, for the contract; loads its framework."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.frameworks import skip_without
+from tests.frameworks import lean, skip_without
 from tests.keras.sources import FOLDER, ROOT
 
 skip_without("keras")
@@ -44,10 +44,10 @@ if os.environ.get("LARGE"):  # see ``make large``
     SIZES, LATER, ELASTIC = dict.fromkeys(SIZES, (1, 2, 3, 4)), {}, BACKENDS
 
 
-def environment(backend: str) -> dict[str, str]:
+def environment(backend: str, *needed: str) -> dict[str, str]:
     """Variables of a job; XLA compiles a hundred small programs, which are not worth much of its time."""
     quick = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-    return {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "XLA_FLAGS": quick}
+    return {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "XLA_FLAGS": quick, **lean(backend, *needed)}
 
 
 @pytest.mark.parametrize(("backend", "size"), [(backend, size) for backend in SIZES for size in SIZES[backend]])
@@ -92,7 +92,9 @@ def test_a_worker_is_killed_another_one_comes_and_nobody_can_tell(launch: Any, t
 
 @pytest.mark.parametrize("backend", BACKENDS if os.environ.get("LARGE") else ["torch"])
 def test_the_example_learns(launch: Any, backend: str) -> None:
-    said = launch(2, ROOT / "examples" / "keras_digits.py", environment=environment(backend), deadline_s=200.0)
+    said = launch(
+        2, ROOT / "examples" / "keras_digits.py", environment=environment(backend, "sklearn"), deadline_s=200.0
+    )
     found = re.search(r"test accuracy ([\d.]+) on 2 worker", said.ok().stdout)
     assert found
     assert float(found[1]) > 0.9

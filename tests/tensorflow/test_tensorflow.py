@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from tests.frameworks import skip_without
+from tests.frameworks import lean, skip_without
 
 skip_without("tensorflow")
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parent.parent
 EXAMPLE = ROOT / "examples" / "tensorflow_digits.py"
-QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", **lean("tensorflow")}
 LARGE = bool(os.environ.get("LARGE"))  # see ``make large``
 
 
@@ -68,7 +68,8 @@ def test_sessions_where_eager_execution_is_off(launch: Any, arguments: list[str]
 @pytest.mark.parametrize("options", [[], ["--horovod"]] if LARGE else [["--horovod"]])
 def test_the_example_learns(launch: Any, options: list[str]) -> None:
     """Under the name of Horovod; the tutorial's, which the tests of the documentation run, under ours."""
-    said = launch(2, ROOT / "examples" / "tensorflow_digits.py", options=options, environment=QUIET, deadline_s=200.0)
+    environment = {**QUIET, **lean("tensorflow", "sklearn")}
+    said = launch(2, EXAMPLE, options=options, environment=environment, deadline_s=200.0)
     found = re.search(r"test accuracy ([\d.]+) on 2 worker", said.ok().stdout)
     assert found
     assert float(found[1]) > 0.9

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.frameworks import skip_without
+from tests.frameworks import lean, skip_without
 from workbench.differential.command import main
 from workbench.differential.frameworks.batches import ENVIRONMENT
 from workbench.differential.frameworks.fuzzing import candidates, check
@@ -32,7 +32,8 @@ def test_programs_of_a_fixed_seed_do_what_the_oracle_does(
     framework: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     skip_without(framework)
-    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    for name, value in {"KERAS_BACKEND": "torch", **lean(framework)}.items():
+        monkeypatch.setenv(name, value)
     arguments = ["--framework", framework, "--programs", "20", "--seed", "1", "--sizes", "2", "--findings", "1"]
     if framework == "jax":
         arguments += [
@@ -50,7 +51,8 @@ def test_defects_planted_in_the_package_are_found_and_nothing_else(
     """One job: programs that are right, and the same with a defect each."""
     skip_without(framework)
     monkeypatch.setitem(ENVIRONMENT, "FARANDOLE_STALL_SHUTDOWN_S", "12")
-    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    for name, value in {"KERAS_BACKEND": "torch", **lean(framework)}.items():
+        monkeypatch.setenv(name, value)
     trains = PlanAction("train" if framework == "jax" else "batches", 1, 3)
     plain = FrameworkPlan(framework, 1, 0, PlanTerms(rate=0.05), (trains,), {"check_divergence": "every-step"})
     spoils = msgspec.structs.replace(plain, actions=(PlanAction("spoil", 1, 3),))
