@@ -31,7 +31,7 @@ CHECKOUT_ON_PATH := 'import pathlib, sysconfig; \
 NATIVE := $(wildcard CMakeLists.txt native/*.cpp native/*.hpp)
 
 .DEFAULT_GOAL := help
-.PHONY: help bytecode setup versions demo mxnet test large lint format bench faults attacks model soak fuzz stress clean FORCE
+.PHONY: help bytecode setup versions demo mxnet spark test large lint format bench faults attacks model soak fuzz stress clean FORCE
 
 help: ## say what there is
 	@echo "make TARGET, where TARGET is one of"
@@ -74,6 +74,12 @@ $(MXNET): $(STAMP) pyproject.toml $(NATIVE) $(MODULES)
 
 mxnet: $(MXNET) bytecode ## make the environment of MXNet, which 'make test' then uses too, and run its tests
 	@$(BIN)/python -m pytest tests/mxnet
+
+# Nothing there has other versions than Farandole's tests, so it needs no environment of its own; but it is 450 MB.
+spark: bytecode ## install Spark, which 'make test' then uses too, and run its tests
+	@command -v java >/dev/null || { echo "Spark needs Java 17: apt-get install openjdk-17-jre-headless"; exit 1; }
+	@$(PIP) 'pyspark>=3.5'
+	@$(BIN)/python -m pytest tests/clusters -k spark
 
 versions: $(CORE) ## run the checks of TensorFlow and JAX with other versions, and MXNet's (ONLY="jax-0.5 ..."; an hour)
 	@$(BIN)/python -m workbench.versions $(ONLY)
