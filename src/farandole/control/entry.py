@@ -7,14 +7,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 from farandole.version import PACKAGE
 
 
-def entry_command(module: str) -> list[str]:
+def entry_command(module: str, path: Sequence[str] = ()) -> list[str]:
     """Command that calls ``main`` of a module of this package in a new Python.
 
-    It is told to look where this package is instead of in the current folder, which may hold a ``signal.py``.
+    It is told to look where this package is instead of in the current folder, which may hold a ``signal.py``; and at
+    last in the folders of ``path``.
     """
-    home = str(PACKAGE.parent)
-    return [sys.executable, "-c", f"import sys; sys.path[0] = {home!r}; from {module} import main; main()"]
+    home, more = str(PACKAGE.parent), f"sys.path += {list(path)!r}; " if path else ""
+    return [sys.executable, "-c", f"import sys; sys.path[0] = {home!r}; {more}from {module} import main; main()"]

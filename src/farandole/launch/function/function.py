@@ -25,9 +25,9 @@ import cloudpickle
 import msgspec
 
 from farandole.control.entry import entry_command
-from farandole.errors import ControlError, UsageError
+from farandole.errors import UsageError
 from farandole.launch.agents.ssh import Ssh
-from farandole.launch.function.results import Results, raise_again
+from farandole.launch.function.results import Results, values_of
 from farandole.launch.function.task import MODULE, Task
 from farandole.launch.hosts.placement import read_hosts, where
 from farandole.launch.hosts.plan import Job
@@ -99,9 +99,4 @@ def _run_static(job: Job, np: int | None, hosts: str, hostfile: str, ssh: Ssh, t
     job = msgspec.structs.replace(job, hosts=placed, starter=starter, settings=settings)
     results = Results()
     outcome = Launcher(job, task=task, on_result=results.add).run()
-    raise_again(results.failures)
-    if outcome.status:
-        raise ControlError(outcome.words)
-    if missing := [worker_id for worker_id in range(job.size) if worker_id not in results.worker_ids]:
-        raise ControlError(f"ranks {missing} ended well but returned nothing: did the function call os._exit()?")
-    return results.values()
+    return values_of(results, job.size, outcome.words if outcome.status else "")

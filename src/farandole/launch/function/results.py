@@ -13,7 +13,7 @@ from typing import Any, final
 
 import msgspec
 
-from farandole.errors import RemoteError
+from farandole.errors import ControlError, RemoteError
 from farandole.launch.function.task import TaskFailure, TaskValue
 
 
@@ -41,6 +41,19 @@ class Results:
         """Return values, in the order of the last ranks of their workers."""
         found = sorted((value.rank, worker_id, value.pickled) for worker_id, value in self._values.items())
         return [pickle.loads(pickled) for _, _, pickled in found]  # noqa: S301 (from our own workers)
+
+
+def values_of(results: Results, size: int, words: str) -> list[Any]:
+    """Return values of a job of ``size`` that is over, in the order of ranks; it has failed if it ends with ``words``.
+
+    Raises ``RemoteError`` if a worker has raised, ``ControlError`` for every other failure.
+    """
+    raise_again(results.failures)
+    if words:
+        raise ControlError(words)
+    if missing := [worker_id for worker_id in range(size) if worker_id not in results.worker_ids]:
+        raise ControlError(f"ranks {missing} ended well but returned nothing: did the function call os._exit()?")
+    return results.values()
 
 
 def raise_again(failures: list[TaskFailure]) -> None:

@@ -32,7 +32,10 @@ MODULE = "farandole.launch.function.task"
 
 @final
 class Task(msgspec.Struct, frozen=True):
-    """The function, its arguments, and where the caller finds modules; the path counts before anything is unpickled."""
+    """The function, its arguments, and where the caller finds modules, which counts before anything is unpickled.
+
+    Workers look there first.
+    """
 
     path: list[str]
     call: bytes
@@ -106,7 +109,7 @@ def call(payload: bytes, environment: Environment) -> tuple[bool, bytes]:
     """
     try:
         task = msgspec.msgpack.decode(payload, type=Task)
-        sys.path[:] = task.path
+        sys.path[:] = [*task.path, *(each for each in sys.path if each not in task.path)]
         func, args, kwargs = pickle.loads(task.call)  # noqa: S301 (from our launcher, over an authenticated channel)
         pickled = cloudpickle.dumps(func(*args, **kwargs))
         return True, msgspec.msgpack.encode(TaskValue(_rank(environment), pickled))

@@ -277,7 +277,7 @@ class ElasticLoop(Loop):
 
     def _tell_to_start(self, host: str, specs: list[WorkerSpec]) -> None:
         size = max(self._job.settings.max_np, self._job.settings.min_np, len(self._hosts))
-        self._root.tell(host, start_workers(self._job, specs, size, inherits=self._agents.of(host).inherits))
+        self._root.tell(host, start_workers(self._job, specs, size, inherits=self._far.of(host).inherits))
 
     # -- agents -------------------------------------------------------------------------------------------------------
 
@@ -368,7 +368,7 @@ class ElasticLoop(Loop):
             self._close(host)
 
     def _abandon(self, host: str) -> None:
-        self._agents.of(host).give_up()
+        self._far.of(host).give_up()
 
     def _runs_nothing(self, host: str) -> bool:
         return host in self._coming - self._inherited

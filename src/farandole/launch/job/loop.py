@@ -12,8 +12,8 @@ import os
 import signal
 import time
 from abc import abstractmethod
-from collections.abc import Collection
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from farandole.control.agent_messages import (
     AgentHello,
@@ -26,7 +26,7 @@ from farandole.control.agent_messages import (
 from farandole.control.endings import WorkerExited
 from farandole.control.process import INTERRUPTS, PASSED_ON, exit_status
 from farandole.control.watch_messages import Printed, WatchOrder
-from farandole.launch.agents.agents import AgentProcess, Agents, print_now
+from farandole.launch.agents.agents import print_now
 from farandole.launch.agents.output import STDERR, JobOutput, Receipts
 from farandole.launch.hosts.plan import Job
 from farandole.launch.job.exit_policy import Loss
@@ -34,7 +34,6 @@ from farandole.launch.job.exit_wording import ExitWording
 from farandole.runtime.controller.controller_host import ControllerHost
 
 if TYPE_CHECKING:
-    from farandole.launch.job.far_agents import FarAgent, FarAgents
     from farandole.runtime.controller.root import Root
 
 GOODBYE_S = 2.0
@@ -47,7 +46,47 @@ GIVE_UP_S = 1.0
 """Time for a job that was told to end at once to write what is left of the output."""
 
 
-AnyAgent: TypeAlias = "AgentProcess | FarAgent"
+class AnyAgent(Protocol):
+    """An agent, however it was started: a child of ours (``AgentProcess``), or of the launcher, or by a cluster."""
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The hosts that it serves."""
+
+    @property
+    def code(self) -> int | None:
+        """Its exit status, or minus the signal that killed it; ``None`` while it runs."""
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """Descriptors to watch; when one of them is readable, call ``attend``."""
+
+    @property
+    def has_ended(self) -> bool:
+        """True if nothing need be waited for."""
+
+    @property
+    def said(self) -> str:
+        """The last line that it wrote."""
+
+    def attend(self) -> None:
+        """Take in what it has said, and whether it has ended."""
+
+    def explain(self) -> str:
+        """The reason why it has ended."""
+
+    def tell(self, text: bytes) -> bytes:
+        """Have it print ``text`` among the lines of its workers; returns what is left."""
+
+
+class AnyAgents(Protocol):
+    """The agents of one job."""
+
+    def __iter__(self) -> Iterator[AnyAgent]:
+        """Yield all of them."""
+
+    def of(self, host: str) -> AnyAgent:
+        """The agent of ``host``."""
 
 
 class JobResult(NamedTuple):
@@ -63,7 +102,7 @@ class Loop(ControllerHost):
     TITLE = "rank"
     """Title of a worker in texts."""
 
-    def __init__(self, job: Job, agents: Agents | FarAgents, root: Root, interrupts: int) -> None:
+    def __init__(self, job: Job, agents: AnyAgents, root: Root, interrupts: int) -> None:
         super().__init__(root)
         self._job, self._agents = job, agents
         # With a folder for output, the lines of workers are not on this terminal.

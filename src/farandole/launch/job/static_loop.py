@@ -8,25 +8,42 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, final
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Protocol, final
 
 from farandole.control.agent_messages import AgentHello, StartWorkers
 from farandole.control.endings import WorkerExited
-from farandole.launch.agents.agents import END_S, Agents
+from farandole.launch.agents.agents import END_S
 from farandole.launch.hosts.plan import Job
 from farandole.launch.job.exit_policy import ExitAction, ExitDecision, ExitPolicy, Loss
-from farandole.launch.job.loop import JobResult, Loop
+from farandole.launch.job.loop import AnyAgent, JobResult, Loop
 
 if TYPE_CHECKING:
     from farandole.runtime.controller.root import Root
+
+
+class StaticAgent(AnyAgent, Protocol):
+    """Agent of a static job: nobody takes its place."""
+
+    def kill(self) -> None:
+        """End it; its agents end then, and the kernel kills their workers."""
+
+
+class StaticAgents(Protocol):
+    """The agents of a static job."""
+
+    def __iter__(self) -> Iterator[StaticAgent]:
+        """Yield all of them."""
+
+    def of(self, host: str) -> StaticAgent:
+        """The agent of ``host``."""
 
 
 @final
 class StaticLoop(Loop):
     """Loop that carries out the actions of an ``ExitPolicy``."""
 
-    def __init__(self, job: Job, agents: Agents, root: Root, interrupts: int) -> None:
+    def __init__(self, job: Job, agents: StaticAgents, root: Root, interrupts: int) -> None:
         super().__init__(job, agents, root, interrupts)
         self._processes = agents
         self._policy = ExitPolicy(job.size, job.settings.on_failure, self._wording)

@@ -1,0 +1,117 @@
+"""``farandole.run`` on a Dask cluster.
+
+import farandole.dask
+
+farandole.dask.run(train, args=(3,), np=4, client=client)
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, final
+
+import distributed
+
+from farandole.errors import UsageError
+from farandole.launch.clusters.lender import Lender, last_line
+from farandole.launch.clusters.lent_function import FunctionCall, run_on
+from farandole.launch.clusters.slot import Ticket, hold
+
+__all__ = ["DaskLender", "run"]
+
+LOOK_AGAIN_S = 0.02
+
+
+def run(
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    np: int = 1,
+    *,
+    client: distributed.Client | None = None,
+    output_filename: str = "",
+    verbose: bool = False,
+    env: Mapping[str, str] | None = None,
+    **knobs: Any,
+) -> list[Any]:
+    """Call ``func(*args, **kwargs)`` on ``np`` workers that Dask makes room for; returns what they returned, by rank.
+
+        client = distributed.Client("tcp://scheduler:8786")
+        farandole.dask.run(train, kwargs={"lr": 0.1}, np=8, client=client)
+
+    Each takes a thread of a Dask worker (``nthreads``): of as many different ones as there are, and then a second
+    thread of each. ``client`` is by default the current one. Other arguments and errors are those of
+    ``farandole.run``; the knob ``start_timeout_s`` bounds the wait for threads that are busy.
+    """
+    lender = DaskLender(client or distributed.get_client())
+    call = FunctionCall(func, args, kwargs)
+    return run_on(lender, call, np, output_filename=output_filename, verbose=verbose, env=env, knobs=knobs)
+
+
+@final
+class DaskLender(Lender):
+    """Slots that are threads of Dask's workers, each with a task that is bound to its worker."""
+
+    name = "Dask"
+
+    def __init__(self, client: distributed.Client) -> None:
+        self._client = client
+        self._tasks: list[distributed.Future] = []
+        self._places: list[str] = []
+
+    def lend(self, np: int, ticket: Ticket) -> None:
+        """See ``Lender``."""
+        workers = self._client.scheduler_info(n_workers=-1)["workers"]
+        self._places = places(np, {address: worker["nthreads"] for address, worker in workers.items()})
+        run = secrets.token_hex(4)
+        for slot, address in enumerate(self._places):
+            node = workers[address]["host"]
+            self._tasks.append(
+                self._client.submit(
+                    hold, ticket, slot, node,
+                    key=f"farandole-slot-{run}-{slot}", workers=[address], allow_other_workers=False, pure=False,
+                    retries=0, priority=1,
+                )
+            )  # fmt: skip
+
+    def failures(self) -> Mapping[int, str]:
+        """See ``Lender``."""
+        return {
+            slot: last_line(task.exception(timeout=1)) if task.status == "error" else f"its task is {task.status}"
+            for slot, task in enumerate(self._tasks)
+            if task.status not in ("pending", "finished")
+        }
+
+    def shortage(self) -> str:
+        """See ``Lender``."""
+        busy = {address: len(keys) for address, keys in self._client.processing().items() if address in self._places}
+        ours = sum(task.status == "pending" for task in self._tasks)
+        others = max(0, sum(busy.values()) - ours)
+        return f"other tasks keep threads of Dask's workers busy ({others} of them), or a worker is gone"
+
+    def close(self, told: Collection[int], until_s: float) -> None:
+        """See ``Lender``."""
+        try:
+            while any(self._tasks[slot].status == "pending" for slot in told) and time.monotonic() < until_s:
+                time.sleep(LOOK_AGAIN_S)
+        finally:
+            self._client.cancel(self._tasks, force=True)
+            self._tasks = []
+
+
+def places(np: int, threads: Mapping[str, int]) -> list[str]:
+    """The worker of each slot, of those with so many ``threads``; raises ``UsageError`` if they have too few. Pure.
+
+    >>> places(3, {"a": 2, "b": 1})
+    ['a', 'b', 'a']
+    """
+    rounds = range(max(threads.values(), default=0))
+    found = [address for turn in rounds for address, number in threads.items() if turn < number]
+    if np > len(found):
+        raise UsageError(
+            f"np={np} asks for more workers than Dask's workers have threads: {len(threads)} workers with {len(found)} "
+            "threads in all; start more of them, or wait for them with client.wait_for_workers()"
+        )
+    return found[:np]

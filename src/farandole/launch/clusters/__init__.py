@@ -1,0 +1,1 @@
+"""Functions on workers that other systems' clusters (Ray, Dask, Spark) lend."""

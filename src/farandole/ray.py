@@ -1,0 +1,121 @@
+"""``farandole.run`` on a Ray cluster.
+
+import farandole.ray
+
+farandole.ray.run(train, args=(3,), np=4, gpus_per_worker=1)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, final
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from farandole.launch.clusters.lender import Lender, last_line
+from farandole.launch.clusters.lent_function import FunctionCall, run_on
+from farandole.launch.clusters.slot import Ticket, hold
+
+__all__ = ["RayLender", "run"]
+
+
+def run(
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    np: int = 1,
+    *,
+    cpus_per_worker: float = 1,
+    gpus_per_worker: float = 0,
+    resources_per_worker: Mapping[str, float] | None = None,
+    strategy: str = "PACK",
+    output_filename: str = "",
+    verbose: bool = False,
+    env: Mapping[str, str] | None = None,
+    **knobs: Any,
+) -> list[Any]:
+    """Call ``func(*args, **kwargs)`` on ``np`` workers that Ray makes room for; returns what they returned, by rank.
+
+        ray.init("auto")
+        farandole.ray.run(train, kwargs={"lr": 0.1}, np=8, gpus_per_worker=1)
+
+    Each worker gets a bundle of a placement group with these CPUs, GPUs and ``resources_per_worker``, laid out by
+    Ray's ``strategy`` (``PACK``, ``SPREAD``, ``STRICT_PACK``, ``STRICT_SPREAD``). Workers on one node see all GPUs of
+    their bundles there, and take the one of their local rank. Other arguments and errors are those of
+    ``farandole.run``; the knob ``start_timeout_s`` bounds the wait for room.
+    """
+    bundle = {"CPU": cpus_per_worker, "GPU": gpus_per_worker, **(resources_per_worker or {})}
+    lender = RayLender({name: amount for name, amount in bundle.items() if amount}, strategy)
+    call = FunctionCall(func, args, kwargs)
+    return run_on(lender, call, np, output_filename=output_filename, verbose=verbose, env=env, knobs=knobs)
+
+
+@final
+class RayLender(Lender):
+    """Slots that are the bundles of a placement group, with a task in each. ``bundle`` is what each is made of."""
+
+    name = "Ray"
+
+    def __init__(self, bundle: Mapping[str, float], strategy: str = "PACK") -> None:
+        self._bundle, self._strategy = dict(bundle), strategy
+        self._group: PlacementGroup | None = None
+        self._tasks: list[ray.ObjectRef[None]] = []
+
+    def lend(self, np: int, ticket: Ticket) -> None:
+        """See ``Lender``: Ray starts all tasks when there is room for all."""
+        self._group = placement_group([self._bundle] * np, strategy=self._strategy, name="farandole")
+        needed = {name: amount for name, amount in self._bundle.items() if name not in ("CPU", "GPU")}
+        task = ray.remote(_hold)
+        for slot in range(np):
+            place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=slot)
+            placed = task.options(
+                name=f"farandole slot {slot}",
+                num_cpus=self._bundle.get("CPU", 0),
+                num_gpus=self._bundle.get("GPU", 0),
+                resources=needed or None,
+                scheduling_strategy=place,
+                max_retries=0,
+            )
+            self._tasks.append(placed.remote(ticket, slot))
+
+    def failures(self) -> Mapping[int, str]:
+        """See ``Lender``."""
+        if not self._tasks:
+            return {}
+        ended, _ = ray.wait(self._tasks, num_returns=len(self._tasks), timeout=0, fetch_local=False)
+        return {self._tasks.index(each): why for each in ended if (why := _failure(each))}
+
+    def shortage(self) -> str:
+        """See ``Lender``."""
+        free = {name: amount for name, amount in ray.available_resources().items() if ":" not in name}
+        wanted = ", ".join(f"{amount:g} {name}" for name, amount in self._bundle.items())
+        have = ", ".join(f"{free.get(name, 0):g} {name}" for name in self._bundle)
+        return f"each needs {wanted}, and Ray has {have} free in all"
+
+    def close(self, told: Collection[int], until_s: float) -> None:
+        """See ``Lender``."""
+        try:
+            if ending := [self._tasks[slot] for slot in told]:
+                left_s = max(0.0, until_s - time.monotonic())
+                ray.wait(ending, num_returns=len(ending), timeout=left_s, fetch_local=False)
+            for task in self._tasks:
+                ray.cancel(task, force=True)  # nothing, for those that have ended
+        finally:
+            if self._group is not None:
+                remove_placement_group(self._group)
+
+
+def _hold(ticket: Ticket, slot: int) -> None:
+    hold(ticket, slot, ray.get_runtime_context().get_node_id())
+
+
+def _failure(task: ray.ObjectRef[None]) -> str:
+    """Why a task that has ended has failed; "" if it has not."""
+    try:
+        ray.get(task, timeout=0)
+    except Exception as error:
+        return last_line(error)
+    return ""
