@@ -2,6 +2,7 @@
 
     import farandole.torch as hvd          # in a training script
     farandole.run(train, np=4)             # from Python: N workers, their results in rank order
+    farandole.search(train, space, pool=8) # hyper-parameters: many trials on a pool of workers
 
 No framework is imported here, and nothing is started.
 """
@@ -33,6 +34,7 @@ from farandole.version import __version__
 
 if TYPE_CHECKING:
     from farandole.launch.function.function import run as run
+    from farandole.search.front import search as search
 
 __all__ = [
     "AbortError",
@@ -53,11 +55,14 @@ __all__ = [
     "UsageError",
     "__version__",
     "run",
+    "search",
 ]
 
 
 def __getattr__(name: str) -> object:
-    """``run`` brings the launcher along, which a worker has no use for: it is loaded when first asked for."""
+    """``run`` and ``search`` bring along what a worker has no use for: they are loaded when first asked for."""
     if name == "run":
         return importlib.import_module("farandole.launch.function.function").run
+    if name == "search":  # the package, which can be called
+        return importlib.import_module("farandole.search")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,7 +13,15 @@ from typing import TypeAlias, cast, final
 
 import msgspec
 
-from farandole.control import agent_messages, entries, run_messages, slot_messages, task_messages, watch_messages
+from farandole.control import (
+    agent_messages,
+    entries,
+    run_messages,
+    search_messages,
+    slot_messages,
+    task_messages,
+    watch_messages,
+)
 from farandole.control.clock import Stamp
 from farandole.control.message import Message
 from farandole.errors import ControlError
@@ -383,7 +391,7 @@ Any: TypeAlias = (
     Hello | Exchange | Submit | Leave | LaneClosed | Stay | Unheard | Blocked | Waits | Progress | SetTimeline
     | TimelineSet | Welcome | Refuse | Exchanged | Orders | Resend | Abort | ChangeDue | AskProgress | AskWaits
     | Ready | GatheredParts | Letters | Begin | Multicast | agent_messages.Any | task_messages.Any | run_messages.Any
-    | slot_messages.Any | watch_messages.Any
+    | search_messages.Any | slot_messages.Any | watch_messages.Any
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

@@ -1,1 +1,43 @@
-"""Search for hyper-parameters on a pool of warm workers: ``farandole.search``."""
+"""Search for hyper-parameters on a pool of warm workers; the package can be called.
+
+farandole.search(train, {"lr": (1e-4, 1.0)}, trials=32, pool=8, epochs=27)
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import Any, final
+
+__all__ = ["FixedList", "LocalPool", "SearchResult", "SearchedTrial", "Space", "Trial", "search"]
+
+_HOMES = {
+    "Advisor": "advisor",
+    "FixedList": "advisor",
+    "LocalPool": "pools",
+    "Pool": "pools",
+    "SearchResult": "front",
+    "SearchedTrial": "front",
+    "Space": "space",
+    "Trial": "trial",
+    "search": "front",
+}
+
+
+@final
+class _CallableModule(ModuleType):
+    """Module that is its function as well: ``farandole.search(...)``, with ``farandole.search.Space`` beside it."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Search; see ``farandole.search.search``."""
+        return importlib.import_module("farandole.search.front").search(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        """Names of the front are loaded when first asked for: a worker needs none of them."""
+        if name in _HOMES:
+            return getattr(importlib.import_module(f"farandole.search.{_HOMES[name]}"), name)
+        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+
+
+sys.modules[__name__].__class__ = _CallableModule

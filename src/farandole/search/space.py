@@ -10,6 +10,7 @@ A list is a choice, a pair of numbers a range, and a table says more. Pure, but 
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -86,7 +87,7 @@ class Space(msgspec.Struct, frozen=True):
         return cls({str(name): _parameter(str(name), value) for name, value in told.items()})
 
     @classmethod
-    def read(cls, path: str | Path) -> Space:
+    def read(cls, path: str | os.PathLike[str]) -> Space:
         """Read a file of TOML with a table for each hyper-parameter."""
         try:
             told = tomllib.loads(Path(path).read_text())

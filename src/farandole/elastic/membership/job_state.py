@@ -34,7 +34,7 @@ class JobState:
     generation: exit status and description.
     """
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, first_worker_id: int = 0) -> None:
         self.policy = policy
         self.slots = Slots(policy)
         self.workers: dict[int, Worker] = {}
@@ -45,7 +45,7 @@ class JobState:
         self.failures: dict[int, tuple[int, str]] = {}
         self.finished: set[int] = set()
         self.answers: list[Decision] = []
-        self._next_worker_id = 0
+        self._next_worker_id = first_worker_id
         self._seniority: list[int] = []  # workers that have been members, the oldest first
         self._steps: dict[int, tuple[float, float]] = {}  # by worker, its last word: when, and how long a step took
 

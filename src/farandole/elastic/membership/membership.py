@@ -31,12 +31,15 @@ from farandole.elastic.membership.workers import Worker, WorkerPhase, name
 
 @final
 class Membership:
-    """The rules of one job, applied to its state. ``status`` is the job's exit status once ``Finish`` was decided."""
+    """The rules of one job, applied to its state. ``status`` is the job's exit status once ``Finish`` was decided.
 
-    def __init__(self, policy: Policy) -> None:
+    Worker ids count from ``first_worker_id``, where several memberships share one socket.
+    """
+
+    def __init__(self, policy: Policy, first_worker_id: int = 0) -> None:
         self.status: int | None = None
         self._policy = policy
-        self._job = JobState(policy)
+        self._job = JobState(policy, first_worker_id)
         self._decided_s = -math.inf
         self._announced = False
         self._wish_since_s: float | None = None

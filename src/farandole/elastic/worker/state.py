@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
@@ -33,7 +33,7 @@ from farandole.elastic.worker.state_parts import (
 )
 from farandole.elastic.worker.state_sync import Inventory, LocalState, Synced, synchronize
 from farandole.elastic.worker.step_vote import StepVote
-from farandole.errors import HostsUpdatedInterrupt
+from farandole.errors import HostsUpdatedInterrupt, UsageError
 from farandole.runtime.collectives.leaves import Leaves
 from farandole.runtime.collectives.objects import allgather_object
 from farandole.runtime.session.init import current
@@ -183,6 +183,39 @@ class ObjectState(State):
         if not self._votes:
             self._step_vote.recovered()
         self.check_host_updates()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The whole state, for a checkpoint that another job goes on from with any number of workers. Collective.
+
+        Its tensors are the ones that training changes: write or copy them before the next step. Generators of random
+        numbers that ranks have seeded differently are left out, as they are of each rank alone.
+        """
+        if self._handlers:
+            raise UsageError(f"no checkpoint can have {', '.join(self._handlers)}: handlers of your own keep them")
+        self._await_values()
+        mine = dict(Inventory(self._parts, self._leaves).private())
+        everybody = allgather_object(mine, "elastic.private") if current("state_dict()").topology.size > 1 else [mine]
+        alike = {name for name in mine if len({each.get(name) for each in everybody}) == 1}
+        trees = {name: part.tree() for name, part in self._parts.items() if name in alike or not part.is_private}
+        return {"step": self._step_vote.step, "trees": trees, "objects": self._objects()}
+
+    def load_state_dict(self, content: Mapping[str, Any]) -> None:
+        """Go on from what ``state_dict`` has returned; every rank calls it before ``run`` begins.
+
+        Raises ``UsageError`` if other values are registered here.
+        """
+        mine = {name for name, part in self._parts.items() if not part.is_private} | set(self._saved)
+        theirs = {*content["trees"], *content["objects"]} - {n for n, part in self._parts.items() if part.is_private}
+        if mine != theirs:
+            raise UsageError(
+                f"the state that was saved has {', '.join(sorted(theirs - mine)) or 'nothing'} that is not registered "
+                f"here, and lacks {', '.join(sorted(mine - theirs)) or 'nothing'}: register the same values"
+            )
+        for name, tree in content["trees"].items():
+            self._parts[name].load(tree)
+        self._take(copy.deepcopy(dict(content["objects"])))
+        self._step_vote.step, self._is_whole = content["step"], True
+        self.save()
 
     def sync(self) -> None:
         """See ``State``; afterwards it is saved."""

@@ -41,6 +41,7 @@ from farandole.runtime.session.start import Past, start
 __all__ = [
     "ProcessSet",
     "Session",
+    "begin_anew",
     "current",
     "end_step",
     "finish_before_leaving",
@@ -101,6 +102,17 @@ def shutdown() -> None:
     """Leave the job. Does nothing if the process is in none."""
     _here.finish()
     _here.leave()
+
+
+def begin_anew(error: BaseException | None = None) -> None:
+    """Leave the job, and forget it: the next ``init`` joins another one, as a worker that is new there.
+
+    With the ``error`` that the function of this job has ended with, the other ranks are told so.
+    """
+    if error is None:
+        _here.finish()
+    _here.leave(error)
+    _here.forget_past()
 
 
 def finish_before_leaving(work: threading.Thread) -> None:
@@ -249,6 +261,11 @@ class _Here:
                     session.abort(f"its script raised {_first_line(error)}", ending=True)
                 session.close()
             lineage.release()
+
+    def forget_past(self) -> None:
+        """Forget what ``rejoin`` would tell the others of the last session."""
+        with self.lock:
+            self.asked, self.rank, self._step_s = (None, None, {}), None, None
 
     def _forget(self) -> None:
         # In the child, in its only thread.

@@ -1,0 +1,214 @@
+"""``farandole.search``: hyper-parameters, by many trials on one pool of workers.
+
+result = farandole.search(train, {"lr": {"low": 1e-4, "high": 1.0, "log": True}}, trials=32, pool=8, epochs=27)
+result.best.parameters                                  # {"lr": 0.0123}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, final
+
+import cloudpickle
+import msgspec
+
+from farandole.cluster.contact import Contact
+from farandole.control.addresses import EVERYWHERE, own_endpoints, own_host_only
+from farandole.control.channel import Router
+from farandole.control.keys import JobKeys, new_secret
+from farandole.errors import UsageError
+from farandole.search.advisor import Advisor, FixedList
+from farandole.search.loop import SearchLoop, Terms, name_of
+from farandole.search.pools import LocalPool, Pool, own_path
+from farandole.search.run_record import RunRecord
+from farandole.search.rungs import Rungs
+from farandole.search.space import Space, Value
+from farandole.search.study import Plan, Row, Study
+from farandole.search.trial import Trial
+from farandole.search.view import View
+from farandole.settings import Settings
+
+DIRECTIONS = ("minimize", "maximize")
+
+
+@final
+class SearchedTrial(msgspec.Struct, frozen=True):
+    """Trial of a search that is over: its ``phase`` is "complete", "pruned" (it was paused for good) or "failed".
+
+    ``values`` are by epoch, ``value`` is the last; ``why`` says why it failed or was stopped.
+    """
+
+    number: int
+    parameters: dict[str, bool | int | float | str]
+    seed: int
+    phase: str
+    value: float | None
+    values: dict[int, float]
+    why: str
+
+
+@final
+class SearchResult(msgspec.Struct, frozen=True):
+    """Result of a search: its trials by number, the best of those that are complete, and its folder.
+
+    ``is_over`` is false where its time was over first: the same call with more time goes on. ``epochs`` counts those
+    that all trials have trained.
+    """
+
+    trials: list[SearchedTrial]
+    best: SearchedTrial | None
+    is_over: bool
+    folder: str
+
+    @property
+    def epochs(self) -> int:
+        """Number of epochs that all trials together have trained."""
+        return sum(max(trial.values, default=0) for trial in self.trials)
+
+
+def search(
+    fn: Callable[[Trial], Any],
+    space: Space | Mapping[str, Any] | str | os.PathLike[str],
+    trials: int = 32,
+    workers: int | tuple[int, int] = (1, 4),
+    pool: int | Pool = 1,
+    *,
+    epochs: int = 1,
+    min_epochs: int = 1,
+    reduction: int = 3,
+    direction: str = "minimize",
+    advisor: str | Advisor | Sequence[Mapping[str, Value]] = "tpe",
+    seed: int = 0,
+    deadline_s: float = math.inf,
+    folder: str | os.PathLike[str] = "",
+    progress: bool = True,
+    **knobs: Any,
+) -> SearchResult:
+    """Call ``fn(trial)`` for many ``trials`` with hyper-parameters from ``space``, and return how they ended.
+
+        def train(trial):
+            for epoch in range(1, trial.epochs + 1):
+                loss = ...                                  # with trial.parameters["lr"]
+                trial.report(loss, epoch)
+
+        result = farandole.search(train, {"lr": (1e-4, 1.0)}, trials=32, pool=8, epochs=27, folder="runs/lr")
+
+    The ``pool`` is a number of processes on this host. They are started once; each trial has some of them, between the
+    two numbers of ``workers``, and they are ranks of an elastic job there: ``hvd.init()``, ``hvd.elastic.run`` and
+    ``trial.resume(state)`` are all it takes. A trial trains ``min_epochs`` at first, and ``reduction`` times as many at
+    each rung if it is among the best ``1/reduction`` there; else it pauses, and goes on if later ones are worse.
+    Workers that no trial waits for go to those that are ahead.
+
+    ``advisor`` proposes: "tpe", "random", a list of trials, or an ``Advisor`` of your own. The ``folder`` gets
+    ``run.json``, ``trials.log`` (which ``optuna-dashboard`` reads), ``output/`` and ``checkpoints/``; the same call
+    with the same folder goes on where another one was killed. Without one it is ``farandole-search-`` and the time.
+    ``space`` may also be a file of TOML, ``direction`` "maximize". ``deadline_s`` is in seconds from now. ``knobs`` are
+    settings by their names.
+
+    Raises ``UsageError`` for what cannot be, and ``ControlError`` if the workers cannot be started. A trial that raises
+    has failed, and the search goes on. A ``KeyboardInterrupt`` ends the workers; the same call goes on.
+    """
+    where = Path(folder or time.strftime("farandole-search-%Y%m%d-%H%M%S"))
+    limits = (workers, workers) if isinstance(workers, int) else (int(workers[0]), int(workers[1]))
+    plan = _plan(space, trials, Rungs.of(min_epochs, epochs, reduction), direction, seed)
+    settings = Settings.resolve(arguments={**knobs, "min_np": limits[0], "max_np": limits[1]})
+    proposing, method = _advisor(advisor, plan)
+    terms = Terms(limits, _time(deadline_s), where.resolve(), cloudpickle.dumps(fn), settings)
+    for each in (where, where / "output", where / "checkpoints"):
+        each.mkdir(mode=0o700, parents=True, exist_ok=True)
+    having = pool if isinstance(pool, Pool) else LocalPool(pool, where / "output" / "workers.txt", own_path())
+    _check_limits(limits, having.size)
+    from farandole.search.trial_log import TrialLog  # Optuna is slow to load, and refused where it is not installed
+
+    with TrialLog(where / "trials.log", name_of(where), minimize=plan.minimize) as log:
+        asked = {"trials": trials, "rungs": plan.rungs, "direction": direction, "advisor": method, "seed": seed}
+        RunRecord.here({"space": plan.space, **asked}).keep(where / "run.json")
+        study = Study(plan, log, proposing)
+        if not study.is_over:
+            _run(study, having, terms, progress=progress)
+        study.close()
+        return _result(study, where)
+
+
+def _run(study: Study, pool: Pool, terms: Terms, *, progress: bool) -> None:
+    """Run the trials that are left."""
+    secret = new_secret()
+    with contextlib.ExitStack() as held:
+        router = held.enter_context(
+            Router(JobKeys.from_secret(secret), EVERYWHERE if pool.reaches_out else own_host_only())
+        )
+        held.enter_context(pool)
+        try:
+            interface = terms.settings.network_interface
+            addresses = own_endpoints(router.address, interface) if pool.reaches_out else [router.address]
+            pool.start(Contact(addresses, secret))
+            loop = held.enter_context(SearchLoop(router, study, pool, terms))
+            view = held.enter_context(View(study, loop.size, terms.folder, sys.stderr if progress else None))
+            loop.on_change = view.show
+            loop.run()
+            study.close()
+        except BaseException:
+            pool.end_now()  # nobody waits for what they do
+            raise
+
+
+def _plan(space: Any, trials: int, rungs: Rungs, direction: str, seed: int) -> Plan:
+    if trials < 1:
+        raise UsageError(f"trials={trials}: give at least 1")
+    if direction not in DIRECTIONS:
+        raise UsageError(f"direction={direction!r}: use {' or '.join(DIRECTIONS)}")
+    found = Space.read(space) if isinstance(space, str | os.PathLike) else Space.of(space)
+    return Plan(found, trials, rungs, direction == "minimize", seed)
+
+
+def _advisor(told: Any, plan: Plan) -> tuple[Advisor, str]:
+    """The advisor, and what it is called in ``run.json``."""
+    if isinstance(told, Advisor):
+        return told, type(told).__name__
+    if not isinstance(told, str):
+        listed = FixedList(told)
+        listed.check(plan.space)
+        return listed, "list"
+    _require_optuna()
+    from farandole.search.optuna_advisor import OptunaAdvisor
+
+    return OptunaAdvisor(plan.space, told, plan.seed), told
+
+
+def _require_optuna() -> None:
+    try:
+        import optuna  # noqa: F401
+    except ImportError as error:
+        raise UsageError("a search needs Optuna 5: type pip install 'farandole[search]'") from error
+
+
+def _time(deadline_s: float) -> float:
+    if not deadline_s > 0:
+        raise UsageError(f"deadline_s={deadline_s}: the seconds that the search may take")
+    return deadline_s
+
+
+def _check_limits(limits: tuple[int, int], size: int) -> None:
+    least, most = limits
+    if not 1 <= least <= most:
+        raise UsageError(f"workers=({least}, {most}): the fewest and the most of one trial, from 1 on")
+    if least > size:
+        raise UsageError(f"workers=({least}, {most}) and pool={size}: no trial can have as few as {least} of {size}")
+
+
+def _result(study: Study, folder: Path) -> SearchResult:
+    trials = [_searched(row) for row in study.rows]
+    best = study.best
+    return SearchResult(trials, None if best is None else trials[best.number], study.is_over, str(folder))
+
+
+def _searched(row: Row) -> SearchedTrial:
+    return SearchedTrial(
+        row.number, dict(row.parameters), row.seed, row.phase, row.value, dict(sorted(row.values.items())), row.why
+    )

@@ -1,0 +1,392 @@
+"""Loop of a search: one socket for all trials, and for the workers of the pool.
+
+    with SearchLoop(router, study, pool, terms) as loop:
+        loop.run()
+
+One thread runs all of it. Messages of a pool's worker, and of the sessions that it joins, come to one socket: the first
+tell by the beginning of their identity, the others by the worker id that their ``Hello`` has, which is of one trial's
+range. Each turn: take in what has come, carry out what the memberships have decided, then look who gets workers.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, final
+
+from farandole import events
+from farandole.control.channel import Router
+from farandole.control.messages import Hello, Refuse
+from farandole.control.search_messages import (
+    PoolHello,
+    PoolRetire,
+    TrialLeft,
+    TrialOrder,
+    TrialReport,
+    TrialVerdict,
+)
+from farandole.elastic.membership import actions
+from farandole.runtime.coordination.downlink import CONTROL
+from farandole.search.allot import Running, Time, allot
+from farandole.search.pools import Pool, ProcessEnded
+from farandole.search.study import Study
+from farandole.search.trial_job import TrialJob, job_of
+from farandole.search.worker import POOL
+from farandole.settings import Settings
+from farandole.version import __version__
+
+STOP_S = 10.0
+"""Time for trials to leave at a commit when the search's time is over."""
+
+
+class Terms(NamedTuple):
+    """Terms of a search: workers of one trial, its time, its folder, and its function, pickled."""
+
+    workers: tuple[int, int]
+    deadline_s: float
+    folder: Path
+    call: bytes
+    settings: Settings
+
+
+@final
+@dataclass
+class PoolWorker:
+    """Process of the pool that has come; ``worker_id`` is that of the trial that has it, -1 of a free one."""
+
+    identity: bytes
+    host: str
+    pid: int
+    worker_id: int = -1
+
+
+@final
+@dataclass
+class _Moments:
+    """Clock readings: when each trial began, and how long some have taken to their first rung, in seconds."""
+
+    begun_s: dict[int, float] = field(default_factory=dict)
+    first_rungs_s: list[float] = field(default_factory=list)
+
+
+@final
+class SearchLoop:
+    """Loop over the trials of ``study``. ``on_change`` is told whenever a trial begins, reports, or gives workers back.
+
+    Its argument is what happened, in words.
+    """
+
+    def __init__(self, router: Router, study: Study, pool: Pool, terms: Terms) -> None:
+        self.on_change: Callable[[str], object] = lambda _: None
+        self.jobs: dict[int, TrialJob] = {}
+        """Jobs of the trials that have workers, by their index."""
+        self.workers: dict[bytes, PoolWorker] = {}
+        self._router, self._study, self._pool, self._terms = router, study, pool, terms
+        self._watched: set[int] = set()
+        self._uids: dict[bytes, TrialJob] = {}  # sessions, by what the identities of their sockets share
+        self._starts: list[tuple[TrialJob, actions.Start]] = []  # that wait for a free worker
+        self._next_job = 0
+        self._moments = _Moments()
+        self._ends_s = time.monotonic() + terms.deadline_s
+        self._stops_s = math.inf  # until when trials may leave once the time of the search is over
+
+    def __enter__(self) -> SearchLoop:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for worker in self.workers.values():
+            self._router.send(worker.identity, PoolRetire())
+        for fd in self._watched:
+            self._router.unwatch(fd)
+        self._watched = set()
+
+    def run(self) -> None:
+        """Return when no trial is left that could go on, or the time is over."""
+        while not self._is_over():
+            self._watch()
+            ready = self._router.wait(self._patience_s())
+            while (got := self._router.recv()) is not None:
+                self._take(*got)
+            if ended := ready & set(self._pool.fds):
+                for fd in ended:
+                    self._router.unwatch(fd)
+                self._watched -= ended
+                for each in self._pool.attend(ended):
+                    self._on_process_ended(each)
+            self._turn(time.monotonic())
+
+    def stop_trial(self, number: int, why: str) -> None:
+        """End a trial at its next commit."""
+        self._study.stop(number, why)
+        for job in self._jobs_of(number):
+            job.stop(why)
+
+    def size(self, number: int) -> int:
+        """Number of workers that a trial has now."""
+        taken = {worker.worker_id for worker in self.workers.values()}
+        return sum(len(job.workers & taken) for job in self._jobs_of(number))
+
+    # -- waiting ------------------------------------------------------------------------------------------------------
+
+    def _is_over(self) -> bool:
+        is_left = not self._study.is_over and not self._is_ending
+        return (not is_left and not self.jobs) or time.monotonic() >= self._stops_s
+
+    @property
+    def _is_ending(self) -> bool:
+        return not math.isinf(self._stops_s)
+
+    def _watch(self) -> None:
+        for fd in set(self._pool.fds) - self._watched:
+            self._router.watch(fd)
+            self._watched.add(fd)
+
+    def _patience_s(self) -> float | None:
+        moments = [job.deadline_s for job in self.jobs.values()]
+        moments.append(self._stops_s if self._is_ending else self._ends_s)
+        until_s = min(moments)
+        return None if math.isinf(until_s) else max(0.0, until_s - time.monotonic())
+
+    # -- what comes ---------------------------------------------------------------------------------------------------
+
+    def _take(self, identity: bytes, message: Any) -> None:
+        if identity.startswith(POOL):
+            self._on_pool(identity, message)
+            return
+        uid = identity[:-1]
+        if isinstance(message, Hello):
+            job = self.jobs.get(job_of(message.worker_id))
+            if job is None or message.worker_id not in job.workers:
+                self._router.send(uid + CONTROL, Refuse("the trial is over", orderly=True))
+                return
+            self._uids[uid] = job
+        job = self._uids.get(uid)
+        if job is not None and job.index in self.jobs:
+            job.take(identity, message)
+
+    def _on_pool(self, identity: bytes, message: Any) -> None:
+        if isinstance(message, PoolHello):
+            if message.version != __version__:
+                text = f"host {message.host} has Farandole {message.version} and this one has {__version__}"
+                self._router.refuse("workers of another version", text)
+                self._router.send(identity, PoolRetire())
+                return
+            self.workers[identity] = PoolWorker(identity, message.host, message.pid)
+            self._pool.came(message.pid)
+            return
+        worker = self.workers.get(identity)
+        if worker is None or getattr(message, "worker_id", -1) != worker.worker_id:
+            return  # of a worker that was given up
+        if isinstance(message, TrialReport):
+            self._on_report(worker, message)
+        elif isinstance(message, TrialLeft):
+            worker.worker_id = -1
+            self._on_left(worker, message)
+
+    def _on_report(self, worker: PoolWorker, report: TrialReport) -> None:
+        job = self.jobs.get(job_of(worker.worker_id))
+        if job is None:
+            return
+        if job.number in self._moments.begun_s and report.epoch >= self._study.plan.rungs.levels[0]:
+            took_s = time.monotonic() - self._moments.begun_s.pop(job.number)
+            self._moments.first_rungs_s.append(took_s)
+        goes_on, reason = self._study.report(job.number, report.epoch, report.value)
+        if not goes_on:
+            job.has_ended = True
+        self._router.send(worker.identity, TrialVerdict(report.worker_id, report.epoch, goes_on, reason))
+        word = "goes on" if goes_on else self._study.rows[job.number].phase
+        self.on_change(f"trial {job.number}, epoch {report.epoch}: {report.value:.6g}; {word}: {reason}")
+
+    def _on_left(self, worker: PoolWorker, left: TrialLeft) -> None:
+        job = self.jobs.get(job_of(left.worker_id))
+        if job is None:
+            return
+        if left.end == "raised":
+            why = f"rank {left.rank} on {worker.host} raised {left.text}"
+            if not job.failure:
+                self.on_change(f"trial {job.number} has failed: {why}; see output/trial-{job.number:04d}.txt")
+            self._study.failed(job.number, why)
+            job.fail(why)
+            job.died(left.worker_id, 1, why, worker.pid)
+        elif left.end == "lost":
+            job.died(left.worker_id, 1, left.text, worker.pid)
+        else:
+            if left.end in ("returned", "ended"):
+                job.has_ended = True
+            if left.end == "returned" and left.rank <= 0:
+                self._study.returned(job.number, left.value)
+            job.left(left.worker_id)
+
+    def _on_process_ended(self, ended: ProcessEnded) -> None:
+        worker = next((each for each in self.workers.values() if each.pid == ended.pid), None)
+        if worker is None:
+            return
+        del self.workers[worker.identity]
+        job = self.jobs.get(job_of(worker.worker_id)) if worker.worker_id >= 0 else None
+        if job is not None:
+            words = f"a worker of trial {job.number} on {worker.host} (process {ended.pid}) {ended.words}"
+            self.on_change(words)
+            job.died(worker.worker_id, ended.code or 1, words, ended.pid)
+
+    # -- what is done -------------------------------------------------------------------------------------------------
+
+    def _turn(self, now: float) -> None:
+        for job in list(self.jobs.values()):
+            for order in job.tick(now):
+                self._obey(job, order)
+        self._serve_starts()
+        for job in [job for job in self.jobs.values() if self._is_done(job)]:
+            self._release(job)
+        if now >= self._ends_s and not self._is_ending:
+            self._end(now)
+        self._allot(now)
+
+    def _obey(self, job: TrialJob, order: actions.Decision) -> None:
+        action = order.action
+        events.logger.debug("trial %d: %s (%s)", job.number, action, order.reason)
+        if isinstance(action, actions.Start):
+            self._starts.append((job, action))
+        elif isinstance(action, actions.Kill):
+            for worker in self.workers.values():
+                if worker.worker_id == action.worker_id:
+                    self._pool.kill(worker.pid)
+            if not any(worker.worker_id == action.worker_id for worker in self.workers.values()):
+                self._starts = [each for each in self._starts if each[1].worker_id != action.worker_id]
+                job.died(action.worker_id, 1, order.reason)
+
+    def _serve_starts(self) -> None:
+        """Order free workers to join, as far as there are any on the hosts that the memberships have named."""
+        left = []
+        for job, start in self._starts:
+            free = (each for each in self.workers.values() if each.worker_id < 0 and each.host == start.host)
+            worker = next(free, None)
+            if job.index not in self.jobs or job.has_ended or job.failure or job.stopping:
+                if job.index in self.jobs:
+                    job.died(start.worker_id, 1, "the trial needs it no more")
+            elif worker is None:
+                left.append((job, start))
+            else:
+                worker.worker_id = start.worker_id
+                self._router.send(worker.identity, self._order(job, start.worker_id))
+                job.controller.worker_started(start.worker_id, worker.pid, worker.host)
+        self._starts = left
+
+    def _order(self, job: TrialJob, worker_id: int) -> TrialOrder:
+        row, rungs, folder = self._study.rows[job.number], self._study.plan.rungs, self._terms.folder
+        return TrialOrder(
+            worker_id,
+            row.number,
+            dict(row.parameters),
+            row.seed,
+            rungs.levels[-1],
+            list(rungs.levels[:-1]),
+            str(folder / "checkpoints" / f"trial-{row.number:04d}"),
+            str(folder / "output" / f"trial-{row.number:04d}.txt"),
+            self._terms.workers[1],
+            self._terms.call,
+        )
+
+    def _is_done(self, job: TrialJob) -> bool:
+        """True if no worker has the trial, and none will come back to it."""
+        has_workers = any(each.worker_id in job.workers for each in self.workers.values() if each.worker_id >= 0)
+        return not has_workers and (job.is_over or job.has_ended or bool(job.failure) or bool(job.stopping))
+
+    def _release(self, job: TrialJob) -> None:
+        del self.jobs[job.index]
+        self._uids = {uid: each for uid, each in self._uids.items() if each is not job}
+        self._starts = [each for each in self._starts if each[0] is not job]
+        lost = job.failure if not job.has_ended and not job.stopping else ""
+        self._study.released(job.number, lost=lost)
+        is_lost = bool(lost) and self._study.rows[job.number].phase == "running"
+        self.on_change(f"trial {job.number} has lost its workers: {lost}" if is_lost else "")
+
+    def _end(self, now: float) -> None:
+        """End the search, as its time is over: trials leave at their next commit, or are left alone soon."""
+        self._stops_s = now + STOP_S
+        for job in self.jobs.values():
+            job.stop("the time of the search is over")
+
+    def _allot(self, now: float) -> None:
+        study, rungs_s = self._study, self._moments.first_rungs_s
+        at_work = [job for job in self.jobs.values() if not (job.has_ended or job.failure or job.stopping)]
+        running = [Running(job.number, *study.rung(study.rows[job.number])) for job in at_work]
+        left = Time(self._ends_s - now, statistics.median(rungs_s) if rungs_s else 0.0)
+        waiting = 0 if self._is_ending else study.waiting
+        shares, begin, _ = allot(running, waiting, self._pool.size, self._terms.workers, left)
+        for job in at_work:
+            share = next(share for share in shares if share.number == job.number)
+            self._resize(job, share.size, share.reason)
+        for _ in range(begin):
+            if self._free() < self._terms.workers[0]:
+                return
+            number, reason = study.next()
+            if number is None:
+                return
+            self._begin(number, reason, now)
+
+    def _begin(self, number: int, reason: str, now: float) -> None:
+        least = self._terms.workers[0]
+        settings = self._terms.settings
+        job = TrialJob(self._next_job, number, self._router.send, settings)
+        job.controller.occupants.is_connected = self._router.reaches
+        self._next_job += 1
+        self.jobs[job.index] = job
+        row = self._study.rows[number]
+        if not row.values:
+            self._moments.begun_s[number] = now
+        self._resize(job, least, "")
+        self.on_change(f"trial {number} {'goes on' if row.values else 'begins'}, workers: {least}; {reason}")
+
+    def _free(self) -> int:
+        """Number of workers that are free and not spoken for."""
+        free = sum(worker.worker_id < 0 for worker in self.workers.values())
+        return free - len(self._starts)
+
+    def _resize(self, job: TrialJob, size: int, reason: str) -> None:
+        """Have the trial get, or give back, workers: on the hosts where it has most, and most are free."""
+        if size == job.size:
+            return
+        grows = size - job.size
+        if grows > 0 and self._free() < grows:
+            size = job.size + max(0, self._free())
+            if size == job.size:
+                return
+        before = job.size
+        job.resize(self._spread(job, size))
+        for order in job.tick(time.monotonic()):
+            self._obey(job, order)
+        self._serve_starts()
+        if before:
+            self.on_change(f"trial {job.number}: {before} -> {size} workers: {reason or 'others wait'}")
+
+    def _spread(self, job: TrialJob, size: int) -> dict[str, int]:
+        """Slots by host for a trial of ``size``, from those that it has and those that are free."""
+        has: dict[str, int] = dict(job.slots)
+        free: dict[str, int] = {}
+        for worker in self.workers.values():
+            free[worker.host] = free.get(worker.host, 0) + (worker.worker_id < 0)
+        for _, start in self._starts:
+            free[start.host] = free.get(start.host, 0) - 1
+        while sum(has.values()) < size:
+            host = max(free, key=lambda each: (free[each] > 0, has.get(each, 0), free[each]))
+            has[host], free[host] = has.get(host, 0) + 1, free[host] - 1
+        while sum(has.values()) > size:
+            host = min((each for each in has if has[each]), key=lambda each: has[each])
+            has[host] -= 1
+        return {host: slots for host, slots in has.items() if slots}
+
+    def _jobs_of(self, number: int) -> list[TrialJob]:
+        return [job for job in self.jobs.values() if job.number == number]
+
+
+def name_of(path: str | os.PathLike[str]) -> str:
+    """Name of a search in its log: that of its folder."""
+    return Path(path).resolve().name

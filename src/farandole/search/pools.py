@@ -1,0 +1,201 @@
+"""Pools of warm workers: processes that are started once, and join trial after trial.
+
+    with LocalPool(4, output) as pool:
+        pool.start(contact)
+        ready = wait for pool.fds                           # a process has ended
+        for ended in pool.attend(ready): ...
+        pool.kill(pid)
+
+A pool starts processes, in the place of those that end, too, and knows nothing of trials: its processes dial to the
+search and say that they are there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, final
+
+from farandole.cluster.contact import Contact
+from farandole.control import process
+from farandole.control.entry import entry_command
+from farandole.errors import ControlError, UsageError
+from farandole.search.worker import MODULE, worker_environment
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+LEAVE_S, END_S = 0.5, 5.0
+"""Time for processes to end by themselves when the search is over, until SIGTERM; and until they are killed."""
+
+MOST_EARLY = 5
+"""Number of processes in a row that may end before they have come to the search."""
+
+
+class ProcessEnded(NamedTuple):
+    """End of a process of a pool; ``words`` say how."""
+
+    pid: int
+    code: int
+    words: str
+
+
+class Pool(ABC):
+    """Processes for a search; used by one thread, which must live as long as they do."""
+
+    reaches_out = False
+    """True if its processes may be on other hosts than the search."""
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """Number of workers that it has when all are there."""
+
+    @abstractmethod
+    def start(self, contact: Contact) -> None:
+        """Start all processes, which find the search by ``contact``."""
+
+    @property
+    @abstractmethod
+    def fds(self) -> Collection[int]:
+        """Descriptors that become readable when there is something to ``attend`` to."""
+
+    @abstractmethod
+    def attend(self, ready: Collection[int]) -> list[ProcessEnded]:
+        """Take in which processes have ended, and start others in their place; descriptors may be closed then.
+
+        Raises ``ControlError`` where no process can be kept running.
+        """
+
+    @abstractmethod
+    def came(self, pid: int) -> None:
+        """Note that a process has come to the search."""
+
+    @abstractmethod
+    def kill(self, pid: int) -> None:
+        """Kill a process, with what it has started; ``attend`` tells of its end."""
+
+    @abstractmethod
+    def end_now(self) -> None:
+        """Kill all processes; ``close`` then need not wait."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End all processes: those that were told to end get a while for it. Idempotent."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@final
+class LocalPool(Pool):
+    """Processes on this host, whose output outside of trials goes to the file ``output``.
+
+    The kernel kills them when the thread that has started them ends, however that is.
+    """
+
+    def __init__(self, np: int, output: Path, python_path: Sequence[str] = ()) -> None:
+        if np < 1:
+            raise UsageError(f"pool={np} has no worker; give at least 1")
+        self._np, self._output, self._python_path = np, output, list(python_path)
+        self._contact: Contact | None = None
+        self._pids: dict[int, int] = {}  # by pidfd
+        self._early = 0
+
+    @property
+    def size(self) -> int:
+        """See ``Pool``."""
+        return self._np
+
+    def start(self, contact: Contact) -> None:
+        """See ``Pool``."""
+        self._contact = contact
+        for _ in range(self._np):
+            self._spawn(contact)
+
+    @property
+    def fds(self) -> Collection[int]:
+        """See ``Pool``."""
+        return self._pids
+
+    def attend(self, ready: Collection[int]) -> list[ProcessEnded]:
+        """See ``Pool``."""
+        ended = []
+        for fd in [fd for fd in self._pids if fd in ready]:
+            pid = self._pids.pop(fd)
+            os.close(fd)
+            _, status = os.waitpid(pid, 0)
+            code = os.waitstatus_to_exitcode(status)
+            ended.append(ProcessEnded(pid, code, process.describe(code)))
+            self._early += 1
+            if self._early > max(MOST_EARLY, self._np):
+                raise ControlError(
+                    f"the workers of the search end before they have begun: the last one {process.describe(code)}; "
+                    f"what they have written is in {self._output}"
+                )
+            assert self._contact is not None
+            self._spawn(self._contact)
+        return ended
+
+    def came(self, pid: int) -> None:
+        """See ``Pool``."""
+        self._early = 0
+
+    def kill(self, pid: int) -> None:
+        """See ``Pool``."""
+        if pid in self._pids.values():  # else it may be another's by now
+            _signal(pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """See ``Pool``."""
+        begun_s, due = time.monotonic(), [(END_S, signal.SIGKILL), (LEAVE_S, signal.SIGTERM)]
+        while self._pids:
+            if time.monotonic() >= begun_s + (due[-1][0] if due else math.inf):
+                number = due.pop()[1]
+                for pid in self._pids.values():
+                    _signal(pid, number)
+            for fd, pid in list(self._pids.items()):
+                if os.waitpid(pid, os.WNOHANG)[0]:
+                    os.close(fd)
+                    del self._pids[fd]
+            select.select(list(self._pids), [], [], 0.05)
+
+    def end_now(self) -> None:
+        """See ``Pool``."""
+        for pid in self._pids.values():
+            _signal(pid, signal.SIGKILL)
+
+    def _spawn(self, contact: Contact) -> None:
+        environment = worker_environment(contact, os.environ)
+        known = environment.get("PYTHONPATH", "")
+        environment["PYTHONPATH"] = os.pathsep.join([*self._python_path, *([known] if known else [])])
+        command = process.bound(entry_command(MODULE), signal.SIGKILL, environment)
+        fd = os.open(self._output, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            pid = process.spawn(command, stdin=subprocess.DEVNULL, stdout=fd, stderr=fd, environment=environment)
+        finally:
+            os.close(fd)
+        self._pids[os.pidfd_open(pid)] = pid
+
+
+def _signal(pid: int, number: int) -> None:
+    """Signal a process and those that it has started: each is the first of a session of its own."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, number)
+
+
+def own_path() -> list[str]:
+    """Folders in which this process finds modules; a function that is pickled by name needs them in the workers."""
+    return [os.path.abspath(each or ".") for each in sys.path]

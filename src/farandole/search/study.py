@@ -1,0 +1,264 @@
+"""Study of a search: its trials, what each has come to, and which one is next. No processes, and no clock.
+
+    study = Study(plan, log, advisor)
+    number = study.next()                                   # a trial that is to begin or to go on
+    goes_on, reason = study.report(number, epoch=1, value=0.3)
+    study.close()                                           # nothing is left to be done
+
+All that is known stands in the log before it is acted on, so a study that is made anew from the same log goes on where
+the one before was killed: trials that had begun are the first to go on, from their last rung.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import final
+
+import msgspec
+
+from farandole.search.advisor import Advisor, Parameters, Phase, TrialResult
+from farandole.search.rungs import Next, Rungs, Standing, after_rung, promote
+from farandole.search.space import Space
+from farandole.search.trial_log import LoggedTrial, TrialLog
+
+ATTEMPTS = 3
+"""How often a trial is begun again from its last rung when it has lost all of its workers, until it has failed."""
+
+
+@final
+class Plan(msgspec.Struct, frozen=True):
+    """Plan of a search: where it looks, how many ``trials``, on which rungs, and whether small values are good."""
+
+    space: Space
+    trials: int
+    rungs: Rungs
+    minimize: bool
+    seed: int
+
+
+@final
+class Row(msgspec.Struct):
+    """One trial. ``goal`` is the epoch that it was let go to; it ``is_active`` while workers have it."""
+
+    number: int
+    parameters: Parameters
+    seed: int
+    goal: int
+    values: dict[int, float]
+    phase: Phase
+    why: str = ""
+    is_active: bool = False
+    losses: int = 0
+
+    @property
+    def epoch(self) -> int:
+        """Last epoch that was reported; 0 before the first."""
+        return max(self.values, default=0)
+
+    @property
+    def value(self) -> float | None:
+        """Value at that epoch."""
+        return self.values[self.epoch] if self.values else None
+
+
+@final
+class Study:
+    """Study of a ``plan``, with all trials that its ``log`` has. One thread."""
+
+    def __init__(self, plan: Plan, log: TrialLog, advisor: Advisor) -> None:
+        self.plan, self._log, self._advisor = plan, log, advisor
+        self.rows = [self._row(each) for each in log.trials()]
+        self._is_exhausted = False
+        for row in self.rows:
+            self._tell(row)
+        for row in self.rows:
+            if row.phase == "running" and row.epoch >= plan.rungs.levels[-1]:  # its end was the entry that was lost
+                self._finish(row, "complete")
+
+    # -- what is next -------------------------------------------------------------------------------------------------
+
+    def next(self) -> tuple[int | None, str]:
+        """Trial that is to have workers now, and why; ``None`` if there is none now. It counts as active."""
+        row, reason = self._interrupted(), "it was interrupted"
+        if row is None:
+            number, reason = promote(self.plan.rungs, self._standings(), is_more=self._may_begin)
+            row = None if number is None else self.rows[number]
+            if row is not None:
+                self._let_go(row)
+        if row is None and self._may_begin:
+            row, reason = self._begin(), "it is new"
+        if row is None:
+            return None, reason
+        row.is_active = True
+        return row.number, reason
+
+    @property
+    def waiting(self) -> int:
+        """Number of trials that could have workers now."""
+        interrupted = sum(row.phase == "running" and not row.is_active for row in self.rows)
+        new = self.plan.trials - len(self.rows) if self._may_begin else 0
+        standings, promoted = self._standings(), 0
+        while (found := promote(self.plan.rungs, standings, is_more=self._may_begin)[0]) is not None:
+            standings = [each._replace(is_going=True) if each.number == found else each for each in standings]
+            promoted += 1
+        return interrupted + new + promoted
+
+    @property
+    def is_over(self) -> bool:
+        """True if no trial is active, and none is left that could be."""
+        return not any(row.is_active for row in self.rows) and not self.waiting
+
+    @property
+    def best(self) -> Row | None:
+        """The best of the trials that are complete."""
+        complete = [row for row in self.rows if row.phase == "complete"]
+        return min(complete, key=lambda row: self._loss(row.value), default=None)
+
+    def rung(self, row: Row) -> tuple[int, float]:
+        """Number of rungs that a trial has behind it, and its loss at the last of them."""
+        values = self._at_rungs(row)
+        return len(values), values[-1] if values else math.inf
+
+    # -- what happens -------------------------------------------------------------------------------------------------
+
+    def report(self, number: int, epoch: int, value: float) -> tuple[bool, str]:
+        """Take in the value of a trial after ``epoch``; returns if it goes on, and why."""
+        row = self.rows[number]
+        if row.phase != "running":  # said again: the worker that had heard the answer has died
+            return False, row.why or f"it is {row.phase}"
+        row.values[epoch] = value
+        self._log.report(number, epoch, value)
+        goes_on, reason = True, f"it may train to epoch {row.goal}"
+        if epoch >= row.goal:
+            decision, reason = after_rung(self.plan.rungs, self._standings(row), number)
+            goes_on = decision is Next.GO_ON
+            if goes_on:
+                self._let_go(row)
+            elif decision is Next.PAUSE:
+                row.phase = "paused"
+            else:
+                self._finish(row, "complete")
+        self._tell(row)
+        return goes_on, reason
+
+    def returned(self, number: int, value: float | None) -> None:
+        """Take in that the function of a trial has returned: it is complete, with this value or its last one."""
+        row = self.rows[number]
+        if row.phase != "running":
+            return
+        if value is not None:
+            last = self.plan.rungs.levels[-1]
+            row.values[last] = value
+            self._log.report(number, last, value)
+        self._finish(row, "complete")
+        if row.value is None:
+            row.phase, row.why = "failed", "it has reported no value, and returned none"
+
+    def failed(self, number: int, why: str) -> None:
+        """Take in that a trial has failed, and is not tried again."""
+        row = self.rows[number]
+        if row.phase in ("running", "paused"):
+            row.why = why
+            self._finish(row, "failed")
+
+    def stop(self, number: int, why: str) -> None:
+        """End a trial as somebody wants; it counts with the values that it has."""
+        row = self.rows[number]
+        if row.phase in ("running", "paused"):
+            row.why = why
+            self._finish(row, "pruned")
+
+    def released(self, number: int, *, lost: str = "") -> None:
+        """Take in that a trial has no workers any more; ``lost``: not as it was to be, but it may begin again."""
+        row = self.rows[number]
+        row.is_active = False
+        if lost and row.phase == "running":
+            row.losses += 1
+            if row.losses > ATTEMPTS:
+                self.failed(number, f"it has lost its workers {row.losses} times; the last time: {lost}")
+
+    def close(self) -> None:
+        """End the search, if nothing is left to be done: trials that rest are losers, and the log says so."""
+        is_over = self.is_over
+        for row in self.rows:
+            if is_over and row.phase == "paused":
+                self._finish(row, "pruned")
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    @property
+    def _may_begin(self) -> bool:
+        return len(self.rows) < self.plan.trials and not self._is_exhausted
+
+    def _interrupted(self) -> Row | None:
+        return next((row for row in self.rows if row.phase == "running" and not row.is_active), None)
+
+    def _begin(self) -> Row | None:
+        number = len(self.rows)
+        parameters = self._advisor.ask(number)
+        if parameters is None:
+            self._is_exhausted = True
+            return None
+        self.plan.space.check(parameters)
+        digest = hashlib.blake2b(f"{self.plan.seed} {number}".encode(), digest_size=4).digest()
+        seed, goal = int.from_bytes(digest, "big"), self.plan.rungs.levels[0]
+        self._log.begin(parameters, self.plan.space, seed, goal)
+        self.rows.append(Row(number, parameters, seed, goal, {}, "running"))
+        self._tell(self.rows[-1])
+        return self.rows[-1]
+
+    def _let_go(self, row: Row) -> None:
+        """Let a trial train to the next rung."""
+        behind = len(self._at_rungs(row))
+        row.goal, row.phase = self.plan.rungs.levels[min(behind, len(self.plan.rungs.levels) - 1)], "running"
+        self._log.go_on(row.number, row.goal)
+
+    def _finish(self, row: Row, phase: Phase) -> None:
+        row.phase = phase
+        if phase == "complete" and (row.value is None or not math.isfinite(row.value)):
+            row.phase, row.why = "failed", f"its value is {row.value}"
+        self._log.finish(row.number, row.phase, row.value, row.why)
+        self._tell(row)
+
+    def _row(self, logged: LoggedTrial) -> Row:
+        row = Row(
+            logged.number, logged.parameters, logged.seed, logged.goal, dict(logged.values), logged.phase, logged.why
+        )
+        if row.phase == "running" and row.goal <= row.epoch < self.plan.rungs.levels[-1]:
+            row.phase = "paused"
+        return row
+
+    def _tell(self, row: Row) -> None:
+        values = {epoch: self._loss(value) for epoch, value in row.values.items()}
+        self._advisor.tell(TrialResult(row.number, dict(row.parameters), values, row.phase))
+
+    def _standings(self, at_rung: Row | None = None) -> list[Standing]:
+        return [
+            Standing(
+                row.number,
+                self._at_rungs(row),
+                is_going=row.phase == "running" and row is not at_rung,
+                is_over=row.phase in ("failed", "pruned", "complete"),
+            )
+            for row in self.rows
+        ]
+
+    def _at_rungs(self, row: Row) -> tuple[float, ...]:
+        """Losses at the rungs that a trial has come to: at each the first that was reported there or later."""
+        epochs = sorted(row.values)
+        found = []
+        for level in self.plan.rungs.levels:
+            at = next((epoch for epoch in epochs if epoch >= level), None)
+            if at is None:
+                break
+            found.append(self._loss(row.values[at]))
+        if row.phase == "complete":  # its function may have returned before the last rung
+            found += [self._loss(row.value)] * (len(self.plan.rungs.levels) - len(found))
+        return tuple(found)
+
+    def _loss(self, value: float | None) -> float:
+        """Value as something to be minimised."""
+        if value is None or math.isnan(value):
+            return math.inf
+        return value if self.plan.minimize else -value

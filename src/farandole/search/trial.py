@@ -1,0 +1,125 @@
+"""Trial as the function of a search sees it, on each of its workers.
+
+def train(trial):
+    hvd.init()
+    torch.manual_seed(trial.seed)
+    model = Model(trial.parameters["width"])
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=trial.parameters["lr"]))
+    state = hvd.elastic.TorchState(model, optimizer, epoch=0)
+    trial.resume(state)
+
+    @hvd.elastic.run
+    def epochs(state):
+        while state.epoch < trial.epochs:
+            ...                                         # one epoch, with state.commit() after each step
+            state.epoch += 1
+            trial.report(loss, state.epoch)
+
+    epochs(state)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias, final
+
+from farandole.control.search_messages import TrialOrder, TrialReport, TrialVerdict
+from farandole.elastic.worker.state import ObjectState, State
+from farandole.errors import UsageError
+from farandole.runtime.collectives.objects import broadcast_object
+from farandole.runtime.session.init import current, is_initialized
+from farandole.search.rung_checkpoint import read_checkpoint, write_checkpoint
+from farandole.search.space import Value
+
+Ask: TypeAlias = Callable[[TrialReport], TrialVerdict]
+"""From a report of rank 0 to the search's answer."""
+
+
+class TrialEnded(BaseException):
+    """Leave the function of a trial, on all of its workers after the same epoch: the search has said so.
+
+    No ``Exception``, so that no ``except Exception`` of a function can swallow it; nor need a function know of it.
+    """
+
+
+@final
+class Trial:
+    """One trial: its ``number``, ``parameters`` and ``seed``, and ``epochs``, the most that it may train.
+
+    A trial that is started again, after a pause or a fault, has the same three.
+    """
+
+    def __init__(self, order: TrialOrder, ask: Ask) -> None:
+        self.number, self.epochs, self.seed = order.number, order.epochs, order.seed
+        self.parameters: Mapping[str, Value] = dict(order.parameters)
+        self._order, self._ask = order, ask
+        self._state: ObjectState | None = None
+        self._reported = 0
+
+    @property
+    def folder(self) -> Path:
+        """Folder of this trial alone, for what else it keeps; it is made when it is asked for."""
+        path = Path(self._order.folder)
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return path
+
+    def resume(self, state: State) -> None:
+        """Have the search keep ``state``: it is written at each rung, and read here where the trial goes on.
+
+        >>> state = hvd.elastic.TorchState(model, optimizer, epoch=0)
+        >>> trial.resume(state)
+
+        Call it after ``init()`` and before the function decorated with ``elastic.run``. Without it a trial that goes
+        on begins anew, with the same parameters and seed.
+        """
+        if not isinstance(state, ObjectState):
+            raise UsageError(f"trial.resume() takes an elastic state, as of hvd.elastic, found {type(state).__name__}")
+        self._state = state
+        if current("trial.resume()").provisional:  # the others have it, and are further
+            return
+        found = read_checkpoint(Path(self._order.folder))
+        if found is not None:
+            self._reported, content = found
+            state.load_state_dict(content)
+
+    def report(self, value: float, epoch: int) -> None:
+        """Report the value after ``epoch`` epochs, and go on, or leave if the search says so. Collective.
+
+        >>> trial.report(hvd.allreduce(loss).item(), state.epoch)
+
+        The value that counts is that of rank 0. What is to become of the trial is the same on all ranks, after this
+        epoch: where it is to go on, workers come and go here if they are to (``state.commit()``).
+        """
+        epoch, shared = int(epoch), is_initialized()
+        if not shared and self._order.most > 1:
+            raise UsageError("trial.report() before init(): a trial of several workers calls hvd.init() first")
+        if epoch < 1:
+            raise UsageError(f"trial.report(epoch={epoch}): the number of epochs that are done, from 1 on")
+        self._keep(epoch)
+        rank, size = (current().topology.rank, current().topology.size) if shared else (0, 1)
+        verdict: TrialVerdict | None = None
+        if rank == 0:
+            verdict = self._ask(TrialReport(self._order.worker_id, epoch, float(value)))
+        if size > 1:
+            verdict = broadcast_object(verdict, 0, f"search.verdict.{epoch}")
+        assert verdict is not None
+        self._reported = epoch
+        if not verdict.goes_on:
+            raise TrialEnded(verdict.reason)
+        if self._state is not None:
+            self._state.commit()
+
+    def _keep(self, epoch: int) -> None:
+        """Write the state at a rung, before the search hears that the trial has come there."""
+        if self._state is None or not any(self._reported < level <= epoch for level in self._order.levels):
+            return
+        content: dict[str, Any] = self._state.state_dict()  # collective
+        if current().topology.rank == 0:
+            write_checkpoint(self.folder, epoch, content)
+
+    def __repr__(self) -> str:
+        """Text for people."""
+        told = ", ".join(f"{name}={value}" for name, value in self.parameters.items())
+        return f"Trial {self.number} ({told}) in process {os.getpid()}"

@@ -1,0 +1,158 @@
+"""Membership that a running trial is: an elastic job, whose workers come from the pool and go back to it.
+
+    job = TrialJob(order=3, number=17, send=router.send, settings=Settings(min_np=1))
+    job.resize({"a": 2})                                    # slots by host
+    job.tick(now)
+    for start in job.starts(): ...                          # order a free worker of that host to join
+    job.take(identity, message)                             # what its workers' sessions say
+    job.left(worker_id)                                     # one has left: its function has returned, or was let go
+    job.died(worker_id, -9, "worker 5 of trial 17 was killed by SIGKILL")
+
+All trials of a search share one socket: worker ids tell them apart, as each job has a range of its own. Everything
+that elastic jobs can do, trials can: workers are added and taken at a commit, and the rest go on when one dies.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, final
+
+import msgspec
+
+from farandole import events
+from farandole.control.endings import WorkerExited
+from farandole.control.messages import ChangeDue, Hello, Refuse
+from farandole.elastic.membership import actions
+from farandole.elastic.membership.formation import ElasticFormation
+from farandole.elastic.membership.job_events import HostsFound
+from farandole.elastic.membership.membership import Membership
+from farandole.elastic.membership.policy import Policy
+from farandole.engines.choose import choose
+from farandole.runtime.controller.controller import Controller
+from farandole.runtime.coordination.downlink import CONTROL, Send
+from farandole.runtime.session.init_arguments import ANY
+from farandole.settings import FOREVER_S, Settings
+
+RANGE = 2**20
+"""Number of worker ids that a job has, which is more than any will start."""
+
+WINDOW_S = 0.2
+"""Changes of the membership within so long become one: all workers that a trial gets are told to join at once."""
+
+
+def job_of(worker_id: int) -> int:
+    """Job that a worker id belongs to."""
+    return worker_id // RANGE
+
+
+@final
+class TrialJob:
+    """One run of trial ``number``, from its start, or from where it was paused, to the next pause or its end.
+
+    ``index`` counts the jobs of a search. ``failure`` says why it is over without having come anywhere, and ``value``
+    is what its function has returned.
+    """
+
+    def __init__(self, index: int, number: int, send: Send, settings: Settings) -> None:
+        self.index, self.number, self.failure = index, number, ""
+        self.value: float | None = None
+        self.is_over, self.has_ended = False, False
+        """True once it needs no worker any more, and once its function has returned or was ended by a verdict."""
+        self.slots: dict[str, int] = {}
+        """Workers that it is to have, by host."""
+        self.stopping = ""
+        """Reason why it is to leave at the next commit; empty while it is not."""
+        self._send = send
+        # A process that is there and has not called init() yet may be loading its data for hours.
+        policy = msgspec.structs.replace(
+            Policy.of(settings), start_timeout_s=FOREVER_S, cooldown_range_s=(0.0, 1.0), window_s=WINDOW_S
+        )
+        self._membership = Membership(policy, index * RANGE)
+        engine = partial(choose, settings.engine, across=settings.across)
+        self.formation = ElasticFormation(self._membership, engine, time.monotonic)
+        self.controller = Controller(send, settings, ANY, time.monotonic, self.formation)
+        self.controller.report = lambda text: events.logger.warning("trial %d: %s", number, text)
+        self._uids: dict[int, bytes] = {}
+
+    @property
+    def deadline_s(self) -> float:
+        """Time at which ``tick`` is due."""
+        moment = self.controller.deadline()
+        return math.inf if moment is None or self.is_over else moment
+
+    @property
+    def size(self) -> int:
+        """Number of workers that it is to have."""
+        return sum(self.slots.values())
+
+    @property
+    def workers(self) -> set[int]:
+        """Worker ids of those that have not left."""
+        return set(self._membership.workers)
+
+    def resize(self, slots: Mapping[str, int]) -> None:
+        """Have so many workers on each host; at the next commit, where it trains."""
+        self.slots = dict(slots)
+        self.formation.tell(HostsFound(dict(slots)))
+
+    def take(self, identity: bytes, message: Any) -> None:
+        """Take in a message of a session of this job."""
+        if isinstance(message, Hello):
+            self._uids[message.worker_id] = identity[:-1]
+            if self.stopping or self.failure or self.is_over:
+                self._dismiss(message.worker_id)
+                return
+        self.controller.handle(identity, message)
+
+    def tick(self, now: float) -> list[actions.Decision]:
+        """Do what is due; returns the decisions to start and to kill workers."""
+        if self.deadline_s <= now:
+            self.controller.tick(now)
+        orders = []
+        while self.formation.orders:
+            decision = self.formation.orders.popleft()
+            if isinstance(decision.action, actions.Finish):
+                self._finish(decision)
+            else:
+                orders.append(decision)
+        return orders
+
+    def left(self, worker_id: int) -> None:
+        """Take in that a worker has left in good order: it ran the function to its end, or was let go."""
+        if worker_id in self._membership.workers:
+            self.controller.worker_exited(WorkerExited(worker_id, 0, f"worker {worker_id % RANGE} has left"))
+
+    def died(self, worker_id: int, code: int, words: str, pid: int = -1) -> None:
+        """Take in that a worker's process has ended, or that it cannot go on: the others do, if there are any."""
+        self.controller.worker_exited(WorkerExited(worker_id, code, words, pid=pid))
+
+    def stop(self, reason: str) -> None:
+        """Have all workers leave at their next commit."""
+        self.stopping = self.stopping or reason
+        for worker_id in self._membership.members:
+            if worker_id in self._uids:
+                due = ChangeDue(self._membership.generation, f"trial {self.number}: {reason}")
+                self._send(self._uids[worker_id] + CONTROL, due)
+
+    def fail(self, reason: str) -> None:
+        """End the trial for all of its workers at once."""
+        self.failure = self.failure or reason
+        self.controller.abort(reason)
+
+    def _finish(self, decision: actions.Decision) -> None:
+        action = decision.action
+        assert isinstance(action, actions.Finish)
+        self.is_over = True
+        if action.status and not self.has_ended and not self.failure and not self.stopping:
+            self.failure = decision.reason
+        for worker_id in self.workers:  # that were about to join; the membership decides nothing more
+            self._dismiss(worker_id)
+
+    def _dismiss(self, worker_id: int) -> None:
+        """Send a worker home that waits to join, or will."""
+        if worker_id in self._uids:
+            why = self.stopping or self.failure or "it is over"
+            self._send(self._uids[worker_id] + CONTROL, Refuse(f"trial {self.number}: {why}", orderly=True))

@@ -1,0 +1,116 @@
+"""View of a search in a terminal: a table of its trials, or a line for each change where nobody looks on.
+
+with View(study, sizes, folder, sys.stderr) as view:
+    view.show("trial 3, epoch 1: 0.25; paused")
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TextIO, final
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from farandole.search.study import Row, Study
+
+ROWS = 12
+"""Number of trials in the table: those that run, and the best of the others."""
+
+REDRAW_S = 0.2
+"""Shortest time between two drawings."""
+
+STYLES = {"running": "cyan", "paused": "yellow", "complete": "green", "pruned": "dim", "failed": "red"}
+
+
+@final
+class View:
+    """View on ``study``; ``size`` tells the workers of a trial. Nothing is shown without a ``stream``."""
+
+    def __init__(self, study: Study, size: Callable[[int], int], folder: Path, stream: TextIO | None) -> None:
+        self._study, self._size, self._folder, self._stream = study, size, folder, stream
+        self._begun_s = time.monotonic()
+        self._drawn_s = -math.inf
+        self._held = contextlib.ExitStack()
+        self._live: Live | None = None
+
+    def __enter__(self) -> View:
+        if self._stream is not None and self._stream.isatty():
+            console = Console(file=self._stream)
+            # Drawn by this thread alone: a search has no other, and a fork of one that draws would hang.
+            self._live = self._held.enter_context(Live(console=console, auto_refresh=False, transient=True))
+        elif self._stream is not None:
+            self._say(f"search in {self._folder}: {self._study.plan.trials} trials")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._held.close()
+        if self._stream is not None:
+            width = None if self._stream.isatty() else 80
+            Console(file=self._stream, width=width).print(self.table(with_all=True))
+
+    def show(self, what: str) -> None:
+        """Show a change."""
+        if self._live is not None:
+            if time.monotonic() >= self._drawn_s + REDRAW_S:
+                self._drawn_s = time.monotonic()
+                self._live.update(Group(self.table(), Text(what, style="dim", no_wrap=True)), refresh=True)
+        elif self._stream is not None and what:
+            self._say(what)
+
+    def table(self, *, with_all: bool = False) -> Table:
+        """Trials that run, and the best of the others; 80 columns are enough."""
+        study, names = self._study, list(self._study.plan.space.parameters)
+        table = Table(title=self._title(), title_justify="left", pad_edge=False)
+        for name in ("trial", "state", "on", "epoch", "value"):
+            table.add_column(name, justify="left" if name == "state" else "right", no_wrap=True)
+        for name in names:
+            table.add_column(name, justify="right", overflow="ellipsis", no_wrap=True)
+        rows = self._in_order()
+        for row in rows if with_all and len(rows) <= 2 * ROWS else rows[:ROWS]:
+            size = self._size(row.number) if row.is_active else 0
+            value = "" if row.value is None else f"{row.value:.5g}"
+            table.add_row(
+                str(row.number),
+                Text(row.phase, style=STYLES[row.phase]),
+                str(size) if size else "",
+                f"{row.epoch}/{row.goal}",
+                f"{value}*" if row is study.best else value,
+                *(_short(row.parameters[name]) for name in names),
+            )
+        left = len(rows) - len(table.rows)
+        if left:
+            table.caption = f"{left} more"
+        return table
+
+    def _in_order(self) -> list[Row]:
+        def place(row: Row) -> tuple[bool, int, float, int]:
+            rung, loss = self._study.rung(row)
+            return not row.is_active, -rung, loss, row.number
+
+        return sorted(self._study.rows, key=place)
+
+    def _title(self) -> str:
+        study = self._study
+        counts = [(phase, sum(row.phase == phase for row in study.rows)) for phase in STYLES]
+        told = ", ".join(f"{number} {phase}" for phase, number in counts if number)
+        epochs = sum(row.epoch for row in study.rows)
+        whole = study.plan.rungs.levels[-1] * study.plan.trials
+        share = f"{epochs} of {whole} epochs"
+        return f"{len(study.rows)}/{study.plan.trials} trials: {told}; {share}"
+
+    def _say(self, text: str) -> None:
+        assert self._stream is not None
+        seconds = time.monotonic() - self._begun_s
+        self._stream.write(f"[{seconds:8.1f} s] {text}\n")
+        self._stream.flush()
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

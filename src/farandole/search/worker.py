@@ -1,0 +1,172 @@
+"""Warm worker of a search: a process that joins one trial after the other, and keeps what it has loaded.
+
+It finds the search by ``FARANDOLE_CALLER``, a contact in JSON, which its starter sets. A trial is a membership of an
+elastic job whose controller is the search's process: the worker joins it as ``init()`` does in any elastic job, only
+that its ``FARANDOLE_WORKER_ID`` is another one each time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import numbers
+import os
+import pickle
+import signal
+import socket
+import sys
+import traceback
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import final
+
+from farandole.cluster.contact import Contact, is_loopback
+from farandole.cluster.environment import CALLER, OWN, WORKER_ID, variables_for
+from farandole.control.channel import Dealer
+from farandole.control.dial import first_answering
+from farandole.control.keys import JobKeys
+from farandole.control.search_messages import (
+    PoolHello,
+    PoolRetire,
+    TrialLeft,
+    TrialOrder,
+    TrialReport,
+    TrialVerdict,
+)
+from farandole.errors import AbortError, ControlError, FarandoleError, StartError
+from farandole.runtime.session.init import begin_anew, current, is_initialized
+from farandole.runtime.session.tracebacks import folded
+from farandole.search.trial import Trial, TrialEnded
+from farandole.settings import IDENTITY, Settings
+from farandole.topology import Topology
+from farandole.version import __version__
+
+MODULE = "farandole.search.worker"
+
+POOL = b"pool-"
+"""Beginning of the identities of the pool's workers."""
+
+DISMISSED = (None, 0, 128 + signal.SIGTERM)
+"""Codes of ``SystemExit`` by which an elastic job lets a worker go."""
+
+
+def worker_environment(contact: Contact, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Variables of a worker, from those of its starter, which may be a worker of some other job itself."""
+    kept = {name: value for name, value in inherited.items() if name not in IDENTITY}
+    unbuffered = {} if "PYTHONUNBUFFERED" in kept else {"PYTHONUNBUFFERED": "1"}
+    return {**kept, **unbuffered, CALLER: contact.encode().decode()}
+
+
+def main() -> None:
+    """Serve the search until it needs this process no more."""
+    told = os.environ.pop(CALLER, "")
+    if not told:
+        sys.exit("farandole: this process is a worker of farandole.search(), which starts it; you cannot")
+    try:
+        contact = Contact.decode(told.encode())
+        with _connect(contact) as dealer:
+            _Worker(dealer, contact).serve()
+    except (ControlError, StartError) as error:
+        sys.exit(f"farandole: a worker of the search ends: {error}")
+
+
+def _connect(contact: Contact) -> Dealer:
+    keys, timeout_s = JobKeys.from_secret(contact.key), Settings.resolve().start_timeout_s
+    address = contact.addresses[0]
+    if not is_loopback(address):
+        address = first_answering(contact.addresses, keys, timeout_s)
+    return Dealer(address, POOL + uuid.uuid4().hex.encode(), keys, timeout_s)
+
+
+@final
+class _Worker:
+    """Loop of the process; everything runs in its main thread, as a training function does."""
+
+    def __init__(self, dealer: Dealer, contact: Contact) -> None:
+        self._dealer = dealer
+        host = os.environ.get(OWN.hostname) or socket.gethostname()
+        for name in IDENTITY:
+            os.environ.pop(name, None)
+        forecast = variables_for(Topology.of(0, (host,), 0), dealer.address, contact.key)
+        os.environ.update({**forecast, "FARANDOLE_MIN_NP": "1", "HOROVOD_ELASTIC": "1"})
+        dealer.send(PoolHello(host, os.getpid(), __version__))
+
+    def serve(self) -> None:
+        """Take orders until one says to end, or the search is gone."""
+        while not isinstance(order := self._dealer.recv(), PoolRetire):
+            if isinstance(order, TrialOrder):
+                left = self._take_part(order)
+                gc.collect()  # the model of this trial goes before that of the next one comes
+                self._dealer.send(left)
+
+    def _take_part(self, order: TrialOrder) -> TrialLeft:
+        os.environ[WORKER_ID] = str(order.worker_id)
+        with _output_to(order.output):
+            try:
+                function = pickle.loads(order.call)  # noqa: S301 (from the search, over its authenticated channel)
+                value = function(Trial(order, self._ask))
+                left = TrialLeft(order.worker_id, _rank(), "returned", _number(value))
+                begin_anew()
+            except TrialEnded as ended:
+                left = TrialLeft(order.worker_id, _rank(), "ended", text=str(ended))
+                begin_anew()
+            except BaseException as error:
+                left = self._after(order, error)
+        os.environ.pop(WORKER_ID, None)
+        return left
+
+    def _after(self, order: TrialOrder, error: BaseException) -> TrialLeft:
+        rank = _rank()
+        if isinstance(error, SystemExit) and error.code in DISMISSED:
+            begin_anew()
+            return TrialLeft(order.worker_id, rank, "dismissed")
+        if isinstance(error, AbortError):
+            begin_anew()
+            return TrialLeft(order.worker_id, rank, "lost", text=str(error))
+        summary, text = "".join(traceback.format_exception_only(error)).strip(), folded(error)
+        error.__traceback__ = None  # it holds the frames of the function, and with them the model
+        begin_anew(error)
+        sys.stderr.write(text)
+        if isinstance(error, ControlError) and self._dealer.lost:
+            raise error
+        return TrialLeft(order.worker_id, rank, "raised", text=summary)
+
+    def _ask(self, report: TrialReport) -> TrialVerdict:
+        self._dealer.send(report)
+        while not isinstance(answer := self._dealer.recv(), TrialVerdict) or answer.epoch != report.epoch:
+            pass  # an answer that came when the one before had been interrupted
+        return answer
+
+
+def _rank() -> int:
+    return current().topology.rank if is_initialized() and not current().provisional else -1
+
+
+def _number(value: object) -> float | None:
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return float(value) if is_number else None  # type: ignore[arg-type] # a Real
+
+
+@contextlib.contextmanager
+def _output_to(path: str) -> Iterator[None]:
+    """Let all that this process and its children write go to a file, meanwhile."""
+    Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    kept = [os.dup(1), os.dup(2)]
+    try:
+        for number in (1, 2):
+            os.dup2(fd, number)
+        yield
+    finally:
+        with contextlib.suppress(FarandoleError, OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        for number, before in zip((1, 2), kept, strict=True):
+            os.dup2(before, number)
+        for each in (fd, *kept):
+            os.close(each)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Studies without processes: whatever is interrupted, the log says enough to go on."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farandole.search.optuna_advisor import OptunaAdvisor
+from farandole.search.rungs import Rungs
+from farandole.search.space import Space
+from farandole.search.study import ATTEMPTS, Plan, Study
+from farandole.search.trial_log import TrialLog
+
+SPACE = Space.of({"x": (0.0, 1.0)})
+PLAN = Plan(SPACE, 9, Rungs.of(1, 9, 3), minimize=True, seed=1)
+
+
+def make(path: Path, plan: Plan = PLAN) -> tuple[Study, TrialLog]:
+    """A study of what the log has, and the log."""
+    log = TrialLog(path / "trials.log", "test", minimize=plan.minimize)
+    return Study(plan, log, OptunaAdvisor(plan.space, "random", plan.seed)), log
+
+
+def loss(study: Study, number: int, epoch: int) -> float:
+    return float(study.rows[number].parameters["x"]) + 1 / epoch
+
+
+@given(seed=st.integers(0, 10**6), workers=st.integers(1, 4), crash=st.floats(0, 0.2))
+def test_a_study_that_crashes_again_and_again_has_each_trial_once(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, workers: int, crash: float
+) -> None:
+    chance, path = random.Random(seed), tmp_path_factory.mktemp("study")
+    study, log = make(path)
+    active: dict[int, int] = {}  # to the epoch that it has done
+    saved: dict[int, int] = {}  # to the last rung that it has a checkpoint of
+    crashes = 0
+    while not study.is_over:
+        while len(active) < workers and (number := study.next()[0]) is not None:
+            assert number not in active
+            active[number] = saved.get(number, 0)
+        number = chance.choice(sorted(active))
+        epoch = active[number] = active[number] + 1
+        saved[number] = epoch if epoch in PLAN.rungs.levels else saved.get(number, 0)
+        if not study.report(number, epoch, loss(study, number, epoch))[0]:
+            del active[number]
+            study.released(number)
+        if chance.random() < crash and crashes < 5:
+            log.close()
+            study, log = make(path)
+            active, crashes = {}, crashes + 1
+    study.close()
+    phases = Counter(row.phase for row in study.rows)
+    assert [row.number for row in study.rows] == list(range(9))
+    assert phases.keys() == {"complete", "pruned"}
+    for row in study.rows:
+        assert row.values == {n: loss(study, row.number, n) for n in range(1, row.epoch + 1)}
+    log.close()
+    again, log = make(path)
+    assert again.is_over
+    assert [(row.phase, row.values) for row in again.rows] == [(row.phase, row.values) for row in study.rows]
+    log.close()
+
+
+def test_a_trial_that_loses_its_workers_too_often_has_failed(tmp_path: Path) -> None:
+    study, log = make(tmp_path)
+    for _ in range(ATTEMPTS + 1):
+        assert study.next()[0] == 0
+        study.released(0, lost="out of memory")
+    assert (study.rows[0].phase, study.next()[0]) == ("failed", 1)
+    assert "4 times; the last time: out of memory" in study.rows[0].why
+    log.close()
+
+
+def test_a_report_that_is_said_again_changes_nothing(tmp_path: Path) -> None:
+    study, log = make(tmp_path)
+    study.next()
+    first = study.report(0, 1, 0.5)
+    assert study.report(0, 1, 0.5)[0] == first[0] is False
+    assert study.rows[0].phase == "paused"
+    log.close()
+
+
+def test_an_end_that_was_the_entry_lost_is_made_good(tmp_path: Path) -> None:
+    study, log = make(tmp_path, Plan(SPACE, 1, Rungs.of(1, 1), minimize=False, seed=1))
+    study.next()
+    assert study.report(0, 1, 0.5) == (False, "all 1 epochs are trained")
+    log.close()
+    path = tmp_path / "trials.log"
+    path.write_bytes(path.read_bytes()[:-20])
+    study, log = make(tmp_path, study.plan)
+    assert study.is_over
+    assert study.best is not None
+    assert study.best.value == 0.5
+    log.close()
+
+
+def test_a_stopped_trial_never_goes_on(tmp_path: Path) -> None:
+    study, log = make(tmp_path)
+    study.next()
+    study.stop(0, "somebody said so")
+    assert study.report(0, 1, 0.0) == (False, "somebody said so")
+    study.released(0)
+    assert study.next()[0] == 1
+    log.close()
+
+
+def test_a_search_that_is_larger_in_maximizing(tmp_path: Path) -> None:
+    study, log = make(tmp_path, Plan(SPACE, 3, Rungs.of(1, 3), minimize=False, seed=1))
+    for number, value in enumerate((0.1, 0.9, 0.5)):
+        assert study.next()[0] == number
+        study.report(number, 1, value)
+        study.released(number)
+    assert study.next()[0] == 1
+    log.close()
