@@ -215,3 +215,13 @@ def test_a_lease_counts_in_full_until_the_agents_that_another_controller_knew_ha
     own.admit(terms(0, "a"), 1.0)
     own.train({"a+8_0", "b+8_0"}, 2.0)
     assert own.leases[0].workers == 4
+
+
+def test_a_lease_is_paid_for_from_the_start_of_its_job_on() -> None:
+    own = book()
+    own.told("8_0", LeasePhase.ASKED, 10.0)
+    own.admit(terms(0), 136.0)
+    own.look("8", {0: JobView(JobPhase.RUNNING, ("n",), ends_s=3700.0, began_s=100.0)}, 200.0)
+    assert own.node_hours(1900.0) == 0.5
+    own.gone("n+8_0", "its workers have left", 1900.0)
+    assert own.node_hours(9999.0) == 0.5

@@ -32,10 +32,10 @@ def test_a_recorded_queue_is_read() -> None:
         9: JobView(JobPhase.HELD, reason="JobHeldUser"),
         0: JobView(JobPhase.PENDING, starts_s=1795441828.0, reason="Resources"),
         4: JobView(JobPhase.PENDING, reason="(ReqNodeNotAvail, UnavailableNodes:node[1-2]|x)"),
-        3: JobView(JobPhase.RUNNING, ("node01", "node02", "node7"), ends_s=1795441852.0),
-        5: JobView(JobPhase.RUNNING, ("node1",)),
-        1: JobView(JobPhase.SUSPENDED, ("node1",), ends_s=1795441822.0),
-        6: JobView(JobPhase.ENDING, ("node1",), ends_s=1795441706.0),
+        3: JobView(JobPhase.RUNNING, ("node01", "node02", "node7"), ends_s=1795441852.0, began_s=1795441552.0),
+        5: JobView(JobPhase.RUNNING, ("node1",), began_s=1795441552.0),
+        1: JobView(JobPhase.SUSPENDED, ("node1",), ends_s=1795441822.0, began_s=1795441702.0),
+        6: JobView(JobPhase.ENDING, ("node1",), ends_s=1795441706.0, began_s=1795441702.0),
     }
 
 

@@ -10,6 +10,7 @@ from typing import final
 HOSTS = {"ip": "iproute2", "tc": "iproute2", "sshd": "openssh-server", "ssh": "openssh-client", "unshare": "util-linux"}
 LAG = {"iptables": "iptables"}
 SLURM = HOSTS | {"slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client", "munged": "munge"}
+ACCOUNTING = SLURM | {"slurmdbd": "slurmdbd", "mariadbd": "mariadb-server-core"}
 """Programs, and the Debian packages that have them."""
 
 

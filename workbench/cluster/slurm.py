@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import final
 
-from workbench.cluster import needs
+from workbench.cluster import accounting, needs
 from workbench.cluster.helpers import PATIENCE_S
 from workbench.cluster.hosts import HEAD, Cluster
 from workbench.cluster.needs import ClusterError
@@ -78,13 +78,17 @@ ReturnToService=2
 class SlurmCluster:
     """A cluster that Slurm manages; ``cpus`` is what each node claims to have.
 
+    One that ``accounts`` has slurmdbd, some seconds later: ``sacct`` and ``sacctmgr`` work, and limits of users count.
     Raises ``UnavailableError`` as ``Cluster`` does.
     """
 
-    def __init__(self, nodes: int, *, cpus: int = 8) -> None:
-        needs.require(needs.SLURM)
+    def __init__(self, nodes: int, *, cpus: int = 8, accounts: bool = False) -> None:
+        needs.require(needs.ACCOUNTING if accounts else needs.SLURM)
+        self._accounts = accounts
+        configuration = _CONFIGURATION.format(head=HEAD, nodes=nodes, cpus=cpus, urgent=URGENT)
         etc = {
-            "slurm/slurm.conf": _CONFIGURATION.format(head=HEAD, nodes=nodes, cpus=cpus, urgent=URGENT),
+            "slurm/slurm.conf": configuration + (accounting.CLIENT if accounts else ""),
+            **({accounting.DBD_CONF: accounting.SERVER} if accounts else {}),
             # slurmd loads a plugin for cgroups though nothing uses them; v1 asks for nothing then, v2 would fail.
             "slurm/cgroup.conf": f"CgroupPlugin={'disabled' if _version() >= _NO_CGROUPS_SINCE else 'cgroup/v1'}\n",
             # By default in /tmp, which hosts share, by job number, which clusters share.
@@ -96,6 +100,8 @@ class SlurmCluster:
             key = self.cluster.path(HEAD, "/etc/munge/munge.key")  # munged refuses keys that others could read
             key.chmod(0o400)
             key.parent.chmod(0o700)
+            if accounts:
+                self.cluster.path(HEAD, f"/etc/{accounting.DBD_CONF}").chmod(0o600)
             self._start_daemons(self.cluster.hosts)
             self._await_idle(nodes)
         except BaseException:
@@ -169,7 +175,7 @@ class SlurmCluster:
         return self.cluster.path(HEAD, "/run/slurmctld.pid").read_text().strip()
 
     def _start_daemons(self, hosts: Sequence[str]) -> None:
-        starting = {host: self.cluster.popen(host, ["sh", "-c", _start_line(host)], cwd="/") for host in hosts}
+        starting = {host: self.cluster.popen(host, ["sh", "-c", self._start_line(host)], cwd="/") for host in hosts}
         for host, process in starting.items():
             if process.wait(PATIENCE_S) != 0:
                 raise ClusterError(f"Slurm did not start on {host}:\n{self.cluster.path(host, _LOG).read_text()}")
@@ -183,12 +189,14 @@ class SlurmCluster:
                 raise ClusterError(f"{nodes} nodes were not idle after {PATIENCE_S} s:\n{log}")
             time.sleep(_LOOK_AGAIN_S)
 
-
-def _start_line(host: str) -> str:
-    folders = "/run/munge /run/pmix /run/slurmd /run/slurmctld"
-    munged = "munged --pid-file=/run/munge/pid --seed-file=/run/munge/seed --log-file=/run/munge/log"
-    # Not to the caller's pipes: a daemon that kept one open would let a reader wait for its end.
-    return f"(mkdir {folders} && {munged} && {'slurmctld' if host == HEAD else 'slurmd'}) >{_LOG} 2>&1"
+    def _start_line(self, host: str) -> str:
+        folders = "/run/munge /run/pmix /run/slurmd /run/slurmctld"
+        munged = "munged --pid-file=/run/munge/pid --seed-file=/run/munge/seed --log-file=/run/munge/log"
+        daemons = [f"mkdir {folders}", munged, "slurmctld" if host == HEAD else "slurmd"]
+        if host == HEAD and self._accounts:
+            daemons.insert(2, accounting.START)
+        # Not to the caller's pipes: a daemon that kept one open would let a reader wait for its end.
+        return f"({' && '.join(daemons)}) >{_LOG} 2>&1"
 
 
 def _version() -> tuple[int, ...]:

@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from farandole.errors import FarandoleError, UsageError
+from farandole.launch.leases.slurm_words import remedy
 from farandole.launch.sbatch.environment import environment
 
 ANSWERS_S = 120.0
@@ -30,7 +31,8 @@ def submitted(script: str, options: Sequence[str], variables: Mapping[str, str])
         ) from error
     said = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
     if done.returncode:
-        raise UsageError("Slurm refuses this job: " + " ".join(line.removeprefix("sbatch: error: ") for line in said))
+        words = " ".join(line.removeprefix("sbatch: error: ") for line in said)
+        raise UsageError(f"Slurm refuses this job: {words}{remedy(words)}")
     return "\n".join(line.removeprefix("sbatch: ") for line in said)
 
 

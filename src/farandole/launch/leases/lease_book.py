@@ -216,6 +216,8 @@ class LeaseBook:
         if view.ends_s and lease.ends_s and abs(view.ends_s - lease.ends_s) > SAME_END_S:
             self._orders.append(OutsideLimit(job))
         nodes = len(view.nodes) or lease.nodes
+        if view.began_s and lease.phase is not LeasePhase.GONE:
+            self._began_s[job] = view.began_s  # the job is paid for from then on, and its agent calls later
         times = {"ends_s": view.ends_s or lease.ends_s, "starts_s": view.starts_s, "nodes": nodes}
         self._leases[job] = msgspec.structs.replace(lease, **times)
         if view.phase is JobPhase.GONE and not self.hosts(job):

@@ -40,7 +40,8 @@ class JobPhase(Enum):
 class JobView(msgspec.Struct, frozen=True):
     """A job at one look. Times are in seconds since 1970, 0 where the scheduler does not know.
 
-    ``starts_s`` is when a pending one is estimated to start; ``reason`` is the scheduler's word for why it waits.
+    ``starts_s`` is when a pending one is estimated to start, and ``began_s`` when one that runs did; ``reason`` is the
+    scheduler's word for why it waits.
     """
 
     phase: JobPhase
@@ -48,6 +49,7 @@ class JobView(msgspec.Struct, frozen=True):
     starts_s: float = 0.0
     ends_s: float = 0.0
     reason: str = ""
+    began_s: float = 0.0
 
 
 @final

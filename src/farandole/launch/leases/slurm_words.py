@@ -73,6 +73,25 @@ _GONE = ("invalid job id", "already finished", "already completed", "already com
 _RELEASED = ("requested partition configuration not available", "requested node configuration is not available")
 """Complaints of a release that has been made: the job waits, for a partition or nodes that it cannot have now."""
 
+_TOO_MANY = (
+    "you have as many jobs as you may, and each lease of an array counts: take fewer with --leases N, or let others "
+    "end (sacctmgr show assoc user=$USER format=account,maxsubmitjobs)"
+)
+_NOT_HERE = (
+    "jobs may not be submitted from this node (AllocNodes of the partition): what is held already can still start; for "
+    "more, submit with more --leases N"
+)
+_SUBMIT_REMEDIES = (
+    (r"Max\w*Submit\w*Limit|MaxSubmit|job submit limit", _TOO_MANY),
+    (r"access/permission denied", _NOT_HERE),
+    (r"invalid account|account/partition", "write --account NAME (sacctmgr show assoc user=$USER)"),
+    (r"invalid partition|partition not available", "write --partition NAME (sinfo --summarize)"),
+    (r"invalid qos", "write --qos NAME (sacctmgr show assoc user=$USER format=account,qos)"),
+    (r"invalid job array", "an array may not be so long here: write --leases N (scontrol show config | grep MaxArray)"),
+    (r"time limit", "leases may not be so long here: write --lease with a shorter time (sinfo --format='%P %l')"),
+)  # fmt: skip
+"""Patterns of refusals to submit, and what a person can do then; the first that fits counts."""
+
 _PREFIX = re.compile(r"(?:(?:sbatch|squeue|sinfo|scancel|scontrol): )?(?:(?:error|fatal): )?(?:slurm_\w+ error: )?")
 _JOB = re.compile(r"^\d+(_\d+)?: |,? for job \d+(_\d+)?$")
 _RANGE = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
@@ -109,12 +128,24 @@ class ClientReply(msgspec.Struct, frozen=True):
 
     def failure(self, call: str, subject: str) -> CallRefused | CallUnanswered:
         """The answer for a call that was not done: refused if Slurm has said so, unanswered otherwise."""
-        is_said = self.code is not None and self.code > 0 and not self._says(_AWAY)
-        return (CallRefused if is_said else CallUnanswered)(call, subject, self.words)
+        if self.code is None or self.code <= 0 or self._says(_AWAY):
+            return CallUnanswered(call, subject, self.words)
+        return CallRefused(call, subject, self.words + (remedy(self.words) if call == "submit" else ""))
 
     def _says(self, words: tuple[str, ...]) -> bool:
         said = (self.out + self.err).lower()
         return any(each in said for each in words)
+
+
+def remedy(refusal: str) -> str:
+    """Remedy of a person whose submission is refused in these words, to be put after them; "" if nobody knows one.
+
+    >>> remedy("Invalid qos specification")
+    ' -- write --qos NAME (sacctmgr show assoc user=$USER format=account,qos)'
+    """
+    found = (text for pattern, text in _SUBMIT_REMEDIES if re.search(pattern, refusal, re.IGNORECASE))
+    text = next(found, "")
+    return f" -- {text}" if text else ""
 
 
 def submission(count: int, nonce: str, lead: str = "") -> list[str]:
@@ -213,6 +244,7 @@ def _view(text: str) -> JobView:
         _time(start) if phase is JobPhase.PENDING else 0.0,
         _time(end) if has_begun else 0.0,
         "" if reason == "None" else reason,
+        _time(start) if has_begun else 0.0,
     )
 
 

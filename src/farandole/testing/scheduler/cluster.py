@@ -273,7 +273,7 @@ class FakeCluster:
 
 def _view(job: _Job, starts_s: float) -> JobView:
     if job.phase in _PLACED:
-        return JobView(job.phase, job.nodes, 0.0, job.ends_s)
+        return JobView(job.phase, job.nodes, 0.0, job.ends_s, began_s=job.began_s)
     reasons = {JobPhase.HELD: "JobHeldUser", JobPhase.BARRED: "JobHeldAdmin", JobPhase.PENDING: "Resources"}
     return JobView(job.phase, (), starts_s, 0.0, reasons[job.phase])
 
