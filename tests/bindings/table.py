@@ -39,10 +39,15 @@ class Row:
         """``variables`` by name."""
         return dict(text.split("=") for text in self.variables)
 
+    @property
+    def lean(self) -> dict[str, str]:
+        """``environment``, where nothing is found that only its framework's unused features load."""
+        return {**lean(self.name, *self.environment.values()), **self.environment}
+
     def command(self, script: Path, *arguments: str | Path) -> list[str]:
         """Command of a worker that runs a ``script`` over this row."""
-        absent = [f"{name}={value}" for name, value in lean(self.name, *self.environment.values()).items()]
-        return ["env", *absent, *self.variables, sys.executable, str(script), *map(str, arguments), self.title]
+        variables = [f"{name}={value}" for name, value in self.lean.items()]
+        return ["env", *variables, sys.executable, str(script), *map(str, arguments), self.title]
 
     def make(self) -> BindingUnderTest:
         """The binding, for the contract; loads its framework."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,16 +10,17 @@ from pathlib import Path
 import pytest
 
 from tests.bindings.table import TABLE
-from tests.frameworks import skip_without
+from tests.frameworks import lean, skip_without
 
 BINDINGS = {row.name: row.framework for row in TABLE}
 """Modules of ``farandole``, and what each needs."""
 bindings = pytest.mark.parametrize("name", BINDINGS)
 
 
-def python(*arguments: str | Path) -> str:
-    """What a program prints that ends well."""
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False, timeout=100)
+def python(name: str, *arguments: str | Path) -> str:
+    """What a program prints that ends well; Keras has TensorFlow beneath it, as where nothing is said."""
+    command, variables = [sys.executable, *arguments], {**os.environ, **lean(name, "tensorflow")}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100, env=variables)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -26,7 +28,7 @@ def python(*arguments: str | Path) -> str:
 @bindings
 def test_names_parameters_and_pickles(name: str) -> None:
     skip_without(name)
-    python(Path(__file__).with_name("names.py"), name)
+    python(name, Path(__file__).with_name("names.py"), name)
 
 
 @bindings
@@ -43,4 +45,4 @@ def test_an_adapter_loads_no_binding(name: str) -> None:
     skip_without(name)
     script = f"import sys, farandole.adapters.{name}; print(*sys.modules)"
     bindings = {f"farandole.{known}" for known in BINDINGS}
-    assert not bindings.intersection(python("-c", script).split())
+    assert not bindings.intersection(python(name, "-c", script).split())

@@ -22,9 +22,7 @@ ROWS = TABLE if os.environ.get("LARGE") else [row for row in TABLE if row.name !
 @pytest.mark.parametrize("row", [pytest.param(row, id=row.title) for row in ROWS])
 def test_a_worker_is_killed_another_one_comes_and_nobody_can_tell(row: Row, launch: Any, tmp_path: Path) -> None:
     skip_without(row.name)
-    finished = launch(
-        2, WORKER, options=ELASTIC, arguments=[str(tmp_path), row.title], environment=row.environment
-    ).ok()
+    finished = launch(2, WORKER, options=ELASTIC, arguments=[str(tmp_path), row.title], environment=row.lean).ok()
     assert problems(tmp_path, size=2) == [], finished.stderr
 
 

@@ -25,6 +25,8 @@ from farandole.testing.ledger import Ledger, Voted, read
 from farandole.torch.elastic.sampler import ElasticSampler
 
 LENGTH, GLOBAL_BATCH = 50, 8
+UNHURRIED_S = 0.05
+"""Pause of a step while another worker is awaited, who needs the processor to load PyTorch."""
 GROWTH = 5
 
 
@@ -160,6 +162,8 @@ class Training:
                 self.sampler.set_epoch(self.sampler.epoch + 1)
             for x, y in self.loader:
                 self.step(x, y)
+                if hvd.size() < self.plan.until_size:
+                    time.sleep(UNHURRIED_S)
 
     def step(self, x: torch.Tensor, y: torch.Tensor) -> None:
         """One, and what belongs to it."""

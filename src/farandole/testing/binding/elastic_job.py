@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 import zlib
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ from farandole.testing.binding.training import TRUE
 from farandole.testing.binding.under_test import BindingUnderTest, Trainer, Values
 
 LENGTH, GLOBAL_BATCH = 60, 12
+UNHURRIED_S = 0.05
+"""Pause of a step while a newcomer is awaited, who needs the processor to load a framework."""
 STEPS, COMMIT_EVERY, KILLED_AT = 12, 4, 6
 
 
@@ -54,6 +57,8 @@ def train(b: BindingUnderTest, folder: str, size: int) -> None:
             state.done += 1
             if state.done % COMMIT_EVERY == 0:
                 state.commit()
+            if topology.size < size:
+                time.sleep(UNHURRIED_S)
 
     until_a_newcomer_has_trained(state)
     said = {
