@@ -60,7 +60,7 @@ $(CORE): $(STAMP) $(NATIVE) $(MODULES)
 
 # Python keeps none by itself where PYTHONDONTWRITEBYTECODE is set, and then every worker compiles what it imports.
 bytecode: $(CORE)
-	@$(BIN)/python -m compileall -q src workbench
+	@$(BIN)/python -m compileall -q src workbench tests
 
 # MXNet 1.9.1 needs NumPy 1.23, so it has an environment of its own, which the tests use where it stands. And a build
 # folder of its own: CMake keeps the paths of the environment that it was configured in.

@@ -23,6 +23,9 @@ from farandole.testing.leaks import ResourceSnapshot, no_leaks
 from tests.frameworks import loaded_here
 from workbench.cluster import Cluster, SlurmCluster, UnavailableError
 
+sys.dont_write_bytecode = False
+"""Each process of ``make test`` reads all tests, and rewrites them unless the last run has kept them."""
+
 hypothesis.settings.register_profile("ci", derandomize=True, max_examples=40, deadline=None, database=None)
 hypothesis.settings.register_profile("dev", max_examples=40, deadline=None)
 hypothesis.settings.register_profile("long", max_examples=2000, deadline=None)
