@@ -16,11 +16,16 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-import torch
-
-import farandole.torch as hvd
-
 sys.path.append(str(Path(__file__).parents[2]))  # checks share what lies in tests/
+
+from tests.loading import loading
+
+with loading():
+    import torch
+
+    import farandole.torch as hvd
+
+    torch.optim.SGD([torch.zeros(1)], lr=0.1)  # the first optimizer of a process loads as much again
 
 
 NOT_RUN = "an earlier check failed, so this did not run"
