@@ -55,22 +55,26 @@ def run(
 
 @final
 class RayLender(Lender):
-    """Slots that are the bundles of a placement group, with a task in each. ``bundle`` is what each is made of."""
+    """Slots that are the bundles of a placement group, with a task in each. ``bundle`` is what each is made of.
+
+    With ``slots_per_bundle`` each bundle of the group has room for so many, which are then on one node.
+    """
 
     name = "Ray"
 
-    def __init__(self, bundle: Mapping[str, float], strategy: str = "PACK") -> None:
-        self._bundle, self._strategy = dict(bundle), strategy
+    def __init__(self, bundle: Mapping[str, float], strategy: str = "PACK", slots_per_bundle: int = 1) -> None:
+        self._bundle, self._strategy, self._each = dict(bundle), strategy, slots_per_bundle
         self._group: PlacementGroup | None = None
         self._tasks: list[ray.ObjectRef[None]] = []
 
     def lend(self, np: int, ticket: Ticket) -> None:
         """See ``Lender``: Ray starts all tasks when there is room for all."""
-        self._group = placement_group([self._bundle] * np, strategy=self._strategy, name="farandole")
+        whole = {name: amount * self._each for name, amount in self._bundle.items()}
+        self._group = placement_group([whole] * (-(-np // self._each)), strategy=self._strategy)
         needed = {name: amount for name, amount in self._bundle.items() if name not in ("CPU", "GPU")}
         task = ray.remote(_hold)
         for slot in range(np):
-            place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=slot)
+            place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=slot // self._each)
             placed = task.options(
                 name=f"farandole slot {slot}",
                 num_cpus=self._bundle.get("CPU", 0),

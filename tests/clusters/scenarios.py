@@ -34,9 +34,9 @@ def play(run: Run, slots: int, ready: Callable[[], object] = lambda: None) -> No
             begin_s = time.monotonic()
             show(scenario.__name__, **scenario(run, Path(folder)), seconds=time.monotonic() - begin_s)
     ready()
-    show("lacks_slots", **_raised(lambda: run(len, ("",), np=slots + 1, start_timeout_s=4)))
-    show("is_none", **_raised(lambda: run(len, ("",), np=0)))
-    show("is_elastic", **_raised(lambda: run(len, ("",), np=2, min_np=1)))
+    show("lacks_slots", **raised(lambda: run(len, ("",), np=slots + 1, start_timeout_s=2)))
+    show("is_none", **raised(lambda: run(len, ("",), np=0)))
+    show("is_elastic", **raised(lambda: run(len, ("",), np=2, min_np=1)))
     show("loaded", torch="torch" in sys.modules)
 
 
@@ -81,7 +81,7 @@ def raises(run: Run, folder: Path) -> dict[str, Any]:
             raise KeyError("no such key")
         signal.pause()
 
-    return {**_raised(lambda: run(fails_on_one, np=2)), "left": _left(folder)}
+    return {**raised(lambda: run(fails_on_one, np=2)), "left": _left(folder)}
 
 
 def loses_a_slot(run: Run, folder: Path) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def loses_a_slot(run: Run, folder: Path) -> dict[str, Any]:
         hvd.barrier()
         signal.pause()
 
-    return {**_raised(lambda: run(kills_its_slot, np=2)), "left": _left(folder)}
+    return {**raised(lambda: run(kills_its_slot, np=2)), "left": _left(folder)}
 
 
 def is_interrupted(run: Run, folder: Path) -> dict[str, Any]:
@@ -125,7 +125,8 @@ def is_interrupted(run: Run, folder: Path) -> dict[str, Any]:
 # -- what they have in common -----------------------------------------------------------------------------------------
 
 
-def _raised(call: Callable[[], object]) -> dict[str, Any]:
+def raised(call: Callable[[], object]) -> dict[str, Any]:
+    """The error of a call, if it is one of Farandole's, and when it came."""
     begin_s = time.monotonic()
     try:
         result = call()

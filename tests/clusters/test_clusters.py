@@ -99,10 +99,30 @@ def test_slots_that_there_are_not_are_refused_or_given_up(played: Played) -> Non
         assert "np=3 asks for more workers than Dask's workers have threads: 2 workers with 2" in seen["text"]
     else:
         assert seen["error"] == "ControlError"
-        assert seen["text"].startswith(f"0 of 3 slots of {name} have come within 4 s: ")
+        assert seen["text"].startswith(f"0 of 3 slots of {name} have come within 2 s: ")
     assert played.seen["is_none"]["error"] == "UsageError"
     assert f"not lent by {name}: leave min_np" in played.seen["is_elastic"]["text"]
 
 
 def test_importing_it_imports_no_framework(played: Played) -> None:
     assert played.seen["loaded"] == {"scenario": "loaded", "torch": False}
+
+
+def test_horovods_names_for_it(played: Played) -> None:
+    if played.cluster == "dask":
+        pytest.skip("Horovod has nothing for Dask")
+    seen = played.seen["horovod"]
+    if played.cluster == "spark":
+        assert seen["run"] == [[1, "0", "blue", "0.28.1"], [1, "1", "blue", "0.28.1"]]
+        assert seen["one"] == [[2, "0", "red", "0.28.1"]]
+        assert seen["stdout"]["error"] == seen["elastic"]["error"] == "UnsupportedError"
+        return
+    assert seen["counted"] == [[12, 13], [14, 15]]
+    assert seen["single"] == 14
+    assert seen["run"] == [[1, 2, "blue"]] * 2
+    assert seen["remote"] == ["2", "2"]
+    assert "raised ZeroDivisionError" in seen["error"]["text"]
+    assert seen["after"] == ["here", "here"]
+    assert "call start() first" in seen["shut"]["text"]
+    assert seen["elastic"]["error"] == seen["elastic_executor"]["error"] == "UnsupportedError"
+    assert seen["hosts"] == ["0", "1"]

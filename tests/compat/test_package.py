@@ -98,9 +98,6 @@ def test_both_names_are_one_library_but_for_horovods_numbers(horovod_site: str) 
     ("module", "comes"),
     [
         ("horovod._keras", "it comes in a later release"),
-        ("horovod.spark", "it is not planned"),
-        ("horovod.spark.torch", "it is not planned"),
-        ("horovod.ray", "it is not planned"),
         ("horovod.runner.common.util.settings", "it starts jobs in Horovod's way"),
         ("horovod.runner.elastic.discovery", "it starts jobs in Horovod's way"),
         ("horovod.runner.util.network", "it starts jobs in Horovod's way"),
@@ -115,6 +112,14 @@ def test_what_is_missing_says_so(module: str, comes: str, horovod_site: str) -> 
     importlib.import_module("horovod")
     assert [type(finder).__name__ for finder in sys.meta_path].count("AbsentModules") == 1
     assert importlib.util.find_spec("horovod.unheard_of") is None
+
+
+def test_estimators_say_so_without_spark(horovod_site: str) -> None:
+    explain = importlib.import_module("horovod._absent").explain
+    assert "it is not planned" in explain("horovod.spark.torch")
+    assert "it is not planned" in explain("horovod.spark.common.store")
+    assert "it is not planned" in explain("horovod.ray.elastic")
+    assert [explain(name) for name in ("horovod.spark", "horovod.ray", "horovod.ray.runner")] == ["", "", ""]
 
 
 def test_threads(horovod_site: str) -> None:

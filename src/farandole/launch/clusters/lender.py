@@ -15,10 +15,13 @@ from farandole.launch.clusters.slot import Ticket
 
 
 class Lender(ABC):
-    """A cluster that lends slots for one run. One thread calls all of it, and nothing here waits but ``close``."""
+    """Cluster that lends slots for one run. One thread calls all methods, of which only ``close`` waits."""
 
     name: ClassVar[str]
     """Name of the cluster's system, for people."""
+
+    is_over = False
+    """True once the run is to end before its workers do. Any thread may set it."""
 
     @abstractmethod
     def lend(self, np: int, ticket: Ticket) -> None:

@@ -54,6 +54,7 @@ def run_on(
     output_filename: str = "",
     verbose: bool = False,
     env: Mapping[str, str] | None = None,
+    timestamps: bool = False,
     knobs: Mapping[str, Any],
 ) -> list[Any]:
     """Make the call on ``np`` workers in slots of ``lender``; returns what they returned, in rank order.
@@ -72,7 +73,7 @@ def run_on(
     settings = msgspec.structs.replace(settings, tree_radix=max(settings.tree_radix, np))
     pickled = cloudpickle.dumps((call.func, tuple(call.args), dict(call.kwargs or {})))
     task = msgspec.msgpack.encode(Task(list(sys.path), pickled))
-    job = Job([], (), settings, output_dir=output_filename, verbose=verbose, environment=dict(env or {}))
+    job = Job([], (), settings, None, output_filename, timestamps, verbose, environment=dict(env or {}))
     return _run(lender, job, np, task)
 
 

@@ -76,7 +76,7 @@ class LentSlots:
             if now >= told_s:
                 told_s = begin_s + start_timeout_s
                 print(f"farandole: {self._count()}; waiting for the others", file=sys.stderr, flush=True)
-            for slot, why in self._lender.failures().items():
+            for slot, why in self._failures().items():
                 raise ControlError(f"{self._lender.name} could not lend slot {slot}: {why}{self._remedy(why)}")
             self._router.wait(min(LOOK_S, begin_s + start_timeout_s - now))
             self._take_in()
@@ -129,7 +129,7 @@ class LentSlots:
         """Hosts of which slots are gone, and why. Never waits."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.bell)
-        failures = dict(self._lender.failures())
+        failures = dict(self._failures())
         gone = {slot for slot, (identity, _) in self._held.items() if not self._router.reaches(identity)}
         # Not at the first look: the cluster may learn a moment later than we why its worker is gone.
         lost = dict.fromkeys(sorted(gone & self._missing), "the process that held it has ended") | failures
@@ -139,6 +139,9 @@ class LentSlots:
             self._host_of[slot]: f"slot {slot} of {self._lender.name} on {self._host_of[slot]} is gone: {why}"
             for slot, why in held.items()
         }
+
+    def _failures(self) -> Mapping[int, str]:
+        return {0: "the run was told to end"} if self._lender.is_over else self._lender.failures()
 
     def _slots_of(self, host: str) -> list[int]:
         return [slot for slot in sorted(self._host_of) if self._host_of[slot] == host]

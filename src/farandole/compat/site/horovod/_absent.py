@@ -17,8 +17,8 @@ _INSIDE = "starts jobs in Horovod's way; here the command farandole run does, or
 _FATE = {
     "horovod.tensorflow.data": _NEVER,
     "horovod._keras": _LATER,
-    "horovod.spark": _NEVER,
-    "horovod.ray": _NEVER,
+    **dict.fromkeys((f"horovod.spark.{name}" for name in ("common", "keras", "lightning", "torch")), _NEVER),
+    **dict.fromkeys(("horovod.ray.elastic", "horovod.ray.elastic_v2", "horovod.spark.runner"), _NEVER),
     **dict.fromkeys(
         (
             *(f"horovod.runner.{name}" for name in ("common", "driver", "elastic", "http", "task")),

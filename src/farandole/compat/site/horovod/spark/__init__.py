@@ -1,0 +1,72 @@
+"""``horovod.spark``: call a function on workers that Spark lends. There are no estimators."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pyspark import SparkContext
+
+from farandole.errors import UnsupportedError, UsageError
+from farandole.launch.clusters.lent_function import FunctionCall, run_on
+from farandole.launch.command.horovodrun import without_meaning
+from farandole.spark import SparkLender
+
+__all__ = ["run", "run_elastic"]
+
+START_TIMEOUT = "HOROVOD_SPARK_START_TIMEOUT"
+"""The variable for the seconds until Spark must have started all tasks, where ``start_timeout`` does not say it."""
+
+
+def run(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int | None = None,
+    start_timeout: float | None = None,
+    use_mpi: bool | None = None,
+    use_gloo: bool | None = None,
+    extra_mpi_args: str | None = None,
+    env: Mapping[str, str] | None = None,
+    stdout: Any = None,
+    stderr: Any = None,
+    verbose: int = 1,
+    nics: Sequence[str] | str | None = None,
+    prefix_output_with_timestamp: bool = False,
+    executable: str | None = None,
+) -> list[Any]:
+    """Call ``fn(*args, **kwargs)`` on ``num_proc`` workers (default: Spark's parallelism); what they return, by rank.
+
+        results = horovod.spark.run(train, args=(3,), num_proc=4)
+
+    Needs an active ``SparkContext``. See ``farandole.spark.run`` for errors.
+    """
+    if stdout is not None or stderr is not None:
+        raise UnsupportedError("stdout= and stderr=: workers write to those of this process, with their ranks")
+    if executable not in (None, sys.executable):
+        raise UnsupportedError(f"executable={executable!r}: set PYSPARK_PYTHON instead, before Spark is started")
+    context = SparkContext._active_spark_context
+    if context is None:
+        raise UsageError("there is no SparkContext here: type spark = SparkSession.builder.getOrCreate() first")
+    given = {"--mpi": use_mpi, "--gloo": use_gloo, "--mpi-args": extra_mpi_args}
+    for line in without_meaning([flag for flag, value in given.items() if value]):
+        print(f"farandole: horovod.spark.run: {line}", file=sys.stderr)
+    knobs = {
+        "horovod": True,
+        "start_timeout_s": float(start_timeout or os.environ.get(START_TIMEOUT, "600")),
+        "network_interface": nics if isinstance(nics, str) or nics is None else ",".join(nics),
+    }
+    return run_on(
+        SparkLender(context), FunctionCall(fn, args, kwargs), num_proc or context.defaultParallelism, env=env,
+        verbose=verbose > 1, timestamps=prefix_output_with_timestamp, knobs=knobs,
+    )  # fmt: skip
+
+
+def run_elastic(*_: Any, **__: Any) -> None:
+    """Refuse: raises ``UnsupportedError``."""
+    raise UnsupportedError(
+        "horovod.spark.run_elastic: workers that come and go are not lent by Spark; call horovod.spark.run, or lend "
+        "nodes with farandole join"
+    )

@@ -1,0 +1,173 @@
+"""Workers in slots of a cluster that stay, and make one call after another.
+
+    pool = WorkerPool(lender, np=4, env={}, knobs={})
+    pool.call(FunctionCall(train, (3,))).result()       # [...], by rank
+    pool.close()
+
+Every worker runs ``serve``, the function of one long run, and asks this process for calls.
+
+Threads. One runs that run, another one, ``_serve``, owns the router that the workers ask, and makes the calls in their
+order. Both are daemons, as a program that ends without ``close`` must not wait for them: its workers then notice that
+it is gone. What the threads share are the queue of calls, futures, and ``Lender.is_over``.
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any, final
+
+import cloudpickle
+import msgspec
+
+from farandole.cluster.detect import detect
+from farandole.control.addresses import EVERYWHERE, own_endpoints
+from farandole.control.channel import Dealer, Router
+from farandole.control.dial import first_answering
+from farandole.control.keys import JobKeys, new_secret
+from farandole.control.task_messages import FetchTask, TaskPayload, TaskResult
+from farandole.errors import ControlError
+from farandole.launch.clusters.lender import Lender
+from farandole.launch.clusters.lent_function import FunctionCall, run_on
+from farandole.launch.function.results import Results, values_of
+from farandole.launch.function.task import Task, call
+from farandole.settings import Settings
+
+LOOK_S = 0.2
+OTHERS_S = 5.0
+"""Time for the other ranks to return once one has raised: they may wait for it for ever."""
+
+END_S = 5.0
+"""Time for workers that are asked to return."""
+
+
+@final
+class WorkerPool:
+    """Pool of ``np`` workers. Returns at once; the first call waits for them."""
+
+    def __init__(self, lender: Lender, np: int, env: Mapping[str, str], knobs: Mapping[str, Any]) -> None:
+        self._lender, self._np = lender, np
+        self._asked: queue.SimpleQueue[tuple[bytes, Future[list[Any]]] | None] = queue.SimpleQueue()
+        self._waiting: dict[int, bytes] = {}
+        self._last: Future[list[Any]] | None = None
+        secret, addresses = new_secret(), Future[list[str]]()
+        self._run: Future[Any] = Future()
+        self._calls = _in_thread(self._serve, secret, addresses)
+        task = FunctionCall(serve, (addresses.result(), secret, Settings.resolve(arguments=knobs).start_timeout_s))
+        _in_thread(lambda: run_on(lender, task, np, env=env, knobs=knobs), future=self._run)
+
+    def call(self, asked: FunctionCall) -> Future[list[Any]]:
+        """Make a call on all workers, after those before it; its results come in rank order.
+
+        Its errors are those of ``farandole.run``. If a worker raises and another one then does not return within
+        ``OTHERS_S``, all are ended.
+        """
+        if self._calls.done():
+            raise ControlError("the workers have ended")
+        pickled = cloudpickle.dumps((asked.func, tuple(asked.args), dict(asked.kwargs or {})))
+        results = self._last = Future[list[Any]]()
+        self._asked.put((msgspec.msgpack.encode(Task(list(sys.path), pickled)), results))
+        return results
+
+    def close(self, *, now: bool = False) -> None:
+        """Let the workers return after the calls that were asked for, which ``now`` ends. Idempotent."""
+        self._lender.is_over = self._lender.is_over or (now and self._last is not None and not self._last.done())
+        self._asked.put(None)
+        self._calls.result()
+
+    # -- the thread of the router -------------------------------------------------------------------------------------
+
+    def _serve(self, secret: str, addresses: Future[list[str]]) -> None:
+        with Router(JobKeys.from_secret(secret), EVERYWHERE) as router:
+            addresses.set_result(own_endpoints(router.address, Settings.resolve().network_interface))
+            while True:
+                try:
+                    asked = self._asked.get_nowait()
+                except queue.Empty:
+                    self._hear(router)  # newcomers have to be let in meanwhile
+                    continue
+                if asked is None:
+                    break
+                _settle(asked[1], self._make, router, asked[0])
+            self._dismiss(router)
+
+    def _make(self, router: Router, payload: bytes) -> list[Any]:
+        """Make one call."""
+        results, until_s = Results(), float("inf")
+        while len(self._waiting) < self._np:
+            self._expect_workers()
+            self._hear(router)
+        for identity in self._waiting.values():
+            router.send(identity, TaskPayload(payload))
+        self._waiting.clear()
+        left = self._np
+        while left and time.monotonic() < until_s:
+            self._expect_workers()
+            for result in self._hear(router):
+                results.add(result.worker_id, result.ok, result.payload)
+                left -= 1
+                until_s = until_s if result.ok else min(until_s, time.monotonic() + OTHERS_S)
+        self._lender.is_over = self._lender.is_over or left > 0
+        return values_of(results, self._np, "")
+
+    def _expect_workers(self) -> None:
+        """Raise if the run is over."""
+        if self._run.done():
+            self._run.result()
+            raise ControlError("the workers have ended")
+
+    def _hear(self, router: Router) -> list[TaskResult]:
+        """Take in what has come; returns results."""
+        router.wait(LOOK_S)
+        results = []
+        while (got := router.recv()) is not None:
+            identity, message = got
+            if isinstance(message, FetchTask):
+                self._waiting[message.worker_id] = identity
+            elif isinstance(message, TaskResult):
+                results.append(message)
+        return results
+
+    def _dismiss(self, router: Router) -> None:
+        """Let the workers return, or end them if they do not."""
+        until_s = time.monotonic() + END_S
+        while not self._run.done():
+            for identity in self._waiting.values():
+                router.send(identity, TaskPayload(b""))
+            self._waiting.clear()
+            self._hear(router)
+            self._lender.is_over = self._lender.is_over or time.monotonic() > until_s
+
+
+def serve(addresses: list[str], secret: str, timeout_s: float) -> None:
+    """Make the calls that the pool at one of these addresses asks for, until it asks for none any more."""
+    environment, keys = detect(), JobKeys.from_secret(secret)
+    address = first_answering(addresses, keys, timeout_s)
+    with Dealer(address, f"pool-{uuid.uuid4().hex}".encode(), keys, timeout_s) as dealer:
+        while True:
+            dealer.send(FetchTask(environment.worker_id))
+            asked = dealer.recv()
+            if not isinstance(asked, TaskPayload) or not asked.payload:
+                return
+            dealer.send(TaskResult(environment.worker_id, *call(asked.payload, environment)))
+
+
+def _in_thread(func: Callable[..., Any], *args: Any, future: Future[Any] | None = None) -> Future[Any]:
+    """Call ``func`` in a daemon thread."""
+    outcome = Future[Any]() if future is None else future
+    threading.Thread(target=_settle, args=(outcome, func, *args), name="farandole-pool", daemon=True).start()
+    return outcome
+
+
+def _settle(future: Future[Any], func: Callable[..., Any], *args: Any) -> None:
+    try:
+        result = func(*args)
+    except BaseException as error:
+        future.set_exception(error)
+    else:
+        future.set_result(result)
