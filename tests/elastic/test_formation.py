@@ -117,6 +117,27 @@ def test_a_death_ends_the_generation_and_its_slot_is_filled_again() -> None:
     assert formed.hosts == ["h0"]
 
 
+def test_a_generation_that_is_not_claimed_is_held_back_with_all_that_follows() -> None:
+    bench = Bench({"a": 2})
+    claims: list[int] = []
+    bench.formation.claim = lambda action: claims.append(action.generation)
+    for worker_id in (0, 1):
+        bench.formation.started(worker_id, "")
+        bench.hello(worker_id, ready=False)
+    assert bench.decisions() == []
+    assert claims == [1]
+    assert [bench.formation.deadline_s] == [None], "nothing is to be done before it is claimed"
+    bench.formation.worker_exited(WorkerExited(1, -9, "worker 1 was killed", pid=1))
+    assert bench.decisions() == []
+    bench.formation.claimed(7)
+    assert bench.decisions() == []
+    bench.formation.claimed(1)
+    assert bench.formation.deadline_s == 0.0
+    formed, over = bench.decisions()
+    assert isinstance(formed, Formed)
+    assert over == EndNow("worker 1 was killed")
+
+
 def test_another_controller_greets_newcomers_before_it_has_heard_of_the_members() -> None:
     bench = Bench({"a": 2})
     bench.begin(0, 1)

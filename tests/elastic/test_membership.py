@@ -389,3 +389,60 @@ def test_after_the_end_nothing_is_decided() -> None:
     assert numbered(job.tell(2.0, WorkerExited(0, 0, "it exited with code 0"))) == ["Finish"]
     assert job.tell(3.0, job_events.HostsFound({"a": 5}), *came(9)) == []
     assert job.membership.deadline_s is None
+
+
+# -- another lead -----------------------------------------------------------------------------------------------------
+
+LEAD, LEASE, OTHER = job_events.Seat(0, "a", 0), job_events.Seat(1, "b", 0), job_events.Seat(2, "c", 0)
+
+
+def adopted(*seats: job_events.Seat) -> Job:
+    """A membership that begins with the seventh generation of the lead before, which was on host a."""
+    job = Job(Policy(), {})
+    job.tell(100.0, job_events.LeadReplaced(7, seats, 1000), job_events.HostLost("a", "it went with the lead"))
+    return job
+
+
+def test_another_lead_goes_on_with_those_that_come_and_then_with_its_own() -> None:
+    job = adopted(LEAD, LEASE, OTHER)
+    assert actions.AbortGeneration() in job.actions
+    assert job.of(actions.Start) == [], "nothing is started before it is known who is left"
+    job.tell(101.0, job_events.WorkerConnected(2, ready=True, step=30))
+    assert actions.Form not in map(type, job.actions), "the other may come with a later step"
+    assert actions.Form(8, [1, 2]) in job.tell(101.5, job_events.WorkerConnected(1, ready=True, step=31))
+    job.tell(102.0, job_events.HostsFound({"d": 1, "b": 1, "c": 1}))
+    assert job.of(actions.Start) == [1000]
+
+
+def test_another_lead_goes_on_without_a_host_that_does_not_come() -> None:
+    job = adopted(LEAD, LEASE, OTHER)
+    job.tell(101.0, job_events.WorkerConnected(1, ready=True, step=31))
+    assert actions.Form(8, [1]) in job.tell(110.0, job_events.HostLost("c", "it did not answer in time"))
+    assert actions.RefuseWorkers([2]) in job.tell(111.0, job_events.WorkerConnected(2, ready=True, step=31))
+
+
+@pytest.mark.parametrize("event", [job_events.HostLost("b", "silent"), killed(1)])
+def test_another_lead_begins_anew_if_nobody_is_left(event: job_events.Any) -> None:
+    job = adopted(LEAD, LEASE)
+    job.tell(110.0, event)
+    assert job.membership.generation == 0
+    assert actions.Finish not in map(type, job.actions)
+    assert job.tell(111.0, job_events.HostsFound({"d": 1})) == [actions.Start(1000, "d", 0)]
+    job.tell(112.0, job_events.WorkerConnected(1000, ready=False))
+    assert actions.Form(1, [1000]) in job.actions
+
+
+def test_another_lead_begins_anew_if_those_that_are_left_have_no_state() -> None:
+    job = adopted(LEAD, LEASE)
+    job.tell(101.0, job_events.WorkerConnected(1, ready=True, step=NEW))
+    assert actions.Kill(1) in job.actions
+    assert job.membership.generation == 0
+    job.tell(102.0, killed(1), job_events.HostsFound({"d": 1}))
+    assert job.of(actions.Start) == [1000]
+
+
+def test_workers_of_another_lead_are_no_loss_once_they_have_gone_on() -> None:
+    job = adopted(LEAD, LEASE)
+    job.tell(101.0, job_events.WorkerConnected(1, ready=True, step=31))
+    job.tell(200.0, killed(1))
+    assert any(isinstance(action, actions.Finish) and action.status for action in job.actions), "its state is lost"

@@ -290,9 +290,17 @@ class Dealer:
                 pass  # the router wants to know whether we are still there (``reaches``)
         return None if frame is None else messages.decode(frame)
 
-    def renew(self) -> None:
-        """Go on after ``recv`` has raised: another controller will listen there; it gets what is sent from now on."""
+    def renew(self, address: str = "") -> None:
+        """Go on after ``recv`` has raised: another controller will listen there; it gets what is sent from now on.
+
+        With an ``address`` it listens at that one instead, and nothing that was sent before goes there.
+        """
         with self._lock:
+            if address and address != self.address:
+                self._socket.linger = 0
+                self._socket.disconnect(self.address)
+                self.address = address
+                self._connect()
             self._lost = ""
             self._socket.linger = LINGER_MS
 

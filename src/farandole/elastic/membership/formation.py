@@ -48,6 +48,9 @@ class ElasticFormation(Formation):
         """Callback for every decision, whichever side obeys it."""
         self.on_generation_ended: Callable[[GenerationEnded], object] = lambda _: None
         """Callback for the end of a generation, where that was not decided here."""
+        self.claim: Callable[[actions.Form], object] | None = None
+        """Callback for a generation that others must not hear of before ``claimed`` is told its number."""
+        self._unclaimed = 0
         self._membership, self._choose, self._clock = membership, choose, clock
         self._known: dict[int, Member] = {}  # as they said hello last
         self._seniors = {
@@ -140,7 +143,19 @@ class ElasticFormation(Formation):
     @property
     def deadline_s(self) -> float | None:
         """See ``Formation``."""
+        if self._is_held:
+            return None
         return 0.0 if self._is_news or self._due else self._membership.deadline_s
+
+    @property
+    def _is_held(self) -> bool:
+        """True while the next thing to do is to begin a generation that is not claimed."""
+        return bool(self._unclaimed and self._due) and isinstance(self._due[0], Formed)
+
+    def claimed(self, generation: int) -> None:
+        """Begin a generation that was held back by ``claim``."""
+        if generation == self._unclaimed:
+            self._unclaimed = 0
 
     def decide(self, now: float) -> Decision | None:
         """See ``Formation``."""
@@ -150,7 +165,7 @@ class ElasticFormation(Formation):
             for decision in self._membership.decide(now):
                 self._take(decision)
             is_over = not self._is_news
-        return self._due.popleft() if self._due else None
+        return self._due.popleft() if self._due and not self._is_held else None
 
     def _take(self, decision: actions.Decision) -> None:
         events.logger.debug("decided: %s (%s)", decision.action, decision.reason)
@@ -175,6 +190,9 @@ class ElasticFormation(Formation):
             return
         self._formed = self._members(action.worker_ids)
         self._seniors.update(action.worker_ids)
+        if self.claim is not None:
+            self._unclaimed = action.generation
+            self.claim(action)
         self._due.append(Formed(action.generation, self._formed, engine, reason))
 
     def _choice(self, worker_ids: Collection[int]) -> tuple[str, str]:

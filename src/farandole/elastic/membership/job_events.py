@@ -109,6 +109,28 @@ class ControllerReplaced(Event, frozen=True):
     """Another controller has taken over: workers that wait in ``init()`` have yet to tell this one so."""
 
 
+@final
+class Seat(msgspec.Struct, frozen=True):
+    """Place of a member: its number, its host, and its slot there."""
+
+    worker_id: int
+    host: str
+    slot: int
+
+
+@final
+class LeadReplaced(Event, frozen=True):
+    """Another lead has taken over, which has no journal of the one before: its last ``generation``, by rank.
+
+    Hosts that went with the lead are told as lost next, and so are those that do not come. If no member is left then,
+    the job begins anew, from its checkpoint. Workers that were never members are given up.
+    """
+
+    generation: int
+    members: tuple[Seat, ...]
+    next_worker_id: int
+
+
 Any: TypeAlias = (
     HostsFound
     | WorkerStarted
@@ -122,4 +144,5 @@ Any: TypeAlias = (
     | GenerationEnded
     | LongestStep
     | ControllerReplaced
+    | LeadReplaced
 )

@@ -45,7 +45,11 @@ class JobState:
         self.failures: dict[int, tuple[int, str]] = {}
         self.finished: set[int] = set()
         self.answers: list[Decision] = []
-        self._next_worker_id = first_worker_id
+        self.next_worker_id = first_worker_id
+        self.adopting = False
+        """True until the first generation is formed with workers of the lead before."""
+        self.awaits_hosts = False
+        """True until this lead has found its hosts: those of the one before are none."""
         self._seniority: list[int] = []  # workers that have been members, the oldest first
         self._steps: dict[int, tuple[float, float]] = {}  # by worker, its last word: when, and how long a step took
 
@@ -57,6 +61,7 @@ class JobState:
 
     def _on_found(self, _: float, event: job_events.HostsFound) -> None:
         self.slots.found(event.hosts)
+        self.awaits_hosts = False
 
     def _on_started(self, now: float, event: job_events.WorkerStarted) -> None:
         worker = self.workers.get(event.worker_id)
@@ -151,6 +156,21 @@ class JobState:
         if self.patience_from_s is not None:
             self.patience_from_s = now  # they could not come meanwhile
 
+    def _on_lead_replaced(self, now: float, event: job_events.LeadReplaced) -> None:
+        for seat in event.members:
+            slot = HostSlot(seat.host, seat.slot)
+            worker = Worker(seat.worker_id, slot, WorkerPhase.MEMBER, now, senior=True, member_since_s=now)
+            self.workers[seat.worker_id] = worker
+            self.slots.take(slot, seat.worker_id)
+        # Room for those that are there, and no more, until hosts are found.
+        room: dict[str, int] = {}
+        for seat in event.members:
+            room[seat.host] = max(room.get(seat.host, 0), seat.slot + 1)
+        self.slots.found(room)
+        self.generation, self.next_worker_id = event.generation, event.next_worker_id
+        self.members = tuple(seat.worker_id for seat in event.members)
+        self._seniority, self.adopting, self.awaits_hosts = list(self.members), True, True
+
     def _leave(self, worker: Worker, now: float) -> None:
         """Take a member out of its generation, which is over for all: each of the others comes again, or ends."""
         worker.enter(WorkerPhase.LEFT, now)
@@ -183,16 +203,17 @@ class JobState:
         GenerationEnded: _on_generation_ended,
         job_events.LongestStep: _on_longest_step,
         job_events.ControllerReplaced: _on_controller_replaced,
+        job_events.LeadReplaced: _on_lead_replaced,
     }
 
     # -- what is done -------------------------------------------------------------------------------------------------
 
     def hire(self, slot: HostSlot, now: float) -> Worker:
         """Register a worker that is to be started in ``slot``."""
-        worker = Worker(self._next_worker_id, slot, WorkerPhase.STARTING, now)
+        worker = Worker(self.next_worker_id, slot, WorkerPhase.STARTING, now)
         self.workers[worker.worker_id] = worker
         self.slots.take(slot, worker.worker_id)
-        self._next_worker_id += 1
+        self.next_worker_id += 1
         return worker
 
     def begin(self, chosen: Sequence[Worker], now: float) -> None:
@@ -208,7 +229,14 @@ class JobState:
             *self.members,
             *(worker_id for worker_id in self._seniority if worker_id not in self.members),
         ]
-        self.over, self.failures, self.patience_from_s = "", {}, None
+        self.over, self.failures, self.patience_from_s, self.adopting = "", {}, None, False
+
+    def begin_anew(self, now: float) -> None:
+        """Begin the job from its checkpoint, as nobody is left of those that another lead was to go on with."""
+        for worker in self.in_order():  # those that have come know that the job has begun, and cannot begin it
+            self.doom(worker, now, f"{worker} has no state of the job, which begins anew", to_blame=False)
+        self.generation, self.members, self.over, self.failures = 0, (), "", {}
+        self.patience_from_s, self.adopting = None, False
 
     def doom(self, worker: Worker, now: float, reason: str, to_blame: bool = True) -> None:
         """Have a worker killed; ``to_blame`` says whether its slot has failed."""

@@ -112,6 +112,11 @@ class Recorded:
         return self._membership.members
 
     @property
+    def next_worker_id(self) -> int:
+        """See ``Membership``."""
+        return self._membership.next_worker_id
+
+    @property
     def workers(self) -> Mapping[int, Worker]:
         """See ``Membership``."""
         return self._membership.workers

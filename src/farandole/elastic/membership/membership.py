@@ -56,6 +56,11 @@ class Membership:
         return self._job.members
 
     @property
+    def next_worker_id(self) -> int:
+        """Number of the worker that is started next."""
+        return self._job.next_worker_id
+
+    @property
     def workers(self) -> Mapping[int, Worker]:
         """Workers whose end is not known, by worker id, for reading only."""
         return self._job.workers
@@ -118,6 +123,9 @@ class Membership:
         status, failure = self._job.status()
         seniors = [worker for worker in self._job.in_order() if worker.senior]
         if self.generation and not any(worker.holds or worker.phase is not WorkerPhase.READY for worker in seniors):
+            if self._job.adopting and not self._job.finished:
+                self._job.begin_anew(now)
+                return self._job.answers.pop(0) if self._job.answers else None
             if not failure and not seniors:
                 return Decision(Finish(0), "every worker has finished")
             why = f"{failure or self._job.over}, and no worker is left that has the state of the job"
@@ -237,6 +245,8 @@ class Membership:
 
     def _may_start(self) -> bool:
         staying = sum(self._job.may_stay(worker) for worker in self._job.in_order())
+        if self._job.awaits_hosts:
+            return False
         return not self._job.finished and not (self._policy.max_np and staying >= self._policy.max_np)
 
     def _start(self, now: float) -> Decision | None:

@@ -48,6 +48,7 @@ from farandole.control.message import Message
 from farandole.control.shortage import Shortage
 from farandole.errors import ControlError, UsageError
 from farandole.launch.agents.agent_config import LaunchedAgentConfig
+from farandole.launch.agents.lead_way import LeadWay
 from farandole.launch.agents.output import STDERR, JobOutput
 from farandole.launch.agents.worker_output import WorkerOutput, pipes
 from farandole.runtime.relay.agent import Agent, Workers, connected
@@ -85,11 +86,12 @@ LAST_KILL_S = 10.0
 class LaunchedWorkers(Workers):
     """Workers that the agent starts as its children, by order of the controller; with their output, and their end.
 
-    ``address`` is the controller's, ``signals`` the descriptor that gets a byte for each of ``SIGNALS``.
+    ``address`` is the controller's, ``signals`` the descriptor that gets a byte for each of ``SIGNALS``. An agent whose
+    lead may have a successor on another host has a ``way`` there.
     """
 
-    def __init__(self, config: LaunchedAgentConfig, address: str, signals: int) -> None:
-        self._config, self._address, self._signals = config, address, signals
+    def __init__(self, config: LaunchedAgentConfig, address: str, signals: int, way: LeadWay | None = None) -> None:
+        self._config, self._address, self._signals, self._way = config, address, signals, way
         self._start: StartWorkers | None = None
         self._output: JobOutput | None = None
         self._streams: WorkerOutput | None = None
@@ -137,7 +139,8 @@ class LaunchedWorkers(Workers):
         """Signals, the end of the output, and standard input, of which only the end is news when all have ended."""
         # What the launcher says in the end it prints itself.
         heard = {0: 0 if self._finishing else select.POLLIN} if self._launcher_lives else {}
-        return {self._signals: select.POLLIN, **heard, **dict.fromkeys(self._writing, select.POLLIN)}
+        way = {self._way.fd: select.POLLIN} if self._way is not None else {}
+        return {self._signals: select.POLLIN, **heard, **way, **dict.fromkeys(self._writing, select.POLLIN)}
 
     @property
     def deadline_s(self) -> float | None:
@@ -159,10 +162,20 @@ class LaunchedWorkers(Workers):
             self._stop(0.0)
         if self._spare_until is not None and now >= self._spare_until:
             self._kill_left()
+        if self._way is not None and self._link is not None:
+            self._follow(self._way, self._link)
 
-    def cut_off(self, error: ControlError) -> None:
+    def _follow(self, way: LeadWay, link: AgentLink) -> None:
+        """Go where the run is led from, and have the workers do so."""
+        if address := way.found():
+            self._renew(link, address)
+        elif way.over:
+            self.cut_off(ControlError(way.over), is_last=True)
+        way.follow(link.address if self._link is not None else "")
+
+    def cut_off(self, error: ControlError, *, is_last: bool = False) -> None:
         """Wait for another controller, if there may be one; else end everything."""
-        if self._link is not None and self._config.stays and self._link.may_come_back:
+        if self._link is not None and self._config.stays and self._link.may_come_back and not is_last:
             self._renew(self._link)
             return
         if self._launcher_lives or self._config.lent is not None:
@@ -210,7 +223,8 @@ class LaunchedWorkers(Workers):
                 self._start_worker(spec, start, streams)
 
     def _start_worker(self, spec: WorkerSpec, start: StartWorkers, streams: WorkerOutput) -> None:
-        contact = {CONTROLLER: self._address if self._link is None else self._link.worker_address}
+        address = self._address if self._link is None else self._link.worker_address
+        contact = {CONTROLLER: address if self._way is None else self._way.address}
         environment = {**_threads(spec), **os.environ, **start.environment, **spec.environment, **contact}
         command = spec.command
         death_signal: int | None = signal.SIGKILL
@@ -270,9 +284,14 @@ class LaunchedWorkers(Workers):
             self._launcher_lives = False
             self._orphaned()
 
-    def _renew(self, link: AgentLink) -> None:
-        """Wait for another controller; the launcher lives, or our standard input had ended, and starts one."""
-        link.renew(COMES_BACK_S, [Started(worker_id, pid) for pid, worker_id in self._workers.items()], self._ended)
+    def _renew(self, link: AgentLink, address: str = "") -> None:
+        """Wait for another controller; the launcher lives, or our standard input had ended, and starts one.
+
+        The workers of a host that is lent may outlive their lead: then it is the next one's, at another ``address``.
+        """
+        running = [Started(worker_id, pid) for pid, worker_id in self._workers.items()]
+        patience_s = COMES_BACK_S if self._way is None else self._way.patience_s
+        link.renew(patience_s, running, self._ended, elsewhere=self._way is not None, address=address)
         if self._leaving:
             self._post(Leaving())  # what the one before was told may have died with it
         if self._output is not None:
@@ -389,10 +408,10 @@ def main() -> None:
         sys.exit(f"farandole: the agent on {config.host} cannot join the job: {error}")
 
 
-def serve(config: LaunchedAgentConfig, address: str) -> None:
+def serve(config: LaunchedAgentConfig, address: str, way: LeadWay | None = None) -> None:
     """Start the workers and serve until all have ended and all they wrote is written."""
     with process.signals_as_bytes(SIGNALS) as signals:
-        workers = LaunchedWorkers(config, address, signals)
+        workers = LaunchedWorkers(config, address, signals, way)
         if config.start is not None:
             workers.begin(config.start, JobOutput.own())  # they have more to load than we
         try:

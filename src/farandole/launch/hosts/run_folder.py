@@ -33,7 +33,8 @@ LEAD_ANSWERS_S = 2.0
 class RunContact(msgspec.Struct, frozen=True):
     """Contact of a lead: its ``addresses``, the job's ``secret``, and what its agents have to know.
 
-    ``host_timeout_s``, ``interface`` and ``start_timeout_s`` are settings of the lead, as is ``version``.
+    ``host_timeout_s``, ``interface`` and ``start_timeout_s`` are settings of the lead, as is ``version``. ``epoch`` is
+    its number among the leads of the run; when it is gone, agents look for the next one for ``lead_patience_s``.
     """
 
     addresses: list[str]
@@ -42,6 +43,8 @@ class RunContact(msgspec.Struct, frozen=True):
     start_timeout_s: float
     interface: str = ""
     version: str = __version__
+    epoch: int = 0
+    lead_patience_s: float = 0.0
 
 
 @final
@@ -84,17 +87,25 @@ class RunFolder:
             )
 
     def publish(self, contact: RunContact) -> None:
-        """Say how to reach the lead; raises ``UsageError`` if the folder does not take it."""
+        """Say how to reach the lead; raises ``UsageError`` if the folder does not take it, or a later lead is there."""
+        if contact.epoch < self._epoch():
+            raise UsageError(f"another lead has {self.path}: number {self._epoch()}, and this is {contact.epoch}")
         try:
             write_private(self.path / CONTACT, msgspec.json.encode(contact))
         except OSError as error:
             raise UsageError(f"{self.path / CONTACT} cannot be written: {error.strerror}") from error
 
-    def withdraw(self, secret: str) -> None:
-        """Remove what ``publish`` has written with this secret, as far as that is possible: the run is over."""
-        with contextlib.suppress(UsageError, OSError):
-            if self.contact().secret == secret:  # else another lead has come
+    def withdraw(self, epoch: int) -> None:
+        """Remove what the lead of this epoch has published, as far as that is possible: the run is over."""
+        with contextlib.suppress(OSError):
+            if self._epoch() == epoch:  # else another lead has come
                 (self.path / CONTACT).unlink(missing_ok=True)
+
+    def _epoch(self) -> int:
+        """Epoch of the lead that has published last; 0 if that is not known."""
+        with contextlib.suppress(UsageError):
+            return self.contact().epoch
+        return 0
 
     def refuse_second(self) -> None:
         """Raise ``UsageError`` if a lead answers that has this folder: two would release the same leases."""

@@ -33,10 +33,10 @@ from farandole.engines.choose import choose
 from farandole.launch.hosts.elastic_job import ElasticJob
 from farandole.launch.job.elastic_loop import ElasticLoop
 from farandole.launch.job.far_agents import FarAgents
-from farandole.launch.job.job_leases import RunTerms
 from farandole.launch.job.journal_copy import JournalCopy
 from farandole.launch.job.launcher_pipe import Finished, LauncherPipe, Listening
 from farandole.launch.job.loop import JobResult
+from farandole.launch.job.run_terms import RunTerms
 from farandole.runtime.controller.inherited_generation import InheritedGeneration
 from farandole.runtime.controller.root import Root
 from farandole.runtime.coordination.stall import Limits
@@ -109,6 +109,7 @@ class ElasticController:
             # Less than the time after which we count as hung: the loop has ended, and answers no more.
             held.callback(self._copy.close, min(COPY_S, (self._settings.hang_timeout_s or math.inf) / 2))
             membership = inherited or Recorded(Policy.of(self._settings), self._write)
+            adopts = self._adopt(membership)
             engine = partial(choose, self._settings.engine, across=self._settings.across)
             formation = ElasticFormation(membership, engine, time.monotonic)
             held.callback(self._elastic.discovery.close)  # left after the loop, which watches its descriptors
@@ -116,13 +117,20 @@ class ElasticController:
             agents = FarAgents(line, legacy.live, inherits=self._elastic.starter.passes_environment)
             loop = ElasticLoop(self._elastic, agents, root, line, formation, self._secret, self._terms)
             held.enter_context(loop)
-            if inherited is not None:
+            if inherited is not None or adopts:
                 found = membership.generation, membership.members, membership.over
                 limits = Limits.of(self._settings)
                 root.controller.inherited = InheritedGeneration(router.send, formation, time.monotonic, *found, limits)
                 formation.orders.extend([membership.finish] if membership.finish else [])
-                loop.take_over(legacy.names, legacy.decided)
+                loop.take_over(legacy.names, legacy.decided, adopts=adopts)
             return loop.run()
+
+    def _adopt(self, membership: Recorded) -> bool:
+        """Tell a membership that has just begun of the workers of the lead before; False if there are none."""
+        if self._terms is None or not self._terms.term.past.generation or membership.generation or membership.workers:
+            return False
+        membership.on(time.monotonic(), self._terms.term.adopted())
+        return True
 
     def inherit(self) -> Recorded | None:
         """The membership by its journal, which is written on from here; a last line that was torn is cut off."""

@@ -34,7 +34,6 @@ from farandole.launch.agents.agents import AgentProcess, Agents, print_now
 from farandole.launch.hosts.elastic_job import ElasticJob
 from farandole.launch.hosts.run_folder import RunContact
 from farandole.launch.job.elastic_controller import ElasticController, Legacy
-from farandole.launch.job.job_leases import RunTerms
 from farandole.launch.job.launcher_pipe import (
     AgentEnded,
     AgentSaid,
@@ -48,6 +47,7 @@ from farandole.launch.job.launcher_pipe import (
     Signal,
 )
 from farandole.launch.job.loop import JobResult
+from farandole.launch.job.run_terms import RunTerms
 from farandole.launch.leases.ending import arrays_of, cancelled
 from farandole.launch.leases.slurm import SlurmScheduler
 from farandole.launch.sbatch.options import TOLD_TO_END
@@ -82,6 +82,7 @@ class ElasticLauncher:
         settings = self._settings
         if self._terms is not None:
             self._terms.folder.refuse_second()
+            self._terms = self._terms.lead()
         with contextlib.ExitStack() as held:
             held.enter_context(process.no_descendants_left())
             interrupts = held.enter_context(process.signals_as_bytes((*process.INTERRUPTS, *process.PASSED_ON)))
@@ -116,7 +117,7 @@ class _ControllerSupervisor:
         self._elastic, self._settings, self._agents, self._interrupts = elastic, settings, agents, interrupts
         self._terms = terms
         self._published: RunContact | None = None
-        self._secret = new_secret()
+        self._secret = terms.term.secret if terms is not None else new_secret()
         self._controller = ElasticController(elastic, settings, self._secret, journal, copy, terms)
         self._journals = journal, copy
         self._listen = EVERYWHERE if elastic.reaches_out else own_host_only()
@@ -195,14 +196,21 @@ class _ControllerSupervisor:
 
     def _publish(self) -> None:
         """Tell those who lend hosts how to reach the controller."""
-        if self._elastic.folder is not None:
+        if self._terms is not None:
             told = self._settings
-            interface = told.network_interface
-            contact = RunContact(self._addresses, self._secret, told.host_timeout_s, told.start_timeout_s, interface)
+            contact = RunContact(
+                self._addresses,
+                self._secret,
+                told.host_timeout_s,
+                told.start_timeout_s,
+                told.network_interface,
+                epoch=self._terms.term.epoch,
+                lead_patience_s=self._terms.limits.lead_patience_s,
+            )
             if contact == self._published:
                 return  # the next controller listens where the one before did
             try:
-                self._elastic.folder.publish(contact)
+                self._terms.folder.publish(contact)
             except UsageError as error:
                 if self._published is None:
                     raise
@@ -211,7 +219,9 @@ class _ControllerSupervisor:
 
     def _end_run(self, terms: RunTerms, status: int) -> None:
         """Leave nothing of a run that is over; one that was told to end is queued again, and has its held leases."""
-        terms.folder.withdraw(self._secret)
+        if terms.is_superseded:
+            return  # all that is left is the other's
+        terms.folder.withdraw(terms.term.epoch)
         if terms.supply.script and status != TOLD_TO_END:
             scheduler = SlurmScheduler(os.environ)
             for text in cancelled(scheduler, *arrays_of(terms.folder, terms.supply)):

@@ -29,7 +29,8 @@ from farandole.launch.hosts.leased_hosts import is_lent
 from farandole.launch.hosts.plan import Host, by_own_name, start_workers, variables_for_all
 from farandole.launch.job.exit_policy import Loss
 from farandole.launch.job.far_agents import FarAgents
-from farandole.launch.job.job_leases import JobLeases, RunTerms
+from farandole.launch.job.fence import Fence
+from farandole.launch.job.job_leases import JobLeases
 from farandole.launch.job.launcher_pipe import (
     LIMIT_BYTES,
     AgentEnded,
@@ -41,11 +42,15 @@ from farandole.launch.job.launcher_pipe import (
     Signal,
 )
 from farandole.launch.job.loop import NO_SIGNALS, JobResult, Loop
+from farandole.launch.job.run_terms import RunTerms
 from farandole.topology import Topology
 
 if TYPE_CHECKING:
     from farandole.elastic.membership.formation import ElasticFormation
     from farandole.runtime.controller.root import Root
+
+ADOPT_S = 10.0
+"""Time for the agents of leases to find the next lead, which they look for all the time."""
 
 MOST_WORDS = 3
 """Number of last failures that a job which has failed is described with."""
@@ -78,7 +83,7 @@ class ElasticLoop(Loop):
     ) -> None:
         super().__init__(elastic.job, agents, root, NO_SIGNALS)
         self._elastic, self._formation, self._secret = elastic, formation, secret
-        self._far, self._line = agents, line
+        self._far, self._line, self._said = agents, line, ""
         self._inherited: set[str] = set()
         """Hosts whose agents had another controller or connection before, and are to say what became of the workers."""
         self._discovery = elastic.discovery
@@ -94,28 +99,29 @@ class ElasticLoop(Loop):
         self._leases: JobLeases | None = None
         if elastic.leases is not None and terms is not None:
             self._leases = JobLeases(elastic.leases, terms, root, formation, self._say, self._end_for_people)
+        self._fence = Fence(terms, formation, elastic.job.settings.elastic_timeout_s) if terms is not None else None
         self._told: set[str] = set()
         """Hosts of the lead that its scheduler wants back."""
         self._failures: list[WorkerExited] = []
         self._signals: list[int] = []
         self._passing: list[tuple[int, set[str]]] = []
         """Signals for workers, each with the hosts whose agents have come to no controller since."""
-        self._said = ""
         self._decided: JobResult | None = None
         self._result = JobResult(0, "")
-        self._is_stopped = False
-        """True once somebody has ordered the end."""
+        self._is_stopped = self._adopts = False
+        """True once somebody has ordered the end; and in a lead that goes on with the workers of another one."""
         self._open_output()
 
-    def take_over(self, names: Mapping[str, str], decided: JobResult | None) -> None:
+    def take_over(self, names: Mapping[str, str], decided: JobResult | None, *, adopts: bool = False) -> None:
         """Be the next controller of a job, with agents of these names, by host, and with what the membership knows.
 
-        ``decided`` is the result of the job, if the controller before has decided that it is to end.
+        ``decided`` is the result of the job, if the controller before has decided that it is to end. A lead that
+        ``adopts`` the workers of another one has none of its agents but those of leases.
         """
-        self._decided = decided
+        self._decided, self._adopts = decided, adopts
         is_stopped = decided is not None and not self._formation.orders
         self._formation.tell(ControllerReplaced())
-        until_s = time.monotonic() + self._job.settings.start_timeout_s
+        until_s = time.monotonic() + (ADOPT_S if adopts else self._job.settings.start_timeout_s)
         workers = self._formation.membership.workers.values()
         self._hosts = {worker.worker_id: worker.slot.host for worker in workers}
         if self._hosts:
@@ -134,7 +140,8 @@ class ElasticLoop(Loop):
             self._root.adopt(host, name, until_s if host in self._inherited else None)
         for host in dict.fromkeys(self._hosts.values()):
             if host not in self._inherited:
-                self._lost(host, f"the agent of {host} ended while no controller was there")
+                with_whom = "went with the lead before" if adopts else "ended while no controller was there"
+                self._lost(host, f"the agent of {host} {with_whom}")
         if is_stopped:
             self._end_for_people()
 
@@ -142,6 +149,8 @@ class ElasticLoop(Loop):
         super().__exit__(*error)
         if self._leases is not None:
             self._leases.close()
+        if self._fence is not None:
+            self._fence.close()
 
     # -- what the loop waits for --------------------------------------------------------------------------------------
 
@@ -149,13 +158,21 @@ class ElasticLoop(Loop):
     def _deadline_s(self) -> float | None:
         if self._orders is not None:
             return None
-        moments = (self._discovery.deadline_s, self._leases.deadline_s if self._leases is not None else None)
+        now = time.monotonic()
+        begins_s = self._fence.begins_s if self._fence is not None and now < self._fence.begins_s else None
+        moments = (
+            self._discovery.deadline_s if self._may_look(now) else begins_s,
+            self._leases.deadline_s if self._leases is not None else None,
+            self._fence.deadline_s if self._fence is not None else None,
+        )
         return min((moment for moment in moments if moment is not None), default=None)
 
     @property
     def _fds(self) -> set[int]:
         leases = self._leases.fds if self._leases is not None else ()
-        return super()._fds | {self._line.fd, *(() if self._orders is not None else (*self._discovery.fds, *leases))}
+        fence = {self._fence.fd} if self._fence is not None and not self._fence.superseded else set()
+        others = () if self._orders is not None else (*self._discovery.fds, *leases)
+        return super()._fds | {self._line.fd, *others} | fence
 
     def _on_descriptors(self, ready: set[int]) -> None:
         super()._on_descriptors(ready)
@@ -191,6 +208,8 @@ class ElasticLoop(Loop):
 
     def _on_turn(self, now: float) -> None:
         super()._on_turn(now)
+        if self._fence is not None and (words := self._fence.turn(now)):
+            self._give_way(words, self._fence.superseded)
         self._look(now)
         orders = []
         while self._formation.orders:
@@ -204,8 +223,15 @@ class ElasticLoop(Loop):
             self._leases.turn(set(self._hosts.values()))
 
     def _look(self, now: float) -> None:
-        if self._orders is None and (hosts := self._discovery.look(now)) is not None:
+        if self._orders is None and self._may_look(now) and (hosts := self._discovery.look(now)) is not None:
             self._find(hosts)
+
+    def _may_look(self, now: float) -> bool:
+        """False while it is not known whom this lead can go on with, or the one before may still train."""
+        if self._adopts and self._inherited & self._coming:
+            return False
+        has_begun = self._fence is None or now >= self._fence.begins_s
+        return has_begun or self._formation.membership.generation > 0
 
     def _find(self, hosts: tuple[Host, ...]) -> None:
         own = by_own_name(hosts, self._elastic.here, is_own)
@@ -273,6 +299,9 @@ class ElasticLoop(Loop):
         topology = msgspec.structs.replace(topology, local_rank=start.slot, local_size=slots)
         own = {WORKER_ID: str(start.worker_id), "HOROVOD_ELASTIC": "1"}
         told = variables_for(topology, "", self._secret)
+        if is_lent(start.host) and self._fence is not None and self._fence.lead_patience_s:
+            patience_s = self._job.settings.start_timeout_s + self._fence.lead_patience_s
+            own["FARANDOLE_START_TIMEOUT_S"] = str(patience_s)  # init() there waits for the next lead, too
         return WorkerSpec(start.worker_id, self._job.command, {**self._shared, **told, **own})
 
     def _tell_to_start(self, host: str, specs: list[WorkerSpec]) -> None:
@@ -287,6 +316,8 @@ class ElasticLoop(Loop):
                 self._root.tell(host, StopWorkers(0.0))
             else:
                 self._admit(host, message.lent)
+                for started in message.running:  # for a lead before this one, which had not made them members
+                    self._root.tell(host, KillWorker(started.worker_id))
         elif isinstance(message, AgentHello) and host not in self._coming:  # it was cut off, and what was said is lost
             self._inherited.add(host)
         if isinstance(message, Leaving) and self._leases is not None:
@@ -336,7 +367,10 @@ class ElasticLoop(Loop):
         for ended in hello.ended:
             self._on_exit(host, ended)
         for started in hello.running:
-            self._on_agent(host, started)
+            if started.worker_id in self._formation.membership.workers:
+                self._on_agent(host, started)
+            elif self._adopts:
+                self._root.tell(host, KillWorker(started.worker_id))
         running = {started.worker_id for started in hello.running}
         fresh = {spec.worker_id for spec in self._waiting.get(host, [])}
         fresh |= {each.action.worker_id for each in self._formation.orders if isinstance(each.action, actions.Start)}
@@ -402,6 +436,21 @@ class ElasticLoop(Loop):
         self._is_stopped, self._decided = True, JobResult(0, "")
         self._line.send(Decided(*self._decided))  # first: the controller that comes if this one dies stops, too
         self._stop(self._job.settings.grace_s)
+
+    def _give_way(self, words: str, is_superseded: bool) -> None:
+        """End, as another lead has come, or the folder of the run does not answer any more."""
+        if not is_superseded:
+            if self._orders is None:
+                self._result = self._decided or JobResult(1, words)
+                self._line.send(Decided(*self._result))
+                self._stop(self._job.settings.grace_s)
+            return
+        self._result = JobResult(1, words)
+        self._orders = StopWorkers(0.0)
+        for host in self._open:
+            if not is_lent(host):  # those that are lent are the other's: they are told nothing
+                self._root.tell(host, self._orders)
+        self._give_up_at = time.monotonic()
 
     def _on_signal(self, number: int) -> None:
         self._signals.append(number)

@@ -15,21 +15,16 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, final
 
-import msgspec
-
 from farandole.control.agent_messages import LeaseTerms, StopWorkers
 from farandole.control.run_messages import HostView, Progressed, RunOrder, RunQuestion, RunReply, RunView
 from farandole.launch.hosts.leased_hosts import LeasedHosts, is_lent, title_of
-from farandole.launch.hosts.run_folder import RunFolder
+from farandole.launch.job.run_terms import RunTerms
 from farandole.launch.leases.folder_thread import FolderThread, last
 from farandole.launch.leases.lease import LeasePhase
-from farandole.launch.leases.limits import LeaseLimits
 from farandole.launch.leases.manager import LeaseManager
 from farandole.launch.leases.seen import Hold, Resume, ScaleTo, Stop
 from farandole.launch.leases.slurm import SlurmScheduler
-from farandole.launch.leases.supply import LeaseSupply, limits_in, read_supply
 from farandole.launch.leases.turn import count
-from farandole.settings import Settings
 
 if TYPE_CHECKING:
     from farandole.elastic.membership.formation import ElasticFormation
@@ -37,25 +32,6 @@ if TYPE_CHECKING:
 
 CLOSE_S = 1.0
 """Time for the last lines of the journal."""
-
-
-@final
-class RunTerms(msgspec.Struct, frozen=True):
-    """Terms of a run: its ``folder``, the ``supply`` and ``limits`` of its leases as they were at its start."""
-
-    folder: RunFolder
-    supply: LeaseSupply
-    limits: LeaseLimits
-
-    @classmethod
-    def of(cls, folder: RunFolder, settings: Settings) -> RunTerms:
-        """Read the terms in the folder of a run; raises ``UsageError`` for files that cannot be meant."""
-        supply = read_supply(folder)
-        return cls(folder, supply, limits_in(folder, supply, settings.min_np, settings.max_np))
-
-    def read_limits(self) -> LeaseLimits:
-        """Read the limits again; raises as ``of`` does."""
-        return limits_in(self.folder, self.supply, self.limits.min_np, self.limits.max_np)
 
 
 @final

@@ -10,6 +10,7 @@ over, the lead is gone, its workers have left, or it gets SIGTERM: they then lea
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import secrets
 import socket
@@ -22,6 +23,7 @@ from farandole.control.agent_messages import LeaseTerms
 from farandole.errors import ControlError, UsageError
 from farandole.launch.agents.agent import dial, serve
 from farandole.launch.agents.agent_config import DIAL_SHARE, LaunchedAgentConfig
+from farandole.launch.agents.lead_way import LeadContact, LeadWay
 from farandole.launch.hosts.run_folder import RunContact, RunFolder
 
 CANNOT_JOIN = 3
@@ -54,16 +56,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def main(args: argparse.Namespace) -> int:
     """Lend this node until it is not wanted any more; returns the exit status."""
     try:
-        contact = RunFolder(args.folder).contact()
+        folder = RunFolder(args.folder)
+        contact = folder.contact()
         terms = terms_of(os.environ, args.np)
-        lend(contact, terms)
+        lend(folder, contact, terms)
     except (UsageError, ControlError) as error:
         print(f"farandole join: {error}", file=sys.stderr)
         return CANNOT_JOIN
     return 0
 
 
-def lend(contact: RunContact, terms: LeaseTerms) -> None:
+def lend(folder: RunFolder, contact: RunContact, terms: LeaseTerms) -> None:
     """Be the agent of this node until the end; raises ``ControlError`` where the lead does not answer."""
     process.adopt_orphans()
     config = LaunchedAgentConfig(
@@ -76,7 +79,18 @@ def lend(contact: RunContact, terms: LeaseTerms) -> None:
         stays=True,
         lent=terms,
     )
-    serve(config, dial(config))
+    address = dial(config)
+    if not contact.lead_patience_s:
+        serve(config, address)
+        return
+
+    def read() -> LeadContact:
+        found = folder.contact()
+        return LeadContact(found.epoch, found.addresses, found.secret)
+
+    way = LeadWay(read, contact.secret, contact.epoch, address, contact.lead_patience_s)
+    with contextlib.closing(way):
+        serve(config, address, way)
 
 
 def terms_of(variables: Mapping[str, str], np: int | None) -> LeaseTerms:

@@ -98,6 +98,10 @@ class LeaseLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, renam
     order_s: float = 3600.0
     """No growth for so long after somebody has cancelled a lease in the queue, or has held one."""
 
+    # -- the lead ------------------------------------------------------------------------------------------------------
+    lead_patience_s: float = 0.0
+    """Leases whose lead is gone keep their workers for so long, for the next lead (0: they end). Read at the start."""
+
     # -- looks ---------------------------------------------------------------------------------------------------------
     look_pending_s: float = 60.0
     look_s: float = 300.0

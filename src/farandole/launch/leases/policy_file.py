@@ -142,7 +142,7 @@ STRICTER: Final[Mapping[str, Callable[[Any, Any], str | None]]] = {
     **dict.fromkeys(("max-np", "most-nodes", "budget-node-hours"), _at_most_unless_0),
     **dict.fromkeys(
         ("most-leases", "most-pending", "array-leases", "growth-per-advice", "changes-per-hour", "shrink-after-s",
-         "breaker-leases", "wait-quantile"),
+         "breaker-leases", "wait-quantile", "lead-patience-s"),
         _at_most,
     ),
     **dict.fromkeys(

@@ -78,7 +78,7 @@ class AgentLink:
         self._host, self._lent = host, lent
         self._lost_s: float | None = None
         """Time since which no controller is there."""
-        self._patience_s = 0.0
+        self._patience_s, self._elsewhere = 0.0, False
         self.send(AgentHello(host, os.getpid(), __version__, tuple(relay.addresses) if relay else (), lent=lent))
 
     @property
@@ -120,13 +120,27 @@ class AgentLink:
             else:
                 yield message
 
-    def renew(self, patience_s: float, running: Sequence[Started], ended: Sequence[WorkerExited]) -> None:
+    @property
+    def address(self) -> str:
+        """Address of the controller, or "" while it is not connected."""
+        return self._dealer.address if self._dealer.peer.connected and self._lost_s is None else ""
+
+    def renew(
+        self,
+        patience_s: float,
+        running: Sequence[Started],
+        ended: Sequence[WorkerExited],
+        *,
+        elsewhere: bool = False,
+        address: str = "",
+    ) -> None:
         """After ``receive`` has raised: wait for another controller, and tell it what became of the workers here.
 
-        It may take ``patience_s``, but if its host does not answer, no longer than that may be silent.
+        It may take ``patience_s``, but if its host does not answer, no longer than that may be silent, unless it may
+        come ``elsewhere``. Once it is known at which ``address`` that is, call this again.
         """
-        self._dealer.renew()
-        self._patience_s = patience_s
+        self._dealer.renew(address)
+        self._patience_s, self._elsewhere = patience_s, elsewhere
         # Kept from the first loss until a handshake succeeds: attempts that fail must not extend the wait.
         self._lost_s = time.monotonic() if self._lost_s is None else self._lost_s
         self.send(AgentHello(self._host, os.getpid(), __version__, (), tuple(running), tuple(ended), self._lent))
@@ -151,7 +165,7 @@ class AgentLink:
         """Time at which another controller is awaited no longer; ``None`` while there is one."""
         if self._lost_s is None:
             return None
-        is_cut_off = self._silence_s > 0 and not self._dealer.peer.reached
+        is_cut_off = self._silence_s > 0 and not self._dealer.peer.reached and not self._elsewhere
         return self._lost_s + (self._silence_s if is_cut_off else self._patience_s)
 
     def _next(self) -> Any:

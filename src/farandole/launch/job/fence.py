@@ -1,0 +1,81 @@
+"""Fence of a run: a controller forms a generation only while its lead is the last one in the log of leads.
+
+    fence = Fence(terms, formation, patience_s=600.0)
+    fence.fd                                # wakes the loop
+    fence.turn(now)                         # begins what is claimed; "" or why this lead ends
+    fence.superseded                        # True where that is since another one leads
+    fence.close()
+
+One per controller; the loop's thread calls it.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, final
+
+from farandole.elastic.membership.actions import Form
+from farandole.launch.hosts.lead_log import LeadEntry, LeadMember
+from farandole.launch.job.lead_thread import LeadThread
+from farandole.launch.job.run_terms import RunTerms
+
+if TYPE_CHECKING:
+    from farandole.elastic.membership.formation import ElasticFormation
+
+CLOSE_S = 1.0
+"""Time for the thread to end."""
+
+
+@final
+class Fence:
+    """Fence of one controller, which gives up after ``patience_s`` without an answer of the folder."""
+
+    def __init__(self, terms: RunTerms, formation: ElasticFormation, patience_s: float) -> None:
+        self._term, self._formation, self._patience_s = terms.term, formation, patience_s
+        self.begins_s = terms.term.begins_s
+        """Time before which this lead begins nothing of its own."""
+        self.lead_patience_s = terms.limits.lead_patience_s
+        """How long leases wait for the next lead."""
+        self._thread = LeadThread(terms.folder.path, terms.term.epoch)
+        self._claims_since_s: float | None = None
+        formation.claim = self._claim
+
+    @property
+    def fd(self) -> int:
+        """Descriptor that is readable when ``turn`` has something to do."""
+        return self._thread.fd
+
+    @property
+    def deadline_s(self) -> float | None:
+        """Time at which ``turn`` gives up."""
+        return None if self._claims_since_s is None else self._claims_since_s + self._patience_s
+
+    @property
+    def superseded(self) -> bool:
+        """True once another lead has come."""
+        return bool(self._thread.superseded)
+
+    def turn(self, now: float) -> str:
+        """Have generations begin that are claimed; returns why this lead is to end, or ""."""
+        for generation in self._thread.claimed():
+            self._claims_since_s = None
+            self._formation.claimed(generation)
+        if self._thread.superseded:
+            return self._thread.superseded
+        due_s = self.deadline_s
+        if due_s is None or now < due_s:
+            return ""
+        return f"the run folder has not answered for {self._patience_s:g} s, and no generation is formed without it"
+
+    def close(self) -> None:
+        """End the thread."""
+        self._formation.claim = None
+        self._thread.close(CLOSE_S)
+
+    def _claim(self, action: Form) -> None:
+        self._claims_since_s = time.monotonic()
+        membership = self._formation.membership
+        slots = [(worker_id, membership.workers[worker_id].slot) for worker_id in action.worker_ids]
+        members = tuple(LeadMember(worker_id, slot.host, slot.index) for worker_id, slot in slots)
+        entry = LeadEntry(self._term.epoch, action.generation, members, membership.next_worker_id)
+        self._thread.claim(entry)

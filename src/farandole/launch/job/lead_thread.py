@@ -1,0 +1,110 @@
+"""Thread of a controller that keeps its place in the log of leads: it claims generations, and sees when another leads.
+
+    thread = LeadThread(folder.path, epoch=2)
+    thread.claim(LeadEntry(2, generation=7, members=...))
+    thread.claimed()            # [7], once that stands in the log; thread.fd is readable then
+    thread.superseded           # why this lead is none any more; "" while it is
+
+A controller that waited for a file server would be killed as hung, so a thread does. It takes entries from
+``_entries``, a queue, and leaves numbers in ``_claimed`` and a sentence in ``superseded``, each of which is written by
+the thread alone; then it rings ``fd``. It is a daemon: stuck in the kernel it cannot be joined. ``_lock`` guards
+``_closed`` and, with it, the number of that descriptor, which may be somebody else's once it is closed.
+
+A folder that does not answer is no reason to end: the generation that there is trains on. No other is formed meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections import deque
+from pathlib import Path
+from typing import final
+
+from farandole.errors import FarandoleError
+from farandole.events import logger
+from farandole.launch.hosts.lead_log import LeadEntry, LeadLog, SupersededError
+
+LOOK_S = 1.0
+"""Pause between two looks for another lead, and between two attempts to claim."""
+
+
+@final
+class LeadThread:
+    """Thread of one controller of the lead with this ``epoch``."""
+
+    def __init__(self, folder: Path, epoch: int, every_s: float = LOOK_S) -> None:
+        self.superseded = ""
+        """Sentence that says that another one leads."""
+        self._log, self._epoch, self._every_s = LeadLog(folder), epoch, every_s
+        self._entries: queue.Queue[LeadEntry | None] = queue.Queue()
+        self._claimed: deque[int] = deque()
+        self._told = self._closed = False
+        self._lock = threading.Lock()
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        """Readable when there is something new."""
+        self._thread = threading.Thread(target=self._serve, name="farandole-lead", daemon=True)
+        self._thread.start()
+
+    def claim(self, entry: LeadEntry) -> None:
+        """Have an entry appended, without waiting."""
+        self._entries.put(entry)
+
+    def claimed(self) -> list[int]:
+        """Numbers of the generations that stand in the log since this was last asked."""
+        try:
+            os.eventfd_read(self.fd)  # before the queue is looked at: what comes later rings again
+        except BlockingIOError:
+            return []
+        return [self._claimed.popleft() for _ in range(len(self._claimed))]
+
+    def close(self, patience_s: float) -> None:
+        """End the thread, if that takes no longer than ``patience_s``."""
+        self._entries.put(None)
+        self._thread.join(patience_s)
+        with self._lock:
+            self._closed = True
+            os.close(self.fd)
+
+    def _serve(self) -> None:
+        waiting: deque[LeadEntry] = deque()
+        while not self.superseded:
+            try:
+                entry = self._entries.get(timeout=self._every_s)
+                if entry is None:
+                    return
+                waiting.append(entry)
+            except queue.Empty:
+                pass
+            try:
+                self._work(waiting)
+            except SupersededError as error:
+                self.superseded = str(error)
+                self._ring()
+            except (OSError, FarandoleError) as error:
+                self._complain(error)
+
+    def _work(self, waiting: deque[LeadEntry]) -> None:
+        """Claim what waits; without anything to claim, look."""
+        if not waiting:
+            self._log.check(self._epoch)
+        while waiting:
+            self._log.append(waiting[0])
+            self._claimed.append(waiting.popleft().generation)
+            self._ring()
+
+    def _complain(self, error: Exception) -> None:
+        """Say once that the folder cannot be used."""
+        if not self._told:
+            self._told = True
+            logger.warning(
+                "the log of leads in the run folder cannot be used (%s): training goes on, but the next generation "
+                "waits until it can be used",
+                error,
+            )
+
+    def _ring(self) -> None:
+        with self._lock:
+            if not self._closed:
+                os.eventfd_write(self.fd, 1)

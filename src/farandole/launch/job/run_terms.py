@@ -1,0 +1,102 @@
+"""Terms of a run that takes leases, and of the lead that has it.
+
+terms = RunTerms.of(folder, settings)
+terms = terms.lead()                    # from here on no earlier lead forms a generation
+terms.term.epoch, terms.term.past       # its number, and the generation that it may go on with
+"""
+
+from __future__ import annotations
+
+import time
+from typing import final
+
+import msgspec
+
+from farandole.control.keys import new_secret
+from farandole.elastic.membership.job_events import LeadReplaced, Seat
+from farandole.errors import UsageError
+from farandole.launch.hosts.lead_log import LeadEntry, LeadLog
+from farandole.launch.hosts.leased_hosts import is_lent
+from farandole.launch.hosts.run_folder import RunContact, RunFolder
+from farandole.launch.job.lead_thread import LOOK_S
+from farandole.launch.leases.limits import LeaseLimits
+from farandole.launch.leases.supply import LeaseSupply, limits_in, read_supply
+from farandole.settings import Settings
+
+APART_S = 3 * LOOK_S
+"""Pause before a lead that adopts nobody begins: the one before, if it lives, has looked by then, and ended."""
+
+IDS_APART = 1000
+"""Workers of a lead are numbered from the next multiple of this: nobody knows how many the one before has started."""
+
+
+@final
+class LeadTerm(msgspec.Struct, frozen=True):
+    """Term of one lead: its ``epoch``, the job's ``secret``, and the generation that was ``past`` to it, if any.
+
+    It begins nothing of its own before ``begins_s``, by ``time.monotonic``.
+    """
+
+    epoch: int
+    secret: str
+    past: LeadEntry = LeadEntry(0)
+    begins_s: float = 0.0
+
+    def adopted(self) -> LeadReplaced:
+        """The event that tells a membership of the past generation."""
+        seats = tuple(Seat(each.worker_id, each.host, each.slot) for each in self.past.members)
+        first = (self.past.next_worker_id // IDS_APART + 1) * IDS_APART
+        return LeadReplaced(self.past.generation, seats, first)
+
+
+@final
+class RunTerms(msgspec.Struct, frozen=True):
+    """Terms of a run: its ``folder``, the ``supply`` and ``limits`` of its leases as they were at its start.
+
+    ``term`` is that of this lead, once it leads.
+    """
+
+    folder: RunFolder
+    supply: LeaseSupply
+    limits: LeaseLimits
+    term: LeadTerm = LeadTerm(0, "")
+
+    @classmethod
+    def of(cls, folder: RunFolder, settings: Settings) -> RunTerms:
+        """Read the terms in the folder of a run; raises ``UsageError`` for files that cannot be meant."""
+        supply = read_supply(folder)
+        return cls(folder, supply, limits_in(folder, supply, settings.min_np, settings.max_np))
+
+    def lead(self) -> RunTerms:
+        """Take the lead, and what another one has left; raises ``UsageError`` where that cannot be."""
+        contact = _contact(self.folder)
+        is_patient = contact is not None and contact.lead_patience_s > 0
+        try:
+            taken = LeadLog(self.folder.path).take(goes_on=is_patient)
+        except OSError as error:
+            raise UsageError(f"the run folder {self.folder.path} cannot be written: {error.strerror}") from error
+        # Workers that run on know the key that they were started with.
+        secret = contact.secret if contact is not None and is_patient else new_secret()
+        past = taken if any(is_lent(each.host) for each in taken.members) else LeadEntry(0)
+        begins_s = time.monotonic() + APART_S if contact is not None else 0.0
+        return msgspec.structs.replace(self, term=LeadTerm(taken.epoch, secret, past, begins_s))
+
+    @property
+    def is_superseded(self) -> bool:
+        """True if another lead has this run now."""
+        try:
+            return LeadLog(self.folder.path).last().epoch != self.term.epoch
+        except OSError:
+            return False
+
+    def read_limits(self) -> LeaseLimits:
+        """Read the limits again; raises as ``of`` does."""
+        return limits_in(self.folder, self.supply, self.limits.min_np, self.limits.max_np)
+
+
+def _contact(folder: RunFolder) -> RunContact | None:
+    """Contact that a lead has left which is gone; ``None`` if it has ended well, or another version cannot know."""
+    try:
+        return folder.contact()
+    except UsageError:
+        return None

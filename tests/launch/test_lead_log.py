@@ -1,0 +1,150 @@
+"""The log of leads: one order, whoever appends at the same time; and the thread of a controller that keeps to it."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from farandole.errors import UsageError
+from farandole.launch.hosts.lead_log import LEADS, LeadEntry, LeadLog, LeadMember, SupersededError
+from farandole.launch.hosts.run_folder import RunContact, RunFolder
+from farandole.launch.job.lead_thread import LeadThread
+
+DEADLINE_S = 60.0
+
+
+def test_a_lead_finds_what_was_formed_last_and_the_one_before_is_fenced_off(tmp_path: Path) -> None:
+    first = LeadLog(tmp_path)
+    assert first.last() == LeadEntry(0)
+    assert first.take(goes_on=True).epoch == 1
+    members = (LeadMember(0, "a", 0), LeadMember(3, "b+8_1", 1))
+    first.append(LeadEntry(1, 7, members, next_worker_id=5))
+    second = LeadLog(tmp_path)
+    taken = second.take(goes_on=True)
+    assert (taken.epoch, taken.generation, taken.members, taken.next_worker_id) == (2, 7, members, 5)
+    with pytest.raises(SupersededError, match="this one was number 1, and number 2 has taken over"):
+        first.append(LeadEntry(1, 8))
+    with pytest.raises(SupersededError):
+        first.check(1)
+    second.append(LeadEntry(2, 8))
+    assert LeadLog(tmp_path).last().generation == 8
+    assert LeadLog(tmp_path).take(goes_on=False).members == ()
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / LEADS).iterdir()} == {0o600}
+
+
+@given(st.lists(st.sampled_from(["take 0", "take 1", "take 2", "append 0", "append 1", "append 2"]), max_size=12))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_epochs_never_go_back_in_the_log(tmp_path: Path, moves: list[str]) -> None:
+    shutil.rmtree(tmp_path / LEADS, ignore_errors=True)
+    logs, epochs, written = [LeadLog(tmp_path) for _ in range(3)], [0, 0, 0], []
+    for serial, move in enumerate(moves, 1):
+        verb, who = move.split()
+        log = logs[int(who)]
+        if verb == "take":
+            epochs[int(who)] = log.take(goes_on=True).epoch
+        elif epochs[int(who)]:
+            is_last = epochs[int(who)] == max(epochs)
+            try:
+                log.append(LeadEntry(epochs[int(who)], serial))
+            except SupersededError:
+                assert not is_last
+            else:
+                assert is_last
+                written.append(serial)
+    names = sorted((tmp_path / LEADS).iterdir()) if (tmp_path / LEADS).exists() else []
+    entries = [LeadLog(tmp_path)._read(int(name.name)) for name in names]
+    found = [entry.epoch for entry in entries if entry is not None]
+    assert found == sorted(found)
+    assert LeadLog(tmp_path).last().generation == max(written, default=0)
+
+
+def test_of_two_that_append_at_once_one_is_first(tmp_path: Path) -> None:
+    LeadLog(tmp_path).take(goes_on=False)
+    logs = [LeadLog(tmp_path) for _ in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        epochs = sorted(entry.epoch for entry in pool.map(lambda log: log.take(goes_on=True), logs))
+    assert epochs == list(range(2, 10))
+    assert not list((tmp_path / LEADS).glob("*.new"))
+
+
+def test_what_is_no_entry_is_told(tmp_path: Path) -> None:
+    LeadLog(tmp_path).take(goes_on=False)
+    (tmp_path / LEADS / "00000002").write_text("rubbish")
+    with pytest.raises(UsageError, match="00000002 is not what a lead writes"):
+        LeadLog(tmp_path).last()
+
+
+def until(thread: LeadThread, condition: Callable[[], bool]) -> None:
+    """Wait for news of the thread until they are these."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        select.select([thread.fd], [], [], 0.01)
+
+
+def until_claimed(thread: LeadThread, generations: list[int]) -> None:
+    came: list[int] = []
+
+    def have_come() -> bool:
+        came.extend(thread.claimed())
+        return came == generations
+
+    until(thread, have_come)
+
+
+def test_a_thread_claims_in_order_and_sees_another_lead(tmp_path: Path) -> None:
+    epoch = LeadLog(tmp_path).take(goes_on=False).epoch
+    thread = LeadThread(tmp_path, epoch, every_s=0.01)
+    try:
+        for generation in (1, 2):
+            thread.claim(LeadEntry(epoch, generation))
+        until_claimed(thread, [1, 2])
+        assert LeadLog(tmp_path).last().generation == 2
+        assert not thread.superseded
+        LeadLog(tmp_path).take(goes_on=True)
+        until(thread, lambda: bool(thread.superseded))
+    finally:
+        thread.close(DEADLINE_S)
+
+
+def test_a_folder_that_cannot_be_written_holds_claims_back_until_it_can(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    epoch = LeadLog(tmp_path).take(goes_on=False).epoch
+    away = tmp_path / "away"
+    (tmp_path / LEADS).rename(away)
+    (tmp_path / LEADS).touch()  # no folder: nothing can be made or read there
+    thread = LeadThread(tmp_path, epoch, every_s=0.01)
+    try:
+        thread.claim(LeadEntry(epoch, 1))
+        until(thread, lambda: "training goes on, but the next generation waits until" in caplog.text)
+        assert thread.claimed() == []
+        (tmp_path / LEADS).unlink()
+        away.rename(tmp_path / LEADS)
+        until_claimed(thread, [1])
+    finally:
+        thread.close(DEADLINE_S)
+    assert caplog.text.count("cannot be used") == 1
+
+
+def test_a_contact_is_never_that_of_an_earlier_lead(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run")
+    contact = RunContact(["tcp://127.0.0.1:9"], "aa" * 32, 1.0, 0.2, epoch=2)
+    folder.publish(contact)
+    with pytest.raises(UsageError, match=r"another lead has .*: number 2, and this is 1"):
+        folder.publish(RunContact(["tcp://127.0.0.1:8"], "aa" * 32, 1.0, 0.2, epoch=1))
+    folder.withdraw(1)
+    assert folder.contact() == contact
+    folder.withdraw(2)
+    with pytest.raises(UsageError):
+        folder.contact()
+    assert os.listdir(folder.path) == []
