@@ -124,8 +124,9 @@ faults: bytecode ## play all faults that an elastic job survives, and write docs
 attacks: bytecode ## play what has been attacked and takes long (docs/reference/attacks.md; 12 minutes)
 	@for attack in numbers strangers controllers clock network notebook; do $(BIN)/python -m workbench.attacks $$attack || exit 1; done
 
-model: $(CORE) ## search larger models of the peer lane, and play 100,000 random schedules (20 minutes)
+model: $(CORE) ## search larger models of the peer lane and of leads, and play 100,000 random schedules (20 minutes)
 	@$(BIN)/python -m workbench.peers.searches
+	@$(BIN)/python -m workbench.leads.search
 	@$(BIN)/python -m workbench.peers.simulation 0 100000
 
 soak: bytecode ## train under random faults, and re-form 1000 times (SECONDS=900 SEED=1)
