@@ -47,13 +47,13 @@ class Run:
         (self.path / "policy.toml").write_text(f"lead-patience-s = {patience_s}\n")
         self.leads: list[RunningJob] = []
 
-    def lead(self, *options: str) -> RunningJob:
-        """Start a lead of one worker."""
+    def lead(self, *options: str, more: str = "") -> RunningJob:
+        """Start a lead of one worker, whose command may differ."""
         folder = self._folder / f"lead{len(self.leads)}"
         folder.mkdir()
         (folder / "run").symlink_to(self.path)
         limits = ("--run-folder", str(self.path), "--min-np", "1", "--max-np", "8", "--elastic-journal", "journal")
-        command = [sys.executable, str(WORKER), str(self.ledger)]
+        command = [sys.executable, str(WORKER), str(self.ledger), *([more] if more else [])]
         self.leads.append(RunningJob(folder, [*limits, *options], command, {"OMP_NUM_THREADS": "1"}))
         return self.leads[-1]
 
@@ -184,6 +184,36 @@ def test_leases_end_where_no_lead_comes_in_time(run: Callable[..., Run], lend: L
     first.until(lambda: not first.left(), "for the end of everything")
     assert agent.stderr is not None
     assert "is gone, and no other came in time" in agent.stderr.read()
+
+
+@pytest.mark.skipif("LARGE" not in os.environ, reason="its rules have quicker tests: make large")
+def test_workers_of_another_training_are_not_adopted(run: Callable[..., Run], lend: Lend) -> None:
+    own = run()
+    first = own.lead()
+    agent = lend(first, "812", 0)
+    trains(first, 2)
+    signal_all(tree(first), signal.SIGKILL)
+    second = own.lead(more="--changed")
+    (alone,) = trains(second, 1)
+    assert alone.step == 0
+    agent.wait(60)
+    assert agent.stderr is not None
+    assert "the next lead has begun anew" in agent.stderr.read()
+    own.end(second)
+
+
+@pytest.mark.skipif("LARGE" not in os.environ, reason="its rules have quicker tests: make large")
+def test_a_lead_whose_leases_are_gone_as_well_begins_anew(run: Callable[..., Run], lend: Lend) -> None:
+    own = run()
+    first = own.lead()
+    agent = lend(first, "812", 0)
+    trains(first, 2)
+    signal_all([*tree(first), agent.pid], signal.SIGKILL)
+    first.until(lambda: not first.left(), "for the end of everything")
+    second = own.lead()
+    (alone,) = trains(second, 1)
+    assert alone.step == 0
+    own.end(second)
 
 
 def test_no_generation_begins_before_it_stands_in_the_log(run: Callable[..., Run], lend: Lend) -> None:

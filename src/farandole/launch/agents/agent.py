@@ -263,9 +263,11 @@ class LaunchedWorkers(Workers):
     def _on_signals(self) -> None:
         if signal.SIGTERM in os.read(self._signals, 4096):
             # With another parent it is the kernel's signal for the death of the first one, not a scheduler's notice.
-            is_told = os.getppid() == self._parent and not self._dismissed
-            if is_told and self._config.stays and (self._workers or self._config.lent is not None):
-                self._leaving = self._config.lent is not None
+            is_notice, is_lent = os.getppid() == self._parent, self._config.lent is not None
+            if is_notice and is_lent and self._dismissed:
+                pass  # the lease ends already, and its workers have the grace that their lead has given them
+            elif is_notice and not self._dismissed and self._config.stays and (self._workers or is_lent):
+                self._leaving = is_lent
                 self._post(Leaving())
                 if not self._leaving:  # else the controller has the workers leave, and then ends us
                     self._depart()

@@ -123,13 +123,17 @@ class Forwarder:
     def _accept(self) -> None:
         if self._listener is None:
             return
-        try:
-            near, _ = self._listener.accept()
-        except OSError:  # it has gone again
-            return
         host, _, port = self._leads_to.removeprefix("tcp://").rpartition(":")
         host = host.strip("[]")
-        far = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            near, _ = self._listener.accept()
+        except OSError:  # it has gone again, or there is no descriptor left
+            return
+        try:
+            far = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+        except OSError:
+            near.close()
+            return
         ends = _End(near), _End(far)
         ends[0].other, ends[1].other = ends[1], ends[0]
         for end in ends:

@@ -34,7 +34,8 @@ class RunContact(msgspec.Struct, frozen=True):
     """Contact of a lead: its ``addresses``, the job's ``secret``, and what its agents have to know.
 
     ``host_timeout_s``, ``interface`` and ``start_timeout_s`` are settings of the lead, as is ``version``. ``epoch`` is
-    its number among the leads of the run; when it is gone, agents look for the next one for ``lead_patience_s``.
+    its number among the leads of the run; when it is gone, agents look for the next one for ``lead_patience_s``, which
+    goes on with their workers if its ``training`` is the same.
     """
 
     addresses: list[str]
@@ -45,6 +46,7 @@ class RunContact(msgspec.Struct, frozen=True):
     version: str = __version__
     epoch: int = 0
     lead_patience_s: float = 0.0
+    training: str = ""
 
 
 @final

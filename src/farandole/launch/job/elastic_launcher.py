@@ -82,7 +82,7 @@ class ElasticLauncher:
         settings = self._settings
         if self._terms is not None:
             self._terms.folder.refuse_second()
-            self._terms = self._terms.lead()
+            self._terms = self._terms.lead(self._elastic.job.command)
         with contextlib.ExitStack() as held:
             held.enter_context(process.no_descendants_left())
             interrupts = held.enter_context(process.signals_as_bytes((*process.INTERRUPTS, *process.PASSED_ON)))
@@ -206,6 +206,7 @@ class _ControllerSupervisor:
                 told.network_interface,
                 epoch=self._terms.term.epoch,
                 lead_patience_s=self._terms.limits.lead_patience_s,
+                training=self._terms.term.training,
             )
             if contact == self._published:
                 return  # the next controller listens where the one before did

@@ -219,7 +219,7 @@ class ElasticLoop(Loop):
         self._hosts.update((start.worker_id, start.host) for start in starts)
         for order in orders:
             self._obey(order)
-        if self._leases is not None and self._orders is None:
+        if self._leases is not None and self._orders is None and self._fence is not None and self._fence.is_sure(now):
             self._leases.turn(set(self._hosts.values()))
 
     def _look(self, now: float) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, final
 
 from farandole.elastic.membership.actions import Form
 from farandole.launch.hosts.lead_log import LeadEntry, LeadMember
-from farandole.launch.job.lead_thread import LeadThread
+from farandole.launch.job.lead_thread import LOOK_S, LeadThread
 from farandole.launch.job.run_terms import RunTerms
 
 if TYPE_CHECKING:
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 CLOSE_S = 1.0
 """Time for the thread to end."""
+
+
+UNSURE_S = 5 * LOOK_S
+"""Time without a look after which a lead does not decide about leases, which may be another's."""
 
 
 @final
@@ -54,6 +58,10 @@ class Fence:
     def superseded(self) -> bool:
         """True once another lead has come."""
         return bool(self._thread.superseded)
+
+    def is_sure(self, now: float) -> bool:
+        """True unless it has not been looked for long whether another lead has come, as after a stop."""
+        return now - self._thread.sure_s < UNSURE_S
 
     def turn(self, now: float) -> str:
         """Have generations begin that are claimed; returns why this lead is to end, or ""."""

@@ -6,9 +6,10 @@
     thread.superseded           # why this lead is none any more; "" while it is
 
 A controller that waited for a file server would be killed as hung, so a thread does. It takes entries from
-``_entries``, a queue, and leaves numbers in ``_claimed`` and a sentence in ``superseded``, each of which is written by
-the thread alone; then it rings ``fd``. It is a daemon: stuck in the kernel it cannot be joined. ``_lock`` guards
-``_closed`` and, with it, the number of that descriptor, which may be somebody else's once it is closed.
+``_entries``, a queue, and leaves numbers in ``_claimed``, a sentence in ``superseded`` and a time in ``sure_s``, each
+of which is written by the thread alone; for the first two it rings ``fd``. It is a daemon: stuck in the kernel it
+cannot be joined. ``_lock`` guards ``_closed`` and, with it, the number of that descriptor, which may be somebody
+else's once it is closed.
 
 A folder that does not answer is no reason to end: the generation that there is trains on. No other is formed meanwhile.
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import time
 from collections import deque
 from pathlib import Path
 from typing import final
@@ -37,6 +39,8 @@ class LeadThread:
     def __init__(self, folder: Path, epoch: int, every_s: float = LOOK_S) -> None:
         self.superseded = ""
         """Sentence that says that another one leads."""
+        self.sure_s = time.monotonic()
+        """Time, of ``time.monotonic``, at which this lead was the last one for certain."""
         self._log, self._epoch, self._every_s = LeadLog(folder), epoch, every_s
         self._entries: queue.Queue[LeadEntry | None] = queue.Queue()
         self._claimed: deque[int] = deque()
@@ -86,9 +90,10 @@ class LeadThread:
                 self._complain(error)
 
     def _work(self, waiting: deque[LeadEntry]) -> None:
-        """Claim what waits; without anything to claim, look."""
-        if not waiting:
-            self._log.check(self._epoch)
+        """Look, and claim what waits."""
+        began_s = time.monotonic()
+        self._log.check(self._epoch)
+        self.sure_s = began_s
         while waiting:
             self._log.append(waiting[0])
             self._claimed.append(waiting.popleft().generation)

@@ -1,13 +1,15 @@
 """Terms of a run that takes leases, and of the lead that has it.
 
 terms = RunTerms.of(folder, settings)
-terms = terms.lead()                    # from here on no earlier lead forms a generation
+terms = terms.lead(["python", "train.py"])      # from here on no earlier lead forms a generation
 terms.term.epoch, terms.term.past       # its number, and the generation that it may go on with
 """
 
 from __future__ import annotations
 
+import hashlib
 import time
+from collections.abc import Sequence
 from typing import final
 
 import msgspec
@@ -34,11 +36,13 @@ IDS_APART = 1000
 class LeadTerm(msgspec.Struct, frozen=True):
     """Term of one lead: its ``epoch``, the job's ``secret``, and the generation that was ``past`` to it, if any.
 
-    It begins nothing of its own before ``begins_s``, by ``time.monotonic``.
+    ``training`` stands for the command of its workers. It begins nothing of its own before ``begins_s``, by
+    ``time.monotonic``.
     """
 
     epoch: int
     secret: str
+    training: str = ""
     past: LeadEntry = LeadEntry(0)
     begins_s: float = 0.0
 
@@ -67,10 +71,13 @@ class RunTerms(msgspec.Struct, frozen=True):
         supply = read_supply(folder)
         return cls(folder, supply, limits_in(folder, supply, settings.min_np, settings.max_np))
 
-    def lead(self) -> RunTerms:
-        """Take the lead, and what another one has left; raises ``UsageError`` where that cannot be."""
-        contact = _contact(self.folder)
-        is_patient = contact is not None and contact.lead_patience_s > 0
+    def lead(self, command: Sequence[str]) -> RunTerms:
+        """Take the lead, and what another one has left; raises ``UsageError`` where that cannot be.
+
+        The workers of one that had another ``command`` train something else, and are not gone on with.
+        """
+        contact, training = _contact(self.folder), _digest(command)
+        is_patient = contact is not None and contact.lead_patience_s > 0 and contact.training == training
         try:
             taken = LeadLog(self.folder.path).take(goes_on=is_patient)
         except OSError as error:
@@ -79,7 +86,7 @@ class RunTerms(msgspec.Struct, frozen=True):
         secret = contact.secret if contact is not None and is_patient else new_secret()
         past = taken if any(is_lent(each.host) for each in taken.members) else LeadEntry(0)
         begins_s = time.monotonic() + APART_S if contact is not None else 0.0
-        return msgspec.structs.replace(self, term=LeadTerm(taken.epoch, secret, past, begins_s))
+        return msgspec.structs.replace(self, term=LeadTerm(taken.epoch, secret, training, past, begins_s))
 
     @property
     def is_superseded(self) -> bool:
@@ -100,3 +107,7 @@ def _contact(folder: RunFolder) -> RunContact | None:
         return folder.contact()
     except UsageError:
         return None
+
+
+def _digest(command: Sequence[str]) -> str:
+    return hashlib.sha256("\0".join(command).encode(errors="surrogateescape")).hexdigest()
