@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from farandole.control.endings import GenerationEnded
-from farandole.elastic.membership import job_events
+from farandole.elastic.membership import job_events, vote
 from workbench.elastic import protocol
-from workbench.elastic.worker import Content, Life
+from workbench.elastic.worker import At, Content, Life
 from workbench.elastic.world import JobWorld
 
 
@@ -25,6 +25,8 @@ def happen(world: JobWorld, kind: str, who: int | str) -> None:
         _raise(world, int(who))
     elif kind == "hurry":
         world.pass_time()
+    elif kind == "lose lead":
+        _succeed(world, str(who))
     else:
         _lose(world, str(who), cut=kind == "cut host")
 
@@ -62,6 +64,33 @@ def _lose(world: JobWorld, host: str, cut: bool) -> None:
         world.news.pop(worker.worker_id, None)
     world.gone |= {host}
     world.host_news = (*world.host_news, job_events.HostLost(host, f"host {host} is silent"))
+
+
+def _succeed(world: JobWorld, host: str) -> None:
+    """Lose the lead with its host: the next one knows the last generation alone, and what agents and workers say again.
+
+    What was under way to the one before, or from it, is lost. Agents kill workers that were no members.
+    """
+    news = world.host_news
+    _lose(world, host, cut=False)
+    seats: list[job_events.Seat] = []
+    for worker_id in world.members:
+        own = world.workers[worker_id].host
+        seats.append(job_events.Seat(worker_id, own, sum(seat.host == own for seat in seats)))
+    for worker in list(world.workers.values()):
+        world.up.pop(worker.worker_id, None)
+        world.down.pop(worker.worker_id, None)
+        if worker.worker_id not in world.members:
+            world.workers[worker.worker_id] = worker._replace(life=Life.ENDED)
+            world.news.pop(worker.worker_id, None)
+        elif worker.at == At.INIT:
+            step = vote.goes_on_from(worker.claim.step, worker.joined)
+            world.say(worker.worker_id, job_events.WorkerConnected(worker.worker_id, ready=True, step=step))
+    world.controller = world.controller.anew()
+    world.turn(job_events.LeadReplaced(world.generation, tuple(seats), max(world.workers) + 1))
+    world.turn(job_events.HostLost(host, f"host {host} went with the lead before"))
+    others = {name: slots for name, slots in world.setup.hosts.items() if name != host}
+    world.host_news = (*news, job_events.HostsFound(others))
 
 
 def _plan(world: JobWorld) -> None:

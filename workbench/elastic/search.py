@@ -69,6 +69,10 @@ class Page:
     def __init__(self, book: MembershipStates, number: int, deadline_s: float | None) -> None:
         self._book, self.number, self.deadline_s = book, number, deadline_s
 
+    def anew(self) -> Page:
+        """See ``SimulatedController``."""
+        return self._book.first
+
     def turn(self, now: float, event: job_events.Any | None) -> tuple[Page, list[Decision]]:
         """See ``Membership``."""
         key = (self.number, now, event if event is None or not isinstance(event, job_events.HostsFound) else str(event))

@@ -24,6 +24,10 @@ SMALL = {
     "three workers, the script of one raises": JobSetup({"a": 3}, ONCE, budget=(("raise", 1),)),
     "two workers, one raises while it applies a step": JobSetup({"a": 2}, ONCE, budget=(("fail in apply", 1),)),
     "three workers, a host cut off": JobSetup({"a": 2, "b": 1}, ONCE, budget=(("cut host", 1),)),
+    "two workers, the lead lost with one of them": JobSetup({"a": 1, "b": 1}, ONCE, budget=(("lose lead", 1),)),
+    "three workers, the lead lost with one of them": JobSetup(
+        {"a": 1, "b": 2}, ONCE, samples=3, batch=3, budget=(("lose lead", 1),)
+    ),
     "two workers, one killed and replaced": JobSetup({"a": 1, "b": 1}, Policy(), budget=(("kill", 1),)),
     "two workers, both needed, one killed": JobSetup({"a": 1, "b": 1}, Policy(min_np=2), budget=(("kill", 1),)),
     "one worker, another joins": JobSetup({"a": 1}, Policy(), plans=({"a": 1, "b": 1},), fixed_batch=False, samples=5),

@@ -89,6 +89,10 @@ class LiveMembership:
         self._turns = 0
         self.deadline_s: float | None = None
 
+    def anew(self) -> LiveMembership:
+        """See ``SimulatedController``; it plays no loss of a lead, as its journal would be another's."""
+        raise NotImplementedError
+
     def turn(self, now: float, event: job_events.Any | None) -> tuple[LiveMembership, list[Decision]]:
         """See ``Membership``."""
         self._turns += 1

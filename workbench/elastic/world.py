@@ -43,6 +43,9 @@ class SimulatedController(Protocol):
     def turn(self, now: float, event: job_events.Any | None) -> tuple[SimulatedController, list[Decision]]:
         """Take an event in, and decide."""
 
+    def anew(self) -> SimulatedController:
+        """Controller of another lead, which knows nothing yet."""
+
 
 @final
 @dataclass(frozen=True)
@@ -176,6 +179,8 @@ class JobWorld:
             elif left and kind in ("lose host", "cut host"):
                 hosts = {self.workers[worker_id].host for worker_id in up}
                 actions += [JobMove(kind, host) for host in sorted(hosts)]
+            elif left and kind == "lose lead":
+                actions += [JobMove(kind, host) for host in sorted(self._hosts_of_lead())]
             elif left and kind in ("fail", "fail in apply", "raise"):
                 actions += [
                     JobMove(kind, worker_id) for worker_id in up if self._can_fail(self.workers[worker_id], kind)
@@ -185,6 +190,12 @@ class JobWorld:
         if self.planned < len(self.setup.plans):
             actions.append(JobMove("plan"))
         return actions
+
+    def _hosts_of_lead(self) -> set[str]:
+        """Hosts with members, one of which may be the lead's: on another is one that the job can go on with."""
+        members = [self.workers[worker_id] for worker_id in self.members if self.workers[worker_id].life == Life.UP]
+        able = {each.host for each in members if vote.goes_on_from(each.claim.step, each.joined) > vote.NEW}
+        return {each.host for each in members if able - {each.host}}
 
     def _can_move(self, worker: Simulated) -> bool:
         if worker.at in (At.IMPORTING, At.BUILDING):
