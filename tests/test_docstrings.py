@@ -25,6 +25,7 @@ IN_A_JOB = {
     "farandole.runtime.collectives.ops",
     "farandole.runtime.session.process_sets",
     "farandole.runtime.session.init",
+    "farandole.search.trial",
     "workbench.controllers",
 }
 """Modules with examples of what only the ranks of a job can do, or with tensors."""

@@ -129,28 +129,16 @@ def bits(trial: Trial) -> None:
 
     All trials but the first end when that is under way: it gets their workers in the middle of its training.
     """
-    import torch
-    from torch import nn
+    from torch.nn.functional import mse_loss
 
     import farandole.torch as hvd
 
     first = trial.folder.parent / "trial-0000" / "begun"
     if trial.number:
-        until_s = time.monotonic() + 120
-        while not first.exists():
-            assert time.monotonic() < until_s, "the first trial has not begun"
-            time.sleep(0.01)
+        await_file(first)
         return
     hvd.init()
-    torch.set_num_threads(1)
-    torch.manual_seed(trial.seed)
-    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 1))
-    optimizer: Any = hvd.DistributedOptimizer(
-        torch.optim.AdamW(model.parameters(), lr=float(trial.parameters["lr"])),
-        virtual_workers=hvd.VirtualWorkers(8, model, seed=1),
-    )
-    inputs = torch.randn(64, 16, generator=torch.Generator().manual_seed(3))
-    targets = inputs[:, :4].sum(1, keepdim=True)
+    model, optimizer, inputs, targets = virtual(trial)
     state = hvd.elastic.TorchState(model, optimizer, step=0)
     trial.resume(state)
     wanted, last = int(os.environ["SEARCH_TEST_SIZE"]), (0, 0.0)
@@ -163,7 +151,7 @@ def bits(trial: Trial) -> None:
                 time.sleep(0.1)  # a slow step, until the workers that are to come have loaded what they need
                 last = (last[0], time.monotonic())
             for shard in optimizer.shards(len(inputs)):
-                nn.functional.mse_loss(model(inputs[shard.rows]), targets[shard.rows]).backward()
+                mse_loss(model(inputs[shard.rows]), targets[shard.rows]).backward()
             optimizer.step()
             state.step += 1
             if hvd.rank() == 0 and last[0] not in (0, hvd.size()):
@@ -179,6 +167,32 @@ def bits(trial: Trial) -> None:
         weights = b"".join(value.numpy().tobytes() for value in model.state_dict().values())
         note(trial.folder / "bits.txt", f"{hvd.size()} {os.getpid()} {hashlib.sha256(weights).hexdigest()}")
     trial.report(1.0, 1)
+
+
+def await_file(path: Path) -> None:
+    """Return when another process has made a file."""
+    until_s = time.monotonic() + 120
+    while not path.exists():
+        assert time.monotonic() < until_s, f"{path} does not come"
+        time.sleep(0.01)
+
+
+def virtual(trial: Trial) -> tuple[Any, Any, Any, Any]:
+    """Model, optimizer, inputs and targets of a training with eight virtual workers."""
+    import torch
+    from torch import nn
+
+    import farandole.torch as hvd
+
+    torch.set_num_threads(1)
+    torch.manual_seed(trial.seed)
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 1))
+    optimizer: Any = hvd.DistributedOptimizer(
+        torch.optim.AdamW(model.parameters(), lr=float(trial.parameters["lr"])),
+        virtual_workers=hvd.VirtualWorkers(8, model, seed=1),
+    )
+    inputs = torch.randn(64, 16, generator=torch.Generator().manual_seed(3))
+    return model, optimizer, inputs, inputs[:, :4].sum(1, keepdim=True)
 
 
 STEPS_OF_BITS = 200

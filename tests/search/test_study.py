@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from farandole.search.optuna_advisor import OptunaAdvisor
 from farandole.search.rungs import Rungs
 from farandole.search.space import Space
-from farandole.search.study import ATTEMPTS, Plan, Study
+from farandole.search.study import ATTEMPTS, Study, StudyPlan
 from farandole.search.trial_log import TrialLog
 
 SPACE = Space.of({"x": (0.0, 1.0)})
-PLAN = Plan(SPACE, 9, Rungs.of(1, 9, 3), minimize=True, seed=1)
+PLAN = StudyPlan(SPACE, 9, Rungs.of(1, 9, 3), minimize=True, seed=1)
 
 
-def make(path: Path, plan: Plan = PLAN) -> tuple[Study, TrialLog]:
+def make(path: Path, plan: StudyPlan = PLAN) -> tuple[Study, TrialLog]:
     """A study of what the log has, and the log."""
     log = TrialLog(path / "trials.log", "test", minimize=plan.minimize)
     return Study(plan, log, OptunaAdvisor(plan.space, "random", plan.seed)), log
@@ -86,7 +86,7 @@ def test_a_report_that_is_said_again_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_an_end_that_was_the_entry_lost_is_made_good(tmp_path: Path) -> None:
-    study, log = make(tmp_path, Plan(SPACE, 1, Rungs.of(1, 1), minimize=False, seed=1))
+    study, log = make(tmp_path, StudyPlan(SPACE, 1, Rungs.of(1, 1), minimize=False, seed=1))
     study.next()
     assert study.report(0, 1, 0.5) == (False, "all 1 epochs are trained")
     log.close()
@@ -110,7 +110,7 @@ def test_a_stopped_trial_never_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_search_that_is_larger_in_maximizing(tmp_path: Path) -> None:
-    study, log = make(tmp_path, Plan(SPACE, 3, Rungs.of(1, 3), minimize=False, seed=1))
+    study, log = make(tmp_path, StudyPlan(SPACE, 3, Rungs.of(1, 3), minimize=False, seed=1))
     for number, value in enumerate((0.1, 0.9, 0.5)):
         assert study.next()[0] == number
         study.report(number, 1, value)

@@ -24,14 +24,14 @@ from farandole.control.channel import Router
 from farandole.control.keys import JobKeys, new_secret
 from farandole.errors import UsageError
 from farandole.search.advisor import Advisor, FixedList
-from farandole.search.loop import SearchLoop, Terms, name_of
+from farandole.search.loop import SearchLoop, SearchTerms
 from farandole.search.pools import LocalPool, Pool, own_path
 from farandole.search.run_record import RunRecord
 from farandole.search.rungs import Rungs
 from farandole.search.space import Space, Value
-from farandole.search.study import Plan, Row, Study
+from farandole.search.study import Row, Study, StudyPlan
 from farandole.search.trial import Trial
-from farandole.search.view import View
+from farandole.search.view import SearchView
 from farandole.settings import Settings
 
 DIRECTIONS = ("minimize", "maximize")
@@ -119,14 +119,14 @@ def search(
     plan = _plan(space, trials, Rungs.of(min_epochs, epochs, reduction), direction, seed)
     settings = Settings.resolve(arguments={**knobs, "min_np": limits[0], "max_np": limits[1]})
     proposing, method = _advisor(advisor, plan)
-    terms = Terms(limits, _time(deadline_s), where.resolve(), cloudpickle.dumps(fn), settings)
+    terms = SearchTerms(limits, _time(deadline_s), where.resolve(), cloudpickle.dumps(fn), settings)
     for each in (where, where / "output", where / "checkpoints"):
         each.mkdir(mode=0o700, parents=True, exist_ok=True)
     having = pool if isinstance(pool, Pool) else LocalPool(pool, where / "output" / "workers.txt", own_path())
     _check_limits(limits, having.size)
     from farandole.search.trial_log import TrialLog  # Optuna is slow to load, and refused where it is not installed
 
-    with TrialLog(where / "trials.log", name_of(where), minimize=plan.minimize) as log:
+    with TrialLog(where / "trials.log", where.resolve().name, minimize=plan.minimize) as log:
         asked = {"trials": trials, "rungs": plan.rungs, "direction": direction, "advisor": method, "seed": seed}
         RunRecord.here({"space": plan.space, **asked}).keep(where / "run.json")
         study = Study(plan, log, proposing)
@@ -136,7 +136,7 @@ def search(
         return _result(study, where)
 
 
-def _run(study: Study, pool: Pool, terms: Terms, *, progress: bool) -> None:
+def _run(study: Study, pool: Pool, terms: SearchTerms, *, progress: bool) -> None:
     """Run the trials that are left."""
     secret = new_secret()
     with contextlib.ExitStack() as held:
@@ -149,7 +149,7 @@ def _run(study: Study, pool: Pool, terms: Terms, *, progress: bool) -> None:
             addresses = own_endpoints(router.address, interface) if pool.reaches_out else [router.address]
             pool.start(Contact(addresses, secret))
             loop = held.enter_context(SearchLoop(router, study, pool, terms))
-            view = held.enter_context(View(study, loop.size, terms.folder, sys.stderr if progress else None))
+            view = held.enter_context(SearchView(study, loop.size, terms.folder, sys.stderr if progress else None))
             loop.on_change = view.show
             loop.run()
             study.close()
@@ -158,16 +158,16 @@ def _run(study: Study, pool: Pool, terms: Terms, *, progress: bool) -> None:
             raise
 
 
-def _plan(space: Any, trials: int, rungs: Rungs, direction: str, seed: int) -> Plan:
+def _plan(space: Any, trials: int, rungs: Rungs, direction: str, seed: int) -> StudyPlan:
     if trials < 1:
         raise UsageError(f"trials={trials}: give at least 1")
     if direction not in DIRECTIONS:
         raise UsageError(f"direction={direction!r}: use {' or '.join(DIRECTIONS)}")
     found = Space.read(space) if isinstance(space, str | os.PathLike) else Space.of(space)
-    return Plan(found, trials, rungs, direction == "minimize", seed)
+    return StudyPlan(found, trials, rungs, direction == "minimize", seed)
 
 
-def _advisor(told: Any, plan: Plan) -> tuple[Advisor, str]:
+def _advisor(told: Any, plan: StudyPlan) -> tuple[Advisor, str]:
     """The advisor, and what it is called in ``run.json``."""
     if isinstance(told, Advisor):
         return told, type(told).__name__

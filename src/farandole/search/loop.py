@@ -11,7 +11,6 @@ range. Each turn: take in what has come, carry out what the memberships have dec
 from __future__ import annotations
 
 import math
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -35,6 +34,7 @@ from farandole.elastic.membership import actions
 from farandole.runtime.coordination.downlink import CONTROL
 from farandole.search.allot import Running, Time, allot
 from farandole.search.pools import Pool, ProcessEnded
+from farandole.search.rung_checkpoint import read_reported
 from farandole.search.study import Study
 from farandole.search.trial_job import TrialJob, job_of
 from farandole.search.worker import POOL
@@ -45,8 +45,8 @@ STOP_S = 10.0
 """Time for trials to leave at a commit when the search's time is over."""
 
 
-class Terms(NamedTuple):
-    """Terms of a search: workers of one trial, its time, its folder, and its function, pickled."""
+class SearchTerms(NamedTuple):
+    """SearchTerms of a search: workers of one trial, its time, its folder, and its function, pickled."""
 
     workers: tuple[int, int]
     deadline_s: float
@@ -82,7 +82,7 @@ class SearchLoop:
     Its argument is what happened, in words.
     """
 
-    def __init__(self, router: Router, study: Study, pool: Pool, terms: Terms) -> None:
+    def __init__(self, router: Router, study: Study, pool: Pool, terms: SearchTerms) -> None:
         self.on_change: Callable[[str], object] = lambda _: None
         self.jobs: dict[int, TrialJob] = {}
         """Jobs of the trials that have workers, by their index."""
@@ -288,11 +288,14 @@ class SearchLoop:
             row.seed,
             rungs.levels[-1],
             list(rungs.levels[:-1]),
-            str(folder / "checkpoints" / f"trial-{row.number:04d}"),
+            str(self._folder_of(row.number)),
             str(folder / "output" / f"trial-{row.number:04d}.txt"),
             self._terms.workers[1],
             self._terms.call,
         )
+
+    def _folder_of(self, number: int) -> Path:
+        return self._terms.folder / "checkpoints" / f"trial-{number:04d}"
 
     def _is_done(self, job: TrialJob) -> bool:
         """True if no worker has the trial, and none will come back to it."""
@@ -333,13 +336,18 @@ class SearchLoop:
             self._begin(number, reason, now)
 
     def _begin(self, number: int, reason: str, now: float) -> None:
-        least = self._terms.workers[0]
-        settings = self._terms.settings
-        job = TrialJob(self._next_job, number, self._router.send, settings)
+        least, row = self._terms.workers[0], self._study.rows[number]
+        kept = read_reported(self._folder_of(number))
+        if kept is not None and kept[0] > row.epoch:  # of a worker that died before it could say so
+            goes_on, why = self._study.report(number, *kept)
+            if not goes_on:
+                self._study.released(number)
+                self.on_change(f"trial {number}, epoch {kept[0]}: {kept[1]:.6g}; {row.phase}: {why}")
+                return
+        job = TrialJob(self._next_job, number, self._router.send, self._terms.settings)
         job.controller.occupants.is_connected = self._router.reaches
         self._next_job += 1
         self.jobs[job.index] = job
-        row = self._study.rows[number]
         if not row.values:
             self._moments.begun_s[number] = now
         self._resize(job, least, "")
@@ -385,8 +393,3 @@ class SearchLoop:
 
     def _jobs_of(self, number: int) -> list[TrialJob]:
         return [job for job in self.jobs.values() if job.number == number]
-
-
-def name_of(path: str | os.PathLike[str]) -> str:
-    """Name of a search in its log: that of its folder."""
-    return Path(path).resolve().name

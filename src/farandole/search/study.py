@@ -27,8 +27,8 @@ ATTEMPTS = 3
 
 
 @final
-class Plan(msgspec.Struct, frozen=True):
-    """Plan of a search: where it looks, how many ``trials``, on which rungs, and whether small values are good."""
+class StudyPlan(msgspec.Struct, frozen=True):
+    """StudyPlan of a search: where it looks, how many ``trials``, on which rungs, and whether small values are good."""
 
     space: Space
     trials: int
@@ -66,7 +66,7 @@ class Row(msgspec.Struct):
 class Study:
     """Study of a ``plan``, with all trials that its ``log`` has. One thread."""
 
-    def __init__(self, plan: Plan, log: TrialLog, advisor: Advisor) -> None:
+    def __init__(self, plan: StudyPlan, log: TrialLog, advisor: Advisor) -> None:
         self.plan, self._log, self._advisor = plan, log, advisor
         self.rows = [self._row(each) for each in log.trials()]
         self._is_exhausted = False

@@ -23,7 +23,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias, final
+from typing import TypeAlias, TypeVar, final
 
 from farandole.control.search_messages import TrialOrder, TrialReport, TrialVerdict
 from farandole.elastic.worker.state import ObjectState, State
@@ -32,6 +32,8 @@ from farandole.runtime.collectives.objects import broadcast_object
 from farandole.runtime.session.init import current, is_initialized
 from farandole.search.rung_checkpoint import read_checkpoint, write_checkpoint
 from farandole.search.space import Value
+
+T = TypeVar("T")
 
 Ask: TypeAlias = Callable[[TrialReport], TrialVerdict]
 """From a report of rank 0 to the search's answer."""
@@ -97,13 +99,14 @@ class Trial:
             raise UsageError("trial.report() before init(): a trial of several workers calls hvd.init() first")
         if epoch < 1:
             raise UsageError(f"trial.report(epoch={epoch}): the number of epochs that are done, from 1 on")
-        self._keep(epoch)
         rank, size = (current().topology.rank, current().topology.size) if shared else (0, 1)
+        # Of rank 0, as others may have come since the last report, and know nothing of it.
+        if self._agree(any(self._reported < level <= epoch for level in self._order.levels), size):
+            self._keep(epoch, float(value))
         verdict: TrialVerdict | None = None
         if rank == 0:
             verdict = self._ask(TrialReport(self._order.worker_id, epoch, float(value)))
-        if size > 1:
-            verdict = broadcast_object(verdict, 0, f"search.verdict.{epoch}")
+        verdict = self._agree(verdict, size)
         assert verdict is not None
         self._reported = epoch
         if not verdict.goes_on:
@@ -111,13 +114,18 @@ class Trial:
         if self._state is not None:
             self._state.commit()
 
-    def _keep(self, epoch: int) -> None:
+    @staticmethod
+    def _agree(mine: T, size: int) -> T:
+        """Value of rank 0, on all ranks."""
+        agreed: T = broadcast_object(mine, 0, "search.report") if size > 1 else mine
+        return agreed
+
+    def _keep(self, epoch: int, value: float) -> None:
         """Write the state at a rung, before the search hears that the trial has come there."""
-        if self._state is None or not any(self._reported < level <= epoch for level in self._order.levels):
-            return
-        content: dict[str, Any] = self._state.state_dict()  # collective
-        if current().topology.rank == 0:
-            write_checkpoint(self.folder, epoch, content)
+        if self._state is not None:
+            content = self._state.state_dict()  # collective
+            if current().topology.rank == 0:
+                write_checkpoint(self.folder, epoch, value, content)
 
     def __repr__(self) -> str:
         """Text for people."""

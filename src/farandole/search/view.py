@@ -1,6 +1,6 @@
-"""View of a search in a terminal: a table of its trials, or a line for each change where nobody looks on.
+"""SearchView of a search in a terminal: a table of its trials, or a line for each change where nobody looks on.
 
-with View(study, sizes, folder, sys.stderr) as view:
+with SearchView(study, sizes, folder, sys.stderr) as view:
     view.show("trial 3, epoch 1: 0.25; paused")
 """
 
@@ -30,8 +30,8 @@ STYLES = {"running": "cyan", "paused": "yellow", "complete": "green", "pruned": 
 
 
 @final
-class View:
-    """View on ``study``; ``size`` tells the workers of a trial. Nothing is shown without a ``stream``."""
+class SearchView:
+    """SearchView on ``study``; ``size`` tells the workers of a trial. Nothing is shown without a ``stream``."""
 
     def __init__(self, study: Study, size: Callable[[int], int], folder: Path, stream: TextIO | None) -> None:
         self._study, self._size, self._folder, self._stream = study, size, folder, stream
@@ -40,7 +40,7 @@ class View:
         self._held = contextlib.ExitStack()
         self._live: Live | None = None
 
-    def __enter__(self) -> View:
+    def __enter__(self) -> SearchView:
         if self._stream is not None and self._stream.isatty():
             console = Console(file=self._stream)
             # Drawn by this thread alone: a search has no other, and a fork of one that draws would hang.

@@ -98,6 +98,8 @@ class _Worker:
             if isinstance(order, TrialOrder):
                 left = self._take_part(order)
                 gc.collect()  # the model of this trial goes before that of the next one comes
+                if not gc.get_freeze_count():
+                    gc.freeze()  # modules that a trial has imported stay: to look through them takes a second each time
                 self._dealer.send(left)
 
     def _take_part(self, order: TrialOrder) -> TrialLeft:
