@@ -25,6 +25,7 @@ COMMANDS = {
     "release": "farandole.launch.leases.people",
     "stop": "farandole.launch.leases.people",
     "plan": "farandole.launch.leases.plan_command",
+    "search": "farandole.search.command",
     "check": "farandole.launch.tools.check",
     "bench": "farandole.launch.tools.bench",
     "horovodrun": "farandole.launch.command.horovodrun",
@@ -39,6 +40,7 @@ Data-parallel deep learning, in the words of Horovod.
   farandole submit -np 8 python train.py  the same, as a job of Slurm
   farandole ps FOLDER                     how a run with leases stands
   farandole plan --trace sacct.txt        what a training on leases would do
+  farandole search train.py space.toml    search for hyper-parameters
   farandole check                         what is usable here, and why not
   farandole bench                         how fast the engines are here
   farandole horovod install               let 'import horovod' mean Farandole

@@ -1,0 +1,134 @@
+"""``farandole search``: hyper-parameters for a function in a script, in a space that a file describes."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from farandole.errors import UsageError
+
+EXAMPLES = """\
+examples:
+  farandole search train.py space.toml --trials 32 --pool 8 --epochs 27
+  farandole search train.py:tune space.toml --workers 1,4 --folder runs/lr
+  optuna-dashboard runs/lr/trials.log
+
+Calls a function of the script, 'train' unless another is named, for many trials
+on a pool of workers that are started once. It has one argument:
+
+  def train(trial):
+      for epoch in range(1, trial.epochs + 1):
+          loss = ...              # with trial.parameters["lr"]
+          trial.report(loss, epoch)
+
+The space is a file of TOML, with a table for each hyper-parameter:
+
+  [lr]
+  low = 1e-4
+  high = 1.0
+  log = true
+
+  [batch]
+  choices = [32, 64, 128]
+
+Each trial trains --min-epochs at first. At each rung, which is --reduction
+times as long as the one before, the best go on and the others pause; they go on
+later if others prove worse. Workers that no trial waits for go to the best.
+A search that was ended, or killed, goes on when it is called again in the same
+folder. It holds run.json, trials.log, output/ and checkpoints/.
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``search`` to the commands."""
+    parser = subparsers.add_parser(
+        "search",
+        help="search for hyper-parameters on a pool of workers",
+        usage="farandole search SCRIPT[:FUNCTION] SPACE [options]",
+        description=EXAMPLES,
+    )
+    parser.add_argument("script", metavar="SCRIPT", help="Python file with the function, and its name if not 'train'")
+    parser.add_argument("space", metavar="SPACE", help="file of TOML with the hyper-parameters")
+    many = parser.add_argument_group("how many")
+    many.add_argument("--trials", type=int, default=32, metavar="N", help="trials to make (default: 32)")
+    many.add_argument("--epochs", type=int, default=1, metavar="N", help="epochs of a whole training (default: 1)")
+    many.add_argument("--min-epochs", type=int, default=1, metavar="N", help="epochs of each trial (default: 1)")
+    many.add_argument("--reduction", type=int, default=3, metavar="N", help="one in N goes on at a rung (default: 3)")
+    many.add_argument("--deadline", type=float, default=math.inf, metavar="S", help="end after so many seconds")
+    where = parser.add_argument_group("where")
+    where.add_argument("--pool", type=int, default=1, metavar="N", help="workers on this host (default: 1)")
+    where.add_argument("--workers", default="1", metavar="N,N", help="fewest and most of one trial (default: 1)")
+    where.add_argument("--folder", default="", metavar="FOLDER", help="folder of the search (default: a new one)")
+    how = parser.add_argument_group("how")
+    how.add_argument("--advisor", choices=("tpe", "random"), default="tpe", help="who proposes (default: tpe)")
+    how.add_argument("--maximize", action="store_true", help="large values are good (default: small ones)")
+    how.add_argument("--seed", type=int, default=0, metavar="N", help="seed of what is proposed (default: 0)")
+    parser.set_defaults(main=main)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Search; returns the exit status, which is 1 if no trial was complete."""
+    from farandole.search.front import search  # other commands need not wait for it
+
+    function = function_of(args.script)
+    result = search(
+        function,
+        args.space,
+        args.trials,
+        workers_of(args.workers),
+        args.pool,
+        epochs=args.epochs,
+        min_epochs=args.min_epochs,
+        reduction=args.reduction,
+        direction="maximize" if args.maximize else "minimize",
+        advisor=args.advisor,
+        seed=args.seed,
+        deadline_s=args.deadline,
+        folder=args.folder,
+    )
+    if result.best is not None:
+        told = " ".join(f"{name}={value}" for name, value in result.best.parameters.items())
+        print(f"the best is trial {result.best.number} with {result.best.value:.6g}: {told}")
+    if not result.is_over:
+        print(f"its time was over; to go on, say the same with --folder {result.folder}")
+    return 0 if result.best is not None else 1
+
+
+def function_of(told: str) -> Callable[[Any], Any]:
+    """Function of a script, told as ``SCRIPT`` or ``SCRIPT:FUNCTION``.
+
+    The script is loaded as a module of its own name, as the workers load it.
+    """
+    file, _, name = told.partition(":")
+    path, name = Path(file), name or "train"
+    if not path.is_file():
+        raise UsageError(f"there is no script {path}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{path} is no Python file: its name must end in .py")
+    sys.path.insert(0, str(path.resolve().parent))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    found: Callable[[Any], Any] | None = getattr(module, name, None)
+    if found is None or not callable(found):
+        legal = [each for each, value in vars(module).items() if callable(value) and not each.startswith("_")]
+        raise UsageError(f"{path} has no function {name}: give SCRIPT:FUNCTION, with one of {', '.join(legal)}")
+    return found
+
+
+def workers_of(told: str) -> tuple[int, int]:
+    """Fewest and most workers of a trial.
+
+    >>> workers_of("1,4"), workers_of("2")
+    ((1, 4), (2, 2))
+    """
+    words = told.split(",")
+    if len(words) > 2 or not all(word.strip().isdecimal() for word in words):
+        raise UsageError(f"--workers {told}: give one number, or the fewest and the most, as in 1,4")
+    return int(words[0]), int(words[-1])

@@ -1,0 +1,70 @@
+"""``farandole search``, as it is typed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from farandole.cli import main
+from tests.conftest import Finished, run_to_end
+
+SCRIPT = """
+def train(trial):
+    for epoch in range(1, trial.epochs + 1):
+        trial.report(abs(trial.parameters["x"] - 0.5) + 1 / epoch, epoch)
+
+def other(trial):
+    return trial.parameters["x"]
+"""
+
+
+def farandole(folder: Path, *words: str) -> Finished:
+    """Run a command in a folder with a script and a space."""
+    (folder / "tune.py").write_text(SCRIPT)
+    (folder / "space.toml").write_text("[x]\nlow = 0.0\nhigh = 1.0\n")
+    return run_to_end([sys.executable, "-m", "farandole", *words], folder, 100.0)
+
+
+def test_a_search_shows_its_trials_and_the_best(tmp_path: Path) -> None:
+    command = ["search", "tune.py", "space.toml", "--trials", "6", "--pool", "2", "--epochs", "3", "--folder", "run"]
+    done = farandole(tmp_path, *command).ok()
+    assert done.stdout.startswith("the best is trial ")
+    assert "6/6 trials" in done.stderr
+    assert (tmp_path / "run" / "trials.log").exists()
+    again = farandole(tmp_path, *command).ok()  # nothing is left to be done
+    assert again.stdout == done.stdout
+
+
+def test_another_function_and_an_end_in_time(tmp_path: Path) -> None:
+    done = farandole(tmp_path, "search", "tune.py:other", "space.toml", "--trials", "2", "--maximize").ok()
+    assert "the best is trial" in done.stdout
+    late = farandole(tmp_path, "search", "tune.py", "space.toml", "--deadline", "0.000001", "--folder", "late")
+    assert late.code == 1
+    assert late.stdout == "its time was over; to go on, say the same with --folder late\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["none.py", "space.toml"], "there is no script none.py"),
+        (["tune.py:nothing", "space.toml"], "with one of train, other"),
+        (["tune.py", "none.toml"], "none.toml cannot be read"),
+        (["tune.py", "space.toml", "--workers", "1,2,3"], "as in 1,4"),
+        (["tune.py", "space.toml", "--workers", "4"], "pool=1"),
+    ],
+)
+def test_what_cannot_be_is_answered_with_what_to_type(words: list[str], told: str, tmp_path: Path) -> None:
+    done = farandole(tmp_path, "search", *words)
+    assert (done.code, done.stderr.startswith("farandole search: ")) == (2, True), done.stderr
+    assert told in done.stderr
+
+
+def test_its_help_fits_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main(["search", "--help"])
+    text = capsys.readouterr().out
+    assert "trial.report(loss, epoch)" in text
+    assert max(map(len, text.splitlines())) <= 80
