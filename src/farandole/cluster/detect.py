@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from farandole.cluster import engine
 from farandole.cluster.environment import Environment, Launched, Plain, Single
 from farandole.cluster.mpi import Mpi
 from farandole.cluster.slurm import Slurm
@@ -19,6 +20,8 @@ ENVIRONMENTS: tuple[type[Environment], ...] = (Launched, Plain, Torchrun, Mpi, S
 
 
 def detect(variables: Mapping[str, str] | None = None) -> Environment:
-    """The environment that ``variables`` (by default those of this process) speak of."""
+    """The environment that ``variables`` (by default those of this process) speak of. A seat comes first."""
+    if variables is None and (seated := engine.environment()) is not None:
+        return seated
     told = os.environ if variables is None else variables
     return next(e for e in ENVIRONMENTS if e.recognises(told))(told)

@@ -158,6 +158,16 @@ class Environment(ABC):
         return False
 
     @property
+    def has_controller(self) -> bool:
+        """True if the controller runs before any process calls ``init``."""
+        return self.launched
+
+    @property
+    def is_interactive(self) -> bool:
+        """True if a person sends what the processes run, one cell after another."""
+        return False
+
+    @property
     def is_elastic(self) -> bool:
         """True if processes may come and go while the job runs; ``size`` is then what it was when this one started."""
         return False

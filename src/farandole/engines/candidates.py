@@ -87,7 +87,7 @@ def _no_gpu_of_its_own(variables: Variables) -> str:
         shown = len([name for name in variables[_VISIBLE].split(",") if name not in ("", "-1")])
     if not torch_has_cuda():
         return "the torch that is installed was built without CUDA"
-    local_rank = detect(variables).local_worker_id
+    local_rank = detect(None if variables is os.environ else variables).local_worker_id
     alone = shown == 1 and _VISIBLE in variables
     return "" if alone or local_rank < shown else f"none of the {shown} GPUs is left for local rank {local_rank}"
 

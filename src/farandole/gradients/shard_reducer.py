@@ -168,6 +168,8 @@ class ShardReducer(Reducer[T]):
         self._count_step()
         self._forget()
         end_step(None if self.step_vote is None else self.step_vote.step)
+        if self._lanes:
+            self._lanes[0].stop_if_interrupted()
 
     def zeroed(self) -> None:
         """Nothing to do: ``shards`` begins anew."""

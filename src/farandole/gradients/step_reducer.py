@@ -143,6 +143,8 @@ class GradientReducer(Reducer[T]):
         self._passes = self._runs = 0
         self._reduced = False
         end_step(None if self.step_vote is None else self.step_vote.step)
+        if isinstance(self._exchange, GradientExchange):  # what lags meets on threads, at other steps of each rank
+            self._exchange.lane.stop_if_interrupted()
 
     def zeroed(self) -> None:
         """The gradients have been zeroed: whatever comes next is new."""
@@ -327,7 +329,9 @@ class GradientReducer(Reducer[T]):
         if self._identity.is_settled(session):
             return
         self._identity.settle(session, self.params(), _is_living)
-        self._steps = self._runs = 0  # members of a new session may have come from others, and count from here
+        if not session.is_interactive:  # there, models outlive a failed cell, and ranks that are not at one step differ
+            self._steps = 0  # members of a new session may have come from others, and count from here
+        self._runs = 0
         self._forget_snapshots()
 
     def _weigh(self) -> float:

@@ -10,6 +10,7 @@ neither waits for the negotiated lane nor holds it up.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -31,6 +32,17 @@ JOINED = "joined"
 
 _UNTIMED = nullcontext()
 
+_GOING_ON, _INTERRUPTED = "|", "!"
+"""Sign between a member's mark and its point: the latter once a person has interrupted it."""
+
+_MESSAGE = re.compile(r"([^|!]*)([|!])([^|]*)\|(.*)", re.DOTALL)
+
+_REMEDY = (
+    ". If a cell has failed when some ranks were a step further, make them the same, on every rank: "
+    "hvd.broadcast_parameters(model.state_dict(), root_rank=0), hvd.broadcast_optimizer_state(optimizer, root_rank=0), "
+    "and a new DistributedOptimizer"
+)
+
 REFUSED = "refused"
 """State of a member that cannot go on: it raises its own error, and every other member one that names it."""
 
@@ -41,6 +53,7 @@ class PlannedLane:
 
     def __init__(self, session: Session, process_set: ProcessSet, label: str) -> None:
         self.session, self.label = session, label
+        self._is_stopping = False  # some member was interrupted, and all know it by the same meeting
         self._process_set = number_of(process_set)
         self._sequence = 0
         with self._inside("connecting", needs_all=True):
@@ -84,12 +97,16 @@ class PlannedLane:
         ``REFUSED``; the next call works. Raises ``DivergenceError`` on every member if their ``snapshot`` differ.
         """
         mark = "" if snapshot is None else snapshot.mark
-        own = f"{mark}|{point}|{state}".encode()
+        own = f"{mark}{_INTERRUPTED if self.session.cells.interrupted else _GOING_ON}{point}|{state}".encode()
         with self._inside(point or state, needs_all=True, joined=state == JOINED), self.phase("meet", "negotiate"):
             answers = self._engine.gather_small(own)
         if answers.count(own) == len(answers):
+            self._is_stopping |= (
+                self.session.cells.interrupted and own[len(mark) : len(mark) + 1] == _INTERRUPTED.encode()
+            )
             return [state] * len(answers)
-        marks, points, states = zip(*(answer.decode().split("|", 2) for answer in answers), strict=True)
+        marks, signs, points, states = zip(*map(_read, answers), strict=True)
+        self._is_stopping |= _INTERRUPTED in signs
         said = list(zip(points, states, strict=True))
         if len({there for there, how in said if how != JOINED}) > 1:
             each = "; ".join(
@@ -98,6 +115,7 @@ class PlannedLane:
             raise MismatchError(
                 f"the members of {self.label} are not at the same point of the program: {each}. Every rank must build "
                 "the same model and optimizer, and call backward() and step() equally often; uneven data ends in join()"
+                + (_REMEDY if self.session.is_interactive else "")
             )
         refused = [self._group.name(i) for i, (_, how) in enumerate(said) if how == REFUSED]
         if refused and state != REFUSED:
@@ -106,6 +124,12 @@ class PlannedLane:
             with self._inside(f"comparing {point}"):
                 self._comparison.explain(self._engine.gather_small, snapshot)
         return list(states)
+
+    def stop_if_interrupted(self) -> None:
+        """Raise ``KeyboardInterrupt`` if some member was interrupted before the last meeting: so all of them do."""
+        if self._is_stopping:
+            self._is_stopping = self.session.cells.interrupted = False
+            raise KeyboardInterrupt("a rank was interrupted; all of them have applied this step, and no later one")
 
     def allreduce(self, what: str, array: Array, how: Reduction) -> None:
         """Reduce in place; ``what`` names it in reports and in the timeline."""
@@ -160,3 +184,11 @@ class PlannedLane:
         """Emit a note about this lane, for the timeline and other subscribers."""
         rank = self._group.ranks[self._group.rank]
         events.emit(events.Note(time.monotonic(), rank, f"{self.label}: {text}"))
+
+
+def _read(answer: bytes) -> tuple[str, str, str, str]:
+    """Mark, sign, point and state of a member."""
+    found = _MESSAGE.fullmatch(answer.decode())
+    assert found is not None, answer
+    mark, sign, point, state = found.groups()
+    return mark, sign, point, state

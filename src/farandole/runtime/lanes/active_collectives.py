@@ -105,6 +105,14 @@ class ActiveCollectives:
         """End a round of the peer lane: all have contributed, or it goes to the controller."""
         self._inside.pop(lane, None)
 
+    def reach(self, process_set: int, lane: str, sequence: int) -> None:
+        """Note that this rank has come to the ``sequence``-th collective of a lane, which has none of its own."""
+        self._reached[process_set, lane] = sequence
+
+    def forget(self, process_set: int, lane: str) -> None:
+        """Forget a lane that no rank waits in any more."""
+        self._reached.pop((process_set, lane), None)
+
     def is_in(self, process_set: int, lane: str) -> bool:
         """True if the calling thread is inside of a collective of this lane."""
         return (threading.get_ident(), process_set, lane) in self._inside

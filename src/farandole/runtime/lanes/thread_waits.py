@@ -15,6 +15,8 @@ frame that waits there must be nothing but what waiting consists of.
 A thread that waits for another one to end (``thread_joins``) begins nothing before that: if the other one is alive and
 waits, so does it. It is told of by nobody's wait but that one's.
 
+Where a notebook sends cells, the main thread is at ``rest`` between them, wherever the kernel's event loop has it.
+
 Frames of other threads are read in native code, and none is ever held here: it would keep alive what the script has
 dropped meanwhile.
 
@@ -25,7 +27,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from farandole.control.messages import ThreadWait, Waits
@@ -51,8 +53,10 @@ _PLANNED: Functions = frozenset(
         ("farandole.runtime.collectives.planned", "__init__"),
         ("farandole.runtime.collectives.planned", "allreduce"),
         ("farandole.runtime.collectives.planned", "meet"),
+        ("farandole.runtime.session.session", "meet_in_cell"),
     }
 )
+_ANYWHERE: Functions = frozenset()
 _NAMED: Functions = frozenset({("farandole.runtime.lanes.negotiated", "drive")})
 _JOIN: Functions = frozenset({("farandole.runtime.lanes.thread_joins", "join")})
 """The functions that wait in planned lanes, in the negotiated one, and for other threads, with their modules."""
@@ -66,20 +70,36 @@ _MEANS = (
 """Modules, and packages, of the functions that they wait in."""
 
 
-def survey(generation: int, active: ActiveCollectives, lane: Lane) -> Waits:
-    """The waits of all threads that could begin a collective; none if one of them does not wait."""
+_others: set[int] = set()
+
+
+def count_as_servants(threads: Iterable[int]) -> None:
+    """Note threads, by their identifiers, that never begin a collective: those of a kernel."""
+    _others.update(threads)
+
+
+def survey(generation: int, active: ActiveCollectives, lane: Lane, rest: ThreadWait | None = None) -> Waits:
+    """The waits of all threads that could begin a collective; none if one of them does not wait.
+
+    ``rest`` stands for the wait of a main thread in which no cell runs: it comes to a collective in a later one only.
+    """
     nothing = Waits(generation)
     planned, named = active.waits(), lane.waits()
     # A thread with two waits runs a signal handler, and so does one in a planned collective that is no wait for all.
     waiting = {thread: _PLANNED for thread, _ in planned} | {thread: _NAMED for thread, *_ in named}
     if len(waiting) < len(planned) + len(named) or active.count_planned() > len(planned):
         return nothing
+    if rest is not None:
+        main = threading.main_thread().ident or 0
+        if main in waiting:  # it is a task of the event loop that a cell has left
+            return nothing
+        waiting[main] = _ANYWHERE
     if not waiting or not _are_all(waiting):
         return nothing
     reached, flying = active.reached(), lane.in_flight()
     if flying is None or active.waits() != planned or lane.waits() != named:
         return nothing
-    waits = [wait for _, wait in planned]
+    waits = [wait for _, wait in planned] + ([] if rest is None else [rest])
     waits += [_wait(token, *a.key, title(a.kind, a.key[1], a.key[0]), flying) for _, token, a in named]
     return Waits(generation, waits, flying.submitted, reached, list(flying.given.items()))
 
@@ -93,9 +113,9 @@ def _are_all(waiting: Mapping[int, Functions]) -> bool:
     blocked = {**waiting, **idle}
     if threading.main_thread().ident not in blocked:  # without a frame it is in C++ that has embedded the interpreter
         return False
-    if not stacks.keys() - servants <= blocked.keys():
+    if not stacks.keys() - servants - _others <= blocked.keys():
         return False
-    if not all(_only_waits(stacks.get(thread, []), functions) for thread, functions in blocked.items()):
+    if not all(_only_waits(stacks.get(thread, []), where) for thread, where in blocked.items() if where):
         return False
     # A timer's handler may raise: then the wait ends by itself.
     return not are_native_threads_expected() and not any(signal.getitimer(each)[0] for each in _TIMERS)

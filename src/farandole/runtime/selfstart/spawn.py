@@ -109,6 +109,13 @@ def ensure_controller(job: str, config: ControllerConfig, settings: Settings) ->
     return running.contact
 
 
+def end_controller(job: str) -> None:
+    """End the controller of ``job``, if this process has started one; its workers lose it."""
+    running = _controllers.pop(job, None)
+    if running is not None:
+        _end(running.process)
+
+
 def ensure_agent(config: HostAgentConfig, settings: Settings) -> None:
     """Start the agent of this host, unless another process of the job has, or the controller itself is here.
 
@@ -161,12 +168,14 @@ def _forget() -> None:
 def _end_all() -> None:
     """End the controllers. Agents end by themselves: their controller has gone, or nobody is left to be watched."""
     while _controllers:
-        _, running = _controllers.popitem()
-        process = running.process
-        assert process.stdin is not None
-        process.stdin.close()
-        try:
-            process.wait(EXIT_S)
-        except subprocess.TimeoutExpired:  # whatever holds it up must not keep this process from ending
-            process.kill()
-            process.wait()
+        _end(_controllers.popitem()[1].process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None
+    process.stdin.close()
+    try:
+        process.wait(EXIT_S)
+    except subprocess.TimeoutExpired:  # whatever holds it up must not keep this process from ending
+        process.kill()
+        process.wait()

@@ -56,6 +56,9 @@ LONGEST_TICK_S = 3600.0
 WAITS_LOOK_S = 2.0
 """Interval between two looks at the waits of all threads; those that are there at two of them are told."""
 
+INTERACTIVE_LOOK_S = 0.2
+"""The same where people wait for each cell: they are to hear of ranks that will never meet within a second."""
+
 LOOK_S = 0.5
 """A signal handler that ends the session just before its own thread sleeps notifies nobody: so sleep is cut in slices.
 """
@@ -96,6 +99,7 @@ class ControlThread:
         active: ActiveCollectives,
         limits: Limits,
         stay: Stay | None = None,
+        waits_look_s: float = WAITS_LOOK_S,
     ) -> None:
         self.away = False
         """True once the controller that formed the generation is gone."""
@@ -103,7 +107,7 @@ class ControlThread:
         self._waiting = 0
         self._hooks, self._active = hooks, active
         self._warning_s, self._sign_s = limits.warning_s or math.inf, limits.sign_s or math.inf
-        self._looks = limits.warning_s > 0
+        self._looks, self._waits_look_s = limits.warning_s > 0, waits_look_s
         self._looked_s = -math.inf
         self._seen = self._told = Waits(generation)  # at the last look, and as last told
         self._came = threading.Condition()
@@ -182,7 +186,7 @@ class ControlThread:
                 raise
 
     def _listen(self) -> None:
-        look_s = WAITS_LOOK_S if self._looks else math.inf
+        look_s = self._waits_look_s if self._looks else math.inf
         tick_s = min(LONGEST_TICK_S, self._warning_s / TICKS_PER_WARNING, self._sign_s, look_s)
         signed_s = -math.inf
         while not self._control.interrupted:

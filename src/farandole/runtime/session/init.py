@@ -41,6 +41,7 @@ from farandole.runtime.session.start import Past, start
 __all__ = [
     "ProcessSet",
     "Session",
+    "aside",
     "begin_anew",
     "current",
     "end_step",
@@ -49,6 +50,8 @@ __all__ = [
     "init",
     "is_initialized",
     "last_rank",
+    "on_absence",
+    "on_joined",
     "rejoin",
     "settle_before_leaving",
     "shutdown",
@@ -139,10 +142,37 @@ def is_initialized() -> bool:
 
 def current(asked: str = "an operation of the job") -> Session:
     """The session; raises ``NotInitializedError``, which names what was ``asked``, if there is none."""
-    session = _here.session
+    session = _here.session or _here.revived()
     if session is None:
         raise NotInitializedError(asked)
     return session
+
+
+def on_absence(revive: Callable[[], object] | None) -> None:
+    """Have operations that find no session call ``revive`` first, which may make one (by ``rejoin``) or raise."""
+    _here.reviver = revive
+
+
+def on_joined(tell: Callable[[Session], object]) -> None:
+    """Have ``tell`` called with every session of this process that is made, before anything uses it."""
+    _here.on_joined = tell
+
+
+@contextlib.contextmanager
+def aside() -> Iterator[None]:
+    """Context without the session of this process, which is as it was afterwards; one that is made inside is left."""
+    with _here.lock:
+        _here.require_rest("a task")
+        kept = _here.session, _here.asked, _here.reviver, _here.on_joined, _here.rank
+        _here.session, _here.reviver, _here.on_joined = None, None, _nothing
+    try:
+        yield
+    finally:
+        with _here.lock:
+            _here.leave(releasing=False)
+            _here.session, _here.asked, _here.reviver, _here.on_joined, _here.rank = kept
+            if _here.session is not None:
+                _here.session.restore_process_sets()
 
 
 def end_step(step: int | None = None) -> None:
@@ -167,6 +197,10 @@ def _leave_at_exit() -> None:
     _here.await_daemons()
 
 
+def _nothing(_: object) -> None:
+    pass
+
+
 def _first_line(error: BaseException) -> str:
     return traceback.format_exception_only(error)[-1].partition("\n")[0]
 
@@ -183,6 +217,8 @@ class _Here:
         self.rank: int | None = None
         """The rank in the last session that was shared with others; ``None`` before that."""
         self.unfinished: WeakObjects[threading.Thread] = WeakObjects()
+        self.reviver: Callable[[], object] | None = None
+        self.on_joined: Callable[[Session], object] = _nothing
         self._doing = ""  # with the lock
         self.settling: list[Callable[[], None]] = []
         self._step_s: float | None = None  # the longest step of the last session; of none, before the first
@@ -216,7 +252,18 @@ class _Here:
                     if not isinstance(error, AbortError) or not detect().is_elastic:
                         raise
                     self._step_s = self._step_s or 0.0
+                else:
+                    self.on_joined(self.session)
         self._watch()
+
+    def revived(self) -> Session | None:
+        """The session that ``reviver`` makes, if there is one and it does."""
+        if self.reviver is None:
+            return None
+        with self.lock:
+            if self.session is None and not self._doing:
+                self.reviver()
+            return self.session
 
     def _watch(self) -> None:
         """From the first session on: leave the job at exit, fold uncaught errors, forget all in forked children."""
@@ -247,7 +294,7 @@ class _Here:
             if thread.is_alive():
                 thread.join(LAST_WAIT_S)
 
-    def leave(self, error: BaseException | None = None) -> None:
+    def leave(self, error: BaseException | None = None, *, releasing: bool = True) -> None:
         """Close the session, if there is one; with an error its end is not in order, and the process ends with it."""
         with self.lock, self._busy("shutdown()"):
             session, self.session = self.session, None  # before it is closed, also for a handler on top of this
@@ -260,7 +307,8 @@ class _Here:
                 elif error is not None:
                     session.abort(f"its script raised {_first_line(error)}", ending=True)
                 session.close()
-            lineage.release()
+            if releasing:
+                lineage.release()
 
     def forget_past(self) -> None:
         """Forget what ``rejoin`` would tell the others of the last session."""

@@ -44,13 +44,17 @@ class ControllerLostError(FarandoleError):
 
 @final
 class Assignment(msgspec.Struct, frozen=True):
-    """Assignment of this process: worker id and job size (0: elastic), its host, the controller's address and key."""
+    """Assignment of this process: worker id and job size (0: elastic), its host, the controller's address and key.
+
+    ``is_interactive`` if people wait for each cell that it runs.
+    """
 
     worker_id: int
     expected: int
     host: str
     controller: str
     key: str
+    is_interactive: bool = False
 
 
 @final
@@ -95,6 +99,11 @@ class Link:
     def controller(self) -> str:
         """The address that was dialled."""
         return self._assignment.controller
+
+    @property
+    def is_interactive(self) -> bool:
+        """True if people wait for each cell that this worker runs."""
+        return self._assignment.is_interactive
 
     def join(self, hello: Hello, patience_s: float = 0.0) -> Welcome:
         """Ask to be let in and wait for the others; raises ``StartError`` if the job is not formed in time.

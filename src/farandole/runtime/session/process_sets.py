@@ -107,6 +107,12 @@ class Registry:
         process_set.registry = self
         self._sets[number] = process_set
 
+    def restore(self) -> None:
+        """Bind all sets again, as another session had its own meanwhile."""
+        global_process_set.ranks = list(range(self._size))
+        for number, process_set in list(self._sets.items()):
+            self.add(number, process_set)
+
     def remove(self, number: int) -> None:
         """Forget a set; its ``process_set_id`` is ``None`` then."""
         self._sets.pop(number).unbind()

@@ -48,14 +48,15 @@ def meet(environment: Environment, part: ProcessRole, settings: Settings) -> Ass
     """The assignment of this process, with its controller; raises ``StartError`` if that is not found in time."""
     job = environment.controller or f"{environment.name} {part.label}"
     meeting = Meeting(settings.rendezvous_dir or os.getcwd(), settings.start_timeout_s, part.label)
-    if part.worker_id == 0 and not environment.launched:
+    if part.worker_id == 0 and not environment.has_controller:
         contact = _start(job, environment, part, meeting, settings)
     else:
         contact = _found.get(job) or _look_for(environment, part, meeting)
         if job not in _found and environment.spans_hosts and not environment.launched:
             contact = _by_way_of_agent(contact, environment.host, part.expected, settings)
     _found[job] = contact
-    return Assignment(part.worker_id, part.expected, environment.host, contact.addresses[0], contact.key)
+    address, is_interactive = contact.addresses[0], environment.is_interactive
+    return Assignment(part.worker_id, part.expected, environment.host, address, contact.key, is_interactive)
 
 
 def _by_way_of_agent(contact: Contact, host: str, size: int, settings: Settings) -> Contact:

@@ -34,7 +34,7 @@ from typing import Any, final
 
 from farandole import events
 from farandole.collective import Kind
-from farandole.control.messages import LaneClosed, Leave, Order, Unheard, Waits
+from farandole.control.messages import LaneClosed, Leave, Order, ThreadWait, Unheard, Waits
 from farandole.control.reentrant_event import ReentrantEvent
 from farandole.control.run_messages import Progressed
 from farandole.control.watch_messages import ActAt, Prepare, SendMetrics
@@ -65,7 +65,8 @@ from farandole.runtime.lanes.peer_lane import PeerLane
 from farandole.runtime.lanes.reentry import Reentry
 from farandole.runtime.lanes.thread_waits import survey
 from farandole.runtime.session.abort_reason import await_news
-from farandole.runtime.session.control_thread import ControlThread
+from farandole.runtime.session.cell_state import CellState
+from farandole.runtime.session.control_thread import INTERACTIVE_LOOK_S, WAITS_LOOK_S, ControlThread
 from farandole.runtime.session.engine_pool import EnginePool
 from farandole.runtime.session.link import Link
 from farandole.runtime.session.metric_sender import MetricSender
@@ -85,6 +86,9 @@ CONSEQUENCES = (AbortError, EngineError)
 
 LEAVE_S = 5.0
 """How long ``close`` waits for a thread that leads; an engine that was aborted lets it go at once."""
+
+CELL = "cell"
+"""Lane of the meetings in which ranks of a notebook begin a cell."""
 
 LONGEST_REASON = 500
 """The most characters of a reason that go to the other ranks."""
@@ -108,6 +112,7 @@ class Session:
         self.engine, self.reason = engine, reason
         self.devices = CANDIDATES[base(engine)].devices
         """Kinds of device whose tensors the engine takes."""
+        self.cells = CellState()
         self.change_due = ""  # or why the generation should end when the state allows it
         own = Topology.of(0, (topology.host,), 0) if self.provisional else topology
         self._counters: dict[tuple[Kind, int], itertools.count[int]] = defaultdict(itertools.count)
@@ -129,8 +134,7 @@ class Session:
         if link is not None:
             # After all that its hooks use. It may end the session before this assignment: ``_end`` finds no control
             # thread then, and the thread has ended its own waiters (``ControlThread._over``).
-            limits, stay = Limits.of(settings), link.stay(self.generation)
-            self._control = ControlThread(link.control, link.up, self.generation, self, self._active, limits, stay)
+            self._control = self._listen(link)
         try:
             self._introduce()
         except BaseException as error:  # Ctrl-C, too: the other ranks wait in their init() for this one
@@ -143,9 +147,19 @@ class Session:
         return self.generation == 0
 
     @property
+    def is_interactive(self) -> bool:
+        """True if people wait for each cell that the ranks run."""
+        return self._link is not None and self._link.is_interactive
+
+    @property
     def broken(self) -> bool:
         """True when the generation has ended otherwise than by ``shutdown()``: a peer may be lost."""
         return self._engine_pool.broken.is_set()
+
+    @property
+    def end_reason(self) -> str:
+        """Reason why the generation has ended; "" while it lasts."""
+        return "" if self._ended is None else self._ended.text
 
     # -- collectives --------------------------------------------------------------------------------------------------
 
@@ -160,6 +174,8 @@ class Session:
         ``progress_s`` see ``Lane``: for callers who would have to be woken, and can spare this time. Raises
         ``DuplicateNameError``, ``UsageError``, or what ended the generation.
         """
+        if self.cells.gate is not None:
+            self.cells.gate(calls[0].process_set)
         first = calls[0]
         self._sets.members(first.process_set, first.name)
         for call in calls:
@@ -197,6 +213,10 @@ class Session:
         self._engine_pool.drop(number)
         return True
 
+    def restore_process_sets(self) -> None:
+        """Bind the process sets to this session again, after another one of this process (``init.aside``)."""
+        self._sets.restore()
+
     def process_sets(self) -> dict[int, ProcessSet]:
         """The registered sets by number, the global one included."""
         return {s.process_set_id: s for s in self._sets if s.process_set_id is not None}
@@ -214,7 +234,31 @@ class Session:
 
     def exchange(self, process_set: int, key: str, payload: bytes) -> list[bytes]:
         """All-gather of small bytes among the members of a process set, by way of the controller. A key serves once."""
+        if self.cells.gate is not None:
+            self.cells.gate(process_set)
         return self._share(key, self._sets.members(process_set, key), payload)
+
+    def meet_in_cell(self, process_set: int, number: int, what: str, payload: bytes) -> list[bytes]:
+        """Gather what all members say where they come to the first collective of the cell with this ``number``.
+
+        A lane for each: so ranks in different cells wait for each other, which the controller finds to be a deadlock.
+        """
+        self._active.reach(0, CELL, number)
+        lane, members = f"{CELL} {number}", self._sets.members(process_set, what)
+        with _Inside(self, (process_set, lane, 1, what, True, False)):
+            said = self._share(f"{lane} {process_set}", members, payload)
+        if before := self.cells.lanes.get(process_set):
+            self._active.forget(process_set, before)  # all have passed that one, or they would not be here
+        self.cells.lanes[process_set] = lane
+        return said
+
+    def rest_after(self, number: int, token: int, what: str) -> None:
+        """Note that no cell runs any more here, after that with this ``number``: the next collective is in a later one.
+
+        Ranks that are still in that cell, and wait for this one, then wait for ever, which the controller finds.
+        """
+        self._active.reach(0, CELL, number + 1)  # first: ranks that are all at rest do not wait for each other
+        self.cells.rest = ThreadWait(token, 0, what, lane=CELL, sequence=number + 1)
 
     def inside(
         self, process_set: int, lane: str, sequence: int, what: str, needs_all: bool = False, joined: bool = False
@@ -225,6 +269,8 @@ class Session:
         it lasts. Raises ``UsageError`` in a signal handler that has interrupted this lane: then it is none of the
         lane's collectives.
         """
+        if self.cells.gate is not None:
+            self.cells.gate(process_set)
         # Asked of this lane only: a handler's collective of another planned lane has an engine of its own, and is done.
         if self._active.is_in(process_set, lane):  # its engine is in the middle of something
             raise interrupted(what, "another collective of the same lane")
@@ -363,7 +409,7 @@ class Session:
 
     def waits(self) -> Waits:
         """The waits of all threads that could begin a collective; called by the control thread."""
-        return survey(self.generation, self._active, self._lane)
+        return survey(self.generation, self._active, self._lane, self.cells.rest)
 
     def statistics(self) -> dict[str, Any]:
         """Generation, rank and size, the engine and why it was chosen, and the counters of each engine."""
@@ -377,6 +423,11 @@ class Session:
         }
 
     # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _listen(self, link: Link) -> ControlThread:
+        limits, stay = Limits.of(self.settings), link.stay(self.generation)
+        look_s = INTERACTIVE_LOOK_S if link.is_interactive else WAITS_LOOK_S
+        return ControlThread(link.control, link.up, self.generation, self, self._active, limits, stay, look_s)
 
     def _make_engine_pool(self, topology: Topology) -> EnginePool:
         settings = self.settings
@@ -439,6 +490,8 @@ class Session:
 
     def _agree(self, process_set: int, kind: Kind, splits: Sequence[int] = ()) -> CallResult:
         """Agree with all members on something without tensors; calls are matched by their order."""
+        if self.cells.gate is not None:
+            self.cells.gate(process_set)
         name = self.name_unnamed(kind, process_set)
         self.pace.beat()
         announcement = Announcement(process_set, name, kind, (), splits)

@@ -1,0 +1,147 @@
+"""``attach``: engines of IPython Parallel take seats in a job, whoever has started them.
+
+    ranks = farandole.notebook.attach(rc)
+
+One task on all engines asks what they are and guards their cells; the engine of rank 0 starts the controller, as its
+child, and the client's signed messages take its contact to the others. No port is guessed and no file is shared.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from farandole.errors import StartError, UsageError
+from farandole.notebook import guard
+from farandole.notebook.guard import EngineReport
+from farandole.notebook.ranks import EngineInSeat, EngineRanks
+from farandole.version import __version__
+
+LOOK_S = 0.1
+
+
+def attach(client: Any, *, timeout_s: float = 60.0) -> EngineRanks:
+    """Make ranks of all engines of an ``ipyparallel.Client``, in the order of their numbers; then ``%%px`` cells train.
+
+        rc = ipyparallel.Cluster(n=4).start_and_connect_sync()
+        ranks = farandole.notebook.attach(rc)
+
+        %%px
+        import farandole.torch as hvd
+        hvd.init()
+
+    Called again, also from a kernel that was restarted, it makes a new job of the engines that are there; their
+    variables stay. In a notebook it takes the place of ``%%px`` and ``%px``, with the same options: see
+    ``EngineRanks.run``.
+
+    Raises ``StartError`` if an engine does not answer within ``timeout_s``, as it may be busy; ``UsageError`` if some
+    have another version of Farandole, or are on several hosts and the client's connections are not encrypted.
+    """
+    engines = sorted(client.ids)
+    if not engines:
+        raise UsageError(
+            "the client has no engines: start some, as by ipyparallel.Cluster(n=4).start_and_connect_sync()"
+        )
+    reports = _call(client, engines, guard.report, timeout_s)
+    ranks = EngineRanks(client, _seat(client, engines, reports, timeout_s), _replace)
+    _register_magics(ranks)
+    return ranks
+
+
+def _seat(client: Any, engines: Sequence[int], reports: Sequence[EngineReport], timeout_s: float) -> list[EngineInSeat]:
+    """Make a job of these engines: rank 0's starts the controller, then each takes its seat."""
+    hosts = [report.host for report in reports]
+    _require_same_version(engines, reports)
+    spans_hosts = len(set(hosts)) > 1
+    if spans_hosts and not client.curve_serverkey:
+        raise UsageError(
+            f"the engines are on {len(set(hosts))} hosts, and the secret of the job would travel to them readable: let "
+            "IPython Parallel encrypt its connections (c.IPController.enable_curve = True in ipcontroller_config.py)"
+        )
+    job, size = secrets.token_hex(8), len(engines)
+    contact: Any = ([], "")
+    if size > 1:
+        [contact] = _call(client, engines[:1], guard.start_controller, timeout_s, (job, size, spans_hosts))
+    local: Counter[str] = Counter()
+    pending = []
+    for rank, (engine, host) in enumerate(zip(engines, hosts, strict=True)):
+        place = (rank, size, local[host])
+        local[host] += 1
+        pending.append(client[engine].apply_async(guard.take_seat, job, place, host, spans_hosts, contact))
+    _await(pending, engines, timeout_s)
+    return [EngineInSeat(engine, report) for engine, report in zip(engines, reports, strict=True)]
+
+
+def _replace(ranks: EngineRanks, setup: str, timeout_s: float) -> list[EngineInSeat]:
+    """See ``EngineRanks.replace``."""
+    client, seats, living = ranks.client, ranks.seats, ranks.living
+    engines = [seat.engine for seat in seats]
+    dead = [rank for rank in range(len(seats)) if rank not in living]
+    new = _new_engines(client, engines, len(dead), timeout_s)
+    for rank, engine in zip(dead, new, strict=True):
+        engines[rank] = engine
+    reports = _call(client, engines, guard.report, timeout_s)
+    for engine in new:  # in a job of one, where init() and broadcasts need nobody
+        _seat(client, [engine], [reports[engines.index(engine)]], timeout_s)
+        if setup:
+            result = client[engine].execute(setup, silent=False, block=False)
+            _await([result], [engine], timeout_s)
+    seated = _seat(client, engines, reports, timeout_s)
+    _call(client, new, guard.be_ready, timeout_s)
+    return seated
+
+
+def _new_engines(client: Any, known: Sequence[int], count: int, timeout_s: float) -> list[int]:
+    """Engines without a seat, ``count`` of them; started if need be."""
+    deadline_s = time.monotonic() + timeout_s
+    missing = count - len([each for each in client.ids if each not in known])
+    if missing > 0:
+        if client.cluster is None:
+            raise StartError(
+                f"{missing} more engines are needed, and this client does not know how they are started: start them as "
+                "the others (ipengine), then call ranks.replace() again"
+            )
+        client.cluster.start_engines_sync(n=missing)
+    while len(new := [each for each in client.ids if each not in known]) < count:
+        if time.monotonic() > deadline_s:
+            raise StartError(f"{len(new)} of {count} new engines are there after {timeout_s:g} s: look at their logs")
+        time.sleep(LOOK_S)  # the client learns it by its own thread
+    return sorted(new)[:count]
+
+
+def _call(
+    client: Any, engines: Sequence[int], function: Callable[..., Any], timeout_s: float, arguments: tuple[Any, ...] = ()
+) -> list[Any]:
+    """Call a function in engines, as a task of each; returns what it returns."""
+    return _await([client[each].apply_async(function, *arguments) for each in engines], engines, timeout_s)
+
+
+def _await(results: Sequence[Any], engines: Sequence[int], timeout_s: float) -> list[Any]:
+    deadline_s = time.monotonic() + timeout_s
+    for result in results:
+        result.wait(max(0.0, deadline_s - time.monotonic()))
+    if silent := [engine for engine, result in zip(engines, results, strict=True) if not result.done()]:
+        raise StartError(
+            f"engines {silent} have not answered within {timeout_s:g} s: they are busy, perhaps with a cell of an "
+            f"earlier kernel. Interrupt them, then try again: rc.send_signal('SIGINT', targets={silent})"
+        )
+    return [result.get() for result in results]
+
+
+def _require_same_version(engines: Sequence[int], reports: Sequence[EngineReport]) -> None:
+    if other := {engine: it.version for engine, it in zip(engines, reports, strict=True) if it.version != __version__}:
+        said = ", ".join(f"engine {engine} has {version}" for engine, version in other.items())
+        raise UsageError(f"this notebook has Farandole {__version__}, and {said}: install the same version")
+
+
+def _register_magics(ranks: EngineRanks) -> None:
+    from IPython import get_ipython
+
+    shell = get_ipython()
+    if shell is not None:
+        from farandole.notebook.magics import RankMagics  # needs IPython Parallel's own
+
+        shell.register_magics(RankMagics(shell, ranks))

@@ -1,0 +1,368 @@
+"""Guard of an engine: what makes its cells those of a rank.
+
+    install()                   # in the engine, once; then the hooks of IPython call it
+    take_seat(seat)
+
+A cell that fails ends the collectives of all ranks; the next one forms the session anew, and models stay. Cells that
+differ between ranks never mix their sums: at its first collective, each rank says which cell it runs. An interrupt ends
+all ranks after the same step. A task of a load-balanced view is a job of one.
+"""
+
+# Threads. IPython's hooks, tasks and SIGINT come in the main thread. ``_enter`` is called by the thread that comes to
+# a cell's first collective, whichever it is; others wait for it by ``_lock``, so that none of them does a collective
+# before the cells are known to be the same. (``_passed`` only grows while a cell runs, and is read without it.) The
+# main thread takes the lock when a cell ends; it is reentrant, as the handler of SIGINT runs on top of either.
+# ``_lapse`` and ``_show_stack`` run in timers: the former sends SIGINT to the main thread under the lock, so that the
+# cell cannot end between its look and that.
+#
+# Nothing here raises into IPython's hooks: it would print that, and go on as if all were well. What a cell may not do
+# is kept as ``_refusal``, which its first collective raises.
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Sequence
+from functools import partial
+from glob import glob
+from types import FrameType, TracebackType
+from typing import Any, final
+
+import msgspec
+
+from farandole.cluster import engine
+from farandole.cluster.contact import Contact
+from farandole.cluster.engine import EngineSeat
+from farandole.control.addresses import EVERYWHERE, own_host_only
+from farandole.control.keys import new_secret
+from farandole.errors import FarandoleError, MismatchError, StartError
+from farandole.notebook.cells import CellMark, CellStart, difference, ended_refusal, partial_refusal, queued_refusal
+from farandole.runtime.coordination.rank_names import name_rank
+from farandole.runtime.lanes.thread_waits import count_as_servants
+from farandole.runtime.selfstart.spawn import ControllerConfig, end_controller, ensure_controller
+from farandole.runtime.session.init import (
+    Session,
+    aside,
+    current,
+    is_initialized,
+    on_absence,
+    on_joined,
+    rejoin,
+    shutdown,
+)
+from farandole.runtime.session.tracebacks import folded
+from farandole.settings import Settings
+from farandole.version import __version__
+
+_PER_SERIAL = 2**20
+
+VOTE_S = 2.0
+"""Longest wait of an interrupt for the end of a step that all ranks agree on."""
+
+SETTLE_S, LOOK_S = 2.0, 0.002
+"""How long the news of a failed cell may be on its way between ranks, and the interval of looks."""
+
+STACK_S = 8.0
+"""Time after that, until an engine that runs on shows where it is."""
+
+
+@final
+class EngineReport(msgspec.Struct, frozen=True):
+    """Report of an engine on itself."""
+
+    host: str
+    pid: int
+    version: str
+    python: str
+    cores: int
+    gpus: int
+
+
+@final
+class CellGuard:
+    """Guard of this engine; ``shell`` is IPython's, whose kernel is IPython Parallel's."""
+
+    def __init__(self, shell: Any) -> None:
+        self.job = ""
+        """The job whose controller this process has started."""
+        self._shell, self._kernel = shell, shell.kernel
+        self._apply = self._kernel.do_apply
+        self._lock = threading.RLock()
+        self._tokens = itertools.count(1)
+        self._cell: CellStart | None = None
+        self._mark: CellMark | None = None
+        self._last: CellStart | None = None
+        self._refusal = ""
+        self._joined_in: EngineSeat | None = None  # of the session that is there, or was last
+        self._number = 0  # of the newest cell that went to all ranks; rises by ``_PER_SERIAL``, by 1 without a mark
+        self._interrupts = 0
+        self._is_forced = False
+        self._passed: set[int] = set()
+        self._watched: weakref.ref[Session] | None = None
+        self._is_end_known = False  # of that session, and that it ended with an earlier cell than the next
+        self._timers: list[threading.Timer] = []
+        self._handler: Any = None
+
+    def watch(self) -> None:
+        """Register with IPython; from now on cells are guarded."""
+        main = threading.main_thread().ident
+        count_as_servants(each.ident for each in threading.enumerate() if each.ident and each.ident != main)
+        count_as_servants(ident for ident in sys._current_frames() if ident != main)
+        for name, hook in (("pre_execute", self._begin), ("post_execute", self._end), ("post_run_cell", self._judge)):
+            self._shell.events.register(name, hook)
+        self._kernel.do_apply = self._do_task
+        self._shell.set_custom_exc((FarandoleError,), _folded)
+        _load_tracebacks(self._shell)
+        on_joined(self._joined)
+        on_absence(self._revive)
+
+    def seated(self, job: str) -> None:
+        """Begin to count the cells of a job."""
+        self.job, self._number, self._last = job, 0, None
+
+    # -- sessions -----------------------------------------------------------------------------------------------------
+
+    def _joined(self, session: Session) -> None:
+        self._joined_in = engine.occupied()
+        self._watched, self._is_end_known = weakref.ref(session), False
+        if self._cell is not None:
+            session.cells.gate = partial(self._enter, session)
+
+    def _revive(self) -> None:
+        """Form the session anew, as the one before has ended with a failed cell, or with another seat."""
+        seat, cell = engine.occupied(), self._cell
+        if seat is None or cell is None or self._joined_in is None:
+            return
+        if self._refusal:
+            raise MismatchError(self._refusal)
+        if self._mark is not None and not self._mark.is_whole:
+            raise MismatchError(partial_refusal(cell))
+        rejoin()
+        if (size := current().topology.size) < seat.size:
+            shutdown()
+            raise StartError(
+                f"{seat.size - size} of the {seat.size} ranks have ended. In a cell without %%px: ranks.replace() "
+                "starts engines in their place, and farandole.notebook.attach(rc) goes on with those that are left"
+            )
+
+    def _enter(self, session: Session, process_set: int) -> None:
+        """Let a thread begin the first collective of a process set in a cell, if all its members run that cell."""
+        if process_set in self._passed:
+            return
+        with self._lock:
+            cell, members = self._cell, session.process_sets()[process_set].ranks
+            if process_set in self._passed or cell is None:
+                return  # another thread was here, or the cell has ended: its threads have not
+            if self._mark is not None and not self._mark.is_whole and not self._reaches(self._mark, session, members):
+                raise MismatchError(partial_refusal(cell))
+            if self._refusal:
+                raise MismatchError(self._refusal)
+            if self._mark is None:
+                self._number += 1
+            what = f"the first collective of {cell.name}"
+            said = session.meet_in_cell(process_set, self._number, what, msgspec.json.encode(cell))
+            names = [name_rank(member, session.topology.hosts) for member in members]
+            self._refusal = difference([_decode(each) for each in said], names)
+            if self._refusal:
+                raise MismatchError(self._refusal)
+            self._passed.add(process_set)
+
+    def _reaches(self, mark: CellMark, session: Session, members: Sequence[int]) -> bool:
+        """True if a cell went to all of these ranks, which are those of the seats unless some have died."""
+        seat = self._joined_in
+        return seat is not None and session.topology.size == seat.size and set(members) <= set(mark.ranks)
+
+    # -- IPython's hooks ----------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        seat = engine.occupied()
+        if seat is None:
+            return
+        parent = self._kernel.get_parent("shell") or {}
+        self._mark = CellMark.of(parent.get("metadata", {}).get("label"))
+        self._refusal, self._interrupts, self._is_forced = "", 0, False
+        self._passed.clear()
+        if self._mark is not None:
+            self._number = self._mark.serial * _PER_SERIAL
+        self._cell = CellStart.of(self._mark, parent.get("content", {}).get("code", ""))
+        self._handler = signal.signal(signal.SIGINT, self._on_interrupt)
+        session = self._session()
+        if session is None:
+            return
+        is_partial = self._mark is not None and not self._mark.is_whole
+        if self._joined_in is not seat or (session.broken and not is_partial):
+            if session.broken and self._joined_in is seat:
+                self._refusal = self._why_not(self._cell, session)
+            shutdown()
+        else:
+            session.cells.rest, session.cells.gate = None, partial(self._enter, session)
+
+    def _why_not(self, cell: CellStart, session: Session) -> str:
+        """Reason why a cell may not form the session anew: a rank will not come, as it has failed in this very one."""
+        if self._last is not None and self._mark is not None and self._last.serial > self._mark.settled:
+            return queued_refusal(cell, self._last)
+        return "" if self._is_end_known else ended_refusal(cell, session.end_reason)
+
+    def settle(self) -> None:
+        """Wait until the end of the session that a failed cell has brought is known here."""
+        session, until_s = None if self._watched is None else self._watched(), time.monotonic() + SETTLE_S
+        while session is not None and not session.broken and time.monotonic() < until_s:
+            time.sleep(LOOK_S)  # the control thread hears of it
+        self._is_end_known = session is not None and session.broken
+
+    def _end(self) -> None:
+        if self._cell is None:
+            return
+        with self._lock:
+            signal.signal(signal.SIGINT, self._handler)
+            while self._timers:
+                self._timers.pop().cancel()
+            ended, self._cell = self._cell, None
+        session, self._last = self._session(), ended
+        if session is not None:
+            session.cells.gate = None
+            session.rest_after(self._number, -next(self._tokens), f"no cell, as {ended.name} has ended there")
+
+    def _judge(self, result: Any) -> None:
+        """End the collectives of all ranks if the cell has failed; not after an interrupt that they have agreed on."""
+        error = result.error_before_exec or result.error_in_exec
+        session = self._session()
+        if error is None or session is None or engine.occupied() is None:
+            return
+        is_voted = isinstance(error, KeyboardInterrupt) and not self._is_forced
+        if not session.broken and not is_voted:
+            name = self._last.name if self._last is not None else "its cell"
+            session.abort(f"{name} raised {traceback.format_exception_only(error)[-1].strip()}")
+        session.cells.interrupted, self._is_end_known = False, session.broken
+
+    def _do_task(self, *request: Any) -> Any:
+        with engine.as_task(), aside():
+            return self._apply(*request)
+
+    @staticmethod
+    def _session() -> Session | None:
+        return current() if is_initialized() else None
+
+    # -- interrupts ---------------------------------------------------------------------------------------------------
+
+    def _on_interrupt(self, _number: int, _frame: FrameType | None) -> None:
+        session = self._session()
+        self._interrupts += 1
+        is_training = session is not None and session.is_interactive and bool(self._passed) and not session.broken
+        if session is None or not is_training or self._interrupts > 1:
+            if is_training and session is not None:
+                session.abort("it was interrupted, and no step has ended since")
+            self._is_forced = True
+            raise KeyboardInterrupt
+        session.cells.interrupted = True
+        self._after(VOTE_S, partial(self._lapse, self._cell))
+
+    def _lapse(self, cell: CellStart | None) -> None:
+        """Interrupt the main thread wherever it is."""
+        with self._lock:
+            if self._cell is not cell or self._interrupts > 1:
+                return
+            self._after(STACK_S, partial(self._show_stack, cell))
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    def _show_stack(self, cell: CellStart | None) -> None:
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        if self._cell is cell and frame is not None:
+            seat = engine.occupied()
+            where = "".join(traceback.format_stack(frame))
+            rank = "?" if seat is None else seat.rank
+            sys.stderr.write(f"rank {rank} was interrupted {VOTE_S + STACK_S:g} s ago, and still runs here:\n{where}")
+            sys.stderr.flush()
+
+    def _after(self, seconds: float, work: Any) -> None:
+        timer = threading.Timer(seconds, work)
+        timer.daemon = True
+        timer.start()
+        if timer.ident is not None:
+            count_as_servants([timer.ident])
+        self._timers.append(timer)
+
+
+def _folded(
+    shell: Any, kind: type[BaseException], error: BaseException, trace: TracebackType, **_options: Any
+) -> list[str]:
+    """Format an error of Farandole as in a script: IPython takes long for its many frames, and shows all of them."""
+    lines = folded(error.with_traceback(trace.tb_next)).splitlines()
+    shell._showtraceback(kind, error, lines)  # IPython leaves that to handlers
+    return lines
+
+
+def _load_tracebacks(shell: Any) -> None:
+    """Have IPython format an error now, as it loads a second's worth of modules at the first one."""
+    try:
+        int("")
+    except ValueError:
+        shell.InteractiveTB.structured_traceback(*sys.exc_info())
+
+
+_guards: list[CellGuard] = []
+
+
+def report() -> EngineReport:
+    """Report of this engine; from now on it is guarded. Called by the notebook, as a task."""
+    install()
+    gpus = len(glob("/proc/driver/nvidia/gpus/*"))
+    python = ".".join(map(str, sys.version_info[:3]))
+    return EngineReport(socket.gethostname(), os.getpid(), __version__, python, len(os.sched_getaffinity(0)), gpus)
+
+
+def install() -> None:
+    """Guard this engine; once."""
+    if not _guards:
+        from IPython import get_ipython  # an engine has it
+
+        # In a task that is run before there is a guard, so nothing is set aside here.
+        guard = CellGuard(get_ipython())
+        guard.watch()
+        _guards.append(guard)
+
+
+def start_controller(job: str, size: int, spans_hosts: bool) -> tuple[list[str], str]:
+    """Start the controller of a job as a child of this engine; its addresses, and the secret. For the notebook."""
+    listen = EVERYWHERE if spans_hosts else own_host_only()
+    config = ControllerConfig(listen, socket.gethostname(), size, new_secret())
+    contact = ensure_controller(job, config, Settings.resolve())
+    return contact.addresses, contact.key
+
+
+def take_seat(
+    job: str, place: tuple[int, int, int], host: str, spans_hosts: bool, contact: tuple[list[str], str]
+) -> None:
+    """Take a seat: ``place`` is rank, size and local rank. The next cell is one of that job. For the notebook."""
+    rank, size, local_rank = place
+    engine.take(EngineSeat(job, rank, size, host, local_rank, spans_hosts, Contact(*contact)))
+    for guard in _guards:
+        if guard.job and guard.job != job:
+            end_controller(guard.job)
+        guard.seated(job)
+
+
+def settle() -> None:
+    """Return when this engine knows of the end that a failed cell has brought. Called by the notebook, as a task."""
+    for guard in _guards:
+        guard.settle()
+
+
+def be_ready() -> None:
+    """Take part in the next cell without ``init()``, as the others do, which have called it. Called by the notebook."""
+    for guard in _guards:
+        guard._joined_in = guard._joined_in or engine.occupied()
+
+
+def _decode(said: bytes) -> CellStart:
+    try:
+        return msgspec.json.decode(said, type=CellStart)
+    except msgspec.DecodeError as error:
+        raise FarandoleError(f"a rank says nothing of its cell: {error}") from error

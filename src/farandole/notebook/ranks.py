@@ -1,0 +1,287 @@
+"""Ranks of a notebook: engines with a seat in one job, and the cells that are sent to them.
+
+ranks = attach(rc)
+ranks.run("train(3)")               # what %%px does: the output of all ranks, line by line; raises what one raised
+ranks.replace()                     # a new engine in the seat of a dead one
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, final
+
+from farandole.errors import RemoteError, UsageError
+from farandole.notebook import guard
+from farandole.notebook.cells import CellMark
+from farandole.notebook.guard import EngineReport
+from farandole.notebook.outcome import DIED, CellOutcome, first_cause, read
+from farandole.notebook.output import RankLines
+
+SHOW_S = 0.1
+"""Interval at which output is shown: ten times a second is enough for eyes, and for a browser."""
+
+FOLLOW_S = 3.0
+"""How long the other ranks may take to end after the first failure, before it is raised without them."""
+
+LAST_S = 10.0
+"""How long the next cell waits for them."""
+
+OUTPUT_S = 1.0
+"""How long the last output may be on its way after a cell has ended."""
+
+STOP_S = 12.0
+"""How long an interrupted cell may go on until the notebook is given back: the step, then the stack of who goes on."""
+
+
+@final
+class EngineInSeat(NamedTuple):
+    """One rank: its engine, by IPython Parallel's number, and what that reports."""
+
+    engine: int
+    report: EngineReport
+
+
+@final
+class _Sent(NamedTuple):
+    """Cell on its way: its results, by rank."""
+
+    serial: int
+    results: dict[int, Any]
+
+    @property
+    def is_done(self) -> bool:
+        return all(result.done() for result in self.results.values())
+
+
+@final
+class EngineRanks:
+    """Ranks of a job, in the order of the numbers of their engines when they were attached."""
+
+    def __init__(
+        self,
+        client: Any,
+        seats: Sequence[EngineInSeat],
+        reseat: Callable[[EngineRanks, str, float], Sequence[EngineInSeat]],
+    ) -> None:
+        self._client, self._reseat = client, reseat
+        self._seats = list(seats)
+        self._serial = 0
+        self._open: list[_Sent] = []
+
+    def __len__(self) -> int:
+        return len(self._seats)
+
+    def __repr__(self) -> str:
+        """Table of the ranks, for the notebook."""
+        rows = [("rank", "engine", "process", "host", "cores", "GPUs", "")]
+        living = set(self._client.ids)
+        for rank, (engine, it) in enumerate(self._seats):
+            said = "" if engine in living else "ended: ranks.replace()"
+            rows.append((str(rank), str(engine), str(it.pid), it.host, str(it.cores), str(it.gpus), said))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        return "\n".join(lines)
+
+    @property
+    def client(self) -> Any:
+        """The client of IPython Parallel that they were attached by."""
+        return self._client
+
+    @property
+    def seats(self) -> list[EngineInSeat]:
+        """The ranks, also those that have ended."""
+        return list(self._seats)
+
+    @property
+    def living(self) -> list[int]:
+        """Ranks whose engines are there."""
+        ids = set(self._client.ids)
+        return [rank for rank, seat in enumerate(self._seats) if seat.engine in ids]
+
+    # -- cells --------------------------------------------------------------------------------------------------------
+
+    def send(self, code: str, engines: Sequence[int] | None = None) -> dict[int, Any]:
+        """Send a cell to all ranks, or to the ranks of these ``engines``; returns an ``AsyncResult`` for each rank."""
+        living = self.living
+        ranks = living if engines is None else [r for r in living if self._seats[r].engine in engines]
+        if not ranks:
+            raise UsageError(f"none of the engines {list(engines or ())} is a rank that lives:\n{self!r}")
+        self._open = [sent for sent in self._open if not sent.is_done]
+        self._serial += 1
+        settled = min((sent.serial for sent in self._open), default=self._serial) - 1
+        mark = CellMark(self._serial, settled, ranks, set(ranks) >= set(living))
+        results = {
+            rank: self._client[self._seats[rank].engine].execute(code, silent=False, block=False, label=mark.label)
+            for rank in ranks
+        }
+        self._open.append(_Sent(self._serial, results))
+        return results
+
+    def run(self, code: str, engines: Sequence[int] | None = None) -> dict[int, Any]:
+        """Run a cell on all ranks, or on those of these ``engines``; returns their ``AsyncResult``, by rank.
+
+        Prints what they print, each line with its rank, at most ten times a second. Raises ``RemoteError`` of the rank
+        that has failed first, soon after that: also where an engine has died, or has not run the cell. Ctrl-C, or the
+        kernel's interrupt, ends all ranks after the same step, and ``KeyboardInterrupt`` goes on.
+        """
+        self._await_failed()
+        results = self.send(code, engines)
+        shown = _Shown(results)
+        try:
+            self._watch(results, shown)
+        except KeyboardInterrupt:
+            self._interrupt(results, shown)
+            raise
+        shown.last()
+        self._raise_failure(results)
+        return results
+
+    def kill(self, rank: int) -> None:
+        """Kill the engine of a rank that nothing else ends; ``replace`` starts another one."""
+        self._client.send_signal(int(signal.SIGKILL), targets=[self._seats[rank].engine], block=False)
+
+    def replace(self, setup: str = "", timeout_s: float = 60.0) -> None:
+        """Start engines in the seats of those that have ended, and make a new job of all; call it outside of ``%%px``.
+
+            ranks.replace(setup='''
+            from model import make
+            model, optimizer, state = make()
+            ''')
+
+        A new engine takes no variable from its peers: ``setup`` is run on it alone, as in a job of one, and builds what
+        the cells before have built. Its values come from its peers in the next cell: a function of
+        ``hvd.elastic.run`` does that by itself, for what its state holds; else call ``hvd.broadcast_parameters`` and
+        ``hvd.broadcast_optimizer_state`` with a ``root_rank`` that was not replaced, and make a new
+        ``DistributedOptimizer``, on every rank. The other engines keep their processes and all that is in them.
+
+        An engine that has no seat is taken first, so that it may be started by hand; else the client's own cluster
+        starts one. Raises ``StartError`` if it is not there within ``timeout_s``, ``RemoteError`` if ``setup`` fails.
+        """
+        self._open.clear()
+        self._seats = list(self._reseat(self, setup, timeout_s))
+        self._serial = 0
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _watch(self, results: dict[int, Any], shown: _Shown) -> None:
+        """Show output until all ranks have ended, or the others do not follow one that has failed.
+
+        Where an engine has died, the others may go on without it (``hvd.elastic.run``); if not, they end by themselves.
+        """
+        failed_s = None
+        while not all(result.done() for result in results.values()):
+            ended = {rank: read(result) for rank, result in results.items() if result.done()}
+            shown.tell_deaths(ended)
+            if failed_s is None and any(it.is_failure and it.kind != DIED for it in ended.values()):
+                failed_s = time.monotonic()
+            if failed_s is not None and time.monotonic() > failed_s + FOLLOW_S:
+                return
+            next(result for result in results.values() if not result.done()).wait(SHOW_S)
+            shown.more()
+
+    def _interrupt(self, results: dict[int, Any], shown: _Shown) -> None:
+        """Interrupt the ranks and wait until they have ended; a second Ctrl-C interrupts them once more."""
+        until_s = time.monotonic() + STOP_S
+        self._signal(results)
+        while not all(result.done() for result in results.values()) and time.monotonic() < until_s:
+            try:
+                next(result for result in results.values() if not result.done()).wait(SHOW_S)
+                shown.more()
+            except KeyboardInterrupt:
+                self._signal(results)
+        with contextlib.suppress(KeyboardInterrupt):
+            shown.last()
+        if busy := [rank for rank, result in results.items() if not result.done()]:
+            which = ", ".join(map(str, busy))
+            sys.stderr.write(f"still running: rank {which}. To end it, and lose what is in it: ranks.kill({busy[0]})\n")
+
+    def _await_failed(self) -> None:
+        """Wait for ranks that have not followed yet where another one has failed: at their next collective they do."""
+        until_s = time.monotonic() + LAST_S
+        for sent in self._open:
+            if any(result.done() and read(result).is_failure for result in sent.results.values()):
+                for result in sent.results.values():
+                    result.wait(max(0.0, until_s - time.monotonic()))
+
+    def _settle(self, busy: Sequence[int]) -> None:
+        """Wait until all ranks know of a failure: a cell that is sent now must not meet the session it has ended."""
+        idle = [self._seats[rank].engine for rank in self.living if rank not in busy]
+        asked = [self._client[engine].apply_async(guard.settle) for engine in idle]
+        until_s = time.monotonic() + FOLLOW_S
+        for each in asked:
+            each.wait(max(0.0, until_s - time.monotonic()))
+
+    def _signal(self, results: dict[int, Any]) -> None:
+        engines = [self._seats[rank].engine for rank, result in results.items() if not result.done()]
+        self._client.send_signal(int(signal.SIGINT), targets=engines, block=False)
+
+    def _raise_failure(self, results: dict[int, Any]) -> None:
+        outcomes: dict[int, CellOutcome] = {rank: read(result) for rank, result in results.items() if result.done()}
+        rank = first_cause(outcomes)
+        if rank is None:
+            return
+        busy = [other for other, result in results.items() if not result.done()]
+        if any(outcome.kind not in ("", "KeyboardInterrupt") for outcome in outcomes.values()):
+            self._settle(busy)
+        told = outcomes[rank]
+        error = RemoteError(rank, self._seats[rank].report.host, told.summary, told.traceback)
+        for other, outcome in outcomes.items():
+            if other != rank and outcome.is_failure:
+                error.add_note(f"rank {other}: {outcome.summary}") if hasattr(error, "add_note") else None
+        for other in busy:
+            sys.stderr.write(f"rank {other} still runs the cell: it ends at its next collective, or by an interrupt\n")
+        raise error
+
+
+@final
+class _Shown:
+    """Output of a cell as far as it is shown."""
+
+    def __init__(self, results: dict[int, Any]) -> None:
+        self._results, self._dead = results, set[int]()
+        streams = [("stdout", sys.stdout), ("stderr", sys.stderr)]
+        self._lines = [(r, name, RankLines(name, r), file) for r in results for name, file in streams]
+
+    def tell_deaths(self, ended: Mapping[int, CellOutcome]) -> None:
+        """Tell of engines that have died, while other ranks go on."""
+        for rank in {rank for rank, outcome in ended.items() if outcome.kind == DIED} - self._dead:
+            self._dead.add(rank)
+            sys.stderr.write(f"rank {rank}: {ended[rank].summary}\n")
+
+    def more(self, is_over: bool = False) -> None:
+        """Show the lines that have come."""
+        for rank, name, lines, file in self._lines:
+            if text := lines.take(getattr(self._results[rank], name), is_over):
+                file.write(text)
+                file.flush()
+
+    def last(self) -> None:
+        """Wait for what is on its way, and show all that is left; then tables and figures."""
+        until_s = time.monotonic() + OUTPUT_S
+        for result in self._results.values():
+            if result.done():
+                result.wait_for_output(max(0.0, until_s - time.monotonic()))
+        self.more(is_over=True)
+        for rank, data, metadata in self._rich():
+            _display(rank, data, metadata)
+
+    def _rich(self) -> Iterator[tuple[int, dict[str, Any], dict[str, Any]]]:
+        for rank, result in self._results.items():
+            kept = result.metadata
+            for output in [*kept["outputs"], *([kept["execute_result"]] if kept["execute_result"] else [])]:
+                yield rank, output.get("data", {}), output.get("metadata", {})
+
+
+def _display(rank: int, data: dict[str, Any], metadata: dict[str, Any]) -> None:
+    """Show what a rank displays: as text with its rank before it, or as what the notebook can draw."""
+    if set(data) <= {"text/plain"}:
+        sys.stdout.write(RankLines("output", rank).take(str(data.get("text/plain", "")), is_over=True))
+        return
+    from IPython.display import publish_display_data  # notebooks have it
+
+    sys.stdout.write(f"[output:{rank}]\n")
+    publish_display_data(data, metadata)  # type: ignore[no-untyped-call]
