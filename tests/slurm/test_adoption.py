@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.slurm.test_leases import POLICY, Run, lent, node_of
+from tests.slurm.lease_run import POLICY, Run, lent, node_of
 from workbench.cluster import SlurmCluster
 
 PROCESSES = re.compile(r"worker (\d+) trains: generation (\d+), rank \d+ of (\d+), step (\d+), process (\d+)")

@@ -46,7 +46,6 @@ from farandole.errors import (
     AbortError,
     ControlError,
     DivergenceError,
-    EngineError,
     FarandoleError,
     MismatchError,
     NotInitializedError,
@@ -70,6 +69,7 @@ from farandole.runtime.session.control_thread import INTERACTIVE_LOOK_S, WAITS_L
 from farandole.runtime.session.engine_pool import EnginePool
 from farandole.runtime.session.link import Link
 from farandole.runtime.session.metric_sender import MetricSender
+from farandole.runtime.session.planned_collective import CONSEQUENCES, Collective, PlannedCollective
 from farandole.runtime.session.process_sets import ProcessSet, ProcessSetLike, Registry
 from farandole.runtime.session.step_gate import StepGate
 from farandole.runtime.session.timeline import Recorder, create, path_of
@@ -80,9 +80,6 @@ from farandole.topology import Topology
 DYNAMIC = "DYNAMIC"
 """Horovod's value of ``HOROVOD_TIMELINE`` for a timeline whose file ``start_timeline`` will name."""
 
-
-CONSEQUENCES = (AbortError, EngineError)
-"""Errors of an engine where another rank has left or died, for which the controller knows the cause."""
 
 LEAVE_S = 5.0
 """How long ``close`` waits for a thread that leads; an engine that was aborted lets it go at once."""
@@ -245,7 +242,7 @@ class Session:
         """
         self._active.reach(0, CELL, number)
         lane, members = f"{CELL} {number}", self._sets.members(process_set, what)
-        with _Inside(self, (process_set, lane, 1, what, True, False)):
+        with self._inside((process_set, lane, 1, what, True, False)):
             said = self._share(f"{lane} {process_set}", members, payload)
         if before := self.cells.lanes.get(process_set):
             self._active.forget(process_set, before)  # all have passed that one, or they would not be here
@@ -274,7 +271,10 @@ class Session:
         # Asked of this lane only: a handler's collective of another planned lane has an engine of its own, and is done.
         if self._active.is_in(process_set, lane):  # its engine is in the middle of something
             raise interrupted(what, "another collective of the same lane")
-        return _Inside(self, (process_set, lane, sequence, what, needs_all, joined))
+        return self._inside((process_set, lane, sequence, what, needs_all, joined))
+
+    def _inside(self, collective: Collective) -> PlannedCollective:
+        return PlannedCollective(self._active, self._reentry, self._explain, collective)
 
     def lane_closed(self, process_set: int, lane: str, sequence: int) -> None:
         """Tell the controller that this rank has given up a planned lane, after so many collectives, and stays.
@@ -578,25 +578,3 @@ def _nobody(_: object) -> None:
 
 def _title(order: Order | None) -> str:
     return "" if order is None else title(order.kind, order.names[-1], order.process_set)
-
-
-@final
-class _Inside:
-    """One collective of a planned lane. A class, as the generator of a context manager costs a training step more."""
-
-    __slots__ = ("_collective", "_session")
-
-    def __init__(self, session: Session, collective: tuple[int, str, int, str, bool, bool]) -> None:
-        self._session, self._collective = session, collective
-
-    def __enter__(self) -> None:
-        self._session._reentry.__enter__()
-        self._session._active.enter(*self._collective)
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        try:
-            if isinstance(error, CONSEQUENCES):
-                self._session._explain()  # before leaving: it reports what this rank is blocked in
-        finally:
-            self._session._active.leave(*self._collective[:2])
-            self._session._reentry.__exit__()
