@@ -237,6 +237,30 @@ def test_no_generation_begins_before_it_stands_in_the_log(run: Callable[..., Run
     own.end(running)
 
 
+def test_leases_that_never_lost_a_lead_follow_the_one_that_has_superseded_it(
+    run: Callable[..., Run], lend: Lend
+) -> None:
+    own = run()
+    first = own.lead("--host-timeout", "60")
+    agent = lend(first, "812", 0)
+    before = trains(first, 2)
+    own.goes_on(first, before)
+    stopped = tree(first)
+    signal_all(stopped, signal.SIGSTOP)  # for so long as a second lead asks whether it is there
+    second = own.lead("--host-timeout", "60")
+    second.until(lambda: LeadLog(own.path).last().epoch == 2, "for the second lead")
+    signal_all(stopped, signal.SIGCONT)
+    first.until(lambda: first.process.poll() is not None, "for the end of the first lead")
+    assert "number 2 has taken over" in first.stderr
+    whole = trains(second, 2)
+    assert whole[0].process == before[1].process
+    assert whole[0].step >= before[0].step + STEPS_ON
+    own.end(second)
+    assert are_contiguous(own.steps(whole[0].process))
+    assert agent.wait(60) == 0
+
+
+@pytest.mark.skipif("LARGE" not in os.environ, reason="its rules have quicker tests: make large")
 def test_a_lead_without_leases_gives_way_to_a_second_one(run: Callable[..., Run]) -> None:
     own = run(patience_s=0.0)
     first = own.lead()

@@ -82,7 +82,7 @@ class ElasticLauncher:
         settings = self._settings
         if self._terms is not None:
             self._terms.folder.refuse_second()
-            self._terms = self._terms.lead(self._elastic.job.command)
+            self._terms = self._terms.lead(self._elastic.job.command, settings.host_timeout_s)
         with contextlib.ExitStack() as held:
             held.enter_context(process.no_descendants_left())
             interrupts = held.enter_context(process.signals_as_bytes((*process.INTERRUPTS, *process.PASSED_ON)))

@@ -160,16 +160,18 @@ class ElasticLoop(Loop):
             return None
         now = time.monotonic()
         begins_s = self._fence.begins_s if self._fence is not None and now < self._fence.begins_s else None
+        decides = self._decides_about_leases(now)
         moments = (
             self._discovery.deadline_s if self._may_look(now) else begins_s,
-            self._leases.deadline_s if self._leases is not None else None,
+            decides.deadline_s if decides is not None else None,
             self._fence.deadline_s if self._fence is not None else None,
         )
         return min((moment for moment in moments if moment is not None), default=None)
 
     @property
     def _fds(self) -> set[int]:
-        leases = self._leases.fds if self._leases is not None else ()
+        decides = self._decides_about_leases(time.monotonic())
+        leases = decides.fds if decides is not None else ()
         fence = {self._fence.fd} if self._fence is not None and not self._fence.superseded else set()
         others = () if self._orders is not None else (*self._discovery.fds, *leases)
         return super()._fds | {self._line.fd, *others} | fence
@@ -219,8 +221,12 @@ class ElasticLoop(Loop):
         self._hosts.update((start.worker_id, start.host) for start in starts)
         for order in orders:
             self._obey(order)
-        if self._leases is not None and self._orders is None and self._fence is not None and self._fence.is_sure(now):
-            self._leases.turn(set(self._hosts.values()))
+        if self._orders is None and (decides := self._decides_about_leases(now)) is not None:
+            decides.turn(set(self._hosts.values()))
+
+    def _decides_about_leases(self, now: float) -> JobLeases | None:
+        """The leases, unless they may be another lead's: then they wait until the folder has told."""
+        return self._leases if self._fence is not None and self._fence.is_sure(now) else None
 
     def _look(self, now: float) -> None:
         if self._orders is None and self._may_look(now) and (hosts := self._discovery.look(now)) is not None:

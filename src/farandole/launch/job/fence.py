@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, final
 
 from farandole.elastic.membership.actions import Form
 from farandole.launch.hosts.lead_log import LeadEntry, LeadMember
-from farandole.launch.job.lead_thread import LOOK_S, LeadThread
+from farandole.launch.job.lead_thread import UNSURE_S, LeadThread
 from farandole.launch.job.run_terms import RunTerms
 
 if TYPE_CHECKING:
@@ -24,10 +24,6 @@ if TYPE_CHECKING:
 
 CLOSE_S = 1.0
 """Time for the thread to end."""
-
-
-UNSURE_S = 5 * LOOK_S
-"""Time without a look after which a lead does not decide about leases, which may be another's."""
 
 
 @final

@@ -7,7 +7,7 @@
 
 A controller that waited for a file server would be killed as hung, so a thread does. It takes entries from
 ``_entries``, a queue, and leaves numbers in ``_claimed``, a sentence in ``superseded`` and a time in ``sure_s``, each
-of which is written by the thread alone; for the first two it rings ``fd``. It is a daemon: stuck in the kernel it
+of which is written by the thread alone; for news of these it rings ``fd``. It is a daemon: stuck in the kernel it
 cannot be joined. ``_lock`` guards ``_closed`` and, with it, the number of that descriptor, which may be somebody
 else's once it is closed.
 
@@ -30,6 +30,9 @@ from farandole.launch.hosts.lead_log import LeadEntry, LeadLog, SupersededError
 
 LOOK_S = 1.0
 """Pause between two looks for another lead, and between two attempts to claim."""
+
+UNSURE_S = 5 * LOOK_S
+"""Time without a look after which a lead does not decide about leases, which may be another's."""
 
 
 @final
@@ -91,9 +94,11 @@ class LeadThread:
 
     def _work(self, waiting: deque[LeadEntry]) -> None:
         """Look, and claim what waits."""
-        began_s = time.monotonic()
+        began_s, last_s = time.monotonic(), self.sure_s
         self._log.check(self._epoch)
         self.sure_s = began_s
+        if began_s - last_s > UNSURE_S:
+            self._ring()
         while waiting:
             self._log.append(waiting[0])
             self._claimed.append(waiting.popleft().generation)

@@ -1,7 +1,7 @@
 """Terms of a run that takes leases, and of the lead that has it.
 
 terms = RunTerms.of(folder, settings)
-terms = terms.lead(["python", "train.py"])      # from here on no earlier lead forms a generation
+terms = terms.lead(["python", "train.py"], 3.0)      # from here on no earlier lead forms a generation
 terms.term.epoch, terms.term.past       # its number, and the generation that it may go on with
 """
 
@@ -36,8 +36,8 @@ IDS_APART = 1000
 class LeadTerm(msgspec.Struct, frozen=True):
     """Term of one lead: its ``epoch``, the job's ``secret``, and the generation that was ``past`` to it, if any.
 
-    ``training`` stands for the command of its workers. It begins nothing of its own before ``begins_s``, by
-    ``time.monotonic``.
+    ``training`` stands for what must not change if another lead is to go on with its workers. It begins nothing of its
+    own before ``begins_s``, by ``time.monotonic``.
     """
 
     epoch: int
@@ -71,12 +71,13 @@ class RunTerms(msgspec.Struct, frozen=True):
         supply = read_supply(folder)
         return cls(folder, supply, limits_in(folder, supply, settings.min_np, settings.max_np))
 
-    def lead(self, command: Sequence[str]) -> RunTerms:
+    def lead(self, command: Sequence[str], host_timeout_s: float) -> RunTerms:
         """Take the lead, and what another one has left; raises ``UsageError`` where that cannot be.
 
-        The workers of one that had another ``command`` train something else, and are not gone on with.
+        The workers of one that had another ``command`` train something else, and are not gone on with. Nor are those of
+        one with another ``host_timeout_s``, by which their agents say that they are there.
         """
-        contact, training = _contact(self.folder), _digest(command)
+        contact, training = _contact(self.folder), _digest([*command, f"{host_timeout_s:g}"])
         is_patient = contact is not None and contact.lead_patience_s > 0 and contact.training == training
         try:
             taken = LeadLog(self.folder.path).take(goes_on=is_patient)
@@ -109,5 +110,5 @@ def _contact(folder: RunFolder) -> RunContact | None:
         return None
 
 
-def _digest(command: Sequence[str]) -> str:
-    return hashlib.sha256("\0".join(command).encode(errors="surrogateescape")).hexdigest()
+def _digest(words: Sequence[str]) -> str:
+    return hashlib.sha256("\0".join(words).encode(errors="surrogateescape")).hexdigest()
