@@ -5,6 +5,7 @@ A fenced block says after its language what it is:
     python run=2        part of the page's program, which runs on two ranks; all such blocks of a page are one script
     python run=2 mxnet  the same, run in the environment of MXNet; skipped where `make mxnet` has made none
     bash run            commands, run in an empty folder beside a copy of examples/
+    bash run spark      the same, where Spark is installed
     text output         lines that what ran just before (the page's program, or the commands above) must have printed
 
 Other Python blocks must compile, and what they import from here must exist. Links between pages must lead somewhere.
@@ -20,6 +21,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import final
 
@@ -121,10 +123,14 @@ def test_commands_of_a_page_run(page: Path, tmp_path: Path) -> None:
         (bin_ / name).write_text(f'#!/bin/sh\nexec {sys.executable} {command}"$@"\n')
         (bin_ / name).chmod(0o755)
     path = {"PATH": f"{bin_}:{os.environ['PATH']}"}
+    has_spark = find_spec("pyspark") is not None and shutil.which("java") is not None
+    runs = {"run", "run spark"} if has_spark else {"run"}
     for block in blocks(page):
-        if block.language == "bash" and block.role == "run":
+        if block.language == "bash" and block.role in runs:
             finished = run_to_end(["bash", "-euo", "pipefail", "-c", block.text], tmp_path, 120.0, path)
             check_output(finished.ok(), expected_after(page, [block]))
+    if any(block.role == "run spark" for block in blocks(page)) and not has_spark:
+        pytest.skip("all but the blocks of Spark was run, which is not installed: make spark")
 
 
 @by_name
