@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, final
 
 import distributed
+from distributed.comm import get_address_host
 
 from farandole.errors import UsageError
 from farandole.launch.clusters.lender import Lender, last_line
@@ -63,11 +64,10 @@ class DaskLender(Lender):
 
     def lend(self, np: int, ticket: Ticket) -> None:
         """See ``Lender``."""
-        workers = self._client.scheduler_info(n_workers=-1)["workers"]
-        self._places = places(np, {address: worker["nthreads"] for address, worker in workers.items()})
+        self._places = places(np, self._client.nthreads())
         run = secrets.token_hex(4)
         for slot, address in enumerate(self._places):
-            node = workers[address]["host"]
+            node = get_address_host(address)
             self._tasks.append(
                 self._client.submit(
                     hold, ticket, slot, node,

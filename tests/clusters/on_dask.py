@@ -13,3 +13,8 @@ if __name__ == "__main__":
         distributed.Client(cluster) as client,
     ):
         scenarios.play(farandole.dask.run, 2, lambda: client.wait_for_workers(2, timeout=60))
+        done = distributed.Event("done")
+        other = client.submit(lambda: distributed.Event("done").wait(60))
+        scenarios.show("busy", **scenarios.raised(lambda: farandole.dask.run(len, ("",), np=2, start_timeout_s=2)))
+        done.set()
+        scenarios.show("free_again", waited=other.result(60), results=farandole.dask.run(len, ("",), np=2))

@@ -126,3 +126,10 @@ def test_horovods_names_for_it(played: Played) -> None:
     assert "call start() first" in seen["shut"]["text"]
     assert seen["elastic"]["error"] == seen["elastic_executor"]["error"] == "UnsupportedError"
     assert seen["hosts"] == ["0", "1"]
+
+
+def test_threads_of_dask_that_are_busy_are_given_up(played: Played) -> None:
+    if played.cluster != "dask":
+        pytest.skip("Ray and Spark are asked for more slots than there are")
+    assert played.seen["busy"]["text"].startswith("1 of 2 slots of Dask have come within 2 s: other tasks keep threads")
+    assert played.seen["free_again"]["results"] == [0, 0]
