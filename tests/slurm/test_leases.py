@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import re
 import sys
@@ -189,6 +190,30 @@ def test_what_people_do_in_the_queue_are_orders(run: Run) -> None:
     run.end()
 
 
+@pytest.mark.skipif("LARGE" not in os.environ, reason="Slurm's own words for a hold are in its contract: make large")
+def test_a_hold_of_an_administrator_is_binding_and_no_error_comes_again_and_again(run: Run) -> None:
+    run.submit()
+    run.generation(1)
+    full = run.slurm.run(["sbatch", "--parsable", "--exclusive", "--nodes=3", "--wrap=sleep 600"], cwd=run.folder)
+    run.until(lambda: full.stdout.strip() in run.slurm.run(["squeue", "-ht", "RUNNING"]).stdout, "for a full cluster")
+    run.scale(2)
+    run.until(lambda: "PENDING Resources" in str(run.queue()) or "PENDING Priority" in str(run.queue()), "for a lease")
+    waiting = run.slurm.run(["squeue", "-hrt", "PD", "--format=%i %r"]).stdout.splitlines()
+    lease = next(line.split()[0] for line in waiting if "Held" not in line)
+    run.slurm.run(["scontrol", "hold", lease])
+    run.until(lambda: f"{lease} is held by an administrator: nothing is released" in run.said, "for the order")
+    run.slurm.run(["scancel", full.stdout.strip()])
+    time.sleep(5)  # looks are a second apart
+    assert not running(run)
+    assert "refuses" not in run.said
+    run.farandole("release", str(run.path))
+    run.scale(2)
+    run.generation(2)
+    assert running(run) != [lease], "another one is released, and that one is not"
+    assert "JobHeldAdmin" in str(run.queue())
+    run.end()
+
+
 def test_slurm_is_away_and_the_training_goes_on(own_run: Run) -> None:
     run = own_run
     grown = lent(run, 2)
@@ -241,6 +266,7 @@ def test_leases_leave_with_a_lead_that_is_told_to_end_and_come_again_when_it_is_
 
 @pytest.mark.skipif("LARGE" not in os.environ, reason="takes eight minutes: make large")
 def test_a_training_outlives_the_time_limits_of_its_leases(run: Run) -> None:
+    faulthandler.cancel_dump_traceback_later()  # it is no hang after five minutes
     run.submit(lease="1x1@2min")
     run.generation(1)
     run.scale(2)

@@ -15,8 +15,9 @@ CLIENT = f"""\
 AccountingStorageType=accounting_storage/slurmdbd
 AccountingStorageHost={HEAD}
 AccountingStorageEnforce=limits
+AccountingStoreFlags=job_env,job_script
 """
-"""Lines of ``slurm.conf``. With ``limits`` a user needs an association: root has one by itself."""
+"""Lines of ``slurm.conf``. With ``limits`` a user needs an association: root has one by itself. Scripts are stored."""
 
 SERVER = f"""\
 AuthType=auth/munge
