@@ -3,6 +3,7 @@
     import farandole.torch as hvd          # in a training script
     farandole.run(train, np=4)             # from Python: N workers, their results in rank order
     farandole.search(train, space, pool=8) # hyper-parameters: many trials on a pool of workers
+    job = farandole.launch(train, np=4)    # as run, while this program goes on
 
 No framework is imported here, and nothing is started.
 """
@@ -33,6 +34,7 @@ from farandole.errors import (
 from farandole.version import __version__
 
 if TYPE_CHECKING:
+    from farandole.launch.function.background import launch as launch
     from farandole.launch.function.function import run as run
     from farandole.search.front import search as search
 
@@ -54,15 +56,16 @@ __all__ = [
     "UnsupportedError",
     "UsageError",
     "__version__",
+    "launch",
     "run",
     "search",
 ]
 
 
 def __getattr__(name: str) -> object:
-    """``run`` and ``search`` bring along what a worker has no use for: they are loaded when first asked for."""
+    """``run``, ``launch`` and ``search`` bring along what a worker has no use for: they are loaded when first asked for."""
     if name == "run":
         return importlib.import_module("farandole.launch.function.function").run
-    if name == "search":  # the package, which can be called
-        return importlib.import_module("farandole.search")
+    if name in ("launch", "search"):  # packages, which can be called
+        return importlib.import_module(f"farandole.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

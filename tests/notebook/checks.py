@@ -53,6 +53,18 @@ def until(state, last):
         if state.done == 5:
             print("at five", flush=True)
 """
+FUNCTIONS = """
+def talk(seconds=1):
+    import time
+    import farandole.numpy as hvd
+    hvd.init()
+    print("begun", flush=True)
+    time.sleep(seconds)
+    return hvd.rank()
+
+def fail():
+    raise ValueError('told so')  # the line of the cell
+"""
 SAID = re.compile(r"^\[stdout:(\d)\] (.*)$", re.MULTILINE)
 
 
@@ -244,8 +256,33 @@ def px_kill_plain(kernel: Kernel) -> None:
     kernel.run(px("train(2)")).ok()
 
 
+def run_cell(kernel: Kernel) -> None:
+    """A function in a cell without engines: its output while it runs, an interrupt, the line of a traceback."""
+    kernel.run(FUNCTIONS).ok()
+    printed: list[tuple[str, float]] = []
+    cell = kernel.run("print(farandole.run(talk, np=2))", lambda text: printed.append((text, time.monotonic()))).ok()
+    assert "[0, 1]" in cell.stdout
+    early = [moment for text, moment in printed if "begun" in text]
+    assert early
+    assert early[0] < cell.ended_s - 0.5  # it sleeps for a second then
+    before = len(kernel.processes())
+    told: list[float] = []
+
+    def interrupt(text: str) -> None:
+        if "begun" in text and not told:
+            told.append(time.monotonic())
+            kernel.interrupt()
+
+    cell = kernel.run("farandole.run(talk, args=(600,), np=2)", interrupt).fails("KeyboardInterrupt")
+    assert cell.ended_s - told[0] < 1.0 * SLOWNESS
+    assert len(kernel.processes()) <= before, kernel.processes()
+    kernel.run("farandole.run(fail, np=1)").fails("raise ValueError('told so')  # the line of the cell")
+    kernel.run("job = farandole.launch(talk, np=2)\nassert not job.done").ok().within(1.0)
+    assert "[0, 1]" in kernel.run("print(job.result(60))").ok().stdout
+
+
 CHECKS: list[Callable[[Kernel], None]] = [
-    px_fail, px_diverge, px_interrupt, px_interrupt_alone, px_output, lb_unchanged, px_kill, px_kill_plain,
+    px_fail, px_diverge, px_interrupt, px_interrupt_alone, px_output, lb_unchanged, px_kill, px_kill_plain, run_cell,
 ]  # fmt: skip
 
 

@@ -97,6 +97,14 @@ def partial_refusal(start: CellStart) -> str:
     )
 
 
+def unformed_refusal(start: CellStart) -> str:
+    """Reason why a cell that went to some ranks has no session."""
+    return (
+        f"{start.name} went to some of the ranks only. Their session has ended, with a failed cell or as engines were "
+        "replaced; the next cell of all ranks that needs it forms it anew: leave out --targets"
+    )
+
+
 def ended_refusal(start: CellStart, reason: str) -> str:
     """Reason why a cell has no collectives before which the ranks' session has ended, as some rank has failed in it."""
     return f"{start.name} had not begun here when the session of the ranks ended: {reason}"

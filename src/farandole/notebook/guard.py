@@ -43,7 +43,15 @@ from farandole.cluster.engine import EngineSeat
 from farandole.control.addresses import EVERYWHERE, own_host_only
 from farandole.control.keys import new_secret
 from farandole.errors import FarandoleError, MismatchError, StartError
-from farandole.notebook.cells import CellMark, CellStart, difference, ended_refusal, partial_refusal, queued_refusal
+from farandole.notebook.cells import (
+    CellMark,
+    CellStart,
+    difference,
+    ended_refusal,
+    partial_refusal,
+    queued_refusal,
+    unformed_refusal,
+)
 from farandole.runtime.coordination.rank_names import name_rank
 from farandole.runtime.lanes.thread_waits import count_as_servants
 from farandole.runtime.selfstart.spawn import ControllerConfig, end_controller, ensure_controller
@@ -143,7 +151,7 @@ class CellGuard:
         if self._refusal:
             raise MismatchError(self._refusal)
         if self._mark is not None and not self._mark.is_whole:
-            raise MismatchError(partial_refusal(cell))
+            raise MismatchError(unformed_refusal(cell))
         rejoin()
         if (size := current().topology.size) < seat.size:
             shutdown()
@@ -160,10 +168,10 @@ class CellGuard:
             cell, members = self._cell, session.process_sets()[process_set].ranks
             if process_set in self._passed or cell is None:
                 return  # another thread was here, or the cell has ended: its threads have not
-            if self._mark is not None and not self._mark.is_whole and not self._reaches(self._mark, session, members):
-                raise MismatchError(partial_refusal(cell))
             if self._refusal:
                 raise MismatchError(self._refusal)
+            if self._mark is not None and not self._mark.is_whole and not self._reaches(self._mark, session, members):
+                raise MismatchError(partial_refusal(cell))
             if self._mark is None:
                 self._number += 1
             what = f"the first collective of {cell.name}"
@@ -200,9 +208,10 @@ class CellGuard:
         if self._joined_in is not seat or (session.broken and not is_partial):
             if session.broken and self._joined_in is seat:
                 self._refusal = self._why_not(self._cell, session)
-            shutdown()
-        else:
-            session.cells.rest, session.cells.gate = None, partial(self._enter, session)
+            if not self._refusal:
+                shutdown()  # ``_revive`` makes another one, if the cell needs it
+                return
+        session.cells.rest, session.cells.gate = None, partial(self._enter, session)
 
     def _why_not(self, cell: CellStart, session: Session) -> str:
         """Reason why a cell may not form the session anew: a rank will not come, as it has failed in this very one."""

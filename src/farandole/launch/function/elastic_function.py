@@ -15,7 +15,8 @@ import pickle
 import signal
 import socket
 import sys
-from typing import Any, final
+from collections.abc import Callable
+from typing import Any, TypeAlias, final
 
 import msgspec
 
@@ -38,6 +39,8 @@ from farandole.launch.job.loop import JobResult
 
 MODULE = "farandole.launch.function.elastic_function"
 
+Attended: TypeAlias = Callable[[int], contextlib.AbstractContextManager[None]]
+
 
 @final
 class JobRequest(msgspec.Struct, frozen=True):
@@ -48,23 +51,32 @@ class JobRequest(msgspec.Struct, frozen=True):
     hosts: str
     hostfile: str
     ssh: Ssh
+    is_local: bool = False
+    """True if all workers are on this host, whatever the host file is called."""
 
     def resolve(self) -> ElasticJob:
         """The job; raises ``UsageError`` for one that cannot be."""
         is_named = self.hosts or self.hostfile or self.job.settings.host_discovery_script
-        means = Means("auto" if is_named else "local", self.ssh)
+        means = Means("auto" if is_named and not self.is_local else "local", self.ssh)
         return elastic_job(self.job, self.np, self.hosts, self.hostfile, means, os.environ, socket.gethostname())
 
 
-def run_elastic(request: JobRequest, task: bytes) -> list[Any]:
-    """Run the job of ``farandole.run``; if it fails, raise what its last worker did, unless that tells of others."""
+def _unattended(_launcher: int) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext()
+
+
+def run_elastic(request: JobRequest, task: bytes, attended: Attended = _unattended) -> list[Any]:
+    """Run the job of ``farandole.run``; if it fails, raise what its last worker did, unless that tells of others.
+
+    ``attended`` makes the context in which the launcher's process, by its number, may be signalled.
+    """
     spread, settings = request.resolve().reaches_out, request.job.settings
     secret, results, answer = new_secret(), Results(), TaskPayload(task)
     with Router(JobKeys.from_secret(secret), EVERYWHERE if spread else own_host_only()) as router:
         addresses = own_endpoints(router.address, settings.network_interface) if spread else [router.address]
         told = {**request.job.environment, CALLER: Contact(addresses, secret).encode().decode()}
         job = msgspec.structs.replace(request.job, environment=told)
-        with _Child(msgspec.structs.replace(request, job=job)) as launcher:
+        with _Child(msgspec.structs.replace(request, job=job)) as launcher, attended(launcher.pid):
             router.watch(launcher.fd)
             while launcher.outcome is None:
                 if router.wait():
@@ -97,7 +109,7 @@ class _Child:
         # Not by ``spawn``'s own death signal, which takes a fork: the caller's program may have threads.
         command = process.bound(entry_command(MODULE), signal.SIGKILL, os.environ)
         with theirs:  # closed here, so that the end of the child is the end of the stream
-            self._pid = process.spawn(command, stdin=theirs.fileno())
+            self.pid = process.spawn(command, stdin=theirs.fileno())
         with contextlib.suppress(BrokenPipeError):  # it has died, which the end of the stream says as well
             self._ours.sendall(pickle.dumps(request))
 
@@ -117,15 +129,15 @@ class _Child:
         return self
 
     def __exit__(self, *_: object) -> None:
-        while self._pid:  # we were interrupted; once more, and the workers get no time to end
+        while self.pid:  # we were interrupted; once more, and the workers get no time to end
             with contextlib.suppress(KeyboardInterrupt):
-                os.kill(self._pid, signal.SIGTERM)
+                os.kill(self.pid, signal.SIGTERM)
                 self._reap()
         self._ours.close()
 
     def _reap(self) -> int:
-        _, status = os.waitpid(self._pid, 0)
-        self._pid = 0
+        _, status = os.waitpid(self.pid, 0)
+        self.pid = 0
         return os.waitstatus_to_exitcode(status)
 
 

@@ -15,6 +15,7 @@ connections; workers unpickle it, and nobody else does.
 
 from __future__ import annotations
 
+import linecache
 import os
 import socket
 import sys
@@ -68,20 +69,38 @@ def run(
     Raises ``RemoteError`` with the remote traceback, from the original exception, if a worker raises (the others are
     ended); ``ControlError`` if one ends without a result. A ``KeyboardInterrupt`` ends the workers and goes on.
     """
-    job = Job(
+    job = function_job(env, python_path, knobs)
+    job = msgspec.structs.replace(job, output_dir=output_filename, verbose=verbose)
+    if np is not None and np < 1:
+        raise UsageError(f"np={np} asks for no worker; it must be at least 1")
+    run_job = _run_elastic if job.settings.is_elastic else _run_static
+    return run_job(job, np, hosts, hostfile, ssh or Ssh(), packed(func, args, kwargs))
+
+
+def function_job(env: Mapping[str, str] | None, python_path: Sequence[str], knobs: Mapping[str, Any]) -> Job:
+    """The job of a function, whose hosts are yet to be chosen."""
+    return Job(
         command=entry_command(MODULE),
         hosts=(),
         settings=Settings.resolve(arguments=knobs),
-        output_dir=output_filename,
-        verbose=verbose,
         python_path=tuple(python_path),
         environment=dict(env or {}),
     )
-    if np is not None and np < 1:
-        raise UsageError(f"np={np} asks for no worker; it must be at least 1")
-    task = msgspec.msgpack.encode(Task(list(sys.path), cloudpickle.dumps((func, tuple(args), dict(kwargs or {})))))
-    run_job = _run_elastic if job.settings.is_elastic else _run_static
-    return run_job(job, np, hosts, hostfile, ssh or Ssh(), task)
+
+
+def packed(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
+    """The function and its arguments as workers fetch them, with the source of the cells that it is from."""
+    call = cloudpickle.dumps((func, tuple(args), dict(kwargs or {})))
+    return msgspec.msgpack.encode(Task(list(sys.path), call, _cells_in(call)))
+
+
+def _cells_in(call: bytes) -> dict[str, str]:
+    """Sources that lie in no file, as of a notebook's cells, of the functions in ``call``; by the names of the code."""
+    return {
+        name: "".join(entry[2])
+        for name, entry in linecache.cache.items()
+        if len(entry) == 4 and entry[1] is None and name.encode() in call
+    }
 
 
 def _run_elastic(job: Job, np: int | None, hosts: str, hostfile: str, ssh: Ssh, task: bytes) -> list[Any]:

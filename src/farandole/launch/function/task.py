@@ -6,6 +6,7 @@ elastic job it asks the process that has called ``farandole.run``, which is not 
 
 from __future__ import annotations
 
+import linecache
 import os
 import pickle
 import sys
@@ -34,11 +35,12 @@ MODULE = "farandole.launch.function.task"
 class Task(msgspec.Struct, frozen=True):
     """The function, its arguments, and where the caller finds modules, which counts before anything is unpickled.
 
-    Workers look there first.
+    Workers look there first. ``cells`` are sources that lie in no file, by the names under which tracebacks look.
     """
 
     path: list[str]
     call: bytes
+    cells: dict[str, str] = {}
 
 
 @final
@@ -110,6 +112,8 @@ def call(payload: bytes, environment: Environment) -> tuple[bool, bytes]:
     try:
         task = msgspec.msgpack.decode(payload, type=Task)
         sys.path[:] = [*task.path, *(each for each in sys.path if each not in task.path)]
+        for name, source in task.cells.items():
+            linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
         func, args, kwargs = pickle.loads(task.call)  # noqa: S301 (from our launcher, over an authenticated channel)
         pickled = cloudpickle.dumps(func(*args, **kwargs))
         return True, msgspec.msgpack.encode(TaskValue(_rank(environment), pickled))
