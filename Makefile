@@ -103,6 +103,7 @@ large: bytecode ## run the frameworks' checks on more ranks and hosts than 'make
 	@LARGE=1 $(BIN)/python -m pytest tests/compat/test_talks_2018.py tests/elastic/test_soak.py tests/test_examples.py
 	@LARGE=1 $(BIN)/python -m pytest tests/elastic/test_faults.py -k counts_in_its_weights
 	@LARGE=1 $(BIN)/python -m pytest tests/slurm tests/launch/test_adoption.py
+	@LARGE=1 $(BIN)/python -m pytest tests/notebook/test_notebook.py
 
 lint: $(STAMP) ## check style and types
 	@$(BIN)/ruff check $(SOURCES)

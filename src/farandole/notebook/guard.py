@@ -292,10 +292,8 @@ class CellGuard:
 
     def _after(self, seconds: float, work: Any) -> None:
         timer = threading.Timer(seconds, work)
-        timer.daemon = True
+        timer.daemon, timer.name = True, "farandole-interrupt"
         timer.start()
-        if timer.ident is not None:
-            count_as_servants([timer.ident])
         self._timers.append(timer)
 
 
