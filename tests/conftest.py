@@ -35,7 +35,8 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os
 LONG = (
     "torch/test_on_ranks.py", "keras/test_keras.py", "workbench/test_differential.py", "bindings/test_contract.py",
     "elastic/test_faults.py", "test_examples.py", "tensorflow/test_tensorflow.py", "compat/test_talks_2018.py",
-    "test_docs.py", "jax/test_on_ranks.py", "elastic/test_soak.py", "notebook/test_notebook.py", "clusters/test_clusters.py",
+    "test_docs.py", "jax/test_on_ranks.py", "elastic/test_soak.py", "notebook/test_notebook.py",
+    "clusters/test_clusters.py",
 )  # fmt: skip
 """Files that take a minute and more, the longest first."""
 

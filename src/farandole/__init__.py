@@ -63,7 +63,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """``run``, ``launch`` and ``search`` bring along what a worker has no use for: they are loaded when first asked for."""
+    """``run``, ``launch`` and ``search`` bring along what a worker has no use for: they are loaded when asked for."""
     if name == "run":
         return importlib.import_module("farandole.launch.function.function").run
     if name in ("launch", "search"):  # packages, which can be called
