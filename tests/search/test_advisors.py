@@ -50,7 +50,7 @@ def test_the_contract_finds_an_advisor_that_forgets() -> None:
 def best_of(method: str, seed: int) -> float:
     space = Space.of({"x": (-5.0, 5.0), "y": (-5.0, 5.0)})
     advisor, values = OptunaAdvisor(space, method, seed), []
-    for number in range(40):
+    for number in range(30):
         asked = advisor.ask(number)
         assert asked
         values.append((float(asked["x"]) - 1) ** 2 + (float(asked["y"]) + 2) ** 2)
@@ -59,8 +59,8 @@ def best_of(method: str, seed: int) -> float:
 
 
 def test_tpe_learns_where_random_does_not() -> None:
-    learnt = statistics.median(best_of("tpe", seed) for seed in range(5))
-    assert learnt < statistics.median(best_of("random", seed) for seed in range(5))
+    learnt = statistics.median(best_of("tpe", seed) for seed in range(3))
+    assert learnt < statistics.median(best_of("random", seed) for seed in range(3))
 
 
 def test_trials_asked_for_at_the_same_time_differ() -> None:

@@ -28,11 +28,26 @@ def farandole(folder: Path, *words: str) -> Finished:
 
 
 def test_a_search_shows_its_trials_and_the_best(tmp_path: Path) -> None:
-    command = ["search", "tune.py", "space.toml", "--trials", "6", "--pool", "2", "--epochs", "3", "--folder", "run"]
+    command = [
+        "search",
+        "tune.py",
+        "space.toml",
+        "--trials",
+        "6",
+        "--pool",
+        "2",
+        "--epochs",
+        "3",
+        "--folder",
+        "run",
+        "--save",
+        "search.png",
+    ]
     done = farandole(tmp_path, *command).ok()
     assert done.stdout.startswith("the best is trial ")
     assert "6/6 trials" in done.stderr
     assert (tmp_path / "run" / "trials.log").exists()
+    assert (tmp_path / "search.png").stat().st_size > 10_000
     again = farandole(tmp_path, *command).ok()  # nothing is left to be done
     assert again.stdout == done.stdout
 

@@ -32,13 +32,13 @@ def search(function: Callable[[Any], Any], folder: Path, **options: Any) -> Sear
 
 def test_a_worker_and_then_the_search_are_killed_and_each_trial_is_there_once(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.search.search_asha"]
-    run_to_end(command, ROOT, 150.0, {"TMPDIR": str(tmp_path)}).ok()
+    run_to_end(command, tmp_path, 150.0, {"TMPDIR": str(tmp_path)}).ok()
 
 
 def test_a_trial_grows_while_it_trains_with_the_same_bits(tmp_path: Path) -> None:
     """The pause is what a loaded machine makes of it; ``search_resize --pause-s 0.3`` is for an idle one."""
     command = [sys.executable, "-m", "tests.search.search_resize", "--pause-s", "30"]
-    run_to_end(command, ROOT, 240.0, {"TMPDIR": str(tmp_path)}).ok()
+    run_to_end(command, tmp_path, 240.0, {"TMPDIR": str(tmp_path)}).ok()
 
 
 def test_a_search_of_functions_without_ranks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from farandole.errors import UsageError
+from farandole.search.space import Space
 
 EXAMPLES = """\
 examples:
@@ -64,6 +65,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     where.add_argument("--pool", type=int, default=1, metavar="N", help="workers on this host (default: 1)")
     where.add_argument("--workers", default="1", metavar="N,N", help="fewest and most of one trial (default: 1)")
     where.add_argument("--folder", default="", metavar="FOLDER", help="folder of the search (default: a new one)")
+    where.add_argument("--save", metavar="PICTURE", help="draw it in the end (needs farandole[plot])")
     how = parser.add_argument_group("how")
     how.add_argument("--advisor", choices=("tpe", "random"), default="tpe", help="who proposes (default: tpe)")
     how.add_argument("--maximize", action="store_true", help="large values are good (default: small ones)")
@@ -94,6 +96,10 @@ def main(args: argparse.Namespace) -> int:
     if result.best is not None:
         told = " ".join(f"{name}={value}" for name, value in result.best.parameters.items())
         print(f"the best is trial {result.best.number} with {result.best.value:.6g}: {told}")
+    if args.save:
+        from farandole.search.picture import draw_search
+
+        draw_search(result, Space.read(args.space), args.save)
     if not result.is_over:
         print(f"its time was over; to go on, say the same with --folder {result.folder}")
     return 0 if result.best is not None else 1

@@ -65,6 +65,8 @@ class SearchResult(msgspec.Struct, frozen=True):
     best: SearchedTrial | None
     is_over: bool
     folder: str
+    epochs_of_all: int
+    """Epochs that all trials would have trained without rungs."""
 
     @property
     def epochs(self) -> int:
@@ -205,7 +207,13 @@ def _check_limits(limits: tuple[int, int], size: int) -> None:
 def _result(study: Study, folder: Path) -> SearchResult:
     trials = [_searched(row) for row in study.rows]
     best = study.best
-    return SearchResult(trials, None if best is None else trials[best.number], study.is_over, str(folder))
+    return SearchResult(
+        trials,
+        None if best is None else trials[best.number],
+        study.is_over,
+        str(folder),
+        study.plan.trials * study.plan.rungs.levels[-1],
+    )
 
 
 def _searched(row: Row) -> SearchedTrial:
