@@ -28,6 +28,7 @@ from benchmarks import (
     noise,
     picture,
     report,
+    search,
     slurm,
     steps,
 )
@@ -47,6 +48,7 @@ SECTIONS: dict[str, Callable[[bool], list[Table]]] = {
     "elastic": elastic.run,
     "frameworks": frameworks.run,
     "slurm": slurm.run,
+    "search": search.run,
 }
 
 
