@@ -17,11 +17,12 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.farandole-installed
 CORE := $(VENV)/.farandole-compiled
 MODULES := $(VENV)/.farandole-modules
+PAGE := src/farandole/monitor/static/live.js
 PIP = $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 MXNET_VENV ?= .venv-mxnet
 MXNET := $(MXNET_VENV)/.farandole-installed
 MXNET_PIP = $(MXNET_VENV)/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt
-SOURCES := src workbench benchmarks examples tests docs
+SOURCES := src workbench benchmarks examples tests docs web
 
 # What is in the checkout and not in the package can be imported in any folder and on any host of a test, as by workers
 # that srun starts.
@@ -58,8 +59,13 @@ $(CORE): $(STAMP) $(NATIVE) $(MODULES)
 	@$(PIP) --no-build-isolation --no-deps -e .
 	@touch $@
 
+# The page of the live view: of npm's packages by their lock file, with the Node of the environment.
+$(PAGE): $(STAMP) $(wildcard web/src/* web/*.json web/build.py)
+	@$(BIN)/python web/build.py --lenient --out $(dir $@)
+	@touch -c $@
+
 # Python keeps none by itself where PYTHONDONTWRITEBYTECODE is set, and then every worker compiles what it imports.
-bytecode: $(CORE)
+bytecode: $(CORE) $(PAGE)
 	@$(BIN)/python -m compileall -q src workbench tests
 
 # MXNet 1.9.1 needs NumPy 1.23, so it has an environment of its own, which the tests use where it stands. And a build
@@ -85,9 +91,9 @@ versions: $(CORE) ## run the checks of TensorFlow and JAX with other versions, a
 	@$(BIN)/python -m workbench.versions $(ONLY)
 	@$(if $(ONLY),,$(MAKE) --no-print-directory mxnet)
 
-setup: $(CORE) ## make the environment and nothing else
+setup: $(CORE) $(PAGE) ## make the environment and nothing else
 
-demo: $(CORE) ## train a network on handwritten digits on two workers (FRAMEWORK=keras|tensorflow|jax)
+demo: $(CORE) $(PAGE) ## train a network on handwritten digits on two workers (FRAMEWORK=keras|tensorflow|jax)
 	@mkdir -p out
 	@$(BIN)/farandole run -np $(NP) --timeline out/timeline.json $(BIN)/python examples/$(DIGITS).py
 

@@ -24,6 +24,7 @@ COMMANDS = {
     "hold": "farandole.launch.leases.people",
     "release": "farandole.launch.leases.people",
     "stop": "farandole.launch.leases.people",
+    "runs": "farandole.monitor.runs",
     "plan": "farandole.launch.leases.plan_command",
     "search": "farandole.search.command",
     "check": "farandole.launch.tools.check",
@@ -41,6 +42,7 @@ Data-parallel deep learning, in the words of Horovod.
   farandole ps FOLDER                     how a run with leases stands
   farandole plan --trace sacct.txt        what a training on leases would do
   farandole search train.py space.toml    search for hyper-parameters
+  farandole runs list                     runs that were recorded
   farandole check                         what is usable here, and why not
   farandole bench                         how fast the engines are here
   farandole horovod install               let 'import horovod' mean Farandole

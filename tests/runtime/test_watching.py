@@ -67,6 +67,22 @@ def test_nobody_is_asked_for_metrics_until_somebody_watches_and_again_when_nobod
     assert not job.watching.is_watched
 
 
+def test_a_watcher_that_is_expected_hears_what_was_said_before_it_came() -> None:
+    job = Watched()
+    job.watching.expect()
+    job.watching.said("a")
+    job.watching.formed(1, ["h"])
+    assert [type(message) for message in job.told] == [SendMetrics]
+    job.watching.hear(b"w", WatchJob(0.5, 10**6))
+    assert [message for _, message in job.sent] == [Announced(5.0, "a"), Members(5.0, 1, ["h"])]
+    late = Watched()
+    late.watching.expect()
+    while late.watching.is_watched:
+        late.watching.said("x" * 2**20)
+    late.watching.hear(b"w", WatchJob(0.5, 10**6))
+    assert late.sent == []
+
+
 def test_a_watcher_that_sees_nothing_misses_messages_and_is_told_how_many() -> None:
     job = Watched()
     job.watching.hear(b"w", WatchJob(0.5, 1000))

@@ -1,84 +1,121 @@
-"""Series of points that stays small: min-max decimation, so that no peak is lost.
+"""Series that stay small: bins of steps with minimum, maximum and mean, so that no peak is lost.
 
     series = Series(2000)
     for step, loss in enumerate(losses): series.add(step, time_s, loss)
-    series.steps, series.lows, series.highs
+    series.bins[-1].high
 
-A series of at most ``most`` points is kept whole. Beyond that, neighbours are merged in pairs: a bucket keeps the
-smallest and the largest value in it, its last value, and where it ends; the width of a bucket doubles each time. So a
-curve of any length can be drawn from it with all its peaks, and adding a point costs the same at any length.
+As long as there are at most ``most`` of them, each step has a bin of its own. Beyond that the width of bins doubles,
+and neighbours are merged. Points may come in any order: those of many ranks, for a band over all of them, and those of
+a training that went back to an earlier step.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, final
+from bisect import bisect_left
+from operator import attrgetter
+from typing import final
+
+MOST = 2000
 
 
-class SeriesBucket(NamedTuple):
-    """Points next to each other: the last ``step``, ``time_s`` and value of them, and the smallest and largest value.
+@final
+class Bin:
+    """Points of one range of steps: the range's number, and of its points the last time, and what their values were."""
 
-    Values that are no numbers (NaN) count as neither; a bucket of nothing else has NaN for both.
-    """
+    __slots__ = ("count", "high", "low", "number", "time_s", "total")
 
-    step: int
-    time_s: float
-    last: float
-    low: float
-    high: float
+    def __init__(self, number: int, time_s: float) -> None:
+        self.number, self.time_s = number, time_s
+        self.count, self.total = 0, 0.0
+        self.low, self.high = math.inf, -math.inf
+
+    def add(self, time_s: float, value: float) -> None:
+        """Add a point; a value that is not finite only moves the time."""
+        self.time_s = max(self.time_s, time_s)
+        if math.isfinite(value):
+            self.count += 1
+            self.total += value
+            self.low, self.high = min(self.low, value), max(self.high, value)
+
+    def merge(self, other: Bin) -> None:
+        """Add all points of another bin."""
+        self.time_s = max(self.time_s, other.time_s)
+        self.count += other.count
+        self.total += other.total
+        self.low, self.high = min(self.low, other.low), max(self.high, other.high)
+
+    @property
+    def mean(self) -> float:
+        """Mean of the values; NaN where none was finite."""
+        return self.total / self.count if self.count else math.nan
 
 
 @final
 class Series:
-    """At most ``most`` buckets of one series, oldest first."""
+    """At most ``most`` bins, in the order of their steps. Bin ``n`` is of the steps from ``n * width`` on."""
 
-    __slots__ = ("_filled", "_most", "buckets", "width")
+    __slots__ = ("_most", "bins", "changed", "width")
 
-    def __init__(self, most: int = 2000) -> None:
+    def __init__(self, most: int = MOST) -> None:
         if most < 2:
-            raise ValueError(f"a series of {most} buckets cannot be halved: give 2 or more")
+            raise ValueError(f"a series of {most} bins cannot be halved: give 2 or more")
         self._most = most
-        self.buckets: list[SeriesBucket] = []
+        self.bins: list[Bin] = []
         self.width = 1
-        """Points in a whole bucket; the last one may have fewer."""
-        self._filled = 0
+        self.changed = 0
+        """Index of the first bin that has changed since somebody set this to the number of bins."""
 
-    def add(self, step: int, time_s: float, value: float) -> bool:
-        """Add a point; true if that has changed older buckets than the last one."""
-        point = SeriesBucket(step, time_s, value, value, value)
-        if self.buckets and self._filled < self.width:
-            self.buckets[-1] = merged(self.buckets[-1], point)
-            self._filled += 1
-            return False
-        halved = len(self.buckets) >= self._most
-        if halved:
-            self._halve()
-            if self._filled < self.width:  # the number of buckets was odd, and the last of them is half full
-                self.buckets[-1] = merged(self.buckets[-1], point)
-                self._filled += 1
-                return True
-        self.buckets.append(point)
-        self._filled = 1
-        return halved
+    def add(self, step: int, time_s: float, value: float) -> None:
+        """Add a point."""
+        number, bins = max(0, step) // self.width, self.bins
+        if bins and bins[-1].number == number:
+            place = len(bins) - 1
+        elif not bins or bins[-1].number < number:
+            place = len(bins)
+        else:
+            place = bisect_left(bins, number, key=attrgetter("number"))
+        if place == len(bins) or bins[place].number != number:
+            bins.insert(place, Bin(number, time_s))
+        bins[place].add(time_s, value)
+        self.changed = min(self.changed, place)
+        if len(bins) > self._most:
+            self._widen()
 
-    def _halve(self) -> None:
-        old = self.buckets
-        is_odd = len(old) % 2 == 1
-        pairs = [merged(a, b) for a, b in zip(old[::2], old[1::2], strict=False)]
-        self.buckets = [*pairs, *old[len(old) - is_odd :]]
-        self._filled = self.width if is_odd else 2 * self.width
-        self.width *= 2
+    def _widen(self) -> None:
+        while len(self.bins) > self._most:
+            self.width *= 2
+            merged: list[Bin] = []
+            for each in self.bins:
+                each.number //= 2
+                if merged and merged[-1].number == each.number:
+                    merged[-1].merge(each)
+                else:
+                    merged.append(each)
+            self.bins = merged
+        self.changed = 0
+
+    def columns(self, begin: int = 0) -> dict[str, list[float | int | None]]:
+        """Bins from the ``begin``-th on, by column: step, wall time, mean, low and high (where they differ)."""
+        bins = self.bins[begin:]
+        told: dict[str, list[float | int | None]] = {
+            "s": [each.number * self.width for each in bins],
+            "w": [round(each.time_s, 2) for each in bins],
+            "m": [_short(each.mean) for each in bins],
+        }
+        if any(each.low < each.high for each in bins):
+            told["l"] = [_short(each.low) for each in bins]
+            told["h"] = [_short(each.high) for each in bins]
+        return told
 
     def __len__(self) -> int:
-        return len(self.buckets)
+        return len(self.bins)
 
 
-def merged(a: SeriesBucket, b: SeriesBucket) -> SeriesBucket:
-    """One bucket of two, the later one last.
+def _short(value: float) -> float | None:
+    """A number in as few characters as a picture needs; ``None`` for one that is not finite.
 
-    >>> merged(SeriesBucket(1, 0.1, 3.0, 3.0, 3.0), SeriesBucket(2, 0.2, 1.0, 1.0, 5.0))
-    SeriesBucket(step=2, time_s=0.2, last=1.0, low=1.0, high=5.0)
+    >>> _short(0.12345678901), _short(float("inf"))
+    (0.1234568, None)
     """
-    low = b.low if not a.low <= b.low and not math.isnan(b.low) else a.low
-    high = b.high if not a.high >= b.high and not math.isnan(b.high) else a.high
-    return SeriesBucket(b.step, b.time_s, b.last, low, high)
+    return float(f"{value:.7g}") if math.isfinite(value) else None

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 
 from farandole.monitor.folder import RunInfo
 
-FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "mxnet", "numpy", "optax")
+FRAMEWORKS = ("torch", "tensorflow", "tensorflow-cpu", "keras", "jax", "mxnet", "numpy", "optax")
 
 GIT_S = 5.0
 """Time for git to answer, which is slow in large checkouts on shared disks."""

@@ -20,6 +20,7 @@ import msgspec
 from farandole.errors import UsageError
 from farandole.launch.agents.ssh import Ssh
 from farandole.launch.command.options import add_knobs, knob_arguments, read_file
+from farandole.launch.command.watch_options import add_watch_options, monitor_config
 from farandole.launch.hosts import plan
 from farandole.launch.hosts.elastic_job import ElasticJob, elastic_job
 from farandole.launch.hosts.horovod_site import HOROVOD_SITE
@@ -34,6 +35,7 @@ examples:
   farandole run -np 4 --output-filename logs python train.py
   farandole run -np 2 --horovod python script_written_for_horovod.py
   farandole run --min-np 2 --max-np 8 --hostfile hosts.txt python train.py
+  farandole run -np 4 --live python train.py
 
 Each line that a worker prints appears with its rank, [2]<stdout>: or
 [2]<stderr>:. The first worker that fails ends the job, and its exit code is
@@ -55,6 +57,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--run-folder", default="", metavar="DIR", help="let others lend nodes to this elastic job: farandole join DIR"
     )
+    add_watch_options(parser)
     add_knobs(parser)
     parser.add_argument("command", nargs=argparse.PARSER, metavar="COMMAND", help="what every worker runs")
     parser.set_defaults(main=main)
@@ -126,6 +129,7 @@ def job(args: argparse.Namespace, command: list[str], settings: Settings) -> pla
         output_dir=args.output_filename,
         timestamps=args.timestamps,
         verbose=args.verbose,
+        monitor=monitor_config(args, command),
     )
     folder = getattr(args, "run_folder", "")  # Horovod's command has none
     if settings.is_elastic:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, final
 
 from farandole.launch.command import command
 from farandole.launch.command.options import add_knobs, knob_arguments, read_file
+from farandole.launch.command.watch_options import add_watch_options
 from farandole.launch.hosts.elastic_job import ElasticJob
 from farandole.launch.hosts.horovod_site import SPOKEN
 from farandole.launch.hosts.plan import Job
@@ -71,6 +72,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("-v", "--version", action="version", version=f"{SPOKEN} (farandole {__version__})")
     parser.add_argument("-cb", "--check-build", action=_CheckBuild, nargs=0, help="what is usable here, and why not")
     command.add_job_options(parser)
+    add_watch_options(parser)
     _add_foreign(parser)
     add_knobs(parser)
     parser.add_argument("command", nargs=argparse.PARSER, metavar="COMMAND", help="what every worker runs")

@@ -18,6 +18,7 @@ import msgspec
 from farandole.cluster import hostlist
 from farandole.cluster.environment import variables_for
 from farandole.control.agent_messages import StartWorkers, WorkerSpec
+from farandole.control.monitor_messages import MonitorConfig
 from farandole.errors import UsageError
 from farandole.launch.agents.agents import AgentStarter
 from farandole.launch.agents.worker_output import is_nested
@@ -46,7 +47,8 @@ class Job(msgspec.Struct, frozen=True):
 
     ``hosts`` is the host of each rank; ``starter`` starts the agents there (``None``: all ranks are on this host).
     Workers get the launcher's variables and ``environment``; ``python_path`` is put before their ``PYTHONPATH``.
-    Without ``output_dir`` their lines go to the launcher's standard streams, each with its rank.
+    Without ``output_dir`` their lines go to the launcher's standard streams, each with its rank. With a ``monitor`` the
+    job is recorded, and perhaps has a page.
     """
 
     command: list[str]
@@ -58,6 +60,7 @@ class Job(msgspec.Struct, frozen=True):
     verbose: bool = False
     python_path: tuple[str, ...] = ()
     environment: dict[str, str] = {}
+    monitor: MonitorConfig | None = None
 
     @property
     def size(self) -> int:
@@ -119,6 +122,22 @@ def by_own_name(hosts: Sequence[Host], here: str, is_own: Callable[[str], bool])
         name = here if _is_here(host.name, here, is_own) else host.name
         slots[name] = slots.get(name, 0) + host.slots
     return tuple(Host(name, number) for name, number in slots.items())
+
+
+def within(hosts: Sequence[Host], most: int) -> tuple[Host, ...]:
+    """The first hosts that have ``most`` slots together, the last of them perhaps fewer than it has; all for 0.
+
+    >>> within((Host("a", 2), Host("b", 2), Host("c", 2)), 3)
+    (Host(name='a', slots=2), Host(name='b', slots=1))
+    """
+    if not most:
+        return tuple(hosts)
+    taken, left = [], most
+    for host in hosts:
+        if left > 0:
+            taken.append(Host(host.name, min(host.slots, left)))
+            left -= host.slots
+    return tuple(taken)
 
 
 def assign_ranks(np: int | None, hosts: Sequence[Host]) -> tuple[str, ...]:

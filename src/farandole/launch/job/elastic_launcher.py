@@ -47,6 +47,7 @@ from farandole.launch.job.launcher_pipe import (
     Signal,
 )
 from farandole.launch.job.loop import JobResult
+from farandole.launch.job.monitor_process import MonitorProcess, say_where
 from farandole.launch.job.run_terms import RunTerms
 from farandole.launch.leases.ending import arrays_of, cancelled
 from farandole.launch.leases.slurm import SlurmScheduler
@@ -87,9 +88,18 @@ class ElasticLauncher:
             held.enter_context(process.no_descendants_left())
             interrupts = held.enter_context(process.signals_as_bytes((*process.INTERRUPTS, *process.PASSED_ON)))
             configure_logging(settings.log_level)
+            config = self._elastic.job.monitor
+            monitor = held.enter_context(MonitorProcess(config)) if config is not None else None
+            if monitor is not None:
+                say_where(monitor.await_ready())
             journal, copy = os.memfd_create("journal"), _opened(settings.elastic_journal)
             agents = held.enter_context(Agents([], settings, captured=True, death_signal=signal.SIGTERM))
-            return _ControllerSupervisor(self._elastic, settings, agents, interrupts, journal, copy, self._terms).run()
+            supervisor = _ControllerSupervisor(self._elastic, settings, agents, interrupts, journal, copy, self._terms)
+            supervisor.monitor = monitor
+            result = supervisor.run()
+            if monitor is not None:
+                monitor.result = result
+            return result
 
 
 def _opened(path: str) -> int:
@@ -115,6 +125,7 @@ class _ControllerSupervisor:
         terms: RunTerms | None,
     ) -> None:
         self._elastic, self._settings, self._agents, self._interrupts = elastic, settings, agents, interrupts
+        self.monitor: MonitorProcess | None = None
         self._terms = terms
         self._published: RunContact | None = None
         self._secret = terms.term.secret if terms is not None else new_secret()
@@ -182,6 +193,8 @@ class _ControllerSupervisor:
             self._listen = message.address
             if self._elastic.reaches_out:
                 self._addresses = own_endpoints(message.address, self._settings.network_interface)
+            if self.monitor is not None:
+                self.monitor.contact(self._addresses or [message.address], self._secret)
             self._publish()
         elif isinstance(message, SendFor):
             self._send_for(message.host, message.name)

@@ -20,13 +20,14 @@ from farandole.control.addresses import is_own
 from farandole.control.agent_messages import AgentHello, KillWorker, LeaseTerms, Leaving, StopWorkers, WorkerSpec
 from farandole.control.endings import GenerationEnded, WorkerExited
 from farandole.control.process import signal_name
+from farandole.control.watch_messages import WatchOrder
 from farandole.elastic.membership import actions
 from farandole.elastic.membership.job_events import ControllerReplaced, HostLost, HostsFound
 from farandole.elastic.membership.workers import WorkerPhase
 from farandole.launch.agents.agents import END_S
 from farandole.launch.hosts.elastic_job import ElasticJob
 from farandole.launch.hosts.leased_hosts import is_lent
-from farandole.launch.hosts.plan import Host, by_own_name, start_workers, variables_for_all
+from farandole.launch.hosts.plan import Host, by_own_name, start_workers, variables_for_all, within
 from farandole.launch.job.exit_policy import Loss
 from farandole.launch.job.far_agents import FarAgents
 from farandole.launch.job.fence import Fence
@@ -70,6 +71,10 @@ class ElasticLoop(Loop):
     """Carries out the actions of ``formation``; ``line`` is the pipe to the launcher."""
 
     TITLE = "worker"
+
+    _found: tuple[Host, ...] = ()
+    _most = 0
+    """Number of workers that somebody who watches has ordered; 0: as many as there are slots."""
 
     def __init__(
         self,
@@ -240,9 +245,23 @@ class ElasticLoop(Loop):
         return has_begun or self._formation.membership.generation > 0
 
     def _find(self, hosts: tuple[Host, ...]) -> None:
-        own = by_own_name(hosts, self._elastic.here, is_own)
+        self._found = hosts
+        own = within(by_own_name(hosts, self._elastic.here, is_own), self._most)
         self._slots = {host.name: host.slots for host in own}
         self._formation.tell(HostsFound(self._slots))
+
+    def _obey_watcher(self, order: WatchOrder) -> tuple[bool, str]:
+        if order.verb != "scale":
+            return super()._obey_watcher(order)
+        settings = self._job.settings
+        fewest, most = max(1, settings.min_np), settings.max_np or sum(host.slots for host in self._found)
+        if self._leases is not None:
+            return False, f"this run takes leases: farandole scale {self._job.command[0]} N"
+        if not fewest <= order.workers <= most:
+            return False, f"this job has {fewest} to {most} workers"
+        self._most = order.workers
+        self._find(self._found)
+        return True, f"{order.workers} workers from the next commit on, as far as there are slots"
 
     def _outcome(self) -> JobResult:
         return self._result

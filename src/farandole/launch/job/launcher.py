@@ -29,6 +29,7 @@ from farandole.launch.agents.agents import Agents
 from farandole.launch.agents.local import Local
 from farandole.launch.hosts.plan import Job, start_workers, workers
 from farandole.launch.job.loop import JobResult
+from farandole.launch.job.monitor_process import MonitorProcess, say_where
 from farandole.launch.job.static_loop import StaticLoop
 
 
@@ -52,6 +53,8 @@ class Launcher:
         self._job = job
         self._hosts = list(dict.fromkeys(job.hosts))
         self._is_spread = job.starter is not None
+        self._is_far = self._is_spread or job.monitor is not None
+        """True if agents send us what workers write: they are elsewhere, or somebody watches it."""
         self._starter = job.starter or Local()
         self._settings = job.settings
         if not self._is_spread:  # nobody's silence counts on the host of the controller
@@ -66,6 +69,7 @@ class Launcher:
             if self._owns_process:
                 held.enter_context(process.no_descendants_left())
                 interrupts = held.enter_context(process.signals_as_bytes((*process.INTERRUPTS, *process.PASSED_ON)))
+            monitor = held.enter_context(MonitorProcess(self._job.monitor)) if self._job.monitor is not None else None
             # Before there is a socket: ZeroMQ has threads, and a start with a death signal takes a fork.
             agents = held.enter_context(self._agents())
             # Loaded only now: the agents load their modules meanwhile.
@@ -84,19 +88,32 @@ class Launcher:
             root.controller.task, root.controller.on_result = self._task, self._on_result
             loop = StaticLoop(self._job, agents, root, interrupts)
             held.enter_context(loop)
-            specs = workers(self._job, secret, os.environ)
-            if self._is_spread:
-                self._config(agents, own_endpoints(router.address, self._settings.network_interface), secret)
-                loop.start_later({host: self._start(specs, host, agents) for host in self._hosts})
-            else:
-                self._config(agents, [router.address], secret, self._start(specs, self._hosts[0], agents))
-            return loop.run()
+            if monitor is not None:
+                say_where(monitor.await_ready())
+                monitor.contact(self._addresses(router.address), secret)
+            self._begin(loop, agents, self._addresses(router.address), secret)
+            result = loop.run()
+            if monitor is not None:
+                monitor.result = result
+            return result
+
+    def _addresses(self, address: str) -> list[str]:
+        return own_endpoints(address, self._settings.network_interface) if self._is_spread else [address]
+
+    def _begin(self, loop: StaticLoop, agents: Agents, addresses: list[str], secret: str) -> None:
+        """Have the agents start the workers: at once, or when all of them have answered."""
+        specs = workers(self._job, secret, os.environ)
+        if self._is_far:
+            self._config(agents, addresses, secret)
+            loop.start_later({host: self._start(specs, host, agents) for host in self._hosts})
+        else:
+            self._config(agents, addresses, secret, self._start(specs, self._hosts[0], agents))
 
     def _agents(self) -> Agents:
         """Start the agents. Inside somebody's program there may be threads, which a death signal forbids."""
         groups = self._starter.groups(self._job.hosts, socket.gethostname())
         death_signal = signal.SIGTERM if self._owns_process and self._is_spread else None
-        return Agents(groups, self._settings, captured=self._is_spread, death_signal=death_signal)
+        return Agents(groups, self._settings, captured=self._is_far, death_signal=death_signal)
 
     def _config(self, agents: Agents, addresses: list[str], secret: str, start: StartWorkers | None = None) -> None:
         is_large = self._is_spread and self._job.size > self._settings.tree_radix

@@ -110,6 +110,8 @@ class Loop(ControllerHost):
         self._interrupts = interrupts
         self._watching = root.controller.watching
         self._watching.obey = self._obey_watcher
+        if job.monitor is not None:
+            self._watching.expect()
         self._open: set[str] = set()
         """Hosts whose agent has neither finished nor been lost."""
         self._coming: set[str] = set()

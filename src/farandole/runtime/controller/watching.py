@@ -38,7 +38,11 @@ from farandole.runtime.coordination.step_orders import StepOrders
 Obey: TypeAlias = Callable[[WatchOrder], tuple[bool, str]]
 """Obeys an order that needs no step; tells whether it is taken, and what becomes of it."""
 
-LONGEST_WINDOW_BYTES = 2**26
+LONGEST_WINDOW_BYTES, BACKLOG_BYTES = 2**26, 2**23
+
+EXPECTED_S = 0.2
+"""How often workers send metrics for a watcher that is about to come."""
+
 MOST_WATCHERS = 16
 
 
@@ -59,14 +63,20 @@ class Watching:
         self.resizable = False
         self._send, self._tell, self._clock = send, tell, clock
         self._watchers: dict[bytes, _Watcher] = {}
+        self._backlog: list[Message] | None = None
+        self._backlog_bytes = 0
         self._members: Members | None = None
         self._ranks: set[int] = set()
         self._orders = StepOrders(tell, self._news)
 
     @property
     def is_watched(self) -> bool:
-        """True if there is anybody to tell."""
-        return bool(self._watchers)
+        """True if there is anybody to tell, or will be."""
+        return bool(self._watchers) or self._backlog is not None
+
+    def expect(self) -> None:
+        """Keep what there is to tell for a watcher that is about to come."""
+        self._backlog = []
 
     # -- watchers -----------------------------------------------------------------------------------------------------
 
@@ -76,8 +86,11 @@ class Watching:
         if isinstance(message, WatchJob):
             if watcher is None and len(self._watchers) < MOST_WATCHERS:
                 self._watchers[identity] = _Watcher(min(message.window_bytes, LONGEST_WINDOW_BYTES), message.every_s)
-                if self._members is not None:
-                    self._tell_one(identity, self._members)
+                backlog, self._backlog = self._backlog, None
+                if backlog is None and self._members is not None:
+                    backlog = [self._members]
+                for kept in backlog or ():
+                    self._tell_one(identity, kept)
                 self._ask(self._ranks)
         elif watcher is None:
             return
@@ -93,10 +106,15 @@ class Watching:
         """Tell all who watch."""
         for identity in tuple(self._watchers):
             self._tell_one(identity, message)
+        if self._backlog is not None:
+            self._backlog_bytes += len(encode(message))
+            self._backlog.append(message)
+            if self._backlog_bytes > BACKLOG_BYTES:  # nobody comes
+                self._backlog = None
 
     def said(self, text: str) -> None:
         """Pass on what is said to people."""
-        if self._watchers:
+        if self.is_watched:
             self.tell(Announced(self._clock(), text))
 
     # -- what happens -------------------------------------------------------------------------------------------------
@@ -106,7 +124,7 @@ class Watching:
         self._ranks = set(range(len(hosts)))
         self._members = Members(self._clock(), generation, list(hosts), self.resizable)
         self.tell(self._members)
-        if self._watchers:
+        if self.is_watched:
             self._ask(self._ranks)
         self._orders.begin(generation, self._ranks)
 
@@ -114,7 +132,7 @@ class Watching:
         """Take in that the generation has ended."""
         self._ranks = set()
         self._orders.end()
-        if self._watchers:
+        if self.is_watched:
             self.tell(Ended(self._clock(), generation, reason))
 
     def left(self, rank: int) -> None:
@@ -136,7 +154,8 @@ class Watching:
     def _ask(self, ranks: set[int]) -> None:
         """Have ranks send their metrics, as often as the most curious watcher wants, or no more."""
         if ranks and self._members is not None:
-            every_s = min((each.every_s for each in self._watchers.values()), default=0.0)
+            expected_s = EXPECTED_S if self._backlog is not None else 0.0
+            every_s = min((each.every_s for each in self._watchers.values()), default=expected_s)
             self._tell(RankSet.of(sorted(ranks)), SendMetrics(self._members.generation, every_s))
 
     def _tell_one(self, identity: bytes, message: Message) -> None:

@@ -93,6 +93,7 @@ class StepGate:
         if order.verb == "pause":
             self._await(lambda: self._order is not order, None)
             following = self._order
+            self._training.rested()
             if following is not None and following is not order and not self._open:
                 self._obey(following)
                 return

@@ -66,6 +66,10 @@ class Training:
         else:
             self._since = None
 
+    def rested(self) -> None:
+        """Leave the time since the last step out: it was a pause."""
+        self._since = None
+
     def _measure(self, rank: int, now: float) -> None:
         since, waited_s = self._since, self._waited_s
         if since is None or self.step <= since[1]:  # the first step that somebody hears of, or of another generation

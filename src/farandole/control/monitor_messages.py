@@ -1,0 +1,94 @@
+"""Messages of a launcher to the monitor of its job, a line of JSON each on standard input, and its answers.
+
+    encode_line(MonitorConfig(folder="runs/a", command=["python", "train.py"], live=True))
+
+The monitor (``farandole.monitor``) is a child process, so that no viewer can hold up the job, and on the launcher's
+host, so that a proxy there need not reach the hosts of workers.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias, final
+
+import msgspec
+
+MODULE = "farandole.monitor.process"
+"""Module that a launcher starts, by ``python -m``."""
+
+LOOPBACK = "127.0.0.1:0"
+
+
+class _Line(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    pass
+
+
+@final
+class MonitorConfig(_Line, frozen=True):
+    """Begin of a monitor: what it records, and where its page is.
+
+    With ``live`` there is a page at ``listen``, by TLS if there is a ``certificate`` (a PEM file with key and chain).
+    ``link_file`` gets the link, as a file of the user alone. ``csv`` and ``tensorboard`` are written beside the record.
+    """
+
+    folder: str
+    command: list[str]
+    live: bool = False
+    listen: str = LOOPBACK
+    certificate: str = ""
+    link_file: str = ""
+    csv: bool = False
+    tensorboard: bool = False
+
+
+@final
+class MonitorContact(_Line, frozen=True):
+    """Addresses of the job's controller, and the job's secret."""
+
+    addresses: list[str]
+    secret: str
+
+
+@final
+class MonitorEnd(_Line, frozen=True):
+    """End of the job: its exit status, and why that is not 0."""
+
+    status: int
+    words: str = ""
+
+
+@final
+class MonitorReady(_Line, frozen=True):
+    """Answer of the monitor to its config: where it records, and its link ("" where there is no page)."""
+
+    folder: str
+    link: str = ""
+
+
+@final
+class MonitorRefusal(_Line, frozen=True):
+    """Answer of the monitor where it cannot begin, with what to type."""
+
+    text: str
+
+
+Line: TypeAlias = MonitorConfig | MonitorContact | MonitorEnd
+Answer: TypeAlias = MonitorReady | MonitorRefusal
+
+_lines, _answers = msgspec.json.Decoder(Line), msgspec.json.Decoder(Answer)
+
+
+def encode_line(message: Line | Answer) -> bytes:
+    """A message as a line."""
+    return msgspec.json.encode(message) + b"\n"
+
+
+def decode_line(line: bytes) -> Line:
+    """Message of a launcher."""
+    message: Line = _lines.decode(line)
+    return message
+
+
+def decode_answer(line: bytes) -> Answer:
+    """Answer of a monitor."""
+    answer: Answer = _answers.decode(line)
+    return answer

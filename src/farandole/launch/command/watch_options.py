@@ -1,0 +1,67 @@
+"""Options of ``farandole run`` by which a job is watched and recorded, and the monitor that they ask for."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Sequence
+
+from farandole.control.monitor_messages import LOOPBACK, MonitorConfig
+from farandole.errors import UsageError
+
+RUNS = "farandole-runs"
+"""Folder in which a run that is watched, and was given none, has its own."""
+
+LINK = "live.link"
+"""File with the link of a page while it is there; it belongs to the user alone."""
+
+
+def add_watch_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    group = parser.add_argument_group("watching")
+    group.add_argument("--live", action="store_true", help="serve a live page of the training, and print its link")
+    group.add_argument(
+        "--record", default="", metavar="DIR", help=f"record the run in DIR (with --live: {RUNS}/TIME-SCRIPT)"
+    )
+    group.add_argument("--csv", action="store_true", help="write DIR/metrics.csv as well")
+    group.add_argument("--tensorboard", action="store_true", help="write event files to DIR/tensorboard as well")
+    group.add_argument(
+        "--live-listen", default="", metavar="HOST:PORT", help=f"where the page is (default: {LOOPBACK})"
+    )
+    group.add_argument(
+        "--live-certificate", default="", metavar="FILE", help="key and certificate (PEM) for a page that others reach"
+    )
+
+
+def monitor_config(args: argparse.Namespace, command: Sequence[str]) -> MonitorConfig | None:
+    """The monitor that the options ask for, if they do; raises ``UsageError`` for what cannot be."""
+    live, folder = args.live, args.record
+    if (args.live_listen or args.live_certificate) and not live:
+        raise UsageError("--live-listen and --live-certificate are of a page: add --live")
+    if (args.csv or args.tensorboard) and not (live or folder):
+        raise UsageError("--csv and --tensorboard are written beside the record of a run: add --record DIR")
+    if not live and not folder:
+        return None
+    folder = os.path.abspath(folder or os.path.join(RUNS, run_name(command, time.localtime())))
+    return MonitorConfig(
+        folder,
+        list(command),
+        live,
+        args.live_listen or LOOPBACK,
+        os.path.abspath(args.live_certificate) if args.live_certificate else "",
+        os.path.join(folder, LINK) if live else "",
+        args.csv,
+        args.tensorboard,
+    )
+
+
+def run_name(command: Sequence[str], at: time.struct_time) -> str:
+    """Name of a run that was given none: when it began, and its script.
+
+    >>> run_name(["python", "-u", "examples/train.py", "--epochs", "3"], time.gmtime(0))
+    '19700101-000000-train'
+    """
+    scripts = [word for word in command if word.endswith((".py", ".sh"))] or command[:1]
+    stem = os.path.splitext(os.path.basename(scripts[0]))[0] if scripts else "run"
+    return f"{time.strftime('%Y%m%d-%H%M%S', at)}-{stem}"

@@ -1,0 +1,127 @@
+"""The monitor of a job, as its launcher sees it: a child that records the job and serves its page.
+
+    with MonitorProcess(config) as monitor:
+        monitor.await_ready()                       # raises UsageError where it cannot record, or listen
+        monitor.contact(addresses, secret)
+        ...
+        monitor.result = 0, ""
+
+It is loaded by nobody here: a module that a child runs. It ignores Ctrl-C, and ends when its standard input does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, final
+
+import msgspec
+
+from farandole.control import process
+from farandole.control.monitor_messages import (
+    MODULE,
+    MonitorConfig,
+    MonitorContact,
+    MonitorEnd,
+    MonitorReady,
+    decode_answer,
+    encode_line,
+)
+from farandole.errors import UsageError
+from farandole.launch.agents.agents import print_now
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+READY_S = 60.0
+"""Time for it to begin, which takes a third of a second on a free machine."""
+
+END_S = 10.0
+"""Time for it to write the last of the record, and for viewers to get it."""
+
+
+def say_where(ready: MonitorReady) -> None:
+    """Print where the run is recorded, and the link of its page: to a terminal, as anybody may read a log."""
+    lines = f"farandole: the run is recorded in {ready.folder}\n"
+    if ready.link and os.isatty(process.STDERR):
+        lines = f"farandole: live view at {ready.link}\n" + lines
+    elif ready.link:
+        lines = f"farandole: the link of the live view is in {ready.folder}/live.link, for you alone\n" + lines
+    print_now(lines.encode())
+
+
+@final
+class MonitorProcess:
+    """Monitor of one job; used as a context, which ends it. ``result`` is then what it tells viewers of the job."""
+
+    def __init__(self, config: MonitorConfig) -> None:
+        if config.live and importlib.util.find_spec("tornado") is None:
+            raise UsageError("--live needs tornado, which is not installed here: pip install 'farandole[live]'")
+        self.result: tuple[int, str] | None = None
+        self._contact: MonitorContact | None = None
+        reader, self._input = os.pipe()
+        self._answer, writer = os.pipe()
+        try:
+            # With its own copy of our standard error, where it says what nobody else would.
+            self._pid = process.spawn([sys.executable, "-m", MODULE], stdin=reader, stdout=writer)
+        except OSError as error:
+            os.close(self._input)
+            os.close(self._answer)
+            raise UsageError(f"the monitor of the job cannot be started: {error.strerror}") from error
+        finally:
+            os.close(reader)
+            os.close(writer)
+        self._write(encode_line(config))
+
+    def await_ready(self) -> MonitorReady:
+        """Wait until it records, and its page is there; raises ``UsageError`` where that cannot be."""
+        line, until_s = b"", time.monotonic() + READY_S
+        poll = select.poll()
+        poll.register(self._answer, select.POLLIN)
+        while not line.endswith(b"\n") and poll.poll(max(0.0, until_s - time.monotonic()) * 1000):
+            chunk = os.read(self._answer, 2**16)
+            if not chunk:
+                break
+            line += chunk
+        try:
+            answer = decode_answer(line)
+        except msgspec.DecodeError:
+            raise UsageError("the monitor of the job has not begun; what it said stands above, if anything") from None
+        if isinstance(answer, MonitorReady):
+            return answer
+        raise UsageError(answer.text)
+
+    def contact(self, addresses: Sequence[str], secret: str) -> None:
+        """Tell it where the controller is; the second time nothing, if that is where it was."""
+        contact = MonitorContact(list(addresses), secret)
+        if contact != self._contact:
+            self._contact = contact
+            self._write(encode_line(contact))
+
+    def _write(self, line: bytes) -> None:
+        with contextlib.suppress(BrokenPipeError):  # it has ended, and the job goes on
+            os.write(self._input, line)  # shorter than a pipe is long
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.result is not None:
+            self._write(encode_line(MonitorEnd(self.result[0], self.result[1])))
+        os.close(self._input)
+        os.close(self._answer)
+        ending = os.pidfd_open(self._pid)
+        try:
+            poll = select.poll()
+            poll.register(ending, select.POLLIN)
+            if not poll.poll(END_S * 1000):
+                os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+        finally:
+            os.close(ending)

@@ -1,0 +1,208 @@
+"""State of one run as viewers see it: curves, membership, marks, output, orders, trials; and what has changed of it.
+
+    hub = Hub(info)
+    hub.take(MemberRecord(...)); hub.take(PointRecord(...))
+    hub.snapshot(ranks=())          # all of it, for a viewer that has come
+    hub.changes()                   # what has changed since the last call, for those that are here
+
+Everything is small, however long the run: series are decimated, of the output a tail is kept. Jobs of up to
+``MOST_CURVES`` ranks have a curve for each rank; larger ones a band over all, and curves of the ranks that a viewer
+asks for. Pure: it knows no sockets and no clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Collection, Iterator
+from typing import Any, final
+
+import msgspec
+
+from farandole.control.watch_messages import OrderNews
+from farandole.monitor.decimation import Series
+from farandole.monitor.folder import MarkRecord, MemberRecord, PointRecord, Record, RunInfo, TrialRecord
+
+MOST_CURVES = 8
+BAND = -1
+"""Rank that stands for all of them."""
+
+TAIL_LINES, TAIL_CHARACTERS = 400, 2000
+MOST_MARKS = 500
+MOST_NAMES = 64
+"""Names of metrics; a script that makes new ones in a loop fills no memory."""
+
+RANK_SERIES = 600
+"""Bins of a rank's own curve in a job with a band."""
+
+
+@final
+class Hub:
+    """State of one run, and its changes since ``changes`` was last called."""
+
+    def __init__(self, info: RunInfo, state: str = "starting") -> None:
+        self.info, self.state = info, state
+        self.words = ""
+        self.members: list[MemberRecord] = []
+        self.resizable = False
+        self.lost = 0
+        """Messages of workers that were too many, and are nowhere."""
+        self._series: dict[tuple[str, int], Series] = {}
+        self._names: dict[str, None] = {}
+        self._marks: deque[dict[str, Any]] = deque(maxlen=MOST_MARKS)
+        self._tail: deque[dict[str, Any]] = deque(maxlen=TAIL_LINES)
+        self._trials: dict[int, TrialRecord] = {}
+        self._orders: dict[int, OrderNews] = {}
+        self._news: list[dict[str, Any]] = []
+        self._not_finite: set[str] = set()
+        self._step = self._samples = 0
+        self._told = ""
+
+    @property
+    def size(self) -> int:
+        """Number of ranks of the latest generation."""
+        return len(self.members[-1].hosts) if self.members else 0
+
+    @property
+    def step(self) -> int:
+        """The furthest step of any rank."""
+        return self._step
+
+    # -- what happens -------------------------------------------------------------------------------------------------
+
+    def take(self, record: Record) -> None:
+        """Take in a record."""
+        if isinstance(record, PointRecord):
+            self._take_points(record)
+        elif isinstance(record, MemberRecord):
+            self.members.append(record)
+            self.state = "running" if self.state in ("starting", "re-forming") else self.state
+            self._tell({"t": "members", "members": [self._member(record)]})
+        elif isinstance(record, MarkRecord):
+            self._mark(record)
+        else:
+            self._trials[record.trial] = record
+            self._tell({"t": "trials", "trials": [msgspec.to_builtins(record)]})
+
+    def print(self, time_s: float, stream: int, lines: Collection[str]) -> None:
+        """Take in lines of the output."""
+        told = [{"time": time_s, "stream": stream, "line": line[:TAIL_CHARACTERS]} for line in lines]
+        told = told[-TAIL_LINES:]
+        self._tail.extend(told)
+        self._tell({"t": "output", "lines": told})
+
+    def order(self, news: OrderNews) -> None:
+        """Take in what became of an order."""
+        self._orders[news.number] = news
+        self._orders = dict(list(self._orders.items())[-20:])
+        if news.state == "acted":
+            self._step = max(self._step, news.step)
+            self.state = {"pause": "paused", "resume": "running", "stop": "stopping", "end": "stopping"}.get(
+                news.verb, self.state
+            )
+        self._tell({"t": "order", "order": msgspec.to_builtins(news)})
+
+    def interrupted(self) -> None:
+        """Take in that a generation has ended."""
+        self.state = "re-forming" if self.state in ("running", "paused") else self.state
+
+    def end(self, status: int, words: str, time_s: float) -> None:
+        """Take in that the job is over."""
+        self.state, self.words = "ended", words
+        self.info.status, self.info.words, self.info.ended_s = status, words, time_s
+
+    # -- what viewers get ---------------------------------------------------------------------------------------------
+
+    def snapshot(self, ranks: Collection[int]) -> Iterator[dict[str, Any]]:
+        """All of it, in several messages; with the curves of ``ranks`` where not all are shown."""
+        yield {"t": "run", "info": self._info(), **self._state()}
+        yield {"t": "members", "members": [self._member(each) for each in self.members]}
+        yield {"t": "marks", "marks": list(self._marks)}
+        yield {"t": "trials", "trials": [msgspec.to_builtins(each) for each in self._trials.values()]}
+        for order in self._orders.values():
+            yield {"t": "order", "order": msgspec.to_builtins(order)}
+        for key in self.shown(ranks):
+            yield self._columns(key, 0)
+        yield {"t": "output", "lines": list(self._tail)}
+
+    def curves_of(self, rank: int) -> Iterator[dict[str, Any]]:
+        """Curves of one rank, for a viewer that asks for it."""
+        for key in self._series:
+            if key[1] == rank:
+                yield self._columns(key, 0)
+
+    def changes(self) -> tuple[list[dict[str, Any]], dict[tuple[str, int], dict[str, Any]]]:
+        """Changes since the last call: messages for all viewers, and those of curves, by name and rank."""
+        news, self._news = self._news, []
+        state = self._state()
+        if str(state) != self._told:
+            self._told = str(state)
+            news.insert(0, {"t": "state", **state})
+        curves = {}
+        for key, series in self._series.items():
+            if series.changed < len(series):
+                curves[key] = self._columns(key, series.changed)
+                series.changed = len(series)
+        return news, curves
+
+    def is_shown(self, rank: int, ranks: Collection[int]) -> bool:
+        """True if a viewer who has asked for ``ranks`` gets the curves of ``rank``."""
+        is_banded = (0 if rank == BAND else 1) if self._most_ranks <= MOST_CURVES else (rank == BAND or rank in ranks)
+        return bool(is_banded)
+
+    def shown(self, ranks: Collection[int]) -> list[tuple[str, int]]:
+        """Names and ranks of the curves that a viewer gets."""
+        return [key for key in self._series if self.is_shown(key[1], ranks)]
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    @property
+    def _most_ranks(self) -> int:
+        return max((len(each.hosts) for each in self.members), default=0)
+
+    def _take_points(self, record: PointRecord) -> None:
+        self.lost += record.dropped
+        for point in record.points:
+            self._step = max(self._step, point.step)
+            self._samples = max(self._samples, point.samples)
+            for name, value in point.values.items():
+                if name not in self._names and len(self._names) >= MOST_NAMES:
+                    continue
+                self._names[name] = None
+                if not math.isfinite(value) and name not in self._not_finite:
+                    self._not_finite.add(name)
+                    text = f"{name} is {value} on rank {record.rank}"
+                    self._mark(MarkRecord(point.time_s, "fault", text, point.step))
+                for rank in (record.rank, BAND):
+                    key = name, rank
+                    if key not in self._series:
+                        self._series[key] = Series() if rank == BAND or rank < MOST_CURVES else Series(RANK_SERIES)
+                    self._series[key].add(point.step, point.time_s, value)
+
+    def _mark(self, record: MarkRecord) -> None:
+        step = record.step if record.step >= 0 else self._step
+        mark = {"time": record.time_s, "kind": record.kind, "text": record.text, "step": step}
+        self._marks.append(mark)
+        self._tell({"t": "marks", "marks": [mark]})
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        self._news.append(message)
+
+    def _columns(self, key: tuple[str, int], begin: int) -> dict[str, Any]:
+        series = self._series[key]
+        return {"t": "curve", "name": key[0], "rank": key[1], "from": begin, **series.columns(begin)}
+
+    def _member(self, record: MemberRecord) -> dict[str, Any]:
+        hosts = list(dict.fromkeys(record.hosts))
+        return {"time": record.time_s, "generation": record.generation, "size": len(record.hosts), "hosts": hosts}
+
+    def _info(self) -> dict[str, Any]:
+        info = self.info
+        told = {"command": info.command, "folder": info.folder, "host": info.host, "git": info.git}
+        return {**told, "began": info.began_s, "versions": info.versions, "seeds": info.seeds}
+
+    def _state(self) -> dict[str, Any]:
+        info = self.info
+        told = {"state": self.state, "step": self._step, "size": self.size, "resizable": self.resizable}
+        ended = {"status": info.status, "words": info.words, "ended": info.ended_s} if self.state == "ended" else {}
+        return {**told, "samples": self._samples, "lost": self.lost, **ended}

@@ -1,0 +1,244 @@
+"""The monitor of a job: a child of its launcher that records the job and serves its page.
+
+    python -m farandole.monitor.process < lines         (see farandole.control.monitor_messages)
+
+It connects to the controller as a watcher, and goes on with the next controller of an elastic job when one has died. It
+ends when the launcher says so, or is gone.
+
+One thread, an event loop: standard input, the sockets of the controller, viewers, and a timer that sends these what has
+changed while there are any.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any, final
+
+from farandole.control.channel import Dealer
+from farandole.control.dial import first_answering
+from farandole.control.keys import JobKeys
+from farandole.control.messages import encode
+from farandole.control.monitor_messages import (
+    MonitorConfig,
+    MonitorContact,
+    MonitorEnd,
+    MonitorReady,
+    MonitorRefusal,
+    decode_line,
+    encode_line,
+)
+from farandole.control.private_file import write_private
+from farandole.control.process import name_this
+from farandole.control.watch_messages import WATCHER, OrderNews, Seen, WatchJob, WatchOrder
+from farandole.errors import ControlError, FarandoleError
+from farandole.monitor.access import PageKeys, listening
+from farandole.monitor.describe import describe
+from farandole.monitor.exports import CSV, TENSORBOARD, CsvExport, Export, TensorBoardExport
+from farandole.monitor.folder import RunWriter
+from farandole.monitor.hub import Hub
+from farandole.monitor.recording import Recording
+
+logger = logging.getLogger("farandole.monitor")
+
+EVERY_S = 0.2
+"""Interval of metrics, and of what viewers are sent."""
+
+WINDOW_BYTES = 2**24
+ANSWERS_S = 30.0
+LAST_S = 0.5
+"""Time for viewers to take in the last of it."""
+
+
+@final
+class JobMonitor:
+    """Monitor of one job. The page's ``server`` is ``None`` where there is none."""
+
+    def __init__(self, config: MonitorConfig) -> None:
+        info = describe(config.command)
+        self._writer = RunWriter.create(config.folder, info)
+        self._hub = Hub(info)
+        self._recording = Recording(self._writer, self._hub, list(_exports(config, self._writer.path)))
+        self._config = config
+        self._server: Any = None
+        self._dealer: Dealer | None = None
+        self._numbers = itertools.count(1)
+        self._unseen_bytes = 0
+        self._over = asyncio.Event()
+
+    def serve(self) -> str:
+        """Open the page, if there is to be one; returns its link."""
+        if not self._config.live:
+            return ""
+        from farandole.monitor.server import PageServer
+
+        host, port, tls = listening(self._config.listen, self._config.certificate)
+        keys = PageKeys.new()
+        self._server = PageServer(self._hub, keys, self._order)
+        port = self._server.listen(host, port, tls)
+        shown = f"[{host}]" if ":" in host else host
+        link = keys.link(f"{'https' if tls else 'http'}://{shown}:{port}")
+        if self._config.link_file:
+            write_private(Path(self._config.link_file), link.encode() + b"\n")
+        return link
+
+    async def run(self) -> None:
+        """Watch until the launcher has said how the job ended, or is gone."""
+        lines = asyncio.StreamReader()
+        loop = asyncio.get_running_loop()
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin.buffer)
+        pushing = asyncio.create_task(self._push())
+        try:
+            while line := await lines.readline():
+                message = decode_line(line)
+                if isinstance(message, MonitorContact):
+                    await self._connect(message)
+                elif isinstance(message, MonitorEnd):
+                    self._end(message)
+                    return
+            self._end(MonitorEnd(1, "the launcher is gone"))
+        finally:
+            pushing.cancel()
+            if self._server is not None:
+                await self._server.close()
+                await asyncio.sleep(LAST_S if self._server.viewers else 0.0)
+            if self._config.link_file:
+                with contextlib.suppress(OSError):
+                    os.unlink(self._config.link_file)
+            self._disconnect()
+
+    # -- the controller -----------------------------------------------------------------------------------------------
+
+    async def _connect(self, contact: MonitorContact) -> None:
+        self._disconnect()
+        keys = JobKeys.from_secret(contact.secret)
+        loop = asyncio.get_running_loop()
+        try:
+            if len(contact.addresses) == 1:
+                address = contact.addresses[0]
+            else:
+                address = await loop.run_in_executor(None, first_answering, contact.addresses, keys, ANSWERS_S)
+            self._dealer = Dealer(address, WATCHER + os.urandom(8).hex().encode(), keys, None)
+        except ControlError as error:
+            logger.warning("the live view cannot reach the job: %s", error)
+            return
+        for fd in self._dealer.fds:
+            loop.add_reader(fd, self._receive)
+        self._watch()
+
+    def _watch(self) -> None:
+        assert self._dealer is not None
+        self._unseen_bytes = 0
+        self._dealer.send(WatchJob(EVERY_S, WINDOW_BYTES))
+
+    def _receive(self) -> None:
+        dealer = self._dealer
+        if dealer is None:
+            return
+        try:
+            while (message := dealer.recv(0.0)) is not None:
+                self._unseen_bytes += len(encode(message))
+                self._recording.take(message)
+            if self._unseen_bytes > WINDOW_BYTES // 8:
+                dealer.send(Seen(self._unseen_bytes))
+                self._unseen_bytes = 0
+        except ControlError:  # another one may come, as in elastic jobs: it knows nothing of us
+            self._hub.interrupted()
+            dealer.renew()
+            self._watch()
+
+    def _disconnect(self) -> None:
+        dealer, self._dealer = self._dealer, None
+        if dealer is not None:
+            loop = asyncio.get_running_loop()
+            for fd in dealer.fds:
+                loop.remove_reader(fd)
+            dealer.close(deliver=False)
+
+    def _order(self, verb: str, workers: int) -> int:
+        number = next(self._numbers)
+        if self._dealer is None:
+            text = "the live view has lost the job's controller"
+            self._recording.take(OrderNews(number, verb, "refused", text, -1, time.time()))
+        else:
+            self._dealer.send(WatchOrder(number, verb, workers))
+        return number
+
+    # -- viewers ------------------------------------------------------------------------------------------------------
+
+    async def _push(self) -> None:
+        while self._server is not None:
+            await asyncio.sleep(EVERY_S)
+            self._server.push()
+
+    def _end(self, end: MonitorEnd) -> None:
+        if self._dealer is not None:  # the controller has gone when the launcher says so, but perhaps not all it said
+            with contextlib.suppress(ControlError):
+                while (message := self._dealer.recv(LAST_S)) is not None:
+                    self._recording.take(message)
+        self._recording.end(end.status, end.words, time.time())
+
+
+def _exports(config: MonitorConfig, folder: Path) -> list[Export]:
+    exports: list[Export] = []
+    if config.csv:
+        exports.append(CsvExport(folder / CSV))
+    if config.tensorboard:
+        exports.append(TensorBoardExport(folder / TENSORBOARD))
+    return exports
+
+
+async def _main(line: bytes) -> None:
+    config = decode_line(line)
+    assert isinstance(config, MonitorConfig)
+    try:
+        monitor = JobMonitor(config)
+        link = monitor.serve()
+    except (FarandoleError, OSError) as error:
+        _answer(encode_line(MonitorRefusal(str(error))))
+        return
+    _answer(encode_line(MonitorReady(str(Path(config.folder).absolute()), link)))
+    await monitor.run()
+
+
+def _answer(line: bytes) -> None:
+    """Answer the launcher, and let go of the pipe."""
+    with contextlib.suppress(BrokenPipeError):
+        os.write(1, line)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.close(null)
+
+
+def main() -> int:
+    """Run the monitor that standard input describes."""
+    name_this("farandole-live")
+    # A Ctrl-C, or the end of a batch job, is for the launcher, which tells us.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    logging.basicConfig(format="farandole: %(message)s", level=logging.WARNING)
+    line = _first_line()
+    if line:
+        asyncio.run(_main(line))
+    return 0
+
+
+def _first_line() -> bytes:
+    """The config; byte by byte, as what follows is the event loop's to read."""
+    line = b""
+    while (byte := os.read(0, 1)) and not line.endswith(b"\n"):
+        line += byte
+        if byte == b"\n":
+            break
+    return line
+
+
+if __name__ == "__main__":
+    sys.exit(main())

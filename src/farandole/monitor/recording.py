@@ -1,0 +1,87 @@
+"""Recording of a job: from the messages of its controller to the folder of the run, and to its hub.
+
+recording = Recording(writer, hub, exports=[])
+recording.take(RankMetrics(...))
+recording.end(0, "", time.time())
+
+A disk that is full ends the record, with a line on the page, and not the view.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+from farandole.control.watch_messages import (
+    Announced,
+    Ended,
+    Members,
+    Missed,
+    OrderNews,
+    Printed,
+    RankMetrics,
+)
+from farandole.monitor.exports import Export
+from farandole.monitor.folder import MarkRecord, MemberRecord, PointRecord, Record, RunWriter
+from farandole.monitor.hub import Hub
+
+logger = logging.getLogger("farandole.monitor")
+
+
+@final
+class Recording:
+    """Recording of one job; one thread."""
+
+    def __init__(self, writer: RunWriter, hub: Hub, exports: Sequence[Export] = ()) -> None:
+        self._writer, self._hub, self._exports = writer, hub, list(exports)
+        self._is_written = True
+
+    def take(self, message: Any) -> None:
+        """Take in a message of the controller."""
+        if isinstance(message, RankMetrics):
+            self._record(PointRecord(message.rank, message.generation, message.points, message.dropped))
+            for time_s, text in message.notes if message.rank == 0 else ():
+                self._record(MarkRecord(time_s, "recovery", text))
+        elif isinstance(message, Members):
+            self._hub.resizable = message.resizable
+            self._record(MemberRecord(message.time_s, message.generation, message.hosts))
+        elif isinstance(message, Ended):
+            self._hub.interrupted()
+            self._record(MarkRecord(message.time_s, "fault", message.reason))
+        elif isinstance(message, Printed):
+            self._save(lambda: self._writer.output(message.stream, message.text))
+            self._hub.print(message.time_s, message.stream, message.text.decode(errors="replace").splitlines())
+        elif isinstance(message, Announced):
+            self._record(MarkRecord(message.time_s, "note", message.text))
+        elif isinstance(message, OrderNews):
+            self._hub.order(message)
+            if message.state == "acted":
+                self._record(MarkRecord(message.time_s, "order", f"{message.verb}: {message.text}", message.step))
+        elif isinstance(message, Missed):
+            self._hub.lost += message.count
+
+    def end(self, status: int, words: str, time_s: float) -> None:
+        """Take in that the job is over, and close the record."""
+        self._hub.end(status, words, time_s)
+        self._save(self._writer.describe)
+        for export in self._exports:
+            self._save(export.close)
+        self._writer.close()
+
+    def _record(self, record: Record) -> None:
+        self._hub.take(record)
+        self._save(lambda: self._writer.append(record))
+        for export in self._exports:
+            self._save(lambda export=export: export.take(record))  # type: ignore[misc]
+
+    def _save(self, work: Callable[[], object]) -> None:
+        if not self._is_written:
+            return
+        try:
+            work()
+        except OSError as error:
+            self._is_written = False
+            text = f"the record in {self._writer.path} ends here: {error.strerror}"
+            logger.warning("%s", text)
+            self._hub.take(MarkRecord(self._hub.info.began_s, "fault", text))

@@ -1,0 +1,228 @@
+"""``farandole runs``: the runs that were recorded, side by side.
+
+    farandole runs list                             those below farandole-runs
+    farandole runs compare runs/a runs/b            commands, versions, seeds and last numbers that differ
+    farandole runs plot runs/a runs/b --name loss   their curves, as a PNG
+    farandole runs open runs/a                      the page of one that is over, or goes on
+
+All of it is read from the folders of the runs, also while these go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from farandole.control.private_file import NotPrivateError, read_private
+from farandole.errors import UsageError
+from farandole.monitor.access import PageKeys, listening
+from farandole.monitor.decimation import Series
+from farandole.monitor.folder import (
+    INFO,
+    OUTPUT,
+    STREAMS,
+    MemberRecord,
+    PointRecord,
+    RunInfo,
+    read_info,
+    read_records,
+)
+from farandole.monitor.hub import Hub
+
+RUNS, LINK = "farandole-runs", "live.link"
+
+EXAMPLES = """\
+examples:
+  farandole runs list
+  farandole runs compare runs/a runs/b
+  farandole runs plot runs/a runs/b --name loss --out loss.png
+  farandole runs open runs/a
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``runs`` to the commands."""
+    parser = subparsers.add_parser(
+        "runs", help="list, compare, plot and open recorded runs", usage="farandole runs VERB ...", description=EXAMPLES
+    )
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    told = verbs.add_parser("list", help="the runs in a folder", usage="farandole runs list [FOLDER]")
+    told.add_argument("folder", nargs="?", default=RUNS, metavar="FOLDER", help=f"where they are (default: {RUNS})")
+    told.set_defaults(main=_list)
+    told = verbs.add_parser("compare", help="what differs between runs", usage="farandole runs compare RUN RUN ...")
+    told.add_argument("runs", nargs="+", metavar="RUN", help="folders of runs")
+    told.set_defaults(main=_compare)
+    told = verbs.add_parser("plot", help="draw their curves", usage="farandole runs plot RUN ... [--name NAME]")
+    told.add_argument("runs", nargs="+", metavar="RUN", help="folders of runs")
+    told.add_argument("--name", action="append", default=[], metavar="NAME", help="a metric (default: all)")
+    told.add_argument("--out", default="runs.png", metavar="FILE", help="the picture (default: runs.png)")
+    told.set_defaults(main=_plot)
+    told = verbs.add_parser("open", help="serve the page of a run", usage="farandole runs open RUN")
+    told.add_argument("run", metavar="RUN", help="folder of a run")
+    told.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="where (default: 127.0.0.1:0)")
+    told.set_defaults(main=_open)
+
+
+def loaded(folder: str | os.PathLike[str]) -> Hub:
+    """The state of a recorded run, as its page showed it last."""
+    info = read_info(folder)
+    hub = Hub(info)
+    for record in read_records(folder):
+        hub.take(record)
+    for stream, name in enumerate(STREAMS):
+        path = Path(folder) / OUTPUT / name
+        if path.exists():
+            hub.print(info.ended_s, stream, path.read_text(errors="replace").splitlines())
+    if info.status is not None:
+        hub.end(info.status, info.words, info.ended_s)
+    return hub
+
+
+def curves(folder: str | os.PathLike[str]) -> dict[str, Series]:
+    """Curves of a run over all its ranks, by the names of metrics."""
+    found: dict[str, Series] = {}
+    for record in read_records(folder):
+        for point in record.points if isinstance(record, PointRecord) else ():
+            for name, value in point.values.items():
+                found.setdefault(name, Series()).add(point.step, point.time_s, value)
+    return found
+
+
+# -- the verbs --------------------------------------------------------------------------------------------------------
+
+
+def _list(args: argparse.Namespace) -> int:
+    folder = Path(args.folder)
+    runs = sorted(path.parent for path in folder.glob(f"*/{INFO}")) if folder.is_dir() else []
+    if not runs:
+        raise UsageError(f"no run is recorded in {folder}: record one with farandole run --record {folder}/a ...")
+    table = Table("run", "began", "lasted", "ranks", "steps", "loss", "end", box=box.SIMPLE_HEAD)
+    for run in runs:
+        info = read_info(run)
+        size, step, last = 0, 0, None
+        for record in read_records(run):
+            size = max(size, len(record.hosts)) if isinstance(record, MemberRecord) else size
+            for point in record.points if isinstance(record, PointRecord) else ():
+                step, last = max(step, point.step), point.values.get("loss", last)
+        began = time.strftime("%Y-%m-%d %H:%M", time.localtime(info.began_s))
+        loss = "" if last is None else f"{last:.4g}"
+        table.add_row(run.name, began, _lasted(info), str(size), str(step), loss, _end(info))
+    Console(markup=False, highlight=False).print(table)
+    return 0
+
+
+def _compare(args: argparse.Namespace) -> int:
+    infos = [read_info(run) for run in args.runs]
+    last = [{name: _final(series) for name, series in curves(run).items()} for run in args.runs]
+    facts: list[tuple[str, list[str]]] = [
+        ("command", [" ".join(info.command) for info in infos]),
+        ("commit", [info.git[:12] + "+" * info.git.endswith("+") for info in infos]),
+        ("lasted", [_lasted(info) for info in infos]),
+        ("end", [_end(info) for info in infos]),
+    ]
+    named = dict.fromkeys(name for info in infos for name in (*info.versions, *info.seeds))
+    facts += [(name, [info.versions.get(name, info.seeds.get(name, "")) for info in infos]) for name in named]
+    same = {"lasted", "end"}
+    facts = [(name, values) for name, values in facts if len(set(values)) > 1 or name in same]
+    numbers = dict.fromkeys(name for each in last for name in each)
+    facts += [(f"last {name}", [each.get(name, "") for each in last]) for name in numbers]
+    table = Table("", *(Path(run).name for run in args.runs), box=box.SIMPLE_HEAD)
+    for name, values in facts:
+        table.add_row(name, *values)
+    Console(markup=False, highlight=False).print(table)
+    return 0
+
+
+def _plot(args: argparse.Namespace) -> int:
+    try:
+        import matplotlib as mpl
+
+        mpl.use("Agg")
+        from matplotlib import pyplot as plt
+    except ModuleNotFoundError as error:
+        raise UsageError("farandole runs plot needs matplotlib: pip install 'farandole[plot]'") from error
+    found = {run: curves(run) for run in args.runs}
+    known = list(dict.fromkeys(name for each in found.values() for name in each))
+    names = args.name or known
+    if unknown := [name for name in names if name not in known]:
+        raise UsageError(f"no run has logged {unknown[0]!r}; they have {', '.join(known) or 'nothing'}")
+    figure, axes = plt.subplots(len(names), 1, figsize=(8, 2.6 * len(names)), squeeze=False, layout="constrained")
+    for axis, name in zip(axes[:, 0], names, strict=True):
+        for run, each in found.items():
+            if name in each:
+                _draw(axis, each[name], Path(run).name)
+        axis.set(title=name, xlabel="step")
+        axis.grid(alpha=0.3)
+        axis.legend()
+    figure.savefig(args.out, dpi=120)
+    plt.close(figure)
+    print(f"{args.out}: {', '.join(names)}")
+    return 0
+
+
+def _draw(axis: Any, series: Series, label: str) -> None:
+    steps = [each.number * series.width for each in series.bins]
+    [line] = axis.plot(steps, [each.mean for each in series.bins], label=label, linewidth=1.4)
+    lows, highs = ([getattr(each, side) for each in series.bins] for side in ("low", "high"))
+    axis.fill_between(steps, lows, highs, color=line.get_color(), alpha=0.2, linewidth=0)
+
+
+def _open(args: argparse.Namespace) -> int:
+    info = read_info(args.run)
+    if info.status is None and (Path(args.run) / LINK).exists():
+        try:
+            print(read_private(Path(args.run) / LINK).decode().strip())
+        except (OSError, NotPrivateError) as error:
+            raise UsageError(f"the link of {args.run} cannot be read: {error}") from error
+        return 0
+    try:
+        asyncio.run(_serve(loaded(args.run), args.listen))
+    except ModuleNotFoundError as error:
+        raise UsageError("farandole runs open needs tornado: pip install 'farandole[live]'") from error
+    return 0
+
+
+async def _serve(hub: Hub, listen: str) -> None:
+    """Serve the page of a run that is over, until Ctrl-C."""
+    from farandole.monitor.server import PageServer
+
+    host, port, tls = listening(listen, "")
+    keys = PageKeys.new()
+    server = PageServer(hub, keys, None)
+    try:
+        port = server.listen(host, port, tls)
+    except OSError as error:
+        raise UsageError(f"--listen {listen}: {error.strerror}") from error
+    over = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, over.set)
+    print(f"{keys.link(f'http://{host}:{port}')}\nCtrl-C ends it", flush=True)
+    await over.wait()
+    await server.close()
+
+
+# -- words ------------------------------------------------------------------------------------------------------------
+
+
+def _lasted(info: RunInfo) -> str:
+    if not info.ended_s:
+        return ""
+    whole = round(info.ended_s - info.began_s)
+    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
+
+
+def _end(info: RunInfo) -> str:
+    return "goes on, or was killed" if info.status is None else "well" if info.status == 0 else f"status {info.status}"
+
+
+def _final(series: Series) -> str:
+    return f"{series.bins[-1].mean:.6g}" if series.bins else ""

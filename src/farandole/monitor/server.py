@@ -1,0 +1,290 @@
+"""Server of the live page: the page itself, which is no secret, and a WebSocket for those who have a key.
+
+    server = PageServer(hub, keys, on_order)
+    port = server.listen("127.0.0.1", 0, None)
+    server.push()                   # a few times a second, while there are viewers
+    await server.close()
+
+A viewer's first message is its key, as {"key": "..."}, within a few seconds; nothing else of it is read before. No
+cookie, no query string and no header ``Origin`` means anything here: a proxy may change these. Every later message is
+checked by its type; the first that is none ends the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable
+from importlib import resources
+from typing import Any, TypeAlias, final
+
+import msgspec
+import tornado.httpserver
+import tornado.netutil
+import tornado.web
+import tornado.websocket
+
+from farandole.monitor.access import PageKeys, Role
+from farandole.monitor.hub import Hub
+
+logger = logging.getLogger("farandole.monitor")
+
+KEY_S = 5.0
+"""Time in which a viewer has to show its key."""
+
+MOST_VIEWERS, MOST_STRANGERS = 64, 32
+LONGEST_MESSAGE = 4096
+MOST_BEHIND_BYTES = 2**24
+"""What a viewer has not taken; one that is further behind is cut off, and comes again for a snapshot."""
+
+POLICY = "; ".join((
+    "default-src 'none'", "script-src 'self'", "style-src 'self'", "connect-src 'self'", "img-src 'self' data: blob:",
+    "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'",
+))  # fmt: skip
+
+FILES = {
+    "": ("index.html", "text/html; charset=utf-8"),
+    "page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "live.js": ("live.js", "text/javascript; charset=utf-8"),
+    "live.css": ("live.css", "text/css; charset=utf-8"),
+    "page.css": ("page.css", "text/css; charset=utf-8"),
+    "icon.svg": ("icon.svg", "image/svg+xml"),
+}
+
+OnOrder: TypeAlias = Callable[[str, int], int]
+"""Gives an order, a verb and for ``scale`` a number of workers; returns the order's number."""
+
+
+@final
+class ViewerOrder(msgspec.Struct, frozen=True, tag="order", tag_field="t", forbid_unknown_fields=True):
+    """Order of a viewer."""
+
+    verb: str
+    workers: int = 0
+
+
+@final
+class ViewerRanks(msgspec.Struct, frozen=True, tag="ranks", tag_field="t", forbid_unknown_fields=True):
+    """Ranks whose own curves a viewer wants beside the band."""
+
+    ranks: list[int]
+
+
+@final
+class ViewerPing(msgspec.Struct, frozen=True, tag="ping", tag_field="t", forbid_unknown_fields=True):
+    """Question of a viewer whether the server is still there."""
+
+
+class _Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    key: str
+
+
+_keys = msgspec.json.Decoder(_Key)
+_messages = msgspec.json.Decoder(ViewerOrder | ViewerRanks | ViewerPing)
+_orders = msgspec.json.Decoder(ViewerOrder)
+
+
+def built() -> bool:
+    """True if this installation has the page's script, which is made when the wheel is built."""
+    return resources.files("farandole.monitor").joinpath("static", "live.js").is_file()
+
+
+@final
+class PageServer:
+    """Server of one run's page, in the running event loop. ``on_order`` is ``None`` where nothing can be ordered."""
+
+    def __init__(self, hub: Hub, keys: PageKeys, on_order: OnOrder | None) -> None:
+        self.hub, self.keys, self.on_order = hub, keys, on_order
+        self.viewers: set[_Socket] = set()
+        self.strangers: set[_Socket] = set()
+        told = {"server": self}
+        application = tornado.web.Application(
+            [(r"/socket", _Socket, told), (r"/order", _Order, told), (r"/([a-z.]*)", _Page)],
+            websocket_max_message_size=LONGEST_MESSAGE,
+            websocket_ping_interval=20,
+            log_function=lambda _: None,
+            default_handler_class=_Nothing,
+        )
+        self._application = application
+        self._server: tornado.httpserver.HTTPServer | None = None
+
+    def listen(self, host: str, port: int, tls: ssl.SSLContext | None) -> int:
+        """Listen there; returns the port. Raises ``OSError`` where that cannot be."""
+        sockets = tornado.netutil.bind_sockets(port, host, reuse_port=False)
+        self._server = tornado.httpserver.HTTPServer(
+            self._application,
+            ssl_options=tls,
+            max_buffer_size=2**20,
+            max_header_size=2**14,
+            max_body_size=LONGEST_MESSAGE,
+            idle_connection_timeout=60,
+        )
+        self._server.add_sockets(sockets)
+        return int(sockets[0].getsockname()[1])
+
+    def push(self) -> None:
+        """Send viewers what has changed."""
+        news, curves = self.hub.changes()
+        if not self.viewers:
+            return
+        common = [msgspec.json.encode(each) for each in news]
+        encoded = {key: msgspec.json.encode(each) for key, each in curves.items()}
+        for viewer in tuple(self.viewers):
+            own = [text for key, text in encoded.items() if self.hub.is_shown(key[1], viewer.ranks)]
+            if common or own:
+                viewer.send([*common, *own])
+
+    async def close(self) -> None:
+        """Let viewers have the last of it, and end."""
+        self.push()
+        for socket in (*self.viewers, *self.strangers):
+            socket.close(1001, "the run has ended")
+        if self._server is not None:
+            self._server.stop()
+            await self._server.close_all_connections()
+
+
+class _Guarded(tornado.web.RequestHandler):
+    def set_default_headers(self) -> None:
+        self.set_header("Content-Security-Policy", POLICY)
+        self.set_header("X-Content-Type-Options", "nosniff")
+        self.set_header("Referrer-Policy", "no-referrer")
+        self.set_header("Cross-Origin-Opener-Policy", "same-origin")
+        self.set_header("Cross-Origin-Resource-Policy", "same-origin")
+        self.set_header("Cache-Control", "no-store")
+        self.set_header("Server", "farandole")
+
+    def write_error(self, status_code: int, **_: Any) -> None:
+        self.set_header("Content-Type", "text/plain; charset=utf-8")
+        self.finish(f"{status_code} {self._reason}\n")
+
+
+@final
+class _Nothing(_Guarded):
+    def prepare(self) -> None:
+        raise tornado.web.HTTPError(404)
+
+
+@final
+class _Page(_Guarded):
+    def get(self, name: str) -> None:
+        if name not in FILES:
+            raise tornado.web.HTTPError(404)
+        file, kind = FILES[name]
+        path = resources.files("farandole.monitor").joinpath("static", file)
+        if not path.is_file():
+            raise tornado.web.HTTPError(404, reason="This installation was built without Node, and has no live view")
+        self.set_header("Content-Type", kind)
+        self.finish(path.read_bytes())
+
+
+@final
+class _Order(_Guarded):
+    """Orders of programs: a POST with the key as ``Authorization: Bearer``."""
+
+    def initialize(self, server: PageServer) -> None:
+        self._page = server
+
+    def post(self) -> None:
+        scheme, _, key = self.request.headers.get("Authorization", "").partition(" ")
+        if scheme != "Bearer" or self._page.keys.role(key) is not Role.CONTROL:
+            raise tornado.web.HTTPError(403)
+        if self._page.on_order is None:
+            raise tornado.web.HTTPError(409, reason="The run is over")
+        try:
+            order = _orders.decode(self.request.body)
+        except msgspec.DecodeError:
+            raise tornado.web.HTTPError(400) from None
+        self.finish({"number": self._page.on_order(order.verb, order.workers)})
+
+
+@final
+class _Socket(tornado.websocket.WebSocketHandler):
+    """One viewer, or somebody who has not shown a key yet."""
+
+    def initialize(self, server: PageServer) -> None:
+        self._page = server
+        self.ranks: set[int] = set()
+        self._role: Role | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._is_cut = False
+
+    def check_origin(self, origin: str) -> bool:
+        return True  # a key is needed, which no other page has; and proxies change this header
+
+    def get_compression_options(self) -> dict[str, Any]:
+        return {"compression_level": 1}
+
+    def open(self, *_: str, **__: str) -> None:
+        if len(self._page.strangers) >= MOST_STRANGERS or self.request.query:
+            self._cut(4403, "no")
+            return
+        self._page.strangers.add(self)
+        self._deadline = asyncio.get_running_loop().call_later(KEY_S, self._cut, 4401, "no key came")
+
+    def on_message(self, message: str | bytes) -> None:
+        if self._is_cut:  # it was on its way already: the other side reads our goodbye only then
+            return
+        try:
+            if self._role is None:
+                self._admit(_keys.decode(message))
+            else:
+                self._take(_messages.decode(message))
+        except msgspec.DecodeError:
+            self._cut(4400 if self._role else 4401, "that is no message")
+
+    def _cut(self, code: int, why: str) -> None:
+        self._is_cut = True
+        self._page.viewers.discard(self)
+        self.close(code, why)
+
+    def on_close(self) -> None:
+        self._page.viewers.discard(self)
+        self._page.strangers.discard(self)
+        if self._deadline is not None:
+            self._deadline.cancel()
+
+    def send(self, texts: list[bytes]) -> None:
+        """Send messages as one, a JSON array; cut off who does not take them."""
+        stream = getattr(self.ws_connection, "stream", None)
+        if stream is not None and len(getattr(stream, "_write_buffer", ())) > MOST_BEHIND_BYTES:
+            self._cut(4408, "too far behind")
+            return
+        try:
+            self.write_message(b"[" + b",".join(texts) + b"]")
+        except tornado.websocket.WebSocketClosedError:
+            self.on_close()
+
+    def _admit(self, shown: _Key) -> None:
+        page = self._page
+        self._role = page.keys.role(shown.key)
+        page.strangers.discard(self)
+        if self._role is None or len(page.viewers) >= MOST_VIEWERS:
+            self._cut(4401 if self._role is None else 4429, "wrong key" if self._role is None else "too many viewers")
+            return
+        if self._deadline is not None:
+            self._deadline.cancel()
+        page.push()  # the others, so that changes from here on are this one's, too
+        may = self._role is Role.CONTROL
+        hello = {"t": "hello", "role": self._role.value, "orders": may and page.on_order is not None}
+        if may:
+            hello["look"] = page.keys.fragment(Role.LOOK)
+        self.send([msgspec.json.encode(each) for each in (hello, *page.hub.snapshot(()), {"t": "ready"})])
+        page.viewers.add(self)
+
+    def _take(self, message: ViewerOrder | ViewerRanks | ViewerPing) -> None:
+        page = self._page
+        if isinstance(message, ViewerPing):
+            self.send([b'{"t":"pong"}'])
+        elif isinstance(message, ViewerRanks):
+            new = set(message.ranks[:64]) - self.ranks
+            self.ranks = set(message.ranks[:64])
+            curves = [msgspec.json.encode(each) for rank in sorted(new) for each in page.hub.curves_of(rank)]
+            if curves:
+                self.send(curves)
+        elif self._role is not Role.CONTROL or page.on_order is None:
+            self.send([b'{"t":"refused","text":"this key may only look"}'])
+        else:
+            number = page.on_order(message.verb, message.workers)
+            self.send([msgspec.json.encode({"t": "ordered", "number": number, "verb": message.verb})])

@@ -1,0 +1,119 @@
+"""Chromium on the live page, once for all tests: Debian's, driven by Playwright."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, final
+
+CHROMIUM = shutil.which("chromium")
+ARGUMENTS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+)  # fmt: skip
+DEADLINE_S = 60.0
+
+TRAINING = """
+import math, os, time
+import numpy as np
+import farandole.numpy as hvd
+hvd.init()
+gradients = hvd.DistributedGradients([np.zeros(3, np.float32)])
+for step in range(10**6):
+    gradients([np.ones(3, np.float32)])
+    if step % 5 == 0:
+        hvd.log(loss=2 * math.exp(-step / 400) + 0.1 * hvd.rank(), samples=32 * step)
+    if step % 100 == 0:
+        print("step", step, "<script>document.title='owned'</script>", flush=True)
+    if hvd.checkpoint_due():
+        print("saved", flush=True)
+    time.sleep(0.002)
+"""
+
+
+@final
+class LiveRun:
+    """A job with a live page, which goes on until it is stopped."""
+
+    def __init__(self, folder: Path, options: list[str], script: str = TRAINING) -> None:
+        self.folder, self.record = folder, folder / "run"
+        (folder / "train.py").write_text(script)
+        command = [sys.executable, "-m", "farandole", "run", *options, "--live", "--record", str(self.record)]
+        with open(folder / "out.txt", "wb") as out:
+            self.process = subprocess.Popen(
+                [*command, sys.executable, "train.py"], cwd=folder, stdout=out, stderr=out, stdin=subprocess.DEVNULL
+            )
+        until(lambda: (self.record / "live.link").exists() or self.process.poll() is not None, "for the link")
+        assert self.process.poll() is None, self.said
+        self.link = (self.record / "live.link").read_text().strip()
+
+    @property
+    def said(self) -> str:
+        return (self.folder / "out.txt").read_text()
+
+    @property
+    def address(self) -> str:
+        return self.link.split("#")[0].rstrip("/")
+
+    @property
+    def key(self) -> str:
+        return self.link.split("#key=")[1]
+
+    def end(self) -> int:
+        return self.process.wait(DEADLINE_S)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+            self.process.wait(DEADLINE_S)
+
+
+def until(condition: Callable[[], bool], what: str = "") -> None:
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline_s, f"waited in vain {what}"
+        time.sleep(0.01)  # nothing announces a file
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[str]:
+    """Link of the page that ``farandole runs open`` serves."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "farandole", "runs", "open", str(folder)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    try:
+        yield process.stdout.readline().strip()
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=DEADLINE_S)
+
+
+@contextmanager
+def browser() -> Iterator[Any]:
+    """Chromium with a fresh profile."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
+        try:
+            yield started
+        finally:
+            started.close()
+
+
+KEEP = os.environ.get("LIVE_PICTURES", "")
+"""Folder for pictures of every state; "" for none."""
+
+
+def picture(page: Any, name: str) -> None:
+    """Keep a picture of the page, where that is asked for."""
+    if KEEP:
+        page.screenshot(path=f"{KEEP}/{name}.png", full_page=True)

@@ -1,0 +1,28 @@
+// Elements, made without markup: what comes from a training is text, and never becomes anything else.
+
+export function h(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value == null || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name === "class") element.className = value;
+    else element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.flat().filter((child) => child != null && child !== false));
+  return element;
+}
+
+export function s(tag, attributes = {}, ...children) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) if (value != null) element.setAttribute(name, value);
+  element.append(...children.flat());
+  return element;
+}
+
+export function show(element, visible) {
+  if (element.hidden === Boolean(visible)) element.hidden = !visible;
+}
+
+export function text(element, value) {
+  if (element.textContent !== value) element.textContent = value;
+}

@@ -1,0 +1,493 @@
+// The live view of a training: one module (an anywidget front-end module) for the plain page and for notebooks.
+
+import "uplot/dist/uPlot.min.css";
+import "./live.css";
+import { Chart, MOST_CURVES, colour, dash } from "./chart.js";
+import { connect } from "./connection.js";
+import { Curves } from "./curves.js";
+import { h, s, show, text } from "./dom.js";
+import { clock, number, plural, script, span } from "./format.js";
+import { About, Membership, Output, Trials } from "./panels.js";
+
+const SURE_MS = 5000;
+const LATE_MS = 3000;
+const FRAME_MS = 8; // of a frame, for drawing charts; what is left waits for the next one
+const HIDDEN = /_(low|high)$/;
+const LAST = ["samples_per_s", "step_s", "wait_s", "noise_scale"];
+let views = 0;
+
+class View {
+  constructor(model, el) {
+    this.model = model;
+    this.el = el;
+    this.sync = `farandole-${views++}`;
+    this.curves = new Curves();
+    this.charts = new Map();
+    this.marks = [];
+    this.members = [];
+    this.hidden = new Set();
+    this.chosen = new Set();
+    this.byTime = false;
+    this.run = { began: Date.now() / 1000 };
+    this.state = { state: "starting", step: 0, size: 0 };
+    this.link = "loading";
+    this.role = null;
+    this.frames = [];
+    this.pending = new Map();
+    this.dark = false;
+    this.build();
+    this.watchTheme();
+    this.watchSize();
+    this.ticker = setInterval(() => this.tick(), 1000);
+    this.connection = connect(model, {
+      message: (message) => this.take(message),
+      state: (state, why) => this.linkIs(state, why),
+    });
+  }
+
+  get began() {
+    return this.run.began;
+  }
+
+  get most() {
+    return Math.max(this.state.size, ...this.members.map((each) => each.size), 0);
+  }
+
+  // -- what stands there -----------------------------------------------------------------------------------------
+
+  build() {
+    this.name = h("h1", {}, "training");
+    this.pill = h("span", { class: "pill", role: "status" }, "loading");
+    this.facts = h("p", { class: "facts" });
+    this.news = h("p", { class: "news", role: "status", "aria-live": "polite" });
+    this.said = h("p", { class: "unseen", "aria-live": "polite" });
+    this.banner = h("div", { class: "banner", role: "alert", hidden: true });
+    this.buildButtons();
+    this.axis = h("button", { type: "button", class: "small", "aria-pressed": "false", onclick: () => this.toggleAxis() }, "by time");
+    this.ranks = h("div", { class: "ranks", role: "group", "aria-label": "ranks that are shown" });
+    this.grid = h("div", { class: "grid" });
+    this.membership = new Membership();
+    this.output = new Output();
+    this.trials = new Trials();
+    this.about = new About();
+    this.skeleton = h("div", { class: "skeleton", "aria-hidden": "true" }, ...[1, 2, 3].map(() => h("div", { class: "card ghost" })));
+    this.empty = h(
+      "div", { class: "card empty", hidden: true },
+      h("h3", {}, "No numbers yet"),
+      h("p", {}, "The optimizer's step times come by themselves with its first steps. For more, log them in the script, on any rank:"),
+      h("pre", {}, "hvd.log(loss=loss, acc=hits / len(x))"),
+    );
+    this.controls = h("div", { class: "controls" }, this.axis, this.ranks);
+    this.body = h("div", { class: "body" }, this.controls, this.skeleton, this.empty, this.grid, this.trials.element, this.membership.element, this.output.element, this.about.element);
+    const head = h("header", { class: "top" }, h("div", { class: "title" }, this.name, this.pill), this.facts, this.buttons);
+    this.root = h("div", { class: "farandole" }, head, this.news, this.said, this.banner, this.body);
+    this.root.addEventListener("keydown", (event) => this.shortcut(event));
+    this.el.append(this.root);
+  }
+
+  buildButtons() {
+    const button = (name, key, run, hint) =>
+      h("button", { type: "button", class: name, onclick: run, title: `${hint} (key ${key})`, "aria-keyshortcuts": key }, name);
+    this.pauseButton = button("pause", "p", () => this.order(this.paused ? "resume" : "pause"), "after the step that is under way, on all ranks");
+    this.saveButton = button("checkpoint", "c", () => this.order("checkpoint"), "the script saves one after the same step on all ranks");
+    this.stopButton = button("stop", "s", () => this.stop(), "ends the training after the same step on all ranks");
+    this.size = h("input", { type: "number", min: "1", max: "9999", "aria-label": "number of workers", value: "1" });
+    this.resizeForm = h(
+      "form", { class: "scale", onsubmit: (event) => { event.preventDefault(); this.order("scale", Number(this.size.value)); } },
+      this.size, h("button", { type: "submit", title: "another number of workers, from the next commit on" }, "resize"),
+    );
+    this.endButton = h("button", { type: "button", class: "end", hidden: true, onclick: () => this.order("end"), title: "SIGTERM to all workers" }, "end at once");
+    this.share = h("button", { type: "button", class: "small share", onclick: () => this.copy(), title: "copies a link that may only look" }, "link to look");
+    this.onlyLook = h("span", { class: "badge", hidden: true }, "only looking");
+    this.buttons = h("div", { class: "buttons", hidden: true }, this.pauseButton, this.saveButton, this.resizeForm, this.stopButton, this.endButton, this.share, this.onlyLook);
+  }
+
+  // -- the connection --------------------------------------------------------------------------------------------
+
+  linkIs(state, why) {
+    const before = this.link;
+    this.link = state;
+    if (state === "lost" && before !== "lost") this.lostAt = Date.now();
+    if (state === "refused") this.why = why;
+    this.drawState();
+  }
+
+  take(message) {
+    this[`on_${message.t}`]?.(message);
+    this.redraw();
+  }
+
+  on_hello(message) {
+    this.role = message.role;
+    this.mayOrder = message.orders;
+    this.look = message.look;
+    this.curves.clear();
+    this.output.clear();
+    this.trials.clear();
+    this.marks = [];
+    this.members = [];
+    this.isFresh = true;
+  }
+
+  on_run(message) {
+    this.run = message.info;
+    this.state = message;
+    text(this.name, script(message.info.command));
+    this.about.draw(message.info);
+    this.drawState();
+  }
+
+  on_ready() {
+    this.isReady = true;
+    if (this.chosen.size) this.connection.send({ t: "ranks", ranks: [...this.chosen] });
+    for (const chart of this.charts.values()) chart.dirty = true;
+    this.drawState();
+  }
+
+  on_state(message) {
+    this.state = { ...this.state, ...message };
+    this.drawState();
+  }
+
+  on_members(message) {
+    this.members.push(...message.members);
+    this.members = this.members.slice(-500);
+    this.state.size = this.members.at(-1)?.size ?? this.state.size;
+    if (message.members.length && document.activeElement !== this.size) this.size.value = String(this.state.size);
+    this.touched = true;
+  }
+
+  on_marks(message) {
+    this.marks.push(...message.marks);
+    this.marks = this.marks.slice(-500);
+    this.touched = true;
+    for (const chart of this.charts.values()) chart.dirty = true;
+  }
+
+  on_trials(message) {
+    this.trials.take(message.trials);
+    this.trials.draw();
+  }
+
+  on_output(message) {
+    this.output.take(message.lines);
+  }
+
+  on_curve(message) {
+    this.curves.take(message);
+    if (HIDDEN.test(message.name)) message = { ...message, name: message.name.replace(HIDDEN, "") };
+    const chart = this.charts.get(message.name);
+    if (chart) chart.dirty = true;
+    else this.addChart(message.name);
+  }
+
+  on_order(message) {
+    const [, number_, verb, state, said, step, time] = message.order;
+    if (this.isFresh && !this.isReady) return;
+    clearTimeout(this.pending.get(number_));
+    if (state === "taken") {
+      this.tellNews(`${verb}: ${said}`, "taken");
+      this.pending.set(number_, setTimeout(() => this.late(verb), LATE_MS));
+      return;
+    }
+    this.pending.delete(number_);
+    this.endButton.hidden = true;
+    const words = state === "refused" ? `${verb} is refused: ${said}` : this.outcome(verb, step, said);
+    this.tellNews(words, state);
+  }
+
+  on_ordered(message) {
+    if (!this.pending.has(message.number)) this.pending.set(message.number, setTimeout(() => this.late(message.verb), LATE_MS));
+  }
+
+  on_refused(message) {
+    this.tellNews(message.text, "refused");
+  }
+
+  outcome(verb, step, said) {
+    const done = { stop: "stopped", pause: "paused", resume: "goes on", checkpoint: "checkpoint" }[verb];
+    return done && step >= 0 ? `${done} at step ${step}` : `${verb}: ${said}`;
+  }
+
+  late(verb) {
+    if (this.state.state === "ended" || this.link !== "open") return;
+    this.tellNews(`${verb}: no step has ended yet. A script without an optimizer of Farandole never obeys it.`, "taken");
+    if (verb === "stop") this.endButton.hidden = false;
+  }
+
+  tellNews(words, kind) {
+    this.news.dataset.kind = kind;
+    text(this.news, words);
+  }
+
+  announce(words) {
+    text(this.said, words);
+  }
+
+  // -- orders ----------------------------------------------------------------------------------------------------
+
+  get paused() {
+    return this.state.state === "paused";
+  }
+
+  order(verb, workers = 0) {
+    if (!this.mayOrder || this.state.state === "ended") return;
+    if (!this.connection.send({ t: "order", verb, workers })) return this.tellNews("not sent: the connection is lost", "refused");
+    this.tellNews(`${verb}: sent`, "taken");
+  }
+
+  stop() {
+    if (this.sure) {
+      this.unsure();
+      this.order("stop");
+      return;
+    }
+    text(this.stopButton, "really stop?");
+    this.stopButton.classList.add("sure");
+    this.sure = setTimeout(() => this.unsure(), SURE_MS);
+  }
+
+  unsure() {
+    clearTimeout(this.sure);
+    this.sure = null;
+    text(this.stopButton, "stop");
+    this.stopButton.classList.remove("sure");
+  }
+
+  shortcut(event) {
+    if (event.key === "Escape" && this.sure) return this.unsure();
+    if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) return;
+    const button = { p: this.pauseButton, c: this.saveButton, s: this.stopButton }[event.key];
+    if (!button || button.disabled || this.buttons.hidden || !this.mayOrder) return;
+    event.preventDefault();
+    event.stopPropagation();
+    button.click();
+    button.focus();
+  }
+
+  async copy() {
+    const here = this.model.get("address") || location.href.split("#")[0];
+    const link = `${here}${this.look}`;
+    try {
+      await navigator.clipboard.writeText(link);
+      this.tellNews("copied: a link with which one can look, and nothing else", "acted");
+    } catch {
+      const field = h("input", { class: "link", readonly: true, value: link, "aria-label": "link that may only look" });
+      this.share.replaceWith(field);
+      field.select();
+    }
+  }
+
+  // -- drawing ---------------------------------------------------------------------------------------------------
+
+  addChart(name) {
+    const chart = new Chart(name, this);
+    this.charts.set(name, chart);
+    const rank = (each) => LAST.indexOf(each);
+    const following = [...this.charts.values()].filter((each) => rank(each.name) > rank(name)).sort((a, b) => rank(a.name) - rank(b.name))[0];
+    this.grid.insertBefore(chart.element, following?.element ?? null);
+    this.seen?.observe(chart.element);
+  }
+
+  chartMarks() {
+    const resizes = this.members.slice(1).map((each) => ({ ...each, kind: "resize", step: each.step ?? null }));
+    return [...this.marks.filter((each) => each.kind !== "note"), ...(this.byTime ? resizes : [])];
+  }
+
+  redraw() {
+    if (this.frame) return;
+    this.frame = requestAnimationFrame(() => {
+      this.frame = 0;
+      const begin = performance.now();
+      this.drawRanks();
+      if (this.touched) {
+        this.touched = false;
+        this.membership.draw(this.members, this.marks, this.began, this.now);
+      }
+      let waits = false;
+      for (const chart of this.charts.values()) {
+        if (!chart.dirty || !chart.seen) continue;
+        if (performance.now() - begin > FRAME_MS) waits = true;
+        else chart.draw();
+      }
+      this.frames.push(performance.now() - begin);
+      if (this.frames.length > 2000) this.frames.splice(0, 1000);
+      this.drawState();
+      if (waits) this.redraw();
+    });
+  }
+
+  get now() {
+    return this.state.state === "ended" ? this.state.ended : Date.now() / 1000;
+  }
+
+  drawState() {
+    const { state, step, size, samples, lost } = this.state;
+    const link = this.link;
+    const shown = link === "open" || link === "over" ? state : link === "loading" ? "loading" : link === "lost" ? "connection lost" : "no access";
+    text(this.pill, shown);
+    this.root.dataset.state = shown.replace(" ", "-");
+    const isKnown = link !== "refused" && this.isReady;
+    const facts = isKnown
+      ? [`step ${number(step)}`, size ? plural(size, "rank") : "", span(this.now - this.began), samples ? `${number(samples)} samples of a rank` : "", lost ? `${lost} numbers were too many` : ""]
+      : [];
+    text(this.facts, facts.filter(Boolean).join(" · "));
+    this.drawBanner(link, state);
+    show(this.skeleton, link === "loading" || (link === "open" && !this.isReady));
+    show(this.empty, isKnown && !this.charts.size && state !== "ended");
+    show(this.body, link !== "refused");
+    show(this.controls, isKnown && this.charts.size > 0);
+    const over = state === "ended" || link === "over";
+    show(this.buttons, isKnown && !over);
+    show(this.onlyLook, !this.mayOrder);
+    for (const each of [this.pauseButton, this.saveButton, this.stopButton, this.share]) show(each, Boolean(this.mayOrder));
+    show(this.resizeForm, Boolean(this.mayOrder && this.state.resizable));
+    for (const each of this.buttons.querySelectorAll("button, input")) each.disabled = link !== "open" || state === "stopping";
+    this.endButton.disabled = link !== "open";
+    this.saveButton.disabled ||= this.paused;
+    text(this.pauseButton, this.paused ? "resume" : "pause");
+    for (const each of [this.membership, this.output, this.about]) show(each.element, Boolean(isKnown));
+    if (isKnown && !this.wasKnown) {
+      this.output.settle();
+      this.touched = true;
+    }
+    this.wasKnown = isKnown;
+  }
+
+  drawBanner(link, state) {
+    let words = "";
+    let kind = "";
+    if (link === "refused") {
+      words = "This link opens nothing (any more): its run is over, or a part of the link is missing. The link of a run is printed when it begins; 'farandole runs open FOLDER' shows one that is over.";
+      kind = "bad";
+    } else if (link === "lost") {
+      words = `The connection was lost at ${clock(this.lostAt / 1000)}. What stands here is of then; the training may well go on. Trying again…`;
+      kind = "warn";
+    } else if (state === "ended") {
+      const { status, words: why, ended } = this.state;
+      words = status === 0 ? `The run has ended well at ${clock(ended)}, after step ${number(this.state.step)}.` : `The run ended at ${clock(ended)} with status ${status}, after step ${number(this.state.step)}. ${why}`;
+      kind = status === 0 ? "good" : "bad";
+    } else if (link === "over") {
+      words = "The run is over.";
+    } else if (state === "re-forming") {
+      words = "A generation has ended; the workers form the next one.";
+      kind = "warn";
+    } else if (state === "starting" && this.isReady) {
+      words = "The workers are starting.";
+    }
+    const key = kind + words;
+    if (this.bannerKey === key) return;
+    this.bannerKey = key;
+    this.banner.dataset.kind = kind;
+    this.banner.replaceChildren(h("span", {}, words));
+    if (link === "lost") this.banner.append(h("button", { type: "button", class: "small", onclick: () => this.connection.now() }, "now"));
+    show(this.banner, Boolean(words));
+  }
+
+  drawRanks() {
+    const all = [...new Set([...this.charts.keys()].flatMap((name) => this.curves.ranks(name)))].sort((a, b) => a - b);
+    const key = `${this.most}:${all}:${[...this.hidden]}:${[...this.chosen]}:${this.dark}`;
+    if (key === this.ranksKey) return;
+    this.ranksKey = key;
+    if (this.most > MOST_CURVES) return this.drawChoice();
+    this.ranks.replaceChildren(...(all.length > 1 ? all : []).map((rank) =>
+      h("button", {
+        type: "button", class: "rank", "aria-pressed": String(!this.hidden.has(rank)),
+        onclick: () => this.toggleRank(rank),
+      }, this.sample(rank), `rank ${rank}`),
+    ));
+  }
+
+  drawChoice() {
+    const field = h("input", { type: "text", inputmode: "numeric", value: [...this.chosen].join(", "), "aria-label": "ranks whose own curves are shown", placeholder: "such as 0, 3" });
+    const form = h("form", {
+      onsubmit: (event) => {
+        event.preventDefault();
+        this.chosen = new Set((field.value.match(/\d+/g) ?? []).map(Number).slice(0, MOST_CURVES));
+        this.connection.send({ t: "ranks", ranks: [...this.chosen] });
+        for (const chart of this.charts.values()) chart.dirty = true;
+        this.redraw();
+      },
+    }, h("label", {}, `lowest to highest of ${this.most} ranks, and ranks`, field), h("button", { type: "submit", class: "small" }, "show"));
+    this.ranks.replaceChildren(form);
+  }
+
+  sample(rank) {
+    return s("svg", { width: 22, height: 8, "aria-hidden": "true" },
+      s("line", { x1: 0, x2: 22, y1: 4, y2: 4, stroke: colour(rank, this.dark), "stroke-width": 2, "stroke-dasharray": dash(rank).join(" ") || null }));
+  }
+
+  toggleRank(rank) {
+    if (!this.hidden.delete(rank)) this.hidden.add(rank);
+    for (const chart of this.charts.values()) chart.dirty = true;
+    this.redraw();
+    requestAnimationFrame(() => this.ranks.children[rank]?.focus?.());
+  }
+
+  toggleAxis() {
+    this.byTime = !this.byTime;
+    this.axis.setAttribute("aria-pressed", String(this.byTime));
+    for (const chart of this.charts.values()) chart.dirty = true;
+    this.redraw();
+  }
+
+  tick() {
+    if (document.hidden) return;
+    if (this.link === "open" && this.state.state !== "ended" && this.isReady) this.touched = true;
+    this.redraw();
+  }
+
+  // -- what is around --------------------------------------------------------------------------------------------
+
+  watchTheme() {
+    this.scheme = matchMedia("(prefers-color-scheme: dark)");
+    this.themed = () => {
+      const host = document.querySelector("[data-jp-theme-light]")?.dataset.jpThemeLight;
+      const dark = host ? host === "false" : this.scheme.matches;
+      this.root.dataset.theme = dark ? "dark" : "light";
+      if (dark === this.dark) return;
+      this.dark = dark;
+      for (const chart of this.charts.values()) chart.remake();
+      this.redraw();
+    };
+    this.scheme.addEventListener("change", this.themed);
+    this.observer = new MutationObserver(this.themed);
+    this.observer.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light"] });
+    this.themed();
+  }
+
+  watchSize() {
+    this.sizes = new ResizeObserver(() => {
+      for (const chart of this.charts.values()) chart.resize();
+      this.touched = true;
+      this.redraw();
+    });
+    this.sizes.observe(this.grid);
+    this.seen = new IntersectionObserver((entries) => {
+      for (const entry of entries) {
+        const chart = this.charts.get(entry.target.dataset.name);
+        if (chart) chart.seen = entry.isIntersecting;
+      }
+      this.redraw();
+    }, { rootMargin: "200px" });
+  }
+
+  close() {
+    clearInterval(this.ticker);
+    cancelAnimationFrame(this.frame);
+    for (const timer of this.pending.values()) clearTimeout(timer);
+    this.connection.close();
+    this.scheme.removeEventListener("change", this.themed);
+    for (const each of [this.observer, this.sizes, this.seen]) each.disconnect();
+    for (const chart of this.charts.values()) chart.close();
+    this.root.remove();
+  }
+}
+
+function render({ model, el }) {
+  const view = new View(model, el);
+  el.farandole = view;
+  return () => view.close();
+}
+
+export default { render };
