@@ -43,7 +43,7 @@ def npm() -> tuple[list[str], dict[str, str]]:
 def install(work: Path) -> None:
     """Have npm install what the lock file says."""
     command, variables = npm()
-    for name in ("package.json", "package-lock.json"):
+    for name in ("package.json", "package-lock.json") if work != WEB else ():
         shutil.copy(WEB / name, work / name)
     words = [*command, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--silent"]
     try:

@@ -116,4 +116,4 @@ KEEP = os.environ.get("LIVE_PICTURES", "")
 def picture(page: Any, name: str) -> None:
     """Keep a picture of the page, where that is asked for."""
     if KEEP:
-        page.screenshot(path=f"{KEEP}/{name}.png", full_page=True)
+        Path(KEEP, f"{name}.png").write_bytes(page.screenshot(full_page=True))

@@ -28,9 +28,6 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
     with browser() as started:
-        first = started.new_page()
-        first.screenshot()  # starts the threads of the driver, which stay until the end
-        first.close()
         yield started
 
 
@@ -206,3 +203,50 @@ def recorded(folder: Path, ranks: int, points: int, status: int | None = 0, tria
             writer.info.status, writer.info.ended_s = status, now + 500
             writer.describe()
     return folder
+
+
+ELASTIC = """
+import time
+import torch
+import farandole.torch as hvd
+hvd.init()
+model = torch.nn.Linear(3, 1)
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters())
+state = hvd.elastic.TorchState(model, optimizer, batch=0)
+
+@hvd.elastic.run
+def train(state):
+    while True:
+        optimizer.zero_grad()
+        loss = model(torch.ones(4, 3)).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        hvd.log(loss=loss)
+        time.sleep(0.01)
+        state.commit()
+
+train(state)
+"""
+
+
+def test_an_elastic_job_is_resized_and_stopped(page: Any, tmp_path: Path) -> None:
+    run = LiveRun(tmp_path, ["-np", "3", "--min-np", "1", "--max-np", "3"], ELASTIC)
+    try:
+        page.goto(run.link)
+        page.locator("[data-name=loss] canvas").wait_for()
+        page.locator(".facts", has_text="3 ranks").wait_for()
+        page.get_by_label("number of workers").fill("2")
+        page.get_by_role("button", name="resize").click()
+        page.locator(".facts", has_text="2 ranks").wait_for()
+        page.locator(".events", has_text="2 ranks on").wait_for()
+        picture(page, "live-resized")
+        page.get_by_label("number of workers").fill("7")
+        page.get_by_role("button", name="resize").click()
+        assert "this job has 1 to 3 workers" in news(page, "scale is refused")
+        page.get_by_role("button", name="stop").click()
+        page.get_by_role("button", name="really stop?").click()
+        news(page, "stopped at step")
+        assert run.end() == 0, run.said
+        pill(page, "ended")
+    finally:
+        run.close()
