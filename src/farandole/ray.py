@@ -102,14 +102,19 @@ class RayLender(Lender):
     def close(self, told: Collection[int], until_s: float) -> None:
         """See ``Lender``."""
         try:
-            if ending := [self._tasks[slot] for slot in told]:
-                left_s = max(0.0, until_s - time.monotonic())
-                ray.wait(ending, num_returns=len(ending), timeout=left_s, fetch_local=False)
-            for task in self._tasks:
-                ray.cancel(task, force=True)  # nothing, for those that have ended
+            self._running([self._tasks[slot] for slot in told], until_s - time.monotonic())
+            for task in self._running(self._tasks, 0.0):  # no others: Ray ends a process that cancels what has ended
+                ray.cancel(task, force=True)
         finally:
             if self._group is not None:
                 remove_placement_group(self._group)
+
+    def _running(self, tasks: list[ray.ObjectRef[None]], timeout_s: float) -> list[ray.ObjectRef[None]]:
+        """Tasks of these that still run after ``timeout_s``; returns as soon as none does."""
+        if not tasks:
+            return []
+        _, running = ray.wait(tasks, num_returns=len(tasks), timeout=max(0.0, timeout_s), fetch_local=False)
+        return list(running)
 
 
 def _hold(ticket: Ticket, slot: int) -> None:

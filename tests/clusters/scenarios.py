@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,12 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as functions of a
 
 def play(run: Run, slots: int, ready: Callable[[], object] = lambda: None) -> None:
     """Play all scenarios on a cluster with so many ``slots``; ``ready`` waits until it has them again."""
+    patient = partial(run, start_timeout_s=120)
     with tempfile.TemporaryDirectory() as folder:
         for scenario in (returns, raises, loses_a_slot, is_interrupted):
             ready()
             begin_s = time.monotonic()
-            show(scenario.__name__, **scenario(run, Path(folder)), seconds=time.monotonic() - begin_s)
+            show(scenario.__name__, **scenario(patient, Path(folder)), seconds=time.monotonic() - begin_s)
     ready()
     show("lacks_slots", **raised(lambda: run(len, ("",), np=slots + 1, start_timeout_s=2)))
     show("is_none", **raised(lambda: run(len, ("",), np=0)))

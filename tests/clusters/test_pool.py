@@ -81,9 +81,8 @@ def test_a_worker_that_dies_ends_the_pool(capfd: pytest.CaptureFixture[str]) -> 
 
 def test_workers_that_do_not_come_are_told_of_by_the_first_call() -> None:
     pool = WorkerPool(ProcessLender(["a", ""]), 2, {}, {"start_timeout_s": 2})
-    with pytest.raises(ControlError, match="1 of 2 slots"):
+    with contextlib.closing(pool), pytest.raises(ControlError, match=r"[01] of 2 slots"):
         _call(pool, len, "abc")
-    pool.close()
 
 
 def test_workers_in_a_call_are_ended_by_a_close_that_does_not_wait(tmp_path: Path) -> None:
