@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from workbench.cluster import SlurmCluster, UnavailableError
-from workbench.leases.story import EPOCHS, SAMPLES, Story, check, play
+from workbench.leases.story_run import EPOCHS, SAMPLES, Story, check, play
 
 
 @pytest.mark.skipif("LARGE" not in os.environ, reason="takes six minutes: make large")

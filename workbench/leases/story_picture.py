@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from farandole.largebatch.picture import new_figure, written
-from workbench.leases.story import ENOUGH, Story
+from workbench.leases.story_run import ENOUGH, Story
 
 LEASES, GOAL, NOISE, RIGHT, URGENT = "tab:blue", "tab:gray", "tab:red", "tab:green", "tab:orange"
 """Colours of the workers, of what was wanted, the noise scale, the accuracy, and who preempts."""
+
+APART_S = 30.0
+"""Least time between two reasons that are written into the picture."""
 
 
 def draw(story: Story, path: Path) -> None:
@@ -37,8 +40,10 @@ def _draw_workers(axis: Any, story: Story, began_s: float) -> None:
     axis.yaxis.get_major_locator().set_params(integer=True)
     low = story.preempted_s - began_s
     axis.annotate("an urgent job\npreempts a lease", (low, 0.6), xytext=(6, 0), textcoords="offset points", fontsize=8)
+    told_s = -math.inf
     for before, record in zip(story.records, story.records[1:], strict=False):
-        if before.after.goal != record.after.goal:
+        if abs(before.after.goal - record.after.goal) > 1 and record.seen.now_s - told_s > APART_S:
+            told_s = record.seen.now_s
             reason = "by advice" if "advice" in record.after.why else "by the rule\nof the user"
             at = record.seen.now_s - began_s, record.after.goal
             axis.annotate(reason, at, xytext=(4, 6), textcoords="offset points", fontsize=8, color=GOAL)
