@@ -86,10 +86,11 @@ class Training:
         events.emit(events.Metric(now, rank, self.step, self.samples, values))
 
     def _number(self, name: str, value: Any) -> float | None:
-        """The number that ``value`` stands for; a value that is none is left out, as nobody may watch the next time."""
+        """Number that ``value`` stands for; a value that is none is left out."""
         try:
-            return float(value)
-        except (TypeError, ValueError) as error:
+            item = getattr(value, "item", None)  # a tensor with gradients warns of ``float``
+            return float(value if item is None else item())
+        except Exception as error:  # of any framework, and nobody may watch the next time
             if name not in self._unread:
                 self._unread.add(name)
                 events.logger.warning("hvd.log(%s=...) is left out, as it is no number: %s", name, error)
