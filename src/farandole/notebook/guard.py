@@ -237,7 +237,7 @@ class CellGuard:
         session, self._last = self._session(), ended
         if session is not None:
             session.cells.gate = None
-            session.rest_after(self._number, -next(self._tokens), f"no cell, as {ended.name} has ended there")
+            session.cells.rest_after(self._number, -next(self._tokens), f"no cell, as {ended.name} has ended there")
 
     def _judge(self, result: Any) -> None:
         """End the collectives of all ranks if the cell has failed; not after an interrupt that they have agreed on."""

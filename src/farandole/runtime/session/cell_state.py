@@ -9,15 +9,20 @@ from collections.abc import Callable
 from typing import final
 
 from farandole.control.messages import ThreadWait
+from farandole.runtime.lanes.active_collectives import ActiveCollectives
+
+CELL = "cell"
+"""Lane of the meetings in which ranks of a notebook begin a cell."""
 
 
 @final
 class CellState:
-    """Nothing is set where no notebook is."""
+    """Gate of the collectives of a cell, rest between cells, interrupts; nothing is set where no notebook is."""
 
-    __slots__ = ("gate", "interrupted", "lanes", "rest")
+    __slots__ = ("_active", "gate", "interrupted", "lanes", "rest")
 
-    def __init__(self) -> None:
+    def __init__(self, active: ActiveCollectives) -> None:
+        self._active = active
         self.gate: Callable[[int], object] | None = None
         """Called with its process set before each collective, by any thread; it may raise."""
         self.rest: ThreadWait | None = None
@@ -26,3 +31,11 @@ class CellState:
         """True if this rank was interrupted: all ranks are to raise ``KeyboardInterrupt`` after the same step."""
         self.lanes: dict[int, str] = {}
         """The lane of the last cell in which each process set has met."""
+
+    def rest_after(self, number: int, token: int, what: str) -> None:
+        """Note that no cell runs any more here, after that with this ``number``: the next collective is in a later one.
+
+        Ranks that are still in that cell, and wait for this one, then wait for ever, which the controller finds.
+        """
+        self._active.reach(0, CELL, number + 1)  # first: ranks that are all at rest do not wait for each other
+        self.rest = ThreadWait(token, 0, what, lane=CELL, sequence=number + 1)

@@ -34,7 +34,7 @@ from typing import Any, final
 
 from farandole import events
 from farandole.collective import Kind
-from farandole.control.messages import LaneClosed, Leave, Order, ThreadWait, Unheard, Waits
+from farandole.control.messages import LaneClosed, Leave, Order, Unheard, Waits
 from farandole.control.reentrant_event import ReentrantEvent
 from farandole.control.run_messages import Progressed
 from farandole.control.watch_messages import ActAt, Prepare, SendMetrics
@@ -64,7 +64,7 @@ from farandole.runtime.lanes.peer_lane import PeerLane
 from farandole.runtime.lanes.reentry import Reentry
 from farandole.runtime.lanes.thread_waits import survey
 from farandole.runtime.session.abort_reason import await_news
-from farandole.runtime.session.cell_state import CellState
+from farandole.runtime.session.cell_state import CELL, CellState
 from farandole.runtime.session.control_thread import INTERACTIVE_LOOK_S, WAITS_LOOK_S, ControlThread
 from farandole.runtime.session.engine_pool import EnginePool
 from farandole.runtime.session.link import Link
@@ -83,9 +83,6 @@ DYNAMIC = "DYNAMIC"
 
 LEAVE_S = 5.0
 """How long ``close`` waits for a thread that leads; an engine that was aborted lets it go at once."""
-
-CELL = "cell"
-"""Lane of the meetings in which ranks of a notebook begin a cell."""
 
 LONGEST_REASON = 500
 """The most characters of a reason that go to the other ranks."""
@@ -109,7 +106,6 @@ class Session:
         self.engine, self.reason = engine, reason
         self.devices = CANDIDATES[base(engine)].devices
         """Kinds of device whose tensors the engine takes."""
-        self.cells = CellState()
         self.change_due = ""  # or why the generation should end when the state allows it
         own = Topology.of(0, (topology.host,), 0) if self.provisional else topology
         self._counters: dict[tuple[Kind, int], itertools.count[int]] = defaultdict(itertools.count)
@@ -117,7 +113,7 @@ class Session:
         self._struck = self._has_left = False
         self._told, self._recorder = ReentrantEvent(), Recorder(topology.rank, topology.host, clock_offset_s)
         self._reentry, self._in_lane, self._active = Reentry(), Reentry(), ActiveCollectives()
-        self.pace = self._active.pace
+        self.pace, self.cells = self._active.pace, CellState(self._active)
         self._sets = Registry(own.rank, own.size)
         for number, process_set in enumerate(sets, 1):
             self._sets.add(number, process_set)
@@ -248,14 +244,6 @@ class Session:
             self._active.forget(process_set, before)  # all have passed that one, or they would not be here
         self.cells.lanes[process_set] = lane
         return said
-
-    def rest_after(self, number: int, token: int, what: str) -> None:
-        """Note that no cell runs any more here, after that with this ``number``: the next collective is in a later one.
-
-        Ranks that are still in that cell, and wait for this one, then wait for ever, which the controller finds.
-        """
-        self._active.reach(0, CELL, number + 1)  # first: ranks that are all at rest do not wait for each other
-        self.cells.rest = ThreadWait(token, 0, what, lane=CELL, sequence=number + 1)
 
     def inside(
         self, process_set: int, lane: str, sequence: int, what: str, needs_all: bool = False, joined: bool = False
