@@ -55,5 +55,5 @@ def test_every_option_of_run_is_documented(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.name)
 def test_every_example_says_how_to_run_it(example: Path) -> None:
-    command = rf"farandole (run -np \d [-\w ]*python examples/|search ){example.name}"
+    command = rf"farandole (run -np \d [-\w ]*python examples/|submit [^\"]*python examples/|search ){example.name}"
     assert re.search(command, example.read_text().split('"""')[1])
