@@ -25,6 +25,7 @@ from farandole.largebatch.noise import Estimate, Estimated, NoEstimate, NoiseEst
 from farandole.largebatch.scaling import gain
 from farandole.largebatch.stopwatch import Stopwatch
 from farandole.runtime.session.init import current
+from farandole.runtime.session.training import training
 
 SHARE = 0.0025
 """Of a step: what reading norms may cost on average, where it is left to itself how often that is."""
@@ -256,6 +257,15 @@ class GradientNoise(Observer):
             if pair.small or pair.large:
                 estimator.seen(since - batch)
                 estimator.add(pair, batch)
+        if training.is_heard:
+            self._tell()
+
+    def _tell(self) -> None:
+        """Show the estimate to whoever watches; rank 0 does, as it is the same on all."""
+        found, rank = self._plain.estimate(), current("NoiseScale").topology.rank
+        if isinstance(found, Estimate) and rank == 0:
+            shown = {"noise_scale": found.b_simple, "noise_scale_low": found.low, "noise_scale_high": found.high}
+            training.log(None, None, {name: value for name, value in shown.items() if math.isfinite(value)}, rank)
 
     def _timed(self, ranks: int, hosts: int, seconds: float, waited: float, samples: float, cost: float) -> None:
         """Keep the time of steps, and measure as often as it is worth; the same on all ranks, as its numbers are."""

@@ -29,6 +29,7 @@ from farandole.largebatch.schedule import Schedule
 from farandole.numpy.checkpoints import Checkpoints
 from farandole.runtime.session.init import current
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
+from farandole.runtime.session.training import training
 
 __all__ = [
     "BestModelCheckpoint",
@@ -78,7 +79,8 @@ class MetricAverageCallback(keras.callbacks.Callback):
 
     >>> model.fit(x, y, callbacks=[hvd.callbacks.MetricAverageCallback(), keras.callbacks.EarlyStopping("val_loss")])
 
-    Every rank counts alike, whatever its number of samples. ``device`` means nothing.
+    Every rank counts alike, whatever its number of samples. The means are logged for the live view, too (``hvd.log``).
+    ``device`` means nothing.
     """
 
     def __init__(self, device: str = "", process_set: ProcessSet = global_process_set) -> None:
@@ -95,6 +97,9 @@ class MetricAverageCallback(keras.callbacks.Callback):
         how = Reduction(ReduceOp.AVERAGE)
         means = verbs.allreduce(values, f"metrics.{'.'.join(names)}", how, self._process_set).run()
         logs.update({name: float(mean) for name, mean in zip(names, means, strict=True)})
+        rank = current("MetricAverageCallback").topology.rank
+        if self._process_set.rank() == 0:  # they are the same on all
+            training.log(None, None, {name: logs[name] for name in names}, rank)
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar, final
 
 from farandole.errors import MismatchError, UsageError
+from farandole.runtime.session.training import training
 
 T = TypeVar("T")
 
@@ -209,6 +210,7 @@ class SampleCursor:
                 f"place {self.position} of epoch {self.epoch}: every rank must take the same number of batches from "
                 "its loader for each step"
             )
+        training.saw(self.samples())
         self.position += samples
         self.in_flight.clear()
         self._unreduced.clear()

@@ -38,12 +38,17 @@ class Training:
         self._since: tuple[float, int, int] | None = None
         self._unread: set[str] = set()
 
+    @property
+    def is_heard(self) -> bool:
+        """True if somebody listens to metrics."""
+        return bool(events.listeners or events.subscribers)
+
     def log(self, step: int | None, samples: int | None, values: Mapping[str, Any], rank: int) -> None:
         """Emit a ``Metric``, if anybody listens; the ``step`` is by default the optimizer's, or the number of logs."""
         self._logged += 1
         if samples is not None:
             self.samples = int(samples)
-        if not (events.listeners or events.subscribers):
+        if not self.is_heard:
             return
         numbers = {name: number for name, value in values.items() if (number := self._number(name, value)) is not None}
         at = int(step) if step is not None else self.step or self._logged
@@ -61,7 +66,7 @@ class Training:
     def stepped(self, rank: int, step: int | None = None) -> None:
         """End a step of an optimizer: the ``step``-th of an elastic job, or one more of this process."""
         self.step = self.step + 1 if step is None else step
-        if events.listeners or events.subscribers:
+        if self.is_heard:
             self._measure(rank, time.monotonic())
         else:
             self._since = None

@@ -1,0 +1,57 @@
+"""Metrics that come by themselves: the noise scale of a loop of one's own, and the samples of an elastic sampler."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+import farandole.numpy as hvd
+from farandole import events
+from farandole.elastic.worker.sampler import SampleCursor
+from farandole.largebatch.noise import Estimate
+from farandole.runtime.session import training as module
+from farandole.testing.jobs import run_job
+from farandole.testing.rank import RankContext
+
+STEPS = 12
+
+
+def _noise(member: RankContext) -> tuple[list[dict[str, float]], tuple[float, float, float]]:
+    """The noise scales that a rank has told of, and the last estimate."""
+    hvd.init()
+    chance = np.random.default_rng(member.rank)
+    heard: list[events.Event] = []
+    cancel = events.listen(heard.append)
+    average = hvd.DistributedGradients({"w": np.zeros(64)})
+    noise = hvd.NoiseScale(average, every=1)
+    for _ in range(STEPS):
+        noise.saw(8)
+        average({"w": 1.0 + chance.normal(size=64)})
+    found = noise.estimate()
+    assert isinstance(found, Estimate)
+    cancel()
+    hvd.shutdown()
+    told = [each.values for each in heard if isinstance(each, events.Metric) and "noise_scale" in each.values]
+    return told, (found.b_simple, found.low, found.high)
+
+
+def test_rank_0_tells_of_the_noise_scale_with_its_interval() -> None:
+    (told, found), (by_rank_1, same) = run_job(_noise, 2, timeout_s=60.0)
+    assert found == same
+    assert by_rank_1 == []
+    last = dict(zip(("noise_scale", "noise_scale_low", "noise_scale_high"), found, strict=True))
+    assert told[-1] == {name: value for name, value in last.items() if math.isfinite(value)}
+    assert 1 < len(told) < STEPS  # the first steps are too few for an estimate
+
+
+def test_committed_steps_count_the_samples_of_this_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = module.Training()
+    monkeypatch.setattr("farandole.elastic.worker.sampler.training", training)
+    cursor = SampleCursor(10, seed=3, rank=1, size=2)
+    for batch in list(cursor.batches(0, 4))[:2]:
+        cursor.hand_out(batch)
+        assert training.samples == batch.start / 2
+        cursor.advance(4)
+    assert training.samples == 4
