@@ -132,10 +132,19 @@ def search(
         asked = {"trials": trials, "rungs": plan.rungs, "direction": direction, "advisor": method, "seed": seed}
         RunRecord.here({"space": plan.space, **asked}).keep(where / "run.json")
         study = Study(plan, log, proposing)
+        if not study.rows:
+            _set_aside(where / "checkpoints")
         if not study.is_over:
             _run(study, having, terms, progress=progress)
         study.close()
         return _result(study, where)
+
+
+def _set_aside(folder: Path) -> None:
+    """Move checkpoints away that no log speaks of, as somebody has removed it to begin anew."""
+    if any(folder.iterdir()):
+        folder.rename(folder.with_name(f"{folder.name}-{time.strftime('%Y%m%d-%H%M%S')}"))
+        folder.mkdir(mode=0o700)
 
 
 def _run(study: Study, pool: Pool, terms: SearchTerms, *, progress: bool) -> None:

@@ -34,7 +34,7 @@ from farandole.elastic.membership import actions
 from farandole.runtime.coordination.downlink import CONTROL
 from farandole.search.allot import Running, Time, allot
 from farandole.search.pools import Pool, ProcessEnded
-from farandole.search.rung_checkpoint import read_reported
+from farandole.search.rung_checkpoint import key_of, read_reported
 from farandole.search.study import Study
 from farandole.search.trial_job import TrialJob, job_of
 from farandole.search.worker import POOL
@@ -179,8 +179,8 @@ class SearchLoop:
                 self._router.refuse("workers of another version", text)
                 self._router.send(identity, PoolRetire())
                 return
-            self.workers[identity] = PoolWorker(identity, message.host, message.pid)
-            self._pool.came(message.pid)
+            if self._pool.came(message.pid):
+                self.workers[identity] = PoolWorker(identity, message.host, message.pid)
             return
         worker = self.workers.get(identity)
         if worker is None or getattr(message, "worker_id", -1) != worker.worker_id:
@@ -306,7 +306,8 @@ class SearchLoop:
         del self.jobs[job.index]
         self._uids = {uid: each for uid, each in self._uids.items() if each is not job}
         self._starts = [each for each in self._starts if each[0] is not job]
-        lost = job.failure if not job.has_ended and not job.stopping else ""
+        # Of a trial that has not returned: workers may also leave in good order, by sys.exit(0) as well.
+        lost = "" if job.stopping else job.failure or "its workers have ended, and rank 0 has not returned"
         self._study.released(job.number, lost=lost)
         is_lost = bool(lost) and self._study.rows[job.number].phase == "running"
         self.on_change(f"trial {job.number} has lost its workers: {lost}" if is_lost else "")
@@ -337,7 +338,7 @@ class SearchLoop:
 
     def _begin(self, number: int, reason: str, now: float) -> None:
         least, row = self._terms.workers[0], self._study.rows[number]
-        kept = read_reported(self._folder_of(number))
+        kept = read_reported(self._folder_of(number), key_of(row.parameters, row.seed))
         if kept is not None and kept[0] > row.epoch:  # of a worker that died before it could say so
             goes_on, why = self._study.report(number, *kept)
             if not goes_on:

@@ -77,8 +77,8 @@ class Pool(ABC):
         """
 
     @abstractmethod
-    def came(self, pid: int) -> None:
-        """Note that a process has come to the search."""
+    def came(self, pid: int) -> bool:
+        """Note that a process has come to the search; false if it has ended since."""
 
     @abstractmethod
     def kill(self, pid: int) -> None:
@@ -149,9 +149,10 @@ class LocalPool(Pool):
             self._spawn(self._contact)
         return ended
 
-    def came(self, pid: int) -> None:
+    def came(self, pid: int) -> bool:
         """See ``Pool``."""
         self._early = 0
+        return pid in self._pids.values()
 
     def kill(self, pid: int) -> None:
         """See ``Pool``."""

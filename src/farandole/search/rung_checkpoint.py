@@ -1,38 +1,49 @@
 """Checkpoint of a trial at a rung: one file, whole or not there.
 
-    write_checkpoint(folder, epoch=3, value=0.25, content=state.state_dict())
-    read_reported(folder)                                   # (3, 0.25), or None
-    read_checkpoint(folder)                                 # (3, {...}), or None
+    key = key_of(parameters, seed)
+    write_checkpoint(folder, key, epoch=3, value=0.25, content=state.state_dict())
+    read_reported(folder, key)                              # (3, 0.25), or None
+    read_checkpoint(folder, key)                            # (3, {...}), or None
 
-The file is a head, a digest and a pickle: its folder is the user's own, and nobody else's file gets there. A file that
-is not whole is taken for none, which costs the trial its epochs and no more. It is written before the search hears of
-the epoch, so it has the value as well: a search that was killed in between learns it from there.
+The file is a head, a digest and a pickle, which is read only where this user alone can have written it. A file that is
+not whole is taken for none, which costs the trial its epochs and no more. It is written before the search hears of the
+epoch, so it has the value as well: a search that was killed in between learns it from there. And it is on the disk
+before the log is: after a power failure the trial with this number may be another one, so the file has its ``key``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import pickle
 import struct
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 
+from farandole.control.private_file import NotPrivateError, read_private
 from farandole.events import logger
 
 NAME = "rung.checkpoint"
 _DIGEST_BYTES = 16
-_HEAD, _CHECK = struct.Struct("<Qd"), struct.Struct("<I")
+_HEAD, _CHECK = struct.Struct("<16sQd"), struct.Struct("<I")
 
 
-def write_checkpoint(folder: Path, epoch: int, value: float, content: dict[str, Any]) -> None:
+def key_of(parameters: Mapping[str, Any], seed: int) -> bytes:
+    """Digest of what a trial trains with, which no other trial has that would train otherwise."""
+    text = json.dumps([sorted(parameters.items()), seed], default=repr)
+    return hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).digest()
+
+
+def write_checkpoint(folder: Path, key: bytes, epoch: int, value: float, content: dict[str, Any]) -> None:
     """Put the state after ``epoch`` in the place of the one before, by one ``rename``."""
     body = cloudpickle.dumps(content)
-    head = _HEAD.pack(epoch, value)
+    head = _HEAD.pack(key, epoch, value)
     new = folder / f".{NAME}-{os.getpid()}"
     fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
@@ -49,8 +60,8 @@ def write_checkpoint(folder: Path, epoch: int, value: float, content: dict[str, 
         raise
 
 
-def read_reported(folder: Path) -> tuple[int, float] | None:
-    """Epoch and value of the checkpoint, or ``None`` where there is none."""
+def read_reported(folder: Path, key: bytes) -> tuple[int, float] | None:
+    """Epoch and value of the checkpoint, or ``None`` where there is none of this trial."""
     try:
         with (folder / NAME).open("rb") as file:
             data = file.read(_HEAD.size + _CHECK.size)
@@ -59,18 +70,25 @@ def read_reported(folder: Path) -> tuple[int, float] | None:
     head, check = data[: _HEAD.size], data[_HEAD.size :]
     if len(check) < _CHECK.size or _CHECK.unpack(check) != (zlib.crc32(head),):
         return None
-    epoch, value = _HEAD.unpack(head)
+    whose, epoch, value = _HEAD.unpack(head)
+    if whose != key:
+        logger.warning("%s is of a trial with other parameters, and is not used", folder / NAME)
+        return None
     return int(epoch), float(value)
 
 
-def read_checkpoint(folder: Path) -> tuple[int, dict[str, Any]] | None:
-    """Epoch and state, or ``None`` where there are none that are whole."""
-    reported = read_reported(folder)
+def read_checkpoint(folder: Path, key: bytes) -> tuple[int, dict[str, Any]] | None:
+    """Epoch and state, or ``None`` where there are none of this trial that are whole."""
+    reported = read_reported(folder, key)
     if reported is None:
         return None
-    data = (folder / NAME).read_bytes()[_HEAD.size + _CHECK.size :]
+    try:
+        data = read_private(folder / NAME)[_HEAD.size + _CHECK.size :]
+    except NotPrivateError as error:
+        logger.warning("%s is not read, as it could run anything here: %s", folder / NAME, error)
+        return None
     digest, body = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
     if hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest() != digest:
         logger.warning("%s is damaged: the trial begins anew", folder / NAME)
         return None
-    return reported[0], dict(pickle.loads(body))  # noqa: S301 (written by us, into a folder of this user)
+    return reported[0], dict(pickle.loads(body))  # noqa: S301 (of a file that this user alone can write)

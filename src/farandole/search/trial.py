@@ -28,9 +28,10 @@ from typing import TypeAlias, TypeVar, final
 from farandole.control.search_messages import TrialOrder, TrialReport, TrialVerdict
 from farandole.elastic.worker.state import ObjectState, State
 from farandole.errors import UsageError
+from farandole.events import logger
 from farandole.runtime.collectives.objects import broadcast_object
 from farandole.runtime.session.init import current, is_initialized
-from farandole.search.rung_checkpoint import read_checkpoint, write_checkpoint
+from farandole.search.rung_checkpoint import key_of, read_checkpoint, write_checkpoint
 from farandole.search.space import Value
 
 T = TypeVar("T")
@@ -61,6 +62,10 @@ class Trial:
         self._reported = 0
 
     @property
+    def _key(self) -> bytes:
+        return key_of(self._order.parameters, self._order.seed)
+
+    @property
     def folder(self) -> Path:
         """Folder of this trial alone, for what else it keeps; it is made when it is asked for."""
         path = Path(self._order.folder)
@@ -81,7 +86,7 @@ class Trial:
         self._state = state
         if current("trial.resume()").provisional:  # the others have it, and are further
             return
-        found = read_checkpoint(Path(self._order.folder))
+        found = read_checkpoint(Path(self._order.folder), self._key)
         if found is not None:
             self._reported, content = found
             state.load_state_dict(content)
@@ -125,7 +130,10 @@ class Trial:
         if self._state is not None:
             content = self._state.state_dict()  # collective
             if current().topology.rank == 0:
-                write_checkpoint(self.folder, epoch, value, content)
+                try:
+                    write_checkpoint(self.folder, self._key, epoch, value, content)
+                except OSError as error:  # no reason to fail: it costs epochs where the trial begins again
+                    logger.warning("trial %d has no checkpoint of epoch %d: %s", self.number, epoch, error)
 
     def __repr__(self) -> str:
         """Text for people."""

@@ -56,6 +56,7 @@ class WorkerPool:
         self._waiting: dict[int, bytes] = {}
         self._last: Future[list[Any]] | None = None
         secret, addresses = new_secret(), Future[list[str]]()
+        self._interface = Settings.resolve(arguments=knobs).network_interface
         self._run: Future[Any] = Future()
         self._calls = _in_thread(self._serve, secret, addresses)
         task = FunctionCall(serve, (addresses.result(), secret, Settings.resolve(arguments=knobs).start_timeout_s))
@@ -83,8 +84,16 @@ class WorkerPool:
     # -- the thread of the router -------------------------------------------------------------------------------------
 
     def _serve(self, secret: str, addresses: Future[list[str]]) -> None:
+        try:
+            self._take_calls(secret, addresses)
+        except BaseException as error:
+            if not addresses.done():  # who makes the pool waits for it
+                addresses.set_exception(error)
+            raise
+
+    def _take_calls(self, secret: str, addresses: Future[list[str]]) -> None:
         with Router(JobKeys.from_secret(secret), EVERYWHERE) as router:
-            addresses.set_result(own_endpoints(router.address, Settings.resolve().network_interface))
+            addresses.set_result(own_endpoints(router.address, self._interface))
             while True:
                 try:
                     asked = self._asked.get_nowait()

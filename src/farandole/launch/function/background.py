@@ -41,7 +41,7 @@ class LaunchedFunction:
         self._write(np)
         self._request, self._task = msgspec.structs.replace(request, hostfile=str(self._file)), task
         self._lock = threading.Lock()
-        self._launcher = 0  # the number of its process, while there is one
+        self._launcher = -1  # descriptor of its process, while there is one
         self._is_stopped = False
         self._outcome: list[Any] = []
         self._failure: BaseException | None = None
@@ -80,8 +80,8 @@ class LaunchedFunction:
         """End the workers, as SIGTERM does, and return when they have ended. Nothing to do for a job that has."""
         with self._lock:
             self._is_stopped = self._is_stopped or self._thread.is_alive()
-            if self._launcher:
-                os.kill(self._launcher, signal.SIGTERM)
+            if self._launcher >= 0:
+                _terminate(self._launcher)
         self._thread.join()
 
     def resize(self, np: int) -> None:
@@ -116,14 +116,21 @@ class LaunchedFunction:
     @contextlib.contextmanager
     def _begun(self, pid: int) -> Iterator[None]:
         with self._lock:
-            self._launcher = pid
+            self._launcher = os.pidfd_open(pid)
             if self._is_stopped:
-                os.kill(pid, signal.SIGTERM)
+                _terminate(self._launcher)
         try:
             yield
         finally:
             with self._lock:
-                self._launcher = 0
+                os.close(self._launcher)
+                self._launcher = -1
+
+
+def _terminate(pidfd: int) -> None:
+    """Send SIGTERM to a process, and to no other that has its number by now."""
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(pidfd, signal.SIGTERM)
 
 
 def launch(
