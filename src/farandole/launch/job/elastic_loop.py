@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from farandole.runtime.controller.root import Root
 
 ADOPT_S = 10.0
-"""Time for the agents of leases to find the next lead, which they look for all the time."""
+"""Time for the agents of leases to find the next lead, once they miss theirs."""
 
 MOST_WORDS = 3
 """Number of last failures that a job which has failed is described with."""
@@ -126,7 +126,10 @@ class ElasticLoop(Loop):
         self._decided, self._adopts = decided, adopts
         is_stopped = decided is not None and not self._formation.orders
         self._formation.tell(ControllerReplaced())
-        until_s = time.monotonic() + (ADOPT_S if adopts else self._job.settings.start_timeout_s)
+        settings = self._job.settings
+        # Agents look for another lead once they miss theirs; before that, their workers may train on without any.
+        found_s = ADOPT_S + 2 * settings.host_timeout_s
+        until_s = time.monotonic() + (found_s if adopts else settings.start_timeout_s)
         workers = self._formation.membership.workers.values()
         self._hosts = {worker.worker_id: worker.slot.host for worker in workers}
         if self._hosts:

@@ -77,6 +77,11 @@ class RunTerms(msgspec.Struct, frozen=True):
         The workers of one that had another ``command`` train something else, and are not gone on with. Nor are those of
         one with another ``host_timeout_s``, by which their agents say that they are there.
         """
+        if self.limits.lead_patience_s > 0 and not host_timeout_s > 0:
+            raise UsageError(
+                f"lead-patience-s = {self.limits.lead_patience_s:g} with --host-timeout 0: agents would never notice "
+                "that their lead is gone. Give --host-timeout a time above 0, or take lead-patience-s out of the policy"
+            )
         contact, training = _contact(self.folder), _digest([*command, f"{host_timeout_s:g}"])
         is_patient = contact is not None and contact.lead_patience_s > 0 and contact.training == training
         try:
