@@ -140,6 +140,9 @@ class Worker:
     def watch(self, message: object) -> None:
         """Nobody watches."""
 
+    def forget_orders(self) -> None:
+        """There are none."""
+
     def timeline(self, path: str, mark_cycles: bool) -> None:
         """There is none."""
 

@@ -158,3 +158,27 @@ def test_an_order_that_the_end_of_the_generation_overtakes_waits_for_the_next_an
     assert news[-1] == (2, "refused")
     orders.give(3, "nonsense")
     assert news[-1] == (3, "refused")
+
+
+def test_a_pause_that_a_rank_in_join_does_not_obey_is_taken_back_by_whoever_resumes() -> None:
+    said: list[Message] = []
+    news: list[tuple[int, str]] = []
+    now_s = [10.0]
+    orders = StepOrders(
+        lambda _, message: said.append(message),
+        lambda n, _v, state, _t, _s: news.append((n, state)),
+        lambda: now_s[0],
+    )
+    orders.begin(1, {0, 1})
+    orders.give(1, "pause")
+    for rank in (0, 1):
+        orders.prepared(rank, 1, 100)
+    orders.acted(0, 1, 101)
+    orders.give(2, "resume")  # at once: rank 1 may be about to come
+    assert news[-1] == (1, "taken")
+    now_s[0] += 6.0
+    orders.give(3, "stop")
+    assert said[-2:] == [ActAt(1, 1, "pause", -1), Prepare(1, 2)]
+    assert (1, "refused") in news
+    orders.acted(1, 1, 101)  # too late to count
+    assert (1, "acted") not in news

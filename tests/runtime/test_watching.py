@@ -20,11 +20,15 @@ from farandole.control.keys import JobKeys, new_secret
 from farandole.control.message import Message
 from farandole.control.watch_messages import (
     WATCHER,
+    ActAt,
+    Acted,
     Announced,
     Members,
     Metrics,
     Missed,
     OrderNews,
+    Prepare,
+    Prepared,
     RankMetrics,
     Seen,
     SendMetrics,
@@ -33,7 +37,10 @@ from farandole.control.watch_messages import (
 )
 from farandole.errors import ControlError
 from farandole.runtime.controller.watching import Watching
+from farandole.runtime.session import step_gate
 from farandole.runtime.session.metric_sender import MOST_POINTS, SHORTEST_S, MetricSender
+from farandole.runtime.session.step_gate import StepGate
+from farandole.runtime.session.training import Training
 from farandole.testing.jobs import free_port
 
 DEADLINE_S = 60.0
@@ -226,6 +233,64 @@ def test_a_watcher_sees_the_numbers_of_all_ranks_and_stops_them_after_the_same_s
         assert text.count("hvd.log(wrong=...) is left out, as it is no number") == 1
 
 
+UNEVEN = """
+import numpy as np
+import farandole.numpy as hvd
+hvd.init()
+some = hvd.ProcessSet([1])
+hvd.add_process_set(some)
+gradients = hvd.DistributedGradients([np.zeros(3, np.float32)])
+if hvd.rank() == 1:
+    alone = hvd.DistributedGradients([np.zeros(3, np.float32)], process_set=some)
+    for _ in range(5):
+        alone([np.ones(3, np.float32)])
+for _ in range(4 - 3 * hvd.rank()):
+    gradients([np.ones(3, np.float32)])
+hvd.join()
+print("joined", flush=True)
+step = 0
+try:
+    for step in range(1, 10**7):
+        gradients([np.ones(3, np.float32)])
+finally:
+    print("ends in step", step, flush=True)
+"""
+
+
+def test_ranks_that_have_made_unequally_many_steps_pause_after_the_same_one(tmp_path: Path) -> None:
+    with training(tmp_path, 2, UNEVEN) as (ranks, dealer):
+        for number in (1, 3):
+            assert outcome(dealer, number, "pause")[0].state == "acted"
+            assert outcome(dealer, number + 1, "resume")[0].state == "acted"
+        dealer.send(WatchOrder(5, "stop"))
+        said = [process.communicate(timeout=DEADLINE_S)[0] for process in ranks]
+    assert [process.returncode for process in ranks] == [0, 0], said
+    assert len({text.split("ends in step ")[1] for text in said}) == 1
+
+
+def test_a_rank_that_has_promised_to_wait_does_so_until_it_is_told_or_nobody_is_there_to_tell(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(step_gate, "SLICE_S", 0.001)
+    said: list[Message] = []
+    turns: list[int] = []
+
+    def gate_turn() -> None:
+        turns.append(len(turns))
+        if len(turns) == 50:  # however long it takes
+            gate.watch(ActAt(1, 7, "pause", 1))
+        if len(turns) == 100:
+            gate.forget()
+
+    gate = StepGate(said.append, 1, Training(), gate_turn)
+    gate.watch(Prepare(1, 7))
+    gate.passes()
+    assert said == [Prepared(1, 7, 0), Acted(1, 7, 0)]
+    assert len(turns) == 100
+    gate.passes()
+    assert len(turns) == 100, "the order is forgotten"
+
+
 def test_a_rank_that_dies_while_all_pause_ends_the_pause_and_nobody_hangs(tmp_path: Path) -> None:
     with training(tmp_path, 2) as (ranks, dealer):
         assert outcome(dealer, 1, "pause")[0].state == "acted"
@@ -255,12 +320,12 @@ def test_an_optimizer_step_does_not_end_when_its_session_has(watch: bool) -> Non
 import numpy as np
 import farandole.numpy as hvd
 from farandole.runtime.session.init import end_step
-end_step()
+end_step(hvd.global_process_set)
 hvd.init()
 hvd.log(loss=1.0)
-end_step()
+end_step(hvd.global_process_set)
 hvd.shutdown()
-end_step()
+end_step(hvd.global_process_set)
 """
     if watch:
         script = "from farandole import events; events.listen(print)\n" + script

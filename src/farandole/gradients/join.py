@@ -49,7 +49,9 @@ def join(device: int = -1) -> int:  # noqa: ARG001 (Horovod's GPU)
     _end(serving, session)  # alone, too: a thread that serves drops what lags behind, which the script may go on with
     if session.topology.size > 1:
         served = {each.label: each.served for each in serving}
-        last = _latest(last, allgather_object(served, name="join.served"))
+        told = allgather_object((served, session.steps), name="join.served")
+        last = _latest(last, [theirs for theirs, _ in told])
+        session.catch_up(max(steps for _, steps in told))
     return last
 
 

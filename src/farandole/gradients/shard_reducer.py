@@ -167,7 +167,7 @@ class ShardReducer(Reducer[T]):
             self.step_vote.applied()
         self._count_step()
         self._forget()
-        end_step(None if self.step_vote is None else self.step_vote.step)
+        end_step(self._terms.process_set, None if self.step_vote is None else self.step_vote.step)
         if self._lanes:
             self._lanes[0].stop_if_interrupted()
 

@@ -142,7 +142,7 @@ class GradientReducer(Reducer[T]):
         self._steps += 1
         self._passes = self._runs = 0
         self._reduced = False
-        end_step(None if self.step_vote is None else self.step_vote.step)
+        end_step(self._terms.process_set, None if self.step_vote is None else self.step_vote.step)
         if isinstance(self._exchange, GradientExchange):  # what lags meets on threads, at other steps of each rank
             self._exchange.lane.stop_if_interrupted()
 

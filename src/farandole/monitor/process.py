@@ -174,9 +174,12 @@ class JobMonitor:
     # -- viewers ------------------------------------------------------------------------------------------------------
 
     async def _push(self) -> None:
-        while self._server is not None:
+        while True:
             await asyncio.sleep(EVERY_S)
-            self._server.push()
+            if self._server is not None:
+                self._server.push()
+            else:
+                self._hub.changes()  # which nobody sees: it would keep them all
 
     def _end(self, end: MonitorEnd) -> None:
         if self._dealer is not None:  # the controller has gone when the launcher says so, but perhaps not all it said

@@ -30,6 +30,9 @@ from farandole.monitor.hub import Hub
 
 logger = logging.getLogger("farandole.monitor")
 
+IDLE_S = 10.0
+"""How long a connection may say nothing, or take for a request."""
+
 KEY_S = 5.0
 """Time in which a viewer has to show its key."""
 
@@ -118,7 +121,8 @@ class PageServer:
             max_buffer_size=2**20,
             max_header_size=2**14,
             max_body_size=LONGEST_MESSAGE,
-            idle_connection_timeout=60,
+            idle_connection_timeout=IDLE_S,
+            body_timeout=IDLE_S,
         )
         self._server.add_sockets(sockets)
         return int(sockets[0].getsockname()[1])

@@ -211,6 +211,7 @@ class CellGuard:
             if not self._refusal:
                 shutdown()  # ``_revive`` makes another one, if the cell needs it
                 return
+        session.cells.interrupted = False  # what came after the last step of the cell before was for that one
         session.cells.rest, session.cells.gate = None, partial(self._enter, session)
 
     def _why_not(self, cell: CellStart, session: Session) -> str:

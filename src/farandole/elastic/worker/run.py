@@ -113,6 +113,7 @@ class _Notice:
         self._given = True
         if is_initialized():
             current().change("a worker was told to end (SIGTERM)")
+            current().forget_orders()  # all workers are told when a job's time is up: a pause must not outlast it
         else:
             # It is between two sessions, and nobody reads ``change_due``. In a forked child (of a data loader, say),
             # which has no session either, this ends the child, as SIGTERM should.

@@ -16,6 +16,7 @@ from typing import Any, final
 
 from farandole.control.endings import GenerationEnded
 from farandole.control.messages import Abort, ChangeDue, Hello, Leave, Progress, Stay, TimelineSet
+from farandole.control.watch_messages import Acted, Metrics, Prepared
 from farandole.runtime.coordination.downlink import CONTROL, Send
 from farandole.runtime.coordination.formation import Formation
 from farandole.runtime.coordination.stall import Limits, StallInspector, StallVerdict
@@ -68,7 +69,7 @@ class InheritedGeneration:
             self._leave(message)
         elif isinstance(message, Progress):
             self._hear(identity[:-1], message)
-        elif not isinstance(message, TimelineSet):
+        elif not isinstance(message, TimelineSet | Metrics | Prepared | Acted):  # of which nobody waits for a reply
             self.end(f"{REASON}, and a {type(message).__name__} was for the one before")
         return True
 

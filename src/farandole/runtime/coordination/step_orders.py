@@ -8,11 +8,13 @@
     orders.acted(0, 7, 122)
     orders.acted(1, 7, 122)                     # news: acted after step 122
 
-One order at a time; others wait for it. While the ranks pause, what ends the pause needs no step.
+One order at a time; others wait for it. While the ranks pause, what ends the pause needs no step. Ranks count steps
+alike where all of them share the optimizers; a pause that not all obey, as one is in ``join()``, can be taken back.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Collection
 from typing import TypeAlias, final
@@ -29,6 +31,9 @@ News: TypeAlias = Callable[[int, str, str, str, int], object]
 MOST = 16
 """Orders that may wait."""
 
+OVERDUE_S = 5.0
+"""Time from the first rank that pauses after which *resume* and *stop* need not wait for the others."""
+
 DONE = {
     "stop": "the training has ended after step {}",
     "pause": "paused after step {}",
@@ -44,14 +49,23 @@ class _Order(msgspec.Struct):
     missing: set[int]
     steps: list[int] = []
     step: int = -1
+    shown: int = -1
+    """Step of the training at which it was obeyed."""
+    since_s: float = 0.0
+    """Time at which the first rank obeyed; 0: none has."""
 
 
 @final
 class StepOrders:
     """Orders of one job. ``tell`` sends a message to ranks."""
 
-    def __init__(self, tell: Callable[[RankSet, Message], object], news: News) -> None:
-        self._tell, self._news = tell, news
+    def __init__(
+        self,
+        tell: Callable[[RankSet, Message], object],
+        news: News,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._tell, self._news, self._clock = tell, news, clock
         self._generation = 0
         self._ranks: set[int] = set()
         self._current: _Order | None = None
@@ -72,12 +86,15 @@ class StepOrders:
         current, self._current = self._current, None
         self._ranks = set()
         if current is not None and current.verb == "stop" and current.step >= 0:
-            self._news(current.number, "stop", "acted", DONE["stop"].format(current.step), current.step)
+            shown = current.shown if current.shown >= 0 else current.step
+            self._news(current.number, "stop", "acted", DONE["stop"].format(shown), shown)
         elif current is not None:
             self._waiting.appendleft((current.number, current.verb))
 
     def give(self, number: int, verb: str) -> None:
         """Take an order in."""
+        if verb in ("resume", "stop"):
+            self._take_back()
         planned = [each for _, each in self._waiting] + ([self._current.verb] if self._current else [])
         will_pause = next(
             (each == "pause" for each in planned if each in ("pause", "resume")), self._paused is not None
@@ -107,7 +124,8 @@ class StepOrders:
         current = self._current
         if current is not None and current.number == number and current.step >= 0:
             current.missing.discard(rank)
-            current.step = max(step, current.step)
+            current.since_s = current.since_s or self._clock()
+            current.shown = max(step, current.shown)
             self._conclude(current)
 
     def gone(self, rank: int) -> None:
@@ -120,6 +138,16 @@ class StepOrders:
                 self._set_step(current)
             else:
                 self._conclude(current)
+
+    def _take_back(self) -> None:
+        """Take back a pause that some ranks have obeyed and others do not, which may be in ``join()``."""
+        pause = self._current
+        if pause is None or pause.verb != "pause" or not 0 < pause.since_s < self._clock() - OVERDUE_S:
+            return
+        self._current = None
+        self._tell(RankSet.of(sorted(self._ranks)), ActAt(self._generation, pause.number, "pause", -1))
+        ranks = ", ".join(map(str, sorted(pause.missing)))
+        self._refuse(pause.number, "pause", f"ranks {ranks} came to no such step; they may be in join(). All go on")
 
     def _next(self) -> None:
         while self._current is None and self._waiting and self._ranks:
@@ -146,10 +174,10 @@ class StepOrders:
             return
         self._current = None
         if order.verb == "pause":
-            self._paused = order.number, order.step
+            self._paused = order.number, order.shown
         elif order.verb in ("resume", "stop"):
             self._paused = None
-        self._news(order.number, order.verb, "acted", DONE[order.verb].format(order.step), order.step)
+        self._news(order.number, order.verb, "acted", DONE[order.verb].format(order.shown), order.shown)
         self._next()
 
     def _refuse(self, number: int, verb: str, why: str) -> None:

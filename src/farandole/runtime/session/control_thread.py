@@ -85,6 +85,9 @@ class Hooks(Protocol):
     def watch(self, message: SendMetrics | Prepare | ActAt) -> None:
         """Obey an order that comes from somebody who watches the job."""
 
+    def forget_orders(self) -> None:
+        """End a pause, and forget what was to be obeyed: the controller that knows of it is gone."""
+
 
 @final
 class ControlThread:
@@ -215,6 +218,7 @@ class ControlThread:
             self.away = True
             self._control.renew()
             self._control.send(msgspec.structs.replace(stay, wait=self._waiting > 0))
+        self._hooks.forget_orders()
 
     def _take(self, message: object) -> None:
         if isinstance(message, Exchanged):

@@ -175,11 +175,11 @@ def aside() -> Iterator[None]:
                 _here.session.restore_process_sets()
 
 
-def end_step(step: int | None = None) -> None:
-    """End a step of an optimizer, the ``step``-th where the job counts them: see ``Session.stepped``."""
+def end_step(process_set: ProcessSet, step: int | None = None) -> None:
+    """End a step of an optimizer of ``process_set``, the ``step``-th where the job counts them: ``Session.stepped``."""
     session = _here.session
     if session is not None:  # else ``shutdown`` came between the reduction and its use
-        session.stepped(step)
+        session.stepped(step, by_all=len(process_set.ranks) == session.topology.size)
 
 
 def last_rank() -> int | None:

@@ -26,6 +26,9 @@ from farandole.control.reentrant_event import ReentrantEvent
 from farandole.control.watch_messages import MetricPoint, Metrics
 from farandole.errors import ControlError
 
+LAST_S = 1.0
+"""How long ``close`` waits for the last message."""
+
 SHORTEST_S = 0.2
 """Five messages a second are the most that a worker sends, whatever a watcher asks for."""
 
@@ -82,7 +85,8 @@ class _Turn:
         self._cancel()  # before the thread is told, so that its last look finds all that was taken in
         self._closing.set()
         if self._thread is not threading.current_thread():
-            self._thread.join()
+            # Not for ever: a handler may be on top of a frame that has the lock which the last message needs.
+            self._thread.join(LAST_S)
 
     def _take(self, event: events.Event) -> None:
         if isinstance(event, events.Metric):

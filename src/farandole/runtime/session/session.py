@@ -275,13 +275,15 @@ class Session:
             with contextlib.suppress(ControlError, NotInitializedError), self._reentry:
                 self._link.up.send(LaneClosed(self.generation, process_set, lane, sequence))
 
-    def stepped(self, step: int | None = None) -> None:
+    def stepped(self, step: int | None = None, by_all: bool = True) -> None:
         """End a step of an optimizer, the ``step``-th where the job counts them, and obey orders that were for its end.
 
-        Raises ``SystemExit`` if somebody who watches has ordered the end.
+        ``by_all`` ranks: what some of them share ends without a look at orders, as the others do not count it. Raises
+        ``SystemExit`` if somebody who watches has ordered the end.
         """
         training.stepped(self.topology.rank, step)
-        self._gate.passes()
+        if by_all:
+            self._gate.passes()
 
     def watch(self, message: SendMetrics | Prepare | ActAt) -> None:
         """Obey an order that comes from somebody who watches the job; called by the control thread."""
@@ -289,6 +291,19 @@ class Session:
             self._metrics.every(message.every_s)
         else:
             self._gate.watch(message)
+
+    def forget_orders(self) -> None:
+        """End a pause, and forget orders that are not obeyed yet; called by the control thread, and by handlers."""
+        self._gate.forget()
+
+    @property
+    def steps(self) -> int:
+        """Steps that all ranks share, since the session began; ranks that join early have fewer."""
+        return self._gate.steps
+
+    def catch_up(self, steps: int) -> None:
+        """Count so many steps from here on, as all ranks do after they have joined."""
+        self._gate.steps = steps
 
     def report(self, told: Progressed) -> None:
         """Send metrics or advice to an elastic job; nothing where there is none, or from another rank than 0."""

@@ -5,6 +5,9 @@
     gate.watch(ActAt(1, 4, "pause", 120))   # all are known to wait before the end of step 121: obey after step 120
     gate.passes()                           # the thread that trains, at the end of each of its steps
 
+What is counted are the steps that came to this gate, from the beginning of the session on, and so by all ranks alike:
+steps of optimizers that all ranks share. Where ranks have unequally many, ``join`` makes the counts equal again.
+
 Why two messages: ranks hear of an order at different times, and one that acted at once would leave the others in a
 collective. After ``Prepare`` no rank gets past the end of its next step, so the step that the controller names, one
 more than the furthest rank had ended, is ahead of all of them. Without an order a step costs one look.
@@ -14,13 +17,15 @@ signal handler may call that, and runs on top of a thread that waits here: hence
 reentrant, and waits in slices, as a handler notifies nobody. ``_changed`` guards all fields. ``_number`` is also read
 without it, in ``passes``: an order that comes in that moment is met at the end of the next step, which is what
 ``Prepared`` has promised, as it tells the steps that had ended when ``_number`` was set.
+
+No wait has a limit of its own: a rank that gave up its promise would leave the others in a collective. It ends by an
+order, or with the session, or by ``forget``: where the controller is gone, or this process is told to end.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable
 from typing import final
 
@@ -31,9 +36,6 @@ from farandole.errors import ControlError
 from farandole.runtime.session.training import Training
 
 SLICE_S = 0.25
-
-PATIENCE_S = 30.0
-"""How long a rank waits to hear at which step it is to act: the controller is gone, or has forgotten the order."""
 
 NONE = -1
 
@@ -51,6 +53,8 @@ class StepGate:
     ) -> None:
         self._send, self._generation, self._training, self._beat = send, generation, training, beat
         self._changed = threading.Condition()
+        self.steps = 0
+        """Steps that have come to this gate."""
         self._number = NONE
         self._order: ActAt | None = None
         self._open = False
@@ -60,7 +64,7 @@ class StepGate:
         with self._changed:
             if isinstance(message, Prepare):
                 self._number, self._order = message.number, None
-                self._say(Prepared(self._generation, message.number, self._training.step))
+                self._say(Prepared(self._generation, message.number, self.steps))
             elif message.number == self._number and message.step >= 0:
                 self._order = message
             elif message.number == self._number:
@@ -75,23 +79,28 @@ class StepGate:
             self._open, self._number = True, NONE
             self._changed.notify_all()
 
+    def forget(self) -> None:
+        """Forget the order, and end a pause: nobody may be there who ends it, or no time to wait for that."""
+        with self._changed:
+            self._number, self._order = NONE, None
+            self._changed.notify_all()
+
     def passes(self) -> None:
         """Come to the end of a step; returns when the next one may begin. Raises ``SystemExit`` where that was all."""
+        self.steps += 1  # first: see the module
         if self._number == NONE:
             return
         with self._changed:
-            self._await(lambda: self._order is not None, PATIENCE_S)
+            self._await(lambda: self._order is not None)
             order = self._order
-            if order is None:
-                self._number = NONE
-            elif self._training.step >= order.step:
+            if order is not None and self._number != NONE and self.steps >= order.step:
                 self._obey(order)
 
     def _obey(self, order: ActAt) -> None:
         """Obey, with ``_changed``; after a pause also the order that ends it."""
         self._say(Acted(self._generation, order.number, self._training.step))
         if order.verb == "pause":
-            self._await(lambda: self._order is not order, None)
+            self._await(lambda: self._order is not order)
             following = self._order
             self._training.rested()
             if following is not None and following is not order and not self._open:
@@ -103,11 +112,8 @@ class StepGate:
         if order.verb == "stop":
             _stop(self._training.step)
 
-    def _await(self, enough: Callable[[], bool], timeout_s: float | None) -> None:
-        until_s = None if timeout_s is None else time.monotonic() + timeout_s
+    def _await(self, enough: Callable[[], bool]) -> None:
         while not (enough() or self._open or self._number == NONE):
-            if until_s is not None and time.monotonic() >= until_s:
-                return
             self._changed.wait(SLICE_S)
             self._beat()
 
