@@ -151,7 +151,9 @@ def test_what_sbatch_says_against_a_job_is_told(tmp_path: Path) -> None:
     program = tmp_path / "sbatch"
     program.write_text("#!/bin/sh\necho 'sbatch: error: invalid partition specified: gpu' >&2\nexit 1\n")
     program.chmod(0o700)
-    with pytest.raises(UsageError, match=r"^Slurm refuses this job: invalid partition specified: gpu$"):
+    with pytest.raises(
+        UsageError, match=r"^Slurm refuses this job: invalid partition specified: gpu\W+write --partition NAME"
+    ):
         submitted("", [], {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"})
 
 

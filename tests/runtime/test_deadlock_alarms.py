@@ -17,11 +17,11 @@ from farandole.errors import UsageError
 from farandole.runtime.collectives.planned import PlannedLane
 from farandole.runtime.lanes.announcement import Announcement
 from farandole.runtime.lanes.native_threads import expect_native_threads
-from farandole.runtime.session import control_thread, session as sessions
+from farandole.runtime.session import session as sessions
 from farandole.runtime.session.init import current, global_process_set, init
 from farandole.testing.jobs import NumpyCalls
 
-control_thread.WAITS_LOOK_S = 0.02
+sessions.WAITS_LOOK_S = 0.02
 looks, survey = [], sessions.survey
 
 def counted(*arguments):

@@ -293,6 +293,6 @@ def test_the_key_is_in_the_folder_alone(run: Run) -> None:
     hosts = run.slurm.cluster.hosts
     shown += str([run.slurm.cluster.processes(host) for host in hosts])
     assert secret not in shown
-    for path in run.path.iterdir():
+    for path in filter(Path.is_file, run.path.rglob("*")):
         assert secret not in path.read_text() or path.name == "run.json", path
     run.end()

@@ -184,7 +184,10 @@ class Cluster:
 
     def take_as_idle(self, host: str) -> None:
         """Take the processes that a host has now for those of an idle one: a daemon that a test has started."""
-        self._idle[host] = frozenset(_running(self.path(host, "/proc")))
+        # Not by their command lines: one that is just writing its title has none.
+        self._idle[host] = frozenset(
+            int(each.name) for each in self.path(host, "/proc").iterdir() if each.name.isdigit()
+        )
 
     def received_bytes(self, host: str) -> int:
         """Bytes that came in by a host's cable since it booted, headers included."""
