@@ -247,7 +247,7 @@ if hvd.rank() == 1:
 for _ in range(4 - 3 * hvd.rank()):
     gradients([np.ones(3, np.float32)])
 hvd.join()
-print("joined", flush=True)
+open(f"joined-{hvd.rank()}", "w").close()
 step = 0
 try:
     for step in range(1, 10**7):
@@ -259,6 +259,7 @@ finally:
 
 def test_ranks_that_have_made_unequally_many_steps_pause_after_the_same_one(tmp_path: Path) -> None:
     with training(tmp_path, 2, UNEVEN) as (ranks, dealer):
+        until(dealer, lambda _: all((tmp_path / f"joined-{rank}").exists() for rank in range(2)))
         for number in (1, 3):
             assert outcome(dealer, number, "pause")[0].state == "acted"
             assert outcome(dealer, number + 1, "resume")[0].state == "acted"

@@ -16,7 +16,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import socket
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -56,11 +58,17 @@ def run_job(
     return run_ranks(_in_job, size, program, args, timeout_s=timeout_s, environment=told, may_die=may_die)
 
 
+PORTS = range(15000, 32000)
+"""Ports below those that Linux gives away by itself (``net.ipv4.ip_local_port_range``)."""
+
+
 def free_port() -> int:
-    """Port of this host that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Port of this host that nobody listens on now; none of those that the kernel gives to whoever asks for any."""
+    while True:
+        port = PORTS.start + secrets.randbelow(len(PORTS))
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def _in_job(member: RankContext, program: Callable[..., Any], args: Sequence[Any]) -> Any:

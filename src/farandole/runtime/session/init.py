@@ -27,7 +27,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, final
 
 from farandole.cluster.detect import detect
-from farandole.errors import AbortError, DivergenceError, MismatchError, NotInitializedError, UnsupportedError
+from farandole.errors import (
+    AbortError,
+    DivergenceError,
+    MismatchError,
+    NotInitializedError,
+    UnsupportedError,
+    UsageError,
+)
 from farandole.runtime.coordination import lineage
 from farandole.runtime.lanes.lane import interrupted
 from farandole.runtime.lanes.reentry import Reentry
@@ -142,6 +149,11 @@ def is_initialized() -> bool:
 
 def current(asked: str = "an operation of the job") -> Session:
     """The session; raises ``NotInitializedError``, which names what was ``asked``, if there is none."""
+    if _here.bystanders and threading.get_ident() in _here.bystanders:
+        raise UsageError(
+            f"{asked} in a thread that was there before the task which now runs in this process: the task is a job of "
+            "its own. Let the thread end first, or send the task to another engine"
+        )
     session = _here.session or _here.revived()
     if session is None:
         raise NotInitializedError(asked)
@@ -160,10 +172,16 @@ def on_joined(tell: Callable[[Session], object]) -> None:
 
 @contextlib.contextmanager
 def aside() -> Iterator[None]:
-    """Context without the session of this process, which is as it was afterwards; one that is made inside is left."""
+    """Context without the session of this process, which is as it was afterwards; one that is made inside is left.
+
+    Threads that are there already belong to that session, and would take the other one for it: they get an error.
+    """
     with _here.lock:
         _here.require_rest("a task")
         kept = _here.session, _here.asked, _here.reviver, _here.on_joined, _here.rank
+        before, me = _here.bystanders, threading.get_ident()
+        # First, and last below: none of them may see the other session in between.
+        _here.bystanders = before | {each.ident for each in threading.enumerate() if each.ident not in (None, me)}
         _here.session, _here.reviver, _here.on_joined = None, None, _nothing
     try:
         yield
@@ -173,6 +191,7 @@ def aside() -> Iterator[None]:
             _here.session, _here.asked, _here.reviver, _here.on_joined, _here.rank = kept
             if _here.session is not None:
                 _here.session.restore_process_sets()
+            _here.bystanders = before
 
 
 def end_step(process_set: ProcessSet, step: int | None = None) -> None:
@@ -217,6 +236,8 @@ class _Here:
         self.rank: int | None = None
         """The rank in the last session that was shared with others; ``None`` before that."""
         self.unfinished: WeakObjects[threading.Thread] = WeakObjects()
+        self.bystanders: frozenset[int | None] = frozenset()
+        """Threads of the session that is set aside (``aside``)."""
         self.reviver: Callable[[], object] | None = None
         self.on_joined: Callable[[Session], object] = _nothing
         self._doing = ""  # with the lock
