@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 
 from farandole.monitor.folder import RunInfo
 
-FRAMEWORKS = ("torch", "tensorflow", "tensorflow-cpu", "keras", "jax", "mxnet", "numpy", "optax")
+PACKAGES = ("torch", "tensorflow", "tensorflow-cpu", "keras", "jax", "mxnet", "numpy", "optax", "optuna")
 
 GIT_S = 5.0
 """Time for git to answer, which is slow in large checkouts on shared disks."""
@@ -78,7 +78,7 @@ def _user() -> str:
 
 def _versions() -> dict[str, str]:
     found = {}
-    for name in FRAMEWORKS:
+    for name in PACKAGES:
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
