@@ -64,12 +64,9 @@ class ClusterJob:
         self.until(lambda: not self.left(), "for the last processes to go")
 
     def left(self) -> dict[str, str]:
-        """Host and number of every process that is left, and its command line; not what slurmd forks for itself."""
+        """Host and number of every process that is left, and its command line."""
         return {
-            f"{host} {pid}": words
-            for host in self.cluster.hosts
-            for pid, words in self.cluster.processes(host).items()
-            if words != "slurmd"
+            f"{host} {pid}": words for host in self.cluster.hosts for pid, words in self.cluster.processes(host).items()
         }
 
 

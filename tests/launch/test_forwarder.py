@@ -37,7 +37,7 @@ def forwarder() -> Iterator[Forwarder]:
 
 def place(address: str) -> tuple[str, int]:
     host, _, port = address.removeprefix("tcp://").rpartition(":")
-    return host, int(port)
+    return host.strip("[]"), int(port)
 
 
 def refuses(address: str) -> bool:
@@ -100,10 +100,14 @@ def test_a_lead_that_refuses_closes_the_connection(forwarder: Forwarder) -> None
         assert near.recv(1) == b""
 
 
-def test_workers_go_on_with_the_next_lead_at_the_same_address() -> None:
+V4, V6 = "tcp://127.0.0.1:*", "tcp://[::1]:*"
+
+
+@pytest.mark.parametrize(("before", "after"), [(V4, V4), (V4, V6), (V6, V4)], ids=["same", "to IPv6", "to IPv4"])
+def test_workers_go_on_with_the_next_lead_at_the_same_address(before: str, after: str) -> None:
     secret = new_secret()
     keys = JobKeys.from_secret(secret)
-    first = Router(keys)
+    first = Router(keys, before)
     contacts = [LeadContact(1, [first.address], secret)]
 
     def read() -> LeadContact:
@@ -121,7 +125,7 @@ def test_workers_go_on_with_the_next_lead_at_the_same_address() -> None:
             way.follow("")
             until(lambda: refuses(way.address))
             contacts.clear()
-            with Router(keys) as second:
+            with Router(keys, after) as second:
                 contacts.append(LeadContact(1, [second.address], secret))
                 time.sleep(0.6)  # longer than a look: one of the same epoch is none
                 assert way.found() == ""
@@ -157,3 +161,18 @@ def test_a_lead_with_another_key_has_begun_anew() -> None:
         way.follow("")
         until(lambda: bool(way.over))
         assert "has begun anew" in way.over
+
+
+@pytest.mark.parametrize(("before", "after"), [(V4, V6), (V6, V4)], ids=["to IPv6", "to IPv4"])
+def test_an_agent_that_is_connected_goes_on_with_a_lead_of_another_address_family(before: str, after: str) -> None:
+    keys = JobKeys.from_secret(new_secret())
+    with (
+        Router(keys, before) as first,
+        Router(keys, after) as second,
+        Dealer(first.address, b"7", keys, timeout_s=None) as dealer,
+    ):
+        dealer.send(Leave(1))
+        until(lambda: hears(first) == [b"7"])
+        dealer.renew(second.address)
+        dealer.send(Leave(2))
+        until(lambda: b"7" in hears(second))

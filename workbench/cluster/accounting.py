@@ -11,6 +11,8 @@ from workbench.cluster.hosts import HEAD
 DBD_CONF = "slurm/slurmdbd.conf"
 """File below ``/etc``; slurmdbd refuses one that others can read."""
 
+DAEMONS = frozenset({"mariadbd", "slurmdbd"})
+
 CLIENT = f"""\
 AccountingStorageType=accounting_storage/slurmdbd
 AccountingStorageHost={HEAD}

@@ -16,7 +16,7 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, final
@@ -69,17 +69,25 @@ class Cluster:
     """A head and some nodes: ``head``, ``node1``, ``node2``... Close it, or use it in a ``with`` block.
 
     Raises ``UnavailableError`` where the machine cannot have one, with what is missing and the remedy. ``etc`` are
-    further files below ``/etc`` of all hosts: ``{"slurm/slurm.conf": "..."}``.
+    further files below ``/etc`` of all hosts: ``{"slurm/slurm.conf": "..."}``. ``daemons`` are programs that an idle
+    host may run, by the names that ``ps -o comm`` has for their processes.
     """
 
     def __init__(
-        self, nodes: int, *, ipv4: bool = True, ipv6: bool = True, etc: Mapping[str, str] | None = None
+        self,
+        nodes: int,
+        *,
+        ipv4: bool = True,
+        ipv6: bool = True,
+        etc: Mapping[str, str] | None = None,
+        daemons: Collection[str] = (),
     ) -> None:
         if not 1 <= nodes < _HEAD_NUMBER:
             raise ValueError(f"a cluster of {nodes} nodes was asked for: 1 to {_HEAD_NUMBER - 1} are possible")
         needs.require(needs.HOSTS)
         self._addresses = {HEAD: Address(_HEAD_NUMBER)} | {f"node{i}": Address(i) for i in range(1, nodes + 1)}
         self._up: dict[str, _Host] = {}
+        self._daemons = frozenset(daemons)
         self._idle: dict[str, frozenset[int]] = {}
         self._started: list[Process] = []
         self._switch = helper("namespaces.py", "switch")
@@ -175,19 +183,13 @@ class Cluster:
 
         Sessions of the ssh server do not count: those of a client that has fallen silent wait for it for hours.
         """
-        running = _running(self.path(host, "/proc"))
+        # Daemons go by their names: they fork when they like, and one that writes its title has no command line.
+        running = _running(self.path(host, "/proc"), self._daemons)
         return {
             pid: words
             for pid, words in running.items()
             if pid not in self._idle[host] and not words.startswith("sshd: ")
         }
-
-    def take_as_idle(self, host: str) -> None:
-        """Take the processes that a host has now for those of an idle one: a daemon that a test has started."""
-        # Not by their command lines: one that is just writing its title has none.
-        self._idle[host] = frozenset(
-            int(each.name) for each in self.path(host, "/proc").iterdir() if each.name.isdigit()
-        )
 
     def received_bytes(self, host: str) -> int:
         """Bytes that came in by a host's cable since it booted, headers included."""
@@ -282,7 +284,9 @@ class Cluster:
                 self._up[host] = _Host.of(process)
             for host in hosts:
                 self._network.plug(self._up[host].first, self._addresses[host])
-                self.take_as_idle(host)  # now, while it has nothing but what every host has
+                self._idle[host] = frozenset(
+                    int(each.name) for each in self.path(host, "/proc").iterdir() if each.name.isdigit()
+                )
         except BaseException:  # an interrupt, too, must not leave hosts behind
             for host, process in starting.items():
                 if up := self._up.pop(host, None):  # else ``close`` would end it once more
@@ -299,12 +303,13 @@ def _account(host: str, command: Sequence[str], ending: str, stdout: str, stderr
     return f"{' '.join(command)} on {host} {ending}\n--- stdout\n{stdout}\n--- stderr\n{stderr}"
 
 
-def _running(proc: Path) -> dict[int, str]:
-    """Process numbers and command lines of all processes that ``proc`` shows."""
+def _running(proc: Path, daemons: Collection[str]) -> dict[int, str]:
+    """Process numbers and command lines of all processes that ``proc`` shows, but of daemons."""
     found = {}
     for entry in proc.iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
-                if words := (entry / "cmdline").read_text().replace("\0", " ").strip():
+                words = (entry / "cmdline").read_text().replace("\0", " ").strip()
+                if words and (entry / "comm").read_text().rstrip("\n") not in daemons:
                     found[int(entry.name)] = words
     return found

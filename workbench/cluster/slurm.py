@@ -31,6 +31,9 @@ from workbench.cluster.needs import ClusterError
 _LOOK_AGAIN_S = 0.03
 _LOG = "/run/daemons.log"
 _COMMANDS = ("sbatch", "squeue", "sinfo", "scontrol", "scancel")
+_DAEMONS = frozenset({"munged", "slurmctld", "slurmscriptd", "slurmd"})
+"""Processes of a node without jobs; slurmctld forks slurmscriptd some time after the command has returned."""
+
 _NO_CGROUPS_SINCE = (24, 5)
 
 URGENT = "urgent"
@@ -95,7 +98,7 @@ class SlurmCluster:
             "slurm/mpi.conf": "PMIxCliTmpDirBase=/run/pmix\n",
             "munge/munge.key": secrets.token_hex(64),
         }
-        self.cluster = Cluster(nodes, etc=etc)
+        self.cluster = Cluster(nodes, etc=etc, daemons=_DAEMONS | accounting.DAEMONS)
         try:
             key = self.cluster.path(HEAD, "/etc/munge/munge.key")  # munged refuses keys that others could read
             key.chmod(0o400)
@@ -164,7 +167,6 @@ class SlurmCluster:
     def start_controller(self) -> None:
         """Start slurmctld after it has ended; it knows its jobs still."""
         self.run(["sh", "-c", f"slurmctld >>{_LOG} 2>&1"])
-        self.cluster.take_as_idle(HEAD)
 
     def close(self) -> None:
         """End all jobs, daemons and hosts."""
@@ -179,7 +181,6 @@ class SlurmCluster:
         for host, process in starting.items():
             if process.wait(PATIENCE_S) != 0:
                 raise ClusterError(f"Slurm did not start on {host}:\n{self.cluster.path(host, _LOG).read_text()}")
-            self.cluster.take_as_idle(host)
 
     def _await_idle(self, nodes: int) -> None:
         deadline = time.monotonic() + PATIENCE_S

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
 import subprocess
 from pathlib import Path
 
-from workbench.cluster import SlurmCluster
+import pytest
+
+from workbench.cluster import SlurmCluster, needs
 
 
 def test_a_step_runs_on_every_node(slurm: SlurmCluster) -> None:
@@ -57,3 +61,21 @@ def test_another_slurm_is_on_its_own_and_its_node_comes_back_after_power_loss(sl
         other.boot("node1")
         assert other.cluster.processes("node1") == {}
         assert other.run(["srun", "hostname"]).stdout == "node1\n"
+
+
+def test_a_daemon_that_forks_after_it_has_been_started_is_no_process_of_a_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As slurmctld does with slurmscriptd: on a busy machine that comes after all else."""
+    for name in ("slurmctld", "slurmd"):
+        late = tmp_path / name
+        late.write_text(f"#!/bin/sh\n(sleep 1; exec {shutil.which(name, path=needs.search_path())}) &\n")
+        late.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with SlurmCluster(1) as late_one:
+        assert {host: late_one.cluster.processes(host) for host in late_one.cluster.hosts} == {"head": {}, "node1": {}}
+        late_one.stop_controller()
+        late_one.start_controller()
+        late_one.run(["sh", "-c", "until sinfo; do sleep 0.1; done"])
+        assert late_one.cluster.processes("head") == {}
+        assert late_one.run(["srun", "hostname"]).stdout == "node1\n"
