@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <sstream>
 #include <string>
 
@@ -16,6 +17,9 @@ inline const char* label(Verb verb) {
                                              "reducescatter", "barrier",   "gather_small", "allocate"};
     return labels[static_cast<int>(verb)];
 }
+
+// By bits: one that is not a number is the same as itself, and zeros of two signs are not.
+inline bool same_factor(double a, double b) { return std::memcmp(&a, &b, sizeof a) == 0; }
 
 // Lies in shared memory: plain numbers only.
 struct Signature {
@@ -35,8 +39,8 @@ struct Signature {
 
     bool agrees(const Signature& other) const {
         return sequence == other.sequence && verb == other.verb && dtype == other.dtype && op == other.op &&
-               root == other.root && listed == other.listed && count == other.count && prescale == other.prescale &&
-               postscale == other.postscale;
+               root == other.root && listed == other.listed && count == other.count &&
+               same_factor(prescale, other.prescale) && same_factor(postscale, other.postscale);
     }
 };
 

@@ -13,12 +13,17 @@ from farandole.engines.engine import Engine, Exchange, Group
 from farandole.errors import UnsupportedError
 from farandole.testing.engine_contract import CASES, run_contract
 from farandole.testing.harness import run_ranks
-from farandole.testing.rank import RankContext
+from farandole.testing.rank import RankContext, error_of
 from workbench.attacks.arithmetic import CASES as CASES_OF_NUMBERS
 
 pytest.importorskip("torch")
 
-NEEDS_ABORT = {"abort_wakes_waiters", "deadline_ends_a_wait", "close_needs_no_peer_and_leaves_nothing"}
+NEEDS_ABORT = {
+    "abort_wakes_waiters",
+    "an_interrupted_call_is_mixed_with_no_other",
+    "deadline_ends_a_wait",
+    "close_needs_no_peer_and_leaves_nothing",
+}
 """Gloo, which stands in for NCCL, does not end what was started."""
 NUMBERS = [case for case in CASES_OF_NUMBERS if case.count <= 1000]
 
@@ -76,6 +81,27 @@ def _attack_over_gloo(member: RankContext) -> list[str]:
 
 def test_not_a_number_infinities_signed_zeros_and_the_limits_of_integers() -> None:
     assert run_ranks(_attack_over_gloo, 3, timeout_s=200) == [[], [], []]
+
+
+def test_who_is_interrupted_between_two_transfers_takes_part_in_nothing_more() -> None:
+    def program(member: RankContext) -> list[str]:
+        from farandole.testing.interruption import TELLING_CALLS, Interruption, interrupted_at, points_of
+
+        said = []
+        for name, call in TELLING_CALLS.items():
+            engine = _make_over_gloo(member.group(name), member.exchange_among(name))
+            points = points_of(engine, lambda call=call, engine=engine: call(engine, 1))  # type: ignore[misc]
+            with pytest.raises(Interruption), interrupted_at(engine, points[-1]):
+                call(engine, 2)
+            said.append(error_of(lambda call=call, engine=engine: call(engine, 3)))  # type: ignore[misc]
+            engine.close()
+        return said
+
+    [found] = run_ranks(program, 1)
+    assert found
+    for text in found:
+        assert text.startswith("EngineError: a collective of ")
+        assert " was interrupted by Interruption" in text
 
 
 def test_an_operation_that_it_does_not_know_is_no_sum() -> None:

@@ -93,6 +93,33 @@ def _three_ways(member: RankContext) -> list[bytes]:
     return found
 
 
+def test_factors_are_compared_by_their_bits() -> None:
+    """One that is not a number is what all ranks said; zeros of two signs would give each rank a part of its own."""
+
+    def program(member: RankContext) -> tuple[list[float], list[str]]:
+        engine = ShmEngine(member.group(), member.exchange)
+        array = engine.allocate(4096).array(DType.FLOAT32)
+        sums, errors = [], []
+        for prescale, postscale in ((float("nan"), 1.0), (1.0, float("nan")), (float("inf"), 1.0)):
+            reference.view(array)[:] = 1.0
+            engine.allreduce(array, Reduction(ReduceOp.SUM, prescale, postscale))
+            sums.append(float(reference.view(array)[0]))
+        zero = -0.0 if member.rank else 0.0
+        for factors in ((zero, 1.0), (1.0, zero)):
+            with pytest.raises(MismatchError) as caught:
+                engine.allreduce(array, Reduction(ReduceOp.SUM, *factors))
+            errors.append(str(caught.value))
+        sums.append(_sum(engine))
+        engine.close()
+        return sums, errors
+
+    for sums, errors in run_ranks(program, 2):
+        assert np.array_equal(sums, [np.nan, np.nan, np.inf, 2.0], equal_nan=True)
+        for text in errors:
+            assert "scale 0; rank 1" in text
+            assert "scale -0" in text
+
+
 def test_small_staged_and_in_place_give_the_same_bits_on_every_rank() -> None:
     results = run_ranks(_three_ways, 3)
     assert results[0] == results[1] == results[2]

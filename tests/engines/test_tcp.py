@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import signal
@@ -14,6 +15,7 @@ import pytest
 from farandole.collective import Array, DType, ReduceOp, Reduction
 from farandole.engines.engine import Engine
 from farandole.errors import AbortError, EngineError, StallError
+from farandole.settings import FOREVER_S
 from farandole.testing.harness import Died, run_ranks
 from farandole.testing.leaks import no_leaks
 from farandole.testing.rank import RankContext, error_of
@@ -88,6 +90,8 @@ def test_one_launch_for_the_rest() -> None:
             group = member.group(label, deadline_s=deadline_s)
             return TcpEngine(group, member.exchange_among(label, group.ranks))
 
+        for forever_s in (FOREVER_S, math.inf):
+            _a_wait_without_a_limit_is_one_that_the_kernel_takes(make(deadline_s=forever_s), member)
         _what_is_closed_says_so(make())
         _an_abort_wakes_who_has_sent_a_part(make(), member)
         _a_connection_of_somebody_else_survives_an_abort(make())
@@ -96,6 +100,14 @@ def test_one_launch_for_the_rest() -> None:
         _nothing_is_left_of_many(make, member)
 
     run_ranks(program, 2)
+
+
+def _a_wait_without_a_limit_is_one_that_the_kernel_takes(engine: Engine, member: RankContext) -> None:
+    """``--no-stall-check`` means more milliseconds than ``poll`` can count."""
+    array = engine.allocate(32 * 2**20).array(DType.FLOAT32)
+    engine.allreduce(array, Reduction(ReduceOp.SUM))
+    member.exchange(b"")
+    engine.close()
 
 
 def _what_is_closed_says_so(engine: Engine) -> None:

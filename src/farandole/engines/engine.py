@@ -126,10 +126,15 @@ def is_exact(dtype: DType, how: Reduction) -> bool:
     return is_integer and (how.op is ReduceOp.AVERAGE or how.is_scaled)
 
 
+@final
+class PayloadError(ValueError):
+    """More was said than ``Engine.gather_small`` carries."""
+
+
 def require_short(payload: bytes) -> None:
-    """Raise ``ValueError`` for more than ``Engine.gather_small`` carries."""
+    """Raise ``PayloadError`` for more than ``Engine.gather_small`` carries."""
     if len(payload) > PAYLOAD_BYTES:
-        raise ValueError(f"gather_small carries at most {PAYLOAD_BYTES} bytes, got {len(payload)}")
+        raise PayloadError(f"gather_small carries at most {PAYLOAD_BYTES} bytes, got {len(payload)}")
 
 
 class Engine(ABC):
@@ -152,6 +157,8 @@ class Engine(ABC):
       to the dtype (``core.reduce`` says how).
     * Roots and counts go by members' indices, not ranks. Empty arrays and zero counts are legal. In an all-gather
       ``send`` may be its own place in ``recv``, and in a reduce-scatter ``recv`` its own place in ``send``.
+    * Whatever else is raised in the middle of a call, Ctrl-C as well, ends this member's engine: its later calls raise,
+      and none of the others' gets a number that is made of two calls (``interruption``).
     * ``abort`` may come from any thread at any time, wakes every waiter at once, and is final. ``close`` is idempotent,
       needs no peer, and leaves nothing behind; memory stays valid as long as its owner is referenced.
     """

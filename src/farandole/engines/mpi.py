@@ -21,11 +21,12 @@ their requests and the memory that they use are kept (``_World.keep``), and thei
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import threading
 import time
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, final
 
 from farandole.cluster.mpi_library import MpiLibrary, load
@@ -33,6 +34,7 @@ from farandole.collective import Array
 from farandole.control.reentrant_event import ReentrantEvent
 from farandole.engines.arrays import split
 from farandole.engines.engine import Exchange, Group
+from farandole.engines.interruption import ends_when_interrupted
 from farandole.engines.pairwise import PairwiseEngine
 from farandole.engines.transport import Parcel, Transport, interruptible
 from farandole.errors import EngineError, UnsupportedError
@@ -62,6 +64,7 @@ class MpiEngine(PairwiseEngine):
         self._wire = MpiTransport(group, exchange)
         super().__init__(group, self._wire)
 
+    @ends_when_interrupted
     def barrier(self) -> None:
         """Meet in MPI's own barrier."""
         self._begin()
@@ -98,7 +101,11 @@ class MpiTransport(Transport):
 
     def barrier(self) -> None:
         """Return when every member has come."""
-        self._run([], [(self.group.rank, self._communicator.Ibarrier())], [])
+
+        def begin(_: list[Running], others: list[Running]) -> None:
+            others.extend(zip([self.group.rank], map(self._mpi.Comm.Ibarrier, [self._communicator]), strict=True))
+
+        self._run(begin, [])
 
     def gather(self, mine: Array, whole: Array) -> None:
         """Gather everybody's ``mine`` in ``whole``."""
@@ -106,26 +113,34 @@ class MpiTransport(Transport):
         self.bytes_sent += mine.nbytes * (self.group.size - 1)
         byte, buffer = self._mpi.BYTE, self._mpi.buffer.fromaddress
         send, recv = ([buffer(array.address, array.nbytes), byte] for array in (mine, whole))
-        self._run([], [(self.group.rank, self._communicator.Iallgather(send, recv))], [mine, whole])
+
+        def begin(_: list[Running], others: list[Running]) -> None:
+            others.extend(zip([self.group.rank], map(self._communicator.Iallgather, [send], [recv]), strict=True))
+
+        self._run(begin, [mine, whole])
 
     def _move(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> None:
-        communicator, byte = self._communicator, self._mpi.BYTE
-        incoming = [
-            (peer, communicator.Irecv([buffer, byte], peer, _TAG))
-            for peer, array in receives
-            for buffer in self._buffers(array)
-        ]
-        outgoing = [
-            (peer, communicator.Isend([buffer, byte], peer, _TAG))
-            for peer, array in sends
-            for buffer in self._buffers(array)
-        ]
-        self._run(incoming, outgoing, [array for _, array in (*sends, *receives)])
+        sources, rooms = self._cut(receives)
+        targets, parts = self._cut(sends)
 
-    def _run(self, receives: Sequence[Running], others: Sequence[Running], arrays: Sequence[Array]) -> None:
-        """Return when all of these requests are done."""
+        def begin(incoming: list[Running], outgoing: list[Running]) -> None:
+            communicator, tag = self._communicator, itertools.repeat(_TAG)
+            incoming.extend(zip(sources, map(communicator.Irecv, rooms, sources, tag), strict=True))
+            outgoing.extend(zip(targets, map(communicator.Isend, parts, targets, tag), strict=True))
+
+        self._run(begin, [array for _, array in (*sends, *receives)])
+
+    def _run(self, begin: Callable[[list[Running], list[Running]], None], arrays: Sequence[Array]) -> None:
+        """Return when all requests are done that ``begin`` adds to its two lists: receives, and others.
+
+        It adds them by ``extend`` and ``map``, in one step for the interpreter: Ctrl-C between the beginning of a
+        request and its place in the list would leave MPI with memory of which nobody knows.
+        """
+        receives: list[Running] = []
+        others: list[Running] = []
         deadline = time.monotonic() + self.group.deadline_s
         try:
+            begin(receives, others)
             self._wait([*receives, *others], sum(array.nbytes for array in arrays), deadline)
         except BaseException as error:  # Ctrl-C, too: requests must not be left with arrays that the caller has again
             self._give_up([request for _, request in receives], [request for _, request in others], arrays)
@@ -161,9 +176,15 @@ class MpiTransport(Transport):
             os.sched_yield()
         self._world.keep([*receives, *others], [array.owner for array in arrays])
 
-    def _buffers(self, array: Array) -> Iterable[Any]:
-        make, end = self._mpi.buffer.fromaddress, array.address + array.nbytes
-        return [make(at, min(_MOST_BYTES, end - at)) for at in range(array.address, end, _MOST_BYTES)]
+    def _cut(self, parcels: Sequence[Parcel]) -> tuple[list[int], list[Any]]:
+        """Members and buffers of parcels, in pieces that MPI can count."""
+        make, byte = self._mpi.buffer.fromaddress, self._mpi.BYTE
+        cut = [
+            (peer, [make(at, min(_MOST_BYTES, array.address + array.nbytes - at)), byte])
+            for peer, array in parcels
+            for at in range(array.address, array.address + array.nbytes, _MOST_BYTES)
+        ]
+        return [peer for peer, _ in cut], [buffer for _, buffer in cut]
 
     def _interrupt(self) -> None:
         """Do nothing: the loop sees the flag."""

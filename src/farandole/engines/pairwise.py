@@ -15,6 +15,7 @@ from typing import ClassVar
 from farandole.collective import Array, DType, ReduceOp, Reduction
 from farandole.engines.arrays import copy, pieces, plain_memory, shares, split
 from farandole.engines.engine import PAYLOAD_BYTES, Engine, Group, Memory, require_served, require_short
+from farandole.engines.interruption import ends_when_interrupted
 from farandole.engines.transport import Transport
 from farandole.native import core
 
@@ -42,6 +43,7 @@ class PairwiseEngine(Engine):
         """Plain zeroed memory: a network reads from anywhere equally fast."""
         return plain_memory(nbytes)
 
+    @ends_when_interrupted
     def allreduce(self, array: Array, how: Reduction) -> None:
         """Reduce in place: everybody reduces a slice and sends it to all; small arrays are reduced by everybody."""
         self._begin()
@@ -56,6 +58,7 @@ class PairwiseEngine(Engine):
             self._combine(self._collect(mine, slices), mine, how)
             self._swap([mine] * size, slices)
 
+    @ends_when_interrupted
     def allgather(self, send: Array, recv: Array, counts: Sequence[int]) -> None:
         """Send mine to each, and receive theirs where they belong."""
         self._begin()
@@ -63,6 +66,7 @@ class PairwiseEngine(Engine):
         copy(slices[self.group.rank], send)
         self._swap([send] * self.group.size, slices)
 
+    @ends_when_interrupted
     def broadcast(self, array: Array, root: int) -> None:
         """Along a binomial tree: receive from the parent, then send to the children, the largest subtree first."""
         self._begin()
@@ -75,6 +79,7 @@ class PairwiseEngine(Engine):
         children = [((member + step + root) % size, array) for step in steps if member + step < size]
         self._transport.transfer(children, [])
 
+    @ends_when_interrupted
     def alltoall(self, send: Array, send_counts: Sequence[int], recv: Array, recv_counts: Sequence[int]) -> None:
         """Send and receive all slices at once."""
         self._begin()
@@ -82,6 +87,7 @@ class PairwiseEngine(Engine):
         copy(incoming[self.group.rank], outgoing[self.group.rank])
         self._swap(outgoing, incoming)
 
+    @ends_when_interrupted
     def reducescatter(self, send: Array, recv: Array, counts: Sequence[int], how: Reduction) -> None:
         """Send each member its slice, and reduce mine."""
         self._begin()
@@ -89,10 +95,12 @@ class PairwiseEngine(Engine):
         slices = split(send, counts)
         self._combine(self._collect(slices[self.group.rank], slices), recv, how)
 
+    @ends_when_interrupted
     def barrier(self) -> None:
         """Return when everybody has been heard from."""
         self.gather_small(b"")
 
+    @ends_when_interrupted
     def gather_small(self, payload: bytes) -> list[bytes]:
         """Gather as small arrays are gathered; NULs at the end of a payload are lost."""
         require_short(payload)
@@ -104,6 +112,10 @@ class PairwiseEngine(Engine):
     def abort(self, reason: str) -> None:
         """Wake this member."""
         self._transport.abort(reason)
+
+    def interrupted(self, error: BaseException) -> None:
+        """End the transport; what it has raised itself has done so."""
+        self._transport.interrupted(error)
 
     def close(self) -> None:
         """Drop the transport."""

@@ -4,6 +4,12 @@ engine = SoloEngine(group)
 engine.allreduce(array, Reduction(ReduceOp.SUM, prescale=0.5))
 """
 
+# One thread at a time is in a collective, and none of these waits. ``abort`` may come from any other, or from a signal
+# handler on top of one: it writes one reference, which the next collective finds. So there is no lock.
+#
+# Memory is a mapping without a file, and shared: a forked child (a data loader's worker) sees what is written here, as
+# it does with the memory of every other engine. Nothing that a user gets may lie in it.
+
 from __future__ import annotations
 
 import ctypes

@@ -25,6 +25,7 @@ from functools import partial
 from typing import final
 
 from farandole.collective import Array
+from farandole.control.sockets import LONGEST_WAIT_S
 from farandole.engines.engine import Exchange, Group
 from farandole.engines.mesh import connect
 from farandole.engines.pairwise import PairwiseEngine
@@ -84,7 +85,7 @@ class TcpTransport(Transport):
             if left_s <= 0:
                 raise self.stalled(next(iter(incoming or outgoing)))
             self._lookout.look(since)
-            for fd, event in poll.poll(min(left_s, self._lookout.pause_s) * 1000):
+            for fd, event in poll.poll(min(left_s, self._lookout.pause_s, LONGEST_WAIT_S) * 1000):
                 peer = peers[fd]
                 # Not POLLIN alone: errors and hang-ups come unasked, and reading, or writing, says what they are.
                 if peer in incoming and event & ~select.POLLOUT:

@@ -4,12 +4,12 @@
 
 Sockets and MPI are such transports; ``pairwise`` makes collectives of them.
 
-Threads. One thread at a time is in ``transfer``; it writes the counters and, like ``close``, ``_failure``. ``abort``
-may come from any other, or from a signal handler on top of that thread's own frames. So there is no lock: the handler
-would wait for the frame below it. Each write is of one reference, and their order does what is needed: ``reason`` is
-there before ``aborted`` is set, and ``aborted`` is set before ``_interrupt`` wakes anybody. So whoever wakes, or sees
-the flag, finds the reason. Of two aborts at once either may give it. ``check`` and ``failure`` look at ``reason``
-first: a lost connection is mostly the consequence of what the abort says.
+Threads. One thread at a time is in ``transfer`` or ``interrupted``; it writes the counters and, like ``close``,
+``_failure``. ``abort`` may come from any other, or from a signal handler on top of that thread's own frames. So there
+is no lock: the handler would wait for the frame below it. Each write is of one reference, and their order does what is
+needed: ``reason`` is there before ``aborted`` is set, and ``aborted`` is set before ``_interrupt`` wakes anybody. So
+whoever wakes, or sees the flag, finds the reason. Of two aborts at once either may give it. ``check`` and ``failure``
+look at ``reason`` first: a lost connection is mostly the consequence of what the abort says.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import TypeAlias, TypeVar, final
 from farandole.collective import Array
 from farandole.control.reentrant_event import ReentrantEvent
 from farandole.engines.engine import Group
+from farandole.engines.interruption import said_of
 from farandole.errors import AbortError, CollectiveError, EngineError, StallError
 
 T = TypeVar("T")
@@ -94,6 +95,13 @@ class Transport(ABC):
         if self._failure is None:
             self._failure = kind, text
         return AbortError(self.reason) if self.reason is not None else kind(text)
+
+    @final
+    def interrupted(self, error: BaseException) -> None:
+        """Fail from now on, and let nobody wait for this member, as the caller gives up a collective half-way."""
+        if self.reason is None and self._failure is None:
+            self._failure = EngineError, said_of(self.group.label, error)
+            self._interrupt()
 
     @final
     def stalled(self, peer: int) -> CollectiveError:

@@ -102,19 +102,15 @@ def take_calls(library: Library) -> None:
             _runs.check(spec, call.origin)
         if spec.verb == FUNCTION:
             function = _function(spec)
-            finishers.put(lambda: _finish(call, lambda: function(call)))
+            finishers.put(lambda: _finish(call, session, lambda: function(call)))
             return
-        pending, settle = _BEGIN[spec.verb](call, spec, _process_set(session, spec.process_set))
+        pending, settle = _begun(call, spec, session)
 
         def finish() -> None:
-            _finish(call, lambda: settle(pending.wait()))
+            _finish(call, session, lambda: settle(pending.wait()))
 
         if pending.done() and _nested.calls < MOST_NESTED:  # no thread is woken
-            _nested.calls += 1
-            try:
-                finish()
-            finally:
-                _nested.calls -= 1
+            _finish_here(finish)
         else:
             pending.when_done(lambda: finishers.put(finish))  # where it is done meanwhile, this thread puts it
 
@@ -210,10 +206,30 @@ def _refusal(spec: Spec, session: Session) -> AbstractContextManager[None]:
     return verbs.telling(Kind[spec.verb.upper()], spec.name, _process_set(session, spec.process_set))
 
 
-def _finish(call: GraphCall, work: Callable[[], None]) -> None:
+def _finish_here(finish: Callable[[], None]) -> None:
+    _nested.calls += 1
+    try:
+        finish()
+    finally:
+        _nested.calls -= 1
+
+
+def _begun(call: GraphCall, spec: Spec, session: Session) -> Begun:
+    try:
+        return _BEGIN[spec.verb](call, spec, _process_set(session, spec.process_set))
+    except BaseException:
+        session.await_lane()  # it may have been begun before it was interrupted: see ``_finish``
+        raise
+
+
+def _finish(call: GraphCall, session: Session, work: Callable[[], None]) -> None:
+    """Finish a call, unless that has been done or another thread is at it: an end comes beside a result."""
+    if not call.take():
+        return
     try:
         work()
     except BaseException as error:
+        session.await_lane()  # the framework frees the outputs when it is told, and an engine may still write to them
         call.fail(error)
     else:
         call.finish()

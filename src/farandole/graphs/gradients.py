@@ -4,8 +4,14 @@
     reduction.spec                      # of a graph's call, with all gradients in and as many out
     reduction.reduce(arrays)            # the same outside of a graph
 
-Order, buckets, the vote and the check for divergence are those of ``HandedReducer``. One call may run at a time, as the
-ranks' steps follow each other; a second one waits for the lock, in a thread of its own.
+Order, buckets, the vote and the check for divergence are those of ``HandedReducer``.
+
+Threads. Calls come in threads of ``graphs/calls``, and eager ones in the script's; ``GraphGradients._lock`` is held for
+a whole step, its collectives included, as the reducer serves one thread. It settles no order: two calls that wait for
+it could come in another one on another rank, and steps would be mixed up. They do not wait, as the framework begins a
+run when the one before it is over (``jax/programs``), and a script that trains one model in two threads is wrong on any
+engine. ``_Revived._lock`` is held for moments: two runs of a program may find at once that the reduction is gone, and
+must both get the same new one; it is given back before the collective, for which the next run must not wait.
 """
 
 from __future__ import annotations

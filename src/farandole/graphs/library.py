@@ -5,8 +5,12 @@
     call.finish()                             # by any thread, later
 
 Threads. The framework's threads run ``begin`` under the interpreter's lock, which ctypes takes for them. A
-``GraphCall`` belongs to one thread at a time; ``finish`` may run the rest of the framework's graph before it returns,
-without the interpreter's lock, and with no lock of ours.
+``GraphCall`` belongs to the thread that ``take``s it, which alone writes its outputs and finishes it; ``finish`` may
+run the rest of the framework's graph before it returns, without the interpreter's lock, and with no lock of ours.
+
+A call is told to the framework once: its memory is gone with that, and the call itself. Two flags say how far it is,
+and change under one lock: ``_taken``, by which thread, and ``_over``. One flag would not do. What interrupts a thread
+between taking a call and finishing it must let the same thread finish it, and no other.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from __future__ import annotations
 import collections
 import ctypes
 import math
+import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -83,10 +88,15 @@ class Library:
         """Have ``begin`` called with each call of a graph; what it raises is the error of that call."""
 
         def receive(address: int, request: Any) -> None:
+            call = None
             try:
-                begin(GraphCall(self, address, request.contents))
-            except BaseException as error:
-                self.fail(address, error)
+                call = GraphCall(self, address, request.contents)
+                begin(call)
+            except BaseException as error:  # a signal handler's, too, which may come when another thread has the call
+                if call is None:
+                    self.fail(address, error)
+                elif call.take():
+                    call.fail(error)
 
         function = _BEGIN(receive)
         _taken.append(function)
@@ -117,10 +127,12 @@ class GraphCall:
     ``outputs`` are where results belong, and ``None`` where ``output`` has to say the shape first.
     """
 
-    __slots__ = ("_address", "_dtypes", "_library", "inputs", "origin", "outputs", "spec")
+    __slots__ = ("_address", "_dtypes", "_library", "_lock", "_over", "_taken", "inputs", "origin", "outputs", "spec")
 
     def __init__(self, library: Library, address: int, request: Any) -> None:
         self._library, self._address = library, address
+        self._lock = threading.Lock()  # guards the next two
+        self._taken, self._over = 0, False
         self.spec = ctypes.string_at(request.spec, request.spec_bytes)
         self.origin = Origin(request.origin.run, request.origin.device, request.origin.place)
         inputs, buffers = request.inputs, request.buffers
@@ -147,13 +159,29 @@ class GraphCall:
             )
         return known
 
+    def take(self) -> bool:
+        """Make this thread the one that finishes the call; False if another one is, or it is over."""
+        me = threading.get_ident()
+        with self._lock:
+            if self._over or self._taken not in (0, me):
+                return False
+            self._taken = me
+        return True
+
     def finish(self) -> None:
-        """Tell the framework that all outputs are written."""
-        self._library.finish(self._address, None)
+        """Tell the framework that all outputs are written; nothing if it has been told something."""
+        if self._end():
+            self._library.finish(self._address, None)
 
     def fail(self, error: BaseException) -> None:
-        """Make ``error`` that of the graph."""
-        self._library.fail(self._address, error)
+        """Make ``error`` that of the graph; nothing if the framework has been told something."""
+        if self._end():
+            self._library.fail(self._address, error)
+
+    def _end(self) -> bool:
+        with self._lock:
+            is_first, self._over = not self._over, True
+        return is_first
 
 
 @final

@@ -13,6 +13,11 @@ Names. JAX keeps what it has traced: a function that is traced on this rank may 
 again for other shapes. So a name follows from the place of the call in the script, and from how many calls from there
 the function under trace has made before, not from a counter of the process. A name that stands in one program twice, as
 that of a function that is jitted and called twice there, is refused when the program runs.
+
+Threads. Functions are traced in any thread. ``_lock`` guards ``_libraries``, and with it the one registration of the
+target, which XLA refuses a second time; ``_register`` is over when it appends, so who finds the list empty waits. A
+counter in ``_calls`` belongs to one trace, and that to one thread; the table itself changes by single operations on a
+``dict`` only, and an entry goes when its trace is collected. What programs call when they run: ``graphs/calls``.
 """
 
 from __future__ import annotations

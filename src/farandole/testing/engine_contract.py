@@ -28,15 +28,18 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TypeAlias
 
+import msgspec
 import numpy as np
 
 from farandole.collective import Array, DType, Kind, ReduceOp, Reduction
 from farandole.engines.engine import PAYLOAD_BYTES, Engine
-from farandole.errors import AbortError, StallError, UnsupportedError
+from farandole.errors import AbortError, CollectiveError, StallError, UnsupportedError
 from farandole.testing import reference
 from farandole.testing.bench import MEMORY_BYTES, Bench, Create
+from farandole.testing.interruption import TELLING_CALLS, Interruption, Point, Told, interrupted_at, points_of
 from farandole.testing.leaks import no_leaks
 from farandole.testing.rank import RankContext
 
@@ -45,6 +48,8 @@ Case: TypeAlias = Callable[[Bench], None]
 OPS = tuple(op for op in ReduceOp if op is not ReduceOp.ADASUM)
 WAKE_S = 8.0
 """How soon a wait must have ended that would otherwise last for the 20 s of a group's deadline; machines are busy."""
+INTERRUPTED_S = 0.3
+"""Deadline of calls that wait for one that was interrupted, of which not every engine can tell its peers."""
 BORDERS = (4096, 65536, 262144)
 """Byte sizes at which engines like to change their way of working; each is tried one element below, at and above."""
 _SCALED = tuple((op, factors) for op in OPS if op is not ReduceOp.AVERAGE for factors in ((3.0, 1.0), (1.0, 0.7)))
@@ -316,6 +321,24 @@ def abort_wakes_waiters(bench: Bench) -> None:
             bench.member.exchange(b"")  # nobody closes before all are awake: a close would wake them, too
 
 
+def an_interrupted_call_is_mixed_with_no_other(bench: Bench) -> None:
+    """Whatever raises in the middle of a member's call: everybody's calls give right numbers, or collective errors."""
+    for name, call in TELLING_CALLS.items():
+        with bench.fresh() as engine:
+            points = points_of(engine, lambda call=call, engine=engine: call(engine, 1))  # type: ignore[misc]
+        # The first member's, as members may come to different ones.
+        points = msgspec.json.decode(bench.member.exchange(msgspec.json.encode(points))[0], type=list[Point])
+        for point in points if name == "allreduce" else points[-1:]:  # an interruption costs half a second
+            with bench.fresh(deadline_s=INTERRUPTED_S) as engine:
+                if bench.rank == 0:
+                    with suppress(Interruption, CollectiveError), interrupted_at(engine, point):
+                        _expect_told(bench, call(engine, 1), f"{name} interrupted in {point}")
+                for factor in (2, 3) if bench.rank == 0 else (1, 2, 3):
+                    with suppress(CollectiveError):
+                        _expect_told(bench, call(engine, factor), f"{name} of {factor}, 1 interrupted in {point}")
+                bench.member.exchange(b"")  # a close would end the waits of others
+
+
 def deadline_ends_a_wait(bench: Bench) -> None:
     """A wait that nobody aborts ends at ``deadline_s``."""
     with bench.fresh(deadline_s=0.4) as engine:
@@ -362,7 +385,8 @@ CASES: dict[str, Case] = {
         every_op_on_every_dtype, sizes_around_borders, scales, exact_integers, memory_may_differ_between_members,
         illegal_ops_raise_and_change_nothing, allgather, broadcast, alltoall, reducescatter, parts_in_their_own_place,
         barrier_waits_for_all, many_in_random_order, same_bits_everywhere_and_again, gather_small,
-        memory_is_zeroed_and_outlives_the_engine, subgroups_and_two_threads, abort_wakes_waiters, deadline_ends_a_wait,
+        memory_is_zeroed_and_outlives_the_engine, subgroups_and_two_threads, abort_wakes_waiters,
+        an_interrupted_call_is_mixed_with_no_other, deadline_ends_a_wait,
         close_needs_no_peer_and_leaves_nothing, made_is_made, counts_are_reported,
     )
 }  # fmt: skip
@@ -399,6 +423,11 @@ _CALLS: dict[str, Callable[[Engine], object]] = {
     },
 }
 """Every way to wait for a member that does not come."""
+
+
+def _expect_told(bench: Bench, told: Told, text: str) -> None:
+    found, expected = told
+    bench.expect(np.array_equal(found, expected), f"{text}: got {found[:3]}, expected {expected[:3]}")
 
 
 def _expect_error(

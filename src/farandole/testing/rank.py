@@ -5,6 +5,12 @@
 
 ``python -m farandole.testing.rank SOCKET [RANK]`` is the process that ``harness.run_ranks`` starts for each rank; it is
 told what to do over the inherited socket with the number ``SOCKET``, or the socket at that path.
+
+Threads. The main one runs the program; that may start others, and each of these may exchange. ``_Wire._lock`` is held
+from the question until its answer has come, as nobody hands answers to the thread that asked: one that read beside
+another would take its answer. So threads of a rank must come to their exchanges in the same order on all ranks. The
+main thread reads the first message and writes the last one without the lock: before it returns, a program ends what
+threads it has in an exchange.
 """
 
 from __future__ import annotations
@@ -72,11 +78,7 @@ class RankConfig(msgspec.Struct, frozen=True):
 
 @final
 class _Wire:
-    """The rank's end of the socket to the harness; one exchange at a time.
-
-    The lock is held until the answer has come, as nobody hands answers to the thread that asked: one that read beside
-    another would take its answer. So threads of a rank must come to their exchanges in the same order on all ranks.
-    """
+    """The rank's end of the socket to the harness; one exchange at a time."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection, self._lock = connection, threading.Lock()

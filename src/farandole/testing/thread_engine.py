@@ -32,6 +32,7 @@ import numpy as np
 
 from farandole.collective import Array, Reduction
 from farandole.engines.engine import Engine, Exchange, Group, Memory, Share
+from farandole.engines.interruption import ends_when_interrupted, said_of
 from farandole.errors import AbortError, StallError, UnsupportedError
 from farandole.testing import reference
 from farandole.testing.rank import RankContext
@@ -95,33 +96,48 @@ class ThreadEngine(Engine):
         values = np.zeros(nbytes, np.uint8)
         return Memory(values.ctypes.data, nbytes, values)
 
+    @ends_when_interrupted
     def allreduce(self, array: Array, how: Reduction) -> None:
         """Reduce in place."""
         reference.view(array)[:] = self._reduce(array, how)
 
+    @ends_when_interrupted
     def allgather(self, send: Array, recv: Array, counts: Sequence[int]) -> None:
         """Concatenate; ``counts`` are those of the copies."""
         assert recv.count == sum(counts)
         reference.view(recv)[:] = np.concatenate(self._share(reference.view(send).copy()))
 
+    @ends_when_interrupted
     def broadcast(self, array: Array, root: int) -> None:
         """Take the copy of the root."""
         reference.view(array)[:] = self._share(reference.view(array).copy())[root]
 
+    @ends_when_interrupted
     def alltoall(self, send: Array, send_counts: Sequence[int], recv: Array, recv_counts: Sequence[int]) -> None:
         """Take this member's slice of each copy."""
         assert recv.count == sum(recv_counts)
         slices = np.split(reference.view(send).copy(), np.cumsum(send_counts)[:-1])
         reference.view(recv)[:] = np.concatenate([said[self.group.rank] for said in self._share(slices)])
 
+    @ends_when_interrupted
     def reducescatter(self, send: Array, recv: Array, counts: Sequence[int], how: Reduction) -> None:
         """Reduce everything, keep a slice."""
         start = sum(counts[: self.group.rank])
         reference.view(recv)[:] = self._reduce(send, how)[start : start + recv.count]
 
+    @ends_when_interrupted
     def barrier(self) -> None:
         """Wait for all."""
         self._share(None)
+
+    @ends_when_interrupted
+    def gather_small(self, payload: bytes) -> list[bytes]:
+        """Gather as arrays are gathered."""
+        return super().gather_small(payload)
+
+    def interrupted(self, error: BaseException) -> None:
+        """Fail from now on; the others wait in vain."""
+        self._meeting.abort(self.group.rank, said_of(self.group.label, error))
 
     def abort(self, reason: str) -> None:
         """Wake this member, from any thread; the others have engines of their own to abort."""

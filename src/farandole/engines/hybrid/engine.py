@@ -35,6 +35,7 @@ from farandole.engines.hybrid.crossing import Crossing
 from farandole.engines.hybrid.layout import HostLayout
 from farandole.engines.hybrid.member_parts import MemberParts, Rounds, Shared
 from farandole.engines.hybrid.pipeline import IN_FLIGHT, Phase, Pipeline
+from farandole.engines.interruption import ends_when_interrupted
 from farandole.engines.shm import ShmEngine
 from farandole.errors import CollectiveError, EngineError, MismatchError, StallError, UnsupportedError
 from farandole.native import core
@@ -88,6 +89,7 @@ class HybridEngine(Engine):
         with self._collective():
             return self._inside.allocate(nbytes)
 
+    @ends_when_interrupted
     def allreduce(self, array: Array, how: Reduction) -> None:
         """Reduce inside, each carrier a share; all-reduce the shares across; gather them inside."""
         require_served(array.dtype, how.op)
@@ -125,6 +127,7 @@ class HybridEngine(Engine):
         divisor = size if how.op is ReduceOp.AVERAGE else 1
         core.reduce(addresses, target.address, target.count, target.dtype, how.op, how.prescale, how.postscale, divisor)
 
+    @ends_when_interrupted
     def broadcast(self, array: Array, root: int) -> None:
         """From the root to its neighbours; each carrier brings a share to the other hosts; they gather inside."""
         layout = self._layout
@@ -145,6 +148,7 @@ class HybridEngine(Engine):
 
         self._run(len(shared.pieces), before, across, after)
 
+    @ends_when_interrupted
     def gather_small(self, payload: bytes) -> list[bytes]:
         """Inside, across on the first lane, and inside again."""
         require_short(payload)
@@ -163,6 +167,7 @@ class HybridEngine(Engine):
         found = {member: everybody.raw[PAYLOAD_BYTES * i : PAYLOAD_BYTES * (i + 1)] for i, member in enumerate(order)}
         return [found[member].rstrip(b"\0") for member in range(self.group.size)]
 
+    @ends_when_interrupted
     def barrier(self) -> None:
         """Inside, across on the first lane, and inside again."""
         with self._collective():
@@ -173,6 +178,7 @@ class HybridEngine(Engine):
 
     # -- what has a part for each member ------------------------------------------------------------------------------
 
+    @ends_when_interrupted
     def allgather(self, send: Array, recv: Array, counts: Sequence[int]) -> None:
         """Each carrier gathers its passengers' parts across; all of it is gathered inside."""
         rounds = Rounds(self._layout, recv.dtype, counts, self._rooms)
@@ -194,6 +200,7 @@ class HybridEngine(Engine):
 
         self._run(rounds.number, before, across, after)
 
+    @ends_when_interrupted
     def reducescatter(self, send: Array, recv: Array, counts: Sequence[int], how: Reduction) -> None:
         """Reduce inside, each carrier the parts of its passengers on all hosts; reduce-scatter them across."""
         require_served(send.dtype, how.op)
@@ -223,6 +230,7 @@ class HybridEngine(Engine):
 
         self._run(rounds.number, before, across, after)
 
+    @ends_when_interrupted
     def alltoall(self, send: Array, send_counts: Sequence[int], recv: Array, recv_counts: Sequence[int]) -> None:
         """Through the neighbours who carry for the receivers."""
         crossing = Crossing(self._layout, self.group.rank, self._inside, self._across)
@@ -282,6 +290,11 @@ class HybridEngine(Engine):
         except BaseException as error:  # Ctrl-C and SystemExit, too, leave the others in the middle
             self._fail(error)
             raise
+
+    def interrupted(self, error: BaseException) -> None:
+        """End both engines, unless they have ended."""
+        if self._failure is None:
+            self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
         """Let nobody wait for this member, and return when nothing touches the caller's memory any more."""

@@ -30,6 +30,7 @@ from farandole.collective import Array, DType, ReduceOp, Reduction
 from farandole.control.reentrant_event import ReentrantEvent
 from farandole.engines.arrays import plain_memory, shares
 from farandole.engines.engine import Engine, Exchange, Group, Memory, is_exact, require_served
+from farandole.engines.interruption import ends_when_interrupted, said_of
 from farandole.engines.nccl.exchange_store import ExchangeStore
 from farandole.engines.nccl.tensors import as_bytes, combine, exactly, finish, scale, tensor, widen
 from farandole.engines.transport import interruptible
@@ -94,6 +95,7 @@ class NcclEngine(Engine):
         """Plain memory of the host."""
         return plain_memory(nbytes)
 
+    @ends_when_interrupted
     def allreduce(self, array: Array, how: Reduction) -> None:
         """By NCCL's own all-reduce, or by slices that everybody reduces one of."""
         require_served(array.dtype, how.op)
@@ -113,6 +115,7 @@ class NcclEngine(Engine):
             self._gathered(mine, result, counts)
         self._hand_back(result, array)
 
+    @ends_when_interrupted
     def allgather(self, send: Array, recv: Array, counts: Sequence[int]) -> None:
         """Gather by NCCL's own all-gather where all send as much, else by a broadcast from each."""
         here = self._begin(send)
@@ -120,6 +123,7 @@ class NcclEngine(Engine):
         self._gathered(self._bring(send, here), result, counts)
         self._hand_back(result, recv)
 
+    @ends_when_interrupted
     def broadcast(self, array: Array, root: int) -> None:
         """Broadcast by NCCL's own."""
         here = self._begin(array)
@@ -127,6 +131,7 @@ class NcclEngine(Engine):
         self._broadcast(values, root)
         self._hand_back(values, array)
 
+    @ends_when_interrupted
     def alltoall(self, send: Array, send_counts: Sequence[int], recv: Array, recv_counts: Sequence[int]) -> None:
         """Exchange by PyTorch's all-to-all, of grouped sends and receives."""
         here = self._begin(send)
@@ -134,15 +139,28 @@ class NcclEngine(Engine):
         self._swap(self._bring(send, here), send_counts, result, recv_counts)
         self._hand_back(result, recv)
 
+    @ends_when_interrupted
     def reducescatter(self, send: Array, recv: Array, counts: Sequence[int], how: Reduction) -> None:
         """Everybody gets its slice from all, and reduces it."""
         require_served(send.dtype, how.op)
         here = self._begin(send)
         self._hand_back(self._reduced(self._bring(send, here), counts, send.dtype, how), recv)
 
+    @ends_when_interrupted
     def barrier(self) -> None:
         """Return when everybody has been heard from."""
         self.gather_small(b"")
+
+    @ends_when_interrupted
+    def gather_small(self, payload: bytes) -> list[bytes]:
+        """Gather as arrays are gathered."""
+        return super().gather_small(payload)
+
+    def interrupted(self, error: BaseException) -> None:
+        """Fail from now on, and let nobody wait for this member."""
+        if self._reason is None and self._failure is None:
+            self._failure = EngineError, said_of(self.group.label, error)
+            self._interrupt()
 
     def abort(self, reason: str) -> None:
         """Note why, then end what runs on the GPU."""

@@ -4,6 +4,10 @@
     mean = synchronize(handle)
 
 The numbers are those of the process: a handle is good with whatever framework's module it is given back.
+
+Threads. Any thread begins, polls and synchronizes; there is no lock, as ``next`` of a counter and single operations on
+a ``dict`` are atomic. A number is in ``_pending`` before anybody is told it. ``synchronize`` takes it out and then
+waits, so of two threads with one handle one gets the result, and the other ``None``, as for a handle that never was.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ class Handles:
     """
 
     def __init__(self) -> None:
-        self._numbers = itertools.count()  # no lock: ``next`` of it, and the operations on the ``dict``, are atomic
+        self._numbers = itertools.count()
         self._pending: dict[int, Pending[Any]] = {}
 
     def begin(self, request: Request[Any]) -> int:

@@ -41,7 +41,7 @@ from farandole.runtime.lanes.reentry import Reentry
 from farandole.runtime.lanes.thread_joins import join
 from farandole.runtime.lanes.weak_objects import WeakObjects
 from farandole.runtime.session import tracebacks
-from farandole.runtime.session.process_sets import ProcessSet, ProcessSetLike, global_process_set
+from farandole.runtime.session.process_sets import ProcessSet, ProcessSetLike, global_process_set, require_registered
 from farandole.runtime.session.session import Session
 from farandole.runtime.session.start import Past, start
 
@@ -52,7 +52,9 @@ __all__ = [
     "begin_anew",
     "current",
     "end_step",
+    "finish",
     "finish_before_leaving",
+    "forget_in_sessions",
     "global_process_set",
     "init",
     "is_initialized",
@@ -60,8 +62,10 @@ __all__ = [
     "on_absence",
     "on_joined",
     "rejoin",
+    "session_number",
     "settle_before_leaving",
     "shutdown",
+    "takes_part",
 ]
 
 
@@ -125,6 +129,11 @@ def begin_anew(error: BaseException | None = None) -> None:
     _here.forget_past()
 
 
+def finish() -> None:
+    """Wait for all that needs the other ranks and goes on, as ``shutdown`` does before it leaves."""
+    _here.finish()
+
+
 def finish_before_leaving(work: threading.Thread) -> None:
     """Have ``shutdown`` and the interpreter's end wait for a background thread that needs the other ranks for its work.
 
@@ -140,6 +149,16 @@ def settle_before_leaving(work: Callable[[], None]) -> None:
     That ends as every collective does: by its result, by an abort when another rank has left, or at a deadline.
     """
     _here.settling.append(work)
+
+
+def forget_in_sessions(forget: Callable[[], object]) -> None:
+    """Have ``forget`` called whenever a session of this process begins: it drops what belongs to the one before."""
+    _here.forgetting.append(forget)
+
+
+def session_number() -> int:
+    """Number of sessions that this process has begun, the present one among them."""
+    return _here.sessions
 
 
 def is_initialized() -> bool:
@@ -158,6 +177,19 @@ def current(asked: str = "an operation of the job") -> Session:
     if session is None:
         raise NotInitializedError(asked)
     return session
+
+
+def takes_part(process_set: ProcessSet, asked: str) -> bool:
+    """True if this process is in ``process_set``; ``asked`` names the call in the errors.
+
+    Raises ``NotInitializedError`` without a session, and ``UsageError`` for a set that is not registered in it: to take
+    this process for none of its members would leave out a reduction that the others rely on.
+    """
+    if process_set.included():
+        return True
+    current(asked)
+    require_registered(process_set, asked)
+    return False
 
 
 def on_absence(revive: Callable[[], object] | None) -> None:
@@ -240,6 +272,8 @@ class _Here:
         """Threads of the session that is set aside (``aside``)."""
         self.reviver: Callable[[], object] | None = None
         self.on_joined: Callable[[Session], object] = _nothing
+        self.sessions = 0
+        self.forgetting: list[Callable[[], object]] = []
         self._doing = ""  # with the lock
         self.settling: list[Callable[[], None]] = []
         self._step_s: float | None = None  # the longest step of the last session; of none, before the first
@@ -274,7 +308,10 @@ class _Here:
                         raise
                     self._step_s = self._step_s or 0.0
                 else:
+                    self.sessions += 1
                     self.on_joined(self.session)
+                    for forget in self.forgetting:
+                        forget()
         self._watch()
 
     def revived(self) -> Session | None:

@@ -11,6 +11,7 @@ registered (by ``init`` or ``add_process_set``) and its removal or ``shutdown``.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeAlias, final
 
@@ -34,7 +35,7 @@ class ProcessSet:
             raise UnsupportedError(
                 f"a process set is made from ranks, found {type(ranks_or_comm).__name__}: pass a list like [0, 1]"
             )
-        self.ranks: list[int] = sorted(ranks_or_comm)
+        self.ranks: list[int] = sorted(map(operator.index, ranks_or_comm))  # as ints, which travel: NumPy's do not
         self.process_set_id: int | None = None
         self.mpi_comm: Any = None
         self._rank = -1
@@ -89,6 +90,15 @@ ProcessSetLike: TypeAlias = ProcessSet | Iterable[int]
 
 global_process_set = ProcessSet([])
 """The process set of all ranks, number 0. Its ranks are known from ``init`` on."""
+
+
+def require_registered(process_set: ProcessSet, asked: str) -> None:
+    """Raise ``UsageError``, which names what was ``asked``, for a set without a number."""
+    if process_set.process_set_id is None:
+        raise UsageError(
+            f"{asked}: the process set of the ranks {process_set.ranks} is not registered in this job: "
+            "hvd.add_process_set() on every rank registers it, also after shutdown() and where it was unpickled"
+        )
 
 
 @final

@@ -110,7 +110,7 @@ class Session:
         own = Topology.of(0, (topology.host,), 0) if self.provisional else topology
         self._counters: dict[tuple[Kind, int], itertools.count[int]] = defaultdict(itertools.count)
         self._ended: Failure | None = None
-        self._struck = self._has_left = False
+        self._struck = self.has_left = False
         self._told, self._recorder = ReentrantEvent(), Recorder(topology.rank, topology.host, clock_offset_s)
         self._reentry, self._in_lane, self._active = Reentry(), Reentry(), ActiveCollectives()
         self.pace, self.cells = self._active.pace, CellState(self._active)
@@ -192,7 +192,11 @@ class Session:
 
     def add_process_set(self, ranks: ProcessSetLike) -> ProcessSet:
         """Register a set; every rank of the job calls it with the same ranks."""
-        process_set = self._sets.admit(ranks)
+        try:
+            process_set = self._sets.admit(ranks)
+        except Exception as error:  # of this rank, perhaps: the others would wait for it
+            self.refuse(0, self.name_unnamed(Kind.ADD_SET, 0), Kind.ADD_SET, error)
+            raise
         self._sets.add(self._agree(0, Kind.ADD_SET, process_set.ranks).value, process_set)
         return process_set
 
@@ -321,10 +325,17 @@ class Session:
     def leave_for_good(self) -> None:
         """Tell the job that this worker was told to end, and comes no more: nobody has to wait for its process's end.
 
-        The session stays for a script that asks for its rank while it saves a last checkpoint; it has no collectives.
+        The session stays for a script that asks for its rank while it saves a last checkpoint; collectives raise.
         """
         self._tell_leave("", told=True)
-        self._has_left = True
+        self.has_left = True
+        reason = f"{self._name()} was told to end, and has left"
+        self._end(Failure(AbortError, reason), reason, "")
+
+    def await_lane(self) -> None:
+        """If the session has ended, wait until no thread is in an engine for a named collective any more."""
+        if self._ended is not None:
+            self._lane.await_exit(None)
 
     def end_with(self, error: MismatchError | DivergenceError) -> None:
         """End the generation, as the script has with ``error``, which other ranks may be about to raise: so all do."""
@@ -478,6 +489,8 @@ class Session:
 
     def _perform(self, order: Order, mine: Sequence[Sequence[Call] | None]) -> list[list[CallResult]]:
         if not order.signatures[0].dtypes:  # agreed on, and nothing to move
+            if order.kind == Kind.JOIN:  # ranks that joined early have counted fewer calls, and nothing is in flight
+                self._counters.clear()
             return [[CallResult(value=order.value)] for _ in mine]
         executor = self._engine_pool.executor(order.process_set, self._sets[order.process_set].ranks)
         if order.contributions:  # nothing to wait for
@@ -563,7 +576,7 @@ class Session:
     def _tell_leave(
         self, reason: str, ending: bool = False, kind: type[FarandoleError] = AbortError, told: bool = False
     ) -> None:
-        if self._link is None or self._has_left:
+        if self._link is None or self.has_left:
             return
         try:
             worker_id, number = self._link.worker_id, self.generation
