@@ -121,7 +121,7 @@ def model(programs: Programs, sets: dict[str, tuple[int, ...]], static: set[str]
             first = next(iter(ops.values()))
             if good and first.kind in (Kind.ADD_SET, Kind.REMOVE_SET):
                 adds = first.kind == Kind.ADD_SET
-                good = (first.where not in alive) if adds else (first.where in alive)
+                good = len(here) == len(ranks) and (first.where in alive) != adds  # one that has joined would not know
                 alive = {*alive, first.where} if adds and good else alive - ({first.where} if good else set())
             for r, position in here.items():
                 del ranks[r].inflight[key]

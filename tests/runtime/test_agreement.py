@@ -148,3 +148,24 @@ def test_many_ranks_are_named_in_short() -> None:
 def test_numbers_that_mean_nothing_are_found(signature: Signature | None, text: str) -> None:
     assert text in malformed(signature)
     assert bool(text) == bool(malformed(signature))
+
+
+def test_a_reduction_that_no_joined_rank_can_leave_as_it_is_is_refused_and_says_how_to_do_it() -> None:
+    """The engine multiplies what is contributed for that rank, too."""
+
+    def without_rank_1(kind: Kind, dtype: DType, **more: Any) -> str:
+        signature = Signature(kind, [dtype], [[4]], **more)
+        return settle("x", 0, [0, 1], SignaturesByRank.of({0: signature}), ["a", "b"]).error
+
+    for kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER):
+        for dtype in (DType.FLOAT32, DType.INT64):
+            text = without_rank_1(kind, dtype, op=ReduceOp.PRODUCT, prescale=2.0)
+            assert text.endswith(
+                "Product with the prescale factor 2 cannot do without rank 1 on b, which has called join(): "
+                "multiply the tensor before the call"
+            )
+        assert "the prescale factor inf" in without_rank_1(kind, DType.FLOAT32, op=ReduceOp.SUM, prescale=float("inf"))
+        assert not without_rank_1(kind, DType.FLOAT32, op=ReduceOp.PRODUCT, postscale=2.0)
+        assert not without_rank_1(kind, DType.FLOAT32, op=ReduceOp.MIN, prescale=-2.0)
+        assert not without_rank_1(kind, DType.BOOL, op=ReduceOp.PRODUCT, prescale=2.0)
+    assert not said(allreduce(op=ReduceOp.PRODUCT, prescale=2.0), allreduce(op=ReduceOp.PRODUCT, prescale=2.0)).error

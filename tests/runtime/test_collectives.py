@@ -226,6 +226,10 @@ def joined_ranks_contribute_nothing(rank: int, size: int) -> None:
         least = np.full(2, 5.0)
         do.allreduce("least", least, ReduceOp.MIN)
         np.testing.assert_array_equal(least, [5.0, 5.0])
+        do.allreduce("opposite", least, ReduceOp.MAX, (-2.0, 1.0))
+        np.testing.assert_array_equal(least, [-10.0, -10.0])
+        with pytest.raises(MismatchError, match=r"Product with the prescale factor 2 cannot do without rank 0"):
+            do.allreduce("product", least, ReduceOp.PRODUCT, (2.0, 1.0))
         alike = np.ones(2)
         do.allreduce("alike", alike, ReduceOp.ADASUM)
         np.testing.assert_allclose(alike, [1.0, 1.0])

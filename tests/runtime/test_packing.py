@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.collective import Array, DType, ReduceOp
+from farandole.collective import Array, DType, ReduceOp, Reduction
+from farandole.native import core
 from farandole.runtime.lanes.packing import batches, identity, pack, scratch, unpack
 from farandole.testing import reference
 
@@ -38,9 +39,28 @@ def test_an_identity_changes_nothing(dtype: DType, op: ReduceOp) -> None:
     if not reference.legal(dtype, op) or (dtype is DType.BOOL and op is ReduceOp.AVERAGE):
         pytest.skip("not a reduction, or one that divides")
     values = reference.encode(dtype, [1, 0, 1, 1])
-    array = identity(dtype, 4, op)
+    array = identity(dtype, 4, Reduction(op))
     neutral = reference.view(array)
     if op is ReduceOp.AVERAGE:
         np.testing.assert_array_equal(neutral, np.zeros_like(neutral))
     else:
         assert reference.same(dtype, reference.reduce(dtype, op, [values, neutral]), values)
+
+
+@pytest.mark.parametrize("prescale", [2.0, 0.5, 1e-3, -1.0, -0.25, 0.0, -0.0])
+@pytest.mark.parametrize("dtype", DType, ids=lambda d: d.label)
+@pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX], ids=lambda op: op.label)
+def test_an_identity_changes_nothing_although_it_is_multiplied(dtype: DType, op: ReduceOp, prescale: float) -> None:
+    """As the engine multiplies what a rank that has joined contributes, as well as what the others do."""
+    if not reference.legal(dtype, op):
+        pytest.skip("not a reduction")
+    array, alone, together = identity(dtype, 5, Reduction(op, prescale)), scratch(dtype, 5), scratch(dtype, 5)
+    for result in (alone, together):
+        reference.view(result)[:] = reference.encode(
+            dtype, [1, 0, 5, 0, 1] if dtype is DType.BOOL else [1, 0, 5, 7, 100]
+        )
+    core.reduce([alone.address], alone.address, 5, dtype, op, prescale, 1.0, 1)
+    core.reduce([together.address, array.address], together.address, 5, dtype, op, prescale, 1.0, 1)
+    np.testing.assert_array_equal(
+        reference.decode(dtype, reference.view(together)), reference.decode(dtype, reference.view(alone))
+    )

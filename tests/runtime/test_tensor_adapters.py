@@ -17,11 +17,11 @@ import torch
 from farandole.adapters.numpy import NumpyAdapter
 from farandole.adapters.numpy_tensors import NumpyTensors
 from farandole.adapters.torch import TorchAdapter
+from farandole.adapters.torch_tensors import TorchTensors
 from farandole.collective import Array, DType
 from farandole.gradients.tensors import Tensors
 from farandole.runtime.collectives.adapter import TensorAdapter, TensorSpec
 from farandole.runtime.collectives.leaves import Leaves
-from farandole.torch.tensors import TorchTensors
 
 FRAMEWORKS = [(NumpyAdapter(), np.asarray), (TorchAdapter(), torch.tensor)]
 each = pytest.mark.parametrize(("adapter", "make"), FRAMEWORKS, ids=["numpy", "torch"])

@@ -10,6 +10,7 @@ Every verb takes a list of tensors (a plain call is a group of one) and returns 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar, final
 
@@ -18,7 +19,7 @@ from farandole.errors import CollectiveError, UnsupportedError, UsageError
 from farandole.runtime.collectives.adapter import Adapter
 from farandole.runtime.lanes.call import Call, CallResult, Handle
 from farandole.runtime.lanes.reduction import COMPLEX_REDUCTIONS, REDUCTIONS
-from farandole.runtime.session.init import Session, current
+from farandole.runtime.session.init import Session, current, takes_part
 from farandole.runtime.session.process_sets import ProcessSet
 
 T = TypeVar("T")
@@ -193,6 +194,9 @@ class Verbs(Generic[T]):
                 )
                 for each, t in zip(_group(name, len(work)), work, strict=True)
             ]
+            if not calls:  # ranks that have something wait for this one, and are told by this
+                nothing = Array.of_numbers(array("q"))
+                calls = [Call(Kind.BROADCAST, name, nothing, (0,), number_of(process_set), root=int(root))]
             return self._request(calls, lambda _: self._results(tensors, work, in_place))
 
     def alltoall(
@@ -337,8 +341,8 @@ def number_of(process_set: ProcessSet) -> int:
 
 
 def _require_member(kind: Kind, process_set: ProcessSet) -> None:
-    rank = current().topology.rank
-    if not process_set.included():
+    if not takes_part(process_set, kind.label):
+        rank = current().topology.rank
         raise UsageError(
             f"{kind.label}: rank {rank} is not in {process_set}: call it only where process_set.included()"
         )

@@ -125,6 +125,7 @@ _ASPECTS: dict[Kind, tuple[_Aspect, ...]] = {
     Kind.REMOVE_SET: (_KIND, _ABILITY, _ID),
 }
 _KINDS = frozenset(Kind)
+_REDUCTIONS = frozenset({Kind.ALLREDUCE, Kind.REDUCESCATTER})
 _OPS = frozenset(ReduceOp)
 _KINDS_WITH_TENSORS = frozenset(kind for kind, aspects in _ASPECTS.items() if _DTYPE in aspects)
 
@@ -155,6 +156,13 @@ def _impossibility(members: Collection[int], statements: SignaturesByRank, hosts
         return f"the root is {name_rank(first.root, hosts)}, which has called join()"
     if first.kind == Kind.REDUCESCATTER and not all(first.shapes):
         return "a tensor without dimensions cannot be scattered: give it at least one"
+    is_joined = len(statements.ranks) < len(members)
+    if is_joined and first.kind in (Kind.ADD_SET, Kind.REMOVE_SET):
+        joined = _joined(members, statements, hosts)
+        return f"every rank has to know of it, and {joined} has called join(), which has not returned yet"
+    if is_joined and (factor := _without_identity(first)):
+        joined = _joined(members, statements, hosts)
+        return f"{factor} cannot do without {joined}, which has called join(): multiply the tensor before the call"
     if first.kind == Kind.ALLTOALL:
         wrong = {
             rank: text
@@ -164,6 +172,24 @@ def _impossibility(members: Collection[int], statements: SignaturesByRank, hosts
         }
         return "; ".join(f"{name_rank(rank, hosts)}: {text}" for rank, text in sorted(wrong.items()))
     return ""
+
+
+def _joined(members: Collection[int], statements: SignaturesByRank, hosts: Sequence[str]) -> str:
+    """The first of the members that have joined."""
+    return name_rank(next(rank for rank in members if rank not in statements.ranks), hosts)
+
+
+def _without_identity(signature: Signature) -> str:
+    """The prescale factor with which nothing that a rank contributes leaves the result as it is; "" if there is none.
+
+    What a rank that has joined contributes is multiplied, too: ones of a product become the factor, and zeros of a sum
+    no numbers if that is infinite.
+    """
+    if signature.kind not in _REDUCTIONS or all(dtype == DType.BOOL for dtype in signature.dtypes):
+        return ""
+    is_product = signature.op == ReduceOp.PRODUCT and signature.prescale != 1.0
+    is_lost = is_product or math.isinf(signature.prescale)
+    return f"{ReduceOp(signature.op).label} with the prescale factor {signature.prescale:g}" if is_lost else ""
 
 
 def _wrong_splits(signature: Signature, members: int) -> str:

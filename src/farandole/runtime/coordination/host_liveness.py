@@ -75,6 +75,9 @@ class HostLiveness:
 
     def lost(self, now: float) -> list[LostHost]:
         """Hosts lost since the last call. First take in all that has arrived: a heartbeat may wait to be read."""
+        late_s = now - (self.deadline_s or now)
+        if self._silence_s and late_s > self._silence_s:  # this process stood still, and could hear nobody meanwhile
+            self._due_s = {host: max(due_s, now + self._silence_s) for host, due_s in self._due_s.items()}
         lost = [LostHost(host, self._reason(host)) for host, due_s in self._due_s.items() if due_s <= now]
         for host, _ in lost:
             self.ended(host)

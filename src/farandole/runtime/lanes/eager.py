@@ -52,5 +52,5 @@ def reduce(signature: Signature, parts: Sequence[bytes], calls: Sequence[Call]) 
 def _nothing(signature: Signature, nbytes: int) -> bytes:
     """Contribution of a rank that has joined: elements that change nothing."""
     dtype = DType(signature.dtypes[0])
-    array = identity(dtype, nbytes // dtype.itemsize, ReduceOp(signature.op))
+    array = identity(dtype, nbytes // dtype.itemsize, signature.how)
     return ctypes.string_at(array.address, nbytes)

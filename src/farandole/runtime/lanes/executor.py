@@ -118,7 +118,7 @@ class Executor:
         rows = [first // size + (member < first % size) for member in range(size)]
         counts = [r * prod(row_shape) for r in rows]
         shape = (rows[self._member], *row_shape)
-        send = call.array if call else identity(dtype, sum(counts), how.op)
+        send = call.array if call else identity(dtype, sum(counts), how)
         recv = _output(call, dtype, shape)
         self.engine.reducescatter(send, recv, counts, how)
         return CallResult(recv, shape)
@@ -131,7 +131,7 @@ def _contributions(order: Order, mine: Mine) -> Iterator[tuple[Array, Signature]
                 yield call.array, signature
         else:
             for dtype, shape in zip(signature.dtypes, signature.shapes, strict=True):
-                yield identity(DType(dtype), prod(shape), ReduceOp(signature.op)), signature
+                yield identity(DType(dtype), prod(shape), signature.how), signature
 
 
 def _way(item: tuple[Array, Signature]) -> tuple[DType, Reduction, bool]:

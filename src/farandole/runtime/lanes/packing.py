@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
-from farandole.collective import Array, DType, ReduceOp
+from farandole.collective import Array, DType, ReduceOp, Reduction
 from farandole.native import core
 
 
@@ -46,9 +46,21 @@ def scratch(dtype: DType, count: int) -> Array:
     return Array(ctypes.addressof(owner), count, dtype, owner)
 
 
-def identity(dtype: DType, count: int, op: ReduceOp) -> Array:
-    """Identity of a reduction, which a rank that has joined contributes: it changes nothing. Zeros for Adasum."""
+def identity(dtype: DType, count: int, how: Reduction) -> Array:
+    """Identity of a reduction, which a rank that has joined contributes: it changes nothing. Zeros for Adasum.
+
+    The engine multiplies it by the prescale factor, as it does everybody's. There is none for a product with a factor
+    and for one that is infinite: ranks are refused that ask for these (``agreement``).
+    """
     array = scratch(dtype, count)
-    if op is not ReduceOp.ADASUM:
-        core.fill_identity(array.address, count, int(dtype), int(op))
+    op, factor = how.op, 1.0 if dtype is DType.BOOL else how.prescale  # booleans are not multiplied
+    if op is ReduceOp.ADASUM or (op in _OPPOSITE and factor == 0.0):  # in which case everybody's are zeros
+        return array
+    if factor < 0.0:
+        op = _OPPOSITE.get(op, op)
+    core.fill_identity(array.address, count, int(dtype), int(op))
     return array
+
+
+_OPPOSITE = {ReduceOp.MIN: ReduceOp.MAX, ReduceOp.MAX: ReduceOp.MIN}
+"""Operations whose identities a negative factor turns into each other."""

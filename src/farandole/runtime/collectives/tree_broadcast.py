@@ -1,0 +1,35 @@
+"""Broadcast of a tree: nested containers, with tensors of a framework and whatever can be pickled in them.
+
+state = broadcast_tree(ops, Leaves(adapter), optimizer.state_dict, root_rank=0, name="optimizer_state")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from farandole.runtime.collectives.leaves import Leaves
+from farandole.runtime.collectives.objects import broadcast_object
+from farandole.runtime.collectives.ops import Ops
+from farandole.runtime.session.process_sets import ProcessSet, global_process_set
+
+T = TypeVar("T")
+
+
+def broadcast_tree(
+    ops: Ops[T],
+    leaves: Leaves[T],
+    tree: Callable[[], Any],
+    root_rank: int,
+    name: str,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Return what ``tree`` returns on the rank ``root_rank``, with new tensors; ``None`` on that rank. Collective."""
+    is_root = process_set.included() and process_set.ranks[process_set.rank() or 0] == root_rank
+    mine, tensors = leaves.take(tree()) if is_root else (None, [])
+    theirs = broadcast_object(mine, root_rank, name, process_set)
+    received = None
+    if not is_root:
+        received, tensors = leaves.put(theirs, ())
+    ops.broadcast_parameters([(f"{name}.{i}", tensor) for i, tensor in enumerate(tensors)], root_rank, process_set)
+    return received
