@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -266,25 +267,28 @@ def test_a_writer_that_is_killed_leaves_only_whole_ones(tmp_path: Path) -> None:
 
 
 def test_what_others_write_now_is_left_alone(tmp_path: Path) -> None:
-    """Two workers that leave between two generations, each with a step of its own, and a generation."""
+    """Another job, another thread of this process, workers that leave between two generations."""
     here, own = socket.gethostname(), os.getpid()
     gone = subprocess.Popen(["true"])
     gone.wait()
-    made = {mark: folder.writing(tmp_path, 7, mark) for mark in ("3", f"{here}-{own}", f"{here}-{gone.pid}", "far-77")}
+    marks = (f"{here}-{own}-0123abcd", f"{here}-{os.getppid()}-0123abcd", f"{here}-{gone.pid}-0123abcd",
+             "far-away-77-0123abcd", "3", "removed-0123abcd")  # fmt: skip
+    made = {mark: folder.writing(tmp_path, 7, mark) for mark in marks}
     for path in made.values():
         path.mkdir()
+        (path / "shard-0-of-1").touch()
     now = time.time()
 
-    def abandoned(mark: str, now: float) -> set[str]:
-        return {
-            mine for mine, path in made.items() if folder.is_abandoned(path, folder.writing(tmp_path, 8, mark), now)
-        }
+    def abandoned(now: float) -> list[str]:
+        return [mark for mark, path in made.items() if folder.is_abandoned(path, now)]
 
-    assert abandoned("4", now) == {"3", f"{here}-{gone.pid}"}
-    assert abandoned(f"{here}-1", now) == {f"{here}-{gone.pid}"}
-    assert abandoned("3", now) == {"3", f"{here}-{gone.pid}"}, "an earlier step of its own"
-    assert not folder.is_abandoned(made["3"], folder.writing(tmp_path, 7, "3"), now), "others of its generation began"
-    assert abandoned("4", now + 2 * folder.ABANDONED_S) == {"3", f"{here}-{gone.pid}", "far-77"}
+    with folder.in_flight(made[marks[0]]):
+        assert abandoned(now) == [marks[2], marks[5]]
+        assert abandoned(now + 2 * folder.ABANDONED_S) == list(marks[2:])
+        os.utime(made[marks[3]] / "shard-0-of-1", (now + 2 * folder.ABANDONED_S,) * 2)
+        assert abandoned(now + 2 * folder.ABANDONED_S) == [marks[2], *marks[4:]], "a large file is written for long"
+    assert abandoned(now) == [marks[0], marks[2], marks[5]]
+    assert folder.new_mark() != folder.new_mark()
 
 
 def test_what_was_just_written_stays_beside_later_steps_that_are_damaged(tmp_path: Path) -> None:
@@ -412,3 +416,64 @@ def test_a_save_in_a_handler_on_top_of_a_save_does_not_write_beside_it(
     assert at_once == [1, 1]
     for step in (1, 2):
         assert checkpoints.restore(step) is not None
+
+
+class Failing(Codec):
+    """Cannot write what has the step of an error in it."""
+
+    def __init__(self, **errors: BaseException) -> None:
+        super().__init__(CODEC.adapter)
+        self.errors = errors
+
+    def dump(self, content: dict[str, Any], file: BinaryIO) -> None:
+        if error := self.errors.get(content["tree"]["name"]):
+            raise error
+        CODEC.dump(content, file)
+
+    def load(self, file: BinaryIO) -> dict[str, Any]:
+        return CODEC.load(file)
+
+
+def test_an_error_is_logged_when_it_happens_and_raised_at_the_next_call(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoints = Checkpoints(tmp_path, Failing(a=OSError(errno.EIO, "broken disk")))
+    checkpoints.save(1, {"name": "a"})
+    checkpoints._join()
+    assert "step 1" in caplog.text
+    assert "broken disk" in caplog.text
+    with pytest.raises(CheckpointError, match=r"step 1 .*broken disk"):
+        checkpoints.save(2, {"name": "b"})
+    checkpoints.close()
+    assert folder.steps(tmp_path) == [2], "what was saved by the call that raised is written all the same"
+
+
+def test_an_exit_in_the_writing_thread_is_an_error_like_another(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, Failing(a=SystemExit(3)))
+    checkpoints.save(1, {"name": "a"})
+    with pytest.raises(CheckpointError, match=r"step 1 .*SystemExit"):
+        checkpoints.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_is_said_also_where_another_one_is_on_its_way(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def train() -> None:
+        with Checkpoints(tmp_path, Failing(a=OSError(errno.EIO, "broken disk"))) as checkpoints:
+            checkpoints.save(1, {"name": "a"})
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        train()
+    assert "broken disk" in caplog.text
+
+
+def test_what_each_of_several_could_not_write_is_raised_by_a_call_of_its_own(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, Failing(a=OSError(errno.EIO, "first"), b=OSError(errno.EIO, "second")))
+    checkpoints.save(1, {"name": "a"})
+    with pytest.raises(CheckpointError, match="first"):
+        checkpoints.save(2, {"name": "b"})
+    with pytest.raises(CheckpointError, match="second"):
+        checkpoints.close()
+    checkpoints.close()

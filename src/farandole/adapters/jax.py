@@ -22,10 +22,22 @@ from farandole.errors import UnsupportedError, UsageError
 from farandole.runtime.collectives.adapter import TensorAdapter, TensorSpec
 from farandole.runtime.collectives.verbs import Verbs
 
-__all__ = ["JaxAdapter", "adapter", "new_array", "travelling", "travels", "unwritable", "verbs"]
+__all__ = ["HostCopy", "JaxAdapter", "adapter", "new_array", "travelling", "travels", "unwritable", "verbs"]
 
 _ALIGNMENT = 64
 """Bytes: XLA takes memory of others as it is where it lies like this, and copies it else."""
+
+
+_REGISTERED = 2
+"""What NumPy says of a dtype that another package has brought (``dtype.isbuiltin``)."""
+
+_WIDE = 8
+"""Bytes of an element from which on JAX may have no such dtype."""
+
+
+@final
+class HostCopy(np.ndarray[Any, Any]):
+    """Values of an array of JAX, in memory of NumPy; those of an array of NumPy are no such."""
 
 
 @final
@@ -65,7 +77,7 @@ class JaxAdapter(TensorAdapter[Any]):
 
     def is_tensor(self, leaf: object) -> TypeGuard[Any]:
         """See ``TensorAdapter``; NumPy's arrays are kept beside those of JAX."""
-        return isinstance(leaf, jax.Array) or numpy_adapter.is_tensor(leaf)
+        return isinstance(leaf, jax.Array) or numpy_adapter.is_tensor(leaf) or _is_of_jax_dtype(leaf)
 
     def spec(self, tensor: Any) -> TensorSpec:
         """See ``TensorAdapter``."""
@@ -86,7 +98,10 @@ class JaxAdapter(TensorAdapter[Any]):
 
     def host_copy(self, tensor: Any) -> Any:
         """See ``TensorAdapter``; of NumPy, whose memory no program takes for its results."""
-        return np.array(tensor)
+        if isinstance(tensor, jax.Array) and jax.numpy.issubdtype(tensor.dtype, jax.dtypes.prng_key):
+            raise UsageError(f"an array of {tensor.dtype} cannot be kept: keep jax.random.key_data() of it")
+        held = np.array(tensor)
+        return held.view(HostCopy) if isinstance(tensor, jax.Array) else held
 
 
 def travels(dtype: Any) -> bool:
@@ -149,6 +164,11 @@ def _on_host(tensor: Any) -> Any:
     return tensor
 
 
+def _is_of_jax_dtype(leaf: object) -> bool:
+    """True for an array of NumPy whose elements NumPy knows by registration only, as bfloat16."""
+    return type(leaf) is np.ndarray and leaf.dtype.isbuiltin == _REGISTERED
+
+
 def _aligned(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     nbytes = math.prod(shape) * np.dtype(dtype).itemsize
     raw = np.empty(nbytes + _ALIGNMENT, np.uint8)
@@ -157,7 +177,15 @@ def _aligned(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
 
 
 def _placed(values: npt.NDArray[Any], like: Any) -> Any:
-    """An array where ``like`` is; it may be used with arrays on other devices if that may be."""
+    """An array where ``like`` is; it may be used with arrays on other devices if that may be.
+
+    Raises ``UnsupportedError`` for a dtype that JAX would cut to 32 bits, without a word.
+    """
+    if values.dtype.itemsize >= _WIDE and jax.dtypes.canonicalize_dtype(values.dtype) != values.dtype:
+        raise UnsupportedError(
+            f"an array of {values.dtype} cannot be one of JAX here, which would cut it to 32 bits: set "
+            'JAX_ENABLE_X64=1, or call jax.config.update("jax_enable_x64", True) first'
+        )
     devices = like.sharding.device_set if isinstance(like, jax.Array) else ()  # known also of one that was donated
     is_bound = len(devices) == 1 and like.committed
     return jax.device_put(values, next(iter(devices)) if is_bound else None)

@@ -107,7 +107,13 @@ class TorchAdapter(TensorAdapter[torch.Tensor]):
 
     def host_copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """See ``TensorAdapter``; the order of the elements stays."""
-        return tensor.detach().to("cpu", copy=True, memory_format=torch.preserve_format)
+        held = tensor.detach().to("cpu", copy=True, memory_format=torch.preserve_format)
+        if type(held) is not torch.Tensor:
+            raise UnsupportedError(
+                f"a {type(tensor).__name__} cannot be kept: what files give back are plain tensors; pass "
+                "x.as_subclass(torch.Tensor), or what it consists of"
+            )
+        return held
 
 
 def _require_strided(tensor: torch.Tensor) -> None:

@@ -7,20 +7,20 @@
 # ``set`` and ``list`` that no handler interrupts. A thread that is in ``_writers`` has been started, and may be joined:
 # it enters itself, and ``save`` does, since it returns perhaps before that.
 #
-# Where all ranks write, their writing threads meet in two all-gathers, beside the collectives of the training; names
-# tell them apart. Everything that can fail on one rank is caught before each and travels in it, as the others would
-# wait for a rank that raises. Between the two, when the files of all are on the disk, rank 0 gives the checkpoint its
-# name; after the second all know whether it has one.
+# Where all ranks write, their writing threads meet in three all-gathers, beside the collectives of the training; names
+# tell them apart, and from those of checkpoints in other folders. In the first, rank 0 tells the folder that all write
+# to, which is of this save alone: another job, or a step that is saved twice, must not write into it. Everything that
+# can fail on one rank is caught before each and travels in it, as the others would wait for a rank that raises. Between
+# the last two, when the files of all are on the disk, rank 0 gives the checkpoint its name; after the last all know
+# whether it has one.
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
-import socket
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -30,9 +30,10 @@ from farandole.checkpoint import folder, restoring
 from farandole.checkpoint.codec import Codec, share_out, take_apart
 from farandole.checkpoint.folder import Manifest, ShardFile, Unrestorable
 from farandole.checkpoint.restoring import TENSORS, TREE, Restored, RestorePoint
-from farandole.errors import CheckpointError, UsageError
+from farandole.errors import AbortError, CheckpointError, UsageError
 from farandole.events import logger
 from farandole.runtime.collectives.objects import allgather_object, broadcast_object
+from farandole.runtime.lanes import thread_joins
 from farandole.runtime.session import init
 from farandole.version import __version__
 
@@ -63,7 +64,7 @@ class Checkpoints:
     ranks, as in data-parallel training). What was saved by any number of ranks is restored by any other number.
     ``keep`` is how many stay (0: all). ``on_error="warn"`` logs what goes wrong in writing (no space, no right) and
     lets the training go on; ``"raise"`` raises ``CheckpointError`` at the next call. Works without ``init()`` as well.
-    A process that ends without ``close`` waits for its last checkpoint, and logs what went wrong with it.
+    It is logged at once in both cases, and a process that ends without ``close`` waits for its last checkpoint.
     """
 
     def __init__(
@@ -83,10 +84,7 @@ class Checkpoints:
         self._codec, self._keep, self._sharded, self._on_error = codec, keep, sharded, on_error
         self._writers: set[threading.Thread] = set()
         self._turn = threading.Lock()
-        self._unsaid: list[CheckpointError] = []
-        # With the list, as a finaliser that refers to ``self`` would keep it alive. It runs when all is written: the
-        # writing thread refers to ``self``, and at the interpreter's exit it is joined before ``atexit`` begins.
-        weakref.finalize(self, _tell, self._unsaid)
+        self._unsaid: list[tuple[CheckpointError, _Writer]] = []
 
     def save(self, step: int, state: Any) -> None:
         """Write ``state`` in the background: nested dicts, lists and tuples of tensors and plain values.
@@ -94,12 +92,18 @@ class Checkpoints:
         >>> checkpoints.save(1200, {"model": model.state_dict(), "epoch": 3})
 
         Returns when it has been copied; it may change then. Waits for the checkpoint before this one. Raises
-        ``UsageError`` for objects that are none of these, ``CheckpointError`` for what went wrong with the last one.
+        ``UsageError`` for objects that are none of these, and ``CheckpointError`` for what went wrong with the last
+        one: this one is written all the same.
         """
-        self.wait()
+        self._join()
         writer = _Writer.here(self._sharded)
-        if writer.rank >= writer.writers or writer.is_outside:
-            return
+        before = list(self._unsaid)  # and not what goes wrong with this one, which a later call raises
+        if writer.rank < writer.writers and not writer.is_outside:
+            self._begin(step, state, writer)
+        for each in before:
+            self._raise(each)
+
+    def _begin(self, step: int, state: Any, writer: _Writer) -> None:
         adapter = self._codec.adapter
         tree, tensors = take_apart(state, adapter)
         owned = share_out([adapter.spec(tensor).nbytes for tensor in tensors], writer.writers)[writer.rank]
@@ -116,14 +120,17 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Return when what was saved is on the disk, or raise ``CheckpointError`` on every writer: why it is not."""
+        self._join()
+        for each in list(self._unsaid):
+            self._raise(each)
+
+    def _join(self) -> None:
         # Asked anew, as a handler may save on top of any of these lines. If its exception interrupts the join, the next
         # call joins again.
         while self._writers:
             for thread in list(self._writers):
-                thread.join()
+                thread_joins.join(thread)
                 self._writers.discard(thread)
-        with contextlib.suppress(IndexError):  # there is none, the rule, or a handler has just raised it
-            raise self._unsaid.pop(0)
 
     def restore(self, step: int | None = None) -> Restored | None:
         """The newest checkpoint that is whole, or that of ``step``; ``None`` if there is none. All ranks get the same.
@@ -161,9 +168,22 @@ class Checkpoints:
     def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
         if kind is None:
             self.close()
-        else:  # the error on its way says more than one of ours
+        else:  # the error on its way says more than one of ours, which is in the log
             with contextlib.suppress(CheckpointError):
                 self.close()
+
+    def _raise(self, unsaid: tuple[CheckpointError, _Writer]) -> None:
+        """Raise what kept a checkpoint from the disk: the end of the generation as what it is, for ``elastic.run``."""
+        try:
+            self._unsaid.remove(unsaid)
+        except ValueError:  # a handler has just raised it
+            return
+        failure, writer = unsaid
+        if isinstance(failure.__cause__, AbortError) and init.is_initialized():
+            if writer.generation == init.current().generation:
+                raise AbortError(str(failure)) from failure
+            return  # the job has gone on since
+        raise failure
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
@@ -172,28 +192,31 @@ class Checkpoints:
         try:
             with self._turn:
                 self._write_all(step, content, writer)
-        except Exception as error:  # of this thread nobody would hear it
+        except BaseException as error:  # of this thread nobody would hear it
             failure = CheckpointError(f"the checkpoint of step {step} in {self.root} was not written: {error}")
             failure.__cause__ = error
             if self._on_error == "raise":
-                self._unsaid.append(failure)
+                self._unsaid.append((failure, writer))
+                logger.error("%s", failure)  # at once: the process may end before a call can raise it
             else:
                 logger.warning("%s; training goes on", failure)
 
     def _write_all(self, step: int, content: dict[str, Any], writer: _Writer) -> None:
-        writing = folder.writing(self.root, step, writer.mark)
-        # Nothing here may raise before the last gather: the others would wait there for this rank.
-        said = self._try(lambda: self._write_share(writing, content, writer), writing, writer)
-        shards = writer.gather(said, f"checkpoint.{step}")
-        wrong = [each for each in shards if isinstance(each, str)]
-        if wrong:
-            folder.discard(writing)
-        else:
-            whole = [each for each in shards if isinstance(each, ShardFile)]
-            named = self._try(lambda: self._finish(writing, step, whole), writing, writer) if writer.rank == 0 else None
-            wrong = [each for each in writer.gather(named, f"checkpoint.{step}.named") if isinstance(each, str)]
-        if wrong:
-            raise CheckpointError("; ".join(wrong))
+        name = f"checkpoint.{self.root.name}.{step}"  # not the whole path: hosts may see the folder at different ones
+        mark = writer.gather(folder.new_mark(), f"{name}.mark")[0]
+        writing = folder.writing(self.root, step, mark)
+        with folder.in_flight(writing):
+            # Nothing here may raise before the last gather: the others would wait there for this rank.
+            said = self._try(lambda: self._write_share(writing, content, writer), writing, writer)
+            shards = writer.gather(said, name)
+            wrong = [each for each in shards if isinstance(each, str)]
+            if not wrong:
+                whole = [each for each in shards if isinstance(each, ShardFile)]
+                is_first = writer.rank == 0
+                named = self._try(lambda: self._finish(writing, step, whole), writing, writer) if is_first else None
+                wrong = [each for each in writer.gather(named, f"{name}.named") if isinstance(each, str)]
+            if wrong:
+                raise CheckpointError("; ".join(wrong))
 
     def _try(self, write: Callable[[], R], writing: Path, writer: _Writer) -> R | str:
         """Return what ``write`` returns, or in words what kept this rank from it."""
@@ -201,7 +224,9 @@ class Checkpoints:
             return write()
         except OSError as error:
             return f"{writer.name} says of {error.filename or writing}: {error.strerror}{_remedy(error)}"
-        except Exception as error:  # of the framework
+        except folder.IncompleteError as error:
+            return f"{writer.name} does not see all of {writing}: {error}: all ranks have to see one folder"
+        except BaseException as error:  # of the framework, or a SystemExit, which threads swallow
             return f"{writer.name} cannot write {writing}: {type(error).__name__}: {error}"
 
     def _finish(self, writing: Path, step: int, whole: list[ShardFile]) -> None:
@@ -212,7 +237,7 @@ class Checkpoints:
     def _write_share(self, writing: Path, content: dict[str, Any], writer: _Writer) -> ShardFile:
         if writer.rank == 0:
             for left in folder.unfinished(self.root):
-                if folder.is_abandoned(left, writing, time.time()):
+                if folder.is_abandoned(left, time.time()):
                     folder.discard(left)
         return self._write_shard(writing, content, writer)
 
@@ -222,7 +247,7 @@ class Checkpoints:
         def dump(file: BinaryIO) -> None:
             self._codec.dump(content, file)
 
-        return folder.write_shard(writing, f"shard-{writer.rank}-of-{writer.writers}", dump)
+        return folder.write_shard(writing, f"shard-{writer.rank}-of-{writer.writers}", dump, writer.name)
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
@@ -248,14 +273,13 @@ class Checkpoints:
 class _Writer:
     """Role of this rank in writing, in the job as it is now; that of the only one, where there is no job.
 
-    ``is_outside`` while others train, and it waits to be one of them. Ranks that write together have the same ``mark``.
+    ``is_outside`` while others train, and it waits to be one of them.
     """
 
     def __init__(
         self, rank: int, size: int, generation: int, name: str, sharded: bool, is_outside: bool = False
     ) -> None:
         self.rank, self.generation, self.name, self.is_outside = rank, generation, name, is_outside
-        self.mark = str(generation) if generation else f"{socket.gethostname()}-{os.getpid()}"
         self.writers = size if sharded else 1
         self._size = size
 
@@ -265,6 +289,7 @@ class _Writer:
         if not init.is_initialized():
             return cls(0, 1, 0, "this process", sharded)
         own, topology = init.current(), init.current().topology
+        sharded = sharded and not own.has_left  # the others write no more with this one, and rank 0 has all of it
         name = f"rank {topology.rank} on {topology.host}"
         return cls(topology.rank, topology.size, topology.generation, name, sharded, own.provisional)
 
@@ -280,12 +305,6 @@ class _Writer:
     def agree(self, value: Any) -> Any:
         """The value of rank 0, on all ranks."""
         return broadcast_object(value, 0, "checkpoint.agree") if self._size > 1 else value
-
-
-def _tell(unsaid: list[CheckpointError]) -> None:
-    """Log errors that no call has raised, and none will."""
-    for error in unsaid:
-        logger.error("%s", error)
 
 
 def _remedy(error: OSError) -> str:

@@ -9,7 +9,10 @@ True
 
 from __future__ import annotations
 
+import importlib
+import sys
 from abc import ABC, abstractmethod
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
 
@@ -19,6 +22,10 @@ from farandole.runtime.collectives.adapter import TensorAdapter
 PLACEHOLDER = "farandole.tensor"
 """The key of the dict that stands for a tensor in a tree without its tensors; its value is the tensor's number."""
 
+VALUE = "farandole.value"
+"""The key of the dict that stands for a value that no file format has; its value is a list of kind and content."""
+
+_OURS = "farandole."
 PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
@@ -38,23 +45,35 @@ class Codec(ABC):
 
 
 def take_apart(tree: Any, adapter: TensorAdapter[Any]) -> tuple[Any, list[Any]]:
-    """The tree with placeholders for its tensors, and the tensors. Raises ``UsageError`` for what cannot be kept."""
+    """The tree with placeholders for its tensors, and the tensors. Raises ``UsageError`` for what cannot be kept.
+
+    Everything else comes back as what it was: what files cannot tell apart from another value stands in it as a dict of
+    ``VALUE``, its kind and its content. So classes are asked for, and not what they derive from.
+    """
     tensors: list[Any] = []
 
     def walk(node: Any, path: str) -> Any:
         if adapter.is_tensor(node):
             tensors.append(node)
             return {PLACEHOLDER: len(tensors) - 1}
-        if isinstance(node, dict):
+        if type(node) is dict:
             return {_key(key, path): walk(value, f"{path}[{key!r}]") for key, value in node.items()}
-        if isinstance(node, list | tuple):
-            children = [walk(value, f"{path}[{i}]") for i, value in enumerate(node)]
-            return children if isinstance(node, list) else tuple(children)
-        if isinstance(node, PLAIN):
+        if type(node) in (OrderedDict, Counter):
+            # Beside it are its attributes: a module's ``state_dict()`` has the versions of its parts there.
+            content = [walk(dict(node), path), walk(vars(node), f"vars({path})")]
+            return {VALUE: [type(node).__name__, *content]}
+        if type(node) in (list, tuple):
+            return type(node)(walk(value, f"{path}[{i}]") for i, value in enumerate(node))
+        if type(node) is bytes and not node:  # torch reads all bytes but none
+            return {VALUE: ["bytes"]}
+        if type(node) in PLAIN:
             return node
+        if _is_numpy_scalar(node):
+            return {VALUE: ["numpy", node.dtype.str, node.tobytes().hex()]}
         raise UsageError(
             f"{path} is a {type(node).__name__}: a checkpoint holds tensors, numbers, strings, None, and dicts, lists "
-            "and tuples of them, so that it can be read without running code; give the object's state_dict() instead"
+            "and tuples of them, and of no class derived from these, so that it can be read without running code; give "
+            "the object's state_dict() instead, or dict(), tuple(), int() or str() of it"
         )
 
     return walk(tree, "state"), tensors
@@ -65,10 +84,30 @@ def put_together(tree: Any, tensors: Mapping[int, Any]) -> Any:
     if isinstance(tree, dict):
         if tree.keys() == {PLACEHOLDER}:
             return tensors[tree[PLACEHOLDER]]
+        if tree.keys() == {VALUE}:
+            kind, *content = tree[VALUE]
+            return _value(kind, [put_together(each, tensors) for each in content])
         return {key: put_together(value, tensors) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
         return type(tree)(put_together(value, tensors) for value in tree)
     return tree
+
+
+def _value(kind: str, content: list[Any]) -> Any:
+    if kind == "bytes":
+        return b""
+    if kind == "numpy":
+        return importlib.import_module("numpy").frombuffer(bytes.fromhex(content[1]), content[0])[0]
+    made: Any = {"OrderedDict": OrderedDict, "Counter": Counter}[kind](content[0])
+    vars(made).update(content[1])
+    return made
+
+
+def _is_numpy_scalar(node: Any) -> bool:
+    """True for a number or a time of NumPy; without importing it, as nobody has one where it is not loaded."""
+    numpy = sys.modules.get("numpy")
+    is_its_own = numpy is not None and isinstance(node, numpy.generic) and type(node).__module__ == "numpy"
+    return is_its_own and node.dtype.kind in "biufcmM"
 
 
 def share_out(sizes: Sequence[int], shares: int) -> list[list[int]]:
@@ -86,6 +125,9 @@ def share_out(sizes: Sequence[int], shares: int) -> list[list[int]]:
 
 
 def _key(key: Any, path: str) -> Any:
-    if not isinstance(key, str | int) or key == PLACEHOLDER:
-        raise UsageError(f"{path} has the key {key!r}: the keys of a checkpoint's dicts are strings and whole numbers")
+    if type(key) not in (str, int, bool) or str(key).startswith(_OURS):
+        raise UsageError(
+            f"{path} has the key {key!r}: the keys of a checkpoint's dicts are strings and whole numbers, of no class "
+            f"derived from these, and none begins with {_OURS!r}"
+        )
     return key

@@ -2,22 +2,24 @@
 
     runs/a/step-000000001200/manifest.json      written last; its digest is its own first line
     runs/a/step-000000001200/shard-0-of-2       what rank 0 wrote, and so on
-    runs/a/.writing-000000001250-3/             one that is not whole yet, or never will be
+    runs/a/.writing-000000001250-node1-77-0a…/  one that is not whole yet, or never will be
 
 A checkpoint gets its name when everything in it is on the disk, by one ``rename``: who sees the name sees all of it,
 whenever the power failed. Its manifest has size and digest of every file.
 
 There are no locks, which a process that is killed would leave behind, and some shared file systems do not have. Several
-processes may write, restore and remove in one folder at once: those that write one checkpoint together do so in a
-folder of their own (``mark``), names change hands by ``rename`` alone, and a loser learns of it by the call's error.
+processes may write, restore and remove in one folder at once, also such as know nothing of each other: each save has
+a folder of its own (``mark``), names change hands by ``rename`` alone, and a loser learns of it by the call's error.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import hashlib
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -36,16 +38,26 @@ _BLOCK = 2**20
 ABANDONED_S = 3600.0
 """So long nothing is added to a folder that a process of another host has left, until it is removed."""
 
+_MARK = re.compile(r"(?P<host>.+)-(?P<pid>\d+)-[0-9a-f]{8}")
+_in_flight: set[Path] = set()
+"""Folders that threads of this process write now; changed by methods that no other thread interrupts."""
+
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
 @final
 class ShardFile(msgspec.Struct, frozen=True):
-    """One file of a checkpoint."""
+    """One file of a checkpoint. ``writer`` is who wrote it, in words."""
 
     name: str
     nbytes: int
     digest: str
+    writer: str = ""
+
+    @property
+    def title(self) -> str:
+        """The file, and whose it is."""
+        return f"{self.name} of {self.writer}" if self.writer else self.name
 
 
 @final
@@ -60,6 +72,10 @@ class Manifest(msgspec.Struct, frozen=True):
 
 class Unrestorable(Exception):  # noqa: N818 (no error of the user's: a reason)
     """Reason why something is no checkpoint that could be restored."""
+
+
+class IncompleteError(Exception):
+    """Files of a checkpoint are not there, or not whole, where it is to get its name."""
 
 
 @final
@@ -94,12 +110,30 @@ class Digesting:
         return self._hash.hexdigest()
 
 
+def new_mark() -> str:
+    """Mark of one save: no other one has it, of whichever job, and it tells which process is behind it."""
+    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
 def writing(root: Path, step: int, mark: str) -> Path:
     """Folder of a checkpoint while it is written, by those who have this ``mark`` and nobody else."""
     return root / f"{_WRITING}{step:0{_DIGITS}}-{mark}"
 
 
-def write_shard(folder: Path, name: str, dump: Callable[[BinaryIO], None]) -> ShardFile:
+@contextlib.contextmanager
+def in_flight(folder: Path) -> Iterator[None]:
+    """Context in which this process writes to ``folder``, which is gone afterwards, if it got no name."""
+    _in_flight.add(folder)
+    try:
+        yield
+    except BaseException:
+        discard(folder)
+        raise
+    finally:
+        _in_flight.discard(folder)
+
+
+def write_shard(folder: Path, name: str, dump: Callable[[BinaryIO], object], writer: str = "") -> ShardFile:
     """Write a file durably, for its owner alone."""
     fd = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "wb") as file:
@@ -110,11 +144,16 @@ def write_shard(folder: Path, name: str, dump: Callable[[BinaryIO], None]) -> Sh
             raise digesting.error or error from error
         file.flush()
         os.fsync(file.fileno())  # before the digest goes into a manifest, which is to speak of what is on the disk
-    return ShardFile(name, digesting.nbytes, digesting.digest)
+    return ShardFile(name, digesting.nbytes, digesting.digest, writer)
 
 
 def finish(folder: Path, manifest: Manifest) -> Path:
-    """Give a checkpoint, all of whose shards are on the disk, its manifest and its name."""
+    """Give a checkpoint, all of whose shards are on the disk, its manifest and its name.
+
+    Raises ``IncompleteError`` if this process does not see all of them: others may have written to another disk.
+    """
+    if unseen := [text for text in (_unseen(folder, shard) for shard in manifest.shards) if text]:
+        raise IncompleteError("; ".join(unseen))
     body = msgspec.json.encode(manifest)
     head = hashlib.blake2b(body, digest_size=16).hexdigest().encode()
     write_shard(folder, MANIFEST, lambda file: _write(file, head + b"\n" + body))
@@ -134,6 +173,17 @@ def finish(folder: Path, manifest: Manifest) -> Path:
     if former is not None:
         discard(former)  # last: until here a crash leaves the files of both
     return writer
+
+
+def _unseen(folder: Path, shard: ShardFile) -> str:
+    try:
+        with (folder / shard.name).open(
+            "rb"
+        ) as file:  # opened, as NFS asks its server then; ``stat`` may be of its cache
+            nbytes = os.fstat(file.fileno()).st_size
+    except OSError as error:
+        return f"{shard.title} is not there ({error.strerror})"
+    return "" if nbytes == shard.nbytes else f"{shard.title} has {nbytes} bytes instead of {shard.nbytes}"
 
 
 def steps(root: Path) -> list[int]:
@@ -172,14 +222,14 @@ def verify(folder: Path, shard: ShardFile) -> None:
         with path.open("rb") as file:
             nbytes = os.fstat(file.fileno()).st_size
             if nbytes != shard.nbytes:
-                raise Unrestorable(f"{shard.name} has {nbytes} bytes instead of {shard.nbytes}")
+                raise Unrestorable(f"{shard.title} has {nbytes} bytes instead of {shard.nbytes}")
             digest = hashlib.blake2b(digest_size=16)
             for block in iter(lambda: file.read(_BLOCK), b""):
                 digest.update(block)
     except OSError as error:
-        raise Unrestorable(f"{shard.name} cannot be read ({error.strerror})") from error
+        raise Unrestorable(f"{shard.title} cannot be read ({error.strerror})") from error
     if digest.hexdigest() != shard.digest:
-        raise Unrestorable(f"{shard.name} does not have the bytes that were written")
+        raise Unrestorable(f"{shard.title} does not have the bytes that were written")
 
 
 def discard(folder: Path) -> None:
@@ -213,23 +263,21 @@ def unfinished(root: Path) -> Iterator[Path]:
     yield from root.glob(f"{_WRITING}*") if root.is_dir() else ()
 
 
-def is_abandoned(path: Path, own: Path, now: float) -> bool:
-    """True if nobody writes to the unfinished folder ``path`` any more, as far as the writer of ``own`` can tell.
+def is_abandoned(path: Path, now: float) -> bool:
+    """True if nobody writes to the unfinished folder ``path`` any more, as far as this process can tell.
 
-    A generation may remove what earlier ones have left. Workers that are told to end between two generations are each
-    a rank 0 of their own, and neither they nor the next generation may remove what another of them is writing.
+    Another job may write to the same folder, and workers that are told to end between two generations, each of which is
+    a rank 0 of its own: nobody may remove what another process is writing.
     """
-    if path == own:  # other ranks of the generation have begun already
-        return False
-    _, _, mark = own.name.removeprefix(_WRITING).partition("-")
-    _, _, other = path.name.removeprefix(_WRITING).partition("-")
-    if other.startswith(_REMOVED) or other == mark or (other.isdecimal() and mark.isdecimal()):
+    _, _, mark = path.name.removeprefix(_WRITING).partition("-")
+    if mark.startswith(_REMOVED):
         return True
-    host, _, pid = other.rpartition("-")
-    if host == socket.gethostname() and pid.isdecimal():
-        return not Path("/proc", pid).exists()
-    try:
-        return now - path.stat().st_mtime > ABANDONED_S
+    found = _MARK.fullmatch(mark)
+    if found and found["host"] == socket.gethostname():
+        is_own = int(found["pid"]) == os.getpid()
+        return path not in _in_flight if is_own else not Path("/proc", found["pid"]).exists()
+    try:  # of its files, too: a large one is written for long
+        return now - max(each.stat().st_mtime for each in (path, *path.iterdir())) > ABANDONED_S
     except FileNotFoundError:  # its writer has just finished it
         return False
 

@@ -65,8 +65,11 @@ def read(root: Path, step: int, codec: Codec) -> Any:
             tensors.update(content[TENSORS])
             tree = content.get(TREE, tree)
         except Exception as error:  # whatever a framework raises for a file that is not its own
-            raise Unrestorable(f"{shard.name} cannot be read by {type(codec).__name__}: {error}") from error
-    return put_together(tree, tensors)
+            raise Unrestorable(f"{shard.title} cannot be read by {type(codec).__name__}: {error}") from error
+    try:
+        return put_together(tree, tensors)
+    except Exception as error:  # as above; also where a shard lacks a tensor that another one's tree has
+        raise Unrestorable(f"its values cannot be put together: {type(error).__name__}: {error}") from error
 
 
 def _verified(writer: Path) -> Manifest:

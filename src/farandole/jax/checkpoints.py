@@ -5,7 +5,7 @@ with Checkpoints("runs/a") as checkpoints:
     ...
     opt_state = jax.tree.unflatten(jax.tree.structure(opt_state), found.state["opt_state"])
 
-Named tuples, as optax has them, come back as tuples: save their leaves.
+Named tuples, as optax has them, are refused: save their leaves.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import Any, BinaryIO, final
 import jax
 import numpy as np
 
-from farandole.adapters.jax import adapter, new_array
+from farandole.adapters.jax import HostCopy, adapter, new_array
 from farandole.checkpoint.checkpoints import Checkpoints as _Checkpoints
 from farandole.checkpoint.checkpoints import OnError
 from farandole.checkpoint.codec import Codec
 from farandole.numpy.checkpoints import NumpyCodec
 
-_BITS = "farandole.bits"
-"""Key of a dtype that is not NumPy's own, beside its elements as whole numbers."""
+_BITS, _NUMPY = "farandole.bits", "farandole.numpy"
+"""Keys: of a dtype that is not NumPy's own, beside its elements as whole numbers; of an array that was NumPy's."""
 
 
 @final
 class JaxCodec(Codec):
-    """Files of ``NumpyCodec``; arrays come back as arrays of JAX."""
+    """Files of ``NumpyCodec``; arrays of JAX come back as such, and NumPy's as NumPy's, of any width."""
 
     def __init__(self) -> None:
         super().__init__(adapter)
@@ -45,21 +45,34 @@ class JaxCodec(Codec):
 
 
 def _written(node: Any) -> Any:
-    if isinstance(node, np.ndarray) and node.dtype.kind == "V":
-        return {_BITS: node.dtype.name, "elements": node.view(f"u{node.dtype.itemsize}")}
+    if isinstance(node, np.ndarray):
+        bits = _bits(node)
+        return bits if isinstance(node, HostCopy) else {_NUMPY: bits}
     if isinstance(node, dict):
         return {key: _written(value) for key, value in node.items()}
     return type(node)(map(_written, node)) if type(node) in (list, tuple) else node
 
 
+def _bits(array: Any) -> Any:
+    if array.dtype.kind != "V":
+        return array
+    return {_BITS: array.dtype.name, "elements": array.view(f"u{array.dtype.itemsize}")}
+
+
 def _read(node: Any) -> Any:
-    if isinstance(node, np.ndarray):
-        return new_array(node)
     if isinstance(node, dict):
-        if node.keys() == {_BITS, "elements"}:
-            return new_array(node["elements"].view(np.dtype(getattr(jax.numpy, node[_BITS]))))
-        return {key: _read(value) for key, value in node.items()}
+        if node.keys() == {_NUMPY}:
+            return _array(node[_NUMPY])
+        if node.keys() != {_BITS, "elements"}:
+            return {key: _read(value) for key, value in node.items()}
+    if isinstance(node, dict | np.ndarray):
+        return new_array(_array(node))
     return type(node)(map(_read, node)) if type(node) in (list, tuple) else node
+
+
+def _array(node: Any) -> Any:
+    """An array of NumPy, from its elements or from their bits."""
+    return node["elements"].view(np.dtype(getattr(jax.numpy, node[_BITS]))) if isinstance(node, dict) else node
 
 
 def Checkpoints(  # noqa: N802 (it stands for a class)

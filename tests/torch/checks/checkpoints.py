@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,19 @@ def shared_folder() -> Iterator[Path]:
         mine = stack.enter_context(tempfile.TemporaryDirectory()) if hvd.rank() == 0 else None
         yield Path(hvd.broadcast_object(mine))
         hvd.barrier()
+
+
+@contextlib.contextmanager
+def one_name_for(path: Path) -> Iterator[Path]:
+    """A name that all ranks have for paths of their own: that of a descriptor, and a folder below it."""
+    number = 900
+    opened = os.open(path, os.O_RDONLY | os.O_CREAT if not path.exists() else os.O_RDONLY, 0o600)
+    os.dup2(opened, number)
+    os.close(opened)
+    try:
+        yield Path(f"/proc/self/fd/{number}/below")
+    finally:
+        os.close(number)
 
 
 def state(step: int) -> dict[str, Any]:
@@ -66,9 +80,7 @@ def check_that_all_take_the_last_good_one() -> None:
 
 def check_that_one_rank_that_cannot_write_is_named_to_all() -> None:
     last = hvd.rank() == hvd.size() - 1
-    with shared_folder() as root:
-        (root / f"file-{hvd.rank()}").touch()
-        mine = root / f"file-{hvd.rank()}" / "below" if last else root
+    with shared_folder() as root, one_name_for(root / "file" if last else root) as mine:
         checkpoints = hvd.Checkpoints(mine, sharded=True)
         checkpoints.save(1, state(1))
         with pytest.raises(CheckpointError, match=rf"rank {hvd.size() - 1} on \S+ says of .*Not a directory"):

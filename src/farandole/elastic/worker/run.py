@@ -33,7 +33,7 @@ from farandole import events
 from farandole.control.run_messages import Progressed
 from farandole.elastic.worker.state import State
 from farandole.errors import AbortError, CollectiveError, HostsUpdatedInterrupt, MismatchError
-from farandole.runtime.session.init import current, is_initialized, rejoin, shutdown
+from farandole.runtime.session.init import current, finish, is_initialized, rejoin, shutdown
 
 S = TypeVar("S", bound=State)
 P = ParamSpec("P")
@@ -106,6 +106,7 @@ class _Notice:
         """End the worker by ``SystemExit`` if SIGTERM has come."""
         if self._given:
             if is_initialized():  # else the others would wait for the end of the process, which may take a second
+                finish()  # first: a checkpoint that all ranks write would be lost with this one's share
                 current().leave_for_good()
             raise SystemExit(128 + signal.SIGTERM)
 
