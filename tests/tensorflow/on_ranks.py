@@ -278,6 +278,26 @@ def variables_are_those_of_the_root() -> None:
 
 
 @case
+def sets_that_are_not_registered_and_ranks_without_variables_are_told() -> None:
+    unknown, weight = hvd.ProcessSet([0]), tf.Variable([1.0])
+
+    def gradient() -> Any:
+        with tf.GradientTape() as tape:
+            loss = 2.0 * weight
+        return hvd.DistributedGradientTape(tape, process_set=unknown).gradient(loss, [weight])
+
+    for run in (gradient, graph(gradient)):
+        with raises(ValueError, "is not registered in this job"):
+            run()
+    with raises(ValueError, "is not registered in this job"):
+        hvd.SyncBatchNormalization(process_set=unknown)(tf.ones((2, 3)), training=True)
+    if hvd.size() > 1:
+        with raises(hvd.HorovodInternalError, "broadcast"):
+            hvd.broadcast_variables([weight] if hvd.rank() else [], root_rank=0)
+    hvd.broadcast_variables([], root_rank=0)
+
+
+@case
 def batches_of_all_ranks_are_normalised_together() -> None:
     whole = np.random.default_rng(3).normal(2, 3, (12, 4)).astype(np.float32)
     layer, plain = hvd.SyncBatchNormalization(), tf.keras.layers.BatchNormalization()

@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 import torch
 
+from farandole.adapters.torch_targets import GradientSpec, Targets, code_of, overlap
+from farandole.adapters.torch_tensors import tensors
 from farandole.collective import DType
 from farandole.engines.engine import Memory
 from farandole.gradients.agreement import Agreed
 from farandole.gradients.buckets import Bucket, Piece, lay_out
+from farandole.gradients.handed_out import HandedOut
 from farandole.torch.compression import Compressor
 from farandole.torch.memory import CompressedBucket, DirectBucket, LoneGradient, TorchBucket
-from farandole.torch.parameters import code_of
-from farandole.torch.targets import GradientSpec, HandedOut, Targets, overlap
 
 COUNT = 16
 ADDRESS = bytearray(4 * COUNT)
@@ -25,6 +26,13 @@ ADDRESS = bytearray(4 * COUNT)
 def gradient() -> torch.Tensor:
     """A new one, at the same place as the last."""
     return torch.frombuffer(ADDRESS, dtype=torch.float32)
+
+
+def test_a_rank_without_a_sparse_gradient_gives_none_on_the_device_of_the_others() -> None:
+    spec = GradientSpec.of(torch.empty(6, 2, device="meta"))
+    empty = spec.sparse(None, 1)
+    assert (empty.device.type, empty.indices().device.type, empty.values().device.type) == ("meta",) * 3
+    assert (empty.shape, empty.values().shape) == ((6, 2), (0, 2))
 
 
 class Nothing(Compressor):
@@ -84,7 +92,7 @@ def test_no_gradient_is_a_part_of_engine_memory(
 
 def test_a_new_gradient_in_the_memory_of_a_reduced_one_is_not_that() -> None:
     param = torch.nn.Parameter(torch.zeros(COUNT))
-    left = HandedOut()
+    left = HandedOut(tensors)
     for _ in range(2):
         param.grad = gradient()
         assert not left.any_of([param])

@@ -14,9 +14,11 @@ from __future__ import annotations
 import hashlib
 import itertools
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import final
+from typing import Any, final
 
+from farandole.errors import UsageError
 from farandole.gradients.tensors import Param
 from farandole.runtime.collectives.pairing import Unpaired, pairing
 from farandole.runtime.session.init import Session
@@ -34,6 +36,29 @@ class Names:
         self.are_given = are_given
         # By identity: parameters may be arrays, which cannot be hashed. They are kept, or an ``id`` would come again.
         self._named = {id(param): (name, param) for name, param in named}
+
+    @staticmethod
+    def checked(groups: Iterable[Iterable[Param]], named: Iterable[tuple[str, Param]] | None) -> Names:
+        """Names of the parameters in an optimizer's ``groups``, as the user has ``named`` them, or by position.
+
+        Raises ``UsageError`` where names are no names, the same twice, or missing.
+        """
+        every = [(f"group{i}.{j}", param) for i, group in enumerate(groups) for j, param in enumerate(group)]
+        given: list[Any] = every if named is None else list(named)
+        if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in given):
+            raise UsageError("named_parameters holds (name, parameter) tuples: pass model.named_parameters()")
+        twice = [name for name, count in Counter(name for name, _ in given).items() if count > 1]
+        if twice:
+            found = ", ".join(sorted(twice))
+            raise UsageError(f"the names in named_parameters must differ; found more than once: {found}")
+        names = Names(given, are_given=named is not None)
+        nameless = [name for name, param in every if id(param) not in names._named]
+        if nameless:
+            raise UsageError(
+                f"named_parameters lacks {len(nameless)} of the optimizer's parameters ({', '.join(nameless[:8])}): "
+                "pass the named_parameters() of every model that it trains, or None"
+            )
+        return names
 
     def pairs(self) -> Iterable[tuple[str, Param]]:
         """Names and parameters."""

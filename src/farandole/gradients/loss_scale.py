@@ -11,16 +11,36 @@ from __future__ import annotations
 
 import itertools
 from array import array
-from typing import final
+from collections import deque
+from typing import Generic, TypeVar, final
 
 from farandole.collective import Array, Kind, ReduceOp, Reduction
 from farandole.errors import MismatchError
 from farandole.runtime.collectives.verbs import number_of
 from farandole.runtime.lanes.call import Call
-from farandole.runtime.session.init import current
+from farandole.runtime.session.init import current, takes_part
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
 
 _numbers = itertools.count()
+V = TypeVar("V")
+
+
+@final
+class Lagging(Generic[V]):
+    """Scales of gradients that an optimizer with a lag has not handed out yet."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[V] = deque()
+
+    def due(self, scale: V, lag: int) -> V:
+        """The scale of the gradients that are handed out now, where those of this step have ``scale``.
+
+        In the first steps of a lag gradients are zeros, which any scale fits.
+        """
+        if not lag:
+            return scale
+        self._waiting.append(scale)
+        return self._waiting.popleft() if len(self._waiting) > lag else scale
 
 
 @final
@@ -36,7 +56,7 @@ class LossScaleAgreement:
 
         ``scale``: what this rank's loss was multiplied by. Raises ``MismatchError`` if that differs between ranks.
         """
-        if not self._process_set.included():
+        if not takes_part(self._process_set, "a loss scale"):
             return overflow
         self._name = self._name or f"{Kind.ALLREDUCE.label}.grad_scaler.{next(_numbers)}"
         asked = array("d", [float(overflow), scale, -scale])

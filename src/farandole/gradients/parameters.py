@@ -17,6 +17,7 @@ from farandole.collective import Array, DType
 from farandole.engines.engine import Memory
 from farandole.gradients.agreement import Agreed
 from farandole.gradients.buckets import BucketLayout, Piece
+from farandole.gradients.handed_out import HandedOut
 from farandole.gradients.tensors import Gradients, Param, T, Tensors
 from farandole.gradients.terms import Terms
 
@@ -152,3 +153,32 @@ class Parameters(ABC, Generic[T]):
     @abstractmethod
     def zeros(self, present: Gradients[T]) -> list[T | None]:
         """Zeros like the gradients that are there, or else like the parameters."""
+
+
+class HoldingParameters(Parameters[T]):
+    """Parameters of a framework where they hold their gradients themselves, as ``Tensors.gradient`` tells."""
+
+    def __init__(self, tensors: Tensors[T], params: Sequence[Param], groups: Sequence[int], terms: Terms) -> None:
+        super().__init__(tensors, params, groups, terms)
+        self._left = HandedOut(tensors)
+
+    def present(self) -> list[T | None]:
+        """See ``Parameters``."""
+        return list(map(self.tensors.gradient, self.params))
+
+    def put(self, gradients: Gradients[T]) -> None:
+        """See ``Parameters``."""
+        for param, gradient in zip(self.params, gradients, strict=True):
+            self.tensors.set_gradient(param, gradient)
+
+    def without_stale(self, gradients: Gradients[T]) -> Gradients[T]:
+        """See ``Parameters``."""
+        return self._left.without_stale(self.params, gradients)
+
+    def note(self) -> None:
+        """See ``Parameters``."""
+        self._left.note(self.params)
+
+    def holds_any(self) -> bool:
+        """See ``Parameters``."""
+        return self._left.any_of(self.params)

@@ -33,7 +33,7 @@ from farandole.gradients.tensors import Param, T, Tensors
 from farandole.gradients.terms import Terms
 from farandole.runtime.collectives.divergence import StepDigests
 from farandole.runtime.collectives.planned import REFUSED, PlannedLane
-from farandole.runtime.session.init import current, end_step
+from farandole.runtime.session.init import current, end_step, takes_part
 
 
 class Shard(NamedTuple):
@@ -273,7 +273,9 @@ class ShardReducer(Reducer[T]):
     def _pair(self) -> None:
         """Find the others' reducers that belong to this one, and one order of the parameters. Collective, once."""
         session, process_set = current("shards()"), self._terms.process_set
-        if process_set.included() and len(process_set.ranks) > 1 and not self._identity.is_settled(session):
+        if not takes_part(process_set, "shards()") or len(process_set.ranks) == 1:
+            return
+        if not self._identity.is_settled(session):
             self._identity.settle(session, self.params(), lambda _: False)
 
     def _trained(self) -> list[Param]:

@@ -98,6 +98,10 @@ class Tensors(ABC, Generic[T]):
     def set_gradient(self, param: Param, gradient: T | None) -> None:
         """Let ``param`` hold this gradient, in frameworks where parameters do."""
 
+    def version(self, gradient: T) -> int:
+        """Number that is another one after the values were written, in frameworks that count that."""
+        return 0
+
     def is_trained(self, param: Param) -> bool:
         """False for a parameter that is frozen."""
         return True

@@ -68,3 +68,32 @@ def listed_groups(groups: Sequence[Sequence[Param]], kind: type) -> dict[int, in
     if len(found) < len(members):
         raise UsageError("a parameter may be in one group only, and once")
     return found
+
+
+def numbered_groups(
+    groups: int | Sequence[Sequence[Param]] | None, params: Sequence[Param], kind: type
+) -> tuple[dict[int, int], int]:
+    """``Terms.groups`` and ``Terms.even_groups`` of what a user gives: lists of a ``kind``, or how many to make.
+
+    ``params`` are those to make groups of. Raises ``UsageError`` for what cannot be.
+    """
+    if groups is None:
+        return {}, 0
+    if not isinstance(groups, int):
+        return listed_groups(groups, kind), 0
+    if groups < 0:
+        raise UsageError(f"groups={groups}: expected a number from 0, or lists of parameters")
+    return {id(param): 0 for param in params if groups}, groups
+
+
+def refuse_impossible_groups(num_groups: int, groups: Any) -> None:
+    """Raise ``UsageError`` for groups that cannot be, where all gradients travel together anyway."""
+    if num_groups < 0 or not (groups is None or isinstance(groups, int | list | tuple)):
+        raise UsageError(f"num_groups={num_groups}, groups={groups!r}: give a number, or a list of lists of variables")
+
+
+def checked_passes(passes: int) -> int:
+    """``backward_passes_per_step``, or ``UsageError``."""
+    if passes < 1:
+        raise UsageError(f"backward_passes_per_step={passes}: it starts from 1")
+    return passes

@@ -23,7 +23,7 @@ from farandole.errors import UnsupportedError, UsageError
 from farandole.graphs.calls import Spec
 from farandole.jax.programs import call, is_mapped, is_traced, named, numbered, place
 from farandole.runtime.collectives.verbs import number_of
-from farandole.runtime.session.init import current
+from farandole.runtime.session.init import takes_part
 from farandole.runtime.session.process_sets import ProcessSet
 
 _SUM = Reduction(ReduceOp.SUM)
@@ -178,8 +178,7 @@ def _shares(rows: int, members: int) -> list[int]:
 
 
 def _require_member(what: Collective) -> None:
-    current(f"{what.verb} in a program")
-    if not what.process_set.included():
+    if not takes_part(what.process_set, f"{what.verb} in a program"):
         raise UsageError(f"{what.verb}: this rank is not in {what.process_set}: call it only where it is included()")
     if what.verb == "broadcast" and what.root not in what.process_set.ranks:
         raise UsageError(

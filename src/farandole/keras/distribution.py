@@ -18,6 +18,7 @@ from farandole.graphs.gradients import GraphGradients
 from farandole.keras.backends import backend
 from farandole.keras.compression import CompressorLike
 from farandole.keras.variables import path_of
+from farandole.runtime.session.init import takes_part
 
 
 @final
@@ -80,7 +81,7 @@ class Distribution:
     def _shared(
         self, optimizer: Any, grads: list[Any], variables: Sequence[Any] | None, values: Sequence[Any] | None
     ) -> list[Any]:
-        if not self._asked.terms.process_set.included():
+        if not takes_part(self._asked.terms.process_set, "an optimizer's step"):
             return grads
         if variables is None:
             variables = optimizer._trainable_variables

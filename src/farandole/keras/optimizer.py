@@ -18,7 +18,7 @@ import keras
 
 from farandole.collective import ReduceOp
 from farandole.errors import UsageError
-from farandole.gradients.terms import Terms, gradient_reduction
+from farandole.gradients.terms import Terms, checked_passes, gradient_reduction, refuse_impossible_groups
 from farandole.keras.backends import backend
 from farandole.keras.compression import CompressorLike, NoneCompressor
 from farandole.keras.distribution import Distribution, KerasTerms
@@ -89,8 +89,7 @@ def DistributedOptimizer(  # noqa: N802 (it stands for a class)
         raise UsageError("DistributedOptimizer of a distributed optimizer: wrap it once")
     if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
         raise UsageError(f"DistributedOptimizer(op={ReduceOp(op).label}): it takes Average and Sum")
-    if num_groups < 0 or not (groups is None or isinstance(groups, int | list | tuple)):
-        raise UsageError(f"num_groups={num_groups}, groups={groups!r}: give a number, or a list of lists of variables")
+    refuse_impossible_groups(num_groups, groups)
     passes = _accumulating(optimizer, backward_passes_per_step, average_aggregated_gradients)
     if _scales_losses(optimizer):
         optimizer = cast("Optimizer", keras.optimizers.LossScaleOptimizer(optimizer))
@@ -132,9 +131,7 @@ def PartialDistributedOptimizer(  # noqa: N802
 
 def _accumulating(optimizer: keras.optimizers.Optimizer, passes: int, averages: bool) -> float:
     """Have Keras accumulate, which makes means; returns the factor that makes of these what was asked for."""
-    if passes < 1:
-        raise UsageError(f"backward_passes_per_step={passes}: it starts from 1")
-    if passes == 1:
+    if checked_passes(passes) == 1:
         return 1.0
     inner = getattr(optimizer, "inner_optimizer", optimizer)  # with scaled losses, that one accumulates
     if inner.gradient_accumulation_steps != passes and (inner.built or inner.gradient_accumulation_steps):

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from farandole.adapters.numpy import verbs
 from farandole.collective import Kind
 from farandole.errors import UnsupportedError
-from farandole.runtime.session.init import current
+from farandole.runtime.session.init import takes_part
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
 
 AnyArray: TypeAlias = npt.NDArray[Any]
@@ -69,7 +69,7 @@ def broadcast_variables(variables: Sequence[Any], root_rank: int, process_set: P
 
     >>> hvd.broadcast_variables([*model.variables, *optimizer.variables], root_rank=0)
     """
-    if current("broadcast").topology.size > 1 and variables and process_set.included():
+    if takes_part(process_set, "broadcast") and len(process_set.ranks) > 1:
         with verbs.telling(Kind.BROADCAST, "keras.variables", process_set):
             values = read(variables)
         verbs.broadcast(values, root_rank, "keras.variables", process_set, in_place=True).run()

@@ -9,6 +9,7 @@ import mxnet as mx
 from farandole.adapters.mxnet import NDArray, verbs
 from farandole.collective import ReduceOp, Reduction
 from farandole.errors import UsageError
+from farandole.runtime.session.init import takes_part
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
 
 _OWN = ("_optimizer", "_how", "_process_set")
@@ -93,7 +94,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc] # MXNe
 
     def _average(self, index: Any, grad: Any) -> None:
         """Reduce one gradient, or several at once where MXNet aggregates updates."""
-        if not self._process_set.included():
+        if not takes_part(self._process_set, "a reduction of gradients"):
             return
         named = zip(index, grad, strict=True) if isinstance(index, list | tuple) else [(index, grad)]
         pending = [

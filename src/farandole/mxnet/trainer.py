@@ -15,6 +15,7 @@ from farandole.errors import UnsupportedError, UsageError
 from farandole.mxnet.gradients import NDArrayGradients
 from farandole.mxnet.optimizer import DistributedOptimizer
 from farandole.runtime.collectives.compression import CompressorLike, NoneCompressor
+from farandole.runtime.session.init import takes_part
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
 
 
@@ -85,7 +86,7 @@ class DistributedTrainer(Trainer):  # type: ignore[misc] # MXNet has no types
 
     def _check_and_rescale_grad(self, scale: float) -> None:
         """Set the factor of gradients, which ``step`` and ``update`` take for 1 / batch size, for all ranks alike."""
-        if self._process_set.included() and len(self._process_set.ranks) > 1:
+        if takes_part(self._process_set, "DistributedTrainer") and len(self._process_set.ranks) > 1:
             name = f"trainer.{self._prefix}.batch"
             [total] = numpy_verbs.allreduce([1.0 / scale], name, Reduction(ReduceOp.SUM), self._process_set).run()
             scale = self._predivide / total

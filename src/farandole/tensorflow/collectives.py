@@ -122,7 +122,7 @@ class Collectives:
     def broadcast(self, tensors: Tensors, root: int, name: str | None, process_set: ProcessSet) -> list[AnyTensor]:
         """Copy from the root, which gets back the sum of all gradients; the others get zero."""
         if not tensors:
-            return []
+            return [] if in_graph() else verbs.broadcast([], root, name, process_set).run()
 
         def run(*given: AnyTensor) -> Any:
             label = _named(name)

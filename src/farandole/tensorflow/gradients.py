@@ -25,10 +25,10 @@ import tensorflow as tf
 
 from farandole.adapters.tensorflow import DTYPES, AnyTensor, is_variable, values_of
 from farandole.collective import ReduceOp
-from farandole.errors import UsageError
-from farandole.gradients.terms import Terms, gradient_reduction
+from farandole.gradients.terms import Terms, gradient_reduction, refuse_impossible_groups
 from farandole.graphs.gradients import GraphGradients
 from farandole.runtime.collectives.compression import CompressorLike
+from farandole.runtime.session.init import takes_part
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
 from farandole.tensorflow.compression import Compression
 from farandole.tensorflow.graph import as_written, call, in_graph, occurrence, refuse_xla
@@ -58,10 +58,7 @@ class Asked:
     def checked(self, num_groups: int = 0, groups: Any = None) -> Asked:
         """Return this; raises ``UsageError`` for what cannot be. Groups are: all gradients travel together anyway."""
         gradient_reduction(self.op, self.predivide)
-        if num_groups < 0 or not (groups is None or isinstance(groups, int | list | tuple)):
-            raise UsageError(
-                f"num_groups={num_groups}, groups={groups!r}: give a number, or a list of lists of variables"
-            )
+        refuse_impossible_groups(num_groups, groups)
         return self
 
 
@@ -71,7 +68,7 @@ def reduce(gradients: Sequence[Any], sources: Sequence[Any], asked: Asked) -> li
     ``None`` stays ``None`` in a graph, and eagerly where no rank has one. All dense ones are one call; slices of
     embeddings are gathered, each by itself, unless ``sparse_as_dense``.
     """
-    if not asked.process_set.included():
+    if not takes_part(asked.process_set, "a reduction of gradients"):
         return list(gradients)
     results = list(gradients)
     if asked.sparse_as_dense:

@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from farandole.errors import UnsupportedError
+from farandole.runtime.session.init import takes_part
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
 from farandole.tensorflow.gradients import ops
 from farandole.tensorflow.graph import as_written
@@ -51,7 +52,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         """
         members = self._process_set
         mean, variance = super()._moments(inputs, mask)
-        if not members.included() or len(members.ranks) == 1:
+        if not takes_part(members, self.name) or len(members.ranks) == 1:
             return mean, variance
         rows = (
             tf.cast(tf.size(inputs) // tf.shape(inputs)[self.axis], mean.dtype) if mask is None else _rows(inputs, mask)

@@ -12,14 +12,14 @@ from typing import Any, NoReturn
 import torch
 
 from farandole.adapters.torch import verbs
-from farandole.collective import ReduceOp, Reduction
+from farandole.adapters.torch_tensors import tensors
 from farandole.errors import UnsupportedError
+from farandole.gradients.adasum import combine_changes
 from farandole.gradients.comparison import ParameterComparison
 from farandole.gradients.identity import Names
 from farandole.gradients.terms import Terms
-from farandole.torch.compression import Compression
+from farandole.runtime.session.init import takes_part
 from farandole.torch.subclass import refuse_copies
-from farandole.torch.tensors import tensors
 
 
 class AdasumOptimizer(torch.optim.Optimizer):
@@ -37,24 +37,18 @@ class AdasumOptimizer(torch.optim.Optimizer):
         params = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
         if self._are_named:  # all ranks in one order
             params.sort(key=lambda param: self._parameter_names.get(param, ""))
-        if not params or not self._terms.process_set.included() or len(self._terms.process_set.ranks) == 1:
+        process_set = self._terms.process_set
+        if not params or not takes_part(process_set, "an optimizer's step") or len(process_set.ranks) == 1:
             return super().step(closure, **others)
         names = self._parameter_names
         self._comparison.compare(f"adasum.compare.{names[params[0]]}", lambda: [(names[p], p.detach()) for p in params])
         start = [p.detach().clone() for p in params]
-        compression = self._terms.compression or Compression.none
         loss = super().step(closure, **others)
         with torch.no_grad():
-            compressed = [compression.compress(p - s) for p, s in zip(params, start, strict=True)]
-            combined = verbs.allreduce(
-                [delta for delta, _ in compressed],
-                "adasum." + names[params[0]],
-                Reduction(ReduceOp.ADASUM),
-                self._terms.process_set,
-                in_place=True,
-            ).run()
-            for param, before, delta, (_, context) in zip(params, start, combined, compressed, strict=True):
-                param.copy_(before + compression.decompress(delta, context))
+            changes = [p - s for p, s in zip(params, start, strict=True)]
+            combined = combine_changes(verbs, changes, "adasum." + names[params[0]], self._terms)
+            for param, before, change in zip(params, start, combined, strict=True):
+                param.copy_(before + change)
         return loss
 
     __reduce_ex__ = refuse_copies

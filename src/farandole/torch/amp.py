@@ -9,13 +9,13 @@ scaler.update()
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from typing import Any, final
 
 import torch
 from torch.amp.grad_scaler import OptState
 
-from farandole.gradients.loss_scale import LossScaleAgreement
+from farandole.gradients.loss_scale import Lagging, LossScaleAgreement
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
 from farandole.torch.optimizer import ReducingOptimizer
 
@@ -39,8 +39,8 @@ class GradScaler(torch.amp.GradScaler):
     def __init__(self, *args: Any, process_set: ProcessSet = global_process_set, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._agreement = LossScaleAgreement(process_set)
-        self._on_their_way: dict[int, deque[torch.Tensor]] = defaultdict(deque)
-        """Inverse scales of the gradients that a lagging optimizer has not handed out, by its ``id``."""
+        self._lagging: dict[int, Lagging[torch.Tensor]] = defaultdict(Lagging)
+        """Inverse scales, by the ``id`` of an optimizer."""
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         """Divide the gradients by the loss scale. Collective: all ranks learn of an infinity or NaN on any of them."""
@@ -64,10 +64,7 @@ class GradScaler(torch.amp.GradScaler):
     ) -> dict[torch.device, torch.Tensor]:
         if isinstance(optimizer, ReducingOptimizer):
             optimizer.prepare()
-            if optimizer.gradient_lag:
-                inverses = self._on_their_way[id(optimizer)]
-                inverses.append(inv_scale)
-                inv_scale = inverses.popleft() if len(inverses) > optimizer.gradient_lag else inv_scale
+            inv_scale = self._lagging[id(optimizer)].due(inv_scale, optimizer.gradient_lag)
         found = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
         return self._agreed(found or {found_inf.device: found_inf})
 

@@ -12,8 +12,9 @@ from farandole.adapters.torch import adapter
 from farandole.errors import UnsupportedError
 from farandole.runtime.collectives.leaves import Leaves
 from farandole.runtime.collectives.objects import allgather_object, broadcast_object
+from farandole.runtime.collectives.tree_broadcast import broadcast_tree
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
-from farandole.torch.mpi_ops import broadcast_parameters
+from farandole.torch.mpi_ops import broadcast_parameters, ops
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
 
@@ -37,12 +38,6 @@ def broadcast_optimizer_state(
         raise UnsupportedError(
             "the state of torch.optim.LBFGS cannot be broadcast: broadcast the parameters and begin anew"
         )
-    is_root = process_set.included() and process_set.ranks[process_set.rank() or 0] == root_rank
-    mine, tensors = _leaves.take(optimizer.state_dict()) if is_root else (None, [])
-    theirs = broadcast_object(mine, root_rank, "optimizer_state", process_set)
-    state = None
-    if not is_root:
-        state, tensors = _leaves.put(theirs, ())
-    broadcast_parameters([(f"optimizer_state.{i}", t) for i, t in enumerate(tensors)], root_rank, process_set)
+    state = broadcast_tree(ops, _leaves, optimizer.state_dict, root_rank, "optimizer_state", process_set)
     if state is not None:
         optimizer.load_state_dict(state)

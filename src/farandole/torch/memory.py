@@ -22,6 +22,8 @@ from typing import Any, final
 import torch
 
 from farandole.adapters.torch import adapter
+from farandole.adapters.torch_targets import GradientSpec, Targets, dense, is_like, new_gradient
+from farandole.adapters.torch_tensors import tensors
 from farandole.collective import Array
 from farandole.engines.engine import Memory
 from farandole.gradients.agreement import Agreed
@@ -29,8 +31,6 @@ from farandole.gradients.buckets import Bucket
 from farandole.gradients.parameters import GradientBucket
 from farandole.gradients.tensors import Gradients
 from farandole.torch.compression import CompressorLike
-from farandole.torch.targets import GradientSpec, Targets
-from farandole.torch.tensors import tensors
 
 
 class TorchBucket(GradientBucket[torch.Tensor]):
@@ -223,28 +223,7 @@ class CompressedBucket(EngineBucket):
         return [self._compression.decompress(view, context) for view, context in pairs]
 
 
-def new_gradient(param: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """A gradient with this ``value``, laid out as autograd lays one out now.
-
-    A step rounds by the way in which the elements lie: ranks with other strides would come to other bits.
-    """
-    return torch.empty_like(param, dtype=value.dtype, requires_grad=False).copy_(value)
-
-
 def travelling(spec: GradientSpec, compression: CompressorLike | None) -> torch.Tensor:
     """A tensor of the shape and dtype in which such a gradient travels."""
     empty = spec.empty()
     return empty if compression is None else compression.compress(empty.zero_())[0]
-
-
-def dense(gradient: torch.Tensor) -> torch.Tensor:
-    """The same values with an element for each."""
-    return gradient.to_dense() if gradient.is_sparse else gradient
-
-
-def is_like(gradient: torch.Tensor | None, spec: GradientSpec) -> bool:
-    """True if the elements of ``gradient`` lie in memory as ``spec`` says."""
-    if gradient is None:
-        return False
-    is_same = gradient.dtype is spec.dtype and gradient.shape == spec.shape and gradient.stride() == spec.strides
-    return is_same and not gradient.is_conj() and not gradient.is_neg()

@@ -13,16 +13,18 @@ print(noise.advise(samples=90 * len(dataset), max_workers=8))
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol, final
 
 import torch
 
+from farandole.adapters.torch_tensors import gradients, squared_norm
 from farandole.errors import UnsupportedError, UsageError
 from farandole.gradients.noise import GradientNoise
-from farandole.torch.norms import gradients, preconditioned, squared_norm
 from farandole.torch.optimizer import ReducingOptimizer
 from farandole.torch.reducer import TorchReducer
+
+SECOND_MOMENT = "exp_avg_sq"
 
 
 class _Scaler(Protocol):
@@ -67,5 +69,22 @@ class NoiseScale(GradientNoise):
         optimizer = self._optimizer()
         scale = self._scaler.get_scale() if self._scaler is not None else 1.0
         with torch.no_grad():
-            adam = preconditioned(optimizer, params) if optimizer is not None else []
+            adam = _preconditioned(optimizer, params) if optimizer is not None else []
             return squared_norm(gradients(params)) / scale**2, squared_norm(adam) / scale**2
+
+
+def _preconditioned(optimizer: torch.optim.Optimizer, params: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Gradients divided by sqrt(v) + eps, with v as the optimizer's last step left it, its bias corrected.
+
+    Empty where that is not known: before the first step, or if the optimizer has no second moment.
+    """
+    groups = {id(param): group for group in optimizer.param_groups for param in group["params"]}
+    found: list[torch.Tensor] = []
+    for param in params:
+        state, group = optimizer.state.get(param, {}), groups[id(param)]
+        if param.grad is None or param.grad.is_sparse or SECOND_MOMENT not in state:
+            continue
+        correction = 1.0 - group["betas"][1] ** float(state["step"])
+        scale = (state[SECOND_MOMENT] / correction).sqrt_().add_(group["eps"])
+        found.append(param.grad / scale)
+    return found

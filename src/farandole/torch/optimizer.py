@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeAlias
@@ -20,7 +19,7 @@ from farandole.collective import ReduceOp
 from farandole.errors import UsageError
 from farandole.gradients.identity import Identity, Names
 from farandole.gradients.shard_reducer import Shard, require_plain
-from farandole.gradients.terms import Terms, gradient_reduction, listed_groups
+from farandole.gradients.terms import Terms, checked_passes, gradient_reduction, numbered_groups
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
 from farandole.torch.adasum import AdasumOptimizer
 from farandole.torch.compression import Compression, CompressorLike
@@ -109,8 +108,9 @@ class ReducingOptimizer(torch.optim.Optimizer):
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Reduce after every ``passes`` backward passes from now on."""
-        self.backward_passes_per_step = self._reducer.passes_per_step = _positive(passes)
+        self.backward_passes_per_step = self._reducer.passes_per_step = checked_passes(passes)
         self._reducer.restart()
+        self._reducer.watch_again()  # passes that are summed are weighed one by one
 
     def prepare(self) -> None:
         """Reduce what has not been reduced, as ``step`` does first; nothing inside ``skip_synchronize``."""
@@ -169,10 +169,15 @@ def DistributedOptimizer(  # noqa: N802 (it stands for a class)
     if isinstance(optimizer, ReducingOptimizer | AdasumOptimizer):
         raise UsageError("the optimizer is distributed already: wrap the original, once")
     how = gradient_reduction(op, gradient_predivide_factor)
-    passes = _positive(backward_passes_per_step)
-    names = _names(optimizer, named_parameters)
+    passes = checked_passes(backward_passes_per_step)
+    names = Names.checked((group["params"] for group in optimizer.param_groups), named_parameters)
+    if num_groups:
+        warnings.warn("num_groups is the older name of groups", DeprecationWarning, stacklevel=2)
+        groups = num_groups if groups is None else groups
+    trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    numbers = numbered_groups(groups, trained, torch.Tensor)
     travels = None if compression is Compression.none else compression
-    terms = Terms(how, travels, *_groups(optimizer, groups, num_groups), sparse_as_dense, process_set)
+    terms = Terms(how, travels, *numbers, sparse_as_dense, process_set)
     virtual = VirtualWorkers(virtual_workers) if isinstance(virtual_workers, int) else virtual_workers
     if virtual is not None:
         require_plain(terms, virtual.count, passes)
@@ -183,43 +188,3 @@ def DistributedOptimizer(  # noqa: N802 (it stands for a class)
     else:
         distributed._begin(names, terms, passes, virtual)
     return distributed
-
-
-def _positive(passes: int) -> int:
-    if passes < 1:
-        raise UsageError(f"backward_passes_per_step={passes}: it must be at least 1")
-    return passes
-
-
-def _names(optimizer: torch.optim.Optimizer, named_parameters: Named | None) -> Names:
-    """Names of the parameters; checks what the user gave."""
-    every = [(f"group{i}.{j}", p) for i, g in enumerate(optimizer.param_groups) for j, p in enumerate(g["params"])]
-    named: list[Any] = every if named_parameters is None else list(named_parameters)
-    if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in named):
-        raise UsageError("named_parameters holds (name, parameter) tuples: pass model.named_parameters()")
-    twice = [name for name, count in Counter(name for name, _ in named).items() if count > 1]
-    if twice:
-        raise UsageError(f"the names in named_parameters must differ; found more than once: {', '.join(sorted(twice))}")
-    names = {p: name for name, p in named}
-    nameless = [name for name, p in every if p not in names]
-    if nameless:
-        raise UsageError(
-            f"named_parameters lacks {len(nameless)} of the optimizer's parameters ({', '.join(nameless[:8])}): "
-            "pass the named_parameters() of every model that it trains, or None"
-        )
-    return Names(((name, p) for p, name in names.items()), are_given=named_parameters is not None)
-
-
-def _groups(optimizer: torch.optim.Optimizer, groups: Groups | None, num_groups: int) -> tuple[dict[int, int], int]:
-    """Number of the group of each grouped parameter, by its ``id``, and how many even ones to make of these."""
-    if num_groups:
-        warnings.warn("num_groups is the older name of groups", DeprecationWarning, stacklevel=3)
-        groups = num_groups if groups is None else groups
-    if groups is None:
-        return {}, 0
-    if isinstance(groups, int):
-        if groups < 0:
-            raise UsageError(f"groups={groups}: expected a number from 0, or lists of parameters")
-        trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-        return {id(p): 0 for p in trained if groups}, groups
-    return listed_groups(groups, torch.Tensor), 0

@@ -8,28 +8,26 @@ from typing import Any, final
 import torch
 
 from farandole.adapters.torch import DTYPES, TORCH_DTYPES, adapter, verbs
+from farandole.adapters.torch_targets import GradientSpec, Targets, code_of, dense, dtype_of, overlap
+from farandole.adapters.torch_tensors import tensors
 from farandole.collective import DType
 from farandole.engines.engine import Memory
-from farandole.gradients.agreement import ANY, code
 from farandole.gradients.buckets import BucketLayout, Piece
-from farandole.gradients.parameters import GradientBucket, Parameters
+from farandole.gradients.parameters import GradientBucket, HoldingParameters, Parameters
 from farandole.gradients.tensors import Gradients
 from farandole.gradients.terms import Terms
-from farandole.torch.memory import CompressedBucket, DirectBucket, LoneGradient, dense, travelling
+from farandole.torch.memory import CompressedBucket, DirectBucket, LoneGradient, travelling
 from farandole.torch.reductions import sparse_allreduce_async
-from farandole.torch.targets import GradientSpec, HandedOut, Targets, overlap
-from farandole.torch.tensors import tensors
 
 
 @final
-class TorchParameters(Parameters[torch.Tensor]):
+class TorchParameters(HoldingParameters[torch.Tensor]):
     """See ``Parameters``."""
 
     def __init__(self, params: Sequence[torch.Tensor], groups: Sequence[int], terms: Terms) -> None:
         super().__init__(tensors, params, groups, terms)
         self._specs = [GradientSpec.of(param) for param in self.params]
         self._targets = Targets(self._specs)
-        self._left = HandedOut()
         self.dtypes = [DTYPES.get(spec.dtype) for spec in self._specs]
 
     def described(self) -> list[object]:
@@ -44,27 +42,6 @@ class TorchParameters(Parameters[torch.Tensor]):
         return None
 
     # -- gradients as they are ----------------------------------------------------------------------------------------
-
-    def present(self) -> list[torch.Tensor | None]:
-        """See ``Parameters``."""
-        return [param.grad for param in self.params]
-
-    def put(self, gradients: Gradients[torch.Tensor]) -> None:
-        """See ``Parameters``."""
-        for param, grad in zip(self.params, gradients, strict=True):
-            param.grad = grad
-
-    def without_stale(self, gradients: Gradients[torch.Tensor]) -> Gradients[torch.Tensor]:
-        """See ``Parameters``."""
-        return self._left.without_stale(self.params, gradients)
-
-    def note(self) -> None:
-        """See ``Parameters``."""
-        self._left.note(self.params)
-
-    def holds_any(self) -> bool:
-        """See ``Parameters``."""
-        return self._left.any_of(self.params)
 
     def are_ordinary(self, gradients: Gradients[torch.Tensor]) -> bool:
         """See ``Parameters``."""
@@ -127,7 +104,7 @@ class TorchParameters(Parameters[torch.Tensor]):
             given = spec.empty().zero_() if gradient is None else gradient
             wait = verbs.allreduce([_weighed(given, weight)], name, terms.how, terms.process_set).begin().wait
         else:
-            given = _weighed(_as_sparse(spec, gradient, kind - 1), weight)
+            given = _weighed(spec.sparse(gradient, kind - 1), weight)
             reduced = sparse_allreduce_async(given, name, terms.how.op, terms.process_set)
 
             def wait() -> list[Any]:
@@ -160,27 +137,5 @@ class TorchParameters(Parameters[torch.Tensor]):
         return list(map(torch.zeros_like, likes))
 
 
-def dtype_of(param: torch.Tensor) -> torch.dtype | None:
-    """The dtype that a gradient of ``param`` must have; ``None`` for any."""
-    dtype: torch.dtype | None = getattr(param, "grad_dtype", param.dtype)  # PyTorch 2.10 lets it be another one
-    return dtype
-
-
-def code_of(param: torch.Tensor, gradient: torch.Tensor | None) -> int:
-    """The code of one gradient; where there is none, it says which dtype one must have."""
-    if gradient is None:
-        dtype = dtype_of(param)
-        return ANY if dtype is None else code(DTYPES.get(dtype), 0)
-    return code(DTYPES.get(gradient.dtype), 1 + gradient.sparse_dim() if gradient.is_sparse else 1)
-
-
 def _weighed(gradient: torch.Tensor, weight: float) -> torch.Tensor:
     return gradient if weight == 1.0 else gradient * weight
-
-
-def _as_sparse(spec: GradientSpec, grad: torch.Tensor | None, sparse_dims: int) -> torch.Tensor:
-    if grad is None:
-        indices = torch.empty(sparse_dims, 0, dtype=torch.int64)
-        values = torch.empty(0, *spec.shape[sparse_dims:], dtype=spec.dtype)
-        return torch.sparse_coo_tensor(indices, values, spec.shape, is_coalesced=True, check_invariants=False)
-    return grad if grad.is_sparse else grad.to_sparse(sparse_dims)

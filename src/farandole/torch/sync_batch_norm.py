@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from farandole.adapters.torch import verbs
 from farandole.collective import ReduceOp, Reduction
 from farandole.errors import UsageError
+from farandole.runtime.session.init import takes_part
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
 from farandole.torch.autograd import apply
 
@@ -48,7 +49,7 @@ class SyncBatchNorm(_BatchNorm):
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 (the name in PyTorch)
         """Normalise; the shape stays."""
         self._check_input_dim(input)
-        if not self.training or not self.process_set.included() or len(self.process_set.ranks) == 1:
+        if not self.training or not takes_part(self.process_set, "SyncBatchNorm") or len(self.process_set.ranks) == 1:
             return self._normalise_alone(input)
         output, mean, variance, count = apply(
             _Normalise, input, self.weight, self.bias, self.eps, self._label, self.process_set

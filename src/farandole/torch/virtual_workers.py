@@ -16,11 +16,11 @@ from typing import Any, NoReturn, final
 
 import torch
 
+from farandole.adapters.torch_tensors import tensors
 from farandole.errors import UsageError
 from farandole.gradients.identity import Identity
 from farandole.gradients.shard_reducer import ShardReducer
 from farandole.gradients.terms import Terms
-from farandole.torch.tensors import tensors
 
 STEP = "virtual_step"
 """The key in the optimizer's first parameter group that counts steps: it travels with checkpoints."""

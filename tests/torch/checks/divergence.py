@@ -12,10 +12,10 @@ import torch
 
 import farandole.torch as hvd
 from farandole import DivergenceError
+from farandole.adapters.torch_tensors import tensors
 from farandole.gradients.agreement import Agreed
 from farandole.gradients.snapshots import EVERY, FIRST_STEPS, StepSnapshots
 from farandole.torch.memory import DirectBucket
-from farandole.torch.tensors import tensors
 
 
 def network(size: int = 4) -> torch.nn.Linear:

@@ -298,7 +298,7 @@ def check_arguments() -> None:
         ({"named_parameters": list(model.parameters())}, "tuples"),
         ({"named_parameters": [*named, named[0]]}, "weight"),
         ({"named_parameters": named[:1]}, "lacks 1"),
-        ({"backward_passes_per_step": 0}, "at least 1"),
+        ({"backward_passes_per_step": 0}, "starts from 1"),
         ({"gradient_predivide_factor": 2.0, "op": hvd.Sum}, "op=Average"),
         ({"groups": -1}, "groups=-1"),
         ({"groups": [[1]]}, "lists of parameters"),

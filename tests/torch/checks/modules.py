@@ -52,6 +52,13 @@ def check_batch_norm_over_the_batches_of_all_ranks() -> None:
         torch.testing.assert_close(synced(mine), alone(mine))
 
 
+def check_batch_norm_of_a_set_that_is_not_registered_is_refused() -> None:
+    layer = hvd.SyncBatchNorm(4, process_set=hvd.ProcessSet([0]))
+    with pytest.raises(ValueError, match=r"SyncBatchNorm: .* is not registered in this job"):
+        layer(torch.ones(3, 4))
+    layer.eval()(torch.ones(3, 4))
+
+
 def check_batch_norm_in_half_precision_and_without_running_statistics() -> None:
     layer = hvd.SyncBatchNorm(4, track_running_stats=False)
     x = (torch.randn(8, 4) * 3).bfloat16()

@@ -73,6 +73,23 @@ def reduced_gradients_belong_to_the_script(b: BindingUnderTest) -> None:
         _same(b, found, _mean(b, step))
 
 
+def gradients_of_a_set_that_is_not_registered_are_refused(b: BindingUnderTest) -> None:
+    """Raised on every rank: to leave them as they are would let the ranks drift apart without a word."""
+    for process_set in (b.hvd.ProcessSet([0]), *_removed(b)):
+        with raises(ValueError, "is not registered in this job"):
+            b.distributed(_like(b), process_set=process_set)(_tensors(b, _gradients(b.rank, 0)))
+        with raises(ValueError, "is not registered in this job"):
+            b.hvd.allreduce(b.make(np.ones(2)), process_set=process_set)
+
+
+def _removed(b: BindingUnderTest) -> list[Any]:
+    if b.size == 1:
+        return []
+    added = b.hvd.add_process_set([0])
+    assert b.hvd.remove_process_set(added)
+    return [added]
+
+
 def gradients_that_are_not_finite(b: BindingUnderTest) -> None:
     """Infinities and NaN of one rank come to all, as every rank has to see that a step cannot be taken."""
     reduce = b.distributed(_like(b))

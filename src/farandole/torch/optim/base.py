@@ -12,10 +12,11 @@ from typing import Any, TypeAlias
 
 import torch
 
+from farandole.adapters.torch_tensors import HALF
 from farandole.errors import UnsupportedError
-from farandole.torch.optim.groups import Group, at_least, split
+from farandole.largebatch.settings import at_least
+from farandole.torch.optim.groups import Group, split
 
-HALF = (torch.float16, torch.bfloat16)
 Params: TypeAlias = Iterable[torch.Tensor] | Iterable[Group] | Iterable[tuple[str, torch.Tensor]]
 State: TypeAlias = dict[str, Any]
 
@@ -112,10 +113,3 @@ def buffers(states: Sequence[State], name: str, weights: Sequence[torch.Tensor])
         if name not in state:
             state[name] = torch.zeros_like(weight)
     return [state[name] for state in states]
-
-
-def norms(tensors: Sequence[torch.Tensor]) -> list[float]:
-    """Euclidean norms of ``tensors``, in float32 at least; waits for their device once."""
-    found = [torch.linalg.vector_norm(t, dtype=torch.float32 if t.dtype in HALF else None) for t in tensors]
-    lengths: list[float] = torch.stack([n.to(found[0].device, torch.float64) for n in found]).tolist()
-    return lengths

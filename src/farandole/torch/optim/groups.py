@@ -14,8 +14,6 @@ from typing import Any, TypeAlias
 
 import torch
 
-from farandole.errors import UsageError
-
 Group: TypeAlias = dict[str, Any]
 
 
@@ -40,15 +38,3 @@ def _tensor(param: Any) -> torch.Tensor:
     """Tensor of a parameter, or of a pair of name and parameter."""
     tensor: torch.Tensor = param[1] if isinstance(param, tuple) else param
     return tensor
-
-
-def at_least(name: str, value: float, least: float = 0.0) -> None:
-    """Refuse a setting below what is possible, and what is no number."""
-    if not float(value) >= least:
-        raise UsageError(f"{name}={value}: expected a number from {least:g}")
-
-
-def between(name: str, value: float) -> None:
-    """Refuse a share that is not in [0, 1)."""
-    if not 0.0 <= value < 1.0:
-        raise UsageError(f"{name}={value}: expected a number from 0, below 1")

@@ -1,4 +1,4 @@
-"""Targets of reduced gradients: the gradients they come from, if these lie apart, or fresh memory.
+"""Targets of reduced gradients of PyTorch: the gradients they come from, if these lie apart, or fresh memory.
 
     gradients = [param.grad for param in params]
     Targets(specs).of(gradients)                # per gradient: itself, or None
@@ -9,13 +9,14 @@ cut one buffer into pieces, or keep a gradient with its graph: written in place,
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Sequence
-from operator import attrgetter, is_
+from operator import attrgetter
 from typing import NamedTuple, final
 
 import torch
 
+from farandole.adapters.torch import DTYPES
+from farandole.gradients.agreement import ANY, code
 from farandole.gradients.tensors import Gradients
 
 _MOST_KNOWN = 16
@@ -40,6 +41,14 @@ class GradientSpec(NamedTuple):
     def empty(self) -> torch.Tensor:
         """Memory for one such gradient."""
         return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device)
+
+    def sparse(self, gradient: torch.Tensor | None, sparse_dims: int) -> torch.Tensor:
+        """``gradient`` as a sparse tensor; one without values if there is none."""
+        if gradient is None:
+            indices = torch.empty(sparse_dims, 0, dtype=torch.int64, device=self.device)
+            values = torch.empty(0, *self.shape[sparse_dims:], dtype=self.dtype, device=self.device)
+            return torch.sparse_coo_tensor(indices, values, self.shape, is_coalesced=True, check_invariants=False)
+        return gradient if gradient.is_sparse else gradient.to_sparse(sparse_dims)
 
 
 @final
@@ -80,53 +89,24 @@ class Targets:
         return gradients if self.are_ordinary(gradients) else _one_by_one(gradients)
 
 
+def dtype_of(param: torch.Tensor) -> torch.dtype | None:
+    """The dtype that a gradient of ``param`` must have; ``None`` for any."""
+    dtype: torch.dtype | None = getattr(param, "grad_dtype", param.dtype)  # PyTorch 2.10 lets it be another one
+    return dtype
+
+
+def code_of(param: torch.Tensor, gradient: torch.Tensor | None) -> int:
+    """The code of one gradient; where there is none, it says which dtype one must have."""
+    if gradient is None:
+        dtype = dtype_of(param)
+        return ANY if dtype is None else code(DTYPES.get(dtype), 0)
+    return code(DTYPES.get(gradient.dtype), 1 + gradient.sparse_dim() if gradient.is_sparse else 1)
+
+
 def overlap(gradients: Gradients[torch.Tensor]) -> bool:
     """True if some memory belongs to two of them, or to two elements of one."""
     there = [gradient for gradient in gradients if gradient is not None and not gradient.is_sparse]
     return not _lie_apart(sorted(map(_span, there))) or any(map(_folds, there))
-
-
-@final
-class HandedOut:
-    """The gradients that a run has left, which another run must not sum up again.
-
-    Known by weak references: strong ones would keep their memory, and an address alone may be that of the next
-    gradient, after ``zero_grad()`` has given the memory back.
-    """
-
-    def __init__(self) -> None:
-        self._known: list[tuple[weakref.ref[torch.Tensor], int] | None] = []
-
-    def note(self, params: Iterable[torch.Tensor]) -> None:
-        """A run has left the gradients of ``params``."""
-        self._known = [None if (g := p.grad) is None else (weakref.ref(g), _version(g)) for p in params]
-
-    def any_of(self, params: Sequence[torch.Tensor]) -> bool:
-        """True if one is there still, whatever was added to it."""
-        pairs = zip(params, self._known, strict=False)
-        return any(known is not None and p.grad is not None and p.grad is known[0]() for p, known in pairs)
-
-    def without_stale(
-        self, params: Sequence[torch.Tensor], gradients: Gradients[torch.Tensor]
-    ) -> Gradients[torch.Tensor]:
-        """The gradients but for those of parameters that are frozen now, where they are still what the run has left.
-
-        The same object if there is none.
-        """
-        if len(self._known) != len(params) or all(param.requires_grad for param in params):
-            return gradients
-        triples = zip(params, gradients, self._known, strict=True)
-        kept = [None if not p.requires_grad and _is_untouched(g, known) else g for p, g, known in triples]
-        return gradients if all(map(is_, kept, gradients)) else kept
-
-
-def _is_untouched(gradient: torch.Tensor | None, known: tuple[weakref.ref[torch.Tensor], int] | None) -> bool:
-    is_known = gradient is not None and known is not None and known[0]() is gradient
-    return is_known and known is not None and gradient is not None and known[1] == _version(gradient)
-
-
-def _version(gradient: torch.Tensor) -> int:
-    return -1 if gradient.is_inference() else gradient._version
 
 
 def _one_by_one(gradients: Gradients[torch.Tensor]) -> Gradients[torch.Tensor]:
@@ -170,3 +150,24 @@ def _lie_apart(spans: Iterable[tuple[int, int]]) -> bool:
             return False
         end = first + nbytes
     return True
+
+
+def new_gradient(param: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """A gradient with this ``value``, laid out as autograd lays one out now.
+
+    A step rounds by the way in which the elements lie: ranks with other strides would come to other bits.
+    """
+    return torch.empty_like(param, dtype=value.dtype, requires_grad=False).copy_(value)
+
+
+def dense(gradient: torch.Tensor) -> torch.Tensor:
+    """The same values with an element for each."""
+    return gradient.to_dense() if gradient.is_sparse else gradient
+
+
+def is_like(gradient: torch.Tensor | None, spec: GradientSpec) -> bool:
+    """True if the elements of ``gradient`` lie in memory as ``spec`` says."""
+    if gradient is None:
+        return False
+    is_same = gradient.dtype is spec.dtype and gradient.shape == spec.shape and gradient.stride() == spec.strides
+    return is_same and not gradient.is_conj() and not gradient.is_neg()

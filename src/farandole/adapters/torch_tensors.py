@@ -1,8 +1,11 @@
-"""PyTorch's tensors, as the reduction of gradients handles them."""
+"""Arithmetic of PyTorch's tensors, for the reduction of gradients, and norms of them.
+
+tensors.add([total], [gradient])
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, final
 
 import torch
@@ -10,6 +13,8 @@ import torch
 from farandole.adapters.torch import adapter
 from farandole.gradients.snapshots import SAMPLE_BYTES, processor_model, sample_ranges
 from farandole.gradients.tensors import Gradients, Tensors
+
+HALF = (torch.float16, torch.bfloat16)
 
 
 @final
@@ -74,6 +79,10 @@ class TorchTensors(Tensors[torch.Tensor]):
         """See ``Tensors``."""
         param.grad = gradient
 
+    def version(self, gradient: torch.Tensor) -> int:
+        """See ``Tensors``."""
+        return -1 if gradient.is_inference() else gradient._version
+
     def is_trained(self, param: torch.Tensor) -> bool:
         """See ``Tensors``."""
         return param.requires_grad
@@ -84,3 +93,31 @@ class TorchTensors(Tensors[torch.Tensor]):
 
 
 tensors = TorchTensors()
+
+
+def gradients(params: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Gradients of ``params`` that are there; of sparse ones their values."""
+    found = (param.grad for param in params)
+    return [g.coalesce().values() if g.is_sparse else g for g in found if g is not None]
+
+
+def squared_norm(tensors: Iterable[torch.Tensor]) -> float:
+    """The sum of the squares of all elements: in float32 for 16-bit tensors, over tensors in float64."""
+    alike: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    for tensor in tensors:
+        alike.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    total = 0.0
+    for (dtype, _), members in alike.items():
+        if dtype.itemsize == 2:
+            norms = [torch.linalg.vector_norm(member, dtype=torch.float32) for member in members]
+        else:
+            norms = list(torch._foreach_norm(members))
+        total += sum(norm * norm for norm in torch.stack(norms).tolist())  # a single copy from the device
+    return total
+
+
+def norms(tensors: Sequence[torch.Tensor]) -> list[float]:
+    """Euclidean norms of ``tensors``, in float32 at least; waits for their device once."""
+    found = [torch.linalg.vector_norm(t, dtype=torch.float32 if t.dtype in HALF else None) for t in tensors]
+    lengths: list[float] = torch.stack([n.to(found[0].device, torch.float64) for n in found]).tolist()
+    return lengths

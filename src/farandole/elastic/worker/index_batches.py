@@ -1,0 +1,44 @@
+"""Batches of indices of one rank, from where an epoch is: what loaders of frameworks take samples by.
+
+batches = IndexBatches(sampler, batch_size=32)
+for indices in batches: ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import final
+
+from farandole.elastic.worker.epoch_sampler import EpochSampler
+from farandole.elastic.worker.sampler import GlobalBatch
+from farandole.errors import UsageError
+
+
+@final
+class IndexBatches:
+    """The batches of this rank, of ``batch_size`` samples, or of its part of ``global_batch_size`` of all ranks.
+
+    ``whole``: every rank gets the global batches as they are, for virtual workers. Raises ``UsageError`` for sizes that
+    cannot be.
+    """
+
+    def __init__(self, sampler: EpochSampler, batch_size: int, global_batch_size: int = 0, whole: bool = False) -> None:
+        if min(batch_size, global_batch_size + 1) < 1:
+            raise UsageError(f"batch_size={batch_size}, global_batch_size={global_batch_size}: give one of them")
+        if whole and not global_batch_size:
+            raise UsageError("elastic.DataLoader(whole=True): with virtual workers a step has a global_batch_size")
+        self.sampler, self._whole = sampler, whole
+        self._sizes = (batch_size, global_batch_size)
+
+    def plan(self) -> list[GlobalBatch]:
+        """Global batches that are left of this epoch."""
+        return list(self.sampler.cursor.batches(*self._sizes))
+
+    def __iter__(self) -> Iterator[list[int]]:
+        cursor = self.sampler.cursor
+        for batch in self.plan():
+            rows = range(batch.start, batch.stop) if self._whole else batch.computed(cursor.rank, cursor.size)
+            yield [cursor.indices[row] for row in rows]
+
+    def __len__(self) -> int:
+        return len(self.plan())

@@ -1,0 +1,28 @@
+"""Changes of weights, combined over the ranks by Adasum, compressed on the way.
+
+    changes = [after - before for ...]
+    combined = combine_changes(verbs, changes, "adasum.weight", Terms())
+
+For optimizers where every rank steps on its own gradients, and what the steps have changed is combined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from farandole.collective import ReduceOp, Reduction
+from farandole.gradients.terms import Terms
+from farandole.runtime.collectives.compression import NoneCompressor
+from farandole.runtime.collectives.verbs import Verbs
+
+T = TypeVar("T")
+
+
+def combine_changes(verbs: Verbs[T], changes: Sequence[T], name: str, terms: Terms) -> list[T]:
+    """Combine ``changes``, which may be overwritten. Collective among the ranks of ``terms``."""
+    compression = terms.compression or NoneCompressor
+    compressed = [compression.compress(change) for change in changes]
+    how, process_set = Reduction(ReduceOp.ADASUM), terms.process_set
+    combined = verbs.allreduce([small for small, _ in compressed], name, how, process_set, in_place=True).run()
+    return [compression.decompress(each, context) for each, (_, context) in zip(combined, compressed, strict=True)]
