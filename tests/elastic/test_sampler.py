@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.elastic.worker.sampler import GlobalBatch, SampleCursor, fixed, per_rank, sequential, shuffled
+from farandole.elastic.worker.step_vote import StepVote
 from farandole.errors import MismatchError, UsageError
 
 LENGTHS = st.integers(1, 60)
@@ -153,10 +154,35 @@ def test_a_step_of_several_batches_weighs_them_together() -> None:
     cursor.hand_out(GlobalBatch(0, 4))
     cursor.hand_out(GlobalBatch(4, 7))
     assert cursor.weigh() == pytest.approx(3 * 2 / 7)
-    assert cursor.weigh() == 1.0
     assert cursor.samples() == 3
     cursor.advance(7)
     assert cursor.position == 7
+
+
+def test_a_pass_without_new_batches_is_over_those_of_the_last_one() -> None:
+    cursor = SampleCursor(10, sequential, rank=1, size=2)
+    assert cursor.weigh() == 1.0
+    cursor.hand_out(GlobalBatch(0, 3))
+    assert [cursor.weigh(), cursor.weigh()] == pytest.approx([2 / 3, 2 / 3])
+    cursor.advance(3)
+    assert cursor.weigh() == pytest.approx(2 / 3)  # of another optimizer, which votes, too
+    cursor.hand_out(GlobalBatch(3, 8))
+    assert cursor.weigh() == pytest.approx(4 / 5)
+    cursor.hand_out(GlobalBatch(8, 9), trains=False)
+    assert cursor.weigh() == pytest.approx(4 / 5)
+    cursor.rearrange(0, 2)
+    assert cursor.weigh() == 1.0
+
+
+def test_a_pass_is_over_the_samplers_that_have_handed_out_batches_since_the_last_one() -> None:
+    step_vote, (one, other) = StepVote(), (SampleCursor(10, sequential, rank=1, size=2) for _ in range(2))
+    step_vote.cursors = {"one": one, "other": other}
+    one.hand_out(GlobalBatch(0, 3))
+    assert step_vote.weigh() == pytest.approx(2 / 3)
+    assert step_vote.passing() == (1, 3)
+    other.hand_out(GlobalBatch(0, 5))
+    assert step_vote.weigh() == pytest.approx(4 / 5)
+    assert step_vote.passing() == (2, 5)
 
 
 def test_ranks_that_took_other_batches_are_refused() -> None:

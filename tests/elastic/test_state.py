@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import Any
 
@@ -9,12 +10,14 @@ import pytest
 
 from farandole import events
 from farandole.elastic.worker.run import ATTEMPTS, run
-from farandole.elastic.worker.sampler import GlobalBatch, SampleCursor
+from farandole.elastic.worker.sampler import GlobalBatch, SampleCursor, sequential
 from farandole.elastic.worker.state import ObjectState
 from farandole.elastic.worker.state_parts import StateHandler
 from farandole.elastic.worker.step_vote import StepVote, alone
 from farandole.errors import CollectiveError, EngineError, HostsUpdatedInterrupt, MismatchError, StartError, UsageError
+from farandole.runtime.collectives.planned import PlannedLane
 from farandole.runtime.session.init import current, init, shutdown
+from farandole.runtime.session.process_sets import global_process_set
 from farandole.testing.jobs import run_job
 from farandole.testing.rank import RankContext
 
@@ -92,8 +95,9 @@ def test_a_vote_moves_the_step_and_the_samples(job: None) -> None:
     cursor.hand_out(GlobalBatch(0, 5))
 
     def meet(point: str, said: str) -> list[str]:
-        assert (point, said) == ("vote 0", "0,0,3")
-        return [said, "0,1,2"]
+        step, _, place, samples = said.split(",")
+        assert (point, step, samples) == ("vote 0", "0", "3")
+        return [said, f"0,1,{place},2"]
 
     phases: list[str] = []
     cancel = events.subscribe(lambda event: phases.append(getattr(event, "phase", "")))
@@ -102,6 +106,29 @@ def test_a_vote_moves_the_step_and_the_samples(job: None) -> None:
     cancel()
     assert (step_vote.step, cursor.position, step_vote.change_due) == (1, 5, True)
     assert phases == ["vote", "voted", "applied"]
+
+
+def takes_unevenly(member: RankContext) -> list[Any]:
+    """Ranks with one batch, two and three, which is what one of them expects; and one rank in another epoch."""
+    init()
+    said: list[Any] = []
+    for batches, epoch in ((1 + member.rank, 0), (1, member.rank // 2)):
+        step_vote, lane = StepVote(), PlannedLane(current(), global_process_set, f"votes {len(said)}")
+        step_vote.cursors = {name: SampleCursor(12, sequential, rank=member.rank, size=3) for name in "ab"}
+        step_vote.cursors["a"].hand_out(GlobalBatch(0, 3))
+        step_vote.cursors["b"].set_epoch(epoch)
+        for i in range(batches):
+            step_vote.cursors["b"].hand_out(GlobalBatch(3 * i, 3 * i + 3))
+        with contextlib.suppress(MismatchError):
+            step_vote.cast(lane.meet)
+        said.append((step_vote.step, step_vote.is_applying, *(each.position for each in step_vote.cursors.values())))
+        lane.close()
+    shutdown()
+    return said
+
+
+def test_a_step_whose_samples_ranks_do_not_agree_on_counts_on_none() -> None:
+    assert run_job(takes_unevenly, 3) == [[(0, False, 0, 0)] * 2] * 3
 
 
 def agrees(member: RankContext) -> list[Any]:

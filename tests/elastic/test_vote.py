@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.elastic.membership.vote import NEW, Claim, Vote, VoteOutcome, agree, count
-from farandole.errors import CollectiveError, StartError
+from farandole.errors import CollectiveError, MismatchError, StartError
 
 CLAIMS = st.lists(
     st.builds(Claim, st.integers(NEW, 3), st.sampled_from("ab"), st.just(()), st.booleans()),
@@ -25,6 +25,13 @@ def test_a_vote_counts_the_samples_of_all_and_hears_the_one_who_has_heard() -> N
 def test_only_parts_of_one_step_are_a_vote(other: Vote) -> None:
     with pytest.raises(CollectiveError, match="rank 1 is at step"):
         count([Vote(4, (1,)), other])
+
+
+@pytest.mark.parametrize("odd", range(3))
+def test_a_step_of_other_samples_on_some_rank_counts_on_none(odd: int) -> None:
+    parts = [Vote(4, (rank + 1,), place="elsewhere" if rank == odd else "here") for rank in range(3)]
+    with pytest.raises(MismatchError, match="counts on none of them"):
+        count(parts)
 
 
 def test_the_highest_step_wins_and_its_oldest_rank_is_the_root() -> None:

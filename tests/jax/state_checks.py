@@ -12,7 +12,8 @@ import optax
 import pytest
 
 import farandole.jax as hvd
-from farandole.errors import UsageError
+from farandole.elastic.worker.state_sync import Inventory
+from farandole.errors import CheckpointError, UsageError
 from farandole.jax.checkpoints import Checkpoints
 from farandole.jax.elastic import JaxState
 from farandole.jax.schedule import learning_rate
@@ -35,8 +36,23 @@ def restore_goes_back_to_the_last_commit_also_from_memory_that_was_given_away() 
     assert isinstance(state.params["w"], jax.Array)
     assert str(jax.tree.structure(state.opt_state)) == str(jax.tree.structure(opt_state))
     state._parts["params"].load(state._parts["params"].tree())
+    other: Any = JaxState(params={**params, "w": jnp.ones(4)}, opt_state=opt_state, step=0)
     with pytest.raises(UsageError, match=r"shape \(4,\) where this worker has"):
-        state._parts["params"].load({**state._parts["params"].tree(), "w": np.ones(4, np.float32)})
+        state._parts["params"].load(other._parts["params"].tree())
+
+
+def an_accumulation_begins_anew_with_each_generation() -> None:
+    """Its sums are gradients of one rank, which the others would take for theirs."""
+    params = {"w": jnp.ones(2)}
+    optimizer = hvd.DistributedOptimizer(optax.adam(0.1), backward_passes_per_step=3)
+    state: Any = JaxState(params=params, opt_state=optimizer.init(params), step=0)
+    _, state.opt_state = optimizer.update(params, state.opt_state, params)
+    assert int(state.opt_state.passes) == 1
+    state.commit()
+    state.restore()
+    state.sync()
+    assert int(state.opt_state.passes) == 0
+    assert state.opt_state.summed["w"].tolist() == [0, 0]
 
 
 def checkpoints_give_arrays_of_jax_back() -> None:
@@ -50,6 +66,84 @@ def checkpoints_give_arrays_of_jax_back() -> None:
         assert type(one) is type(other)
         assert np.array_equal(one, other)
         assert not isinstance(one, jax.Array) or one.dtype == other.dtype
+
+
+def wide() -> dict[str, Any]:
+    """Arrays of NumPy whose elements JAX would cut to 32 bits, beside some of JAX."""
+    return {
+        "w": jnp.arange(3),
+        "seen": np.array([2**40 + 1, -(2**62)]),
+        "ids": [np.array(2**64 - 1, np.uint64), (np.array([0.1, 1e300]), np.array([1e300 + 1j]))],
+        "half": np.ones(2, jnp.bfloat16),
+        "scales": jnp.full(2, 0.5, jnp.bfloat16),
+    }
+
+
+def alike(found: Any, expected: Any) -> None:
+    """Equal, and of the same class and dtype."""
+    assert str(jax.tree.structure(found)) == str(jax.tree.structure(expected))
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert type(one) is type(other)
+        assert one.dtype == other.dtype
+        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+
+
+def checkpoints_give_arrays_of_numpy_back_with_all_their_bits() -> None:
+    with tempfile.TemporaryDirectory() as folder, Checkpoints(folder) as checkpoints:
+        checkpoints.save(1, wide())
+        found = checkpoints.restore()
+    assert found is not None
+    alike(found.state, wide())
+
+
+def a_checkpoint_of_64_bits_is_refused_where_jax_has_32() -> None:
+    with tempfile.TemporaryDirectory() as folder, Checkpoints(folder) as checkpoints:
+        jax.config.update("jax_enable_x64", True)
+        try:
+            checkpoints.save(1, {"w": jnp.array([2**40 + 1])})
+            found = checkpoints.restore()
+        finally:
+            jax.config.update("jax_enable_x64", False)
+        assert found is not None
+        assert found.state["w"].tolist() == [2**40 + 1]
+        with pytest.raises(CheckpointError, match=r"int64.*jax_enable_x64"):
+            checkpoints.restore()
+
+
+def states_give_arrays_of_numpy_back_with_all_their_bits() -> None:
+    state: Any = JaxState(tree=wide(), step=0)
+    state.tree = {"w": wide()["w"]}  # another structure, where nothing tells what the leaves were
+    state.restore()
+    alike(state.tree, wide())
+    state.tree = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), wide())
+    state.restore()
+    alike(state.tree, wide())
+    state.tree = jax.tree.map(np.asarray, wide())
+    state.restore()
+    alike(state.tree, wide())
+
+
+def a_state_that_comes_from_others_has_all_bits() -> None:
+    state: Any = JaxState(tree=wide(), step=0)
+    newcomer: Any = JaxState(tree={"w": jnp.zeros(3)}, step=0)
+    taken = Inventory(state._parts, state._leaves)
+    received = Inventory(newcomer._parts, newcomer._leaves)
+    received.adopt(taken.skeletons, ())
+    for target, source in zip(received.common(), taken.common(), strict=True):
+        target[...] = source
+    received.load(received=True)
+    alike(newcomer._parts["tree"].value, wide())
+
+
+def a_state_goes_into_a_checkpoint_and_comes_back() -> None:
+    with tempfile.TemporaryDirectory() as folder, Checkpoints(folder) as checkpoints:
+        checkpoints.save(1, JaxState(tree=wide(), step=3).state_dict())
+        found = checkpoints.restore()
+    assert found is not None
+    state: Any = JaxState(tree={"w": jnp.zeros(3)}, step=0)
+    state.load_state_dict(found.state)
+    assert state.step == 3
+    alike(state._parts["tree"].value, wide())
 
 
 def a_schedule_is_a_function_of_steps() -> None:
@@ -68,7 +162,13 @@ def a_schedule_is_a_function_of_steps() -> None:
 if __name__ == "__main__":
     hvd.init()
     restore_goes_back_to_the_last_commit_also_from_memory_that_was_given_away()
+    an_accumulation_begins_anew_with_each_generation()
     checkpoints_give_arrays_of_jax_back()
+    checkpoints_give_arrays_of_numpy_back_with_all_their_bits()
+    a_checkpoint_of_64_bits_is_refused_where_jax_has_32()
+    states_give_arrays_of_numpy_back_with_all_their_bits()
+    a_state_that_comes_from_others_has_all_bits()
+    a_state_goes_into_a_checkpoint_and_comes_back()
     a_schedule_is_a_function_of_steps()
     print("passed", flush=True)
     hvd.shutdown()

@@ -62,6 +62,23 @@ def an_optimizer_steps_with_the_gradients_of_three_passes() -> None:
         assert all(np.array_equal(found, other) for other in hvd.allgather_object(found))
 
 
+def an_accumulation_begins_anew_after_shutdown_and_init() -> None:
+    with tf.Graph().as_default():
+        given = tf.placeholder(tf.float32, ())
+        weight = tf.get_variable("weight", initializer=0.0)
+        optimizer = hvd.DistributedOptimizer(tf.train.GradientDescentOptimizer(1.0), backward_passes_per_step=2)
+        train = optimizer.minimize(weight * given)
+        with tf.Session() as session:
+            session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+            session.run(train, {given: 100.0})
+            hvd.shutdown()
+            hvd.init()
+            session.run(train, {given: 2.0})
+            assert session.run(weight) == 0.0
+            session.run(train, {given: 3.0})
+            assert session.run(weight) == -5.0
+
+
 def collectives_of_a_session() -> None:
     """Several at once, of which a run needs some, and the same ones again."""
     with tf.Graph().as_default(), tf.Session() as session:
@@ -79,6 +96,7 @@ def collectives_of_a_session() -> None:
 CASES = [
     a_hook_broadcasts_beside_what_has_to_be_fed,
     an_optimizer_steps_with_the_gradients_of_three_passes,
+    an_accumulation_begins_anew_after_shutdown_and_init,
     collectives_of_a_session,
 ]
 

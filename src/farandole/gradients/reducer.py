@@ -22,6 +22,8 @@ class Reducer(ABC, Generic[T]):
         self._terms, self._tensors = terms, tensors
         self.step_vote: StepVote | None = None
         """The vote on every step, in elastic jobs."""
+        self.samples: int | None = None
+        """Samples of the last step, all ranks together; ``None`` where no sampler of an elastic state counts them."""
         self._snapshots = StepSnapshots(tensors)
         self._snapshot: StepDigests | None = None
         """Snapshot of the last step, if no meeting has compared it yet."""

@@ -32,7 +32,7 @@ import time
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from operator import is_
 from typing import Any, final
 
@@ -53,7 +53,8 @@ from farandole.gradients.terms import Terms
 from farandole.runtime.collectives.divergence import StepDigests
 from farandole.runtime.collectives.planned import PlannedLane
 from farandole.runtime.lanes.weak_objects import WeakObjects
-from farandole.runtime.session.init import Session, current, end_step
+from farandole.runtime.session.init import Session, current, end_step, forget_in_sessions
+from farandole.runtime.session.process_sets import require_registered
 from farandole.runtime.session.training import training
 
 _numbers = itertools.count()
@@ -63,6 +64,15 @@ _living: WeakObjects[GradientReducer[Any]] = WeakObjects()
 def living_reducers() -> list[GradientReducer[Any]]:
     """Reducers whose optimizers still exist, oldest first."""
     return sorted(_living.living(), key=lambda reducer: reducer.number)
+
+
+@cache
+def _forget_accumulations_in_sessions() -> None:
+    def forget() -> None:
+        for reducer in living_reducers():
+            reducer.begin_session()
+
+    forget_in_sessions(forget)
 
 
 def _is_living(label: str) -> bool:
@@ -95,11 +105,13 @@ class GradientReducer(Reducer[T]):
         self._exchange: GradientExchange[T] | LaggedExchange[T] | None = None
         self._passes = self._steps = self._runs = 0
         self._reduced = False
+        self._seen, self._last_pass = 0, -1
         self._overlapped: OverlappedPass[T] | None = None
         self._observer: Observer | None = None
         self._reads: Observer | None = None  # in this pass
         self._kept = KeptGradients(tensors)
         _living.add(self)
+        _forget_accumulations_in_sessions()
         self._siblings = Siblings(self, living_reducers)  # after that: it counts a change, and others then look
         # Not at exit: shutdown() ends the lanes then, and ``release`` waits without a limit for ranks that may be gone.
         weakref.finalize(self, self._held.release).atexit = False
@@ -129,11 +141,19 @@ class GradientReducer(Reducer[T]):
         self._steps = self._runs = 0
         self._overlapped = None
         self._forget_snapshots()
+        self._drop_gradients()  # a fault may have left some reduced and others not
+        if self.step_vote is not None or self._is_needed(current("the next generation")):
+            self._watch()  # also alone, to count the samples of passes
+
+    def begin_session(self) -> None:
+        """A session begins: an accumulation that had begun in another one is none of these ranks'."""
+        if self._passes:
+            self._drop_gradients()
+
+    def _drop_gradients(self) -> None:
         self.restart()
         for param in self.params():
-            self._tensors.set_gradient(param, None)  # a fault may have left some reduced and others not
-        if self._is_needed(current("the next generation")):
-            self._watch()
+            self._tensors.set_gradient(param, None)
 
     def stepped(self) -> None:
         """The reduced gradients have been applied."""
@@ -142,6 +162,7 @@ class GradientReducer(Reducer[T]):
         self._steps += 1
         self._passes = self._runs = 0
         self._reduced = False
+        self.samples, self._seen, self._last_pass = self._seen or None, 0, -1
         end_step(self._terms.process_set, None if self.step_vote is None else self.step_vote.step)
         if isinstance(self._exchange, GradientExchange):  # what lags meets on threads, at other steps of each rank
             self._exchange.lane.stop_if_interrupted()
@@ -152,8 +173,8 @@ class GradientReducer(Reducer[T]):
 
     def restart(self) -> None:
         """Forget how far an accumulation has come, and what is on its way."""
-        self._passes = 0
-        self._reduced = False
+        self._passes = self._seen = 0
+        self._reduced, self._last_pass = False, -1
         if isinstance(self._exchange, LaggedExchange):
             self._exchange.forget()
 
@@ -215,6 +236,7 @@ class GradientReducer(Reducer[T]):
     def begin_pass(self) -> None:
         """A backward pass begins, whose first gradient is about to be complete."""
         self._overlapped = self._reads = None
+        self._count()
         is_shared = bool(self._siblings.find())
         if self._observer is not None and not self._reduced:
             alone = not self._is_needed(current("backward()"))
@@ -256,6 +278,7 @@ class GradientReducer(Reducer[T]):
         if self.step_vote is not None:
             self.step_vote.reach("reduce")
         session = current("the reduction of gradients")
+        require_registered(self._terms.process_set, "the reduction of gradients")
         sums = None
         if self._is_needed(session):
             exchange = self._bind(session)
@@ -339,6 +362,13 @@ class GradientReducer(Reducer[T]):
         if self.step_vote is None or self._terms.how.op is not ReduceOp.AVERAGE:
             return 1.0
         return self.step_vote.weigh()
+
+    def _count(self) -> None:
+        """Count the samples of a pass that begins; the same ones once in a step, however many passes are over them."""
+        if self.step_vote is not None:
+            number, samples = self.step_vote.passing()
+            self._seen += samples if number != self._last_pass else 0
+            self._last_pass = number
 
     def _where(self) -> str:
         return f"step {self._steps}.{self._runs}"

@@ -33,6 +33,7 @@ from farandole.elastic.worker.state import ObjectState, State
 from farandole.elastic.worker.state_parts import HandlerRegistry, RandomPart, StateHandler, StatePart, random_parts
 from farandole.errors import HorovodInternalError, HostsUpdatedInterrupt, UsageError
 from farandole.graphs.library import original
+from farandole.jax.optimizer import DistributedState
 from farandole.largebatch.report import report
 from farandole.numpy.elastic import ArrayGeneratorPart, ArraysPart
 from farandole.runtime.collectives.leaves import Leaves
@@ -105,15 +106,17 @@ class TreePart(StatePart):
     def tree(self) -> Any:
         """See ``StatePart``; copies in host memory, as a program may reuse the memory of what it was given.
 
-        Raises what the computation of an array has ended with.
+        Beside them is which leaves are arrays of JAX: those of NumPy stay such, as JAX may cut them to 32 bits. Raises
+        what the computation of an array has ended with.
         """
         with translated():
-            return jax.tree.map(_kept, self.value)
+            kept = jax.tree.map(_kept, self.value)
+        return {"tree": kept, "of_jax": [isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(self.value)]}
 
     def load(self, tree: Any) -> None:
         """See ``StatePart``; raises ``UsageError`` for another structure, or arrays of other shapes or dtypes."""
         old, structure = jax.tree.flatten(self.value)
-        new, theirs = jax.tree.flatten(tree)
+        new, theirs = jax.tree.flatten(tree["tree"])
         is_alike = bool(structure == theirs)  # type: ignore[operator]
         if is_alike and any(map(_differ, old, new)):
             raise UsageError(
@@ -129,11 +132,17 @@ class TreePart(StatePart):
 
     def _put(self, tree: Any) -> None:
         old, structure = jax.tree.flatten(self.value)
-        new, theirs = jax.tree.flatten(copy.deepcopy(tree))
+        new, theirs = jax.tree.flatten(copy.deepcopy(tree["tree"]))
         if str(structure) != str(theirs):
             old = [None] * len(new)
-        pairs = zip(old, new, strict=True)
-        self.value = jax.tree.unflatten(theirs, [_made(before, now) for before, now in pairs])
+        made = [
+            _made(before, now) if of_jax else now for before, now, of_jax in zip(old, new, tree["of_jax"], strict=True)
+        ]
+        self.value = jax.tree.unflatten(theirs, made)
+
+    def begin_anew(self, name: str) -> None:
+        """See ``StatePart``: sums of an accumulation are gradients of a rank that there may no longer be."""
+        self.value = jax.tree.map(_begun_anew, self.value, is_leaf=_is_distributed)
 
     def save(self) -> None:
         """See ``StateHandler``."""
@@ -142,6 +151,14 @@ class TreePart(StatePart):
     def set_value(self, value: Any) -> None:
         """See ``StateHandler``; every step does so, and what is remembered stays that of the last commit."""
         self.value = value
+
+
+def _is_distributed(node: Any) -> bool:
+    return isinstance(node, DistributedState) and node.passes is not None
+
+
+def _begun_anew(node: Any) -> Any:
+    return node.begun_anew() if _is_distributed(node) else node
 
 
 def _kept(leaf: Any) -> Any:
@@ -155,9 +172,7 @@ def _kept(leaf: Any) -> Any:
 
 
 def _made(before: Any, now: Any) -> Any:
-    """A leaf as it was kept, as an array of JAX where it was one, or there was nothing."""
-    if not isinstance(now, np.ndarray) or isinstance(before, np.ndarray):
-        return now
+    """The array of JAX that was kept, where the one ``before`` it is."""
     made = new_array(now, before, copy=True)
     is_spread = isinstance(before, jax.Array) and len(before.sharding.device_set) > 1
     return jax.device_put(made, before.sharding) if is_spread else made

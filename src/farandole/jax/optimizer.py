@@ -37,6 +37,12 @@ class DistributedState(NamedTuple):
     passes: Any = None
     summed: Any = None
 
+    def begun_anew(self) -> DistributedState:
+        """The same before the first pass of an accumulation, as sums are gradients of one rank."""
+        if self.passes is None:
+            return self
+        return self._replace(passes=jnp.zeros_like(self.passes), summed=jax.tree.map(jnp.zeros_like, self.summed))
+
 
 def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     optimizer: Any,

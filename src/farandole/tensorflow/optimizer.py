@@ -14,32 +14,44 @@ from typing import Any, final
 import tensorflow as tf
 
 from farandole.collective import ReduceOp
-from farandole.errors import UnsupportedError, UsageError
+from farandole.errors import UnsupportedError
+from farandole.gradients.terms import checked_passes
 from farandole.runtime.collectives.compression import CompressorLike
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
 from farandole.tensorflow.compression import Compression
 from farandole.tensorflow.gradients import Asked, reduce_but, variable_id
 from farandole.tensorflow.graph import as_written
+from farandole.tensorflow.topology import session_op
 
 
 @final
 class LocalSums:
-    """Sums of the gradients of ``passes`` passes, in variables of this rank, until the last of them."""
+    """Sums of the gradients of ``passes`` passes, in variables of this rank, until the last of them.
+
+    They begin anew in each session: others would have made another number of passes, or the ranks be others.
+    """
 
     def __init__(self, passes: int, average: bool) -> None:
         self._passes, self._average = passes, average
         self._sums: list[Any] = []
         self._count: Any = None
+        self._session: Any = None
 
     def add(self, gradients: Sequence[Any]) -> list[Any]:
         """Add those of one pass; returns the sums, or means, so far."""
         dense = [None if g is None else tf.convert_to_tensor(g) for g in gradients]
         if self._count is None:
             with tf.init_scope():
-                self._count = _variable([], tf.int64)
+                self._count, self._session = _variable([], tf.int64), _variable([], tf.int32)
                 self._sums = [None if g is None else _variable(g.shape, g.dtype) for g in dense]
-        added = [tf.group(self._count.assign_add(1))]
-        added += [tf.group(s.assign_add(g)) for s, g in zip(self._sums, dense, strict=True) if s is not None]
+        session = session_op()
+        goes_on = tf.equal(self._session.read_value(), session)
+        count = tf.where(goes_on, self._count.read_value(), 0) + 1
+        pairs = [(s, g) for s, g in zip(self._sums, dense, strict=True) if s is not None]
+        sums = [tf.where(goes_on, s.read_value(), tf.zeros_like(g)) + g for s, g in pairs]
+        with tf.control_dependencies([goes_on, count, *sums]):
+            added = [tf.group(self._session.assign(session)), tf.group(self._count.assign(count))]
+            added += [tf.group(s.assign(total)) for (s, _), total in zip(pairs, sums, strict=True)]
         with tf.control_dependencies(added):
             factor = 1.0 / self._passes if self._average else 1.0
             return [None if s is None else s.read_value() * tf.cast(factor, s.dtype) for s in self._sums]
@@ -176,8 +188,7 @@ def DistributedOptimizer(  # noqa: N802 (it stands for a class)
 
 
 def _check(asked: Asked, passes: int) -> None:
-    if passes < 1:
-        raise UsageError(f"backward_passes_per_step={passes}: it starts from 1")
+    checked_passes(passes)
     if asked.op == ReduceOp.ADASUM:
         raise UnsupportedError(
             "DistributedOptimizer(op=Adasum) of TensorFlow: hand gradients to it by DistributedGradientTape(op=Adasum)"

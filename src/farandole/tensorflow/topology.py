@@ -15,7 +15,7 @@ from farandole.errors import UsageError
 from farandole.graphs.calls import provide
 from farandole.graphs.library import AnyCall
 from farandole.runtime.collectives import basics
-from farandole.runtime.session.init import current
+from farandole.runtime.session.init import current, session_number
 from farandole.runtime.session.process_sets import ProcessSet
 from farandole.tensorflow.graph import as_written, call, in_graph
 
@@ -33,6 +33,8 @@ def _telling(name: str, value: Callable[[], int]) -> Callable[[], AnyTensor]:
 
 
 _rank, _size = _telling("rank", basics.rank), _telling("size", basics.size)
+session_op = _telling("session", session_number)
+"""The number of the session, as the graph finds it when it runs: another one after a change of the workers."""
 _local_rank, _local_size = _telling("local_rank", basics.local_rank), _telling("local_size", basics.local_size)
 
 

@@ -24,6 +24,8 @@ from typing import Any, Protocol, TypeAlias, final
 import torch
 
 Arrived: TypeAlias = Callable[[torch.Tensor], object]
+Arriving: TypeAlias = Callable[[torch.Tensor], torch.Tensor | None]
+"""From what a pass is about to add to a gradient to what it adds instead; ``None`` to leave it as it is."""
 
 
 class _Removable(Protocol):
@@ -39,6 +41,7 @@ class ArrivalHooks:
 
     def __init__(self) -> None:
         self._hooks: dict[int, tuple[torch.Tensor, _Removable]] = {}  # by id: hashing a tensor is slow
+        self._early: dict[int, tuple[torch.Tensor, _Removable]] = {}
         self._trained: set[int] = set()
 
     def __len__(self) -> int:
@@ -48,34 +51,43 @@ class ArrivalHooks:
         """True if ``param`` was not frozen in one of the calls of ``add``."""
         return id(param) in self._trained
 
-    def add(self, params: Iterable[torch.Tensor], arrived: Arrived) -> None:
-        """Call ``arrived``, which must keep nobody alive, for those of ``params`` that have no hook yet."""
+    def add(self, params: Iterable[torch.Tensor], arrived: Arrived, arriving: Arriving | None = None) -> None:
+        """Call ``arrived``, and ``arriving`` before it; they must keep nobody alive. Once for each of ``params``."""
         for param in params:
             if param.requires_grad:
                 self._trained.add(id(param))
-            if id(param) not in self._hooks and (hook := _hook(param, arrived)) is not None:
+            if id(param) not in self._hooks and (hook := _hook(param, _after(param, arrived))) is not None:
                 self._hooks[id(param)] = param, hook
+            if arriving is not None and id(param) not in self._early:
+                early = _hook(param, _before(param, arriving))
+                if early is not None:
+                    self._early[id(param)] = param, early
 
     def remove(self) -> None:
         """Take all of them away."""
-        for _, hook in self._hooks.values():
+        for _, hook in [*self._hooks.values(), *self._early.values()]:
             hook.remove()
-        self._hooks, self._trained = {}, set()
+        self._hooks, self._early, self._trained = {}, {}, set()
 
 
-def _hook(param: torch.Tensor, arrived: Arrived) -> _Removable | None:
-    hook: _Removable
+def _after(param: torch.Tensor, arrived: Arrived) -> Callable[[], _Removable]:
+    return lambda: param.register_post_accumulate_grad_hook(arrived)
+
+
+def _before(param: torch.Tensor, arriving: Arriving) -> Callable[[], _Removable]:
+    return lambda: param.register_hook(arriving)
+
+
+def _hook(param: torch.Tensor, register: Callable[[], _Removable]) -> _Removable | None:
     if param.requires_grad:
-        hook = param.register_post_accumulate_grad_hook(arrived)
-        return hook
+        return register()
     if param.is_inference() or not (param.is_floating_point() or param.is_complex()):
         return None  # has no gradient as it is
     param.requires_grad_(True)  # PyTorch hooks no other; the hook outlives the change
     try:
-        hook = param.register_post_accumulate_grad_hook(arrived)
+        return register()
     finally:
         param.requires_grad_(False)
-    return hook
 
 
 def no_pass() -> None:

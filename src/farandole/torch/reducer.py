@@ -20,15 +20,15 @@ from typing import Any, TypeAlias, final
 import torch
 
 from farandole.adapters.torch import verbs
-from farandole.collective import Reduction
+from farandole.adapters.torch_tensors import tensors
+from farandole.collective import ReduceOp, Reduction
 from farandole.errors import UsageError
 from farandole.gradients.identity import Identity
 from farandole.gradients.step_reducer import GradientReducer
 from farandole.gradients.terms import Terms
 from farandole.runtime.session.init import current
 from farandole.torch.parameters import TorchParameters
-from farandole.torch.passes import ArrivalHooks, Arrived, PassEnd, no_pass
-from farandole.torch.tensors import tensors
+from farandole.torch.passes import ArrivalHooks, Arrived, Arriving, PassEnd, no_pass
 
 Closure: TypeAlias = Callable[[], Any]
 
@@ -48,6 +48,8 @@ class TorchReducer(GradientReducer[torch.Tensor]):
         self._ongoing: Callable[[], PassEnd | None] = no_pass
         # Bound methods would be strong: one kept here a cycle, one kept by a parameter an optimizer that never goes.
         self._hook, self._end = _hook_of(weakref.ref(self)), weakref.WeakMethod(self.pass_ended)
+        self._early_hook = _early_hook_of(weakref.ref(self))
+        self._first_weight = self._share = 1.0
         super().__init__(tensors, params, identity, terms, passes_per_step, self._hooks.remove)
 
     def rejoin(self, label: str) -> None:
@@ -96,11 +98,36 @@ class TorchReducer(GradientReducer[torch.Tensor]):
         """
         hooks = self._hooks
         params = list(self.params())
-        hooks.add(params, self._hook)
+        hooks.add(params, self._hook, self._early_hook if self._weighs_passes else None)
         return [p for p in params if p.requires_grad or hooks.has_seen_trained(p) or p.grad is not None]
 
     def _bound(self, params: Sequence[torch.Tensor], groups: Sequence[int]) -> TorchParameters:
         return TorchParameters(params, groups, self._terms)
+
+    # -- the weights of the passes of an accumulation -----------------------------------------------------------------
+    #
+    # Ranks may have other shares of the samples in each pass. What the first adds is weighed when the sum is reduced,
+    # and so are those like it; what another pass adds is multiplied, before it is added, by how much more it weighs.
+
+    @property
+    def _weighs_passes(self) -> bool:
+        is_weighed = self.step_vote is not None and self._terms.how.op is ReduceOp.AVERAGE
+        return is_weighed and self.passes_per_step > 1
+
+    def _weigh(self) -> float:
+        """See ``GradientReducer``."""
+        return self._first_weight if self._weighs_passes else super()._weigh()
+
+    def _arriving(self, grad: torch.Tensor) -> torch.Tensor | None:
+        """The part of a gradient that a pass is about to add, weighed as the other passes are."""
+        if not self._weighs_passes:
+            return None
+        if self._ongoing() is None:  # the pass begins when the first is added
+            weight = super()._weigh()
+            if not self._passes:
+                self._first_weight = weight or 1.0
+            self._share = weight / self._first_weight
+        return None if self._share == 1.0 else grad * self._share
 
     # -- during a backward pass ---------------------------------------------------------------------------------------
 
@@ -148,3 +175,13 @@ def _hook_of(reference: weakref.ref[TorchReducer]) -> Arrived:
             reducer._arrived(param)
 
     return arrived
+
+
+def _early_hook_of(reference: weakref.ref[TorchReducer]) -> Arriving:
+    """A hook for what is about to be added to a gradient; it keeps no optimizer alive either."""
+
+    def arriving(grad: torch.Tensor) -> torch.Tensor | None:
+        reducer = reference()
+        return None if reducer is None else reducer._arriving(grad)
+
+    return arriving

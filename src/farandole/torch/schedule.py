@@ -17,13 +17,14 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from farandole.errors import UsageError
-from farandole.largebatch.scaling import rule_named
-from farandole.largebatch.schedule import Position, Schedule, momentum_correction
+from farandole.largebatch.progress import ScheduleProgress
+from farandole.largebatch.schedule import Schedule, momentum_correction
 from farandole.torch.noise import NoiseScale
+from farandole.torch.optimizer import ReducingOptimizer
 
 
 @final
-class SamplesLR(LRScheduler):
+class SamplesLR(ScheduleProgress, LRScheduler):
     """Sets the learning rate by the samples seen, so ranks agree and a resize makes no jump.
 
     >>> schedule = hvd.SamplesLR(optimizer, recipe(...).schedule, epoch_samples=len(dataset))
@@ -44,21 +45,10 @@ class SamplesLR(LRScheduler):
             raise UsageError(
                 f"the schedule multiplies base_lr={base}: make the optimizer with lr={base}, not {rates[0]:g}"
             )
-        if rule_named(schedule.rule).measured and noise is None:
-            raise UsageError(f"rule={schedule.rule!r} needs a measured gain: pass noise=NoiseScale(optimizer)")
-        self.schedule, self.position = schedule, schedule.begin(epoch_samples)
-        self._noise, self._begun = noise, False
-        super().__init__(optimizer)
-
-    @property
-    def rate(self) -> float:
-        """The learning rate of the next step."""
-        return self.schedule.rate(self.position)
-
-    @property
-    def batch(self) -> int:
-        """Number of samples that the next step should have, all ranks together."""
-        return self.schedule.batch(self.position)
+        gain = None if noise is None else noise.gain
+        ScheduleProgress.__init__(self, schedule, epoch_samples, gain, ": pass noise=NoiseScale(optimizer)")
+        self._begun = False
+        LRScheduler.__init__(self, optimizer)
 
     def get_lr(self) -> list[float | torch.Tensor]:
         """See ``LRScheduler``."""
@@ -66,20 +56,17 @@ class SamplesLR(LRScheduler):
         return [base * factor for base in self.base_lrs]
 
     def step(self, samples: int | None = None) -> None:
-        """Advance by a step with so many samples, all ranks together; by default with ``batch``.
+        """Advance by a step with so many samples, all ranks together.
 
-        The number must be the same on all ranks.
+        By default with those that the step had, where a sampler of an elastic state has handed them out, and else with
+        ``batch``. A number must be the same on all ranks.
         """
         if self._begun:
-            seen = self.batch if samples is None else samples
-            gain = 1.0 if self._noise is None else self._noise.gain(self.schedule.base_batch, seen)
-            self._move(self.schedule.advance(self.position, seen, gain))
+            if samples is None and isinstance(self.optimizer, ReducingOptimizer):
+                samples = self.optimizer._reducer.samples
+            self._correct_momentum(self.advance(samples))
         self._begun = True
         super().step()
-
-    def resize(self, global_batch: int) -> None:
-        """From the next step on all ranks together have ``global_batch`` samples: the rate turns, and does not jump."""
-        self.position = self.schedule.resize(self.position, global_batch)
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers."""
@@ -87,8 +74,7 @@ class SamplesLR(LRScheduler):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from there; if the schedule is for another global batch, that is a resize."""
-        self.position = Position.of(state_dict["position"])
-        self.resize(self.schedule.global_batch)
+        self.load_position(state_dict["position"])
         self.last_epoch, self._last_lr = state_dict["last_epoch"], self.get_lr()
         for group, rate in zip(self.optimizer.param_groups, self._last_lr, strict=True):
             if isinstance(group["lr"], torch.Tensor):
@@ -96,10 +82,9 @@ class SamplesLR(LRScheduler):
             else:
                 group["lr"] = rate
 
-    def _move(self, position: Position) -> None:
-        before, self.position = self.rate, position
-        if getattr(self.optimizer, "momentum_holds_rate", False):
-            correction = momentum_correction(before, self.rate)
+    def _correct_momentum(self, before: float) -> None:
+        correction = momentum_correction(before, self.rate)
+        if correction != 1.0 and getattr(self.optimizer, "momentum_holds_rate", False):
             for state in self.optimizer.state.values():
-                if correction != 1.0 and state.get("momentum_buffer") is not None:
+                if state.get("momentum_buffer") is not None:
                     state["momentum_buffer"].mul_(correction)

@@ -10,6 +10,7 @@ import torch
 
 import farandole.torch as hvd
 from farandole.errors import UsageError
+from farandole.largebatch.schedule import Schedule
 
 
 class Numbers(torch.utils.data.Dataset[Any]):
@@ -51,6 +52,41 @@ def check_gradients_are_the_mean_over_the_samples_however_uneven_the_ranks() -> 
             seen += len(sampler.cursor.own_indices())
             optimizer.step()
         assert hvd.allreduce(torch.tensor(seen), op=hvd.Sum).item() == sampler.processed_num == length
+
+
+def check_each_pass_and_each_optimizer_weighs_the_samples_of_its_own_batch() -> None:
+    for passes, global_batch_size in ((1, 2 * hvd.size() + 1), (2, 2 * hvd.size() + 1), (2, 0), (3, hvd.size() - 1)):
+        length = (2 * passes - 1) * (global_batch_size or hvd.size()) + 1  # the last one is uneven
+        models, numbers, rate = [_linear(), _linear()], Numbers(length), 1e-12
+        optimizers: list[Any] = [
+            hvd.DistributedOptimizer(torch.optim.SGD(m.parameters(), lr=rate), backward_passes_per_step=passes)
+            for m in models
+        ]
+        schedule = hvd.SamplesLR(optimizers[1], Schedule(rate, 1, 1, 100.0), epoch_samples=length)
+        sampler, tests = (hvd.elastic.ElasticSampler(each, seed=1) for each in (numbers, Numbers(hvd.size() + 1)))
+        state = hvd.elastic.TorchState(models[0], optimizers[0], other=optimizers[1], sampler=sampler, tests=tests)
+        state.sync()
+        expected, taken = 0.0, 0
+        loader = hvd.elastic.DataLoader(numbers, sampler=sampler, global_batch_size=global_batch_size)
+        for i, x in enumerate(loader, 1):
+            batch = sampler.cursor.in_flight[-1]
+            expected += sum(sampler.cursor.indices[batch.start : batch.stop]) / batch.samples
+            taken += batch.samples
+            for model in models:
+                model(x).mean().backward()
+            if i % passes == 0:
+                for model, optimizer in zip(models, optimizers, strict=True):
+                    grad = model.weight.grad
+                    assert grad is not None
+                    assert math.isclose(grad.item(), expected, rel_tol=1e-5), (passes, global_batch_size, i)
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    assert optimizer._reducer.samples == taken
+                schedule.step()
+                expected, taken = 0.0, 0
+                with torch.no_grad():
+                    assert all(len(x) for x in hvd.elastic.DataLoader(Numbers(hvd.size() + 1), sampler=tests))
+        assert schedule.position.samples == sampler.processed_num
 
 
 def check_a_sampler_of_plain_loaders_is_as_in_horovod() -> None:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, final
 
-from farandole.errors import CollectiveError, StartError
+from farandole.errors import CollectiveError, MismatchError, StartError
 
 NEW = -1
 """The step of a rank that has never had the job's state."""
@@ -26,11 +26,13 @@ class Vote(NamedTuple):
     """One rank's part in the vote of a step: it is at ``step`` and has reduced its gradients.
 
     ``samples`` are those it computed, by data set; ``change_due``: it has heard that workers are to come or go.
+    ``place`` is a digest of where all ranks are in the data sets, and of what they have been given there.
     """
 
     step: int
     samples: tuple[int, ...] = ()
     change_due: bool = False
+    place: str = ""
 
 
 @final
@@ -46,6 +48,7 @@ def count(parts: Sequence[Vote]) -> VoteOutcome:
     """Count the parts of all ranks; raises ``CollectiveError`` if they are not those of one step.
 
     A rank that returns from here may apply the step. If one's step has failed it brings no part, and none returns.
+    Raises ``MismatchError`` if ranks are not at the same samples: it is here that all see it, so it counts on none.
     """
     first = parts[0]
     if any(part.step != first.step or len(part.samples) != len(first.samples) for part in parts):
@@ -53,6 +56,13 @@ def count(parts: Sequence[Vote]) -> VoteOutcome:
             f"rank {rank} is at step {part.step} with {len(part.samples)} samplers" for rank, part in enumerate(parts)
         )
         raise CollectiveError(f"the ranks do not vote for the same step: {said}")
+    if any(part.place != first.place for part in parts):
+        said = "; ".join(f"rank {rank} has {' + '.join(map(str, part.samples))}" for rank, part in enumerate(parts))
+        raise MismatchError(
+            f"the ranks are not at the same samples in step {first.step}, which counts on none of them ({said} of its "
+            "own in it): every rank must begin the same epoch and take the same number of batches from its loader for "
+            "each step, and call record_batch() alike"
+        )
     samples = tuple(sum(own) for own in zip(*(part.samples for part in parts), strict=True))
     return VoteOutcome(first.step + 1, samples, any(part.change_due for part in parts))
 

@@ -108,7 +108,9 @@ class SampleCursor:
         """Number of committed samples of this epoch."""
         self.in_flight: list[GlobalBatch] = []
         """Batches that are handed out, and not committed."""
-        self._unreduced: list[GlobalBatch] = []
+        self.is_fresh = False
+        """True if batches were handed out since the last pass: the next one is over these."""
+        self._passing: list[GlobalBatch] = []
         self._rearranged = 0
         self._order = order
         self._ordered: tuple[tuple[int, int], Sequence[int]] | None = None
@@ -162,15 +164,20 @@ class SampleCursor:
 
     # -- what happens to a batch ---------------------------------------------------------------------------------------
 
-    def hand_out(self, batch: GlobalBatch) -> None:
-        """Hand a batch to the training loop: it is in flight until ``advance``."""
+    def hand_out(self, batch: GlobalBatch, trains: bool = True) -> None:
+        """Hand a batch to the training loop: it is in flight until ``advance``. No pass is over one that only tests."""
         self.in_flight.append(batch)
-        self._unreduced.append(batch)
+        if trains:
+            self._passing = [*self._passing, batch] if self.is_fresh else [batch]
+            self.is_fresh = True
 
-    def hand_out_with(self, batches: Iterable[GlobalBatch], contents: Iterable[T]) -> Iterator[T]:
+    def hand_out_with(
+        self, batches: Iterable[GlobalBatch], contents: Iterable[T], trains: Callable[[], bool] = lambda: True
+    ) -> Iterator[T]:
         """Iterate over ``contents``, which a loader has made of planned ``batches``; each is handed out as it is met.
 
-        Raises ``UsageError`` if the batches have been planned before the workers or the epoch changed.
+        ``trains`` is asked for each: see ``hand_out``. Raises ``UsageError`` if the batches have been planned before
+        the workers or the epoch changed.
         """
         arrangement = self.arrangement
         for batch, content in zip(batches, contents, strict=True):
@@ -178,7 +185,7 @@ class SampleCursor:
                 raise UsageError(
                     "this iteration began before the workers or the epoch changed: begin a new one, for batch in loader"
                 )
-            self.hand_out(batch)
+            self.hand_out(batch, trains())
             yield content
 
     def own_indices(self) -> list[int]:
@@ -188,18 +195,32 @@ class SampleCursor:
         ]
 
     def weigh(self) -> float:
-        """Factor for this rank's mean gradient that makes the mean over the ranks the mean over the samples.
+        """Factor for this rank's mean gradient that makes the mean over the ranks the mean over the samples of a pass.
 
-        It is 1 where all ranks have equally many; for what was handed out since this was asked last.
+        It is 1 where all ranks have equally many. A pass is over what was handed out since the one before; where that
+        is nothing, over the same: two optimizers may use one batch, in a step each, or one of them several times.
         """
-        batches, self._unreduced = self._unreduced, []
-        total = sum(batch.samples for batch in batches)
-        mine = sum(len(batch.positions(self.rank, self.size)) for batch in batches)
+        self.is_fresh = False
+        total = self.passing_samples
+        mine = sum(len(batch.positions(self.rank, self.size)) for batch in self._passing)
         return mine * self.size / total if total else 1.0
+
+    @property
+    def passing_samples(self) -> int:
+        """Number of samples, of all ranks together, that ``weigh`` is about."""
+        return sum(batch.samples for batch in self._passing)
+
+    def leave(self) -> None:
+        """Note that the pass under way is over samples of other cursors."""
+        self._passing = []
 
     def samples(self) -> int:
         """Number of this rank's samples in flight; ``advance`` expects their sum over the ranks."""
         return sum(len(batch.positions(self.rank, self.size)) for batch in self.in_flight)
+
+    def place(self) -> tuple[int, int, int, int]:
+        """Epoch and position of this rank, and number of batches and of samples in flight; the same on all ranks."""
+        return self.epoch, self.position, len(self.in_flight), sum(batch.samples for batch in self.in_flight)
 
     def advance(self, samples: int) -> None:
         """Commit the step: all ranks together have computed ``samples``, which is what is in flight."""
@@ -213,7 +234,6 @@ class SampleCursor:
         training.saw(self.samples())
         self.position += samples
         self.in_flight.clear()
-        self._unreduced.clear()
 
     def record(self, samples: int) -> None:
         """Commit ``samples`` of every rank, where somebody else cuts batches."""
@@ -246,5 +266,5 @@ class SampleCursor:
 
     def _drop(self) -> None:
         self.in_flight.clear()
-        self._unreduced.clear()
+        self._passing, self.is_fresh = [], False
         self._rearranged += 1

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias, final
 
@@ -36,6 +37,7 @@ class StepVote:
     def __init__(self) -> None:
         self.step = 0
         self.cursors: dict[str, SampleCursor] = {}
+        self._pass = 0
         self.change_due = False
         """True once all ranks know that one of them has heard that workers are to come or go."""
         self.is_applying = False
@@ -46,24 +48,40 @@ class StepVote:
         """Called once, by ``recovered``."""
 
     def weigh(self) -> float:
-        """The weight of this rank's gradient among those of all ranks; see ``SampleCursor.weigh``."""
-        return math.prod(cursor.weigh() for cursor in self.cursors.values())
+        """The weight of this rank's gradient of the pass under way, for whoever asks; see ``SampleCursor.weigh``."""
+        cursors = list(self.cursors.values())
+        if any(cursor.is_fresh for cursor in cursors):
+            self._pass += 1
+            for cursor in cursors:
+                if not cursor.is_fresh:
+                    cursor.leave()
+        return math.prod(cursor.weigh() for cursor in cursors)
+
+    def passing(self) -> tuple[int, int]:
+        """Number of the pass under way, another one when batches were handed out before it, and its samples."""
+        self.weigh()
+        return self._pass, sum(cursor.passing_samples for cursor in self.cursors.values())
 
     def cast(self, meet: Meet) -> None:
         """Vote for this rank's part of the step, and return when everybody has."""
         self.reach("vote")
         current().pace.beat()  # for a rank that is alone, this is all that shows that it trains
         samples = tuple(cursor.samples() for cursor in self.cursors.values())
-        mine = vote.Vote(self.step, samples, bool(current().change_due))
+        mine = vote.Vote(self.step, samples, bool(current().change_due), self._place())
         outcome = vote.count([_read(said) for said in meet(f"vote {self.step}", _write(mine))])
-        # From here on nothing waits for a peer: the vote has passed for all, and a fault can no longer undo it. Cursors
-        # go first, as one may raise ``MismatchError``: this rank then does not count the step, and applies none of it.
+        # From here on nothing waits for a peer: the vote has passed for all, and a fault can no longer undo it. Nor may
+        # anything raise: the others count the step and its samples. That ranks are at the same ones was voted, too.
         for cursor, sampled in zip(self.cursors.values(), outcome.samples, strict=True):
             cursor.advance(sampled)
         self.step, self.change_due, self.is_applying = outcome.step, outcome.change_due, True
         self.on_voted()
         self.recovered()
         self.reach("voted")
+
+    def _place(self) -> str:
+        """Digest of the batches that the vote is about; few bytes, as that is what a meeting carries."""
+        places = [cursor.place() for cursor in self.cursors.values()]
+        return f"{zlib.crc32(repr(places).encode()):x}" if places else ""
 
     def recovered(self) -> None:
         """Call ``on_recovered``: a step is voted or, in a training without a vote, committed."""
@@ -105,12 +123,12 @@ class Voter(Protocol):
 
 def _write(part: vote.Vote) -> str:
     """Encode a vote, as short as it gets: a meeting carries few bytes."""
-    return ",".join(map(str, (part.step, int(part.change_due), *part.samples)))
+    return ",".join(map(str, (part.step, int(part.change_due), part.place, *part.samples)))
 
 
 def _read(said: str) -> vote.Vote:
-    step, due, *samples = map(int, said.split(","))
-    return vote.Vote(step, tuple(samples), bool(due))
+    step, due, place, *samples = said.split(",")
+    return vote.Vote(int(step), tuple(map(int, samples)), bool(int(due)), place)
 
 
 def _nothing() -> None:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Dataset
 
-from farandole.elastic.worker.sampler import GlobalBatch
+from farandole.elastic.worker.index_batches import IndexBatches
 from farandole.errors import UsageError
 from farandole.torch.elastic.sampler import ElasticSampler
 
@@ -51,36 +51,12 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             raise UsageError(f"elastic.DataLoader({wrong[0]}=...): the sampler decides about this; leave it out")
         if not isinstance(sampler, ElasticSampler):
             raise UsageError(f"sampler is a {type(sampler).__name__}: pass an ElasticSampler of this data set")
-        if min(batch_size, global_batch_size + 1) < 1:
-            raise UsageError(f"batch_size={batch_size}, global_batch_size={global_batch_size}: give one of them")
-        if whole and not global_batch_size:
-            raise UsageError("elastic.DataLoader(whole=True): with virtual workers a step has a global_batch_size")
-        self._batches = _Batches(sampler, batch_size, global_batch_size, whole)
+        self._batches = IndexBatches(sampler, batch_size, global_batch_size, whole)
         others["generator"] = torch.Generator()  # else every iteration would take a number from the global one
         super().__init__(dataset, batch_sampler=self._batches, **others)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override] # torch names the class of its own iterators
-        cursor = self._batches.elastic.cursor
+        cursor = self._batches.sampler.cursor
         self.generator.manual_seed(hash((cursor.seed, cursor.epoch, cursor.position)) % 2**63)
-        yield from cursor.hand_out_with(self._batches.plan(), super().__iter__())
-
-
-class _Batches(Sampler[list[int]]):
-    """The batches of this rank, from where the sampler's epoch is."""
-
-    def __init__(self, sampler: ElasticSampler, batch_size: int, global_batch_size: int, whole: bool) -> None:
-        self.elastic, self._whole = sampler, whole
-        self._sizes = (batch_size, global_batch_size)
-
-    def plan(self) -> list[GlobalBatch]:
-        """Global batches that are left of this epoch."""
-        return list(self.elastic.cursor.batches(*self._sizes))
-
-    def __iter__(self) -> Iterator[list[int]]:
-        cursor = self.elastic.cursor
-        for batch in self.plan():
-            rows = range(batch.start, batch.stop) if self._whole else batch.computed(cursor.rank, cursor.size)
-            yield [cursor.indices[row] for row in rows]
-
-    def __len__(self) -> int:
-        return len(self.plan())
+        # What is evaluated counts as progress, and has no part in the weights of gradients.
+        yield from cursor.hand_out_with(self._batches.plan(), super().__iter__(), torch.is_grad_enabled)
