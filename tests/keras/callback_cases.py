@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,21 @@ def metrics_are_those_of_all_ranks() -> None:
 
 
 @case
+def sets_that_are_not_registered_and_ranks_without_variables_are_told() -> None:
+    unknown = hvd.ProcessSet([0])
+    with raises(UsageError, "is not registered in this job"):
+        hvd.callbacks.MetricAverageCallback(process_set=unknown).on_epoch_end(0, {"loss": 1.0})
+    model = network()
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), process_set=unknown), loss="mse")
+    with raises(UsageError, "is not registered in this job"):
+        fit(model, epochs=1, callbacks=[])
+    if hvd.size() > 1:
+        with raises(hvd.HorovodInternalError, "broadcast"):
+            hvd.broadcast_variables(network().variables if hvd.rank() else [], root_rank=0)
+    hvd.broadcast_variables([], root_rank=0)
+
+
+@case
 def a_schedule_sets_the_rate_by_epochs_or_batches() -> None:
     steps = hvd.callbacks.LearningRateScheduleCallback(0.08, lambda epoch: 0.5**epoch, start_epoch=1, end_epoch=3)
     seen = rates_of(compiled(keras.optimizers.SGD(0.01)), steps)
@@ -163,6 +179,49 @@ def rates_follow_the_samples_of_a_recipe() -> None:
 
 
 @case
+def rates_by_samples_go_on_with_the_model() -> None:
+    """Whether a ``fit`` begins with a later epoch, a state goes back, or several steps are one call."""
+    found = recipe(optimizer="sgd", base_lr=0.1, base_batch=6, global_batch=GLOBAL_BATCH, epochs=4, warmup_epochs=2)
+    expected, position = [], found.schedule.begin(ROWS)
+    for _ in range(4 * STEPS):
+        expected.append(found.schedule.rate(position))
+        position = found.schedule.advance(position)
+
+    def rates(model: Any, state: Any = None, stop: int = -1, **how: Any) -> list[float]:
+        seen = Rates()
+        callbacks = [hvd.callbacks.SamplesScheduleCallback(found.schedule, epoch_samples=ROWS), seen, *_stopping(stop)]
+        if state is not None:
+            callbacks.insert(2, hvd.elastic.CommitStateCallback(state, batches_per_commit=2))
+        with contextlib.suppress(InterruptedError):
+            fit(model, callbacks=callbacks, **how)
+        return seen.seen
+
+    resumed = rates(compiled(keras.optimizers.SGD(0.5)), initial_epoch=2, epochs=3)
+    np.testing.assert_allclose(resumed, expected[2 * STEPS : 3 * STEPS], rtol=1e-6)
+    model = compiled(keras.optimizers.SGD(0.5))
+    state = hvd.elastic.KerasState(model)
+    state.commit()
+    np.testing.assert_allclose(rates(model, state, 2, epochs=1), expected[:3], rtol=1e-6)
+    state.restore()  # to the commit after two batches
+    np.testing.assert_allclose(rates(model, state, epochs=1), expected[2 : STEPS + 2], rtol=1e-6)
+    if BACKEND == "torch":  # it has no such calls
+        return
+    several = network()
+    several.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.5)), loss="mse", steps_per_execution=2)
+    np.testing.assert_allclose(rates(several, epochs=2), expected[: 2 * STEPS : 2], rtol=1e-6)
+
+
+def _stopping(last: int) -> list[Any]:
+    """A fault after the batch with this number; none of a negative one."""
+
+    def stop(batch: int, logs: Any = None) -> None:
+        if batch == last:
+            raise InterruptedError
+
+    return [keras.callbacks.LambdaCallback(on_train_batch_end=stop)]
+
+
+@case
 def a_training_goes_on_from_its_checkpoint() -> None:
     folder = Path("checkpoints")
     oracle = compiled(OPTIMIZERS["adam"]())
@@ -179,6 +238,39 @@ def a_training_goes_on_from_its_checkpoint() -> None:
         other = network(1, keras.layers.Dense(3))
         other.compile(hvd.DistributedOptimizer(OPTIMIZERS["adam"]()), loss="mse")
         fit(other, callbacks=[hvd.callbacks.CheckpointCallback(folder)])
+
+
+@case
+def what_a_state_has_committed_is_newer_than_a_checkpoint() -> None:
+    """In an elastic ``fit``, a checkpoint is read where the job begins, and not where a generation does."""
+    folder, rates = Path("elastic-checkpoints"), Rates()
+    schedule = recipe(optimizer="sgd", base_lr=0.1, base_batch=6, global_batch=GLOBAL_BATCH, epochs=4).schedule
+
+    def train(model: Any, state: Any, begin: int, end: int, stop: int = -1) -> None:
+        callbacks = [
+            hvd.callbacks.CheckpointCallback(folder), hvd.callbacks.SamplesScheduleCallback(schedule, ROWS), rates,
+            hvd.elastic.UpdateEpochStateCallback(state), hvd.elastic.CommitStateCallback(state), *_stopping(stop),
+        ]  # fmt: skip
+        with contextlib.suppress(InterruptedError):
+            fit(model, callbacks=callbacks, initial_epoch=begin, epochs=end)
+
+    first = compiled(OPTIMIZERS["adam"]())
+    state: Any = hvd.elastic.KerasState(first, epoch=0)
+    train(first, state, 0, 2)
+    train(first, state, 2, 3, stop=3)
+    state.restore()
+    kept = [array.copy() for array in variables.read(first.variables)]
+    assert (state.epoch, int(first.optimizer.iterations)) == (2, 2 * STEPS + 4)
+    seen: list[Any] = []
+    look = keras.callbacks.LambdaCallback(on_epoch_begin=lambda *_, **__: seen.extend(variables.read(first.variables)))
+    fit(first, epochs=1, callbacks=[hvd.callbacks.CheckpointCallback(folder), look])  # counts from 0: 3 - state.epoch
+    for before, now in zip(kept, seen, strict=True):
+        np.testing.assert_array_equal(before, now)
+    second = compiled(OPTIMIZERS["adam"](), 5)
+    other: Any = hvd.elastic.KerasState(second, epoch=0)
+    rates.seen.clear()
+    train(second, other, 0, 4)
+    assert (other.epoch, len(rates.seen)) == (4, STEPS)
 
 
 @case

@@ -22,12 +22,13 @@ from farandole.checkpoint.checkpoints import OnError
 from farandole.collective import ReduceOp, Reduction
 from farandole.errors import UsageError
 from farandole.keras import variables
+from farandole.keras.model_progress import progress_of
 from farandole.keras.noise import NoiseScaleCallback
 from farandole.keras.virtual_workers import VirtualWorkersCallback
-from farandole.largebatch.scaling import rule_named
+from farandole.largebatch.progress import ScheduleProgress
 from farandole.largebatch.schedule import Schedule
 from farandole.numpy.checkpoints import Checkpoints
-from farandole.runtime.session.init import current
+from farandole.runtime.session.init import current, takes_part
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
 from farandole.runtime.session.training import training
 
@@ -90,7 +91,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """See ``Callback``."""
         names = sorted(name for name, value in (logs or {}).items() if np.ndim(value) == 0)
-        if logs is None or not names or not self._process_set.included():
+        if logs is None or not names or not takes_part(self._process_set, "MetricAverageCallback"):
             return
         values = [np.array(float(logs[name])) for name in names]
         # The names are a part of the collective's: ranks with other metrics are told so.
@@ -200,32 +201,49 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
 
 @final
-class SamplesScheduleCallback(keras.callbacks.Callback):
+class SamplesScheduleCallback(ScheduleProgress, keras.callbacks.Callback):
     """Sets the learning rate by the samples seen, as a schedule of ``farandole.largebatch`` says.
 
     >>> found = recipe(optimizer="sgd", base_lr=0.1, base_batch=256, global_batch=4096, epochs=90)
     >>> model.fit(x, y, callbacks=[hvd.callbacks.SamplesScheduleCallback(found.schedule, epoch_samples=len(x))])
 
     ``epoch_samples``: how many samples all ranks together see in an epoch. ``batch``: how many a step has, all ranks
-    together; by default what the schedule says. A change of the number of ranks makes no jump. Raises ``UsageError``
-    for rules that need a measured gain.
+    together; by default what the schedule says. A change of the number of ranks makes no jump. What was counted belongs
+    to the model: a ``KerasState`` of it (with this before ``CommitStateCallback``) and a ``CheckpointCallback`` keep
+    it, and a ``fit`` goes on from there; one with an ``initial_epoch`` goes on with that. Raises ``UsageError`` for
+    rules that need a measured gain.
     """
 
     def __init__(self, schedule: Schedule, epoch_samples: int, batch: int | None = None) -> None:
-        super().__init__()
-        if rule_named(schedule.rule).measured:
-            raise UsageError(f"rule={schedule.rule!r} needs a measured gain, which this callback has not")
-        self.schedule, self.position = schedule, schedule.begin(epoch_samples)
-        self._batch = batch
+        keras.callbacks.Callback.__init__(self)
+        ScheduleProgress.__init__(self, schedule, epoch_samples, None, ", which this callback has not")
+        self._batch, self._last = batch, -1
+        self._is_known, self._is_beginning = False, True
+
+    def on_train_begin(self, logs: Logs = None) -> None:
+        """See ``Callback``."""
+        self._is_beginning = True
+
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
+        """See ``Callback``."""
+        self._last = -1
+        if self._is_beginning:
+            variables.settle(self.model)
+            asked = self.position.epoch_samples, epoch, self._batch, self._is_known
+            self.position = progress_of(self.model).begin(self.schedule, *asked)
+            self._is_known, self._is_beginning = True, False
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
         """See ``Callback``."""
-        set_rate(self.model, self.schedule.rate(self.position), corrects_momentum=False)
+        set_rate(self.model, self.rate, corrects_momentum=False)
+        progress_of(self.model).measure(self.position)
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """See ``Callback``."""
-        seen = self._batch or self.schedule.batch(self.position)
-        self.position = self.schedule.advance(self.position, seen, 1.0)
+        """See ``Callback``; with ``steps_per_execution``, several batches have passed."""
+        done, self._last = batch - self._last, batch
+        for _ in range(done):
+            self.advance(self._batch)
+        progress_of(self.model).moved(self.position, done)
 
 
 @final
@@ -234,17 +252,25 @@ class CheckpointCallback(keras.callbacks.Callback):
 
     >>> model.fit(x, y, epochs=90, callbacks=[hvd.callbacks.CheckpointCallback("runs/a")])
 
-    Saves the model, its optimizer and the epoch after every epoch; rank 0 writes, all ranks read. A ``fit`` of epochs
-    that are done already trains nothing. The other arguments are those of ``farandole.checkpoint.Checkpoints``. It
-    broadcasts, too: no other callback has to. States of random layers are not kept.
+    Saves the model, its optimizer, the epoch and the samples of a ``SamplesScheduleCallback`` after every epoch; rank 0
+    writes, all ranks read. A ``fit`` of epochs that are done already trains nothing. The other arguments are those of
+    ``farandole.checkpoint.Checkpoints``. It broadcasts, too: no other callback has to. States of random layers are not
+    kept. A model of a ``KerasState`` goes on from a checkpoint when the job begins, with ``state.epoch`` set to its
+    epoch; once something is committed, that is newer, and no checkpoint is read any more.
     """
 
     def __init__(self, root: str | os.PathLike[str], keep: int = 3, on_error: OnError = "raise") -> None:
         super().__init__()
         self._checkpoints = Checkpoints(root, keep=keep, on_error=on_error)
+        self._done = 0
 
     def on_train_begin(self, logs: Logs = None) -> None:
         """See ``Callback``."""
+        self._done = -1
+        elastic = progress_of(self.model).elastic
+        if elastic is not None and elastic.has_begun:  # the same on all ranks, and so are the variables
+            self.model._initial_epoch = None
+            return
         shared = variables.of_both(self.model)
         variables.broadcast_variables(shared, 0)
         found = self._checkpoints.restore()
@@ -257,12 +283,23 @@ class CheckpointCallback(keras.callbacks.Callback):
                     "optimizer: give CheckpointCallback another folder"
                 )
             variables.write(shared, kept)
+            progress_of(self.model).load_state_dict(found.state.get("progress", {}))
             self.model._initial_epoch = found.step
+            if elastic is not None:
+                elastic.begin_at(found.step)
+
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
+        """See ``Callback``."""
+        elastic = progress_of(self.model).elastic
+        if self._done < 0:  # the first of this ``fit``, which may count from 0 again in the middle of a job
+            self._done = 0 if elastic is None else elastic.first_epoch(epoch) - epoch
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """See ``Callback``."""
         variables.settle(self.model)
-        self._checkpoints.save(epoch + 1, {"variables": variables.read(variables.of_both(self.model))})
+        kept = {"variables": variables.read(variables.of_both(self.model))}
+        progress = progress_of(self.model).state_dict()
+        self._checkpoints.save(self._done + epoch + 1, {**kept, "progress": progress})
 
     def on_train_end(self, logs: Logs = None) -> None:
         """See ``Callback``."""

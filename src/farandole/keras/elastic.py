@@ -39,6 +39,7 @@ from farandole.graphs.library import original
 from farandole.keras import variables
 from farandole.keras.backends import backend
 from farandole.keras.callbacks import Logs
+from farandole.keras.model_progress import progress_of
 from farandole.largebatch.report import report
 from farandole.numpy.elastic import registry as arrays
 from farandole.runtime.collectives.leaves import Leaves
@@ -180,10 +181,29 @@ class KerasState(ObjectState):
     def __init__(self, model: keras.Model, optimizer: Any = None, **values: Any) -> None:
         if optimizer is not None and optimizer is not getattr(model, "optimizer", None):
             values["optimizer"] = optimizer
-        super().__init__(model=model, **values)
+        super().__init__(model=model, **values, schedule_progress=progress_of(model))
+
+    def _connect(self) -> None:
+        super()._connect()
+        progress_of(self._parts["model"].value).register(self)
 
     def _generators(self) -> dict[str, RandomPart]:
         return random_parts()
+
+    @property
+    def has_begun(self) -> bool:
+        """True if something was committed since the job began: then it is newer than any file."""
+        return self._step_vote.step > 0
+
+    def begin_at(self, epoch: int) -> None:
+        """Let values that are named ``epoch`` and ``batch`` be those of an epoch that a checkpoint goes on with."""
+        for name, value in (("epoch", epoch), ("batch", 0)):
+            if name in self._saved:
+                setattr(self, name, value)
+
+    def first_epoch(self, epoch: int) -> int:
+        """The number of an epoch that ``fit`` calls ``epoch``, where it counts from 0 again after a change."""
+        return max(epoch, int(vars(self)["epoch"])) if "epoch" in self._saved else epoch
 
     def reset(self) -> None:
         """See ``State``; what was compiled may have the number of ranks in it."""

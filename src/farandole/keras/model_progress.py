@@ -1,0 +1,127 @@
+"""Progress of a model's training beside its variables: the samples that a schedule has counted, its elastic state.
+
+progress = progress_of(model)                   # one for each model, for whichever callbacks it gets
+progress.advance(schedule, samples, batches=1)
+
+Callbacks come and go with each call of ``fit``. What they have counted belongs to the model, and to the step that its
+optimizer is at: an elastic state and a ``CheckpointCallback`` keep it along with the variables.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import replace
+from typing import Any, Protocol, final
+
+import keras
+import numpy as np
+
+from farandole.largebatch.schedule import Position, Schedule
+
+
+class ElasticProgress(Protocol):
+    """An elastic state, as far as callbacks ask for it."""
+
+    @property
+    def has_begun(self) -> bool:
+        """True if something was committed since the job began: then it is newer than any file."""
+
+    def begin_at(self, epoch: int) -> None:
+        """Note that the training begins with ``epoch``, as a checkpoint says."""
+
+    def first_epoch(self, epoch: int) -> int:
+        """The number of an epoch that begins, which ``fit`` calls ``epoch``."""
+
+
+@final
+class ModelProgress:
+    """Position in a schedule at a step of one model's optimizer."""
+
+    def __init__(self, model: keras.Model) -> None:
+        self._model = weakref.ref(model)
+        self._optimizer: weakref.ref[Any] | None = None
+        self._elastic: weakref.ref[Any] | None = None
+        self._schedule = ""
+        self._position: Position | None = None
+        self._iterations = 0
+        self._is_given = False
+
+    @property
+    def elastic(self) -> ElasticProgress | None:
+        """The elastic state that the model is registered with, if there is one."""
+        return None if self._elastic is None else self._elastic()
+
+    def register(self, state: ElasticProgress) -> None:
+        """Let ``state`` be the model's; it keeps this, too."""
+        self._elastic = weakref.ref(state)
+
+    def begin(self, schedule: Schedule, epoch_samples: int, epoch: int, batch: int | None, known: bool) -> Position:
+        """Position from which a ``fit`` goes on that begins with ``epoch``.
+
+        ``known``: the callback has been used before, and goes on where it was. Else it begins at 0, or with ``epoch``,
+        unless a state or a checkpoint says where the model is.
+        """
+        elastic = self.elastic
+        is_under_way = known or self._is_given or (elastic is not None and elastic.has_begun)
+        kept, goes_on = self._position, is_under_way or epoch > 0
+        if kept is None or self._schedule != repr(schedule) or kept.epoch_samples != epoch_samples or not goes_on:
+            kept = schedule.begin(epoch_samples)
+            if epoch > 0:
+                kept = schedule.advance(kept, epoch * epoch_samples)
+        elif self._optimizer is None or self._optimizer() is self._compiled:  # else its steps are those of another one
+            kept = _moved(schedule, kept, self._steps() - self._iterations, batch)
+        self._schedule, self._position, self._is_given = repr(schedule), kept, False
+        self._note()
+        return kept
+
+    def measure(self, position: Position) -> None:
+        """Note that a step begins at ``position``."""
+        self._position = position
+        self._note()
+
+    def moved(self, position: Position, batches: int) -> None:
+        """Note that so many batches have led to ``position``."""
+        self._position, self._iterations = position, self._iterations + batches
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers, for a state or a checkpoint."""
+        if self._position is None:
+            return {}
+        return {"schedule": self._schedule, "position": self._position.state(), "iterations": self._iterations}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there, with variables of the same moment."""
+        self._optimizer, self._is_given = None, bool(state)
+        self._position = Position.of(state["position"]) if state else None
+        self._schedule, self._iterations = state.get("schedule", ""), int(state.get("iterations", 0))
+
+    @property
+    def _compiled(self) -> Any:
+        return getattr(self._model(), "optimizer", None)
+
+    def _steps(self) -> int:
+        return int(np.asarray(keras.ops.convert_to_numpy(self._compiled.iterations)))
+
+    def _note(self) -> None:
+        self._optimizer, self._iterations = weakref.ref(self._compiled), self._steps()
+
+
+def _moved(schedule: Schedule, position: Position, steps: int, batch: int | None) -> Position:
+    """The position some steps later, or earlier where the model was put back."""
+    if steps >= 0:
+        for _ in range(steps):
+            position = schedule.advance(position, batch)
+        return position
+    samples = max(0, position.samples + steps * (batch or schedule.batch(position)))
+    progress = position.progress - (position.samples - samples)
+    return replace(position, samples=samples, progress=max(0.0, progress), steps=max(0, position.steps + steps))
+
+
+_known: weakref.WeakKeyDictionary[keras.Model, ModelProgress] = weakref.WeakKeyDictionary()
+
+
+def progress_of(model: keras.Model) -> ModelProgress:
+    """The progress of ``model``, which is made when it is first asked for."""
+    if model not in _known:
+        _known[model] = ModelProgress(model)
+    return _known[model]
