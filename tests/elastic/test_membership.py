@@ -421,6 +421,18 @@ def test_another_lead_goes_on_without_a_host_that_does_not_come() -> None:
     assert actions.RefuseWorkers([2]) in job.tell(111.0, job_events.WorkerConnected(2, ready=True, step=31))
 
 
+def test_members_do_not_hang_before_their_hosts_have_called_the_lead_that_adopts_them() -> None:
+    job = adopted(LEAD, LEASE, OTHER)
+    job.tell(101.0, job_events.WorkerConnected(1, ready=True, step=31))
+    job.pass_to(200.0)
+    assert job.of(actions.Kill) == []
+    job.tell(200.0, job_events.HostsFound({"b": 1, "c": 1}))
+    job.pass_to(204.0)
+    assert job.of(actions.Kill) == []
+    job.pass_to(300.0)
+    assert job.of(actions.Kill) == [2]
+
+
 @pytest.mark.parametrize("event", [job_events.HostLost("b", "silent"), killed(1)])
 def test_another_lead_begins_anew_if_nobody_is_left(event: job_events.Any) -> None:
     job = adopted(LEAD, LEASE)

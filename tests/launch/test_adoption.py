@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple, final
@@ -277,3 +278,41 @@ def test_a_lead_without_leases_gives_way_to_a_second_one(run: Callable[..., Run]
     assert own.steps(alone.process) == late
     assert "number 2 has taken over" in first.stderr
     own.end(second)
+
+
+def test_workers_are_not_hung_whose_agents_have_not_missed_their_lead_yet(run: Callable[..., Run], lend: Lend) -> None:
+    """For that they need --host-timeout; --hang-timeout may be shorter."""
+    own = run()
+    patient = ("--host-timeout", "15", "--hang-timeout", "2")
+    first = own.lead(*patient)
+    agents = lend(first, "812", 0), lend(first, "812", 1)
+    before = trains(first, 3)
+    own.goes_on(first, before)
+    signal_all(tree(first), signal.SIGSTOP)  # as a host that is silent: of one that has died they hear at once
+    second = own.lead(*patient)
+    whole = trains(second, 3)
+    kept = {each.process for each in before[1:]}
+    assert {each.process for each in whole[:2]} == kept
+    own.end(second)
+    assert [agent.wait(60) for agent in agents] == [0, 0]
+    assert " hangs: " not in second.stderr
+
+
+@pytest.mark.skipif("LARGE" not in os.environ, reason="takes a minute: make large")
+def test_a_lead_that_stands_still_for_20_s_goes_on_and_no_other_comes(run: Callable[..., Run], lend: Lend) -> None:
+    own = run()
+    running = own.lead("--host-timeout", "2")
+    agent = lend(running, "812", 0)
+    before = trains(running, 2)
+    own.goes_on(running, before)
+    stopped = tree(running)
+    signal_all(stopped, signal.SIGSTOP)
+    until_s = time.monotonic() + 20.0
+    running.until(lambda: time.monotonic() >= until_s, "for the time to pass")
+    signal_all(stopped, signal.SIGCONT)
+    last = max(own.steps(before[0].process))
+    running.until(lambda: max(own.steps(before[0].process)) > last + STEPS_ON, "for steps after that")
+    assert LeadLog(own.path).last().epoch == 1
+    own.end(running)
+    assert are_contiguous(own.steps(before[0].process))
+    agent.wait(60)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -101,6 +102,53 @@ def test_a_folder_that_does_not_answer_blocks_nobody_and_gets_the_lines_later(fo
     path.write_text("")
     thread.close(DEADLINE_S)
     assert (folder.path / JOURNAL).read_text() == "one\n"
+
+
+def until(thread: FolderThread, condition: Callable[[], bool]) -> None:
+    """Wait until the descriptor rings, and the condition holds."""
+    until_s = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert select.select([thread.fd], [], [], until_s - time.monotonic())[0]
+        thread.heard()
+
+
+def test_whoever_gives_an_order_hears_when_it_is_on_the_disk_or_cannot_be(folder: RunFolder) -> None:
+    path = folder.path / JOURNAL
+    thread = FolderThread(folder, LeaseLimits)
+    said: list[tuple[bytes, str]] = []
+
+    def written() -> bool:
+        said.extend(thread.written())
+        return bool(said)
+
+    thread.write("one\n", b"someone")
+    until(thread, written)
+    assert (said, path.read_text()) == ([(b"someone", "")], "one\n")
+    path.unlink()
+    path.mkdir()
+    said.clear()
+    thread.write("two\n", b"another")
+    until(thread, written)
+    assert said[0][0] == b"another"
+    assert "cannot be written: Is a directory" in said[0][1]
+    thread.close(DEADLINE_S)
+
+
+def test_the_journal_is_read_by_the_thread_however_long_that_takes(folder: RunFolder) -> None:
+    path = folder.path / JOURNAL
+    os.mkfifo(path)
+    thread = FolderThread(folder, LeaseLimits)
+    assert thread.begun() == []
+    with path.open("w"):
+        found: list[object] = []
+
+        def begun() -> bool:
+            found.extend(thread.begun())
+            return bool(found)
+
+        until(thread, begun)
+    assert found == [None]
+    thread.close(DEADLINE_S)
 
 
 def test_a_policy_that_changes_is_taken_in_also_while_lines_come(

@@ -25,7 +25,7 @@ from farandole.launch.leases.limits import LeaseLimits
 from farandole.launch.leases.manager import FIND_AGAIN_S, LeaseManager
 from farandole.launch.leases.rules import LeaseRule
 from farandole.launch.leases.scheduler import JobPhase, Scheduler
-from farandole.launch.leases.seen import ScaleTo
+from farandole.launch.leases.seen import ScaleTo, Stop
 from farandole.launch.leases.supply import POLICY, LeaseSupply, limits_in
 from farandole.testing.scheduler.cluster import FakeCluster
 from farandole.testing.scheduler.fake import FakeScheduler
@@ -55,7 +55,7 @@ class Managed:
         self.manager = LeaseManager(self.limits, self.supply, self.scheduler, self.journal.append)
         if self.journal:
             *_, record = read_records(self.journal[-1:])
-            self.manager.restore(record.after, record.seen, self.now_s)
+            self.manager.restore(record.after, record.seen, self.now_s, record.asked)
 
     @property
     def now_s(self) -> float:
@@ -138,6 +138,19 @@ def test_a_release_that_died_with_its_controller_is_asked_for_again(make: Callab
     managed.begin()
     managed.advance(2.0)
     assert managed.phases().count(JobPhase.HELD) == 3
+
+
+def test_an_order_that_nothing_was_decided_about_is_the_next_controllers(make: Callable[..., Managed]) -> None:
+    managed = make(LIMITS)
+    managed.turn()
+    for order in (ScaleTo(3), Stop()):
+        managed.manager.order(order)
+        managed.journal.append(managed.manager.asked(managed.now_s))
+    managed.begin()
+    assert managed.turn() == []
+    assert managed.manager.plan.ordered == 3
+    assert not managed.manager.plan.stopped, "the lead that was to stop has ended"
+    assert not list(replay(managed.journal))
 
 
 def test_an_array_in_doubt_is_looked_for_by_the_next_controller_and_all_of_it_is_known(

@@ -18,7 +18,9 @@ from farandole.launch.hosts.discovery import Fixed
 from farandole.launch.hosts.leased_hosts import LeasedHosts, is_lent
 from farandole.launch.hosts.plan import Host
 from farandole.launch.hosts.run_folder import CONTACT, RunContact, RunFolder
+from farandole.launch.leases.folder_thread import JOURNAL
 from farandole.launch.leases.join import CANNOT_JOIN, terms_of
+from farandole.launch.leases.journal import LeaseRecord, read_records
 from tests.launch.conftest import MARKER, RunningJob
 from tests.launch.test_controller_dies import kill_controller
 from tests.launch.test_elastic_jobs import Train, end, generation, train
@@ -91,6 +93,10 @@ def test_a_lease_that_dies_costs_a_step_and_its_successor_is_another_one(train: 
     again = lend(running, "812", 0)  # as if Slurm had queued the same job again, and not said so
     assert again.wait(60) == 0
     running.until(lambda: "refused: node1+812_0 has been here before" in running.stderr)
+    kill_controller(running)
+    again = lend(running, "812", 0)
+    assert again.wait(60) == 0
+    running.until(lambda: running.stderr.count("refused: node1+812_0 has been here before") == 2, "by the next one")
     lend(running, "812", 0, SLURM_RESTART_COUNT="1")
     generation(running, lambda number, size: size == 2 and number > alone[0].generation)
     assert end(running) == 0
@@ -190,6 +196,58 @@ def test_a_run_that_was_stopped_is_so_for_the_next_controller_too(train: Train) 
     assert running.end() == 0
 
 
+def test_an_order_is_answered_when_the_next_controller_will_know_it(train: Train) -> None:
+    running = lead(train)
+    generation(running, lambda number, _: number == 1)
+    path = folder(running) / JOURNAL
+    running.until(path.exists, "for the first decision")
+    away = path.with_name("away")
+    path.rename(away)
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDWR)  # a pipe that takes what is written, and cannot be synced
+    try:
+        assert "Give the order again if the controller is replaced" in ordered(running, "hold")
+    finally:
+        path.unlink()
+        away.rename(path)
+        os.close(reader)
+    ordered(running, "scale", "3")
+    kill_controller(running)
+    running.until(lambda: "another one takes over" in running.stderr, "for the next one")
+    running.until(lambda: any(each.after.ordered == 3 for each in records(path)), "for the order to count")
+    assert end(running) == 0
+
+
+def records(path: Path) -> list[LeaseRecord]:
+    with path.open() as lines:
+        return list(read_records(lines))
+
+
+def test_a_journal_that_cannot_be_read_now_stops_no_controller(train: Train) -> None:
+    running = lead(train, "--hang-timeout", "2")
+    generation(running, lambda number, _: number == 1)
+    path = folder(running) / JOURNAL
+    running.until(path.exists, "for the first decision")
+    kept = path.read_bytes()
+    path.unlink()
+    os.mkfifo(path)  # to open it waits for somebody who writes, as a file server that is away
+    first = running.controller()
+    kill_controller(running)
+    generation(running, lambda number, _: number == 2)
+    now = running.controller()
+    assert now != first
+    for _ in range(5):  # each takes about a second
+        assert "run run: 1 worker" in ordered(running, "ps")
+    assert running.controller() == now, "it was not killed as hung"
+    fifo = os.open(path, os.O_WRONLY)
+    path.unlink()
+    path.write_bytes(kept)
+    path.chmod(0o600)
+    os.close(fifo)
+    assert "from now on the run is to have 2 workers" in ordered(running, "scale", "2")
+    assert end(running) == 0
+
+
 def test_a_folder_has_one_lead(train: Train) -> None:
     running = lead(train)
     generation(running, lambda number, _: number == 1)
@@ -197,6 +255,22 @@ def test_a_folder_has_one_lead(train: Train) -> None:
     assert second.returncode != 0
     assert f"a run goes on in {folder(running)}: take another --run-folder" in second.stderr
     assert (folder(running) / CONTACT).exists()
+    assert end(running) == 0
+
+
+def test_a_contact_that_an_earlier_lead_has_overwritten_late_is_published_again(train: Train) -> None:
+    running = lead(train)
+    generation(running, lambda number, _: number == 1)
+    run = RunFolder(folder(running))
+    own = run.contact()
+    late = msgspec.structs.replace(own, epoch=own.epoch - 1, addresses=["tcp://127.0.0.1:9"])
+    (run.path / "late").write_bytes(msgspec.json.encode(late))
+    (run.path / "late").chmod(0o600)
+    (run.path / "late").rename(run.path / CONTACT)
+    running.until(lambda: run.contact() == own, "for the contact of the lead")
+    (run.path / CONTACT).unlink()
+    running.until((run.path / CONTACT).exists, "for it to come again")
+    assert "run run: 1 worker" in ordered(running, "ps")
     assert end(running) == 0
 
 
@@ -239,6 +313,32 @@ def test_a_node_that_cannot_join_says_why_and_ends_with_status_3(case: str, tmp_
     assert done.returncode == CANNOT_JOIN
     assert said[case] in done.stderr
     assert "aaaa" not in done.stderr
+
+
+@pytest.mark.parametrize("case", ["other version", "rubbish", "readable", "folder", "nothing"])
+def test_a_second_lead_begins_only_where_there_is_certainly_no_first(case: str, tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "run")
+    path = run.path / CONTACT
+    words = {
+        "other version": "has Farandole 0.0.0",
+        "rubbish": "is not what a lead writes",
+        "readable": "with mode 644",
+        "folder": "it is no file, but a folder",
+        "nothing": "",
+    }[case]
+    if case in ("other version", "readable"):
+        contact = RunContact(["tcp://127.0.0.1:9"], "aa" * 32, 1.0, 0.2)
+        run.publish(msgspec.structs.replace(contact, version="0.0.0") if case == "other version" else contact)
+        path.chmod(0o644 if case == "readable" else 0o600)
+    elif case == "rubbish":
+        path.touch(0o600)
+    elif case == "folder":
+        path.mkdir()
+    if not words:
+        run.refuse_second()
+        return
+    with pytest.raises(UsageError, match=f"it is not known whether a run goes on in .*{words}.*rm {path}"):
+        run.refuse_second()
 
 
 @pytest.mark.parametrize(

@@ -59,8 +59,10 @@ class JobState:
         """Take an event in."""
         self._HANDLERS[type(event)](self, now, event)
 
-    def _on_found(self, _: float, event: job_events.HostsFound) -> None:
+    def _on_found(self, now: float, event: job_events.HostsFound) -> None:
         self.slots.found(event.hosts)
+        if self.awaits_hosts and self.patience_from_s is not None:
+            self.patience_from_s = now  # until now hosts of another lead had not all called, or were not lost
         self.awaits_hosts = False
 
     def _on_started(self, now: float, event: job_events.WorkerStarted) -> None:
@@ -276,14 +278,14 @@ class JobState:
     def patience_ends_s(self) -> float | None:
         """Time at which workers that have ``LEFT`` are no longer waited for; ``None``: no limit now."""
         patience_s = self.policy.patience_s(self.step_s)
-        if not self.over or patience_s is None or self.patience_from_s is None:
+        if not self.over or patience_s is None or self.patience_from_s is None or self.awaits_hosts:
             return None
         return self.patience_from_s + patience_s
 
     def hangs_at_s(self, worker: Worker) -> float | None:
         """Time at which a member that others wait for counts as hung; later if its process answers. ``None``: never."""
         patience_s = self.policy.patience_s(self.step_s)
-        if not self.over or patience_s is None or self.patience_from_s is None:
+        if not self.over or patience_s is None or self.patience_from_s is None or self.awaits_hosts:
             return None
         longest_s = self.patience_from_s + max(patience_s, self.policy.stall_shutdown_s)
         return min(longest_s, max(self.patience_from_s, worker.answered_s) + patience_s)

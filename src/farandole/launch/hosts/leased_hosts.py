@@ -11,6 +11,7 @@ nothing any more: its job ends, and the next lease has another name.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import final
 
 from farandole.control.agent_messages import LeaseTerms
@@ -63,6 +64,10 @@ class LeasedHosts(Discovery):
         self._seen.add(host)
         self._lent[host] = slots
         self._is_news = True
+
+    def refuse(self, gone: Collection[str]) -> None:
+        """Refuse hosts that the controllers before have given up."""
+        self._seen.update(gone)
 
     def release(self, host: str) -> bool:
         """Have the workers of a lent host leave at their next commit; False if it is not lent, or leaves already."""

@@ -30,6 +30,11 @@ LEAD_ANSWERS_S = 2.0
 
 
 @final
+class NoLeadError(UsageError):
+    """There is no ``run.json``, and so no lead: the run has not begun, or is over."""
+
+
+@final
 class RunContact(msgspec.Struct, frozen=True):
     """Contact of a lead: its ``addresses``, the job's ``secret``, and what its agents have to know.
 
@@ -103,6 +108,17 @@ class RunFolder:
             if self._epoch() == epoch:  # else another lead has come
                 (self.path / CONTACT).unlink(missing_ok=True)
 
+    def is_led_by(self, epoch: int) -> bool:
+        """True if the contact is that of the lead of this epoch; raises ``OSError`` where that cannot be read."""
+        try:
+            return self.contact().epoch == epoch
+        except NoLeadError:
+            return False
+        except UsageError as error:
+            if isinstance(error.__cause__, OSError):
+                raise error.__cause__ from error
+            return False
+
     def _epoch(self) -> int:
         """Epoch of the lead that has published last; 0 if that is not known."""
         with contextlib.suppress(UsageError):
@@ -110,11 +126,20 @@ class RunFolder:
         return 0
 
     def refuse_second(self) -> None:
-        """Raise ``UsageError`` if a lead answers that has this folder: two would release the same leases."""
+        """Raise ``UsageError`` if a lead has this folder, or may have: two would release the same leases."""
         try:
             contact = self.contact()
+        except NoLeadError:
+            return
+        except UsageError as error:
+            path = self.path / CONTACT
+            raise UsageError(
+                f"it is not known whether a run goes on in {self.path}: {error}. Try again, take another --run-folder, "
+                f"or, if that run is over, type: rm {path}"
+            ) from error
+        try:
             first_answering(contact.addresses, JobKeys.from_secret(contact.secret), LEAD_ANSWERS_S)
-        except (UsageError, ControlError):  # there is none, or it died and has left its contact
+        except ControlError:  # it died and has left its contact
             return
         raise UsageError(
             f"a run goes on in {self.path}: take another --run-folder, or end that one: farandole stop {self.path}"
@@ -127,7 +152,7 @@ class RunFolder:
         try:
             found = msgspec.json.decode(read_private(path), type=RunContact)
         except FileNotFoundError as error:
-            raise UsageError(f"there is no {path}: the run has not begun, or is over") from error
+            raise NoLeadError(f"there is no {path}: the run has not begun, or is over") from error
         except OSError as error:
             raise UsageError(f"{path} cannot be read: {error.strerror}") from error
         except NotPrivateError as error:

@@ -54,12 +54,14 @@ PROCESS_NAME = "farandole-ctl"
 class Legacy(msgspec.Struct, frozen=True):
     """Legacy of the controllers before: the name of each host's last agent, by host, and the names that are ``live``.
 
-    ``decided`` is the result of the job, if they have decided that it is to end.
+    ``decided`` is the result of the job, if they have decided that it is to end. Hosts that are ``gone`` were lent to
+    it, and count for nothing any more.
     """
 
     names: dict[str, str] = {}
     live: tuple[str, ...] = ()
     decided: JobResult | None = None
+    gone: tuple[str, ...] = ()
 
 
 @final
@@ -118,6 +120,7 @@ class ElasticController:
             agents = FarAgents(line, legacy.live, inherits=self._elastic.starter.passes_environment)
             loop = ElasticLoop(self._elastic, agents, root, line, formation, self._secret, self._terms)
             held.enter_context(loop)
+            loop.refuse(legacy.gone)
             if inherited is not None or adopts:
                 found = membership.generation, membership.members, membership.over
                 limits = Limits.of(self._settings)

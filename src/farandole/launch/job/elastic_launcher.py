@@ -40,7 +40,9 @@ from farandole.launch.job.launcher_pipe import (
     Decided,
     Finished,
     GiveUp,
+    Hidden,
     LauncherPipe,
+    LentHostGone,
     Listening,
     Ping,
     SendFor,
@@ -142,6 +144,8 @@ class _ControllerSupervisor:
         """Signals for workers that no controller has passed on yet."""
         self._deaths: list[float] = []
         self._decided: JobResult | None = None
+        self._gone: list[str] = []
+        """Lent hosts whose agents have ended or were given up: they may not come back."""
         self._outcome: JobResult | None = None
         self._begin()
 
@@ -171,7 +175,7 @@ class _ControllerSupervisor:
         """Fork the next controller, with what the one before has left."""
         ours, theirs = LauncherPipe.pair()
         live = [name for name, agent in self._named.items() if agent.code is None and agent.hosts]
-        legacy = Legacy(self._names, tuple(live), self._decided)
+        legacy = Legacy(self._names, tuple(live), self._decided, tuple(self._gone))
 
         def serve() -> None:
             ours.close()  # else this process held the launcher's end open, and would never see it close
@@ -196,10 +200,8 @@ class _ControllerSupervisor:
             if self.monitor is not None:
                 self.monitor.contact(self._addresses or [message.address], self._secret)
             self._publish()
-        elif isinstance(message, SendFor):
-            self._send_for(message.host, message.name)
-        elif isinstance(message, GiveUp) and message.name in self._named:
-            self._named[message.name].give_up()
+        elif isinstance(message, Hidden):
+            self._publish(again=True)
         elif isinstance(message, Signal):
             self._unpassed.remove(message.number)
         elif isinstance(message, Decided):
@@ -207,7 +209,18 @@ class _ControllerSupervisor:
         elif isinstance(message, Finished):
             self._outcome = JobResult(message.status, message.words)
 
-    def _publish(self) -> None:
+    def _publish(self, *, again: bool = False) -> None:
+        else:
+            self._on_host(message)
+
+    def _on_host(self, message: object) -> None:
+        """Take in what becomes of a host."""
+        if isinstance(message, SendFor):
+            self._send_for(message.host, message.name)
+        elif isinstance(message, GiveUp) and message.name in self._named:
+            self._named[message.name].give_up()
+        elif isinstance(message, LentHostGone):
+            self._gone.append(message.host)
         """Tell those who lend hosts how to reach the controller."""
         if self._terms is not None:
             told = self._settings
@@ -221,7 +234,7 @@ class _ControllerSupervisor:
                 lead_patience_s=self._terms.limits.lead_patience_s,
                 training=self._terms.term.training,
             )
-            if contact == self._published:
+            if contact == self._published and not again:
                 return  # the next controller listens where the one before did
             try:
                 self._terms.folder.publish(contact)

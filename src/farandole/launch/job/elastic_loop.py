@@ -37,7 +37,9 @@ from farandole.launch.job.launcher_pipe import (
     AgentEnded,
     AgentSaid,
     Decided,
+    Hidden,
     LauncherPipe,
+    LentHostGone,
     Ping,
     PipeClosed,
     Signal,
@@ -153,6 +155,11 @@ class ElasticLoop(Loop):
         if is_stopped:
             self._end_for_people()
 
+    def refuse(self, gone: Collection[str]) -> None:
+        """Admit none of the lent hosts that the controllers before have given up."""
+        if self._leases is not None:
+            self._leases.refuse(gone)
+
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
         if self._leases is not None:
@@ -181,8 +188,9 @@ class ElasticLoop(Loop):
         decides = self._decides_about_leases(time.monotonic())
         leases = decides.fds if decides is not None else ()
         fence = {self._fence.fd} if self._fence is not None and not self._fence.superseded else set()
+        folder = {self._leases.folder_fd} if self._leases is not None else set()
         others = () if self._orders is not None else (*self._discovery.fds, *leases)
-        return super()._fds | {self._line.fd, *others} | fence
+        return super()._fds | {self._line.fd, *others} | fence | folder
 
     def _on_descriptors(self, ready: set[int]) -> None:
         super()._on_descriptors(ready)
@@ -218,8 +226,12 @@ class ElasticLoop(Loop):
 
     def _on_turn(self, now: float) -> None:
         super()._on_turn(now)
+        if self._leases is not None:
+            self._leases.attend()
         if self._fence is not None and (words := self._fence.turn(now)):
             self._give_way(words, self._fence.superseded)
+        if self._fence is not None and self._fence.is_hidden():
+            self._line.send(Hidden())
         self._look(now)
         orders = []
         while self._formation.orders:
@@ -451,6 +463,7 @@ class ElasticLoop(Loop):
         if self._leases is not None and is_lent(host):
             self._far.forget(host)
             self._leases.closed(host)
+            self._line.send(LentHostGone(host))
             self._look(time.monotonic())  # before the loss of the host is told, after which a worker would start there
         self._confirm(host)
         if self._orders is not None and not self._open:

@@ -59,6 +59,10 @@ class Fence:
         """True unless it has not been looked for long whether another lead has come, as after a stop."""
         return now - self._thread.sure_s < UNSURE_S
 
+    def is_hidden(self) -> bool:
+        """True if the contact of this lead is to be published again, as another one has overwritten it."""
+        return self._thread.is_hidden() and not self.superseded
+
     def turn(self, now: float) -> str:
         """Have generations begin that are claimed; returns why this lead is to end, or ""."""
         for generation in self._thread.claimed():

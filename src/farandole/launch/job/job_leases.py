@@ -4,22 +4,26 @@
     refusal = leases.admit(terms)                   # an agent has come by itself
     leases.turn(now, busy=hosts_with_workers)       # what is due; ends agents whose workers have left
     leases.deadline_s, leases.fds                   # what wakes the loop for them
+    leases.attend(); leases.folder_fd               # takes in what the folder has answered, at any time
 
-The loop's thread calls all of it. The journal has one writer: the controller that lives.
+The loop's thread calls all of it. The journal has one writer: the controller that lives. Until its last line has been
+read, which takes as long as the file system likes, nothing is decided, and what happens waits in ``_later``.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 from farandole.control.agent_messages import LeaseTerms, StopWorkers
 from farandole.control.run_messages import HostView, Progressed, RunOrder, RunQuestion, RunReply, RunView
 from farandole.launch.hosts.leased_hosts import LeasedHosts, is_lent, title_of
 from farandole.launch.job.run_terms import RunTerms
-from farandole.launch.leases.folder_thread import FolderThread, last
+from farandole.launch.leases.folder_thread import FolderThread
 from farandole.launch.leases.lease import LeasePhase
 from farandole.launch.leases.manager import LeaseManager
 from farandole.launch.leases.seen import Hold, Resume, ScaleTo, Stop
@@ -48,6 +52,7 @@ class JobLeases:
         stop: Callable[[], object],
     ) -> None:
         self._hosts, self._root, self._formation, self._say, self._stop = hosts, root, formation, say, stop
+        self._folder = terms.folder.path
         self._files = FolderThread(terms.folder, terms.read_limits)
         scheduler = SlurmScheduler(os.environ) if terms.supply.script else None
         self._manager = LeaseManager(terms.limits, terms.supply, scheduler, self._files.write, say)
@@ -56,20 +61,42 @@ class JobLeases:
         self._terms: dict[str, LeaseTerms] = {}
         self._began_s = time.time()
         root.on_person = self._on_person
-        found = last(terms.folder)
-        if found is not None:  # of the controller before, or of the lead that was here before this job was requeued
-            self._manager.restore(found.after, found.seen, self._began_s)
+        self._later: list[Callable[[], object]] | None = []
+        """Calls for when the journal has been read; ``None`` once it has."""
+        self._replies: dict[bytes, tuple[bytes, str]] = {}
+        """Persons whose orders are on their way to the disk, and what they are told then."""
 
     def take_over(self, hosts: Mapping[str, int]) -> None:
         """Go on with the hosts and slots that the controller before had; their agents call again."""
         for host, slots in hosts.items():
             self._hosts.keep(host, slots)
-            self._manager.book.expect(host, title_of(host))
+            self._when_read(partial(self._manager.book.expect, host, title_of(host)))
+
+    def refuse(self, gone: Collection[str]) -> None:
+        """Admit none of these hosts any more."""
+        self._hosts.refuse(gone)
 
     def close(self) -> None:
         """End what the scheduler still does, and write the last lines of the journal."""
         self._manager.close()
         self._files.close(CLOSE_S)
+        self._reply()
+
+    def attend(self) -> None:
+        """Take in what the folder has answered: the journal of the controller before, and orders that stand in it."""
+        self._files.heard()
+        for found in self._files.begun():
+            if found is not None:  # or of the lead that was here before this job was requeued
+                self._manager.restore(found.after, found.seen, self._began_s, found.asked)
+            later, self._later = self._later or [], None
+            for call in later:
+                call()
+        self._reply()
+
+    @property
+    def folder_fd(self) -> int:
+        """Descriptor that is readable when ``attend`` has something to do."""
+        return self._files.fd
 
     @property
     def fds(self) -> tuple[int, ...]:
@@ -79,7 +106,7 @@ class JobLeases:
     @property
     def deadline_s(self) -> float | None:
         """Time (of ``time.monotonic``) at which ``turn`` has something to do."""
-        due_s = self._manager.due_s(time.time())
+        due_s = self._manager.due_s(time.time()) if self._later is None else None
         return None if due_s is None else time.monotonic() + due_s
 
     def admit(self, terms: LeaseTerms) -> str:
@@ -87,7 +114,7 @@ class JobLeases:
         refusal = self._hosts.admit(terms)
         if not refusal:
             self._terms[terms.host] = terms
-            self._manager.book.admit(terms, time.time())
+            self._when_read(partial(self._manager.book.admit, terms, time.time()))
         return refusal
 
     def keep(self, terms: LeaseTerms) -> None:
@@ -96,12 +123,12 @@ class JobLeases:
         self._dismissed.discard(terms.host)  # the order may be lost: it is given again if nobody works there
         if terms.host not in self._hosts.leaving:
             self._hosts.keep(terms.host, terms.slots)  # some of which may have had no worker
-        self._manager.book.admit(terms, time.time())
+        self._when_read(partial(self._manager.book.admit, terms, time.time()))
 
     def release(self, host: str, why: str) -> None:
         """Have the workers of a lent host leave at their next commit."""
         if self._hosts.release(host):
-            self._manager.book.leave(host, why, time.time())
+            self._when_read(partial(self._manager.book.leave, host, why, time.time()))
             self._say(f"{host} leaves at the next commit: {why}")
 
     def has_left(self, host: str) -> bool:
@@ -112,7 +139,7 @@ class JobLeases:
         """Take in that the agent of a host has ended, or is lost."""
         self._hosts.gone(host)
         cause = "its workers have left" if host in self._dismissed else "its agent is lost"
-        self._manager.book.gone(host, cause, time.time())
+        self._when_read(partial(self._manager.book.gone, host, cause, time.time()))
         self._terms.pop(host, None)
 
     def turn(self, busy: Collection[str]) -> None:
@@ -120,12 +147,23 @@ class JobLeases:
         self._read_limits()
         members = self._members()
         self._manager.stepped(self._formation.membership.step_s)
-        own = sum(not is_lent(host) for host in members.values())
-        for host, why in self._manager.turn(time.time(), len(members), own, set(members.values())):
+        decided = self._decided(members) if self._later is None else ()
+        for host, why in decided:
             self.release(host, why)
         for host in self._hosts.leaving - self._dismissed - set(busy):
             self._dismissed.add(host)
             self._root.tell(host, StopWorkers(0.0))
+
+    def _decided(self, members: Mapping[int, str]) -> Iterator[tuple[str, str]]:
+        own = sum(not is_lent(host) for host in members.values())
+        return self._manager.turn(time.time(), len(members), own, set(members.values()))
+
+    def _when_read(self, call: Callable[[], object]) -> None:
+        """Call it now, or when the journal has been read, in the order of what happens."""
+        if self._later is None:
+            call()
+        else:
+            self._later.append(call)
 
     def _read_limits(self) -> None:
         """Take in a policy that has been read anew."""
@@ -139,11 +177,33 @@ class JobLeases:
 
     def _on_person(self, identity: bytes, message: Any) -> None:
         if isinstance(message, Progressed):
-            self._manager.progressed(message, time.time())
+            self._when_read(partial(self._manager.progressed, message, time.time()))
         elif isinstance(message, RunQuestion):
             self._root.router.send(identity, self._view())
         elif isinstance(message, RunOrder):
-            self._root.router.send(identity, self._ordered(message))
+            self._when_read(partial(self._obey, identity, message))
+
+    def _obey(self, identity: bytes, message: RunOrder) -> None:
+        """Take an order in; whoever has given it hears so once it stands in the journal, for the next controller, too.
+
+        That the run is to end the launcher knows before anybody hears it, and whether or not the folder answers.
+        """
+        reply = self._ordered(message)
+        if reply.accepted:
+            tag = secrets.token_bytes(8)
+            if not self._files.write(self._manager.asked(time.time()), tag):
+                reply = RunReply(True, _unsafe(reply.text, f"{self._folder} takes nothing"))
+            elif message.verb != "stop":
+                self._replies[tag] = identity, reply.text
+                return
+        self._root.router.send(identity, reply)
+
+    def _reply(self) -> None:
+        """Answer those whose orders stand in the journal."""
+        for tag, why in self._files.written():
+            identity, text = self._replies.pop(tag, (b"", ""))
+            if identity:
+                self._root.router.send(identity, RunReply(True, _unsafe(text, why) if why else text))
 
     def _ordered(self, order: RunOrder) -> RunReply:
         """Take an order in; it is obeyed in the next turn of the loop, which follows at once."""
@@ -199,3 +259,7 @@ class JobLeases:
         if terms is None:
             return HostView(host, ranks, len(ranks))
         return HostView(host, ranks, terms.slots, terms.title, lease.ends_s if lease is not None else 0.0)
+
+
+def _unsafe(text: str, why: str) -> str:
+    return f"{text}. Give the order again if the controller is replaced, which will not know it: {why}"

@@ -49,6 +49,18 @@ class GiveUp(Said, frozen=True):
 
 
 @final
+class LentHostGone(Said, frozen=True):
+    """The agent of a host that was lent has ended, or was given up: the next controller refuses it, too."""
+
+    host: str
+
+
+@final
+class Hidden(Said, frozen=True):
+    """The contact in the run folder is not that of this lead, though no later one has come: publish it again."""
+
+
+@final
 class Decided(Said, frozen=True):
     """Result of the job once its workers have ended: for the next controller, which has not heard their last words."""
 
@@ -101,7 +113,20 @@ class PipeClosed(Said, frozen=True):
     """The other end is closed."""
 
 
-Any: TypeAlias = Listening | SendFor | GiveUp | Decided | Finished | Ping | Signal | AgentSaid | AgentEnded | PipeClosed
+Any: TypeAlias = (
+    Listening
+    | SendFor
+    | GiveUp
+    | LentHostGone
+    | Hidden
+    | Decided
+    | Finished
+    | Ping
+    | Signal
+    | AgentSaid
+    | AgentEnded
+    | PipeClosed
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Any)

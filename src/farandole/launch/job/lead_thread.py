@@ -4,9 +4,10 @@
     thread.claim(LeadEntry(2, generation=7, members=...))
     thread.claimed()            # [7], once that stands in the log; thread.fd is readable then
     thread.superseded           # why this lead is none any more; "" while it is
+    thread.is_hidden()          # True, once, if the contact in the folder is not this lead's
 
 A controller that waited for a file server would be killed as hung, so a thread does. It takes entries from
-``_entries``, a queue, and leaves numbers in ``_claimed``, a sentence in ``superseded`` and a time in ``sure_s``, each
+``_entries``, a queue, and leaves numbers in ``_claimed``, a sentence in ``superseded``, a time in ``sure_s``, each
 of which is written by the thread alone; for news of these it rings ``fd``. It is a daemon: stuck in the kernel it
 cannot be joined. ``_lock`` guards ``_closed`` and, with it, the number of that descriptor, which may be somebody
 else's once it is closed.
@@ -27,6 +28,7 @@ from typing import final
 from farandole.errors import FarandoleError
 from farandole.events import logger
 from farandole.launch.hosts.lead_log import LeadEntry, LeadLog, SupersededError
+from farandole.launch.hosts.run_folder import RunFolder
 
 LOOK_S = 1.0
 """Pause between two looks for another lead, and between two attempts to claim."""
@@ -45,6 +47,8 @@ class LeadThread:
         self.sure_s = time.monotonic()
         """Time, of ``time.monotonic``, at which this lead was the last one for certain."""
         self._log, self._epoch, self._every_s = LeadLog(folder), epoch, every_s
+        self._folder = RunFolder(folder)
+        self._hidden: deque[bool] = deque(maxlen=1)
         self._entries: queue.Queue[LeadEntry | None] = queue.Queue()
         self._claimed: deque[int] = deque()
         self._told = self._closed = False
@@ -65,6 +69,10 @@ class LeadThread:
         except BlockingIOError:
             return []
         return [self._claimed.popleft() for _ in range(len(self._claimed))]
+
+    def is_hidden(self) -> bool:
+        """True if the contact that was found last is not this lead's, which is the last one in the log."""
+        return bool(self._hidden) and self._hidden.pop()
 
     def close(self, patience_s: float) -> None:
         """End the thread, if that takes no longer than ``patience_s``."""
@@ -98,6 +106,9 @@ class LeadThread:
         self._log.check(self._epoch)
         self.sure_s = began_s
         if began_s - last_s > UNSURE_S:
+            self._ring()
+        if not self._folder.is_led_by(self._epoch):  # one that was late has overwritten it
+            self._hidden.append(True)
             self._ring()
         while waiting:
             self._log.append(waiting[0])

@@ -19,7 +19,7 @@ from farandole.elastic.membership.job_events import LeadReplaced, Seat
 from farandole.errors import UsageError
 from farandole.launch.hosts.lead_log import LeadEntry, LeadLog
 from farandole.launch.hosts.leased_hosts import is_lent
-from farandole.launch.hosts.run_folder import RunContact, RunFolder
+from farandole.launch.hosts.run_folder import NoLeadError, RunContact, RunFolder
 from farandole.launch.job.lead_thread import LOOK_S
 from farandole.launch.leases.limits import LeaseLimits
 from farandole.launch.leases.supply import LeaseSupply, limits_in, read_supply
@@ -108,10 +108,10 @@ class RunTerms(msgspec.Struct, frozen=True):
 
 
 def _contact(folder: RunFolder) -> RunContact | None:
-    """Contact that a lead has left which is gone; ``None`` if it has ended well, or another version cannot know."""
+    """Contact that a lead has left which is gone; ``None`` if it has ended well. Raises as ``contact`` does."""
     try:
         return folder.contact()
-    except UsageError:
+    except NoLeadError:
         return None
 
 

@@ -20,18 +20,19 @@ from farandole.launch.leases.actions import LeaseDecision
 from farandole.launch.leases.decide import decide
 from farandole.launch.leases.lease_plan import LeasePlan
 from farandole.launch.leases.limits import LeaseLimits
-from farandole.launch.leases.seen import LeaseSeen
+from farandole.launch.leases.seen import AnyLeaseOrder, LeaseSeen
 
 
 @final
-class LeaseRecord(msgspec.Struct, frozen=True):
-    """One call of ``decide``: what went in, and what came out."""
+class LeaseRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One call of ``decide``: what went in, and what came out. One with ``asked`` is none: orders wait for the next."""
 
     limits: LeaseLimits
     plan: LeasePlan
     seen: LeaseSeen
     after: LeasePlan
     decisions: list[LeaseDecision]
+    asked: list[AnyLeaseOrder] = []
 
 
 @final
@@ -61,6 +62,11 @@ def record(
     return _encoder.encode(LeaseRecord(limits, plan, seen, after, decisions)).decode() + "\n"
 
 
+def record_asked(limits: LeaseLimits, plan: LeasePlan, seen: LeaseSeen, asked: list[AnyLeaseOrder]) -> str:
+    """Orders that people have given, and that nothing has been decided about yet, as a line."""
+    return _encoder.encode(LeaseRecord(limits, plan, seen, plan, [], asked)).decode() + "\n"
+
+
 def read_records(lines: Iterable[str]) -> Iterator[LeaseRecord]:
     """Calls of a journal; raises ``UsageError`` for a line that is none."""
     for number, line in enumerate(lines, 1):
@@ -75,6 +81,8 @@ def read_records(lines: Iterable[str]) -> Iterator[LeaseRecord]:
 def replay(lines: Iterable[str]) -> Iterator[LeaseDifference]:
     """Decide every line again; yields those that come out otherwise."""
     for number, line in enumerate(read_records(lines), 1):
+        if line.asked:
+            continue
         after, decisions = decide(line.limits, line.plan, line.seen)
         if decisions != line.decisions or after != line.after:
             fields = LeasePlan.__struct_fields__

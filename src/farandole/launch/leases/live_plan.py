@@ -41,8 +41,9 @@ def dry_run(folder: RunFolder, scheduler: Scheduler, now_s: float) -> list[Lease
             raise UsageError(f"a look at {answer.subject} failed: {answer.words}")
         if isinstance(answer, Looked):
             book.look(answer.array, answer.jobs, now_s)
+    orders = (*found.asked, *book.orders())
     seen = msgspec.structs.replace(
-        found.seen, now_s=now_s, leases=book.leases, orders=book.orders(), refusals=(), looked_s=0.0
+        found.seen, now_s=now_s, leases=book.leases, orders=orders, refusals=(), looked_s=0.0
     )
     _, decisions = decide(limits, found.after, seen)
     return [decision for decision in decisions if not isinstance(decision.action, LOOKS)]

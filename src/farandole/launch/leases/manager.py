@@ -34,7 +34,7 @@ from farandole.launch.leases.actions import (
     SubmitArray,
 )
 from farandole.launch.leases.decide import decide
-from farandole.launch.leases.journal import record
+from farandole.launch.leases.journal import record, record_asked
 from farandole.launch.leases.lease import Lease, LeasePhase
 from farandole.launch.leases.lease_book import LeaseBook
 from farandole.launch.leases.lease_plan import LeasePlan
@@ -49,7 +49,7 @@ from farandole.launch.leases.scheduler import (
     Scheduler,
     Submitted,
 )
-from farandole.launch.leases.seen import AnyLeaseOrder, LeaseAdvice, LeaseProgress, LeaseRefusal, LeaseSeen
+from farandole.launch.leases.seen import AnyLeaseOrder, LeaseAdvice, LeaseProgress, LeaseRefusal, LeaseSeen, Stop
 from farandole.launch.leases.supply import LeaseSupply
 from farandole.launch.leases.turn import CANCELLED, ENDED, RELEASED, count
 
@@ -81,6 +81,8 @@ class LeaseManager:
         self._plan = LeasePlan()
         self._progress = LeaseProgress()
         self._orders: list[AnyLeaseOrder] = []
+        self._sizes = (0, 0)
+        """Workers that there were at the last decision, and those of the lead among them."""
         self._refusals: list[LeaseRefusal] = []
         self._answered = 0
         self._counts: dict[str, int] = {}
@@ -132,6 +134,10 @@ class LeaseManager:
         """Take in an order of a person."""
         self._orders.append(order)
 
+    def asked(self, now_s: float) -> str:
+        """Line of the journal by which the next controller knows the orders that nothing was decided about yet."""
+        return record_asked(self.limits, self._plan, self._see(now_s, *self._sizes), self._orders)
+
     def progressed(self, told: Progressed, now_s: float) -> None:
         """Take in what the script reports."""
         advice = self._progress.advice
@@ -165,7 +171,9 @@ class LeaseManager:
         is_due = 0 < self._plan.next_s <= now_s
         if self._known(have, own) == self._news and not is_told and not is_due:
             return  # the loop turns for every message of a worker
-        seen = self._see(now_s, have, own)
+        self._sizes = have, own
+        told = {"orders": (*self._orders, *self.book.orders()), "refusals": tuple(self._refusals)}
+        seen = msgspec.structs.replace(self._see(now_s, have, own), **told)
         self._orders.clear()
         self._refusals.clear()
         plan, decisions = decide(self.limits, self._plan, seen)
@@ -178,9 +186,11 @@ class LeaseManager:
             self._obey(decision, now_s)
         yield from self._leaving()
 
-    def restore(self, plan: LeasePlan, seen: LeaseSeen, now_s: float) -> None:
+    def restore(self, plan: LeasePlan, seen: LeaseSeen, now_s: float, asked: Collection[AnyLeaseOrder] = ()) -> None:
         """Go on from the last line of the journal."""
         # An order to stop was for the lead before, which has ended; if this one goes on, it was queued again.
+        # Of one that was given to this lead the launcher knows.
+        self._orders += [order for order in asked if not isinstance(order, Stop)]
         self._plan = msgspec.structs.replace(plan, stopped=False)
         self._answered = seen.arrays_answered
         self._progress = seen.progress
@@ -317,8 +327,6 @@ class LeaseManager:
             looked_s=max(0.0, now_s - self._looked_s),
             node_hours=self.book.node_hours(now_s),
             arrays_answered=self._answered,
-            orders=(*self._orders, *self.book.orders()),
-            refusals=tuple(self._refusals),
             utc_offset_s=float(time.localtime(now_s).tm_gmtoff),
         )
 
