@@ -5,6 +5,13 @@ import farandole.spark
 farandole.spark.run(train, args=(3,), np=4)
 """
 
+# Two threads: the one that called ``run``, in the launcher's loop, and one that runs the job of Spark, as that blocks
+# whoever starts it. They share ``_failure``: the job's thread writes it once, the loop reads it when it likes, and a
+# look too early finds "" and comes again. The job's thread is an ``InheritableThread``, which has a thread of the JVM
+# to itself, with what the caller has set for its own (the scheduler's pool), and gives it back: the job group that is
+# set there is nobody else's, so ``close`` may cancel it. It is a daemon: a job that does not end keeps no program
+# from ending.
+
 from __future__ import annotations
 
 import secrets
@@ -58,11 +65,7 @@ def run(
 
 @final
 class SparkLender(Lender):
-    """Slots that are the tasks of one barrier stage.
-
-    The job of Spark runs in a thread, as it blocks who starts it; ``_failure`` is written there before the thread ends,
-    and read afterwards.
-    """
+    """Slots that are the tasks of one barrier stage."""
 
     name = "Spark"
 

@@ -1,5 +1,8 @@
 """``horovod.ray.RayExecutor``, on ``farandole.launch.clusters.pool``."""
 
+# One thread calls everything here; the pool has two of its own, and makes calls in their order. In one of these, or
+# here if the call is over by then, runs the callback that ``run_remote`` leaves: it sends the outcome, and never waits.
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
