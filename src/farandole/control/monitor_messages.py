@@ -17,6 +17,9 @@ MODULE = "farandole.monitor.process"
 
 LOOPBACK = "127.0.0.1:0"
 
+UNIX = "unix:"
+"""Begin of an address in the file system."""
+
 
 class _Line(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     pass
@@ -26,8 +29,10 @@ class _Line(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 class MonitorConfig(_Line, frozen=True):
     """Begin of a monitor: what it records, and where its page is.
 
-    With ``live`` there is a page at ``listen``, by TLS if there is a ``certificate`` (a PEM file with key and chain).
-    ``link_file`` gets the link, as a file of the user alone. ``csv`` and ``tensorboard`` are written beside the record.
+    With ``live`` there is a page at ``listen``, by TLS if there is a ``certificate`` (a PEM file with key and chain);
+    or at no port, but at a socket in the file system, as ``unix:PATH``, for a process of this host. ``link_file`` gets
+    the link, as a file of the user alone. ``csv`` and ``tensorboard`` are written beside the record. With ``is_quiet``
+    nobody is told where all that is. The record of a ``search`` is written by the search, and the monitor shows it.
     """
 
     folder: str
@@ -38,6 +43,8 @@ class MonitorConfig(_Line, frozen=True):
     link_file: str = ""
     csv: bool = False
     tensorboard: bool = False
+    search: bool = False
+    is_quiet: bool = False
 
 
 @final

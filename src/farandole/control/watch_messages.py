@@ -19,6 +19,9 @@ WATCHER = b"watcher-"
 AT_STEPS = ("stop", "pause", "resume", "checkpoint")
 """Orders of a watcher that all ranks obey after the same step."""
 
+OF_TRIALS = ("pause-trial", "resume-trial", "stop-trial")
+"""Orders for one trial of a search, which obeys "pause", "resume" and "stop" as a whole."""
+
 AT_ONCE = ("scale", "end")
 """Orders that whoever runs the job obeys: another number of workers, or its end by SIGTERM."""
 
@@ -110,11 +113,15 @@ class Seen(Message, frozen=True):
 
 @final
 class WatchOrder(Message, frozen=True):
-    """Order ``number`` of mine, of ``AT_STEPS`` or ``AT_ONCE``; ``workers`` is for ``scale``. See ``OrderNews``."""
+    """Order ``number`` of mine, of ``AT_STEPS``, ``AT_ONCE`` or ``OF_TRIALS``; see ``OrderNews``.
+
+    ``workers`` is for ``scale``, and ``trial`` for those of trials.
+    """
 
     number: int
     verb: str
     workers: int = 0
+    trial: int = -1
 
 
 # -- the controller to a watcher --------------------------------------------------------------------------------------
@@ -180,6 +187,25 @@ class OrderNews(Message, frozen=True):
 
 
 @final
+class TrialNews(Message, frozen=True):
+    """State of a trial of a search: its row in the table of trials.
+
+    ``values`` are those of the table, ``step`` is its last epoch, and ``points`` are values after epochs, which stand
+    beside those that you know.
+    """
+
+    time_s: float
+    trial: int
+    state: str
+    params: dict[str, float | int | str | bool | None]
+    values: dict[str, float]
+    step: int
+    workers: int
+    note: str
+    points: list[tuple[int, float]]
+
+
+@final
 class Missed(Message, frozen=True):
     """So many messages were not sent to you, as you had not seen the ones before."""
 
@@ -189,5 +215,5 @@ class Missed(Message, frozen=True):
 OfWorker: TypeAlias = Metrics | Prepared | Acted
 OfController: TypeAlias = SendMetrics | Prepare | ActAt
 OfWatcher: TypeAlias = WatchJob | Seen | WatchOrder
-News: TypeAlias = Members | Ended | RankMetrics | Printed | Announced | OrderNews | Missed
+News: TypeAlias = Members | Ended | RankMetrics | Printed | Announced | OrderNews | TrialNews | Missed
 Any: TypeAlias = OfWorker | OfController | OfWatcher | News

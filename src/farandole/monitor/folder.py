@@ -7,7 +7,7 @@ r"""Folder of a recorded run: everything that the live view shows, on disk, in o
 
     runs/a/                     mode 0700; every file 0600
       run.json                  a RunInfo in JSON: versions, git, command, seeds, when it began, how it ended
-      metrics                   the log below
+      metrics                   the log below; of a search the states and values of its trials
       output/stdout, stderr     lines of workers as the launcher got them, each with its tag "[rank]<stream>:"
       tensorboard/, metrics.csv where they were asked for (farandole.monitor.exports)
       trials.log, checkpoints/  of a search, and of its trials: farandole.search writes them, nobody here
@@ -22,7 +22,7 @@ It is only ever appended to, a record by one ``write``. A run that was killed le
 whoever opens the log to write cuts it off at the last whole record, whoever reads stops there. A reader that goes on
 while the run does keeps its offset. Every number has two times: ``time_s`` in seconds since 1970, and a step.
 
-One writer: ``RunWriter`` holds a lock (``flock``) on ``metrics``, and a second one is refused. It does no ``fsync``:
+One writer: ``RunWriter`` holds a ``WriterLock`` on ``metrics``, and a second one is refused. It does no ``fsync``:
 a crash of the machine may cost seconds, one of the process nothing. Keys are in none of these files. A field may be
 added at the end of a record, with a default: older readers pass over it, and over classes that they do not know.
 """
@@ -30,7 +30,6 @@ added at the end of a record, with a default: older readers pass over it, and ov
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import struct
 import zlib
@@ -41,6 +40,7 @@ from typing import TYPE_CHECKING, TypeAlias, final
 import msgspec
 
 from farandole.control.watch_messages import MetricPoint
+from farandole.control.writer_lock import WriterLock
 from farandole.errors import UsageError
 from farandole.version import __version__
 
@@ -62,6 +62,7 @@ class RunInfo(msgspec.Struct, omit_defaults=True):
 
     ``versions`` are those of Python, Farandole and of the frameworks installed; ``git`` is the commit of the folder
     that it was started in, with ``+`` where files were changed; ``seeds`` are those that command and variables name.
+    ``search`` is for a search: how many trials of how many epochs, and whether small values are good.
     """
 
     began_s: float
@@ -76,6 +77,7 @@ class RunInfo(msgspec.Struct, omit_defaults=True):
     ended_s: float = 0.0
     status: int | None = None
     words: str = ""
+    search: dict[str, int | bool] = msgspec.field(default_factory=dict)
 
 
 # -- records ----------------------------------------------------------------------------------------------------------
@@ -116,7 +118,10 @@ class MarkRecord(_Record, frozen=True):
 
 @final
 class TrialRecord(_Record, frozen=True):
-    """State of one trial of a search: its row in the table of trials. The last one of each ``trial`` counts."""
+    """State of one trial of a search: its row in the table of trials. The last one of each ``trial`` counts.
+
+    ``points`` are values after epochs that stand in no record before.
+    """
 
     time_s: float
     trial: int
@@ -126,6 +131,7 @@ class TrialRecord(_Record, frozen=True):
     step: int = -1
     workers: int = 0
     note: str = ""
+    points: list[tuple[int, float]] = msgspec.field(default_factory=list)
 
 
 Record: TypeAlias = PointRecord | MemberRecord | MarkRecord | TrialRecord
@@ -137,9 +143,9 @@ _encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Record)
 class RunWriter:
     """The one writer of a run's folder."""
 
-    def __init__(self, path: Path, info: RunInfo, fd: int) -> None:
+    def __init__(self, path: Path, info: RunInfo, fd: int, lock: WriterLock) -> None:
         self.path, self.info = path, info
-        self._fd = fd
+        self._fd, self._lock = fd, lock
         self._outputs: dict[int, int] = {}
 
     @classmethod
@@ -150,7 +156,7 @@ class RunWriter:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if (folder / INFO).exists() or (folder / METRICS).exists():
                 raise UsageError(f"{folder} has the record of another run: give a folder that is new, or empty")
-            writer = cls(folder, info, _locked(folder, os.O_CREAT | os.O_EXCL))
+            writer = cls(folder, info, *_locked(folder, os.O_CREAT | os.O_EXCL))
             writer.describe()
         except OSError as error:
             raise UsageError(f"the run cannot be recorded in {folder}: {error.strerror}") from error
@@ -159,22 +165,23 @@ class RunWriter:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
-        """Go on with a run that is there; a torn record at the end of its log is cut off."""
+        """Go on with a run that is there; a torn record at the end of its log is cut off, and a missing log made."""
         folder = Path(path).absolute()
         info = read_info(folder)
         try:
-            fd = _locked(folder, 0)
+            fd, lock = _locked(folder, os.O_CREAT)
         except OSError as error:
             raise UsageError(f"the run in {folder} cannot be gone on with: {error.strerror}") from error
         with open(fd, "rb", closefd=False) as file:
             text = file.read()
         if not text.startswith(MAGIC) and not MAGIC.startswith(text):
+            lock.close()
             os.close(fd)
             raise UsageError(f"{folder / METRICS} is no log of a run")
         os.ftruncate(fd, whole := LogReader(text).whole)
         if not whole:
             os.write(fd, MAGIC)
-        return cls(folder, info, fd)
+        return cls(folder, info, fd, lock)
 
     def append(self, record: Record) -> None:
         """Write one record; raises ``OSError`` where the disk does not take it."""
@@ -203,6 +210,7 @@ class RunWriter:
         """Free the descriptors, and the lock. Idempotent."""
         fds, self._outputs = [self._fd, *self._outputs.values()], {}
         self._fd = -1
+        self._lock.close()
         for fd in fds:
             if fd >= 0:
                 os.close(fd)
@@ -263,12 +271,15 @@ def _opened(path: Path, how: int) -> int:
     return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | how, 0o600)
 
 
-def _locked(folder: Path, how: int) -> int:
+def _locked(folder: Path, how: int) -> tuple[int, WriterLock]:
     """The log, open and locked; raises ``UsageError`` if somebody writes it."""
     fd = _opened(folder / METRICS, how)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return fd, WriterLock(fd, folder / METRICS)
     except BlockingIOError as error:
         os.close(fd)
-        raise UsageError(f"the run in {folder} goes on: it has a writer already") from error
-    return fd
+        text = f"the run in {folder} goes on: it has a writer already ({error.strerror})"
+        raise UsageError(text) from error
+    except OSError:
+        os.close(fd)
+        raise

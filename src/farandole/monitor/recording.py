@@ -13,6 +13,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
+import msgspec
+
 from farandole.control.watch_messages import (
     Announced,
     Ended,
@@ -21,9 +23,10 @@ from farandole.control.watch_messages import (
     OrderNews,
     Printed,
     RankMetrics,
+    TrialNews,
 )
 from farandole.monitor.exports import Export
-from farandole.monitor.folder import MarkRecord, MemberRecord, PointRecord, Record, RunWriter
+from farandole.monitor.folder import MarkRecord, MemberRecord, PointRecord, Record, RunWriter, TrialRecord
 from farandole.monitor.hub import Hub
 
 logger = logging.getLogger("farandole.monitor")
@@ -31,11 +34,11 @@ logger = logging.getLogger("farandole.monitor")
 
 @final
 class Recording:
-    """Recording of one job; one thread."""
+    """Recording of one job; one thread. Without a ``writer`` the hub alone learns of it: another process records."""
 
-    def __init__(self, writer: RunWriter, hub: Hub, exports: Sequence[Export] = ()) -> None:
-        self._writer, self._hub, self._exports = writer, hub, list(exports)
-        self._is_written = True
+    def __init__(self, writer: RunWriter | None, hub: Hub, exports: Sequence[Export] = ()) -> None:
+        self._hub, self._exports = hub, list(exports)
+        self._writer, self._is_written = writer, True
 
     def take(self, message: Any) -> None:
         """Take in a message of the controller."""
@@ -50,10 +53,9 @@ class Recording:
             self._hub.interrupted()
             self._record(MarkRecord(message.time_s, "fault", message.reason))
         elif isinstance(message, Printed):
-            self._save(lambda: self._writer.output(message.stream, message.text))
-            self._hub.print(message.time_s, message.stream, message.text.decode(errors="replace").splitlines())
-        elif isinstance(message, Announced):
-            self._record(MarkRecord(message.time_s, "note", message.text))
+            self._print(message)
+        elif isinstance(message, Announced | TrialNews):
+            self._record(_record_of(message))
         elif isinstance(message, OrderNews):
             self._hub.order(message)
             if message.state == "acted":
@@ -61,17 +63,25 @@ class Recording:
         elif isinstance(message, Missed):
             self._hub.lost += message.count
 
+    def _print(self, message: Printed) -> None:
+        if (writer := self._writer) is not None:
+            self._save(lambda: writer.output(message.stream, message.text))
+        self._hub.print(message.time_s, message.stream, message.text.decode(errors="replace").splitlines())
+
     def end(self, status: int, words: str, time_s: float) -> None:
         """Take in that the job is over, and close the record."""
         self._hub.end(status, words, time_s)
-        self._save(self._writer.describe)
+        if self._writer is not None:
+            self._save(self._writer.describe)
         for export in self._exports:
             self._save(export.close)
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
 
     def _record(self, record: Record) -> None:
         self._hub.take(record)
-        self._save(lambda: self._writer.append(record))
+        if (writer := self._writer) is not None:
+            self._save(lambda: writer.append(record))
         for export in self._exports:
             self._save(lambda export=export: export.take(record))  # type: ignore[misc]
 
@@ -82,6 +92,12 @@ class Recording:
             work()
         except OSError as error:
             self._is_written = False
-            text = f"the record in {self._writer.path} ends here: {error.strerror}"
+            text = f"the record{f' in {self._writer.path}' if self._writer else ''} ends here: {error.strerror}"
             logger.warning("%s", text)
             self._hub.take(MarkRecord(self._hub.info.began_s, "fault", text))
+
+
+def _record_of(message: Announced | TrialNews) -> Record:
+    if isinstance(message, TrialNews):
+        return TrialRecord(**msgspec.structs.asdict(message))
+    return MarkRecord(message.time_s, "note", message.text)

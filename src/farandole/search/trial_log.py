@@ -7,14 +7,14 @@
         log.trials()                                        # those of earlier searches in this folder, too
 
 ``optuna-dashboard trials.log`` shows it, also while the search runs. Optuna's own file takes many writers and, where
-one of them dies in the middle of a line, can be read by nobody any more. Here there is one writer, which holds a lock
-on the file, and cuts off a line that is not whole when it opens it: what is lost is one entry, and the search does it
-again. Each entry is one ``write``, so the end of the process costs none; after a power failure the last may be missing.
+one of them dies in the middle of a line, can be read by nobody any more. Here there is one writer, which holds a
+``WriterLock`` on the file, and cuts off a line that is not whole when it opens it: what is lost is one entry, and the
+search does it again. Each entry is one ``write``, so the end of the process costs none; after a power failure the last
+may be missing.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
@@ -28,6 +28,7 @@ from optuna.storages.journal import BaseJournalBackend
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from farandole.control.writer_lock import WriterLock
 from farandole.errors import ControlError, UsageError
 from farandole.events import logger
 from farandole.search.advisor import Phase
@@ -147,10 +148,11 @@ class _OneWriter(BaseJournalBackend):
     """File of one line an entry, with what it says in memory: nobody else writes there."""
 
     def __init__(self, path: Path) -> None:
-        # Appending: should two processes have it after all (a file system without locks), no entry overwrites another.
+        self._lock: WriterLock | None = None
+        # Appending: should two processes have it after all, no entry overwrites another.
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
-            _lock(self._fd, path)
+            self._lock = _lock(self._fd, path)
             self._entries = _read(self._fd, path)
         except BaseException:
             self.close()
@@ -172,18 +174,21 @@ class _OneWriter(BaseJournalBackend):
 
     def close(self) -> None:
         """Close the file, which frees the lock."""
+        if self._lock is not None:
+            self._lock.close()
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
-def _lock(fd: int, path: Path) -> None:
+def _lock(fd: int, path: Path) -> WriterLock:
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return WriterLock(fd, path)
     except BlockingIOError as error:
-        raise UsageError(f"another search writes to {path}: wait for its end, or give another folder") from error
-    except OSError as error:  # this file system knows no locks
-        logger.debug("%s cannot be locked: %s", path, error)
+        text = f"another search writes to {path}: wait for its end, or give another folder ({error.strerror})"
+        raise UsageError(text) from error
+    except OSError as error:
+        raise ControlError(f"{path} cannot be kept from other searches: {error}") from error
 
 
 def _read(fd: int, path: Path) -> list[dict[str, Any]]:
