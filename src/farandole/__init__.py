@@ -34,8 +34,8 @@ from farandole.errors import (
 from farandole.version import __version__
 
 if TYPE_CHECKING:
-    from farandole.launch.function.background import launch as launch
     from farandole.launch.function.function import run as run
+    from farandole.monitor.launching import launch as launch
     from farandole.search.front import search as search
 
 __all__ = [

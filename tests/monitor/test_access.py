@@ -15,10 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, final
 
+import psutil
 import pytest
 
+from farandole.control.monitor_messages import MODULE
 from farandole.errors import UsageError
 from farandole.monitor.access import PageKeys, Role, listening
+from farandole.monitor.server import MOST_CONNECTIONS
 from tests.monitor.page import LiveRun, until
 
 BAD_MESSAGES = 10_000
@@ -218,6 +221,30 @@ def test_ten_thousand_bad_messages_do_no_harm(run: LiveRun) -> None:
 
 def last_step(run: LiveRun) -> int:
     return max((int(line.split("step ")[1].split()[0]) for line in run.said.splitlines() if "step " in line), default=0)
+
+
+def test_silent_connections_use_up_no_descriptors_and_keep_nobody_out(run: LiveRun) -> None:
+    [monitor] = [each for each in psutil.Process(run.process.pid).children(True) if MODULE in each.cmdline()]
+    host, port = run.address.removeprefix("http://").split(":")
+    with contextlib.ExitStack() as held, Stranger(run) as viewer:
+        viewer.say(json.dumps({"key": run.key}))
+        assert viewer.hear() != 4401
+        before = monitor.num_fds()
+        for _ in range(3 * MOST_CONNECTIONS):
+            held.enter_context(socket.create_connection((host, int(port)), timeout=30))
+        seen, code = shown(run, json.dumps({"key": run.key}), then='{"t":"ping"}')  # by then all of them are accepted
+        assert code == 0
+        assert seen[0]["role"] == "control"
+        assert monitor.num_fds() <= before + MOST_CONNECTIONS + 1
+        viewer.say('{"t":"ping"}')  # who has a key is not cut off for others
+        while not any(each["t"] == "pong" for each in _messages(viewer)):
+            pass
+
+
+def _messages(viewer: Stranger) -> list[Any]:
+    heard = viewer.hear()
+    assert not isinstance(heard, int)
+    return heard
 
 
 def test_keys_are_compared_whole_and_addresses_that_others_reach_need_a_certificate(tmp_path: Path) -> None:

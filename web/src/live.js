@@ -2,15 +2,17 @@
 
 import "uplot/dist/uPlot.min.css";
 import "./live.css";
-import { Chart, MOST_CURVES, colour, dash } from "./chart.js";
+import { Chart, MOST_CURVES, sample } from "./chart.js";
 import { connect } from "./connection.js";
 import { Curves } from "./curves.js";
-import { h, s, show, text } from "./dom.js";
+import { h, show, text } from "./dom.js";
 import { clock, number, plural, script, span } from "./format.js";
-import { About, Membership, Output, Trials } from "./panels.js";
+import { About, Membership, Output } from "./panels.js";
+import { Trials } from "./search.js";
 
 const SURE_MS = 5000;
 const LATE_MS = 3000;
+const BUSY_MS = 1500; // after which a kernel that has not answered runs a cell
 const FRAME_MS = 8; // of a frame, for drawing charts; what is left waits for the next one
 const HIDDEN = /_(low|high)$/;
 const LAST = ["samples_per_s", "step_s", "wait_s", "noise_scale"];
@@ -68,7 +70,7 @@ class View {
     this.grid = h("div", { class: "grid" });
     this.membership = new Membership();
     this.output = new Output();
-    this.trials = new Trials();
+    this.trials = new Trials(this);
     this.about = new About();
     this.skeleton = h("div", { class: "skeleton", "aria-hidden": "true" }, ...[1, 2, 3].map(() => h("div", { class: "card ghost" })));
     this.empty = h(
@@ -166,7 +168,6 @@ class View {
 
   on_trials(message) {
     this.trials.take(message.trials);
-    this.trials.draw();
   }
 
   on_output(message) {
@@ -184,6 +185,7 @@ class View {
   on_order(message) {
     const [, number_, verb, state, said, step, time] = message.order;
     if (this.isFresh && !this.isReady) return;
+    clearTimeout(this.busy);
     clearTimeout(this.pending.get(number_));
     if (state === "taken") {
       this.tellNews(`${verb}: ${said}`, "taken");
@@ -197,20 +199,22 @@ class View {
   }
 
   on_ordered(message) {
+    clearTimeout(this.busy);
     if (!this.pending.has(message.number)) this.pending.set(message.number, setTimeout(() => this.late(message.verb), LATE_MS));
   }
 
   on_refused(message) {
+    clearTimeout(this.busy);
     this.tellNews(message.text, "refused");
   }
 
   outcome(verb, step, said) {
     const done = { stop: "stopped", pause: "paused", resume: "goes on", checkpoint: "checkpoint" }[verb];
-    return done && step >= 0 ? `${done} at step ${step}` : `${verb}: ${said}`;
+    return done && step >= 0 && !this.run.search ? `${done} at step ${step}` : `${verb}: ${said}`;
   }
 
   late(verb) {
-    if (this.state.state === "ended" || this.link !== "open") return;
+    if (this.state.state === "ended" || this.link !== "open" || this.run.search) return;
     this.tellNews(`${verb}: no step has ended yet. A script without an optimizer of Farandole never obeys it.`, "taken");
     if (verb === "stop") this.endButton.hidden = false;
   }
@@ -230,10 +234,16 @@ class View {
     return this.state.state === "paused";
   }
 
-  order(verb, workers = 0) {
+  order(verb, workers = 0, trial = -1) {
     if (!this.mayOrder || this.state.state === "ended") return;
-    if (!this.connection.send({ t: "order", verb, workers })) return this.tellNews("not sent: the connection is lost", "refused");
+    if (!this.connection.send({ t: "order", verb, workers, trial })) return this.tellNews("not sent: the connection is lost", "refused");
     this.tellNews(`${verb}: sent`, "taken");
+    clearTimeout(this.busy);
+    if (this.connection.byKernel()) this.busy = setTimeout(() => this.waits(verb), BUSY_MS);
+  }
+
+  waits(verb) {
+    this.tellNews(`${verb}: waits for the kernel, which runs a cell. Interrupt the cell for it to be obeyed now`, "taken");
   }
 
   stop() {
@@ -300,6 +310,7 @@ class View {
       this.frame = 0;
       const begin = performance.now();
       this.drawRanks();
+      this.trials.draw();
       if (this.touched) {
         this.touched = false;
         this.membership.draw(this.members, this.marks, this.began, this.now);
@@ -328,25 +339,29 @@ class View {
     text(this.pill, shown);
     this.root.dataset.state = shown.replace(" ", "-");
     const isKnown = link !== "refused" && this.isReady;
-    const facts = isKnown
-      ? [`step ${number(step)}`, size ? plural(size, "rank") : "", span(this.now - this.began), samples ? `${number(samples)} samples of a rank` : "", lost ? `${lost} numbers were too many` : ""]
+    const search = this.run.search;
+    const facts = isKnown && search
+      ? [...this.trials.facts(search), span(this.now - this.began)]
+      : isKnown ? [`step ${number(step)}`, size ? plural(size, "rank") : "", span(this.now - this.began), samples ? `${number(samples)} samples of a rank` : "", lost ? `${lost} numbers were too many` : ""]
       : [];
     text(this.facts, facts.filter(Boolean).join(" · "));
     this.drawBanner(link, state);
     show(this.skeleton, link === "loading" || (link === "open" && !this.isReady));
-    show(this.empty, isKnown && !this.charts.size && state !== "ended");
+    show(this.empty, isKnown && !this.charts.size && state !== "ended" && !search);
     show(this.body, link !== "refused");
     show(this.controls, isKnown && this.charts.size > 0);
     const over = state === "ended" || link === "over";
     show(this.buttons, isKnown && !over);
     show(this.onlyLook, !this.mayOrder);
-    for (const each of [this.pauseButton, this.saveButton, this.stopButton, this.share]) show(each, Boolean(this.mayOrder));
+    for (const each of [this.pauseButton, this.saveButton, this.stopButton]) show(each, Boolean(this.mayOrder && (!search || each !== this.saveButton)));
+    show(this.share, Boolean(this.mayOrder && this.look));
     show(this.resizeForm, Boolean(this.mayOrder && this.state.resizable));
     for (const each of this.buttons.querySelectorAll("button, input")) each.disabled = link !== "open" || state === "stopping";
     this.endButton.disabled = link !== "open";
     this.saveButton.disabled ||= this.paused;
     text(this.pauseButton, this.paused ? "resume" : "pause");
-    for (const each of [this.membership, this.output, this.about]) show(each.element, Boolean(isKnown));
+    for (const each of [this.membership, this.output, this.about]) show(each.element, Boolean(isKnown && (!search || each !== this.output)));
+    if (search && isKnown) this.membership.ofSearch();
     if (isKnown && !this.wasKnown) {
       this.output.settle();
       this.touched = true;
@@ -365,7 +380,8 @@ class View {
       kind = "warn";
     } else if (state === "ended") {
       const { status, words: why, ended } = this.state;
-      words = status === 0 ? `The run has ended well at ${clock(ended)}, after step ${number(this.state.step)}.` : `The run ended at ${clock(ended)} with status ${status}, after step ${number(this.state.step)}. ${why}`;
+      const where = this.run.search ? "" : `, after step ${number(this.state.step)}`;
+      words = status === 0 ? `The ${this.run.search ? "search" : "run"} has ended well at ${clock(ended)}${where}. ${why}` : `The run ended at ${clock(ended)} with status ${status}${where}. ${why}`;
       kind = status === 0 ? "good" : "bad";
     } else if (link === "over") {
       words = "The run is over.";
@@ -394,7 +410,7 @@ class View {
       h("button", {
         type: "button", class: "rank", "aria-pressed": String(!this.hidden.has(rank)),
         onclick: () => this.toggleRank(rank),
-      }, this.sample(rank), `rank ${rank}`),
+      }, sample(rank, this.dark), `rank ${rank}`),
     ));
   }
 
@@ -410,11 +426,6 @@ class View {
       },
     }, h("label", {}, `lowest to highest of ${this.most} ranks, and ranks`, field), h("button", { type: "submit", class: "small" }, "show"));
     this.ranks.replaceChildren(form);
-  }
-
-  sample(rank) {
-    return s("svg", { width: 22, height: 8, "aria-hidden": "true" },
-      s("line", { x1: 0, x2: 22, y1: 4, y2: 4, stroke: colour(rank, this.dark), "stroke-width": 2, "stroke-dasharray": dash(rank).join(" ") || null }));
   }
 
   toggleRank(rank) {
@@ -448,6 +459,7 @@ class View {
       if (dark === this.dark) return;
       this.dark = dark;
       for (const chart of this.charts.values()) chart.remake();
+      this.trials.themed();
       this.redraw();
     };
     this.scheme.addEventListener("change", this.themed);
@@ -459,10 +471,11 @@ class View {
   watchSize() {
     this.sizes = new ResizeObserver(() => {
       for (const chart of this.charts.values()) chart.resize();
+      this.trials.resize();
       this.touched = true;
       this.redraw();
     });
-    this.sizes.observe(this.grid);
+    this.sizes.observe(this.body);
     this.seen = new IntersectionObserver((entries) => {
       for (const entry of entries) {
         const chart = this.charts.get(entry.target.dataset.name);
@@ -474,12 +487,14 @@ class View {
 
   close() {
     clearInterval(this.ticker);
+    clearTimeout(this.busy);
     cancelAnimationFrame(this.frame);
     for (const timer of this.pending.values()) clearTimeout(timer);
     this.connection.close();
     this.scheme.removeEventListener("change", this.themed);
     for (const each of [this.observer, this.sizes, this.seen]) each.disconnect();
     for (const chart of this.charts.values()) chart.close();
+    this.trials.close();
     this.root.remove();
   }
 }

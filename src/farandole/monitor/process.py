@@ -27,6 +27,7 @@ from farandole.control.dial import first_answering
 from farandole.control.keys import JobKeys
 from farandole.control.messages import encode
 from farandole.control.monitor_messages import (
+    UNIX,
     MonitorConfig,
     MonitorContact,
     MonitorEnd,
@@ -37,12 +38,12 @@ from farandole.control.monitor_messages import (
 )
 from farandole.control.private_file import write_private
 from farandole.control.process import name_this
-from farandole.control.watch_messages import WATCHER, OrderNews, Seen, WatchJob, WatchOrder
+from farandole.control.watch_messages import OF_TRIALS, WATCHER, OrderNews, Seen, WatchJob, WatchOrder
 from farandole.errors import ControlError, FarandoleError
 from farandole.monitor.access import PageKeys, listening
 from farandole.monitor.describe import describe
 from farandole.monitor.exports import CSV, TENSORBOARD, CsvExport, Export, TensorBoardExport
-from farandole.monitor.folder import RunWriter
+from farandole.monitor.folder import RunWriter, read_info, read_records
 from farandole.monitor.hub import Hub
 from farandole.monitor.recording import Recording
 
@@ -62,10 +63,12 @@ class JobMonitor:
     """Monitor of one job. The page's ``server`` is ``None`` where there is none."""
 
     def __init__(self, config: MonitorConfig) -> None:
-        info = describe(config.command)
-        self._writer = RunWriter.create(config.folder, info)
+        info = read_info(config.folder) if config.search else describe(config.command)
+        writer = None if config.search else RunWriter.create(config.folder, info)
         self._hub = Hub(info)
-        self._recording = Recording(self._writer, self._hub, list(_exports(config, self._writer.path)))
+        for record in read_records(config.folder) if config.search else ():
+            self._hub.take(record)
+        self._recording = Recording(writer, self._hub, list(_exports(config, Path(config.folder))))
         self._config = config
         self._server: Any = None
         self._dealer: Dealer | None = None
@@ -79,12 +82,17 @@ class JobMonitor:
             return ""
         from farandole.monitor.server import PageServer
 
-        host, port, tls = listening(self._config.listen, self._config.certificate)
         keys = PageKeys.new()
-        self._server = PageServer(self._hub, keys, self._order)
-        port = self._server.listen(host, port, tls)
-        shown = f"[{host}]" if ":" in host else host
-        link = keys.link(f"{'https' if tls else 'http'}://{shown}:{port}")
+        listen = self._config.listen
+        self._server = PageServer(self._hub, keys, self._order, is_reachable=not listen.startswith(UNIX))
+        if listen.startswith(UNIX):
+            self._server.listen_unix(listen.removeprefix(UNIX))
+            link = keys.link(listen)
+        else:
+            host, port, tls = listening(listen, self._config.certificate)
+            port = self._server.listen(host, port, tls)
+            shown = f"[{host}]" if ":" in host else host
+            link = keys.link(f"{'https' if tls else 'http'}://{shown}:{port}")
         if self._config.link_file:
             write_private(Path(self._config.link_file), link.encode() + b"\n")
         return link
@@ -162,13 +170,14 @@ class JobMonitor:
                 loop.remove_reader(fd)
             dealer.close(deliver=False)
 
-    def _order(self, verb: str, workers: int) -> int:
+    def _order(self, verb: str, argument: int) -> int:
         number = next(self._numbers)
         if self._dealer is None:
             text = "the live view has lost the job's controller"
             self._recording.take(OrderNews(number, verb, "refused", text, -1, time.time()))
         else:
-            self._dealer.send(WatchOrder(number, verb, workers))
+            of_trial = {"trial": argument} if verb in OF_TRIALS else {"workers": argument}
+            self._dealer.send(WatchOrder(number, verb, **of_trial))
         return number
 
     # -- viewers ------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
 from collections.abc import Callable
 from importlib import resources
@@ -37,6 +38,10 @@ KEY_S = 5.0
 """Time in which a viewer has to show its key."""
 
 MOST_VIEWERS, MOST_STRANGERS = 64, 32
+
+MOST_CONNECTIONS = 128
+"""Connections that are no viewers' yet; for one more the oldest goes, so that silent ones keep nobody out."""
+
 LONGEST_MESSAGE = 4096
 MOST_BEHIND_BYTES = 2**24
 """What a viewer has not taken; one that is further behind is cut off, and comes again for a snapshot."""
@@ -56,15 +61,24 @@ FILES = {
 }
 
 OnOrder: TypeAlias = Callable[[str, int], int]
-"""Gives an order, a verb and for ``scale`` a number of workers; returns the order's number."""
+"""Gives an order, a verb with its argument: of ``scale`` the workers, of ``pause-trial`` and others the trial.
+
+Returns the order's number.
+"""
 
 
 @final
 class ViewerOrder(msgspec.Struct, frozen=True, tag="order", tag_field="t", forbid_unknown_fields=True):
-    """Order of a viewer."""
+    """Order of a viewer; see ``WatchOrder``."""
 
     verb: str
     workers: int = 0
+    trial: int = -1
+
+    @property
+    def argument(self) -> int:
+        """Number that the verb is about."""
+        return self.workers if self.trial < 0 else self.trial
 
 
 @final
@@ -97,8 +111,10 @@ def built() -> bool:
 class PageServer:
     """Server of one run's page, in the running event loop. ``on_order`` is ``None`` where nothing can be ordered."""
 
-    def __init__(self, hub: Hub, keys: PageKeys, on_order: OnOrder | None) -> None:
+    def __init__(self, hub: Hub, keys: PageKeys, on_order: OnOrder | None, is_reachable: bool = True) -> None:
         self.hub, self.keys, self.on_order = hub, keys, on_order
+        self.is_reachable = is_reachable
+        """True if it has an address that browsers know."""
         self.viewers: set[_Socket] = set()
         self.strangers: set[_Socket] = set()
         told = {"server": self}
@@ -110,12 +126,20 @@ class PageServer:
             default_handler_class=_Nothing,
         )
         self._application = application
-        self._server: tornado.httpserver.HTTPServer | None = None
+        self._server: _CappedServer | None = None
 
     def listen(self, host: str, port: int, tls: ssl.SSLContext | None) -> int:
         """Listen there; returns the port. Raises ``OSError`` where that cannot be."""
         sockets = tornado.netutil.bind_sockets(port, host, reuse_port=False)
-        self._server = tornado.httpserver.HTTPServer(
+        self._serve(sockets, tls)
+        return int(sockets[0].getsockname()[1])
+
+    def listen_unix(self, path: str) -> None:
+        """Listen at a socket in the file system, for this user alone. Raises ``OSError`` where that cannot be."""
+        self._serve([tornado.netutil.bind_unix_socket(path, mode=0o600)], None)
+
+    def _serve(self, sockets: list[socket.socket], tls: ssl.SSLContext | None) -> None:
+        self._server = _CappedServer(
             self._application,
             ssl_options=tls,
             max_buffer_size=2**20,
@@ -125,7 +149,6 @@ class PageServer:
             body_timeout=IDLE_S,
         )
         self._server.add_sockets(sockets)
-        return int(sockets[0].getsockname()[1])
 
     def push(self) -> None:
         """Send viewers what has changed."""
@@ -142,11 +165,33 @@ class PageServer:
     async def close(self) -> None:
         """Let viewers have the last of it, and end."""
         self.push()
-        for socket in (*self.viewers, *self.strangers):
-            socket.close(1001, "the run has ended")
+        for viewer in (*self.viewers, *self.strangers):
+            viewer.close(1001, "the run has ended")
         if self._server is not None:
             self._server.stop()
             await self._server.close_all_connections()
+
+
+@final
+class _CappedServer(tornado.httpserver.HTTPServer):
+    """Server that spends no more descriptors on connections than it may, whether they ever say something or not."""
+
+    def initialize(self, *args: Any, **kwargs: Any) -> None:
+        self._streams: dict[Any, None] = {}
+        super().initialize(*args, **kwargs)
+
+    def handle_stream(self, stream: Any, address: Any) -> None:
+        self._streams = {each: None for each in self._streams if not each.closed()}
+        while len(self._streams) >= MOST_CONNECTIONS:
+            oldest = next(iter(self._streams))
+            self.keep(oldest)
+            oldest.close()
+        self._streams[stream] = None
+        super().handle_stream(stream, address)
+
+    def keep(self, stream: Any) -> None:
+        """Count it no more, as it is a viewer's."""
+        self._streams.pop(stream, None)
 
 
 class _Guarded(tornado.web.RequestHandler):
@@ -200,7 +245,7 @@ class _Order(_Guarded):
             order = _orders.decode(self.request.body)
         except msgspec.DecodeError:
             raise tornado.web.HTTPError(400) from None
-        self.finish({"number": self._page.on_order(order.verb, order.workers)})
+        self.finish({"number": self._page.on_order(order.verb, order.argument)})
 
 
 @final
@@ -269,10 +314,12 @@ class _Socket(tornado.websocket.WebSocketHandler):
             return
         if self._deadline is not None:
             self._deadline.cancel()
+        if page._server is not None and self.ws_connection is not None:
+            page._server.keep(getattr(self.ws_connection, "stream", None))
         page.push()  # the others, so that changes from here on are this one's, too
         may = self._role is Role.CONTROL
         hello = {"t": "hello", "role": self._role.value, "orders": may and page.on_order is not None}
-        if may:
+        if may and page.is_reachable:
             hello["look"] = page.keys.fragment(Role.LOOK)
         self.send([msgspec.json.encode(each) for each in (hello, *page.hub.snapshot(()), {"t": "ready"})])
         page.viewers.add(self)
@@ -290,5 +337,5 @@ class _Socket(tornado.websocket.WebSocketHandler):
         elif self._role is not Role.CONTROL or page.on_order is None:
             self.send([b'{"t":"refused","text":"this key may only look"}'])
         else:
-            number = page.on_order(message.verb, message.workers)
+            number = page.on_order(message.verb, message.argument)
             self.send([msgspec.json.encode({"t": "ordered", "number": number, "verb": message.verb})])

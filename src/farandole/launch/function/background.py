@@ -1,8 +1,10 @@
-"""``farandole.launch``: a function on N workers while the notebook, or the program, goes on.
+"""A function on N workers while the notebook, or the program, goes on: what ``farandole.launch`` returns.
 
-job = farandole.launch(train, np=2)        # returns at once
-job.resize(4)                              # for functions of ``hvd.elastic.run``
-job.result()                               # waits; what ``farandole.run`` would have returned
+    job = LaunchedFunction(request, task, np=2)    # returns at once
+    job.resize(4)                                  # for functions of ``hvd.elastic.run``
+    job.result()                                   # waits; what ``farandole.run`` would have returned
+
+``farandole.monitor.launching`` has the function itself: of the live view, floors below know nothing.
 """
 
 # Threads. One, of the job, is in ``run_elastic`` from its beginning to its end; ``_outcome`` and ``_failure`` are its
@@ -13,34 +15,55 @@ job.result()                               # waits; what ``farandole.run`` would
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import shutil
 import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import msgspec
 
+from farandole.control.monitor_messages import UNIX, MonitorConfig
 from farandole.errors import ControlError, UnsupportedError, UsageError
-from farandole.launch.agents.ssh import Ssh
 from farandole.launch.function.elastic_function import JobRequest, run_elastic
-from farandole.launch.function.function import function_job, packed
+
+logger = logging.getLogger("farandole.launch")
+
+
+class ViewPlan(NamedTuple):
+    """View of a job to be: by what it is made, the folder of the record ("" for none that lasts), and the title."""
+
+    view: Callable[[LaunchedFunction], Any]
+    record: str
+    name: str
 
 
 @final
 class LaunchedFunction:
     """A function that runs on workers of this host. At the interpreter's end it is stopped."""
 
-    def __init__(self, request: JobRequest, task: bytes, np: int) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="farandole-")
-        self._file = Path(self._folder.name, "hosts")
+    def __init__(self, request: JobRequest, task: bytes, np: int, watch: ViewPlan | None = None) -> None:
+        folder = tempfile.mkdtemp(prefix="farandole-")
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self.link_file = Path(folder, "live.link")
+        """File with the way to the job's live view while it is there, if it has any."""
+        self.record = Path(watch.record or Path(folder, "run")) if watch is not None else None
+        self._view, self._widget = watch.view if watch is not None else None, None
+        if watch is not None:
+            request = _watched(request, watch.name, Path(folder), self.record)
+        self._file = Path(folder, "hosts")
         self._np = np
         self._write(np)
         self._request, self._task = msgspec.structs.replace(request, hostfile=str(self._file)), task
         self._lock = threading.Lock()
+        self._calls: list[Callable[[], None]] | None = []
+        """Calls for when it has ended; ``None`` then."""
         self._launcher = -1  # descriptor of its process, while there is one
         self._is_stopped = False
         self._outcome: list[Any] = []
@@ -98,8 +121,23 @@ class LaunchedFunction:
 
     @property
     def widget(self) -> Any:
-        """Live view of the job; ``UnsupportedError`` where there is none."""
-        raise UnsupportedError("this version has no live view: look at the job itself, and call .result() or .stop()")
+        """Live view of the job, for the notebook; ``UnsupportedError`` where there is none."""
+        if self._view is None:
+            raise UnsupportedError(
+                "this job has no live view, as it was launched outside of a notebook or by live=False: launch it by "
+                "farandole.launch(..., live=True), or train by farandole run --live, which has a page"
+            )
+        if self._widget is None:
+            self._widget = self._view(self)
+        return self._widget
+
+    def when_over(self, call: Callable[[], None]) -> None:
+        """Call this by another thread when the workers have ended, before ``result`` returns; at once if they have."""
+        with self._lock:
+            if self._calls is not None:
+                self._calls.append(call)
+                return
+        call()
 
     def _write(self, np: int) -> None:
         new = self._file.with_suffix(".new")
@@ -107,11 +145,17 @@ class LaunchedFunction:
         new.replace(self._file)
 
     def _run(self) -> None:
-        with self._folder:
+        try:
+            self._outcome = run_elastic(self._request, self._task, self._begun)
+        except BaseException as error:  # ``result`` raises it
+            self._failure = error
+        with self._lock:
+            calls, self._calls = self._calls, None
+        for call in calls or ():
             try:
-                self._outcome = run_elastic(self._request, self._task, self._begun)
-            except BaseException as error:  # ``result`` raises it
-                self._failure = error
+                call()
+            except Exception:  # the job's result is not to be lost by it
+                logger.warning("the end of a job could not be shown", exc_info=True)
 
     @contextlib.contextmanager
     def _begun(self, pid: int) -> Iterator[None]:
@@ -133,26 +177,14 @@ def _terminate(pidfd: int) -> None:
         signal.pidfd_send_signal(pidfd, signal.SIGTERM)
 
 
-def launch(
-    func: Callable[..., Any],
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    np: int = 1,
-    *,
-    env: Mapping[str, str] | None = None,
-    python_path: Sequence[str] = (),
-    **knobs: Any,
-) -> LaunchedFunction:
-    """Call ``func(*args, **kwargs)`` on ``np`` new workers of this host, and return at once.
-
-        job = farandole.launch(train, kwargs={"lr": 0.1}, np=2)
-        job.result()
-
-    Arguments are those of ``farandole.run``. The job is elastic: ``resize`` changes its workers where ``func`` trains
-    by ``hvd.elastic.run``. What workers print comes to this process's output.
-    """
-    if np < 1:
-        raise UsageError(f"np={np} asks for no worker; it must be at least 1")
-    job = function_job(env, python_path, {"min_np": 1, **knobs})
-    task = packed(func, args, kwargs)
-    return LaunchedFunction(JobRequest(job, None, "", "", Ssh(), is_local=True), task, np)
+def _watched(request: JobRequest, name: str, folder: Path, record: Path | None) -> JobRequest:
+    """The job with a monitor, whose page has no port: it is for this process alone."""
+    config = MonitorConfig(
+        str(record),
+        [name],
+        live=True,
+        listen=f"{UNIX}{folder / 'live'}",
+        link_file=str(folder / "live.link"),
+        is_quiet=True,
+    )
+    return msgspec.structs.replace(request, job=msgspec.structs.replace(request.job, monitor=config))

@@ -93,7 +93,9 @@ class ElasticLauncher:
             config = self._elastic.job.monitor
             monitor = held.enter_context(MonitorProcess(config)) if config is not None else None
             if monitor is not None:
-                say_where(monitor.await_ready())
+                ready = monitor.await_ready()
+                if config is not None and not config.is_quiet:
+                    say_where(ready)
             journal, copy = os.memfd_create("journal"), _opened(settings.elastic_journal)
             agents = held.enter_context(Agents([], settings, captured=True, death_signal=signal.SIGTERM))
             supervisor = _ControllerSupervisor(self._elastic, settings, agents, interrupts, journal, copy, self._terms)
@@ -142,10 +144,10 @@ class _ControllerSupervisor:
         self._signals: list[int] = []
         self._unpassed: list[int] = []
         """Signals for workers that no controller has passed on yet."""
-        self._deaths: list[float] = []
-        self._decided: JobResult | None = None
         self._gone: list[str] = []
         """Lent hosts whose agents have ended or were given up: they may not come back."""
+        self._deaths: list[float] = []
+        self._decided: JobResult | None = None
         self._outcome: JobResult | None = None
         self._begin()
 
@@ -208,8 +210,6 @@ class _ControllerSupervisor:
             self._decided = JobResult(message.status, message.words)
         elif isinstance(message, Finished):
             self._outcome = JobResult(message.status, message.words)
-
-    def _publish(self, *, again: bool = False) -> None:
         else:
             self._on_host(message)
 
@@ -221,6 +221,8 @@ class _ControllerSupervisor:
             self._named[message.name].give_up()
         elif isinstance(message, LentHostGone):
             self._gone.append(message.host)
+
+    def _publish(self, *, again: bool = False) -> None:
         """Tell those who lend hosts how to reach the controller."""
         if self._terms is not None:
             told = self._settings

@@ -1,0 +1,80 @@
+"""``farandole.launch``: a function on N workers while the notebook, or the program, goes on, with its live view.
+
+job = farandole.launch(train, np=2)        # returns at once
+job.widget                                 # the live view, in the notebook
+job.resize(4)                              # for functions of ``hvd.elastic.run``
+job.result()                               # waits; what ``farandole.run`` would have returned
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from farandole.errors import UsageError
+from farandole.launch.agents.ssh import Ssh
+from farandole.launch.function.background import LaunchedFunction, ViewPlan
+from farandole.launch.function.elastic_function import JobRequest
+from farandole.launch.function.function import function_job, packed
+from farandole.monitor.folder import INFO
+
+NEEDED = ("anywidget", "matplotlib", "tornado")
+
+
+def launch(
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    np: int = 1,
+    *,
+    env: Mapping[str, str] | None = None,
+    python_path: Sequence[str] = (),
+    live: bool | None = None,
+    record: str | os.PathLike[str] = "",
+    **knobs: Any,
+) -> LaunchedFunction:
+    """Call ``func(*args, **kwargs)`` on ``np`` new workers of this host, and return at once.
+
+        job = farandole.launch(train, kwargs={"lr": 0.1}, np=2)
+        job.widget
+        job.result()
+
+    Arguments are those of ``farandole.run``. The job is elastic: ``resize`` changes its workers where ``func`` trains
+    by ``hvd.elastic.run``. What workers print comes to this process's output.
+
+    ``widget`` is its live view, for which a process beside the launcher collects numbers from the beginning on: with
+    ``live``, which is by default what a notebook has if it can show it. The run is recorded in the folder ``record``,
+    which must be new or empty; without one, in one that goes with the job.
+    """
+    if np < 1:
+        raise UsageError(f"np={np} asks for no worker; it must be at least 1")
+    watch = None
+    if live or record or (live is None and _can_show()):
+        if missing := _missing():
+            raise UsageError(f"a live view needs {missing}, which is not here: pip install 'farandole[notebook]'")
+        if record and Path(record, INFO).exists():
+            raise UsageError(f"{record} has the record of another run: give a folder that is new, or empty")
+        watch = ViewPlan(_widget, os.path.abspath(record) if record else "", getattr(func, "__qualname__", "training"))
+    job = function_job(env, python_path, {"min_np": 1, **knobs})
+    task = packed(func, args, kwargs)
+    return LaunchedFunction(JobRequest(job, None, "", "", Ssh(), is_local=True), task, np, watch)
+
+
+def _widget(job: LaunchedFunction) -> Any:
+    from farandole.monitor.widget import LiveWidget  # notebooks have what it needs
+
+    return LiveWidget(job)
+
+
+def _can_show() -> bool:
+    """True in the kernel of a notebook that has what the live view needs."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return getattr(shell, "kernel", None) is not None and not _missing()
+
+
+def _missing() -> str:
+    return " and ".join(name for name in NEEDED if importlib.util.find_spec(name) is None)
