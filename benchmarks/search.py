@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import farandole
 from benchmarks.measure import Row, Sample, Table, Verdict
 
 WORKERS, EPOCH_S = 2, 0.02
+TUNE_NEEDS = ("ray", "pandas", "pyarrow", "pydantic", "requests", "tensorboardX")
 
 
 def run(quick: bool) -> list[Table]:
@@ -60,7 +62,12 @@ def curve(trial: Any) -> None:
 def _throughput(trials: int, rounds: int) -> Table:
     """Trials in a second, start and end of the workers included; in turn, so that all have the same machine."""
     contenders: dict[str, Callable[[int], object]] = {"farandole": _farandole, "Optuna, n_jobs": _optuna}
-    if importlib.util.find_spec("ray"):
+    missing = [name for name in TUNE_NEEDS if importlib.util.find_spec(name) is None]
+    if missing:
+        print(
+            f"Ray Tune is left out, as {', '.join(missing)} is not installed: pip install 'ray[tune]'", file=sys.stderr
+        )
+    else:
         contenders["Ray Tune"] = _ray
     taken: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(rounds):

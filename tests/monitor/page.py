@@ -117,3 +117,55 @@ def picture(page: Any, name: str) -> None:
     """Keep a picture of the page, where that is asked for."""
     if KEEP:
         Path(KEEP, f"{name}.png").write_bytes(page.screenshot(full_page=True))
+
+
+@final
+class LiveSearch:
+    """A search with a live page: each epoch of a trial waits for the file ``go``, or takes a tenth of a second."""
+
+    SCRIPT = """
+import pathlib, time
+import numpy as np
+import farandole.numpy as hvd
+from farandole.numpy import elastic
+def train(trial):
+    x = trial.parameters["x"]
+    hvd.init()
+    state = elastic.NumpyState(weights={"w": np.zeros(1)}, epoch=0)
+    trial.resume(state)
+    @elastic.run
+    def epochs(state):
+        while state.epoch < trial.epochs:
+            until = time.monotonic() + (0.02 if pathlib.Path("fast").exists() else 0.2)
+            while time.monotonic() < until or not pathlib.Path("go").exists():
+                time.sleep(0.01)
+            state.epoch += 1
+            trial.report((x - 0.3) ** 2 + 1 / state.epoch, state.epoch)
+    epochs(state)
+"""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.folder, self.record = folder, folder / "run"
+        (folder / "tune.py").write_text(self.SCRIPT)
+        (folder / "space.toml").write_text('[x]\nlow = 0.0\nhigh = 1.0\n[kind]\nchoices = ["sgd", "adam"]\n')
+        command = [sys.executable, "-m", "farandole", "search", "tune.py", "space.toml", "--live", *options]
+        with open(folder / "out.txt", "wb") as out:
+            self.process = subprocess.Popen(
+                [*command, "--folder", "run"], cwd=folder, stdout=out, stderr=out, stdin=subprocess.DEVNULL
+            )
+        until(lambda: (self.record / "live.link").exists() or self.process.poll() is not None, "for the link")
+        assert self.process.poll() is None, self.said
+        self.link = (self.record / "live.link").read_text().strip()
+
+    @property
+    def said(self) -> str:
+        return (self.folder / "out.txt").read_text()
+
+    def let(self, name: str) -> None:
+        """Let trials go on: ``go``, or ``fast``."""
+        (self.folder / name).touch()
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+            self.process.wait(DEADLINE_S)

@@ -83,3 +83,21 @@ def test_its_help_fits_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatc
     text = capsys.readouterr().out
     assert "trial.report(loss, epoch)" in text
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_searches_are_listed_compared_and_drawn_as_runs_are(tmp_path: Path) -> None:
+    words = ["search", "tune.py", "space.toml", "--trials", "4", "--pool", "2", "--epochs", "3"]
+    for name in ("a", "b"):
+        farandole(tmp_path, *words, "--folder", f"runs/{name}", "--seed", str(ord(name))).ok()
+    listed = farandole(tmp_path, "runs", "list", "runs").ok().stdout
+    assert "4/4" in listed
+    compared = farandole(tmp_path, "runs", "compare", "runs/a", "runs/b").ok().stdout
+    assert any(line.split() == ["seed", "97", "98"] for line in compared.splitlines()), compared
+    assert compared.count("(trial ") == 2
+    farandole(tmp_path, "runs", "plot", "runs/a", "runs/b", "--out", "trials.png").ok()
+    assert (tmp_path / "trials.png").stat().st_size > 10_000
+
+
+def test_a_page_cannot_listen_where_others_read_along(tmp_path: Path) -> None:
+    words = ["search", "tune.py", "space.toml", "--folder", "run", "--live", "--live-listen", "0.0.0.0:0"]
+    assert "others can read along" in farandole(tmp_path, *words).stderr

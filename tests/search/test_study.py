@@ -117,3 +117,34 @@ def test_a_search_that_is_larger_in_maximizing(tmp_path: Path) -> None:
         study.released(number)
     assert study.next()[0] == 1
     log.close()
+
+
+@given(seed=st.integers(0, 10**6), workers=st.integers(1, 3))
+def test_whatever_somebody_pauses_and_resumes_each_epoch_is_there_once(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, workers: int
+) -> None:
+    """Trials that were paused by hand keep their last epoch, so none is trained twice."""
+    chance, path = random.Random(seed), tmp_path_factory.mktemp("study")
+    study, log = make(path)
+    active: dict[int, int] = {}
+    saved: dict[int, int] = {}
+    orders = 40
+    while not study.is_over:
+        while len(active) < workers and (number := study.next()[0]) is not None:
+            active[number] = saved.get(number, 0)
+        if not active or (orders and chance.random() < 0.4):
+            orders = max(0, orders - 1)
+            study.is_paused = bool(orders) and chance.random() < 0.2
+            for row in study.rows:
+                row.is_held = row.phase == "running" and bool(orders) and chance.random() < 0.3
+            continue
+        number = chance.choice(sorted(active))
+        epoch = active[number] = active[number] + 1
+        assert epoch not in study.rows[number].values
+        if not study.report(number, epoch, loss(study, number, epoch))[0]:
+            saved[number] = active.pop(number)
+            study.released(number)
+    study.close()
+    log.close()
+    assert {row.phase for row in study.rows} == {"complete", "pruned"}
+    assert len(study.rows) == PLAN.trials

@@ -2,7 +2,7 @@
 
 import uPlot from "uplot";
 import { band, line } from "./curves.js";
-import { h, text } from "./dom.js";
+import { h, s, text } from "./dom.js";
 import { clock, number, span, title } from "./format.js";
 
 // Okabe and Ito: told apart by all common kinds of colour vision; beyond colour, curves differ by their dashes.
@@ -13,7 +13,12 @@ export const MOST_CURVES = 8;
 const HEIGHT = 190;
 
 export const colour = (rank, dark) => (dark ? DARK : LIGHT)[rank % LIGHT.length];
-export const dash = (rank) => DASHES[rank % DASHES.length];
+export const dash = (rank) => DASHES[(rank + (rank >> 3)) % DASHES.length];
+
+// A piece of a curve, as it stands in the plot.
+export const sample = (rank, dark) =>
+  s("svg", { width: 22, height: 8, "aria-hidden": "true" },
+    s("line", { x1: 0, x2: 22, y1: 4, y2: 4, stroke: colour(rank, dark), "stroke-width": 2, "stroke-dasharray": dash(rank).join(" ") || null }));
 
 export class Chart {
   constructor(name, view) {
@@ -207,7 +212,7 @@ export class Chart {
 }
 
 // Some air above and below, and never a scale without height.
-function comfortable(_, low, high) {
+export function comfortable(_, low, high) {
   if (low == null || high == null) return [0, 1];
   const pad = high - low || Math.abs(high) || 1;
   const from = low >= 0 && low < pad * 0.5 ? 0 : low - pad * 0.08;

@@ -38,6 +38,6 @@ export const clock = (time) => new Date(time * 1000).toLocaleTimeString("en-GB")
 export const plural = (count, what) => `${count} ${what}${count === 1 ? "" : "s"}`;
 
 export function script(command) {
-  const file = command.find((word) => /\.(py|sh)$/.test(word)) ?? command[0] ?? "training";
+  const file = command.find((word) => /\.(py|sh)$/.test(word) && !word.endsWith("__main__.py")) ?? command[0] ?? "training";
   return file.split("/").pop();
 }

@@ -1,4 +1,4 @@
-// What is no curve: membership over time, events, output, trials, and the description of the run.
+// What is no curve: membership over time, events, output, and the description of the run.
 
 import { h, s, text } from "./dom.js";
 import { clock, number, plural, span } from "./format.js";
@@ -20,7 +20,15 @@ export class Membership {
       this.rows,
     );
     const list = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "what has happened" }, this.empty, this.table);
-    this.element = h("section", { class: "card wide" }, h("header", {}, h("h3", {}, "ranks, faults and orders")), this.picture, list);
+    this.title = h("h3", {}, "ranks, faults and orders");
+    this.element = h("section", { class: "card wide" }, h("header", {}, this.title), this.picture, list);
+  }
+
+  // Of a search: its trials have members, and it has none.
+  ofSearch() {
+    this.picture.remove();
+    this.table.classList.add("stepless");
+    text(this.title, "what has happened");
   }
 
   draw(members, marks, began, now) {
@@ -124,55 +132,6 @@ export class Output {
 
   row(each) {
     return h("span", { class: each.stream ? "err" : null }, `${each.line}\n`);
-  }
-}
-
-// The trials of a search; hidden where there is none.
-export class Trials {
-  constructor() {
-    this.trials = new Map();
-    this.by = "trial";
-    this.down = false;
-    this.table = h("table", { class: "trials" });
-    this.element = h("section", { class: "card wide", hidden: true }, h("header", {}, h("h3", {}, "trials")), h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "trials" }, this.table));
-  }
-
-  clear() {
-    this.trials.clear();
-  }
-
-  take(trials) {
-    for (const [, time, trial, state, params, values, step, workers, note] of trials) {
-      this.trials.set(trial, { time, trial, state, params, values, step, workers, note });
-    }
-  }
-
-  draw() {
-    const all = [...this.trials.values()];
-    this.element.hidden = !all.length;
-    if (!all.length) return;
-    const params = [...new Set(all.flatMap((each) => Object.keys(each.params)))];
-    const values = [...new Set(all.flatMap((each) => Object.keys(each.values)))];
-    const columns = [
-      ["trial", (t) => t.trial], ["state", (t) => t.state], ["step", (t) => (t.step < 0 ? null : t.step)], ["workers", (t) => t.workers || null],
-      ...params.map((name) => [name, (t) => t.params[name]]), ...values.map((name) => [name, (t) => t.values[name]]),
-    ];
-    const of = columns.find(([name]) => name === this.by)?.[1] ?? columns[0][1];
-    all.sort((a, b) => (of(a) < of(b) ? -1 : of(a) > of(b) ? 1 : 0) * (this.down ? -1 : 1));
-    const head = columns.map(([name]) => {
-      const sorted = name === this.by ? (this.down ? "descending" : "ascending") : "none";
-      const button = h("button", { type: "button", class: "plain", onclick: () => this.sort(name) }, name);
-      return h("th", { scope: "col", "aria-sort": sorted }, button);
-    });
-    const cell = (value) => h("td", {}, typeof value === "number" ? number(value) : value == null ? "" : String(value));
-    const rows = all.map((each) => h("tr", { class: each.state, title: each.note || null }, ...columns.map(([, get]) => cell(get(each)))));
-    this.table.replaceChildren(h("thead", {}, h("tr", {}, ...head)), h("tbody", {}, ...rows));
-  }
-
-  sort(name) {
-    this.down = this.by === name && !this.down;
-    this.by = name;
-    this.draw();
   }
 }
 

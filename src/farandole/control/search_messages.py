@@ -52,12 +52,16 @@ class TrialReport(Message, frozen=True):
 
 @final
 class TrialVerdict(Message, frozen=True):
-    """Go on with the trial, or leave it after this epoch, all of you: it pauses, is complete, or was stopped."""
+    """Go on with the trial, or leave it after this epoch, all of you: it pauses, is complete, or was stopped.
+
+    ``keeps``: write its state first, as it is to go on from here, and not from its last rung.
+    """
 
     worker_id: int
     epoch: int
     goes_on: bool
     reason: str
+    keeps: bool = False
 
 
 @final

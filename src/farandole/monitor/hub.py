@@ -29,6 +29,9 @@ BAND = -1
 
 TAIL_LINES, TAIL_CHARACTERS = 400, 2000
 MOST_MARKS = 500
+MOST_POINTS = 1000
+"""Points of a trial's curve; of more, every other one goes."""
+
 MOST_NAMES = 64
 """Names of metrics; a script that makes new ones in a loop fills no memory."""
 
@@ -52,6 +55,7 @@ class Hub:
         self._marks: deque[dict[str, Any]] = deque(maxlen=MOST_MARKS)
         self._tail: deque[dict[str, Any]] = deque(maxlen=TAIL_LINES)
         self._trials: dict[int, TrialRecord] = {}
+        self._points: dict[int, dict[int, float]] = {}
         self._orders: dict[int, OrderNews] = {}
         self._news: list[dict[str, Any]] = []
         self._not_finite: set[str] = set()
@@ -81,8 +85,7 @@ class Hub:
         elif isinstance(record, MarkRecord):
             self._mark(record)
         else:
-            self._trials[record.trial] = record
-            self._tell({"t": "trials", "trials": [msgspec.to_builtins(record)]})
+            self._take_trial(record)
 
     def print(self, time_s: float, stream: int, lines: Collection[str]) -> None:
         """Take in lines of the output."""
@@ -118,7 +121,11 @@ class Hub:
         yield {"t": "run", "info": self._info(), **self._state()}
         yield {"t": "members", "members": [self._member(each) for each in self.members]}
         yield {"t": "marks", "marks": list(self._marks)}
-        yield {"t": "trials", "trials": [msgspec.to_builtins(each) for each in self._trials.values()]}
+        whole = (
+            msgspec.structs.replace(each, points=sorted(self._points[each.trial].items()))
+            for each in self._trials.values()
+        )
+        yield {"t": "trials", "trials": [msgspec.to_builtins(each) for each in whole]}
         for order in self._orders.values():
             yield {"t": "order", "order": msgspec.to_builtins(order)}
         for key in self.shown(ranks):
@@ -179,8 +186,20 @@ class Hub:
                         self._series[key] = Series() if rank == BAND or rank < MOST_CURVES else Series(RANK_SERIES)
                     self._series[key].add(point.step, point.time_s, value)
 
+    def _take_trial(self, record: TrialRecord) -> None:
+        self._trials[record.trial] = record
+        points = self._points.setdefault(record.trial, {})
+        points.update(record.points)
+        if len(points) > MOST_POINTS:
+            for epoch in sorted(points)[1:-1:2]:
+                del points[epoch]
+        if self.info.search and self.state == "starting":
+            self.state = "running"
+        self._tell({"t": "trials", "trials": [msgspec.to_builtins(record)]})
+
     def _mark(self, record: MarkRecord) -> None:
         step = record.step if record.step >= 0 else self._step
+        self._step = max(self._step, step)
         mark = {"time": record.time_s, "kind": record.kind, "text": record.text, "step": step}
         self._marks.append(mark)
         self._tell({"t": "marks", "marks": [mark]})
@@ -199,7 +218,9 @@ class Hub:
     def _info(self) -> dict[str, Any]:
         info = self.info
         told = {"command": info.command, "folder": info.folder, "host": info.host, "git": info.git}
-        return {**told, "began": info.began_s, "versions": info.versions, "seeds": info.seeds}
+        return {**told, "began": info.began_s, "versions": info.versions, "seeds": info.seeds} | (
+            {"search": info.search} if info.search else {}
+        )
 
     def _state(self) -> dict[str, Any]:
         info = self.info

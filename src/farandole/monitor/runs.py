@@ -28,17 +28,22 @@ from farandole.monitor.access import PageKeys, listening
 from farandole.monitor.decimation import Series
 from farandole.monitor.folder import (
     INFO,
+    METRICS,
     OUTPUT,
     STREAMS,
     MemberRecord,
     PointRecord,
     RunInfo,
+    TrialRecord,
     read_info,
     read_records,
 )
 from farandole.monitor.hub import Hub
 
 RUNS, LINK = "farandole-runs", "live.link"
+
+TRIALS, MOST_TOLD = "trials", 8
+"""Name of the plot of a search's trials, and how many of them its legend has."""
 
 EXAMPLES = """\
 examples:
@@ -97,6 +102,16 @@ def curves(folder: str | os.PathLike[str]) -> dict[str, Series]:
     return found
 
 
+def trial_curves(folder: str | os.PathLike[str]) -> dict[int, Series]:
+    """Curves of the trials of a search, by their numbers."""
+    found: dict[int, Series] = {}
+    for record in read_records(folder):
+        if isinstance(record, TrialRecord):
+            for epoch, value in record.points:
+                found.setdefault(record.trial, Series()).add(epoch, record.time_s, value)
+    return found
+
+
 # -- the verbs --------------------------------------------------------------------------------------------------------
 
 
@@ -106,17 +121,22 @@ def _list(args: argparse.Namespace) -> int:
     if not runs:
         raise UsageError(f"no run is recorded in {folder}: record one with farandole run --record {folder}/a ...")
     table = Table("run", "began", "lasted", "ranks", "steps", "loss", "end", box=box.SIMPLE_HEAD)
+    searches = Table("search", "began", "lasted", "trials", "epochs", "best", "end", box=box.SIMPLE_HEAD)
     for run in runs:
         info = read_info(run)
+        if info.search:
+            searches.add_row(run.name, _began(info), _lasted(info), *_trials_told(run, info), _end(info))
+            continue
         size, step, last = 0, 0, None
         for record in read_records(run):
             size = max(size, len(record.hosts)) if isinstance(record, MemberRecord) else size
             for point in record.points if isinstance(record, PointRecord) else ():
                 step, last = max(step, point.step), point.values.get("loss", last)
-        began = time.strftime("%Y-%m-%d %H:%M", time.localtime(info.began_s))
         loss = "" if last is None else f"{last:.4g}"
-        table.add_row(run.name, began, _lasted(info), str(size), str(step), loss, _end(info))
-    Console(markup=False, highlight=False).print(table)
+        table.add_row(run.name, _began(info), _lasted(info), str(size), str(step), loss, _end(info))
+    for each in (table, searches):
+        if each.row_count:
+            Console(markup=False, highlight=False).print(each)
     return 0
 
 
@@ -130,8 +150,14 @@ def _compare(args: argparse.Namespace) -> int:
         ("end", [_end(info) for info in infos]),
     ]
     named = dict.fromkeys(name for info in infos for name in (*info.versions, *info.seeds))
-    facts += [(name, [info.versions.get(name, info.seeds.get(name, "")) for info in infos]) for name in named]
     same = {"lasted", "end"}
+    facts += [(name, [info.versions.get(name, info.seeds.get(name, "")) for info in infos]) for name in named]
+    if any(info.search for info in infos):
+        told = [
+            _trials_told(run, info) if info.search else ["", "", ""] for run, info in zip(args.runs, infos, strict=True)
+        ]
+        same |= {"trials", "epochs", "best"}
+        facts += [(name, [each[i] for each in told]) for i, name in enumerate(("trials", "epochs", "best"))]
     facts = [(name, values) for name, values in facts if len(set(values)) > 1 or name in same]
     numbers = dict.fromkeys(name for each in last for name in each)
     facts += [(f"last {name}", [each.get(name, "") for each in last]) for name in numbers]
@@ -150,8 +176,9 @@ def _plot(args: argparse.Namespace) -> int:
         from matplotlib import pyplot as plt
     except ModuleNotFoundError as error:
         raise UsageError("farandole runs plot needs matplotlib: pip install 'farandole[plot]'") from error
-    found = {run: curves(run) for run in args.runs}
+    found, trials = {run: curves(run) for run in args.runs}, {run: trial_curves(run) for run in args.runs}
     known = list(dict.fromkeys(name for each in found.values() for name in each))
+    known += [TRIALS] if any(trials.values()) else []
     names = args.name or known
     if unknown := [name for name in names if name not in known]:
         raise UsageError(f"no run has logged {unknown[0]!r}; they have {', '.join(known) or 'nothing'}")
@@ -160,7 +187,9 @@ def _plot(args: argparse.Namespace) -> int:
         for run, each in found.items():
             if name in each:
                 _draw(axis, each[name], Path(run).name)
-        axis.set(title=name, xlabel="step")
+            for number, series in trials[run].items() if name == TRIALS else ():
+                _draw(axis, series, f"{Path(run).name}, trial {number}" if number < MOST_TOLD else None)
+        axis.set(title=name, xlabel="epoch" if name == TRIALS else "step")
         axis.grid(alpha=0.3)
         axis.legend()
     figure.savefig(args.out, dpi=120)
@@ -169,7 +198,7 @@ def _plot(args: argparse.Namespace) -> int:
     return 0
 
 
-def _draw(axis: Any, series: Series, label: str) -> None:
+def _draw(axis: Any, series: Series, label: str | None) -> None:
     steps = [each.number * series.width for each in series.bins]
     [line] = axis.plot(steps, [each.mean for each in series.bins], label=label, linewidth=1.4)
     lows, highs = ([getattr(each, side) for each in series.bins] for side in ("low", "high"))
@@ -211,6 +240,22 @@ async def _serve(hub: Hub, listen: str) -> None:
 
 
 # -- words ------------------------------------------------------------------------------------------------------------
+
+
+def _began(info: RunInfo) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(info.began_s))
+
+
+def _trials_told(run: str | os.PathLike[str], info: RunInfo) -> list[str]:
+    """Numbers of trials and of their epochs, and the best of those that are complete."""
+    records = read_records(run) if (Path(run) / METRICS).exists() else ()  # one that could not begin has none
+    last = {record.trial: record for record in records if isinstance(record, TrialRecord)}
+    complete = [record for record in last.values() if record.state == "complete" and "last" in record.values]
+    pick = min if info.search.get("minimize", True) else max
+    best = pick(complete, key=lambda record: record.values["last"], default=None)
+    epochs = sum(max(0, record.step) for record in last.values())
+    told = "" if best is None else f"{best.values['last']:.4g} (trial {best.trial})"
+    return [f"{len(last)}/{info.search.get('trials', 0)}", str(epochs), told]
 
 
 def _lasted(info: RunInfo) -> str:

@@ -15,6 +15,7 @@ __all__ = ["FixedList", "LocalPool", "SearchResult", "SearchedTrial", "Space", "
 _HOMES = {
     "Advisor": "advisor",
     "FixedList": "advisor",
+    "HostPool": "host_pool",
     "LocalPool": "pools",
     "Pool": "pools",
     "SearchResult": "front",

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from farandole.control.monitor_messages import LOOPBACK
 from farandole.errors import UsageError
 from farandole.search.space import Space
 
@@ -17,6 +18,7 @@ EXAMPLES = """\
 examples:
   farandole search train.py space.toml --trials 32 --pool 8 --epochs 27
   farandole search train.py:tune space.toml --workers 1,4 --folder runs/lr
+  farandole search train.py space.toml --pool 8 --live
   optuna-dashboard runs/lr/trials.log
 
 Calls a function of the script, 'train' unless another is named, for many trials
@@ -63,9 +65,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     many.add_argument("--deadline", type=float, default=math.inf, metavar="S", help="end after so many seconds")
     where = parser.add_argument_group("where")
     where.add_argument("--pool", type=int, default=1, metavar="N", help="workers on this host (default: 1)")
+    where.add_argument("--hosts", default="", metavar="A:N,B:N", help="workers on these hosts, which share the folder")
     where.add_argument("--workers", default="1", metavar="N,N", help="fewest and most of one trial (default: 1)")
     where.add_argument("--folder", default="", metavar="FOLDER", help="folder of the search (default: a new one)")
     where.add_argument("--save", metavar="PICTURE", help="draw it in the end (needs farandole[plot])")
+    told = parser.add_argument_group("watching")
+    told.add_argument("--live", action="store_true", help="serve a live page of the search, and print its link")
+    told.add_argument("--live-listen", default="", metavar="HOST:PORT", help=f"where it is (default: {LOOPBACK})")
+    told.add_argument("--live-certificate", default="", metavar="FILE", help="key and certificate (PEM) for others")
     how = parser.add_argument_group("how")
     how.add_argument("--advisor", choices=("tpe", "random"), default="tpe", help="who proposes (default: tpe)")
     how.add_argument("--maximize", action="store_true", help="large values are good (default: small ones)")
@@ -92,6 +99,10 @@ def main(args: argparse.Namespace) -> int:
         seed=args.seed,
         deadline_s=args.deadline,
         folder=args.folder,
+        hosts=args.hosts,
+        live=args.live,
+        live_listen=args.live_listen,
+        live_certificate=args.live_certificate,
     )
     if result.best is not None:
         told = " ".join(f"{name}={value}" for name, value in result.best.parameters.items())

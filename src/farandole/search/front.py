@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -22,6 +23,7 @@ from farandole.cluster.contact import Contact
 from farandole.control.addresses import EVERYWHERE, own_endpoints, own_host_only
 from farandole.control.channel import Router
 from farandole.control.keys import JobKeys, new_secret
+from farandole.control.monitor_messages import MonitorConfig
 from farandole.errors import UsageError
 from farandole.search.advisor import Advisor, FixedList
 from farandole.search.loop import SearchLoop, SearchTerms
@@ -29,9 +31,11 @@ from farandole.search.pools import LocalPool, Pool, own_path
 from farandole.search.run_record import RunRecord
 from farandole.search.rungs import Rungs
 from farandole.search.space import Space, Value
+from farandole.search.steering import end_of, monitor_config, recorded, shown_live
 from farandole.search.study import Row, Study, StudyPlan
 from farandole.search.trial import Trial
 from farandole.search.view import SearchView
+from farandole.search.watch import SearchWatch
 from farandole.settings import Settings
 
 DIRECTIONS = ("minimize", "maximize")
@@ -90,6 +94,10 @@ def search(
     deadline_s: float = math.inf,
     folder: str | os.PathLike[str] = "",
     progress: bool = True,
+    hosts: str = "",
+    live: bool = False,
+    live_listen: str = "",
+    live_certificate: str = "",
     **knobs: Any,
 ) -> SearchResult:
     """Call ``fn(trial)`` for many ``trials`` with hyper-parameters from ``space``, and return how they ended.
@@ -110,6 +118,9 @@ def search(
     ``advisor`` proposes: "tpe", "random", a list of trials, or an ``Advisor`` of your own. The ``folder`` gets
     ``run.json``, ``trials.log`` (which ``optuna-dashboard`` reads), ``output/`` and ``checkpoints/``; the same call
     with the same folder goes on where another one was killed. Without one it is ``farandole-search-`` and the time.
+    With ``hosts="a:4,b:4"`` the pool is of so many processes on each of these, over ssh; the folder must be the same on
+    all. What a host that dies costs its trials is the time since their last reports.
+    With ``live`` there is a page of it, whose link is told as ``farandole run --live`` does.
     ``space`` may also be a file of TOML, ``direction`` "maximize". ``deadline_s`` is in seconds from now. ``knobs`` are
     settings by their names.
 
@@ -124,18 +135,31 @@ def search(
     terms = SearchTerms(limits, _time(deadline_s), where.resolve(), cloudpickle.dumps(fn), settings)
     for each in (where, where / "output", where / "checkpoints"):
         each.mkdir(mode=0o700, parents=True, exist_ok=True)
-    having = pool if isinstance(pool, Pool) else LocalPool(pool, where / "output" / "workers.txt", own_path())
+    page = monitor_config(where, live=live, listen=live_listen, certificate=live_certificate)
+    having = _pool(pool, hosts, (where / "output" / "workers.txt").resolve(), settings)
     _check_limits(limits, having.size)
+    asked = {"trials": trials, "rungs": plan.rungs, "direction": direction, "advisor": method, "seed": seed}
+    shown: dict[str, int | bool] = {"trials": trials, "epochs": epochs, "minimize": plan.minimize}
+    record = RunRecord.here({"space": plan.space, **asked}, shown)
+    return _in_folder(
+        where, record, plan, proposing, partial(_run, pool=having, terms=terms, page=page, progress=progress)
+    )
+
+
+def _in_folder(
+    where: Path, record: RunRecord, plan: StudyPlan, advisor: Advisor, run: Callable[[Study], None]
+) -> SearchResult:
+    """Begin, or go on with, the search in a folder."""
     from farandole.search.trial_log import TrialLog  # Optuna is slow to load, and refused where it is not installed
 
     with TrialLog(where / "trials.log", where.resolve().name, minimize=plan.minimize) as log:
-        asked = {"trials": trials, "rungs": plan.rungs, "direction": direction, "advisor": method, "seed": seed}
-        RunRecord.here({"space": plan.space, **asked}).keep(where / "run.json")
-        study = Study(plan, log, proposing)
+        record = record.keep(where / "run.json")
+        study = Study(plan, log, advisor)
         if not study.rows:
             _set_aside(where / "checkpoints")
         if not study.is_over:
-            _run(study, having, terms, progress=progress)
+            with recorded(record, where / "run.json", study):
+                run(study)
         study.close()
         return _result(study, where)
 
@@ -147,7 +171,7 @@ def _set_aside(folder: Path) -> None:
         folder.mkdir(mode=0o700)
 
 
-def _run(study: Study, pool: Pool, terms: SearchTerms, *, progress: bool) -> None:
+def _run(study: Study, pool: Pool, terms: SearchTerms, page: MonitorConfig | None, *, progress: bool) -> None:
     """Run the trials that are left."""
     secret = new_secret()
     with contextlib.ExitStack() as held:
@@ -158,12 +182,18 @@ def _run(study: Study, pool: Pool, terms: SearchTerms, *, progress: bool) -> Non
         try:
             interface = terms.settings.network_interface
             addresses = own_endpoints(router.address, interface) if pool.reaches_out else [router.address]
+            pool.connect(router.send)
             pool.start(Contact(addresses, secret))
             loop = held.enter_context(SearchLoop(router, study, pool, terms))
             view = held.enter_context(SearchView(study, loop.size, terms.folder, sys.stderr if progress else None))
-            loop.on_change = view.show
+            watch = held.enter_context(contextlib.closing(SearchWatch(study, terms.folder, router.send, time.time)))
+            monitor = None if page is None else held.enter_context(shown_live(page, addresses, secret))
+            loop.follow(watch, view.show)
             loop.run()
             study.close()
+            watch.changed("", loop.size)
+            if monitor is not None:
+                monitor.result = 0, end_of(study)
         except BaseException:
             pool.end_now()  # nobody waits for what they do
             raise
@@ -197,6 +227,16 @@ def _require_optuna() -> None:
         import optuna  # noqa: F401
     except ImportError as error:
         raise UsageError("a search needs Optuna 5: type pip install 'farandole[search]'") from error
+
+
+def _pool(told: int | Pool, hosts: str, output: Path, settings: Settings) -> Pool:
+    if not hosts:
+        return told if isinstance(told, Pool) else LocalPool(told, output, own_path())
+    if told != 1:
+        raise UsageError(f"hosts={hosts!r} is a pool: leave out pool={told!r}")
+    from farandole.search.host_pool import HostPool  # most searches are on this host
+
+    return HostPool(hosts, output, own_path(), settings)
 
 
 def _time(deadline_s: float) -> float:

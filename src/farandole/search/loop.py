@@ -11,15 +11,17 @@ range. Each turn: take in what has come, carry out what the memberships have dec
 from __future__ import annotations
 
 import math
+import signal
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, final
 
 from farandole import events
+from farandole.control.agent_messages import AGENT
 from farandole.control.channel import Router
 from farandole.control.messages import Hello, Refuse
 from farandole.control.search_messages import (
@@ -30,13 +32,16 @@ from farandole.control.search_messages import (
     TrialReport,
     TrialVerdict,
 )
+from farandole.control.watch_messages import WATCHER
 from farandole.elastic.membership import actions
+from farandole.errors import ControlError
 from farandole.runtime.coordination.downlink import CONTROL
 from farandole.search.allot import Running, Time, allot
 from farandole.search.pools import Pool, ProcessEnded
 from farandole.search.rung_checkpoint import key_of, read_reported
-from farandole.search.study import Study
+from farandole.search.study import HELD, Study
 from farandole.search.trial_job import TrialJob, job_of
+from farandole.search.watch import SearchWatch
 from farandole.search.worker import POOL
 from farandole.settings import Settings
 from farandole.version import __version__
@@ -84,6 +89,8 @@ class SearchLoop:
 
     def __init__(self, router: Router, study: Study, pool: Pool, terms: SearchTerms) -> None:
         self.on_change: Callable[[str], object] = lambda _: None
+        self.watch: SearchWatch | None = None
+        """Watching of the search, if it is recorded."""
         self.jobs: dict[int, TrialJob] = {}
         """Jobs of the trials that have workers, by their index."""
         self.workers: dict[bytes, PoolWorker] = {}
@@ -119,14 +126,35 @@ class SearchLoop:
                 for fd in ended:
                     self._router.unwatch(fd)
                 self._watched -= ended
-                for each in self._pool.attend(ended):
-                    self._on_process_ended(each)
+                self._on_ended(self._pool.attend(ended))
+            self._on_ended(self._pool.tick(time.monotonic()))
             self._turn(time.monotonic())
+            if self.watch is not None and self.watch.turn(self):
+                self.on_change("")
+                self._turn(time.monotonic())
+
+    def follow(self, watch: SearchWatch, show: Callable[[str], object]) -> None:
+        """Have ``watch`` record and tell what happens, and ``show`` say it."""
+
+        def changed(what: str) -> None:
+            show(what)
+            watch.changed(what, self.size)
+
+        self.watch, self.on_change = watch, changed
+        watch.changed("", self.size)  # what is known from before
+
+    def stop(self) -> None:
+        """End the search: trials leave at their next commit, or are left alone soon."""
+        self._ends_s = min(self._ends_s, time.monotonic())
 
     def stop_trial(self, number: int, why: str) -> None:
-        """End a trial at its next commit."""
+        """End a trial at its next commit or report; asked for again, end its processes: it may never come there."""
         self._study.stop(number, why)
         for job in self._jobs_of(number):
+            if job.stopping:
+                for worker in self.workers.values():
+                    if worker.worker_id in job.workers:
+                        self._pool.kill(worker.host, worker.pid)
             job.stop(why)
 
     def size(self, number: int) -> int:
@@ -150,7 +178,7 @@ class SearchLoop:
             self._watched.add(fd)
 
     def _patience_s(self) -> float | None:
-        moments = [job.deadline_s for job in self.jobs.values()]
+        moments = [self._pool.deadline_s, *(job.deadline_s for job in self.jobs.values())]
         moments.append(self._stops_s if self._is_ending else self._ends_s)
         until_s = min(moments)
         return None if math.isinf(until_s) else max(0.0, until_s - time.monotonic())
@@ -160,6 +188,13 @@ class SearchLoop:
     def _take(self, identity: bytes, message: Any) -> None:
         if identity.startswith(POOL):
             self._on_pool(identity, message)
+            return
+        if identity.startswith(AGENT):
+            self._on_ended(self._pool.take(identity, message))
+            return
+        if identity.startswith(WATCHER):
+            if self.watch is not None:
+                self.watch.hear(identity, message)
             return
         uid = identity[:-1]
         if isinstance(message, Hello):
@@ -179,7 +214,7 @@ class SearchLoop:
                 self._router.refuse("workers of another version", text)
                 self._router.send(identity, PoolRetire())
                 return
-            if self._pool.came(message.pid):
+            if self._pool.came(message.host, message.pid):
                 self.workers[identity] = PoolWorker(identity, message.host, message.pid)
             return
         worker = self.workers.get(identity)
@@ -199,9 +234,10 @@ class SearchLoop:
             took_s = time.monotonic() - self._moments.begun_s.pop(job.number)
             self._moments.first_rungs_s.append(took_s)
         goes_on, reason = self._study.report(job.number, report.epoch, report.value)
+        keeps = reason == HELD
         if not goes_on:
-            job.has_ended = True
-        self._router.send(worker.identity, TrialVerdict(report.worker_id, report.epoch, goes_on, reason))
+            job.has_ended, job.is_held = True, keeps
+        self._router.send(worker.identity, TrialVerdict(report.worker_id, report.epoch, goes_on, reason, keeps))
         word = "goes on" if goes_on else self._study.rows[job.number].phase
         self.on_change(f"trial {job.number}, epoch {report.epoch}: {report.value:.6g}; {word}: {reason}")
 
@@ -225,8 +261,31 @@ class SearchLoop:
                 self._study.returned(job.number, left.value)
             job.left(left.worker_id)
 
+    def _on_ended(self, ended: Sequence[ProcessEnded]) -> None:
+        """Take in which processes have ended, and with which hosts."""
+        for each in ended:
+            self._on_process_ended(each)
+        hosts = self._pool.hosts
+        if hosts is None:
+            return
+        for lost in [each for each in self.workers.values() if each.host not in hosts]:  # not known to their agent yet
+            self._on_process_ended(ProcessEnded(lost.pid, -signal.SIGKILL, "is lost with its host", lost.host))
+        for job in self.jobs.values():
+            if gone := job.slots.keys() - hosts:
+                if left := {host: slots for host, slots in job.slots.items() if host in hosts}:
+                    job.resize(left)
+                else:
+                    job.slots = {}
+                    job.fail(f"its hosts are lost: {', '.join(sorted(gone))}")
+        if self._pool.size < self._terms.workers[0]:
+            raise ControlError(
+                f"the hosts that are left have {self._pool.size} workers, and a trial has {self._terms.workers[0]} "
+                "at least: the same call with other hosts goes on"
+            )
+
     def _on_process_ended(self, ended: ProcessEnded) -> None:
-        worker = next((each for each in self.workers.values() if each.pid == ended.pid), None)
+        found = (each for each in self.workers.values() if each.pid == ended.pid and ended.host in ("", each.host))
+        worker = next(found, None)
         if worker is None:
             return
         del self.workers[worker.identity]
@@ -257,7 +316,7 @@ class SearchLoop:
         elif isinstance(action, actions.Kill):
             for worker in self.workers.values():
                 if worker.worker_id == action.worker_id:
-                    self._pool.kill(worker.pid)
+                    self._pool.kill(worker.host, worker.pid)
             if not any(worker.worker_id == action.worker_id for worker in self.workers.values()):
                 self._starts = [each for each in self._starts if each[1].worker_id != action.worker_id]
                 job.died(action.worker_id, 1, order.reason)
@@ -268,7 +327,8 @@ class SearchLoop:
         for job, start in self._starts:
             free = (each for each in self.workers.values() if each.worker_id < 0 and each.host == start.host)
             worker = next(free, None)
-            if job.index not in self.jobs or job.has_ended or job.failure or job.stopping:
+            is_lost = self._pool.hosts is not None and start.host not in self._pool.hosts
+            if is_lost or job.index not in self.jobs or job.has_ended or job.failure or job.stopping:
                 if job.index in self.jobs:
                     job.died(start.worker_id, 1, "the trial needs it no more")
             elif worker is None:
@@ -287,7 +347,8 @@ class SearchLoop:
             dict(row.parameters),
             row.seed,
             rungs.levels[-1],
-            list(rungs.levels[:-1]),
+            # Where a host may take all workers of a trial with it, nothing but the time since its last report is lost.
+            list(range(1, rungs.levels[-1]) if self._pool.reaches_out else rungs.levels[:-1]),
             str(self._folder_of(row.number)),
             str(folder / "output" / f"trial-{row.number:04d}.txt"),
             self._terms.workers[1],
@@ -307,7 +368,9 @@ class SearchLoop:
         self._uids = {uid: each for uid, each in self._uids.items() if each is not job}
         self._starts = [each for each in self._starts if each[0] is not job]
         # Of a trial that has not returned: workers may also leave in good order, by sys.exit(0) as well.
-        lost = "" if job.stopping else job.failure or "its workers have ended, and rank 0 has not returned"
+        lost = (
+            "" if job.stopping or job.is_held else job.failure or "its workers have ended, and rank 0 has not returned"
+        )
         self._study.released(job.number, lost=lost)
         is_lost = bool(lost) and self._study.rows[job.number].phase == "running"
         self.on_change(f"trial {job.number} has lost its workers: {lost}" if is_lost else "")

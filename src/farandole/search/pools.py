@@ -4,7 +4,7 @@
         pool.start(contact)
         ready = wait for pool.fds                           # a process has ended
         for ended in pool.attend(ready): ...
-        pool.kill(pid)
+        pool.kill(host, pid)
 
 A pool starts processes, in the place of those that end, too, and knows nothing of trials: its processes dial to the
 search and say that they are there.
@@ -23,12 +23,13 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from farandole.cluster.contact import Contact
 from farandole.control import process
 from farandole.control.entry import entry_command
 from farandole.errors import ControlError, UsageError
+from farandole.runtime.coordination.downlink import Send
 from farandole.search.worker import MODULE, worker_environment
 
 if TYPE_CHECKING:
@@ -42,11 +43,12 @@ MOST_EARLY = 5
 
 
 class ProcessEnded(NamedTuple):
-    """End of a process of a pool; ``words`` say how."""
+    """End of a process of a pool; ``words`` say how. Of a pool on one host the ``host`` may be ""."""
 
     pid: int
     code: int
     words: str
+    host: str = ""
 
 
 class Pool(ABC):
@@ -59,6 +61,27 @@ class Pool(ABC):
     @abstractmethod
     def size(self) -> int:
         """Number of workers that it has when all are there."""
+
+    @property
+    def hosts(self) -> Collection[str] | None:
+        """Hosts that it has; ``None`` where it cannot lose one."""
+        return None
+
+    @property
+    def deadline_s(self) -> float:
+        """Time at which ``tick`` is due."""
+        return math.inf
+
+    def connect(self, send: Send) -> None:  # noqa: B027 (most talk to nobody)
+        """Have ``send`` reach those who speak to the search for this pool."""
+
+    def take(self, identity: bytes, message: Any) -> list[ProcessEnded]:
+        """Take in a message of an agent; returns what has ended."""
+        return []
+
+    def tick(self, now: float) -> list[ProcessEnded]:
+        """Do what is due; returns what has ended."""
+        return []
 
     @abstractmethod
     def start(self, contact: Contact) -> None:
@@ -77,11 +100,11 @@ class Pool(ABC):
         """
 
     @abstractmethod
-    def came(self, pid: int) -> bool:
+    def came(self, host: str, pid: int) -> bool:
         """Note that a process has come to the search; false if it has ended since."""
 
     @abstractmethod
-    def kill(self, pid: int) -> None:
+    def kill(self, host: str, pid: int) -> None:
         """Kill a process, with what it has started; ``attend`` tells of its end."""
 
     @abstractmethod
@@ -149,12 +172,12 @@ class LocalPool(Pool):
             self._spawn(self._contact)
         return ended
 
-    def came(self, pid: int) -> bool:
+    def came(self, host: str, pid: int) -> bool:
         """See ``Pool``."""
         self._early = 0
         return pid in self._pids.values()
 
-    def kill(self, pid: int) -> None:
+    def kill(self, host: str, pid: int) -> None:
         """See ``Pool``."""
         if pid in self._pids.values():  # else it may be another's by now
             _signal(pid, signal.SIGKILL)

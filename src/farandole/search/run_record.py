@@ -22,7 +22,8 @@ from farandole.version import __version__
 class RunRecord(msgspec.Struct, frozen=True):
     """Record of a search: when, where and how it began, with which versions and seed, at which commit.
 
-    ``asked`` is what decides its trials. Of the environment only seeds stand there, and no key.
+    ``asked`` is what decides its trials. Of the environment only seeds stand there, and no key. The fields that a
+    ``RunInfo`` has are as there: ``farandole runs`` reads both.
     """
 
     began_s: float
@@ -34,10 +35,15 @@ class RunRecord(msgspec.Struct, frozen=True):
     seeds: dict[str, str]
     farandole: str
     asked: dict[str, Any]
+    user: str = ""
+    ended_s: float = 0.0
+    status: int | None = None
+    words: str = ""
+    search: dict[str, int | bool] = {}
 
     @classmethod
-    def here(cls, asked: dict[str, Any]) -> RunRecord:
-        """The record of a search that begins now in this process."""
+    def here(cls, asked: dict[str, Any], search: dict[str, int | bool]) -> RunRecord:
+        """The record of a search that begins now in this process; ``search`` is for its page."""
         info, seeds = describe(sys.argv), {"seed": str(asked.get("seed", ""))}
         return cls(
             info.began_s,
@@ -49,12 +55,14 @@ class RunRecord(msgspec.Struct, frozen=True):
             info.seeds | seeds,
             __version__,
             asked,
+            info.user,
+            search=search,
         )
 
-    def keep(self, path: Path) -> None:
+    def keep(self, path: Path) -> RunRecord:
         """Write the record, or compare it with that of the search that is to go on; ``UsageError`` says what differs.
 
-        Versions may differ: a search is not lost because something was installed.
+        Versions may differ: a search is not lost because something was installed. Returns the record that counts.
         """
         if path.exists():
             before = msgspec.json.decode(path.read_bytes(), type=RunRecord)
@@ -66,5 +74,10 @@ class RunRecord(msgspec.Struct, frozen=True):
                     f"{path.parent} holds a search with {name}={before.asked.get(name)!r}, and now it is "
                     f"{mine.get(name)!r}: ask the same, or give a new folder"
                 )
-            return
-        write_private(path, msgspec.json.format(msgspec.json.encode(self)) + b"\n")
+            return msgspec.structs.replace(before, search=self.search)
+        self.write(path)
+        return self
+
+    def write(self, path: Path, **changes: Any) -> None:
+        """Write the record with these ``changes``."""
+        write_private(path, msgspec.json.format(msgspec.json.encode(msgspec.structs.replace(self, **changes))) + b"\n")

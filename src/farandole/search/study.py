@@ -25,6 +25,8 @@ from farandole.search.trial_log import LoggedTrial, TrialLog
 ATTEMPTS = 3
 """How often a trial is begun again from its last rung when it has lost all of its workers, until it has failed."""
 
+HELD = "somebody has paused it"
+
 
 @final
 class StudyPlan(msgspec.Struct, frozen=True):
@@ -39,7 +41,10 @@ class StudyPlan(msgspec.Struct, frozen=True):
 
 @final
 class Row(msgspec.Struct):
-    """One trial. ``goal`` is the epoch that it was let go to; it ``is_active`` while workers have it."""
+    """One trial. ``goal`` is the epoch that it was let go to; it ``is_active`` while workers have it.
+
+    It ``is_held`` where somebody has paused it, until it is let go: this stands in no log.
+    """
 
     number: int
     parameters: Parameters
@@ -50,6 +55,7 @@ class Row(msgspec.Struct):
     why: str = ""
     is_active: bool = False
     losses: int = 0
+    is_held: bool = False
 
     @property
     def epoch(self) -> int:
@@ -70,6 +76,8 @@ class Study:
         self.plan, self._log, self._advisor = plan, log, advisor
         self.rows = [self._row(each) for each in log.trials()]
         self._is_exhausted = False
+        self.is_paused = False
+        """True where somebody has paused the whole search: trials leave at their next report, and none begins."""
         for row in self.rows:
             self._tell(row)
         for row in self.rows:
@@ -80,6 +88,8 @@ class Study:
 
     def next(self) -> tuple[int | None, str]:
         """Trial that is to have workers now, and why; ``None`` if there is none now. It counts as active."""
+        if self.is_paused:
+            return None, "the search is paused"
         row, reason = self._interrupted(), "it was interrupted"
         if row is None:
             number, reason = promote(self.plan.rungs, self._standings(), is_more=self._may_begin)
@@ -96,6 +106,12 @@ class Study:
     @property
     def waiting(self) -> int:
         """Number of trials that could have workers now."""
+        held = sum(row.is_held and row.phase == "running" and not row.is_active for row in self.rows)
+        return 0 if self.is_paused else self._left - held
+
+    @property
+    def _left(self) -> int:
+        """Number of trials that are to have workers some time, as far as that is known."""
         interrupted = sum(row.phase == "running" and not row.is_active for row in self.rows)
         new = self.plan.trials - len(self.rows) if self._may_begin else 0
         standings, promoted = self._standings(), 0
@@ -106,8 +122,8 @@ class Study:
 
     @property
     def is_over(self) -> bool:
-        """True if no trial is active, and none is left that could be."""
-        return not any(row.is_active for row in self.rows) and not self.waiting
+        """True if no trial is active, and none is left that could be, also of those that somebody has paused."""
+        return not any(row.is_active for row in self.rows) and not self._left
 
     @property
     def best(self) -> Row | None:
@@ -140,6 +156,9 @@ class Study:
             else:
                 self._finish(row, "complete")
         self._tell(row)
+        row.is_held &= row.phase == "running"  # else it rests, or is over, by itself
+        if goes_on and (row.is_held or self.is_paused):
+            return False, HELD
         return goes_on, reason
 
     def returned(self, number: int, value: float | None) -> None:
@@ -169,6 +188,14 @@ class Study:
             row.why = why
             self._finish(row, "pruned")
 
+    def hold(self, number: int) -> None:
+        """Have a trial leave its workers at its next report, and not go on until it is let go."""
+        self.rows[number].is_held = True
+
+    def let_go(self, number: int) -> None:
+        """Let a trial go on that was held."""
+        self.rows[number].is_held = False
+
     def released(self, number: int, *, lost: str = "") -> None:
         """Take in that a trial has no workers any more; ``lost``: not as it was to be, but it may begin again."""
         row = self.rows[number]
@@ -192,7 +219,9 @@ class Study:
         return len(self.rows) < self.plan.trials and not self._is_exhausted
 
     def _interrupted(self) -> Row | None:
-        return next((row for row in self.rows if row.phase == "running" and not row.is_active), None)
+        return next(
+            (row for row in self.rows if row.phase == "running" and not row.is_active and not row.is_held), None
+        )
 
     def _begin(self) -> Row | None:
         number = len(self.rows)
@@ -215,7 +244,7 @@ class Study:
         self._log.go_on(row.number, row.goal)
 
     def _finish(self, row: Row, phase: Phase) -> None:
-        row.phase = phase
+        row.phase, row.is_held = phase, False
         if phase == "complete" and (row.value is None or not math.isfinite(row.value)):
             row.phase, row.why = "failed", f"its value is {row.value}"
         self._log.finish(row.number, row.phase, row.value, row.why)

@@ -106,7 +106,8 @@ class Trial:
             raise UsageError(f"trial.report(epoch={epoch}): the number of epochs that are done, from 1 on")
         rank, size = (current().topology.rank, current().topology.size) if shared else (0, 1)
         # Of rank 0, as others may have come since the last report, and know nothing of it.
-        if self._agree(any(self._reported < level <= epoch for level in self._order.levels), size):
+        is_kept = self._agree(any(self._reported < level <= epoch for level in self._order.levels), size)
+        if is_kept:
             self._keep(epoch, float(value))
         verdict: TrialVerdict | None = None
         if rank == 0:
@@ -115,6 +116,8 @@ class Trial:
         assert verdict is not None
         self._reported = epoch
         if not verdict.goes_on:
+            if verdict.keeps and not is_kept:
+                self._keep(epoch, float(value))
             raise TrialEnded(verdict.reason)
         if self._state is not None:
             self._state.commit()

@@ -63,6 +63,8 @@ class TrialJob:
         """True once it needs no worker any more, and once its function has returned or was ended by a verdict."""
         self.slots: dict[str, int] = {}
         """Workers that it is to have, by host."""
+        self.is_held = False
+        """True where somebody has paused the trial, which leaves its workers by a verdict."""
         self.stopping = ""
         """Reason why it is to leave at the next commit; empty while it is not."""
         self._send = send

@@ -1,0 +1,66 @@
+"""The live page of a search, and the end that its record tells of.
+
+with recorded(record, folder / "run.json", study), shown_live(monitor_config(folder, live=True), addresses, secret):
+    ...
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from farandole.control.monitor_messages import LOOPBACK, MonitorConfig
+from farandole.errors import UsageError
+from farandole.launch.job.monitor_process import MonitorProcess, say_where
+from farandole.search.run_record import RunRecord
+from farandole.search.study import Study
+
+LINK = "live.link"
+
+
+def monitor_config(folder: Path, *, live: bool, listen: str = "", certificate: str = "") -> MonitorConfig | None:
+    """The page that is asked for, if one is."""
+    if not live:
+        if listen or certificate:
+            raise UsageError("live_listen and live_certificate are of a page: add live=True (--live)")
+        return None
+    where = str(folder.resolve())
+    return MonitorConfig(
+        where,
+        list(sys.argv),
+        live=True,
+        listen=listen or LOOPBACK,
+        certificate=os.path.abspath(certificate) if certificate else "",
+        link_file=os.path.join(where, LINK),
+        search=True,
+    )
+
+
+@contextlib.contextmanager
+def shown_live(config: MonitorConfig, addresses: Sequence[str], secret: str) -> Iterator[MonitorProcess]:
+    """Serve the page meanwhile. The monitor watches the search as it would a job."""
+    with MonitorProcess(config) as monitor:
+        say_where(monitor.await_ready())
+        monitor.contact(addresses, secret)
+        yield monitor
+
+
+@contextlib.contextmanager
+def recorded(record: RunRecord, path: Path, study: Study) -> Iterator[None]:
+    """Write down that the search goes on, and then how it has ended."""
+    record.write(path, status=None, ended_s=0.0, words="")
+    try:
+        yield
+    except BaseException as error:
+        record.write(path, status=1, ended_s=time.time(), words=f"{type(error).__name__}: {error}".rstrip(": "))
+        raise
+    record.write(path, status=0, ended_s=time.time(), words=end_of(study))
+
+
+def end_of(study: Study) -> str:
+    """Words on how a search has ended that is not over; "" for one that is."""
+    return "" if study.is_over else "It is not over: the same call goes on."

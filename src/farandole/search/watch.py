@@ -1,0 +1,204 @@
+"""Watching of a search: the record of its trials, what it tells those who watch, and the orders that they give.
+
+    watch = SearchWatch(study, folder, router.send, time.time)
+    watch.hear(identity, WatchOrder(1, "pause-trial", trial=3))
+    watch.turn(loop)                                        # carries out what it can, and says so
+    watch.changed("trial 3, epoch 7: 0.25", loop.size)
+    watch.end(0, "")
+
+The record is the log ``metrics`` in the folder of the search, as of any run; this process writes it, watched or not. A
+watcher (the monitor) gets the same, and all of it when it comes. Orders wait here until they are obeyed: a trial pauses
+at its next report.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol, final
+
+import msgspec
+
+from farandole.control.watch_messages import OF_TRIALS, OrderNews, TrialNews, WatchJob, WatchOrder
+from farandole.events import logger
+from farandole.monitor.folder import MarkRecord, Record, RunWriter, TrialRecord, read_records
+from farandole.runtime.controller.watching import Watching
+from farandole.runtime.coordination.downlink import Send
+from farandole.search.study import Row, Study
+
+WHOLE = ("pause", "resume", "stop")
+DONE = {
+    "pause": "all trials rest",
+    "resume": "trials begin and go on",
+    "stop": "trials leave at their next commit, and the same call goes on",
+    "pause-trial": "rests after",
+    "resume-trial": "goes on after",
+    "stop-trial": "has stopped after",
+}
+BY_HAND = "somebody has stopped it"
+
+
+class Steered(Protocol):
+    """Search that obeys."""
+
+    def size(self, number: int) -> int:
+        """Number of workers that a trial has now."""
+
+    def stop(self) -> None:
+        """End the search: trials leave at their next commit."""
+
+    def stop_trial(self, number: int, why: str) -> None:
+        """End a trial at its next commit; asked for again, end its processes."""
+
+
+@final
+class SearchWatch:
+    """Watching of one search; one thread. ``clock`` is that of the wall.
+
+    A disk that takes no more ends the record, with a warning, and not the search.
+    """
+
+    def __init__(self, study: Study, folder: Path, send: Send, clock: Callable[[], float]) -> None:
+        self._study, self._clock = study, clock
+        self._watching = Watching(send, lambda *_: None, clock)
+        self._told: dict[int, TrialNews] = {}
+        self._points: dict[int, dict[int, float]] = {}
+        self._new: list[WatchOrder] = []
+        self._waiting: list[WatchOrder] = []
+        self._writer: RunWriter | None = RunWriter.open(folder)
+        for record in read_records(folder):
+            if isinstance(record, TrialRecord):
+                self._points.setdefault(record.trial, {}).update(record.points)
+
+    # -- what comes ---------------------------------------------------------------------------------------------------
+
+    def hear(self, identity: bytes, message: Any) -> None:
+        """Take in a message of a watcher."""
+        if isinstance(message, WatchOrder):
+            self._new.append(message)
+            return
+        self._watching.hear(identity, message)
+        if isinstance(message, WatchJob):
+            for number, news in self._told.items():
+                self._watching.tell(msgspec.structs.replace(news, points=sorted(self._points[number].items())))
+
+    def turn(self, search: Steered) -> bool:
+        """Begin to obey the orders that have come, and tell of those that are obeyed; true if any is new."""
+        orders, self._new = self._new, []
+        for order in orders:
+            refusal = self._begin(order, search)
+            if refusal:
+                self._tell(order, "refused", refusal)
+            else:
+                self._waiting.append(order)
+        self._waiting = [order for order in self._waiting if not self._is_done(order)]
+        return bool(orders)
+
+    def changed(self, what: str, size: Callable[[int], int]) -> None:
+        """Record what has become of trials, and tell it; ``what`` is it in words."""
+        now, is_new = self._clock(), False
+        for row in self._study.rows:
+            news = self._row(row, size(row.number) if row.is_active else 0)
+            known = self._points.setdefault(row.number, {})
+            fresh = sorted((epoch, value) for epoch, value in row.values.items() if known.get(epoch) != value)
+            before = self._told.get(row.number)
+            if fresh or news != before:
+                is_new |= before is None or (before.state, before.workers) != (news.state, news.workers)
+                self._told[row.number] = news
+                known.update(fresh)
+                told = msgspec.structs.replace(news, time_s=now, points=fresh)
+                self._record(TrialRecord(**msgspec.structs.asdict(told)))
+                self._watching.tell(told)
+        if what and is_new:  # and no line for each epoch
+            self._record(MarkRecord(now, "note", what, -1))
+            self._watching.said(what)
+
+    def close(self) -> None:
+        """Close the record. Idempotent."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+
+    # -- orders -------------------------------------------------------------------------------------------------------
+
+    def _begin(self, order: WatchOrder, search: Steered) -> str:
+        """Begin to obey; returns why it is refused, or "" where it is not."""
+        study, verb = self._study, order.verb
+        if verb in WHOLE:
+            if verb == "stop":
+                search.stop()
+            else:
+                study.is_paused = verb == "pause"
+        elif verb not in OF_TRIALS:
+            return "a search knows no such order"
+        elif not 0 <= order.trial < len(study.rows):
+            return f"there is no trial {order.trial}"
+        else:
+            return self._begin_trial(verb, study.rows[order.trial], search)
+        self._tell(order, "taken", "every trial, at its next report")
+        return ""
+
+    def _begin_trial(self, verb: str, row: Row, search: Steered) -> str:
+        if verb == "stop-trial":
+            if row.phase not in ("running", "paused") and not row.is_active:
+                return f"trial {row.number} is {row.phase}"
+            search.stop_trial(row.number, BY_HAND)
+        elif row.phase != "running":
+            return f"trial {row.number} is {row.phase}"
+        elif verb == "pause-trial":
+            self._study.hold(row.number)
+        else:
+            self._study.let_go(row.number)
+        return ""
+
+    def _is_done(self, order: WatchOrder) -> bool:
+        """True if an order is obeyed, or never will be; those who watch are told."""
+        study = self._study
+        if order.verb in WHOLE:
+            if order.verb == "pause" and not study.is_paused:
+                self._tell(order, "refused", "the search goes on again")
+            elif order.verb == "pause" and any(row.is_active for row in study.rows):
+                return False
+            else:
+                self._tell(order, "acted", DONE[order.verb])
+            return True
+        row = study.rows[order.trial]
+        if order.verb == "pause-trial" and not row.is_held:
+            why = "goes on again" if row.phase == "running" else f"is {row.phase}"
+            self._tell(order, "refused", f"trial {row.number} {why}")
+        elif order.verb != "resume-trial" and row.is_active:
+            return False
+        else:
+            self._tell(order, "acted", f"trial {row.number} {DONE[order.verb]} epoch {row.epoch}", row.epoch)
+        return True
+
+    def _tell(self, order: WatchOrder, state: str, text: str, step: int = -1) -> None:
+        now = self._clock()
+        self._watching.tell(OrderNews(order.number, order.verb, state, text, step, now))
+        if state == "acted":
+            self._record(MarkRecord(now, "order", f"{order.verb}: {text}", step))
+
+    # -- records ------------------------------------------------------------------------------------------------------
+
+    def _row(self, row: Row, size: int) -> TrialNews:
+        finite = [value for value in row.values.values() if math.isfinite(value)]
+        best = (min if self._study.plan.minimize else max)(finite) if finite else None
+        values = {name: value for name, value in (("best", best), ("last", row.value)) if value is not None}
+        state = str(row.phase)
+        if row.phase == "running" and not row.is_active:
+            state = "held" if row.is_held or self._study.is_paused else "waiting"
+        elif row.phase == "running" and row.is_held:
+            state = "pausing"
+        return TrialNews(0.0, row.number, state, dict(row.parameters), values, row.epoch, size, row.why, [])
+
+    def _record(self, record: Record) -> None:
+        if self._writer is None:
+            return
+        try:
+            self._writer.append(record)
+        except OSError as error:
+            logger.warning("the record in %s ends here: %s", self._writer.path, error.strerror)
+            with contextlib.suppress(OSError):
+                self.close()

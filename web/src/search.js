@@ -1,0 +1,259 @@
+// The trials of a search: a table with their buttons, and the curves of all of them in one plot.
+
+import uPlot from "uplot";
+import { colour, comfortable, dash, sample } from "./chart.js";
+import { h, show, text } from "./dom.js";
+import { number } from "./format.js";
+
+const SURE_MS = 5000;
+const MOST_LINES = 100; // of the best trials; of more nobody could tell one from the other
+const HEIGHT = 260;
+const WHOLE = [0, 1, 2, 3, 4, 5].flatMap((power) => [1, 2, 5].map((each) => each * 10 ** power));
+const ACTIVE = new Set(["running", "pausing"]);
+const OVER = new Set(["complete", "pruned", "failed", "finished"]);
+
+export class Trials {
+  constructor(view) {
+    this.view = view;
+    this.trials = new Map();
+    this.rows = new Map();
+    this.by = "trial";
+    this.down = false;
+    this.log = false;
+    this.count = h("span", { class: "now" });
+    this.head = h("thead");
+    this.body = h("tbody");
+    this.scroll = h("div", { class: "scroll trials-list", tabindex: "0", role: "region", "aria-label": "trials" }, h("table", { class: "trials" }, this.head, this.body));
+    this.logButton = h("button", { class: "small", type: "button", "aria-pressed": "false", title: "logarithmic scale", onclick: () => this.toggle() }, "log");
+    this.plot = h("div", { class: "plot", role: "img", "aria-label": "values of all trials by epoch" });
+    this.curves = h("section", { class: "card wide", "data-name": "trials", hidden: true }, h("header", {}, h("h3", {}, "values of all trials, by epoch"), this.logButton), this.plot);
+    this.table = h("section", { class: "card wide" }, h("header", {}, h("h3", {}, "trials"), this.count), this.scroll);
+    this.element = h("div", { hidden: true }, this.curves, this.table);
+  }
+
+  clear() {
+    this.trials.clear();
+    this.body.replaceChildren();
+    this.rows.clear();
+    this.dirty = true;
+  }
+
+  take(trials) {
+    for (const [, time, trial, state, params, values, step, workers, note, points] of trials) {
+      const known = this.trials.get(trial)?.points ?? new Map();
+      for (const [epoch, value] of points ?? []) known.set(epoch, value);
+      this.trials.set(trial, { time, trial, state, params, values, step, workers, note, points: known });
+    }
+    this.dirty = true;
+  }
+
+  // What a search has come to, for the line under its name.
+  facts(search) {
+    const all = [...this.trials.values()];
+    const epochs = all.reduce((sum, each) => sum + Math.max(0, each.step), 0);
+    const active = all.filter((each) => ACTIVE.has(each.state));
+    const workers = active.reduce((sum, each) => sum + each.workers, 0);
+    return [
+      `${all.length} of ${search.trials} trials`, active.length && `${active.length} at work on ${workers} worker${workers === 1 ? "" : "s"}`,
+      `${number(epochs)} of ${number(search.trials * search.epochs)} epochs`,
+    ];
+  }
+
+  draw() {
+    if (!this.dirty) return;
+    this.dirty = false;
+    show(this.element, this.trials.size);
+    if (!this.trials.size) return;
+    const all = this.sorted();
+    this.drawTable(all);
+    const lines = this.lines();
+    show(this.curves, lines.length);
+    if (lines.length) this.drawPlot(lines);
+  }
+
+  // -- the table ---------------------------------------------------------------------------------------------------
+
+  columns() {
+    const all = [...this.trials.values()];
+    const params = [...new Set(all.flatMap((each) => Object.keys(each.params)))];
+    const values = [...new Set(all.flatMap((each) => Object.keys(each.values)))];
+    return [
+      ["trial", (t) => t.trial], ["state", (t) => t.state], [this.view.run.search ? "epoch" : "step", (t) => (t.step < 0 ? null : t.step)],
+      ["workers", (t) => t.workers || null], ...values.map((name) => [name, (t) => t.values[name]]), ...params.map((name) => [name, (t) => t.params[name]]),
+    ];
+  }
+
+  sorted() {
+    const columns = this.columns();
+    const of = columns.find(([name]) => name === this.by)?.[1] ?? columns[0][1];
+    const order = (a, b) => (a == null ? 1 : b == null ? -1 : a < b ? -1 : a > b ? 1 : 0);
+    return [...this.trials.values()].sort((a, b) => order(of(a), of(b)) * (this.down && of(a) != null && of(b) != null ? -1 : 1) || a.trial - b.trial);
+  }
+
+  drawTable(all) {
+    const columns = this.columns();
+    const key = columns.map(([name]) => name).join() + this.by + this.down + this.mayOrder;
+    if (key !== this.key) {
+      this.key = key;
+      this.drawHead(columns);
+      this.rows.clear();
+    }
+    const best = this.best();
+    const rows = all.map((each) => {
+      const row = this.rows.get(each.trial) ?? this.rows.set(each.trial, this.row(each, columns.length)).get(each.trial);
+      columns.forEach(([, get], i) => text(row.cells[i], cell(get(each))));
+      row.element.className = `${each.state}${each.trial === best ? " best" : ""}`;
+      row.element.title = each.note || "";
+      if (row.pause) this.drawButtons(row, each);
+      return row.element;
+    });
+    text(this.count, best == null ? "" : `best: trial ${best}`);
+    const there = [...this.body.children];
+    if (rows.length !== there.length || rows.some((row, i) => row !== there[i])) {
+      const focused = document.activeElement;
+      this.body.replaceChildren(...rows);
+      if (this.body.contains(focused)) focused.focus();
+    }
+  }
+
+  drawHead(columns) {
+    const head = columns.map(([name]) => {
+      const sorted = name === this.by ? (this.down ? "descending" : "ascending") : "none";
+      const button = h("button", { type: "button", class: "plain", onclick: () => this.sort(name) }, name);
+      return h("th", { scope: "col", "aria-sort": sorted }, button);
+    });
+    const acts = this.mayOrder ? [h("th", { scope: "col" }, h("span", { class: "unseen" }, "orders"))] : [];
+    this.head.replaceChildren(h("tr", {}, ...head, ...acts));
+  }
+
+  row(each, width) {
+    const cells = Array.from({ length: width }, () => h("td"));
+    const first = h("span");
+    cells[0].append(sample(each.trial, this.view.dark), first);
+    const row = { cells: [first, ...cells.slice(1)], acts: h("td", { class: "acts" }) };
+    if (this.mayOrder) {
+      const label = (verb) => `${verb} trial ${each.trial}`;
+      row.pause = h("button", { type: "button", class: "small", "aria-label": label("pause"), onclick: () => this.order(row.verb, each.trial) }, "pause");
+      row.stop = h("button", { type: "button", class: "small stop", "aria-label": label("stop"), onclick: () => this.stop(row, each.trial) }, "stop");
+      row.acts.append(row.pause, row.stop);
+    }
+    row.element = h("tr", {}, ...cells, ...(this.mayOrder ? [row.acts] : []));
+    return row;
+  }
+
+  drawButtons(row, each) {
+    const held = each.state === "held" || each.state === "pausing";
+    row.verb = held ? "resume" : "pause";
+    text(row.pause, row.verb);
+    row.pause.setAttribute("aria-label", `${row.verb} trial ${each.trial}`);
+    show(row.pause, held || each.state === "running" || each.state === "waiting");
+    show(row.stop, !OVER.has(each.state));
+  }
+
+  get mayOrder() {
+    return Boolean(this.view.mayOrder && this.view.run.search && this.view.state.state !== "ended");
+  }
+
+  order(verb, trial) {
+    this.view.order(`${verb}-trial`, 0, trial);
+  }
+
+  stop(row, trial) {
+    clearTimeout(row.sure);
+    if (row.stop.classList.toggle("sure")) {
+      text(row.stop, "really?");
+      row.sure = setTimeout(() => this.unsure(row), SURE_MS);
+    } else {
+      text(row.stop, "stop");
+      this.order("stop", trial);
+    }
+  }
+
+  unsure(row) {
+    row.stop.classList.remove("sure");
+    text(row.stop, "stop");
+  }
+
+  sort(name) {
+    this.down = this.by === name && !this.down;
+    this.by = name;
+    this.dirty = true;
+    this.draw();
+    [...this.head.querySelectorAll("button")].find((each) => each.textContent === name)?.focus();
+  }
+
+  best() {
+    const sign = this.view.run.search?.minimize === false ? -1 : 1;
+    const done = [...this.trials.values()].filter((each) => each.state === "complete" && each.values.last != null);
+    return done.sort((a, b) => sign * (a.values.last - b.values.last))[0]?.trial;
+  }
+
+  // -- the curves --------------------------------------------------------------------------------------------------
+
+  lines() {
+    const sign = this.view.run.search?.minimize === false ? -1 : 1;
+    const all = [...this.trials.values()].filter((each) => each.points.size);
+    const rank = (each) => (ACTIVE.has(each.state) ? -Infinity : each.values.best == null ? Infinity : sign * each.values.best);
+    return all.sort((a, b) => rank(a) - rank(b) || b.step - a.step).slice(0, MOST_LINES).sort((a, b) => a.trial - b.trial);
+  }
+
+  drawPlot(lines) {
+    const key = `${lines.map((each) => each.trial + each.state)}${this.view.dark}${this.log}${this.best()}`;
+    const tables = lines.map((each) => {
+      const sorted = [...each.points].sort((a, b) => a[0] - b[0]);
+      return [sorted.map((point) => point[0]), sorted.map(([, value]) => (this.log && !(value > 0) ? null : value))];
+    });
+    const data = tables.length > 1 ? uPlot.join(tables) : tables[0];
+    if (this.uplot && key === this.plotKey) return this.uplot.setData(data);
+    this.uplot?.destroy();
+    this.plotKey = key;
+    this.uplot = this.make(lines, data);
+    this.plot.setAttribute("aria-label", `values of ${lines.length} trials by epoch; the table below has them`);
+  }
+
+  make(lines, data) {
+    const css = getComputedStyle(this.curves);
+    const grid = { stroke: css.getPropertyValue("--grid").trim(), width: 1 };
+    const axis = { stroke: css.getPropertyValue("--ink-soft").trim(), grid, ticks: { ...grid, size: 4 }, font: "11px system-ui, sans-serif" };
+    const best = this.best();
+    const series = lines.map((each) => ({
+      label: `trial ${each.trial}`, stroke: colour(each.trial, this.view.dark), dash: dash(each.trial), spanGaps: true,
+      width: each.trial === best ? 3 : 1.5, alpha: ACTIVE.has(each.state) || each.trial === best ? 1 : 0.5,
+      points: { show: each.points.size < 3 && !this.log, size: 5 },
+    }));
+    return new uPlot(
+      {
+        width: Math.max(200, this.plot.clientWidth), height: HEIGHT, padding: [8, 20, 0, 0], legend: { show: false },
+        cursor: { drag: { x: true, y: false }, points: { size: 6 } },
+        scales: { x: { time: false }, y: this.log ? { distr: 3 } : { range: comfortable } },
+        axes: [{ ...axis, size: 32, incrs: WHOLE, values: (_, ticks) => ticks.map((v) => number(v)) }, { ...axis, size: 58, values: (_, ticks) => ticks.map((v) => (v == null ? "" : number(v))) }],
+        series: [{ label: "epoch" }, ...series],
+      },
+      data, this.plot,
+    );
+  }
+
+  toggle() {
+    this.log = !this.log;
+    this.logButton.setAttribute("aria-pressed", String(this.log));
+    this.dirty = true;
+    this.draw();
+  }
+
+  themed() {
+    this.rows.clear();
+    this.dirty = true;
+    this.draw();
+  }
+
+  resize() {
+    const width = Math.max(200, this.plot.clientWidth);
+    if (this.uplot && this.uplot.width !== width) this.uplot.setSize({ width, height: HEIGHT });
+  }
+
+  close() {
+    this.uplot?.destroy();
+  }
+}
+
+const cell = (value) => (typeof value === "number" ? number(value) : value == null ? "" : String(value));
