@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from farandole.control.writer_lock import local_locks
+from farandole.control.writer_lock import WriterLock, local_locks
+from farandole.errors import UsageError
+from farandole.monitor.folder import RunInfo, RunWriter
 
 NUMBERS = {"x86_64": 73, "aarch64": 32}
 
@@ -50,10 +54,28 @@ log.close()
 )
 
 
-def holder(folder: Path) -> subprocess.Popen[str]:
+RECORD = (
+    REFUSE
+    + """
+import sys
+from farandole.errors import UsageError
+from farandole.monitor.folder import RunWriter
+try:
+    writer = RunWriter.open(sys.argv[1])
+except UsageError as error:
+    print("refused:", error, flush=True)
+    sys.exit(3)
+print("has it", flush=True)
+sys.stdin.read()
+writer.close()
+"""
+)
+
+
+def holder(folder: Path, code: str = HOLD) -> subprocess.Popen[str]:
     """A process that wants to write, until its standard input ends."""
     pipe = subprocess.PIPE
-    return subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    return subprocess.Popen([sys.executable, "-c", code, str(folder)], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
 
 def said(process: subprocess.Popen[str]) -> str:
@@ -110,6 +132,113 @@ def test_the_writer_of_another_host_is_not_followed(tmp_path: Path) -> None:
     last = holder(tmp_path)
     assert said(last) == "has it"
     assert ended(last)[0] == 0
+
+
+def test_a_second_recording_is_refused_without_locks(tmp_path: Path) -> None:
+    RunWriter.create(tmp_path / "run", RunInfo(1.0, ["train"])).close()
+    first = holder(tmp_path / "run", RECORD)
+    assert said(first) == "has it"
+    second = holder(tmp_path / "run", RECORD)
+    words = said(second)
+    assert "it has a writer already" in words
+    assert f"process {first.pid} of this host" in words
+    assert (ended(second)[0], ended(first)[0]) == (3, 0)
+    assert not (tmp_path / "run" / "metrics.writer").exists()
+
+
+def locked(path: Path) -> tuple[int, WriterLock]:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        return fd, WriterLock(fd, path)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def test_who_has_locks_heeds_a_writer_that_has_none(tmp_path: Path) -> None:
+    path, file = tmp_path / "metrics", tmp_path / "metrics.writer"
+    without = holder(tmp_path)
+    assert said(without) == "has it"
+    shutil.copy(tmp_path / "trials.log.writer", file)  # as the same folder under another mount has it
+    with pytest.raises(BlockingIOError, match=f"process {without.pid} of this host"):
+        locked(path)
+    without.kill()
+    ended(without)
+    fd, lock = locked(path)
+    lock.close()
+    os.close(fd)
+    assert not file.exists()
+    file.write_text(json.dumps({"host": "node17", "place": "0-0", "pid": 4711, "since": "2026-01-01 12:00:00"}))
+    with pytest.raises(BlockingIOError, match="process 4711 on host node17"):
+        locked(path)
+
+
+def test_that_of_another_host_which_had_a_lock_of_the_server_is_taken_over_by_who_has_it_now(tmp_path: Path) -> None:
+    path, file = tmp_path / "metrics", tmp_path / "metrics.writer"
+    other = {"host": "node17", "place": "0-0", "pid": 4711, "since": "2026-01-01 12:00:00", "nonce": "abc"}
+    file.write_text(json.dumps({**other, "has_lock": True}))
+    fd, lock = locked(path)
+    assert not file.exists()
+    lock.close()
+    os.close(fd)
+    file.write_text(json.dumps({**other, "has_lock": True}))
+    refused = holder(tmp_path)  # another file, as it writes trials.log
+    assert (said(refused), ended(refused)[0]) == ("has it", 0)
+    file.rename(tmp_path / "trials.log.writer")
+    refused = holder(tmp_path)
+    assert "process 4711 on host node17" in said(refused)
+    assert ended(refused)[0] == 3
+
+
+def test_a_writer_that_lives_is_not_followed_whatever_its_mount_is_called(tmp_path: Path) -> None:
+    first = holder(tmp_path)
+    assert said(first) == "has it"
+    other = tmp_path / "other"  # another inode, as another device number of the same folder would be
+    other.mkdir()
+    shutil.copy(tmp_path / "trials.log.writer", other)
+    second = holder(other)
+    assert said(second).startswith("refused:")
+    assert (ended(second)[0], ended(first)[0]) == (3, 0)
+
+
+def test_a_file_that_is_not_ours_stays_and_one_that_is_no_text_is_somebodys(tmp_path: Path) -> None:
+    file = tmp_path / "trials.log.writer"
+    first = holder(tmp_path)
+    assert said(first) == "has it"
+    file.write_bytes(b"\xff\xfe")
+    second = holder(tmp_path)
+    assert "somebody writes there" in said(second)
+    assert (ended(second)[0], ended(first)[0]) == (3, 0)
+    assert file.read_bytes() == b"\xff\xfe"
+
+
+def test_a_disk_that_takes_nothing_leaves_no_empty_file(tmp_path: Path) -> None:
+    full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))"
+    process = holder(tmp_path, HOLD.replace("import sys", f"import sys; {full}", 1))
+    code, errors = ended(process)
+    assert code not in (0, 3), errors
+    assert not (tmp_path / "trials.log.writer").exists()
+
+
+def test_a_lock_that_is_refused_names_who_has_it(tmp_path: Path) -> None:
+    fd, lock = locked(tmp_path / "metrics")
+    with pytest.raises(BlockingIOError, match=f"(process {os.getpid()} of this host|another process) writes to"):
+        locked(tmp_path / "metrics")
+    lock.close()
+    os.close(fd)
+
+
+def test_a_recording_that_cannot_begin_keeps_no_lock(tmp_path: Path) -> None:
+    folder, info = tmp_path / "run", RunInfo(1.0, ["train"])
+    folder.mkdir()
+    (folder / "run.json.new").mkdir()  # what it writes first cannot be written
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(UsageError, match="cannot be recorded"):
+        RunWriter.create(folder, info)
+    assert len(os.listdir("/proc/self/fd")) == before
+    fd, lock = locked(folder / "metrics")
+    lock.close()
+    os.close(fd)
 
 
 def test_a_search_says_once_that_there_are_no_locks(tmp_path: Path) -> None:

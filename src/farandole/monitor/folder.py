@@ -157,10 +157,11 @@ class RunWriter:
             if (folder / INFO).exists() or (folder / METRICS).exists():
                 raise UsageError(f"{folder} has the record of another run: give a folder that is new, or empty")
             writer = cls(folder, info, *_locked(folder, os.O_CREAT | os.O_EXCL))
-            writer.describe()
+            with writer._kept():
+                writer.describe()
+                writer._write(MAGIC)
         except OSError as error:
             raise UsageError(f"the run cannot be recorded in {folder}: {error.strerror}") from error
-        os.write(writer._fd, MAGIC)
         return writer
 
     @classmethod
@@ -169,24 +170,39 @@ class RunWriter:
         folder = Path(path).absolute()
         info = read_info(folder)
         try:
-            fd, lock = _locked(folder, os.O_CREAT)
+            writer = cls(folder, info, *_locked(folder, os.O_CREAT))
+            with writer._kept():
+                writer._go_on()
         except OSError as error:
             raise UsageError(f"the run in {folder} cannot be gone on with: {error.strerror}") from error
-        with open(fd, "rb", closefd=False) as file:
+        return writer
+
+    def _go_on(self) -> None:
+        """Cut the log off at its last whole record."""
+        with open(self._fd, "rb", closefd=False) as file:
             text = file.read()
         if not text.startswith(MAGIC) and not MAGIC.startswith(text):
-            lock.close()
-            os.close(fd)
-            raise UsageError(f"{folder / METRICS} is no log of a run")
-        os.ftruncate(fd, whole := LogReader(text).whole)
+            raise UsageError(f"{self.path / METRICS} is no log of a run")
+        os.ftruncate(self._fd, whole := LogReader(text).whole)
         if not whole:
-            os.write(fd, MAGIC)
-        return cls(folder, info, fd, lock)
+            self._write(MAGIC)
+
+    @contextlib.contextmanager
+    def _kept(self) -> Iterator[None]:
+        """Free all if what is done here fails: nobody else could write before this process ends."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
 
     def append(self, record: Record) -> None:
         """Write one record; raises ``OSError`` where the disk does not take it."""
         payload = _encoder.encode(record)
-        left = memoryview(HEAD.pack(len(payload), zlib.crc32(payload)) + payload)
+        self._write(HEAD.pack(len(payload), zlib.crc32(payload)) + payload)
+
+    def _write(self, text: bytes) -> None:
+        left = memoryview(text)
         while left:  # one call, but on a disk that is almost full
             left = left[os.write(self._fd, left) :]
 
@@ -280,6 +296,6 @@ def _locked(folder: Path, how: int) -> tuple[int, WriterLock]:
         os.close(fd)
         text = f"the run in {folder} goes on: it has a writer already ({error.strerror})"
         raise UsageError(text) from error
-    except OSError:
+    except BaseException:
         os.close(fd)
         raise
