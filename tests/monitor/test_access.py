@@ -15,13 +15,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, final
 
+import msgspec
 import psutil
 import pytest
 
 from farandole.control.monitor_messages import MODULE
 from farandole.errors import UsageError
 from farandole.monitor.access import PageKeys, Role, listening
-from farandole.monitor.server import MOST_CONNECTIONS
+from farandole.monitor.server import MOST_CONNECTIONS, ViewerOrder
 from tests.monitor.page import LiveRun, until
 
 BAD_MESSAGES = 10_000
@@ -137,6 +138,9 @@ def test_orders_by_post_need_the_key_as_well(run: LiveRun) -> None:
     assert post(run, run.key) == 200
     assert post(run, run.key, b"nonsense") == 400
     assert post(run, run.key, b"x" * 10**5) in (400, 413)
+    assert msgspec.json.decode(b'{"t":"order","verb":"stop-trial"}', type=ViewerOrder).argument == -1, "not trial 0"
+    assert ViewerOrder("stop-trial", workers=3, trial=5).argument == 5
+    assert ViewerOrder("scale", workers=2, trial=5).argument == 2
 
 
 def test_the_page_runs_no_script_but_its_own(run: LiveRun) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import os
 import signal
 import time
@@ -250,7 +251,11 @@ def _trials_told(run: str | os.PathLike[str], info: RunInfo) -> list[str]:
     """Numbers of trials and of their epochs, and the best of those that are complete."""
     records = read_records(run) if (Path(run) / METRICS).exists() else ()  # one that could not begin has none
     last = {record.trial: record for record in records if isinstance(record, TrialRecord)}
-    complete = [record for record in last.values() if record.state == "complete" and "last" in record.values]
+    complete = [
+        record
+        for record in last.values()
+        if record.state == "complete" and math.isfinite(record.values.get("last", math.nan))
+    ]
     pick = min if info.search.get("minimize", True) else max
     best = pick(complete, key=lambda record: record.values["last"], default=None)
     epochs = sum(max(0, record.step) for record in last.values())

@@ -26,6 +26,7 @@ import tornado.netutil
 import tornado.web
 import tornado.websocket
 
+from farandole.control.watch_messages import OF_TRIALS
 from farandole.monitor.access import PageKeys, Role
 from farandole.monitor.hub import Hub
 
@@ -78,7 +79,7 @@ class ViewerOrder(msgspec.Struct, frozen=True, tag="order", tag_field="t", forbi
     @property
     def argument(self) -> int:
         """Number that the verb is about."""
-        return self.workers if self.trial < 0 else self.trial
+        return self.trial if self.verb in OF_TRIALS else self.workers
 
 
 @final
