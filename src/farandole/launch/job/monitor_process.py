@@ -79,6 +79,11 @@ class MonitorProcess:
             os.close(writer)
         self._write(encode_line(config))
 
+    @property
+    def pid(self) -> int:
+        """Number of its process."""
+        return self._pid
+
     def await_ready(self) -> MonitorReady:
         """Wait until it records, and its page is there; raises ``UsageError`` where that cannot be."""
         line, until_s = b"", time.monotonic() + READY_S
