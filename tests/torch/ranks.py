@@ -19,6 +19,7 @@ from types import ModuleType
 sys.path.append(str(Path(__file__).parents[2]))  # checks share what lies in tests/
 
 from tests.loading import loading
+from tests.not_run import NOT_RUN
 
 with loading():
     import torch
@@ -26,9 +27,6 @@ with loading():
     import farandole.torch as hvd
 
     torch.optim.SGD([torch.zeros(1)], lr=0.1)  # the first optimizer of a process loads as much again
-
-
-NOT_RUN = "an earlier check failed, so this did not run"
 
 
 def load(path: Path) -> ModuleType:
