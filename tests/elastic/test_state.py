@@ -95,13 +95,13 @@ def test_a_vote_moves_the_step_and_the_samples(job: None) -> None:
     cursor.hand_out(GlobalBatch(0, 5))
 
     def meet(point: str, said: str) -> list[str]:
-        step, _, place, samples = said.split(",")
-        assert (point, step, samples) == ("vote 0", "0", "3")
-        return [said, f"0,1,{place},2"]
+        step, _, place, passed, samples = said.split(",")
+        assert (point, step, passed, samples) == ("vote 0", "0", "2", "3")
+        return [said, f"0,1,{place},5,2"]
 
     phases: list[str] = []
     cancel = events.subscribe(lambda event: phases.append(getattr(event, "phase", "")))
-    step_vote.cast(meet)
+    assert step_vote.cast(meet, 2) == 5  # this rank has left out a pass
     step_vote.applied()
     cancel()
     assert (step_vote.step, cursor.position, step_vote.change_due) == (1, 5, True)

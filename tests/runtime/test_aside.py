@@ -12,7 +12,7 @@ import pytest
 
 import farandole.numpy as hvd
 from farandole.errors import UsageError
-from farandole.runtime.session.init import aside, current
+from farandole.runtime.session.init import aside, current, session_number
 from farandole.testing.jobs import run_job
 from farandole.testing.rank import RankContext
 
@@ -44,6 +44,28 @@ def _beside(member: RankContext) -> list[float]:
         sums.append(pool.submit(total, "after").result())
     hvd.shutdown()
     return sums
+
+
+def _between(member: RankContext) -> list[float]:
+    """Sums of an accumulation of two passes, with a task on one rank between them."""
+    hvd.init()
+    average = hvd.DistributedGradients([np.zeros(1)], backward_passes_per_step=2)
+    assert average([np.full(1, 1.0)]) is None
+    if member.rank:
+        before = session_number()
+        with aside(), patch.dict(os.environ):
+            for name in [each for each in os.environ if each.startswith("FARANDOLE_")]:
+                del os.environ[name]
+            hvd.init()
+            [alone] = hvd.DistributedGradients([np.zeros(1)])([np.full(1, 5.0)])
+            assert (alone, session_number()) == (5.0, before)
+    [found] = average([np.full(1, 2.0 + member.rank)])
+    hvd.shutdown()
+    return [float(found[0])]
+
+
+def test_an_accumulation_goes_on_after_a_task() -> None:
+    assert run_job(_between, 2, timeout_s=60.0) == [[3.5], [3.5]]
 
 
 def test_a_thread_of_the_session_gets_no_numbers_of_the_task() -> None:

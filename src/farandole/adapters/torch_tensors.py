@@ -6,6 +6,7 @@ tensors.add([total], [gradient])
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any, final
 
 import torch
@@ -71,9 +72,11 @@ class TorchTensors(Tensors[torch.Tensor]):
         model = f"{processor_model()} {torch.backends.cpu.get_cpu_capability()}"
         return f"{model}, {torch.get_num_threads()} threads, torch {torch.__version__} {device}"
 
-    def gradient(self, param: torch.Tensor) -> torch.Tensor | None:
-        """See ``Tensors``."""
-        return param.grad
+    # Functions of C: every step asks them of every parameter.
+    gradient = staticmethod(attrgetter("grad"))  # type: ignore[assignment]
+    """See ``Tensors``."""
+    is_trained = staticmethod(attrgetter("requires_grad"))  # type: ignore[assignment]
+    """See ``Tensors``."""
 
     def set_gradient(self, param: torch.Tensor, gradient: torch.Tensor | None) -> None:
         """See ``Tensors``."""
@@ -82,10 +85,6 @@ class TorchTensors(Tensors[torch.Tensor]):
     def version(self, gradient: torch.Tensor) -> int:
         """See ``Tensors``."""
         return -1 if gradient.is_inference() else gradient._version
-
-    def is_trained(self, param: torch.Tensor) -> bool:
-        """See ``Tensors``."""
-        return param.requires_grad
 
     def untracked(self) -> Any:
         """See ``Tensors``."""

@@ -24,6 +24,8 @@ class Reducer(ABC, Generic[T]):
         """The vote on every step, in elastic jobs."""
         self.samples: int | None = None
         """Samples of the last step, all ranks together; ``None`` where no sampler of an elastic state counts them."""
+        self._passed = 0
+        """Samples of all ranks together that the passes since the last step were over, as far as they are counted."""
         self._snapshots = StepSnapshots(tensors)
         self._snapshot: StepDigests | None = None
         """Snapshot of the last step, if no meeting has compared it yet."""
@@ -45,7 +47,7 @@ class Reducer(ABC, Generic[T]):
         """
         snapshot = self._snapshots.take(self._named) if self._snapshots.is_due() else None
         if self.step_vote is not None:
-            self.step_vote.cast(self._meet(snapshot))
+            self.samples = self.step_vote.cast(self._meet(snapshot), self._passed) or None
         elif snapshot is not None:
             self._snapshot = snapshot
 

@@ -37,7 +37,7 @@ from operator import is_
 from typing import Any, final
 
 from farandole.collective import ReduceOp
-from farandole.elastic.worker.step_vote import Meet, alone
+from farandole.elastic.worker.step_vote import Meet, StepVote, alone
 from farandole.errors import UsageError
 from farandole.gradients.exchange import GradientExchange
 from farandole.gradients.identity import Identity
@@ -105,7 +105,7 @@ class GradientReducer(Reducer[T]):
         self._exchange: GradientExchange[T] | LaggedExchange[T] | None = None
         self._passes = self._steps = self._runs = 0
         self._reduced = False
-        self._seen, self._last_pass = 0, -1
+        self._last_pass = -1
         self._overlapped: OverlappedPass[T] | None = None
         self._observer: Observer | None = None
         self._reads: Observer | None = None  # in this pass
@@ -133,6 +133,8 @@ class GradientReducer(Reducer[T]):
         session = current("step()")
         if self._is_needed(session):
             self._bind(session).refuse_failed_pass(self._where())
+        if self.step_vote is not None:
+            self._count(self.step_vote)  # of a pass that other ranks had, which the next one is not over
         self._reduce()
 
     def rejoin(self, label: str) -> None:
@@ -162,7 +164,7 @@ class GradientReducer(Reducer[T]):
         self._steps += 1
         self._passes = self._runs = 0
         self._reduced = False
-        self.samples, self._seen, self._last_pass = self._seen or None, 0, -1
+        self._passed, self._last_pass = 0, -1
         end_step(self._terms.process_set, None if self.step_vote is None else self.step_vote.step)
         if isinstance(self._exchange, GradientExchange):  # what lags meets on threads, at other steps of each rank
             self._exchange.lane.stop_if_interrupted()
@@ -173,7 +175,7 @@ class GradientReducer(Reducer[T]):
 
     def restart(self) -> None:
         """Forget how far an accumulation has come, and what is on its way."""
-        self._passes = self._seen = 0
+        self._passes = self._passed = 0
         self._reduced, self._last_pass = False, -1
         if isinstance(self._exchange, LaggedExchange):
             self._exchange.forget()
@@ -236,7 +238,8 @@ class GradientReducer(Reducer[T]):
     def begin_pass(self) -> None:
         """A backward pass begins, whose first gradient is about to be complete."""
         self._overlapped = self._reads = None
-        self._count()
+        if self.step_vote is not None:
+            self._count(self.step_vote)
         is_shared = bool(self._siblings.find())
         if self._observer is not None and not self._reduced:
             alone = not self._is_needed(current("backward()"))
@@ -278,7 +281,6 @@ class GradientReducer(Reducer[T]):
         if self.step_vote is not None:
             self.step_vote.reach("reduce")
         session = current("the reduction of gradients")
-        require_registered(self._terms.process_set, "the reduction of gradients")
         sums = None
         if self._is_needed(session):
             exchange = self._bind(session)
@@ -292,6 +294,8 @@ class GradientReducer(Reducer[T]):
             training.waited(time.monotonic() - begin_s)
             self._kept.end(self._named)
             self._runs += 1
+        else:
+            require_registered(self._terms.process_set, "the reduction of gradients")
         self._reduced = True
         if self._observer is not None:
             self._observer.returns(sums, self.params())
@@ -363,12 +367,11 @@ class GradientReducer(Reducer[T]):
             return 1.0
         return self.step_vote.weigh()
 
-    def _count(self) -> None:
+    def _count(self, step_vote: StepVote) -> None:
         """Count the samples of a pass that begins; the same ones once in a step, however many passes are over them."""
-        if self.step_vote is not None:
-            number, samples = self.step_vote.passing()
-            self._seen += samples if number != self._last_pass else 0
-            self._last_pass = number
+        number, samples = step_vote.passing()
+        self._passed += samples if number != self._last_pass else 0
+        self._last_pass = number
 
     def _where(self) -> str:
         return f"step {self._steps}.{self._runs}"

@@ -203,7 +203,7 @@ class _Meeting:
             raise AbortError(self._aborted[member])
 
     def abort(self, member: int, reason: str) -> None:
-        """Make every share of ``member`` raise, now and later."""
+        """Make every share of ``member`` raise, now and later, with the first reason given."""
         with self._changed:
-            self._aborted[member] = reason
+            self._aborted.setdefault(member, reason)
             self._changed.notify_all()

@@ -18,14 +18,15 @@ ongoing = PassEnd.queued(WeakMethod(self.pass_ended))   # in the first ``arrived
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
+from operator import is_
 from typing import Any, Protocol, TypeAlias, final
 
 import torch
 
 Arrived: TypeAlias = Callable[[torch.Tensor], object]
-Arriving: TypeAlias = Callable[[torch.Tensor], torch.Tensor | None]
-"""From what a pass is about to add to a gradient to what it adds instead; ``None`` to leave it as it is."""
+Arriving: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor | None]
+"""From a parameter and what a pass is about to add to its gradient to what it adds instead; ``None``: the same."""
 
 
 class _Removable(Protocol):
@@ -43,6 +44,7 @@ class ArrivalHooks:
         self._hooks: dict[int, tuple[torch.Tensor, _Removable]] = {}  # by id: hashing a tensor is slow
         self._early: dict[int, tuple[torch.Tensor, _Removable]] = {}
         self._trained: set[int] = set()
+        self._last: tuple[Sequence[torch.Tensor], Arriving | None] = (), None  # of ``add``, when all were trained
 
     def __len__(self) -> int:
         return len(self._hooks)
@@ -51,23 +53,34 @@ class ArrivalHooks:
         """True if ``param`` was not frozen in one of the calls of ``add``."""
         return id(param) in self._trained
 
-    def add(self, params: Iterable[torch.Tensor], arrived: Arrived, arriving: Arriving | None = None) -> None:
+    def is_early(self, param: torch.Tensor) -> bool:
+        """True if ``arriving`` is called for ``param``."""
+        return id(param) in self._early
+
+    def are_on(self, params: Sequence[torch.Tensor], arriving: Arriving | None) -> bool:
+        """True if ``add`` was given this last, all of which was trained then, and has nothing more to do."""
+        last, then = self._last
+        return arriving is then and len(last) == len(params) > 0 and all(map(is_, last, params))
+
+    def add(self, params: Sequence[torch.Tensor], arrived: Arrived, arriving: Arriving | None = None) -> None:
         """Call ``arrived``, and ``arriving`` before it; they must keep nobody alive. Once for each of ``params``."""
+        self._last = (params, arriving) if all(param.requires_grad for param in params) else ((), None)
         for param in params:
             if param.requires_grad:
                 self._trained.add(id(param))
             if id(param) not in self._hooks and (hook := _hook(param, _after(param, arrived))) is not None:
                 self._hooks[id(param)] = param, hook
-            if arriving is not None and id(param) not in self._early:
-                early = _hook(param, _before(param, arriving))
-                if early is not None:
-                    self._early[id(param)] = param, early
+        if arriving is None:
+            return
+        for param in params:
+            if id(param) not in self._early and (hook := _hook(param, _before(param, arriving))) is not None:
+                self._early[id(param)] = param, hook
 
     def remove(self) -> None:
         """Take all of them away."""
         for _, hook in [*self._hooks.values(), *self._early.values()]:
             hook.remove()
-        self._hooks, self._early, self._trained = {}, {}, set()
+        self._hooks, self._early, self._trained, self._last = {}, {}, set(), ((), None)
 
 
 def _after(param: torch.Tensor, arrived: Arrived) -> Callable[[], _Removable]:
@@ -75,7 +88,22 @@ def _after(param: torch.Tensor, arrived: Arrived) -> Callable[[], _Removable]:
 
 
 def _before(param: torch.Tensor, arriving: Arriving) -> Callable[[], _Removable]:
-    return lambda: param.register_hook(arriving)
+    there = weakref.ref(param)  # which holds the hook
+
+    def hook(grad: torch.Tensor) -> torch.Tensor | None:
+        held = there()
+        return None if held is None or not _is_added_to(held) else arriving(held, grad)
+
+    return lambda: param.register_hook(hook)
+
+
+def _is_added_to(param: torch.Tensor) -> bool:
+    """True in a hook of ``param`` if the pass adds to its gradient, and does not return it, as ``autograd.grad``."""
+    node = torch.autograd.graph.get_gradient_edge(param).node
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # what ``autograd.grad`` is asked for is no node of its pass
+        return False
 
 
 def _hook(param: torch.Tensor, register: Callable[[], _Removable]) -> _Removable | None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, TypeAlias, final
 
 import torch
@@ -31,6 +32,8 @@ from farandole.torch.parameters import TorchParameters
 from farandole.torch.passes import ArrivalHooks, Arrived, Arriving, PassEnd, no_pass
 
 Closure: TypeAlias = Callable[[], Any]
+
+_is_trained = attrgetter("requires_grad")
 
 
 @final
@@ -98,7 +101,10 @@ class TorchReducer(GradientReducer[torch.Tensor]):
         """
         hooks = self._hooks
         params = list(self.params())
-        hooks.add(params, self._hook, self._early_hook if self._weighs_passes else None)
+        arriving = self._early_hook if self._weighs_passes else None
+        if hooks.are_on(params, arriving) and all(map(_is_trained, params)):  # the rule, asked in every step
+            return params
+        hooks.add(params, self._hook, arriving)
         return [p for p in params if p.requires_grad or hooks.has_seen_trained(p) or p.grad is not None]
 
     def _bound(self, params: Sequence[torch.Tensor], groups: Sequence[int]) -> TorchParameters:
@@ -111,15 +117,14 @@ class TorchReducer(GradientReducer[torch.Tensor]):
 
     @property
     def _weighs_passes(self) -> bool:
-        is_weighed = self.step_vote is not None and self._terms.how.op is ReduceOp.AVERAGE
-        return is_weighed and self.passes_per_step > 1
+        return self.passes_per_step > 1 and self.step_vote is not None and self._terms.how.op is ReduceOp.AVERAGE
 
     def _weigh(self) -> float:
         """See ``GradientReducer``."""
         return self._first_weight if self._weighs_passes else super()._weigh()
 
-    def _arriving(self, grad: torch.Tensor) -> torch.Tensor | None:
-        """The part of a gradient that a pass is about to add, weighed as the other passes are."""
+    def _arriving(self, param: torch.Tensor, grad: torch.Tensor) -> torch.Tensor | None:
+        """The part of a gradient that a pass is about to add, weighed as the other passes are; once for a gradient."""
         if not self._weighs_passes:
             return None
         if self._ongoing() is None:  # the pass begins when the first is added
@@ -127,7 +132,12 @@ class TorchReducer(GradientReducer[torch.Tensor]):
             if not self._passes:
                 self._first_weight = weight or 1.0
             self._share = weight / self._first_weight
-        return None if self._share == 1.0 else grad * self._share
+        return None if self._share == 1.0 or self._is_weighed_by_another(param) else grad * self._share
+
+    def _is_weighed_by_another(self, param: torch.Tensor) -> bool:
+        """True if an older optimizer with this parameter weighs what is added to its gradient."""
+        older = (each for each in self._siblings.find() if isinstance(each, TorchReducer) and each.number < self.number)
+        return any(each._weighs_passes and each._hooks.is_early(param) for each in older)
 
     # -- during a backward pass ---------------------------------------------------------------------------------------
 
@@ -137,7 +147,8 @@ class TorchReducer(GradientReducer[torch.Tensor]):
                 self._refuse_graph()
             self.begin_pass()  # may raise, and the pass with it: so no end is queued before
             self._ongoing = PassEnd.queued(self._end)
-        self.completed(param)
+        if self._overlapped is not None:  # every parameter comes here in every step
+            self.completed(param)
 
     def pass_ended(self) -> None:
         """The outermost backward pass is over."""
@@ -180,8 +191,8 @@ def _hook_of(reference: weakref.ref[TorchReducer]) -> Arrived:
 def _early_hook_of(reference: weakref.ref[TorchReducer]) -> Arriving:
     """A hook for what is about to be added to a gradient; it keeps no optimizer alive either."""
 
-    def arriving(grad: torch.Tensor) -> torch.Tensor | None:
+    def arriving(param: torch.Tensor, grad: torch.Tensor) -> torch.Tensor | None:
         reducer = reference()
-        return None if reducer is None else reducer._arriving(grad)
+        return None if reducer is None else reducer._arriving(param, grad)
 
     return arriving

@@ -73,6 +73,8 @@ def check_each_pass_and_each_optimizer_weighs_the_samples_of_its_own_batch() -> 
             expected += sum(sampler.cursor.indices[batch.start : batch.stop]) / batch.samples
             taken += batch.samples
             for model in models:
+                [asked] = torch.autograd.grad(model(torch.ones(1, 1)).sum(), [model.weight])
+                assert asked.item() == 1.0  # it is no part of the sum
                 model(x).mean().backward()
             if i % passes == 0:
                 for model, optimizer in zip(models, optimizers, strict=True):
@@ -87,6 +89,46 @@ def check_each_pass_and_each_optimizer_weighs_the_samples_of_its_own_batch() -> 
                 with torch.no_grad():
                     assert all(len(x) for x in hvd.elastic.DataLoader(Numbers(hvd.size() + 1), sampler=tests))
         assert schedule.position.samples == sampler.processed_num
+
+
+def check_two_optimizers_of_one_parameter_weigh_each_pass_once() -> None:
+    length, model = 2 * hvd.size() + 1, _linear()
+    numbers = Numbers(length)
+    optimizers: list[Any] = [
+        hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0), backward_passes_per_step=2)
+        for _ in range(2)
+    ]
+    sampler = hvd.elastic.ElasticSampler(numbers, seed=1)
+    state = hvd.elastic.TorchState(model, optimizers[0], other=optimizers[1], sampler=sampler)
+    state.sync()
+    expected = 0.0
+    for x in hvd.elastic.DataLoader(numbers, sampler=sampler, global_batch_size=2 * hvd.size()):
+        batch = sampler.cursor.in_flight[-1]
+        expected += sum(sampler.cursor.indices[batch.start : batch.stop]) / batch.samples
+        model(x).mean().backward()
+    assert model.weight.grad is not None
+    assert math.isclose(model.weight.grad.item(), expected, rel_tol=1e-5), (model.weight.grad, expected)
+    for optimizer in optimizers:
+        optimizer.step()
+
+
+def check_a_schedule_advances_alike_where_a_rank_leaves_out_a_pass() -> None:
+    rate, passes = 1e-12, 2
+    numbers, model = Numbers(8 * passes * hvd.size()), _linear()
+    optimizer: Any = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=rate), backward_passes_per_step=passes
+    )
+    schedule = hvd.SamplesLR(optimizer, Schedule(rate, 1, 1, 100.0), epoch_samples=len(numbers))
+    sampler = hvd.elastic.ElasticSampler(numbers)
+    state = hvd.elastic.TorchState(model, optimizer, sampler=sampler)
+    state.sync()
+    for i, x in enumerate(hvd.elastic.DataLoader(numbers, sampler=sampler, global_batch_size=2 * hvd.size()), 1):
+        if hvd.rank() == 0 or i % 3:
+            model(x).mean().backward()
+        if i % passes == 0:
+            optimizer.step()
+            schedule.step()
+            assert schedule.position.samples == sampler.processed_num == 2 * i * hvd.size()
 
 
 def check_a_sampler_of_plain_loaders_is_as_in_horovod() -> None:

@@ -26,22 +26,28 @@ class Vote(NamedTuple):
     """One rank's part in the vote of a step: it is at ``step`` and has reduced its gradients.
 
     ``samples`` are those it computed, by data set; ``change_due``: it has heard that workers are to come or go.
-    ``place`` is a digest of where all ranks are in the data sets, and of what they have been given there.
+    ``place`` is a digest of where all ranks are in the data sets, and of what they have been given there. ``passed`` is
+    the number of samples, of all ranks together, that its backward passes were over.
     """
 
     step: int
     samples: tuple[int, ...] = ()
     change_due: bool = False
     place: str = ""
+    passed: int = 0
 
 
 @final
 class VoteOutcome(NamedTuple):
-    """Result of a vote, the same on all ranks: the step that they reach by applying it, and what it has consumed."""
+    """Result of a vote, the same on all ranks: the step that they reach by applying it, and what it has consumed.
+
+    ``passed``: the samples, of all ranks together, that the passes were over of a rank that has left out none of them.
+    """
 
     step: int
     samples: tuple[int, ...]
     change_due: bool
+    passed: int = 0
 
 
 def count(parts: Sequence[Vote]) -> VoteOutcome:
@@ -64,7 +70,8 @@ def count(parts: Sequence[Vote]) -> VoteOutcome:
             "each step, and call record_batch() alike"
         )
     samples = tuple(sum(own) for own in zip(*(part.samples for part in parts), strict=True))
-    return VoteOutcome(first.step + 1, samples, any(part.change_due for part in parts))
+    passed = max(part.passed for part in parts)
+    return VoteOutcome(first.step + 1, samples, any(part.change_due for part in parts), passed)
 
 
 @final

@@ -168,8 +168,9 @@ class SampleCursor:
         """Hand a batch to the training loop: it is in flight until ``advance``. No pass is over one that only tests."""
         self.in_flight.append(batch)
         if trains:
-            self._passing = [*self._passing, batch] if self.is_fresh else [batch]
-            self.is_fresh = True
+            if not self.is_fresh:
+                self._passing, self.is_fresh = [], True
+            self._passing.append(batch)
 
     def hand_out_with(
         self, batches: Iterable[GlobalBatch], contents: Iterable[T], trains: Callable[[], bool] = lambda: True

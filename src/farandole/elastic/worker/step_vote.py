@@ -62,12 +62,15 @@ class StepVote:
         self.weigh()
         return self._pass, sum(cursor.passing_samples for cursor in self.cursors.values())
 
-    def cast(self, meet: Meet) -> None:
-        """Vote for this rank's part of the step, and return when everybody has."""
+    def cast(self, meet: Meet, passed: int = 0) -> int:
+        """Vote for this rank's part of the step, whose passes were over ``passed`` samples of all ranks together.
+
+        Returns when everybody has: for how many samples the step is, the same on all ranks; one may lack a pass.
+        """
         self.reach("vote")
         current().pace.beat()  # for a rank that is alone, this is all that shows that it trains
         samples = tuple(cursor.samples() for cursor in self.cursors.values())
-        mine = vote.Vote(self.step, samples, bool(current().change_due), self._place())
+        mine = vote.Vote(self.step, samples, bool(current().change_due), self._place(), passed)
         outcome = vote.count([_read(said) for said in meet(f"vote {self.step}", _write(mine))])
         # From here on nothing waits for a peer: the vote has passed for all, and a fault can no longer undo it. Nor may
         # anything raise: the others count the step and its samples. That ranks are at the same ones was voted, too.
@@ -77,6 +80,7 @@ class StepVote:
         self.on_voted()
         self.recovered()
         self.reach("voted")
+        return outcome.passed
 
     def _place(self) -> str:
         """Digest of the batches that the vote is about; few bytes, as that is what a meeting carries."""
@@ -123,12 +127,12 @@ class Voter(Protocol):
 
 def _write(part: vote.Vote) -> str:
     """Encode a vote, as short as it gets: a meeting carries few bytes."""
-    return ",".join(map(str, (part.step, int(part.change_due), part.place, *part.samples)))
+    return ",".join(map(str, (part.step, int(part.change_due), part.place, part.passed, *part.samples)))
 
 
 def _read(said: str) -> vote.Vote:
-    step, due, place, *samples = said.split(",")
-    return vote.Vote(int(step), tuple(map(int, samples)), bool(int(due)), place)
+    step, due, place, passed, *samples = said.split(",")
+    return vote.Vote(int(step), tuple(map(int, samples)), bool(int(due)), place, int(passed))
 
 
 def _nothing() -> None:

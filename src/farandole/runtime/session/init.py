@@ -152,12 +152,15 @@ def settle_before_leaving(work: Callable[[], None]) -> None:
 
 
 def forget_in_sessions(forget: Callable[[], object]) -> None:
-    """Have ``forget`` called whenever a session of this process begins: it drops what belongs to the one before."""
+    """Have ``forget`` called whenever a session of this process begins: it drops what belongs to the one before.
+
+    Not for one in whose place another is ``aside``: the one before goes on after it.
+    """
     _here.forgetting.append(forget)
 
 
 def session_number() -> int:
-    """Number of sessions that this process has begun, the present one among them."""
+    """Number of sessions that this process has begun, with the present one; without those beside one ``aside``."""
     return _here.sessions
 
 
@@ -211,10 +214,10 @@ def aside() -> Iterator[None]:
     with _here.lock:
         _here.require_rest("a task")
         kept = _here.session, _here.asked, _here.reviver, _here.on_joined, _here.rank
-        before, me = _here.bystanders, threading.get_ident()
+        before, was_aside, me = _here.bystanders, _here.is_aside, threading.get_ident()
         # First, and last below: none of them may see the other session in between.
         _here.bystanders = before | {each.ident for each in threading.enumerate() if each.ident not in (None, me)}
-        _here.session, _here.reviver, _here.on_joined = None, None, _nothing
+        _here.session, _here.reviver, _here.on_joined, _here.is_aside = None, None, _nothing, True
     try:
         yield
     finally:
@@ -223,7 +226,7 @@ def aside() -> Iterator[None]:
             _here.session, _here.asked, _here.reviver, _here.on_joined, _here.rank = kept
             if _here.session is not None:
                 _here.session.restore_process_sets()
-            _here.bystanders = before
+            _here.bystanders, _here.is_aside = before, was_aside
 
 
 def end_step(process_set: ProcessSet, step: int | None = None) -> None:
@@ -272,6 +275,8 @@ class _Here:
         """Threads of the session that is set aside (``aside``)."""
         self.reviver: Callable[[], object] | None = None
         self.on_joined: Callable[[Session], object] = _nothing
+        self.is_aside = False
+        """True while a session is set aside: one that begins meanwhile is none of those that go on after each other."""
         self.sessions = 0
         self.forgetting: list[Callable[[], object]] = []
         self._doing = ""  # with the lock
@@ -308,10 +313,11 @@ class _Here:
                         raise
                     self._step_s = self._step_s or 0.0
                 else:
-                    self.sessions += 1
                     self.on_joined(self.session)
-                    for forget in self.forgetting:
-                        forget()
+                    if not self.is_aside:
+                        self.sessions += 1
+                        for forget in self.forgetting:
+                            forget()
         self._watch()
 
     def revived(self) -> Session | None:
