@@ -282,13 +282,33 @@ def test_what_others_write_now_is_left_alone(tmp_path: Path) -> None:
     def abandoned(now: float) -> list[str]:
         return [mark for mark, path in made.items() if folder.is_abandoned(path, now)]
 
-    with folder.in_flight(made[marks[0]]):
+    with folder.in_flight(marks[0]):
         assert abandoned(now) == [marks[2], marks[5]]
         assert abandoned(now + 2 * folder.ABANDONED_S) == list(marks[2:])
         os.utime(made[marks[3]] / "shard-0-of-1", (now + 2 * folder.ABANDONED_S,) * 2)
         assert abandoned(now + 2 * folder.ABANDONED_S) == [marks[2], *marks[4:]], "a large file is written for long"
     assert abandoned(now) == [marks[0], marks[2], marks[5]]
     assert folder.new_mark() != folder.new_mark()
+
+
+def test_a_folder_is_in_flight_under_whichever_path_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    mark = folder.new_mark()
+    with folder.in_flight(mark):
+        folder.writing(Path("a"), 7, mark).mkdir(parents=True)
+        assert [folder.is_abandoned(path, time.time()) for path in folder.unfinished(tmp_path / "a")] == [False]
+
+
+def test_a_folder_that_cannot_be_looked_into_is_nobodys_to_remove(tmp_path: Path) -> None:
+    """Another user's; a file in its place is what even root cannot list."""
+    folder.writing(tmp_path, 7, "far-away-77-0123abcd").touch()
+    long_after = time.time() + 2 * folder.ABANDONED_S
+    assert [folder.is_abandoned(path, long_after) for path in folder.unfinished(tmp_path)] == [False]
+    with TorchCheckpoints(tmp_path) as checkpoints:
+        checkpoints.save(8, state(8))
+    assert folder.steps(tmp_path) == [8]
 
 
 def test_what_was_just_written_stays_beside_later_steps_that_are_damaged(tmp_path: Path) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from farandole.checkpoint import folder
+from farandole.checkpoint.checkpoints import _Writer
 from farandole.checkpoint.folder import MANIFEST, Manifest
-from farandole.errors import CheckpointError
+from farandole.errors import AbortError, CheckpointError
 from farandole.runtime.session.init import init, shutdown
 from farandole.testing.jobs import run_job
 from farandole.testing.rank import RankContext
@@ -106,6 +108,68 @@ def test_a_checkpoint_that_gets_no_name_is_an_error_on_every_rank(tmp_path: Path
         assert without.startswith(f"the checkpoint of step 0 in {root} was not written: rank 0 on ")
         assert "manifest.json: Is a directory" in without
         assert with_name == "[1]"
+
+
+def _orphaned(member: RankContext, root: str, pipes: str) -> tuple[str, list[str]]:
+    """Rank 2 is lost while rank 0 names the checkpoint: rank 1 learns of it before rank 0 has done so.
+
+    Rank 0 waits for rank 1 to come out of the writing, or to begin to remove files; there rank 1 waits for rank 0.
+    """
+    told, named = Path(pipes, "told"), Path(pipes, "named")
+    init()
+    checkpoints = Checkpoints(root, sharded=True, keep=1)
+    checkpoints.save(1, {"weight": torch.ones(4), "other": torch.ones(4)})
+    checkpoints.wait()
+    sync, gather, unlink, flushed = folder._sync, _Writer.gather, os.unlink, list[Path]()
+
+    def slow_sync(path: Path) -> None:
+        flushed.append(path)
+        if len(flushed) == 1:
+            told.read_bytes()
+        else:
+            named.write_bytes(b"")
+        sync(path)
+
+    def dies(writer: _Writer, value: Any, name: str) -> list[Any]:
+        if ".named" in name:
+            os._exit(3)
+        return gather(writer, value, name)
+
+    def slow_unlink(*given: Any, **named_ones: Any) -> None:
+        told.write_bytes(b"")
+        named.read_bytes()
+        os.unlink = unlink
+        unlink(*given, **named_ones)
+
+    if member.rank == 0:
+        folder._sync = slow_sync
+    elif member.rank == 1:
+        os.unlink = slow_unlink  # type: ignore[assignment]
+    else:
+        _Writer.gather = dies  # type: ignore[method-assign]
+    checkpoints.save(2, {"weight": torch.ones(4), "other": torch.ones(4)})
+    with pytest.raises(AbortError) as caught:
+        checkpoints.wait()
+    if member.rank == 1 and os.unlink is slow_unlink:
+        told.write_bytes(b"")
+        named.read_bytes()
+    shutdown()
+    writer = folder.writer_of(Path(root), 2)
+    return str(caught.value), sorted(path.name for path in writer.iterdir())
+
+
+def test_a_checkpoint_that_rank_0_is_naming_is_removed_by_no_rank_that_learns_of_a_death(tmp_path: Path) -> None:
+    for name in ("told", "named"):
+        os.mkfifo(tmp_path / name)
+    root = tmp_path / "saved"
+    for said, files in run_job(_orphaned, 3, str(root), str(tmp_path), may_die=[2])[:2]:
+        assert "rank 2" in said
+        assert files == [MANIFEST, *(f"shard-{i}-of-3" for i in range(3))]
+    with Checkpoints(root) as checkpoints:
+        found = checkpoints.restore()
+    assert found is not None
+    assert (found.step, folder.steps(root)) == (2, [2])
+    assert list(folder.unfinished(root)) == []
 
 
 def _two(member: RankContext, root: str) -> list[float]:

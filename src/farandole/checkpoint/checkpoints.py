@@ -12,7 +12,9 @@
 # to, which is of this save alone: another job, or a step that is saved twice, must not write into it. Everything that
 # can fail on one rank is caught before each and travels in it, as the others would wait for a rank that raises. Between
 # the last two, when the files of all are on the disk, rank 0 gives the checkpoint its name; after the last all know
-# whether it has one.
+# whether it has one. A gather that is aborted tells a rank nothing of the others. So then rank 0 alone removes the
+# folder, where it is not giving it its name: removal goes on in a folder that is renamed meanwhile, and would empty the
+# newest checkpoint. Where rank 0 is gone, the folder is left to a later save (``is_abandoned``).
 
 from __future__ import annotations
 
@@ -203,20 +205,32 @@ class Checkpoints:
 
     def _write_all(self, step: int, content: dict[str, Any], writer: _Writer) -> None:
         name = f"checkpoint.{self.root.name}.{step}"  # not the whole path: hosts may see the folder at different ones
-        mark = writer.gather(folder.new_mark(), f"{name}.mark")[0]
-        writing = folder.writing(self.root, step, mark)
-        with folder.in_flight(writing):
-            # Nothing here may raise before the last gather: the others would wait there for this rank.
-            said = self._try(lambda: self._write_share(writing, content, writer), writing, writer)
-            shards = writer.gather(said, name)
-            wrong = [each for each in shards if isinstance(each, str)]
-            if not wrong:
-                whole = [each for each in shards if isinstance(each, ShardFile)]
-                is_first = writer.rank == 0
-                named = self._try(lambda: self._finish(writing, step, whole), writing, writer) if is_first else None
-                wrong = [each for each in writer.gather(named, f"{name}.named") if isinstance(each, str)]
+        own = folder.new_mark()
+        with folder.in_flight(own):
+            writing = folder.writing(self.root, step, writer.gather(own, f"{name}.mark")[0])
+            try:
+                wrong = self._write_together(step, content, writer, writing, name)
+            except BaseException:
+                if writer.rank == 0:  # and no other rank: this one may be giving the folder its name meanwhile
+                    folder.discard(writing)
+                raise
             if wrong:
+                folder.discard(writing)  # now nobody is at it any more
                 raise CheckpointError("; ".join(wrong))
+
+    def _write_together(
+        self, step: int, content: dict[str, Any], writer: _Writer, writing: Path, name: str
+    ) -> list[str]:
+        """Write the files of all ranks, and name their folder; in words what kept any rank from that, on all ranks."""
+        # Nothing here may raise before the last gather: the others would wait there for this rank.
+        said = self._try(lambda: self._write_share(writing, content, writer), writing, writer)
+        shards = writer.gather(said, name)
+        if wrong := [each for each in shards if isinstance(each, str)]:
+            return wrong
+        whole = [each for each in shards if isinstance(each, ShardFile)]
+        is_first = writer.rank == 0
+        named = self._try(lambda: self._finish(writing, step, whole), writing, writer) if is_first else None
+        return [each for each in writer.gather(named, f"{name}.named") if isinstance(each, str)]
 
     def _try(self, write: Callable[[], R], writing: Path, writer: _Writer) -> R | str:
         """Return what ``write`` returns, or in words what kept this rank from it."""

@@ -39,8 +39,8 @@ ABANDONED_S = 3600.0
 """So long nothing is added to a folder that a process of another host has left, until it is removed."""
 
 _MARK = re.compile(r"(?P<host>.+)-(?P<pid>\d+)-[0-9a-f]{8}")
-_in_flight: set[Path] = set()
-"""Folders that threads of this process write now; changed by methods that no other thread interrupts."""
+_in_flight: set[str] = set()
+"""Marks of the saves that threads of this process are at; changed by methods that no other thread interrupts."""
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
@@ -121,16 +121,13 @@ def writing(root: Path, step: int, mark: str) -> Path:
 
 
 @contextlib.contextmanager
-def in_flight(folder: Path) -> Iterator[None]:
-    """Context in which this process writes to ``folder``, which is gone afterwards, if it got no name."""
-    _in_flight.add(folder)
+def in_flight(mark: str) -> Iterator[None]:
+    """Context of the save that has this ``mark``: nothing of it is taken for abandoned by this process."""
+    _in_flight.add(mark)
     try:
         yield
-    except BaseException:
-        discard(folder)
-        raise
     finally:
-        _in_flight.discard(folder)
+        _in_flight.discard(mark)
 
 
 def write_shard(folder: Path, name: str, dump: Callable[[BinaryIO], object], writer: str = "") -> ShardFile:
@@ -177,9 +174,8 @@ def finish(folder: Path, manifest: Manifest) -> Path:
 
 def _unseen(folder: Path, shard: ShardFile) -> str:
     try:
-        with (folder / shard.name).open(
-            "rb"
-        ) as file:  # opened, as NFS asks its server then; ``stat`` may be of its cache
+        # Opened, as NFS asks its server then, where ``stat`` may be of a cache.
+        with (folder / shard.name).open("rb") as file:
             nbytes = os.fstat(file.fileno()).st_size
     except OSError as error:
         return f"{shard.title} is not there ({error.strerror})"
@@ -275,10 +271,10 @@ def is_abandoned(path: Path, now: float) -> bool:
     found = _MARK.fullmatch(mark)
     if found and found["host"] == socket.gethostname():
         is_own = int(found["pid"]) == os.getpid()
-        return path not in _in_flight if is_own else not Path("/proc", found["pid"]).exists()
+        return mark not in _in_flight if is_own else not Path("/proc", found["pid"]).exists()
     try:  # of its files, too: a large one is written for long
         return now - max(each.stat().st_mtime for each in (path, *path.iterdir())) > ABANDONED_S
-    except FileNotFoundError:  # its writer has just finished it
+    except OSError:  # its writer has just finished it, or is another user, or the file system has lost sight of it
         return False
 
 
