@@ -32,7 +32,8 @@ class MonitorConfig(_Line, frozen=True):
     With ``live`` there is a page at ``listen``, by TLS if there is a ``certificate`` (a PEM file with key and chain);
     or at no port, but at a socket in the file system, as ``unix:PATH``, for a process of this host. ``link_file`` gets
     the link, as a file of the user alone. ``csv`` and ``tensorboard`` are written beside the record. With ``is_quiet``
-    nobody is told where all that is. The record of a ``search`` is written by the search, and the monitor shows it.
+    nobody is told where all that is; with ``is_optional`` the job begins without the monitor where that cannot be. The
+    record of a ``search`` is written by the search, and the monitor shows it.
     """
 
     folder: str
@@ -45,6 +46,7 @@ class MonitorConfig(_Line, frozen=True):
     tensorboard: bool = False
     search: bool = False
     is_quiet: bool = False
+    is_optional: bool = False
 
 
 @final

@@ -8,14 +8,15 @@ connection of its own to the monitor, over a socket in the file system. Once the
 """
 
 # Threads. One for each view that is open, with an event loop of its own: the loop of the kernel stands still while a
-# cell runs, and curves should not. ``take`` comes in the kernel's main thread, which alone has ``_pipes``; it reaches a
-# pipe's loop by ``call_soon_threadsafe``. ``tell`` is called by all of them: ipykernel hands messages of any thread to
-# the one that writes to its socket.
+# cell runs, and curves should not. ``take`` comes in the kernel's main thread or in that of a subshell, so ``_lock``
+# guards ``_pipes``. It reaches a pipe's loop by ``call_soon_threadsafe``. ``tell`` is called by all of them: ipykernel
+# hands messages of any thread to the one that writes to its socket.
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 import threading
 import time
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any, Protocol, final
 
 import msgspec
+import tornado.httpclient
 import tornado.netutil
 import tornado.websocket
 
@@ -35,6 +37,8 @@ from farandole.monitor.folder import RunInfo
 from farandole.monitor.hub import Hub
 from farandole.monitor.runs import loaded
 
+logger = logging.getLogger("farandole.monitor")
+
 MOST_VIEWS = 16
 """Views at a time: a page that was closed at once has not said goodbye, so that the oldest one goes."""
 
@@ -43,6 +47,14 @@ MOST_UNSEEN = 2**24
 
 LOOK_S, BEAT_S = 0.1, 4.0
 """Intervals of looks for a page that begins, and of signs of life to views."""
+
+UNREACHED = (
+    OSError,
+    NotPrivateError,
+    asyncio.TimeoutError,
+    tornado.httpclient.HTTPClientError,  # it takes no more connections, or is too slow
+    tornado.websocket.WebSocketClosedError,
+)
 
 LONGEST_VIEW = 40
 GOODBYE_S = 10.0
@@ -57,6 +69,10 @@ class ViewedJob(Protocol):
     @property
     def done(self) -> bool:
         """True when it has ended."""
+
+    @property
+    def status(self) -> int:
+        """Exit status, where it has ended."""
 
     def when_over(self, call: Callable[[], None]) -> None:
         """Call this when it has ended."""
@@ -89,6 +105,7 @@ class Bridge:
 
     def __init__(self, job: ViewedJob, tell: Callable[[dict[str, Any]], None]) -> None:
         self._job, self._tell = job, tell
+        self._lock = threading.Lock()
         self._pipes: dict[str, _Pipe] = {}
 
     def take(self, content: object) -> None:
@@ -97,9 +114,12 @@ class Bridge:
             message = msgspec.convert(content, ToBridge)
         except msgspec.ValidationError:
             return
+        if len(message.view) <= LONGEST_VIEW:
+            with self._lock:
+                self._take(message)
+
+    def _take(self, message: ToBridge) -> None:
         view = message.view
-        if len(view) > LONGEST_VIEW:
-            return
         pipe = self._pipes.get(view)
         if message.ask:
             self._tell({"view": view, "contact": {"kernel": True}})
@@ -114,8 +134,9 @@ class Bridge:
 
     def close(self) -> None:
         """End all views' connections."""
-        while self._pipes:
-            self._pipes.popitem()[1].close()
+        with self._lock:
+            while self._pipes:
+                self._pipes.popitem()[1].close()
 
     def _open(self, view: str) -> None:
         if view in self._pipes:
@@ -135,7 +156,7 @@ class Bridge:
         state, said = "acted", f"{order.workers} workers from the next commit on"
         try:
             self._job.resize(order.workers)
-        except UsageError as error:
+        except (OSError, UsageError) as error:
             state, said = "refused", str(error)
         news = OrderNews(0, "scale", state, said, -1, time.time())
         self._tell({"view": view, "text": _encoded([{"t": "order", "order": msgspec.to_builtins(news)}])})
@@ -176,8 +197,12 @@ class _Pipe:
     def _run(self) -> None:
         try:
             self._loop.run_until_complete(self._serve())
+        except Exception:  # the view asks for another one
+            logger.warning("a live view has lost its connection", exc_info=True)
         finally:
             self._loop.close()
+            if not self._is_closed:
+                self._tell({"closed": 1001})
 
     async def _serve(self) -> None:
         connection = await self._connected()
@@ -186,8 +211,6 @@ class _Pipe:
             await self._end(connection)
         elif not self._is_closed:
             self._show(_encoded(self._last()))
-        if not self._is_closed:
-            self._tell({"closed": 1001})
 
     async def _pass_on(self, connection: Any) -> None:
         while not self._is_closed and self._unseen < MOST_UNSEEN:
@@ -228,7 +251,7 @@ class _Pipe:
                     resolver=_UnixResolver(address.removeprefix(UNIX)),
                 )
                 await connection.write_message(_encoded({"key": key}))
-            except (OSError, NotPrivateError, tornado.websocket.WebSocketClosedError):
+            except UNREACHED:
                 if is_over:
                     return None
                 await asyncio.sleep(LOOK_S)  # nothing announces a file
@@ -254,7 +277,7 @@ def last_state(job: ViewedJob, is_over: bool) -> Hub:
     except UsageError:
         hub = Hub(RunInfo(time.time(), ["training"]))
     if is_over and hub.state != "ended":
-        hub.end(1, "The record ends before the job did.", hub.info.ended_s or time.time())
+        hub.end(job.status, "The record ends before the job did.", hub.info.ended_s or time.time())
     return hub
 
 

@@ -47,18 +47,21 @@ def launch(
     by ``hvd.elastic.run``. What workers print comes to this process's output.
 
     ``widget`` is its live view, for which a process beside the launcher collects numbers from the beginning on: with
-    ``live``, which is by default what a notebook has if it can show it. The run is recorded in the folder ``record``,
-    which must be new or empty; without one, in one that goes with the job.
+    ``live``, which is by default what a notebook has if it can show it; where that view, which nobody has asked for,
+    fails, the training goes on without. The run is recorded in the folder ``record``, with a view or without, which
+    must be new or empty; without one, a view has a record that goes with the job.
     """
     if np < 1:
         raise UsageError(f"np={np} asks for no worker; it must be at least 1")
-    watch = None
-    if live or record or (live is None and _can_show()):
-        if missing := _missing():
-            raise UsageError(f"a live view needs {missing}, which is not here: pip install 'farandole[notebook]'")
-        if record and Path(record, INFO).exists():
-            raise UsageError(f"{record} has the record of another run: give a folder that is new, or empty")
-        watch = ViewPlan(_widget, os.path.abspath(record) if record else "", getattr(func, "__qualname__", "training"))
+    if live and (missing := _missing()):
+        raise UsageError(f"a live view needs {missing}, which is not here: pip install 'farandole[notebook]'")
+    if record and Path(record, INFO).exists():
+        raise UsageError(f"{record} has the record of another run: give a folder that is new, or empty")
+    watch, is_shown = None, live or (live is None and _can_show())
+    if is_shown or record:
+        name = getattr(func, "__qualname__", "training")
+        folder = os.path.abspath(record) if record else ""
+        watch = ViewPlan(_widget if is_shown else None, folder, name, is_optional=not (live or record))
     job = function_job(env, python_path, {"min_np": 1, **knobs})
     task = packed(func, args, kwargs)
     return LaunchedFunction(JobRequest(job, None, "", "", Ssh(), is_local=True), task, np, watch)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import secrets
+from collections.abc import Callable
 from importlib import resources
 from typing import Any, final
 
@@ -19,6 +20,7 @@ from IPython.display import publish_display_data
 
 from farandole.errors import UnsupportedError
 from farandole.monitor.bridge import Bridge, ViewedJob, last_state
+from farandole.monitor.kernel_wait import serve_while_waiting
 from farandole.monitor.picture import picture, words
 
 
@@ -43,8 +45,15 @@ class LiveWidget(anywidget.AnyWidget):
         super().__init__()
         self._bridge = Bridge(job, self.send)
         self.on_msg(self._heard)
+        if self.comm is not None:  # ipykernel 7.4 has messages of the view wait for the cell that published last
+            self.comm._reply_subshell_for = lambda _data, subshell: subshell
         self._job, self._display = job, f"farandole-{secrets.token_hex(8)}"
         job.when_over(self._keep)
+
+    def wait(self, until: Callable[[], bool]) -> None:
+        """Wait in a cell, and obey views meanwhile, as far as that can be."""
+        if self.comm is not None:
+            serve_while_waiting(self.comm.comm_id, self._bridge.take, until)
 
     def close(self) -> None:
         self._bridge.close()

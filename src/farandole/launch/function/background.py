@@ -22,10 +22,11 @@ import signal
 import socket
 import tempfile
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, Protocol, cast, final
 
 import msgspec
 
@@ -36,12 +37,24 @@ from farandole.launch.function.elastic_function import JobRequest, run_elastic
 logger = logging.getLogger("farandole.launch")
 
 
-class ViewPlan(NamedTuple):
-    """View of a job to be: by what it is made, the folder of the record ("" for none that lasts), and the title."""
+class JobView(Protocol):
+    """Live view of a job."""
 
-    view: Callable[[LaunchedFunction], Any]
+    def wait(self, until: Callable[[], bool]) -> None:
+        """Obey those who watch until that is true, or return at once where nobody could be heard."""
+
+
+class ViewPlan(NamedTuple):
+    """Plan of what a job's numbers are for.
+
+    They are for a ``view``, which that makes, or for a record alone: in the folder ``record``, or where that is "", in
+    one that goes with the job. ``name`` is the title. Where ``is_optional``, the job begins also if that cannot be had.
+    """
+
+    view: Callable[[LaunchedFunction], JobView] | None
     record: str
     name: str
+    is_optional: bool = False
 
 
 @final
@@ -49,15 +62,14 @@ class LaunchedFunction:
     """A function that runs on workers of this host. At the interpreter's end it is stopped."""
 
     def __init__(self, request: JobRequest, task: bytes, np: int, watch: ViewPlan | None = None) -> None:
-        folder = tempfile.mkdtemp(prefix="farandole-")
-        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        self.link_file = Path(folder, "live.link")
+        folder = self._folder()
+        self.link_file = self._place_of_sockets(folder, watch) / "live.link"
         """File with the way to the job's live view while it is there, if it has any."""
-        self.record = Path(watch.record or Path(folder, "run")) if watch is not None else None
-        self._view, self._widget = watch.view if watch is not None else None, None
+        self.record = Path(watch.record or folder / "run") if watch is not None else None
+        self._view, self._widget = watch.view if watch is not None else None, cast("JobView | None", None)
         if watch is not None:
-            request = _watched(request, watch.name, Path(folder), self.record)
-        self._file = Path(folder, "hosts")
+            request = _watched(request, watch, self.link_file, str(self.record))
+        self._file = folder / "hosts"
         self._np = np
         self._write(np)
         self._request, self._task = msgspec.structs.replace(request, hostfile=str(self._file)), task
@@ -79,6 +91,24 @@ class LaunchedFunction:
         told = "stopped" if self._is_stopped else "ended" if self._failure is None else f"failed: {self._failure}"
         return f"a job of {self._np} workers, {told}"
 
+    def _folder(self, place: str | None = None) -> Path:
+        """Make a folder that goes with this job."""
+        folder = tempfile.mkdtemp(prefix="farandole-", dir=place)
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        return Path(folder)
+
+    def _place_of_sockets(self, folder: Path, watch: ViewPlan | None) -> Path:
+        """Folder for the socket of a view: the way to it has to be short, and some file systems have none."""
+        if watch is not None and watch.view is not None and not _has_sockets(folder):
+            with contextlib.suppress(OSError):
+                return self._folder("/tmp")  # noqa: S108 (it gets a folder of this user alone)
+        return folder
+
+    @property
+    def status(self) -> int:
+        """Exit status: 0, also while it runs, or 1 if it has failed or was stopped."""
+        return int(self._is_stopped or self._failure is not None)
+
     @property
     def done(self) -> bool:
         """True when all workers have ended."""
@@ -87,10 +117,13 @@ class LaunchedFunction:
     def result(self, timeout_s: float | None = None) -> list[Any]:
         """Wait, and return what the function returned, by rank; see ``farandole.run`` for what is raised.
 
-        Raises ``TimeoutError`` if the job runs longer than ``timeout_s``, and goes on. A ``KeyboardInterrupt`` ends the
-        wait and not the job.
+        The buttons of the live view work meanwhile. Raises ``TimeoutError`` if the job runs longer than ``timeout_s``,
+        and goes on. A ``KeyboardInterrupt`` ends the wait and not the job.
         """
-        self._thread.join(timeout_s)
+        until_s = None if timeout_s is None else time.monotonic() + timeout_s
+        if self._widget is not None:
+            self._widget.wait(lambda: self.done or (until_s is not None and time.monotonic() >= until_s))
+        self._thread.join(None if until_s is None else max(0.0, until_s - time.monotonic()))
         if self._thread.is_alive():
             raise TimeoutError(f"the job has not ended within {timeout_s:g} s, and goes on: .result() waits again")
         if self._is_stopped:
@@ -177,14 +210,22 @@ def _terminate(pidfd: int) -> None:
         signal.pidfd_send_signal(pidfd, signal.SIGTERM)
 
 
-def _watched(request: JobRequest, name: str, folder: Path, record: Path | None) -> JobRequest:
+def _has_sockets(folder: Path) -> bool:
+    """True if a folder can have a socket for a live view."""
+    path = folder / "live"
+    with socket.socket(socket.AF_UNIX) as tried:
+        try:
+            tried.bind(os.fspath(path))
+            path.unlink()
+        except OSError:
+            return False
+        return True
+
+
+def _watched(request: JobRequest, plan: ViewPlan, link_file: Path, record: str) -> JobRequest:
     """The job with a monitor, whose page has no port: it is for this process alone."""
-    config = MonitorConfig(
-        str(record),
-        [name],
-        live=True,
-        listen=f"{UNIX}{folder / 'live'}",
-        link_file=str(folder / "live.link"),
-        is_quiet=True,
-    )
+    config = MonitorConfig(record, [plan.name], is_quiet=True, is_optional=plan.is_optional)
+    if plan.view is not None:
+        listen = f"{UNIX}{link_file.with_name('live')}"
+        config = msgspec.structs.replace(config, live=True, listen=listen, link_file=str(link_file))
     return msgspec.structs.replace(request, job=msgspec.structs.replace(request.job, monitor=config))

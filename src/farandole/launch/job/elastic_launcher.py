@@ -49,7 +49,7 @@ from farandole.launch.job.launcher_pipe import (
     Signal,
 )
 from farandole.launch.job.loop import JobResult
-from farandole.launch.job.monitor_process import MonitorProcess, say_where
+from farandole.launch.job.monitor_process import MonitorProcess, begin_monitor
 from farandole.launch.job.run_terms import RunTerms
 from farandole.launch.leases.ending import arrays_of, cancelled
 from farandole.launch.leases.slurm import SlurmScheduler
@@ -90,12 +90,7 @@ class ElasticLauncher:
             held.enter_context(process.no_descendants_left())
             interrupts = held.enter_context(process.signals_as_bytes((*process.INTERRUPTS, *process.PASSED_ON)))
             configure_logging(settings.log_level)
-            config = self._elastic.job.monitor
-            monitor = held.enter_context(MonitorProcess(config)) if config is not None else None
-            if monitor is not None:
-                ready = monitor.await_ready()
-                if config is not None and not config.is_quiet:
-                    say_where(ready)
+            monitor = begin_monitor(self._elastic.job.monitor, held)
             journal, copy = os.memfd_create("journal"), _opened(settings.elastic_journal)
             agents = held.enter_context(Agents([], settings, captured=True, death_signal=signal.SIGTERM))
             supervisor = _ControllerSupervisor(self._elastic, settings, agents, interrupts, journal, copy, self._terms)

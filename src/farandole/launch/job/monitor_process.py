@@ -56,6 +56,28 @@ def say_where(ready: MonitorReady) -> None:
     print_now(lines.encode())
 
 
+def begin_monitor(config: MonitorConfig | None, held: contextlib.ExitStack) -> MonitorProcess | None:
+    """Monitor of a job, held until its end; ``None`` if it is to have none, or if one that is optional cannot be.
+
+    Raises ``UsageError`` if another one cannot be.
+    """
+    if config is None:
+        return None
+    try:
+        with contextlib.ExitStack() as own:
+            monitor = own.enter_context(MonitorProcess(config))
+            ready = monitor.await_ready()
+            held.push(own.pop_all())
+    except UsageError as error:
+        if not config.is_optional:
+            raise
+        print_now(f"farandole: the training has no live view: {error}\n".encode())
+        return None
+    if not config.is_quiet:
+        say_where(ready)
+    return monitor
+
+
 @final
 class MonitorProcess:
     """Monitor of one job; used as a context, which ends it. ``result`` is then what it tells viewers of the job."""
