@@ -211,6 +211,51 @@ def rates_by_samples_go_on_with_the_model() -> None:
     np.testing.assert_allclose(rates(several, epochs=2), expected[: 2 * STEPS : 2], rtol=1e-6)
 
 
+@case
+def rates_by_samples_turn_where_only_the_global_batch_is_another() -> None:
+    """With more workers and with fewer, by a checkpoint and in an elastic job; expected is what a resize makes."""
+    for before, after in ((12, 24), (24, 12)):
+        old, new = (recipe(optimizer="sgd", base_lr=0.1, base_batch=6, global_batch=batch, epochs=4).schedule
+                    for batch in (before, after))  # fmt: skip
+        position, expected = old.begin(ROWS), list[float]()
+        for _ in range(STEPS):
+            position = old.advance(position)
+        position = new.resize(position, after)
+        for _ in range(STEPS):
+            expected.append(new.rate(position))
+            position = new.advance(position)
+        first, second = (
+            lambda of=of: hvd.callbacks.SamplesScheduleCallback(of, epoch_samples=ROWS) for of in (old, new)
+        )
+        rates, keeps = Rates(), hvd.callbacks.CheckpointCallback(Path(f"resized-from-{before}"))
+        fit(compiled(keras.optimizers.SGD(0.5)), epochs=1, callbacks=[first(), keeps])
+        fit(compiled(keras.optimizers.SGD(0.5), 2), epochs=2, callbacks=[keeps, second(), rates])
+        np.testing.assert_allclose(rates.seen, expected, rtol=1e-6)
+        model, rates = compiled(keras.optimizers.SGD(0.5)), Rates()
+        state: Any = hvd.elastic.KerasState(model)
+        fit(model, epochs=1, callbacks=[first(), hvd.elastic.CommitStateCallback(state)])
+        fit(model, epochs=1, callbacks=[second(), rates])
+        np.testing.assert_allclose(rates.seen, expected, rtol=1e-6)
+
+
+@case
+def a_checkpoint_is_read_although_a_state_was_committed_before() -> None:
+    """But not where the state itself was loaded, which is newer."""
+    folder = Path("committed-before")
+    fit(compiled(OPTIMIZERS["sgd"]()), epochs=2, callbacks=[hvd.callbacks.CheckpointCallback(folder)])
+    model = compiled(OPTIMIZERS["sgd"](), 5)
+    state: Any = hvd.elastic.KerasState(model, epoch=0)
+    state.commit()
+    assert fit(model, epochs=4, callbacks=[hvd.callbacks.CheckpointCallback(folder)]).epoch == [2, 3]
+    assert state.epoch == 2
+    state.restore()
+    assert state.epoch == 0
+    assert fit(model, epochs=4, callbacks=[hvd.callbacks.CheckpointCallback(folder)]).epoch == []
+    other: Any = hvd.elastic.KerasState(compiled(OPTIMIZERS["sgd"](), 7), epoch=3)
+    other.load_state_dict(state.state_dict())
+    assert fit(other.model, epochs=1, callbacks=[hvd.callbacks.CheckpointCallback(folder)]).epoch == [0]
+
+
 def _stopping(last: int) -> list[Any]:
     """A fault after the batch with this number; none of a negative one."""
 

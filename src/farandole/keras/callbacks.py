@@ -208,7 +208,8 @@ class SamplesScheduleCallback(ScheduleProgress, keras.callbacks.Callback):
     >>> model.fit(x, y, callbacks=[hvd.callbacks.SamplesScheduleCallback(found.schedule, epoch_samples=len(x))])
 
     ``epoch_samples``: how many samples all ranks together see in an epoch. ``batch``: how many a step has, all ranks
-    together; by default what the schedule says. A change of the number of ranks makes no jump. What was counted belongs
+    together; by default what the schedule says. A schedule that differs in its ``global_batch`` alone, as one made of
+    ``hvd.size()`` after a change of the workers, goes on where the other was, and makes no jump. What was counted belongs
     to the model: a ``KerasState`` of it (with this before ``CommitStateCallback``) and a ``CheckpointCallback`` keep
     it, and a ``fit`` goes on from there; one with an ``initial_epoch`` goes on with that. Raises ``UsageError`` for
     rules that need a measured gain.
@@ -255,8 +256,8 @@ class CheckpointCallback(keras.callbacks.Callback):
     Saves the model, its optimizer, the epoch and the samples of a ``SamplesScheduleCallback`` after every epoch; rank 0
     writes, all ranks read. A ``fit`` of epochs that are done already trains nothing. The other arguments are those of
     ``farandole.checkpoint.Checkpoints``. It broadcasts, too: no other callback has to. States of random layers are not
-    kept. A model of a ``KerasState`` goes on from a checkpoint when the job begins, with ``state.epoch`` set to its
-    epoch; once something is committed, that is newer, and no checkpoint is read any more.
+    kept. A model of a ``KerasState`` goes on from a checkpoint in its first ``fit`` with this, with ``state.epoch`` set
+    to its epoch; what is committed from then on is newer, as is a state that was loaded, and no checkpoint is read.
     """
 
     def __init__(self, root: str | os.PathLike[str], keep: int = 3, on_error: OnError = "raise") -> None:
@@ -267,8 +268,9 @@ class CheckpointCallback(keras.callbacks.Callback):
     def on_train_begin(self, logs: Logs = None) -> None:
         """See ``Callback``."""
         self._done = -1
-        elastic = progress_of(self.model).elastic
-        if elastic is not None and elastic.has_begun:  # the same on all ranks, and so are the variables
+        progress = progress_of(self.model)
+        elastic = progress.elastic
+        if elastic is not None and progress.is_restored:  # the same on all ranks, and so are the variables
             self.model._initial_epoch = None
             return
         shared = variables.of_both(self.model)
@@ -283,10 +285,11 @@ class CheckpointCallback(keras.callbacks.Callback):
                     "optimizer: give CheckpointCallback another folder"
                 )
             variables.write(shared, kept)
-            progress_of(self.model).load_state_dict(found.state.get("progress", {}))
+            progress.load_state_dict(found.state.get("progress", {}))
             self.model._initial_epoch = found.step
             if elastic is not None:
                 elastic.begin_at(found.step)
+        progress.is_restored = True
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """See ``Callback``."""

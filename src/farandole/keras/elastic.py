@@ -22,7 +22,7 @@ from __future__ import annotations
 import functools
 import math
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar, cast, final
 
 import keras
@@ -192,8 +192,14 @@ class KerasState(ObjectState):
 
     @property
     def has_begun(self) -> bool:
-        """True if something was committed since the job began: then it is newer than any file."""
+        """True if something was committed since the job began."""
         return self._step_vote.step > 0
+
+    def load_state_dict(self, content: Mapping[str, Any]) -> None:
+        """See ``ObjectState``; it is newer than any file of a ``CheckpointCallback``."""
+        super().load_state_dict(content)
+        progress_of(self._parts["model"].value).is_restored = True
+        self.save()
 
     def begin_at(self, epoch: int) -> None:
         """Let values that are named ``epoch`` and ``batch`` be those of an epoch that a checkpoint goes on with."""

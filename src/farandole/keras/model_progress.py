@@ -24,7 +24,7 @@ class ElasticProgress(Protocol):
 
     @property
     def has_begun(self) -> bool:
-        """True if something was committed since the job began: then it is newer than any file."""
+        """True if something was committed since the job began."""
 
     def begin_at(self, epoch: int) -> None:
         """Note that the training begins with ``epoch``, as a checkpoint says."""
@@ -41,10 +41,15 @@ class ModelProgress:
         self._model = weakref.ref(model)
         self._optimizer: weakref.ref[Any] | None = None
         self._elastic: weakref.ref[Any] | None = None
-        self._schedule = ""
+        self._schedule, self._global_batch = "", 0
         self._position: Position | None = None
         self._iterations = 0
         self._is_given = False
+        self.is_restored = False
+        """True if the model is at least as new as every checkpoint: one was read, or a state was loaded.
+
+        A commit keeps this with the variables that it is true of, and a fault goes back to what it was then.
+        """
 
     @property
     def elastic(self) -> ElasticProgress | None:
@@ -61,16 +66,19 @@ class ModelProgress:
         ``known``: the callback has been used before, and goes on where it was. Else it begins at 0, or with ``epoch``,
         unless a state or a checkpoint says where the model is.
         """
-        elastic = self.elastic
+        elastic, terms = self.elastic, _terms(schedule)
         is_under_way = known or self._is_given or (elastic is not None and elastic.has_begun)
         kept, goes_on = self._position, is_under_way or epoch > 0
-        if kept is None or self._schedule != repr(schedule) or kept.epoch_samples != epoch_samples or not goes_on:
+        if kept is None or self._schedule != terms or kept.epoch_samples != epoch_samples or not goes_on:
             kept = schedule.begin(epoch_samples)
             if epoch > 0:
                 kept = schedule.advance(kept, epoch * epoch_samples)
-        elif self._optimizer is None or self._optimizer() is self._compiled:  # else its steps are those of another one
-            kept = _moved(schedule, kept, self._steps() - self._iterations, batch)
-        self._schedule, self._position, self._is_given = repr(schedule), kept, False
+        else:
+            if self._optimizer is None or self._optimizer() is self._compiled:  # else its steps are of another one
+                kept = _moved(schedule, kept, self._steps() - self._iterations, batch)
+            if self._global_batch != schedule.global_batch:  # of other ranks; not what the script has resized since
+                kept = schedule.resize(kept, schedule.global_batch)
+        self._schedule, self._global_batch, self._position, self._is_given = terms, schedule.global_batch, kept, False
         self._note()
         return kept
 
@@ -85,15 +93,18 @@ class ModelProgress:
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers, for a state or a checkpoint."""
-        if self._position is None:
-            return {}
-        return {"schedule": self._schedule, "position": self._position.state(), "iterations": self._iterations}
+        state: dict[str, Any] = {"is_restored": self.is_restored}
+        if self._position is not None:
+            state |= {"schedule": self._schedule, "global_batch": self._global_batch, "iterations": self._iterations}
+            state["position"] = self._position.state()
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there, with variables of the same moment."""
-        self._optimizer, self._is_given = None, bool(state)
-        self._position = Position.of(state["position"]) if state else None
-        self._schedule, self._iterations = state.get("schedule", ""), int(state.get("iterations", 0))
+        self._optimizer, self._is_given = None, "position" in state
+        self._position = Position.of(state["position"]) if self._is_given else None
+        self._schedule, self._global_batch = state.get("schedule", ""), int(state.get("global_batch", 0))
+        self._iterations, self.is_restored = int(state.get("iterations", 0)), bool(state.get("is_restored"))
 
     @property
     def _compiled(self) -> Any:
@@ -104,6 +115,11 @@ class ModelProgress:
 
     def _note(self) -> None:
         self._optimizer, self._iterations = weakref.ref(self._compiled), self._steps()
+
+
+def _terms(schedule: Schedule) -> str:
+    """Description of a schedule but for its global batch, which scripts make of the number of ranks that there are."""
+    return repr(replace(schedule, global_batch=schedule.base_batch))
 
 
 def _moved(schedule: Schedule, position: Position, steps: int, batch: int | None) -> Position:
