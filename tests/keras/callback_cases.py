@@ -380,6 +380,8 @@ def a_state_goes_back_to_its_commit() -> None:
         np.testing.assert_array_equal(one, other)
     with raises(ValueError, "not built"):
         hvd.elastic.KerasState(keras.Sequential([keras.layers.Dense(1)]))
+    with raises(UsageError, "give your value another one"):
+        hvd.elastic.KerasState(model, schedule_progress=0)
     shutil.rmtree("checkpoints", ignore_errors=True)
 
 

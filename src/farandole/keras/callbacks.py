@@ -208,11 +208,11 @@ class SamplesScheduleCallback(ScheduleProgress, keras.callbacks.Callback):
     >>> model.fit(x, y, callbacks=[hvd.callbacks.SamplesScheduleCallback(found.schedule, epoch_samples=len(x))])
 
     ``epoch_samples``: how many samples all ranks together see in an epoch. ``batch``: how many a step has, all ranks
-    together; by default what the schedule says. A schedule that differs in its ``global_batch`` alone, as one made of
-    ``hvd.size()`` after a change of the workers, goes on where the other was, and makes no jump. What was counted belongs
-    to the model: a ``KerasState`` of it (with this before ``CommitStateCallback``) and a ``CheckpointCallback`` keep
-    it, and a ``fit`` goes on from there; one with an ``initial_epoch`` goes on with that. Raises ``UsageError`` for
-    rules that need a measured gain.
+    together; by default what the schedule says. A change of the number of ranks makes no jump, nor does a schedule that
+    has another ``global_batch`` than before, as one made of ``hvd.size()``. What was counted belongs to the model: a
+    ``KerasState`` of it (with this before ``CommitStateCallback``) and a ``CheckpointCallback`` keep it, and a ``fit``
+    goes on from there; one with an ``initial_epoch`` goes on with that. Raises ``UsageError`` for rules that need a
+    measured gain.
     """
 
     def __init__(self, schedule: Schedule, epoch_samples: int, batch: int | None = None) -> None:

@@ -179,6 +179,11 @@ class KerasState(ObjectState):
                 backend.await_values(part.variables())
 
     def __init__(self, model: keras.Model, optimizer: Any = None, **values: Any) -> None:
+        if "schedule_progress" in values:
+            raise UsageError(
+                "KerasState(schedule_progress=...): the state keeps what a SamplesScheduleCallback has counted under "
+                "this name: give your value another one"
+            )
         if optimizer is not None and optimizer is not getattr(model, "optimizer", None):
             values["optimizer"] = optimizer
         super().__init__(model=model, **values, schedule_progress=progress_of(model))
