@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,29 @@ def test_the_last_that_is_whole_counts(tmp_path: Path) -> None:
     assert (read_reported(tmp_path, KEY), read_checkpoint(tmp_path, KEY)) == ((3, 0.25), (3, {"w": [2.0]}))
     assert [path.name for path in tmp_path.iterdir()] == [NAME]
     assert (tmp_path / NAME).stat().st_mode & 0o777 == 0o600
+
+
+def test_folders_are_opened_before_the_file_as_nfs_would_hide_it_else(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, KEY, 1, 0.5, {"w": [1.0]})
+    opened: list[str] = []
+    is_on = [True]
+
+    def hook(event: str, arguments: tuple[object, ...]) -> None:  # one cannot be removed
+        if is_on and event == "open":
+            opened.append(str(arguments[0]))
+
+    sys.addaudithook(hook)
+    read_reported(tmp_path, KEY)
+    is_on.clear()
+    assert opened == [str(tmp_path.parent), str(tmp_path), str(tmp_path / NAME)]
+
+
+def test_a_file_that_another_process_with_our_number_writes_is_not_ours(tmp_path: Path) -> None:
+    other = tmp_path / f".{NAME}-{os.getpid()}"
+    other.write_bytes(b"half")
+    write_checkpoint(tmp_path, KEY, 1, 0.5, {"w": [1.0]})
+    assert other.read_bytes() == b"half"
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([NAME, other.name])
 
 
 def test_any_changed_or_missing_byte_is_found(tmp_path: Path) -> None:

@@ -103,6 +103,8 @@ class Hub:
             self.state = {"pause": "paused", "resume": "running", "stop": "stopping", "end": "stopping"}.get(
                 news.verb, self.state
             )
+        elif news.state == "taken" and news.verb == "pause" and self.info.search:
+            self.state = "pausing"
         self._tell({"t": "order", "order": msgspec.to_builtins(news)})
 
     def interrupted(self) -> None:

@@ -59,7 +59,8 @@ class Recording:
         elif isinstance(message, OrderNews):
             self._hub.order(message)
             if message.state == "acted":
-                self._record(MarkRecord(message.time_s, "order", f"{message.verb}: {message.text}", message.step))
+                text = message.text if self._hub.info.search else f"{message.verb}: {message.text}"
+                self._record(MarkRecord(message.time_s, "order", text, message.step))
         elif isinstance(message, Missed):
             self._hub.lost += message.count
 

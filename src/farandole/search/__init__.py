@@ -10,7 +10,7 @@ import sys
 from types import ModuleType
 from typing import Any, final
 
-__all__ = ["FixedList", "LocalPool", "SearchResult", "SearchedTrial", "Space", "Trial", "search"]
+__all__ = ["FixedList", "HostPool", "LocalPool", "SearchResult", "SearchedTrial", "Space", "Trial", "search"]
 
 _HOMES = {
     "Advisor": "advisor",

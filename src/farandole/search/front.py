@@ -188,8 +188,8 @@ def _run(study: Study, pool: Pool, terms: SearchTerms, page: MonitorConfig | Non
             view = held.enter_context(SearchView(study, loop.size, terms.folder, sys.stderr if progress else None))
             watch = held.enter_context(contextlib.closing(SearchWatch(study, terms.folder, router.send, time.time)))
             monitor = None if page is None else held.enter_context(shown_live(page, addresses, secret))
-            loop.follow(watch, view.show)
-            loop.run()
+            with loop.follow(watch, view.show, -1 if monitor is None else monitor.pid):
+                loop.run()
             study.close()
             watch.changed("", loop.size)
             if monitor is not None:

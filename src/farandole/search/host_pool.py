@@ -4,7 +4,8 @@
 
 Agents come over ssh, or Slurm's ``srun`` inside of an allocation, and speak to the search as they do to a launcher:
 they say who has started and ended, pass on output, and are lost when they are silent. A host that is lost is not asked
-again; the search goes on with the others. The folder of the search must be the same on all of them.
+again; the search goes on with the others. An agent that was cut off for a while says which workers it has and which
+have ended, and what was lost on the way is made up for. The folder of the search must be the same on all of them.
 """
 
 from __future__ import annotations
@@ -73,7 +74,9 @@ class HostPool(Pool):
         self._agents: Agents | None = None
         self._contact: Contact | None = None
         self._send: Send = lambda _identity, _message: False
-        self._pids: dict[int, tuple[str, int]] = {}  # by worker id
+        self._ordered: dict[int, str] = {}  # hosts of workers that were ordered and have not ended, by worker id
+        self._pids: dict[int, tuple[str, int]] = {}  # of those that have started
+        self._doomed: set[tuple[str, int]] = set()  # those that are to be killed
         self._ended: set[tuple[str, int]] = set()
         self._next, self._early = 0, 0
 
@@ -141,10 +144,9 @@ class HostPool(Pool):
         if isinstance(message, AgentHello):
             if message.version != __version__:
                 return self._lose(host, f"host {host} has Farandole {message.version}, and this one {__version__}")
-            self._start(host, self._slots[host] - sum(own == host for own, _ in self._pids.values()))
-        elif isinstance(message, Started):
-            self._pids[message.worker_id] = host, message.pid
-            self._ended.discard((host, message.pid))
+            return self._on_hello(host, message)
+        if isinstance(message, Started):
+            self._on_started(host, message)
         elif isinstance(message, Report):
             return self._on_exit(host, message.exited)
         elif isinstance(message, Output):
@@ -161,6 +163,7 @@ class HostPool(Pool):
 
     def kill(self, host: str, pid: int) -> None:
         """See ``Pool``."""
+        self._doomed.add((host, pid))  # an agent that is cut off, or has not said yet that it runs, is told later
         for worker_id in [each for each, place in self._pids.items() if place == (host, pid)]:
             self._tell(host, KillWorker(worker_id))
 
@@ -188,20 +191,48 @@ class HostPool(Pool):
         environment["PYTHONPATH"] = os.pathsep.join([*self._python_path, *([known] if known else [])])
         environment[OWN.hostname] = host
         specs = [WorkerSpec(self._next + i, entry_command(MODULE), {}) for i in range(count)]
+        self._ordered.update({spec.worker_id: host for spec in specs})
         self._next += count
         if specs:
             self._tell(host, StartWorkers(specs, environment, cwd=os.getcwd(), size=self.size))
 
+    def _on_hello(self, host: str, hello: AgentHello) -> list[ProcessEnded]:
+        """Take in what an agent has, the first time or after it was cut off, and have it start what is missing."""
+        for each in hello.running:
+            self._on_started(host, each)
+        ended, running = {each.worker_id: each for each in hello.ended}, {each.worker_id for each in hello.running}
+        gone = [each for each, own in self._ordered.items() if own == host and each not in running]
+        found = []
+        for worker_id in gone:  # or its agent was never asked to start it
+            exited = ended.get(worker_id, WorkerExited(worker_id, -signal.SIGKILL, error="its end was not told"))
+            found += self._take_out(host, exited)
+        self._start(host, self._slots[host] - sum(own == host for own in self._ordered.values()))
+        return found
+
+    def _on_started(self, host: str, started: Started) -> None:
+        self._pids[started.worker_id] = place = host, started.pid
+        self._ended.discard(place)
+        if started.worker_id not in self._ordered or place in self._doomed:  # it was given up
+            self._tell(host, KillWorker(started.worker_id))
+
     def _on_exit(self, host: str, exited: WorkerExited) -> list[ProcessEnded]:
-        place = self._pids.pop(exited.worker_id, (host, exited.pid))
+        if exited.worker_id not in self._ordered:  # said before
+            return self._take_out(host, exited) if exited.worker_id in self._pids else []
         self._early += 1
         if self._early > max(MOST_EARLY, self.size):
             raise ControlError(
                 f"the workers of the search end before they have begun: the last one, on {host}, "
                 f"{exited.error or describe(exited.code)}; what they have written is in {self._output}"
             )
-        self._ended.add(place)
+        found = self._take_out(host, exited)
         self._start(host, 1)
+        return found
+
+    def _take_out(self, host: str, exited: WorkerExited) -> list[ProcessEnded]:
+        self._ordered.pop(exited.worker_id, None)
+        place = self._pids.pop(exited.worker_id, (host, exited.pid))
+        self._ended.add(place)
+        self._doomed.discard(place)
         return [ProcessEnded(place[1], exited.code, exited.error or describe(exited.code), host)]
 
     def _lose(self, host: str, reason: str) -> list[ProcessEnded]:
@@ -220,6 +251,8 @@ class HostPool(Pool):
         for worker_id, pid in gone:
             del self._pids[worker_id]
             self._ended.add((host, pid))
+        self._ordered = {worker_id: own for worker_id, own in self._ordered.items() if own != host}
+        self._doomed = {place for place in self._doomed if place[0] != host}
         return [ProcessEnded(pid, -signal.SIGKILL, f"is lost with its host: {reason}", host) for _, pid in gone]
 
     def _write(self, text: bytes) -> None:

@@ -10,18 +10,20 @@ range. Each turn: take in what has come, carry out what the memberships have dec
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import signal
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, final
 
 from farandole import events
-from farandole.control.agent_messages import AGENT
+from farandole.control.agent_messages import AGENT, Report
 from farandole.control.channel import Router
 from farandole.control.messages import Hello, Refuse
 from farandole.control.search_messages import (
@@ -96,6 +98,7 @@ class SearchLoop:
         self.workers: dict[bytes, PoolWorker] = {}
         self._router, self._study, self._pool, self._terms = router, study, pool, terms
         self._watched: set[int] = set()
+        self._page = -1  # descriptor that tells when the process of the page has ended
         self._uids: dict[bytes, TrialJob] = {}  # sessions, by what the identities of their sockets share
         self._starts: list[tuple[TrialJob, actions.Start]] = []  # that wait for a free worker
         self._next_job = 0
@@ -120,8 +123,10 @@ class SearchLoop:
         while not self._is_over():
             self._watch()
             ready = self._router.wait(self._patience_s())
-            while (got := self._router.recv()) is not None:
-                self._take(*got)
+            for identity, message in in_order(iter(self._router.recv, None)):
+                self._take(identity, message)
+            if self._page in ready:
+                self._lose_page()
             if ended := ready & set(self._pool.fds):
                 for fd in ended:
                     self._router.unwatch(fd)
@@ -133,8 +138,12 @@ class SearchLoop:
                 self.on_change("")
                 self._turn(time.monotonic())
 
-    def follow(self, watch: SearchWatch, show: Callable[[str], object]) -> None:
-        """Have ``watch`` record and tell what happens, and ``show`` say it."""
+    @contextlib.contextmanager
+    def follow(self, watch: SearchWatch, show: Callable[[str], object], page: int = -1) -> Iterator[None]:
+        """Have ``watch`` record and tell what happens, and ``show`` say it, meanwhile.
+
+        ``page`` is the process from which people order, if there is one: what they have paused ends with it.
+        """
 
         def changed(what: str) -> None:
             show(what)
@@ -142,6 +151,13 @@ class SearchLoop:
 
         self.watch, self.on_change = watch, changed
         watch.changed("", self.size)  # what is known from before
+        if page >= 0:
+            self._page = os.pidfd_open(page)
+            self._router.watch(self._page)
+        try:
+            yield
+        finally:
+            self._close_page()
 
     def stop(self) -> None:
         """End the search: trials leave at their next commit, or are left alone soon."""
@@ -151,7 +167,7 @@ class SearchLoop:
         """End a trial at its next commit or report; asked for again, end its processes: it may never come there."""
         self._study.stop(number, why)
         for job in self._jobs_of(number):
-            if job.stopping:
+            if job.stopping or job.failure:
                 for worker in self.workers.values():
                     if worker.worker_id in job.workers:
                         self._pool.kill(worker.host, worker.pid)
@@ -176,6 +192,18 @@ class SearchLoop:
         for fd in set(self._pool.fds) - self._watched:
             self._router.watch(fd)
             self._watched.add(fd)
+
+    def _lose_page(self) -> None:
+        self._close_page()
+        if self.watch is not None:
+            self.watch.abandoned()
+            self.on_change("")
+
+    def _close_page(self) -> None:
+        page, self._page = self._page, -1
+        if page >= 0:
+            self._router.unwatch(page)
+            os.close(page)
 
     def _patience_s(self) -> float | None:
         moments = [self._pool.deadline_s, *(job.deadline_s for job in self.jobs.values())]
@@ -325,19 +353,25 @@ class SearchLoop:
         """Order free workers to join, as far as there are any on the hosts that the memberships have named."""
         left = []
         for job, start in self._starts:
-            free = (each for each in self.workers.values() if each.worker_id < 0 and each.host == start.host)
-            worker = next(free, None)
             is_lost = self._pool.hosts is not None and start.host not in self._pool.hosts
             if is_lost or job.index not in self.jobs or job.has_ended or job.failure or job.stopping:
                 if job.index in self.jobs:
                     job.died(start.worker_id, 1, "the trial needs it no more")
-            elif worker is None:
+            elif (worker := self._ordered(job, start)) is None:
                 left.append((job, start))
             else:
                 worker.worker_id = start.worker_id
-                self._router.send(worker.identity, self._order(job, start.worker_id))
                 job.controller.worker_started(start.worker_id, worker.pid, worker.host)
         self._starts = left
+
+    def _ordered(self, job: TrialJob, start: actions.Start) -> PoolWorker | None:
+        """A free worker on that host which was ordered to join; one that cannot be reached has died."""
+        for worker in [each for each in self.workers.values() if each.worker_id < 0 and each.host == start.host]:
+            if self._router.send(worker.identity, self._order(job, start.worker_id)):
+                return worker
+            del self.workers[worker.identity]
+            self._pool.kill(worker.host, worker.pid)  # should it only be cut off; it ends then anyway
+        return None
 
     def _order(self, job: TrialJob, worker_id: int) -> TrialOrder:
         row, rungs, folder = self._study.rows[job.number], self._study.plan.rungs, self._terms.folder
@@ -384,10 +418,13 @@ class SearchLoop:
     def _allot(self, now: float) -> None:
         study, rungs_s = self._study, self._moments.first_rungs_s
         at_work = [job for job in self.jobs.values() if not (job.has_ended or job.failure or job.stopping)]
+        kept = [job for job in at_work if study.is_paused or study.rows[job.number].is_held]  # they are about to rest
+        at_work = [job for job in at_work if job not in kept]
+        capacity = self._pool.size - sum(job.size for job in kept)
         running = [Running(job.number, *study.rung(study.rows[job.number])) for job in at_work]
         left = Time(self._ends_s - now, statistics.median(rungs_s) if rungs_s else 0.0)
         waiting = 0 if self._is_ending else study.waiting
-        shares, begin, _ = allot(running, waiting, self._pool.size, self._terms.workers, left)
+        shares, begin, _ = allot(running, waiting, capacity, self._terms.workers, left)
         for job in at_work:
             share = next(share for share in shares if share.number == job.number)
             self._resize(job, share.size, share.reason)
@@ -457,3 +494,18 @@ class SearchLoop:
 
     def _jobs_of(self, number: int) -> list[TrialJob]:
         return [job for job in self.jobs.values() if job.number == number]
+
+
+def in_order(messages: Iterable[tuple[bytes, Any]]) -> list[tuple[bytes, Any]]:
+    """Messages that have come at once, ends of processes last: what a worker said before its end may stand behind it.
+
+    What an agent says after such an end stays behind it.
+    """
+    first: list[tuple[bytes, Any]] = []
+    later: list[tuple[bytes, Any]] = []
+    for identity, message in messages:
+        is_later = identity.startswith(AGENT) and (
+            isinstance(message, Report) or any(identity == other for other, _ in later)
+        )
+        (later if is_later else first).append((identity, message))
+    return first + later

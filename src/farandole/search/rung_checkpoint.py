@@ -18,6 +18,8 @@ import hashlib
 import json
 import os
 import pickle
+import secrets
+import socket
 import struct
 import zlib
 from collections.abc import Mapping
@@ -44,8 +46,9 @@ def write_checkpoint(folder: Path, key: bytes, epoch: int, value: float, content
     """Put the state after ``epoch`` in the place of the one before, by one ``rename``."""
     body = cloudpickle.dumps(content)
     head = _HEAD.pack(key, epoch, value)
-    new = folder / f".{NAME}-{os.getpid()}"
-    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    # Processes of two hosts may have the same number, and write at once where one of them was given up.
+    new = folder / f".{NAME}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(fd, "wb") as file:
             file.write(head + _CHECK.pack(zlib.crc32(head)))
@@ -63,6 +66,9 @@ def write_checkpoint(folder: Path, key: bytes, epoch: int, value: float, content
 def read_reported(folder: Path, key: bytes) -> tuple[int, float] | None:
     """Epoch and value of the checkpoint, or ``None`` where there is none of this trial."""
     try:
+        # NFS remembers that a name did not exist until its folder is opened again, and the worker was on another host.
+        for each in (folder.parent, folder):
+            os.close(os.open(each, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
         with (folder / NAME).open("rb") as file:
             data = file.read(_HEAD.size + _CHECK.size)
     except FileNotFoundError:

@@ -46,7 +46,11 @@ def shown_live(config: MonitorConfig, addresses: Sequence[str], secret: str) -> 
     with MonitorProcess(config) as monitor:
         say_where(monitor.await_ready())
         monitor.contact(addresses, secret)
-        yield monitor
+        try:
+            yield monitor
+        except BaseException as error:
+            monitor.result = 1, _words(error)  # else it would tell that the search has vanished
+            raise
 
 
 @contextlib.contextmanager
@@ -56,9 +60,13 @@ def recorded(record: RunRecord, path: Path, study: Study) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        record.write(path, status=1, ended_s=time.time(), words=f"{type(error).__name__}: {error}".rstrip(": "))
+        record.write(path, status=1, ended_s=time.time(), words=_words(error))
         raise
     record.write(path, status=0, ended_s=time.time(), words=end_of(study))
+
+
+def _words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".rstrip(": ")
 
 
 def end_of(study: Study) -> str:

@@ -43,7 +43,7 @@ class StudyPlan(msgspec.Struct, frozen=True):
 class Row(msgspec.Struct):
     """One trial. ``goal`` is the epoch that it was let go to; it ``is_active`` while workers have it.
 
-    It ``is_held`` where somebody has paused it, until it is let go: this stands in no log.
+    It ``is_held`` where somebody has paused it, until it is let go: this stands in no log. ``said`` counts values.
     """
 
     number: int
@@ -56,6 +56,7 @@ class Row(msgspec.Struct):
     is_active: bool = False
     losses: int = 0
     is_held: bool = False
+    said: int = 0
 
     @property
     def epoch(self) -> int:
@@ -143,8 +144,7 @@ class Study:
         row = self.rows[number]
         if row.phase != "running":  # said again: the worker that had heard the answer has died
             return False, row.why or f"it is {row.phase}"
-        row.values[epoch] = value
-        self._log.report(number, epoch, value)
+        self._take_value(row, epoch, value)
         goes_on, reason = True, f"it may train to epoch {row.goal}"
         if epoch >= row.goal:
             decision, reason = after_rung(self.plan.rungs, self._standings(row), number)
@@ -167,9 +167,7 @@ class Study:
         if row.phase != "running":
             return
         if value is not None:
-            last = self.plan.rungs.levels[-1]
-            row.values[last] = value
-            self._log.report(number, last, value)
+            self._take_value(row, self.plan.rungs.levels[-1], value)
         self._finish(row, "complete")
         if row.value is None:
             row.phase, row.why = "failed", "it has reported no value, and returned none"
@@ -196,6 +194,14 @@ class Study:
         """Let a trial go on that was held."""
         self.rows[number].is_held = False
 
+    def let_all_go(self) -> bool:
+        """Let all go on that somebody has paused; true if anything was."""
+        was_paused = self.is_paused or any(row.is_held for row in self.rows)
+        self.is_paused = False
+        for row in self.rows:
+            row.is_held = False
+        return was_paused
+
     def released(self, number: int, *, lost: str = "") -> None:
         """Take in that a trial has no workers any more; ``lost``: not as it was to be, but it may begin again."""
         row = self.rows[number]
@@ -217,6 +223,11 @@ class Study:
     @property
     def _may_begin(self) -> bool:
         return len(self.rows) < self.plan.trials and not self._is_exhausted
+
+    def _take_value(self, row: Row, epoch: int, value: float) -> None:
+        row.values[epoch] = value
+        row.said += 1
+        self._log.report(row.number, epoch, value)
 
     def _interrupted(self) -> Row | None:
         return next(

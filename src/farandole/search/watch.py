@@ -64,6 +64,7 @@ class SearchWatch:
         self._study, self._clock = study, clock
         self._watching = Watching(send, lambda *_: None, clock)
         self._told: dict[int, TrialNews] = {}
+        self._seen: dict[int, tuple[object, ...]] = {}  # of each trial, all that its row is made of
         self._points: dict[int, dict[int, float]] = {}
         self._new: list[WatchOrder] = []
         self._waiting: list[WatchOrder] = []
@@ -100,9 +101,14 @@ class SearchWatch:
         """Record what has become of trials, and tell it; ``what`` is it in words."""
         now, is_new = self._clock(), False
         for row in self._study.rows:
-            news = self._row(row, size(row.number) if row.is_active else 0)
+            workers = size(row.number) if row.is_active else 0
+            seen = row.said, row.phase, row.why, row.is_active, row.is_held, self._study.is_paused, workers
+            if self._seen.get(row.number) == seen:  # of hundreds of trials few have changed
+                continue
+            self._seen[row.number] = seen
+            news = self._row(row, workers)
             known = self._points.setdefault(row.number, {})
-            fresh = sorted((epoch, value) for epoch, value in row.values.items() if known.get(epoch) != value)
+            fresh = sorted(each for each in row.values.items() if not _is_known(known, *each))
             before = self._told.get(row.number)
             if fresh or news != before:
                 is_new |= before is None or (before.state, before.workers) != (news.state, news.workers)
@@ -149,9 +155,16 @@ class SearchWatch:
             return f"trial {row.number} is {row.phase}"
         elif verb == "pause-trial":
             self._study.hold(row.number)
+        elif self._study.is_paused:
+            return "resume the search first"
         else:
             self._study.let_go(row.number)
         return ""
+
+    def abandoned(self) -> None:
+        """Let all go on that was paused by hand, as nobody is left who could say so."""
+        if self._study.let_all_go():
+            logger.warning("the live page has ended: all trials that were paused there go on")
 
     def _is_done(self, order: WatchOrder) -> bool:
         """True if an order is obeyed, or never will be; those who watch are told."""
@@ -178,7 +191,7 @@ class SearchWatch:
         now = self._clock()
         self._watching.tell(OrderNews(order.number, order.verb, state, text, step, now))
         if state == "acted":
-            self._record(MarkRecord(now, "order", f"{order.verb}: {text}", step))
+            self._record(MarkRecord(now, "order", text, step))
 
     # -- records ------------------------------------------------------------------------------------------------------
 
@@ -189,8 +202,10 @@ class SearchWatch:
         state = str(row.phase)
         if row.phase == "running" and not row.is_active:
             state = "held" if row.is_held or self._study.is_paused else "waiting"
-        elif row.phase == "running" and row.is_held:
+        elif row.phase == "running" and (row.is_held or self._study.is_paused):
             state = "pausing"
+        elif row.is_active and row.phase in ("pruned", "failed"):  # it may never come to its next report
+            state = "stopping"
         return TrialNews(0.0, row.number, state, dict(row.parameters), values, row.epoch, size, row.why, [])
 
     def _record(self, record: Record) -> None:
@@ -202,3 +217,9 @@ class SearchWatch:
             logger.warning("the record in %s ends here: %s", self._writer.path, error.strerror)
             with contextlib.suppress(OSError):
                 self.close()
+
+
+def _is_known(known: dict[int, float], epoch: int, value: float) -> bool:
+    """True if this value was recorded; one that is no number equals nothing, itself neither."""
+    before = known.get(epoch)
+    return before is not None and (before == value or (math.isnan(before) and math.isnan(value)))
