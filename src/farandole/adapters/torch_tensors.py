@@ -19,6 +19,20 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 @final
+class Untracked:
+    """Context without gradients, as ``torch.no_grad()``, which takes three times as long; a step has one."""
+
+    __slots__ = ("_before",)
+
+    def __enter__(self) -> None:
+        self._before = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)
+
+    def __exit__(self, *_: object) -> None:
+        torch._C._set_grad_enabled(self._before)
+
+
+@final
 class TorchTensors(Tensors[torch.Tensor]):
     """See ``Tensors``; parameters are tensors that hold their gradient in ``grad``."""
 
@@ -86,9 +100,9 @@ class TorchTensors(Tensors[torch.Tensor]):
         """See ``Tensors``."""
         return -1 if gradient.is_inference() else gradient._version
 
-    def untracked(self) -> Any:
+    def untracked(self) -> Untracked:
         """See ``Tensors``."""
-        return torch.no_grad()
+        return Untracked()
 
 
 tensors = TorchTensors()
