@@ -17,6 +17,7 @@ from farandole.graphs.library import GraphCall, Library, _Buffer, _Origin, _Requ
 from farandole.runtime.collectives.verbs import Pending
 from farandole.runtime.session import init as sessions
 from farandole.runtime.session.init import init, shutdown
+from tests.runtime.interruptions import at_every_call
 
 DEADLINE_S = 60.0
 
@@ -172,4 +173,50 @@ def test_a_failed_call_is_told_when_no_engine_writes_to_its_outputs_any_more(
     framework.call(calls.Spec("allreduce", "loss").encode())
     assert done.wait(DEADLINE_S)
     assert said == [[]]
+    assert len(framework.told) == 1
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_wherever_an_interruption_comes_the_framework_is_told_once(
+    session: Any, framework: Framework, is_refused: bool
+) -> None:
+    calls.take_calls(framework.library)
+    spec = calls.Spec("allreduce", "loss", process_set=7 if is_refused else 0).encode()
+    files = ("graphs/calls.py", "graphs/library.py")
+    for number, interruption in enumerate(at_every_call(interrupt, files)):
+        framework.told.clear()
+        interruption.run(lambda: framework.call(spec))
+        if number:  # the first comes before the function has begun, of which nothing in Python can tell
+            assert len(framework.told) == 1, number
+
+
+@pytest.mark.parametrize("has_handle", [False, True])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError])
+def test_a_call_that_is_interrupted_while_its_collective_is_under_way_ends_the_session_before_it_fails(
+    session: Any, framework: Framework, monkeypatch: pytest.MonkeyPatch, has_handle: bool, error: type[BaseException]
+) -> None:
+    """The engine writes to the outputs, which the framework frees when it is told."""
+    said: list[tuple[str, list[Any]]] = []
+
+    class UnderWay:
+        def done(self) -> bool:
+            return False
+
+        def when_done(self, _: Any) -> None:
+            raise error
+
+    def begins(*_: Any) -> Any:
+        if not has_handle:
+            raise error
+        return UnderWay(), lambda _: None
+
+    monkeypatch.setattr(type(session), "await_lane", lambda s: said.append((s.end_reason, list(framework.told))))
+    monkeypatch.setattr(type(session.topology), "size", 2)
+    monkeypatch.setitem(calls._BEGIN, "allreduce", begins)
+    calls.take_calls(framework.library)
+    framework.call(calls.Spec("allreduce", "loss").encode())
+    [(reason, told)] = said
+    assert f"allreduce 'loss' of a compiled graph was interrupted: {error.__name__}" in reason
+    assert told == []
     assert len(framework.told) == 1

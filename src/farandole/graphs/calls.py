@@ -31,7 +31,7 @@ import numpy as np
 
 from farandole.adapters.numpy import verbs
 from farandole.collective import Kind, ReduceOp, Reduction
-from farandole.errors import UnsupportedError, UsageError
+from farandole.errors import FarandoleError, UnsupportedError, UsageError
 from farandole.graphs.library import AnyCall, GraphCall, Library, LocalCall, Origin, note
 from farandole.runtime.collectives.verbs import Pending
 from farandole.runtime.lanes.eager import EAGER_BYTES
@@ -104,15 +104,14 @@ def take_calls(library: Library) -> None:
             function = _function(spec)
             finishers.put(lambda: _finish(call, session, lambda: function(call)))
             return
-        pending, settle = _begun(call, spec, session)
-
-        def finish() -> None:
-            _finish(call, session, lambda: settle(pending.wait()))
-
-        if pending.done() and _nested.calls < MOST_NESTED:  # no thread is woken
-            _finish_here(finish)
-        else:
-            pending.when_done(lambda: finishers.put(finish))  # where it is done meanwhile, this thread puts it
+        pending: Pending[Any] | None = None
+        try:
+            pending, settle = _BEGIN[spec.verb](call, spec, _process_set(session, spec.process_set))
+            _hand_over(call, session, finishers, pending, settle)
+        except BaseException as error:
+            if call.take():  # else another thread has it, or it is over
+                _withdraw(spec, session, pending, error)
+            raise
 
     library.take(begin)
 
@@ -214,12 +213,31 @@ def _finish_here(finish: Callable[[], None]) -> None:
         _nested.calls -= 1
 
 
-def _begun(call: GraphCall, spec: Spec, session: Session) -> Begun:
-    try:
-        return _BEGIN[spec.verb](call, spec, _process_set(session, spec.process_set))
-    except BaseException:
-        session.await_lane()  # it may have been begun before it was interrupted: see ``_finish``
-        raise
+def _hand_over(
+    call: GraphCall, session: Session, finishers: _Finishers, pending: Pending[Any], settle: Callable[[Any], None]
+) -> None:
+    """Have a call finished when its collective is done."""
+
+    def finish() -> None:
+        _finish(call, session, lambda: settle(pending.wait()))
+
+    if pending.done() and _nested.calls < MOST_NESTED:  # no thread is woken
+        _finish_here(finish)
+    else:
+        pending.when_done(lambda: finishers.put(finish))  # where it is done meanwhile, this thread puts it
+
+
+def _withdraw(spec: Spec, session: Session, pending: Pending[Any] | None, error: BaseException) -> None:
+    """See to it that no engine writes to the outputs of a call, which the framework frees when it is told of ``error``.
+
+    A collective that was interrupted may be under way, also where its handle never came back: that ends the session.
+    """
+    # Without a handle, an error of ours has refused it before it began; any other one may be a signal handler's.
+    is_refused = isinstance(error, FarandoleError | MemoryError)
+    is_under_way = not is_refused if pending is None else not pending.done()
+    if is_under_way and session.topology.size > 1:  # alone, a collective is over before anybody has a handle
+        session.abort(f"{spec.verb} {spec.name!r} of a compiled graph was interrupted: {type(error).__name__}")
+    session.await_lane()
 
 
 def _finish(call: GraphCall, session: Session, work: Callable[[], None]) -> None:

@@ -88,25 +88,36 @@ class Library:
         """Have ``begin`` called with each call of a graph; what it raises is the error of that call."""
 
         def receive(address: int, request: Any) -> None:
-            call = None
+            call, is_over = None, False
+
+            def fail(error: BaseException) -> None:
+                nonlocal is_over
+                if call is not None:
+                    if call.take():
+                        call.fail(error)
+                    return
+                text = self.text_of(error)
+                if not is_over:  # see ``GraphCall._tell``
+                    is_over = True
+                    self.finish(address, text)
+
             try:
                 call = GraphCall(self, address, request.contents)
                 begin(call)
             except BaseException as error:  # a signal handler's, too, which may come when another thread has the call
-                if call is None:
-                    self.fail(address, error)
-                elif call.take():
-                    call.fail(error)
+                try:
+                    fail(error)
+                except BaseException as another:  # a handler's, on top of the first one
+                    fail(another)
 
         function = _BEGIN(receive)
         _taken.append(function)
         self.native.farandole_graph_set_begin(function)
 
-    def fail(self, address: int, error: BaseException) -> None:
-        """Make ``error`` the framework's error of a call."""
+    def text_of(self, error: BaseException) -> bytes:
+        """Text with which the framework is told of an error, which ``original`` then finds."""
         note(error)
-        text = "".join(traceback.format_exception_only(error)).strip()
-        self.finish(address, text.encode(errors="replace"))
+        return "".join(traceback.format_exception_only(error)).strip().encode(errors="replace")
 
 
 class Origin(NamedTuple):
@@ -131,7 +142,7 @@ class GraphCall:
 
     def __init__(self, library: Library, address: int, request: Any) -> None:
         self._library, self._address = library, address
-        self._lock = threading.Lock()  # guards the next two
+        self._lock = threading.Lock()  # guards the next one; who is in it may change the one after it
         self._taken, self._over = 0, False
         self.spec = ctypes.string_at(request.spec, request.spec_bytes)
         self.origin = Origin(request.origin.run, request.origin.device, request.origin.place)
@@ -169,19 +180,19 @@ class GraphCall:
         return True
 
     def finish(self) -> None:
-        """Tell the framework that all outputs are written; nothing if it has been told something."""
-        if self._end():
-            self._library.finish(self._address, None)
+        """Tell the framework that all outputs are written; nothing if it has been told something. By who took it."""
+        self._tell(None)
 
     def fail(self, error: BaseException) -> None:
-        """Make ``error`` that of the graph; nothing if the framework has been told something."""
-        if self._end():
-            self._library.fail(self._address, error)
+        """Make ``error`` that of the graph; nothing if the framework has been told something. By who took it."""
+        self._tell(self._library.text_of(error))
 
-    def _end(self) -> bool:
-        with self._lock:
-            is_first, self._over = not self._over, True
-        return is_first
+    def _tell(self, text: bytes | None) -> None:
+        # By one thread alone, so without the lock: no call may stand between the next three lines. After each call, a
+        # signal handler could raise: the framework would never be told then, or twice.
+        if not self._over:
+            self._over = True
+            self._library.finish(self._address, text)
 
 
 @final
