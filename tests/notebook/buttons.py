@@ -7,12 +7,15 @@ In a process of its own, as the clients of kernels leave descriptors behind.
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.monitor.page import opened
 from tests.notebook.kernel import DEADLINE_S, Kernel
 
 TRAIN = """
@@ -46,12 +49,12 @@ def order(verb: str) -> dict[str, Any]:
     return {"send": f'{{"t":"order","verb":"{verb}"}}'}
 
 
-def told(kernel: Kernel, *texts: str) -> dict[str, Any]:
-    """The next message of the kernel with these texts."""
+def told(kernel: Kernel, *texts: str, kind: str = "comm_") -> dict[str, Any]:
+    """The next message of the kernel of this kind with these texts."""
     until_s = time.monotonic() + DEADLINE_S
     while True:
         message: dict[str, Any] = kernel.client.get_iopub_msg(timeout=max(0.0, until_s - time.monotonic()))
-        if all(text in str(message["content"]) for text in texts):
+        if message["msg_type"].startswith(kind) and all(text in str(message["content"]) for text in texts):
             return message
 
 
@@ -59,7 +62,7 @@ def buttons_while_a_cell_waits(kernel: Kernel) -> None:
     """They work, and other requests are answered after that cell, in order."""
     comm = kernel.run(TRAIN).ok().stdout.split()[1]
     waiting = kernel.send(WAIT)
-    told(kernel, "waits")
+    told(kernel, "waits", kind="stream")  # not the echo of the code: the cell runs
     say(kernel, comm, {"open": True})
     told(kernel, comm, '"name":"loss"')
     asked = [kernel.client.kernel_info() for _ in range(3)]  # they wait for the cell, and keep their order
@@ -82,7 +85,7 @@ def interrupted_wait(kernel: Kernel) -> None:
     comm = kernel.run(TRAIN).ok().stdout.split()[1]
     for _ in range(3):
         waiting = kernel.send(WAIT)
-        told(kernel, "waits")
+        told(kernel, "waits", kind="stream")  # not the echo of the code: the cell runs
         asked = [kernel.client.kernel_info() for _ in range(50)]
         say(kernel, "0" * len(comm), {"open": True})  # of another widget
         kernel.interrupt()
@@ -96,7 +99,20 @@ def interrupted_wait(kernel: Kernel) -> None:
     assert kernel.run(with_end).ok().stdout.split() == ["too", "long", "False"]
 
 
-CHECKS: list[Callable[[Kernel], None]] = [buttons_while_a_cell_waits, interrupted_wait]
+def same_module(kernel: Kernel) -> None:
+    """What a front end is given is what the page of a recorded run serves, to the byte."""
+    kernel.send(TRAIN)
+    state = told(kernel, "_esm", "_anywidget_id")["content"]["data"]["state"]
+    recorded = "import time\nwhile not (job.record / 'run.json').exists():\n    time.sleep(0.05)\n"
+    folder = kernel.run(f"{recorded}job.stop()\nprint(job.record)").ok().stdout.strip()
+    with opened(Path(folder)) as link:
+        address = link.split("#")[0].rstrip("/")
+        for name, trait in (("live.js", "_esm"), ("live.css", "_css")):
+            with urllib.request.urlopen(f"{address}/{name}", timeout=DEADLINE_S) as served:
+                assert hashlib.sha256(served.read()).digest() == hashlib.sha256(state[trait].encode()).digest(), name
+
+
+CHECKS: list[Callable[[Kernel], None]] = [buttons_while_a_cell_waits, interrupted_wait, same_module]
 
 
 def main() -> None:

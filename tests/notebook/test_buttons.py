@@ -12,4 +12,4 @@ from tests.notebook.test_notebook import ROOT
 def test_buttons_work_while_a_cell_waits(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "default", "-m", "tests.notebook.buttons"]
     done = run_to_end(command, tmp_path, 280.0, {"PYTHONPATH": str(ROOT)}).ok()
-    assert done.stdout.count(" ok\n") == 2, done.stdout
+    assert done.stdout.count(" ok\n") == 3, done.stdout
