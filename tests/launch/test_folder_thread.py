@@ -12,14 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from farandole.errors import SettingsError
+from farandole.errors import SettingsError, UsageError
 from farandole.launch.hosts.run_folder import RunFolder
+from farandole.launch.leases.ending import arrays_of
 from farandole.launch.leases.folder_thread import JOURNAL, FolderThread, last, set_aside
-from farandole.launch.leases.journal import record
+from farandole.launch.leases.journal import LeaseRecord, record
 from farandole.launch.leases.lease_plan import LeasePlan
 from farandole.launch.leases.limits import LeaseLimits
+from farandole.launch.leases.live_plan import dry_run
 from farandole.launch.leases.seen import LeaseSeen
 from farandole.launch.leases.supply import POLICY, LeaseSupply, limits_in
+from farandole.testing.scheduler.cluster import FakeCluster
+from farandole.testing.scheduler.fake import FakeScheduler
 
 DEADLINE_S = 30.0
 OFTEN_S = 0.01
@@ -134,21 +138,72 @@ def test_whoever_gives_an_order_hears_when_it_is_on_the_disk_or_cannot_be(folder
     thread.close(DEADLINE_S)
 
 
-def test_the_journal_is_read_by_the_thread_however_long_that_takes(folder: RunFolder) -> None:
+def begun(thread: FolderThread) -> list[LeaseRecord | None]:
+    """Wait until the thread has read what the journal ends with."""
+    found: list[LeaseRecord | None] = []
+
+    def is_read() -> bool:
+        found.extend(thread.begun())
+        return bool(found)
+
+    until(thread, is_read)
+    return found
+
+
+def test_the_journal_is_read_by_the_thread_however_long_that_takes(
+    folder: RunFolder, start: Callable[[], FolderThread]
+) -> None:
     path = folder.path / JOURNAL
-    os.mkfifo(path)
-    thread = FolderThread(folder, LeaseLimits)
+    os.mkfifo(path)  # to open it waits for somebody who writes, as a file server that is away
+    thread = start()
     assert thread.begun() == []
     with path.open("w"):
-        found: list[object] = []
+        put(path, line(3))
+    [found] = begun(thread)
+    assert found is not None
+    assert found.after.goal == 3
 
-        def begun() -> bool:
-            found.extend(thread.begun())
-            return bool(found)
 
-        until(thread, begun)
-    assert found == [None]
+def test_a_journal_that_cannot_be_read_for_a_moment_is_no_empty_one(
+    folder: RunFolder, start: Callable[[], FolderThread], caplog: pytest.LogCaptureFixture
+) -> None:
+    path = folder.path / JOURNAL
+    path.symlink_to(path)  # ELOOP, as a file server that fails
+    with pytest.raises(OSError, match="symbolic links"):
+        last(folder)
+    told = f"{JOURNAL} cannot be read: Too many levels of symbolic links; try again"
+    with pytest.raises(UsageError, match=told):
+        arrays_of(folder, LeaseSupply())
+    with contextlib.closing(FakeScheduler(FakeCluster(1))) as scheduler, pytest.raises(UsageError, match=told):
+        dry_run(folder, scheduler, 0.0)
+    thread = start()
+    until_s = time.monotonic() + DEADLINE_S
+    while "nothing is decided about leases until it can be" not in caplog.text:
+        assert time.monotonic() < until_s
+        assert not select.select([thread.fd], [], [], OFTEN_S)[0]
+    assert thread.begun() == []
+    put(path, line(3))
+    [found] = begun(thread)
+    assert found is not None
+    assert found.after.goal == 3
+    assert caplog.text.count("cannot be read") == 1
+
+
+def test_a_folder_that_is_away_has_no_empty_journal(folder: RunFolder) -> None:
+    assert last(folder) is None
+    folder.path.rename(folder.path.with_name("away"))
+    with pytest.raises(FileNotFoundError):
+        last(folder)
+
+
+def test_a_thread_that_has_read_no_journal_can_be_closed_and_writes_what_it_has(folder: RunFolder) -> None:
+    path = folder.path / JOURNAL
+    path.mkdir()
+    thread = FolderThread(folder, LeaseLimits)
+    thread.write("one\n", b"someone")
     thread.close(DEADLINE_S)
+    assert thread.begun() == []
+    assert [tag for tag, _ in thread.written()] == [b"someone"]
 
 
 def test_a_policy_that_changes_is_taken_in_also_while_lines_come(

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from farandole.control.private_file import write_private
 from farandole.errors import UsageError
 from farandole.launch.hosts.lead_log import LEADS, LeadEntry, LeadLog, LeadMember, SupersededError
-from farandole.launch.hosts.run_folder import RunContact, RunFolder
+from farandole.launch.hosts.run_folder import CONTACT, RunContact, RunFolder
 from farandole.launch.job.lead_thread import LeadThread
 
 DEADLINE_S = 60.0
@@ -76,11 +79,46 @@ def test_of_two_that_append_at_once_one_is_first(tmp_path: Path) -> None:
     assert not list((tmp_path / LEADS).glob("*.new"))
 
 
+@pytest.mark.parametrize("away", ["folder", "entry"])
+def test_a_log_that_does_not_show_this_lead_shows_no_other(away: str, tmp_path: Path) -> None:
+    epoch = LeadLog(tmp_path).take(goes_on=False).epoch
+    path = tmp_path / LEADS if away == "folder" else tmp_path / LEADS / "00000001"
+    log = LeadLog(tmp_path)
+    path.rename(tmp_path / "away")
+    with pytest.raises(UsageError, match="shows no lead after number 0, and this is number 1"):
+        log.check(epoch)
+    (tmp_path / "away").rename(path)
+    log.append(LeadEntry(epoch, 1))
+
+
 def test_what_is_no_entry_is_told(tmp_path: Path) -> None:
     LeadLog(tmp_path).take(goes_on=False)
     (tmp_path / LEADS / "00000002").write_text("rubbish")
     with pytest.raises(UsageError, match="00000002 is not what a lead writes"):
         LeadLog(tmp_path).last()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder.create(tmp_path / "run")
+
+
+@pytest.fixture
+def lead(folder: RunFolder) -> Iterator[Callable[[], LeadThread]]:
+    """Takes the lead, and starts its thread."""
+    with contextlib.ExitStack() as held:
+
+        def start() -> LeadThread:
+            epoch = LeadLog(folder.path).take(goes_on=False).epoch
+            thread = LeadThread(folder, contact_of(epoch), every_s=0.01)
+            held.callback(thread.close, DEADLINE_S)
+            return thread
+
+        yield start
+
+
+def contact_of(epoch: int) -> RunContact:
+    return RunContact(["tcp://127.0.0.1:9"], "aa" * 32, 1.0, 0.2, epoch=epoch)
 
 
 def until(thread: LeadThread, condition: Callable[[], bool]) -> None:
@@ -101,39 +139,97 @@ def until_claimed(thread: LeadThread, generations: list[int]) -> None:
     until(thread, have_come)
 
 
-def test_a_thread_claims_in_order_and_sees_another_lead(tmp_path: Path) -> None:
-    epoch = LeadLog(tmp_path).take(goes_on=False).epoch
-    thread = LeadThread(tmp_path, epoch, every_s=0.01)
-    try:
-        for generation in (1, 2):
-            thread.claim(LeadEntry(epoch, generation))
-        until_claimed(thread, [1, 2])
-        assert LeadLog(tmp_path).last().generation == 2
-        assert not thread.superseded
-        LeadLog(tmp_path).take(goes_on=True)
-        until(thread, lambda: bool(thread.superseded))
-    finally:
-        thread.close(DEADLINE_S)
+def published(folder: RunFolder) -> RunContact | None:
+    with contextlib.suppress(UsageError):
+        return folder.contact()
+    return None
+
+
+def test_a_thread_claims_in_order_and_sees_another_lead(folder: RunFolder, lead: Callable[[], LeadThread]) -> None:
+    thread = lead()
+    for generation in (1, 2):
+        thread.claim(LeadEntry(1, generation))
+    until_claimed(thread, [1, 2])
+    assert LeadLog(folder.path).last().generation == 2
+    assert not thread.superseded
+    LeadLog(folder.path).take(goes_on=True)
+    until(thread, lambda: bool(thread.superseded))
 
 
 def test_a_folder_that_cannot_be_written_holds_claims_back_until_it_can(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    folder: RunFolder, lead: Callable[[], LeadThread], caplog: pytest.LogCaptureFixture
 ) -> None:
-    epoch = LeadLog(tmp_path).take(goes_on=False).epoch
-    away = tmp_path / "away"
-    (tmp_path / LEADS).rename(away)
-    (tmp_path / LEADS).touch()  # no folder: nothing can be made or read there
-    thread = LeadThread(tmp_path, epoch, every_s=0.01)
-    try:
-        thread.claim(LeadEntry(epoch, 1))
-        until(thread, lambda: "training goes on, but the next generation waits until" in caplog.text)
-        assert thread.claimed() == []
-        (tmp_path / LEADS).unlink()
-        away.rename(tmp_path / LEADS)
-        until_claimed(thread, [1])
-    finally:
-        thread.close(DEADLINE_S)
+    thread = lead()
+    leads, away = folder.path / LEADS, folder.path / "away"
+    leads.rename(away)
+    leads.touch()  # no folder: nothing can be made or read there
+    thread.claim(LeadEntry(1, 1))
+    until(thread, lambda: "training goes on, but the next generation waits until" in caplog.text)
+    assert thread.claimed() == []
+    leads.unlink()
+    away.rename(leads)
+    until_claimed(thread, [1])
     assert caplog.text.count("cannot be used") == 1
+
+
+def test_a_contact_that_cannot_be_read_holds_no_claim_back_and_is_spoken_of_each_time_once(
+    folder: RunFolder, lead: Callable[[], LeadThread], caplog: pytest.LogCaptureFixture
+) -> None:
+    thread = lead()
+    until(thread, lambda: published(folder) == contact_of(1))
+    path = folder.path / CONTACT
+    for times in (1, 2):
+        (folder.path / "new").symlink_to(path)
+        (folder.path / "new").rename(path)  # ELOOP, as a file server that fails: it is not known what stands there
+        until(thread, lambda times=times: caplog.text.count("contact of this run cannot be published") == times)  # type: ignore[misc]
+        thread.claim(LeadEntry(1, times))
+        until_claimed(thread, [times])
+        path.unlink()
+        until(thread, lambda: published(folder) == contact_of(1))
+    assert path.is_file()
+    assert caplog.text.count("cannot be published") == 2
+
+
+RUBBISH = [b"", b"rubbish", b"\xff", b'{"addresses": ["\xff"]}', b'{"\xff": 1}']
+
+
+@pytest.mark.parametrize("found", RUBBISH)
+def test_a_contact_that_is_none_of_this_lead_is_published_again(
+    found: bytes, folder: RunFolder, lead: Callable[[], LeadThread]
+) -> None:
+    thread = lead()
+    until(thread, lambda: published(folder) == contact_of(1))
+    write_private(folder.path / CONTACT, found)
+    until(thread, lambda: published(folder) == contact_of(1))
+    folder.publish(msgspec.structs.replace(contact_of(1), addresses=["tcp://127.0.0.1:8"]))
+    until(thread, lambda: published(folder) == contact_of(1))
+    (folder.path / CONTACT).unlink()
+    until(thread, lambda: published(folder) == contact_of(1))
+
+
+@pytest.mark.parametrize("found", RUBBISH)
+def test_an_entry_that_is_none_ends_no_thread(
+    found: bytes, folder: RunFolder, lead: Callable[[], LeadThread], caplog: pytest.LogCaptureFixture
+) -> None:
+    thread = lead()
+    path = folder.path / LEADS / "00000002"
+    path.write_bytes(found)
+    until(thread, lambda: "00000002 is not what a lead writes" in caplog.text)
+    thread.claim(LeadEntry(1, 1))
+    path.unlink()
+    until_claimed(thread, [1])
+
+
+def test_a_look_that_is_asked_for_is_later_than_that_and_rings(
+    folder: RunFolder, lead: Callable[[], LeadThread]
+) -> None:
+    thread = lead()
+    until(thread, lambda: published(folder) == contact_of(1))
+    thread.claimed()
+    asked_s = time.monotonic()
+    thread.look()
+    assert select.select([thread.fd], [], [], DEADLINE_S)[0]
+    assert thread.sure_s >= asked_s
 
 
 def test_a_contact_is_never_that_of_an_earlier_lead(tmp_path: Path) -> None:

@@ -16,17 +16,19 @@ from farandole.control.agent_messages import LeaseTerms
 from farandole.control.run_messages import AdviceView, Progressed
 from farandole.errors import SettingsError
 from farandole.launch.hosts.run_folder import RunFolder
+from farandole.launch.leases.actions import Release
 from farandole.launch.leases.ending import arrays_of, cancelled
 from farandole.launch.leases.folder_thread import JOURNAL
 from farandole.launch.leases.journal import read_records, replay
 from farandole.launch.leases.lease import LeasePhase
 from farandole.launch.leases.lease_book import PARTIAL_S
 from farandole.launch.leases.limits import LeaseLimits
+from farandole.launch.leases.live_plan import dry_run
 from farandole.launch.leases.manager import FIND_AGAIN_S, LeaseManager
 from farandole.launch.leases.rules import LeaseRule
 from farandole.launch.leases.scheduler import JobPhase, Scheduler
 from farandole.launch.leases.seen import ScaleTo, Stop
-from farandole.launch.leases.supply import POLICY, LeaseSupply, limits_in
+from farandole.launch.leases.supply import POLICY, LeaseSupply, limits_in, write_supply
 from farandole.testing.scheduler.cluster import FakeCluster
 from farandole.testing.scheduler.fake import FakeScheduler
 
@@ -151,6 +153,24 @@ def test_an_order_that_nothing_was_decided_about_is_the_next_controllers(make: C
     assert managed.manager.plan.ordered == 3
     assert not managed.manager.plan.stopped, "the lead that was to stop has ended"
     assert not list(replay(managed.journal))
+
+
+def test_an_order_to_another_controller_that_has_decided_nothing_yet_leaves_the_run_its_workers(
+    make: Callable[..., Managed], tmp_path: Path
+) -> None:
+    managed = make(LIMITS)
+    managed.turn()
+    managed.begin()
+    managed.manager.order(ScaleTo(1))
+    managed.journal.append(managed.manager.asked(managed.now_s))
+    [*_, asked] = read_records(managed.journal)
+    assert (asked.seen.have, asked.seen.own) == (1, 1)
+    folder = RunFolder.create(tmp_path / "run")
+    write_supply(folder, SUPPLY, "max-np = 8\n")
+    (folder.path / JOURNAL).write_text("".join(managed.journal))
+    with contextlib.closing(FakeScheduler(managed.cluster)) as scheduler:
+        decisions = dry_run(folder, scheduler, managed.now_s)
+    assert [each for each in decisions if isinstance(each.action, Release)] == [], "there are as many as were ordered"
 
 
 def test_an_array_in_doubt_is_looked_for_by_the_next_controller_and_all_of_it_is_known(

@@ -29,6 +29,8 @@ def write_private(path: Path, payload: bytes) -> None:
     new.unlink(missing_ok=True)
     with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(payload)
+        file.flush()
+        os.fsync(file.fileno())  # before the name: after a loss of power that could stand for an empty file
     new.rename(path)  # at one stroke: readers on other hosts look all the time
 
 

@@ -86,7 +86,7 @@ class LeadLog:
                 return entry
 
     def append(self, entry: LeadEntry) -> None:
-        """Append an entry; raises ``SupersededError`` unless its epoch is the last one."""
+        """Append an entry; raises what ``check`` does unless its epoch is the last one."""
         entry = msgspec.structs.replace(entry, nonce=secrets.token_hex(8))
         while True:
             self.check(entry.epoch)
@@ -94,9 +94,11 @@ class LeadLog:
                 return
 
     def check(self, epoch: int) -> None:
-        """Raise ``SupersededError`` unless this epoch is the last one."""
+        """Raise ``SupersededError`` if there is a later epoch, and ``UsageError`` if not even this one is there."""
         last = self.last()
-        if last.epoch != epoch:
+        if last.epoch < epoch:  # the file system is away, or shows an old state
+            raise UsageError(f"{self._path} shows no lead after number {last.epoch}, and this is number {epoch}")
+        if last.epoch > epoch:
             raise SupersededError(
                 f"this run has another lead: this one was number {epoch}, and number {last.epoch} has taken over. "
                 "Nothing is committed here any more; see: farandole ps"
@@ -104,7 +106,7 @@ class LeadLog:
 
     def _skip(self) -> None:
         """Begin to read at the last number that is there: nobody asks for those before it."""
-        if not self._number and self._path.is_dir():
+        if not self._last.epoch and self._path.is_dir():
             numbers = [int(name) for name in os.listdir(self._path) if name.isdecimal()]
             self._number = max(numbers, default=1) - 1
 
@@ -118,7 +120,7 @@ class LeadLog:
             text = self._file(number).read_bytes()
             try:
                 return msgspec.json.decode(text, type=LeadEntry)
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise UsageError(f"{self._file(number)} is not what a lead writes: {error}") from error
         return None
 

@@ -1,7 +1,7 @@
 """Folder of a run: where its lead says how to reach it, and those who lend it nodes look.
 
     folder = RunFolder.create("/scratch/me/run7")
-    folder.publish(RunContact(...))                 # the lead, whenever it has a new address
+    folder.publish(RunContact(...))                 # the lead
     contact = RunFolder("/scratch/me/run7").contact()
 
 Every file in it has one writer. The secret of the job stands in ``run.json`` and nowhere else: that, and the folder,
@@ -108,16 +108,19 @@ class RunFolder:
             if self._epoch() == epoch:  # else another lead has come
                 (self.path / CONTACT).unlink(missing_ok=True)
 
-    def is_led_by(self, epoch: int) -> bool:
-        """True if the contact is that of the lead of this epoch; raises ``OSError`` where that cannot be read."""
+    def ensure(self, contact: RunContact) -> None:
+        """Publish a contact again unless it stands there; raises ``UsageError`` where that is not known, or fails."""
+        self.check()
+        found = None
         try:
-            return self.contact().epoch == epoch
+            found = self.contact()
         except NoLeadError:
-            return False
+            pass
         except UsageError as error:
-            if isinstance(error.__cause__, OSError):
-                raise error.__cause__ from error
-            return False
+            if isinstance(error.__cause__, OSError):  # it may well stand there
+                raise
+        if found != contact:  # one that was late has overwritten it
+            self.publish(contact)
 
     def _epoch(self) -> int:
         """Epoch of the lead that has published last; 0 if that is not known."""
@@ -157,7 +160,7 @@ class RunFolder:
             raise UsageError(f"{path} cannot be read: {error.strerror}") from error
         except NotPrivateError as error:
             raise UsageError(f"{path} is refused: {error}; type: chmod 600 {path}") from error
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise UsageError(f"{path} is not what a lead writes: {error}") from error
         if found.version != __version__:
             raise UsageError(

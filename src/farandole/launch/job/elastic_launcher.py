@@ -32,7 +32,6 @@ from farandole.errors import UsageError
 from farandole.launch.agents.agent_config import LaunchedAgentConfig
 from farandole.launch.agents.agents import AgentProcess, Agents, print_now
 from farandole.launch.hosts.elastic_job import ElasticJob
-from farandole.launch.hosts.run_folder import RunContact
 from farandole.launch.job.elastic_controller import ElasticController, Legacy
 from farandole.launch.job.launcher_pipe import (
     AgentEnded,
@@ -40,7 +39,6 @@ from farandole.launch.job.launcher_pipe import (
     Decided,
     Finished,
     GiveUp,
-    Hidden,
     LauncherPipe,
     LentHostGone,
     Listening,
@@ -126,7 +124,6 @@ class _ControllerSupervisor:
         self._elastic, self._settings, self._agents, self._interrupts = elastic, settings, agents, interrupts
         self.monitor: MonitorProcess | None = None
         self._terms = terms
-        self._published: RunContact | None = None
         self._secret = terms.term.secret if terms is not None else new_secret()
         self._controller = ElasticController(elastic, settings, self._secret, journal, copy, terms)
         self._journals = journal, copy
@@ -196,9 +193,6 @@ class _ControllerSupervisor:
                 self._addresses = own_endpoints(message.address, self._settings.network_interface)
             if self.monitor is not None:
                 self.monitor.contact(self._addresses or [message.address], self._secret)
-            self._publish()
-        elif isinstance(message, Hidden):
-            self._publish(again=True)
         elif isinstance(message, Signal):
             self._unpassed.remove(message.number)
         elif isinstance(message, Decided):
@@ -217,30 +211,6 @@ class _ControllerSupervisor:
         elif isinstance(message, LentHostGone):
             self._gone.append(message.host)
 
-    def _publish(self, *, again: bool = False) -> None:
-        """Tell those who lend hosts how to reach the controller."""
-        if self._terms is not None:
-            told = self._settings
-            contact = RunContact(
-                self._addresses,
-                self._secret,
-                told.host_timeout_s,
-                told.start_timeout_s,
-                told.network_interface,
-                epoch=self._terms.term.epoch,
-                lead_patience_s=self._terms.limits.lead_patience_s,
-                training=self._terms.term.training,
-            )
-            if contact == self._published and not again:
-                return  # the next controller listens where the one before did
-            try:
-                self._terms.folder.publish(contact)
-            except UsageError as error:
-                if self._published is None:
-                    raise
-                print_now(f"farandole: {error}; no more leases can join\n".encode())
-            self._published = contact
-
     def _end_run(self, terms: RunTerms, status: int) -> None:
         """Leave nothing of a run that is over; one that was told to end is queued again, and has its held leases."""
         if terms.is_superseded:
@@ -248,7 +218,12 @@ class _ControllerSupervisor:
         terms.folder.withdraw(terms.term.epoch)
         if terms.supply.script and status != TOLD_TO_END:
             scheduler = SlurmScheduler(os.environ)
-            for text in cancelled(scheduler, *arrays_of(terms.folder, terms.supply)):
+            try:
+                arrays, doubted = arrays_of(terms.folder, terms.supply)
+            except UsageError as error:
+                print_now(f"farandole: leases may be left: {error}\n".encode())
+                arrays, doubted = [terms.supply.array] if terms.supply.array else [], []
+            for text in cancelled(scheduler, arrays, doubted):
                 print_now(f"farandole: {text}\n".encode())
             scheduler.close()
 

@@ -37,7 +37,6 @@ from farandole.launch.job.launcher_pipe import (
     AgentEnded,
     AgentSaid,
     Decided,
-    Hidden,
     LauncherPipe,
     LentHostGone,
     Ping,
@@ -77,6 +76,10 @@ class ElasticLoop(Loop):
     _found: tuple[Host, ...] = ()
     _most = 0
     """Number of workers that somebody who watches has ordered; 0: as many as there are slots."""
+    _given_up: frozenset[str] = frozenset()
+    """Lent hosts that the controllers before have given up, though workers there may not be known as lost yet."""
+    _is_stopped = _adopts = False
+    """True once somebody has ordered the end; and in a lead that goes on with the workers of another one."""
 
     def __init__(
         self,
@@ -106,7 +109,8 @@ class ElasticLoop(Loop):
         self._leases: JobLeases | None = None
         if elastic.leases is not None and terms is not None:
             self._leases = JobLeases(elastic.leases, terms, root, formation, self._say, self._end_for_people)
-        self._fence = Fence(terms, formation, elastic.job.settings.elastic_timeout_s) if terms is not None else None
+        address, settings = root.router.address, self._job.settings
+        self._fence = Fence(terms, formation, settings, address) if terms is not None else None
         self._told: set[str] = set()
         """Hosts of the lead that its scheduler wants back."""
         self._failures: list[WorkerExited] = []
@@ -115,8 +119,6 @@ class ElasticLoop(Loop):
         """Signals for workers, each with the hosts whose agents have come to no controller since."""
         self._decided: JobResult | None = None
         self._result = JobResult(0, "")
-        self._is_stopped = self._adopts = False
-        """True once somebody has ordered the end; and in a lead that goes on with the workers of another one."""
         self._open_output()
 
     def take_over(self, names: Mapping[str, str], decided: JobResult | None, *, adopts: bool = False) -> None:
@@ -137,10 +139,11 @@ class ElasticLoop(Loop):
         if self._hosts:
             self._discovery.inherit()
         self._slots = {host: len([w for w in workers if w.slot.host == host]) for host in self._hosts.values()}
+        # Agents of leases come again by themselves, unless they were given up; the launcher knows nothing of them.
+        lent = {}
         if self._leases is not None:
-            self._leases.take_over({host: slots for host, slots in self._slots.items() if is_lent(host)})
-        # Agents of leases come again by themselves; the launcher knows nothing of them.
-        lent = {host: host for host in self._slots if is_lent(host) and self._leases is not None}
+            lent = {host: host for host in self._slots if is_lent(host) and host not in self._given_up}
+            self._leases.take_over({host: self._slots[host] for host in lent})
         for host in lent:
             self._far.admit(host)
         self._inherited = {host for agent in self._far for host in agent.hosts}
@@ -150,13 +153,15 @@ class ElasticLoop(Loop):
             self._root.adopt(host, name, until_s if host in self._inherited else None)
         for host in dict.fromkeys(self._hosts.values()):
             if host not in self._inherited:
-                with_whom = "went with the lead before" if adopts else "ended while no controller was there"
-                self._lost(host, f"the agent of {host} {with_whom}")
+                when = "went with the lead before" if adopts else "ended while no controller was there"
+                when = "was given up before the controller was replaced" if host in self._given_up else when
+                self._lost(host, f"the agent of {host} {when}")
         if is_stopped:
             self._end_for_people()
 
     def refuse(self, gone: Collection[str]) -> None:
-        """Admit none of the lent hosts that the controllers before have given up."""
+        """Admit none of the lent hosts that the controllers before have given up; call it before ``take_over``."""
+        self._given_up = frozenset(gone)
         if self._leases is not None:
             self._leases.refuse(gone)
 
@@ -171,12 +176,14 @@ class ElasticLoop(Loop):
 
     @property
     def _deadline_s(self) -> float | None:
+        people_s = self._leases.people_due_s if self._leases is not None else None
         if self._orders is not None:
-            return None
+            return people_s
         now = time.monotonic()
         begins_s = self._fence.begins_s if self._fence is not None and now < self._fence.begins_s else None
         decides = self._decides_about_leases(now)
         moments = (
+            people_s,
             self._discovery.deadline_s if self._may_look(now) else begins_s,
             decides.deadline_s if decides is not None else None,
             self._fence.deadline_s if self._fence is not None else None,
@@ -230,8 +237,8 @@ class ElasticLoop(Loop):
             self._leases.attend()
         if self._fence is not None and (words := self._fence.turn(now)):
             self._give_way(words, self._fence.superseded)
-        if self._fence is not None and self._fence.is_hidden():
-            self._line.send(Hidden())
+        if self._leases is not None and self._fence is not None:
+            self._leases.obey_people(now, self._fence)
         self._look(now)
         orders = []
         while self._formation.orders:

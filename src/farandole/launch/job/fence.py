@@ -1,6 +1,6 @@
 """Fence of a run: a controller forms a generation only while its lead is the last one in the log of leads.
 
-    fence = Fence(terms, formation, patience_s=600.0)
+    fence = Fence(terms, formation, settings, address)      # publishes that the controller listens there
     fence.fd                                # wakes the loop
     fence.turn(now)                         # begins what is claimed; "" or why this lead ends
     fence.superseded                        # True where that is since another one leads
@@ -14,10 +14,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, final
 
+from farandole.control.addresses import own_endpoints
 from farandole.elastic.membership.actions import Form
 from farandole.launch.hosts.lead_log import LeadEntry, LeadMember
 from farandole.launch.job.lead_thread import UNSURE_S, LeadThread
 from farandole.launch.job.run_terms import RunTerms
+from farandole.settings import Settings
 
 if TYPE_CHECKING:
     from farandole.elastic.membership.formation import ElasticFormation
@@ -28,15 +30,16 @@ CLOSE_S = 1.0
 
 @final
 class Fence:
-    """Fence of one controller, which gives up after ``patience_s`` without an answer of the folder."""
+    """Fence of a controller that listens at ``address``; it gives up after ``elastic_timeout_s`` without an answer."""
 
-    def __init__(self, terms: RunTerms, formation: ElasticFormation, patience_s: float) -> None:
-        self._term, self._formation, self._patience_s = terms.term, formation, patience_s
+    def __init__(self, terms: RunTerms, formation: ElasticFormation, settings: Settings, address: str) -> None:
+        self._term, self._formation, self._patience_s = terms.term, formation, settings.elastic_timeout_s
         self.begins_s = terms.term.begins_s
         """Time before which this lead begins nothing of its own."""
         self.lead_patience_s = terms.limits.lead_patience_s
         """How long leases wait for the next lead."""
-        self._thread = LeadThread(terms.folder.path, terms.term.epoch)
+        addresses = own_endpoints(address, settings.network_interface)
+        self._thread = LeadThread(terms.folder, terms.contact(addresses, settings))
         self._claims_since_s: float | None = None
         formation.claim = self._claim
 
@@ -59,9 +62,19 @@ class Fence:
         """True unless it has not been looked for long whether another lead has come, as after a stop."""
         return now - self._thread.sure_s < UNSURE_S
 
-    def is_hidden(self) -> bool:
-        """True if the contact of this lead is to be published again, as another one has overwritten it."""
-        return self._thread.is_hidden() and not self.superseded
+    @property
+    def sure_s(self) -> float:
+        """Time at which this lead was the last one for certain."""
+        return self._thread.sure_s
+
+    @property
+    def why_over(self) -> str:
+        """Sentence that says that another one leads; "" while this one does."""
+        return self._thread.superseded
+
+    def look(self) -> None:
+        """Have it looked now whether another lead has come; ``fd`` is readable once that is known."""
+        self._thread.look()
 
     def turn(self, now: float) -> str:
         """Have generations begin that are claimed; returns why this lead is to end, or ""."""

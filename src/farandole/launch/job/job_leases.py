@@ -5,15 +5,16 @@
     leases.turn(now, busy=hosts_with_workers)       # what is due; ends agents whose workers have left
     leases.deadline_s, leases.fds                   # what wakes the loop for them
     leases.attend(); leases.folder_fd               # takes in what the folder has answered, at any time
+    leases.obey_people(now, fence)                  # and what people have ordered
 
 The loop's thread calls all of it. The journal has one writer: the controller that lives. Until its last line has been
-read, which takes as long as the file system likes, nothing is decided, and what happens waits in ``_later``.
+read, which takes as long as the file system likes, nothing is decided, and what happens waits in ``_later``. Of what
+the script reports the last is kept: it may report in every step.
 """
 
 from __future__ import annotations
 
 import os
-import secrets
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any, final
 from farandole.control.agent_messages import LeaseTerms, StopWorkers
 from farandole.control.run_messages import HostView, Progressed, RunOrder, RunQuestion, RunReply, RunView
 from farandole.launch.hosts.leased_hosts import LeasedHosts, is_lent, title_of
+from farandole.launch.job.run_orders import END, Obeyed, RunOrders, unsafe
 from farandole.launch.job.run_terms import RunTerms
 from farandole.launch.leases.folder_thread import FolderThread
 from farandole.launch.leases.lease import LeasePhase
@@ -32,6 +34,7 @@ from farandole.launch.leases.turn import count
 
 if TYPE_CHECKING:
     from farandole.elastic.membership.formation import ElasticFormation
+    from farandole.launch.job.fence import Fence
     from farandole.runtime.controller.root import Root
 
 CLOSE_S = 1.0
@@ -63,8 +66,9 @@ class JobLeases:
         root.on_person = self._on_person
         self._later: list[Callable[[], object]] | None = []
         """Calls for when the journal has been read; ``None`` once it has."""
-        self._replies: dict[bytes, tuple[bytes, str]] = {}
-        """Persons whose orders are on their way to the disk, and what they are told then."""
+        self._reported: tuple[Progressed, float] | None = None
+        """What the script has reported before the journal was read, and when."""
+        self._orders = RunOrders(self._obey, root.router.send)
 
     def take_over(self, hosts: Mapping[str, int]) -> None:
         """Go on with the hosts and slots that the controller before had; their agents call again."""
@@ -81,6 +85,7 @@ class JobLeases:
         self._manager.close()
         self._files.close(CLOSE_S)
         self._reply()
+        self._orders.close()
 
     def attend(self) -> None:
         """Take in what the folder has answered: the journal of the controller before, and orders that stand in it."""
@@ -91,7 +96,20 @@ class JobLeases:
             later, self._later = self._later or [], None
             for call in later:
                 call()
+            if self._reported is not None:
+                self._manager.progressed(*self._reported)
         self._reply()
+
+    def obey_people(self, now: float, fence: Fence) -> None:
+        """Obey what people have ordered, once it is certain that this lead is the one they mean."""
+        if self._orders.has_new():
+            fence.look()
+        self._orders.turn(now, fence.sure_s, fence.why_over, is_read=self._later is None)
+
+    @property
+    def people_due_s(self) -> float | None:
+        """Time at which ``obey_people`` has something to do."""
+        return self._orders.deadline_s
 
     @property
     def folder_fd(self) -> int:
@@ -177,33 +195,35 @@ class JobLeases:
 
     def _on_person(self, identity: bytes, message: Any) -> None:
         if isinstance(message, Progressed):
-            self._when_read(partial(self._manager.progressed, message, time.time()))
+            self._progressed(message, time.time())
         elif isinstance(message, RunQuestion):
             self._root.router.send(identity, self._view())
         elif isinstance(message, RunOrder):
-            self._when_read(partial(self._obey, identity, message))
+            self._orders.take(identity, message, time.monotonic())
 
-    def _obey(self, identity: bytes, message: RunOrder) -> None:
+    def _progressed(self, message: Progressed, now_s: float) -> None:
+        if self._later is None:
+            self._manager.progressed(message, now_s)
+        else:
+            self._reported = _joined(self._reported, message, now_s)
+
+    def _obey(self, order: RunOrder, tag: bytes) -> Obeyed:
         """Take an order in; whoever has given it hears so once it stands in the journal, for the next controller, too.
 
-        That the run is to end the launcher knows before anybody hears it, and whether or not the folder answers.
+        That the run is to end the launcher knows before anybody hears it, and whether or not the folder answers. Before
+        the journal has been read there is no plan that a line of it could hold.
         """
-        reply = self._ordered(message)
-        if reply.accepted:
-            tag = secrets.token_bytes(8)
-            if not self._files.write(self._manager.asked(time.time()), tag):
-                reply = RunReply(True, _unsafe(reply.text, f"{self._folder} takes nothing"))
-            elif message.verb != "stop":
-                self._replies[tag] = identity, reply.text
-                return
-        self._root.router.send(identity, reply)
+        reply = self._ordered(order)
+        if not reply.accepted or self._later is not None:
+            return Obeyed(reply)
+        if not self._files.write(self._manager.asked(time.time()), tag):
+            return Obeyed(RunReply(True, unsafe(reply.text, f"{self._folder} takes nothing")))
+        return Obeyed(reply, is_written=order.verb != END)
 
     def _reply(self) -> None:
         """Answer those whose orders stand in the journal."""
         for tag, why in self._files.written():
-            identity, text = self._replies.pop(tag, (b"", ""))
-            if identity:
-                self._root.router.send(identity, RunReply(True, _unsafe(text, why) if why else text))
+            self._orders.written(tag, why)
 
     def _ordered(self, order: RunOrder) -> RunReply:
         """Take an order in; it is obeyed in the next turn of the loop, which follows at once."""
@@ -220,7 +240,7 @@ class JobLeases:
         if order.verb == "release":
             self._manager.order(Resume())
             return RunReply(True, "the policy decides again")
-        if order.verb == "stop":
+        if order.verb == END:
             self._manager.order(Stop())
             self._stop()
             return RunReply(True, "the training ends at its next commit")
@@ -261,5 +281,10 @@ class JobLeases:
         return HostView(host, ranks, terms.slots, terms.title, lease.ends_s if lease is not None else 0.0)
 
 
-def _unsafe(text: str, why: str) -> str:
-    return f"{text}. Give the order again if the controller is replaced, which will not know it: {why}"
+def _joined(before: tuple[Progressed, float] | None, last: Progressed, now_s: float) -> tuple[Progressed, float]:
+    """Reports of a script as one, with the time of the last advice."""
+    if before is None:
+        return last, now_s
+    first, at_s = before
+    metrics, pause_s = {**first.metrics, **last.metrics}, last.pause_s or first.pause_s
+    return Progressed(metrics, last.advice or first.advice, pause_s), now_s if last.advice is not None else at_s

@@ -56,11 +56,6 @@ class LentHostGone(Said, frozen=True):
 
 
 @final
-class Hidden(Said, frozen=True):
-    """The contact in the run folder is not that of this lead, though no later one has come: publish it again."""
-
-
-@final
 class Decided(Said, frozen=True):
     """Result of the job once its workers have ended: for the next controller, which has not heard their last words."""
 
@@ -118,7 +113,6 @@ Any: TypeAlias = (
     | SendFor
     | GiveUp
     | LentHostGone
-    | Hidden
     | Decided
     | Finished
     | Ping

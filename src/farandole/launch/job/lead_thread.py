@@ -1,18 +1,19 @@
-"""Thread of a controller that keeps its place in the log of leads: it claims generations, and sees when another leads.
+"""Thread of a controller that keeps its place in the run folder: it claims generations, and sees when another leads.
 
-    thread = LeadThread(folder.path, epoch=2)
+    thread = LeadThread(folder, contact)            # publishes the contact, and again where another one has hidden it
     thread.claim(LeadEntry(2, generation=7, members=...))
     thread.claimed()            # [7], once that stands in the log; thread.fd is readable then
     thread.superseded           # why this lead is none any more; "" while it is
-    thread.is_hidden()          # True, once, if the contact in the folder is not this lead's
+    thread.look()               # look now, and ring
 
-A controller that waited for a file server would be killed as hung, so a thread does. It takes entries from
-``_entries``, a queue, and leaves numbers in ``_claimed``, a sentence in ``superseded``, a time in ``sure_s``, each
-of which is written by the thread alone; for news of these it rings ``fd``. It is a daemon: stuck in the kernel it
-cannot be joined. ``_lock`` guards ``_closed`` and, with it, the number of that descriptor, which may be somebody
-else's once it is closed.
+A controller that waited for a file server would be killed as hung, and a launcher that did would hear no Ctrl-C, so a
+thread does. It takes entries from ``_entries``, a queue, and leaves numbers in ``_claimed``, a sentence in
+``superseded``, a time in ``sure_s``, each of which is written by the thread alone; for news of these it rings ``fd``.
+It is a daemon: stuck in the kernel it cannot be joined. ``_lock`` guards ``_closed`` and, with it, the number of that
+descriptor, which may be somebody else's once it is closed.
 
 A folder that does not answer is no reason to end: the generation that there is trains on. No other is formed meanwhile.
+The contact comes last: what holds it up holds up no claim.
 """
 
 from __future__ import annotations
@@ -22,13 +23,11 @@ import queue
 import threading
 import time
 from collections import deque
-from pathlib import Path
-from typing import final
+from typing import Final, final
 
-from farandole.errors import FarandoleError
 from farandole.events import logger
 from farandole.launch.hosts.lead_log import LeadEntry, LeadLog, SupersededError
-from farandole.launch.hosts.run_folder import RunFolder
+from farandole.launch.hosts.run_folder import RunContact, RunFolder
 
 LOOK_S = 1.0
 """Pause between two looks for another lead, and between two attempts to claim."""
@@ -36,22 +35,25 @@ LOOK_S = 1.0
 UNSURE_S = 5 * LOOK_S
 """Time without a look after which a lead does not decide about leases, which may be another's."""
 
+_LOOK: Final = LeadEntry(0)
+"""Entry that is none, and has the thread look at once."""
+
 
 @final
 class LeadThread:
-    """Thread of one controller of the lead with this ``epoch``."""
+    """Thread of one controller of the lead with this ``contact``."""
 
-    def __init__(self, folder: Path, epoch: int, every_s: float = LOOK_S) -> None:
+    def __init__(self, folder: RunFolder, contact: RunContact, every_s: float = LOOK_S) -> None:
         self.superseded = ""
         """Sentence that says that another one leads."""
         self.sure_s = time.monotonic()
         """Time, of ``time.monotonic``, at which this lead was the last one for certain."""
-        self._log, self._epoch, self._every_s = LeadLog(folder), epoch, every_s
-        self._folder = RunFolder(folder)
-        self._hidden: deque[bool] = deque(maxlen=1)
+        self._log, self._folder, self._contact, self._every_s = LeadLog(folder.path), folder, contact, every_s
         self._entries: queue.Queue[LeadEntry | None] = queue.Queue()
         self._claimed: deque[int] = deque()
-        self._told = self._closed = False
+        self._told: set[str] = set()
+        """Parts of the folder of which people know that they cannot be used."""
+        self._closed = False
         self._lock = threading.Lock()
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         """Readable when there is something new."""
@@ -70,9 +72,9 @@ class LeadThread:
             return []
         return [self._claimed.popleft() for _ in range(len(self._claimed))]
 
-    def is_hidden(self) -> bool:
-        """True if the contact that was found last is not this lead's, which is the last one in the log."""
-        return bool(self._hidden) and self._hidden.pop()
+    def look(self) -> None:
+        """Look whether another one leads, without waiting; ``fd`` is readable once that is known."""
+        self._entries.put(_LOOK)
 
     def close(self, patience_s: float) -> None:
         """End the thread, if that takes no longer than ``patience_s``."""
@@ -84,46 +86,56 @@ class LeadThread:
 
     def _serve(self) -> None:
         waiting: deque[LeadEntry] = deque()
+        self._work(waiting, is_asked=False)
         while not self.superseded:
+            is_asked = False
             try:
                 entry = self._entries.get(timeout=self._every_s)
                 if entry is None:
                     return
-                waiting.append(entry)
+                is_asked = entry is _LOOK
+                waiting.extend(() if is_asked else (entry,))
             except queue.Empty:
                 pass
-            try:
-                self._work(waiting)
-            except SupersededError as error:
-                self.superseded = str(error)
+            self._work(waiting, is_asked=is_asked)
+
+    def _work(self, waiting: deque[LeadEntry], *, is_asked: bool) -> None:
+        """Look, claim what waits, and see to the contact. Whatever fails is tried again: nobody else would."""
+        try:
+            self._look(is_asked=is_asked)
+            while waiting:
+                self._log.append(waiting[0])
+                self._claimed.append(waiting.popleft().generation)
                 self._ring()
-            except (OSError, FarandoleError) as error:
-                self._complain(error)
+        except SupersededError as error:
+            self.superseded = str(error)
+            self._ring()
+            return
+        except Exception as error:
+            after = "training goes on, but the next generation waits until it can be used"
+            self._complain("log", f"the log of leads in the run folder cannot be used ({error}): {after}")
+            return  # it is not known whether the contact may be this lead's
+        self._told.discard("log")
+        try:
+            self._folder.ensure(self._contact)
+        except Exception as error:
+            after = "training goes on, but until it can be, no leases join, and farandole ps and stop may not reach it"
+            self._complain("contact", f"the contact of this run cannot be published ({error}): {after}")
+        else:
+            self._told.discard("contact")
 
-    def _work(self, waiting: deque[LeadEntry]) -> None:
-        """Look, and claim what waits."""
+    def _look(self, *, is_asked: bool) -> None:
         began_s, last_s = time.monotonic(), self.sure_s
-        self._log.check(self._epoch)
+        self._log.check(self._contact.epoch)
         self.sure_s = began_s
-        if began_s - last_s > UNSURE_S:
-            self._ring()
-        if not self._folder.is_led_by(self._epoch):  # one that was late has overwritten it
-            self._hidden.append(True)
-            self._ring()
-        while waiting:
-            self._log.append(waiting[0])
-            self._claimed.append(waiting.popleft().generation)
+        if is_asked or began_s - last_s > UNSURE_S:
             self._ring()
 
-    def _complain(self, error: Exception) -> None:
-        """Say once that the folder cannot be used."""
-        if not self._told:
-            self._told = True
-            logger.warning(
-                "the log of leads in the run folder cannot be used (%s): training goes on, but the next generation "
-                "waits until it can be used",
-                error,
-            )
+    def _complain(self, what: str, text: str) -> None:
+        """Say that something cannot be used, once until it can be."""
+        if what not in self._told:
+            self._told.add(what)
+            logger.warning("%s", text)
 
     def _ring(self) -> None:
         with self._lock:

@@ -16,7 +16,7 @@ import msgspec
 
 from farandole.control.keys import new_secret
 from farandole.elastic.membership.job_events import LeadReplaced, Seat
-from farandole.errors import UsageError
+from farandole.errors import FarandoleError, UsageError
 from farandole.launch.hosts.lead_log import LeadEntry, LeadLog
 from farandole.launch.hosts.leased_hosts import is_lent
 from farandole.launch.hosts.run_folder import NoLeadError, RunContact, RunFolder
@@ -91,15 +91,29 @@ class RunTerms(msgspec.Struct, frozen=True):
         # Workers that run on know the key that they were started with.
         secret = contact.secret if contact is not None and is_patient else new_secret()
         past = taken if any(is_lent(each.host) for each in taken.members) else LeadEntry(0)
-        begins_s = time.monotonic() + APART_S if contact is not None else 0.0
+        # Whether or not that one has left a contact: somebody may have removed it, as its owner was thought to be gone.
+        begins_s = time.monotonic() + APART_S if taken.epoch > 1 else 0.0
         return msgspec.structs.replace(self, term=LeadTerm(taken.epoch, secret, training, past, begins_s))
+
+    def contact(self, addresses: list[str], settings: Settings) -> RunContact:
+        """Contact of this lead for those who lend it hosts, at these addresses."""
+        return RunContact(
+            addresses,
+            self.term.secret,
+            settings.host_timeout_s,
+            settings.start_timeout_s,
+            settings.network_interface,
+            epoch=self.term.epoch,
+            lead_patience_s=self.limits.lead_patience_s,
+            training=self.term.training,
+        )
 
     @property
     def is_superseded(self) -> bool:
         """True if another lead has this run now."""
         try:
-            return LeadLog(self.folder.path).last().epoch != self.term.epoch
-        except OSError:
+            return LeadLog(self.folder.path).last().epoch > self.term.epoch
+        except (OSError, FarandoleError):
             return False
 
     def read_limits(self) -> LeaseLimits:

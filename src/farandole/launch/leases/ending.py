@@ -8,8 +8,9 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator
 
+from farandole.errors import UsageError
 from farandole.launch.hosts.run_folder import RunFolder
-from farandole.launch.leases.folder_thread import last
+from farandole.launch.leases.folder_thread import JOURNAL, last
 from farandole.launch.leases.scheduler import (
     CallDone,
     CallRefused,
@@ -25,8 +26,17 @@ PATIENCE_S = 60.0
 
 
 def arrays_of(folder: RunFolder, supply: LeaseSupply) -> tuple[list[str], list[str]]:
-    """Numbers of the arrays that a run has submitted, and nonces of those that it may have submitted."""
-    found = last(folder)
+    """Numbers of the arrays that a run has submitted, and nonces of those that it may have submitted.
+
+    Raises ``UsageError`` where its journal cannot be read.
+    """
+    try:
+        found = last(folder)
+    except OSError as error:
+        raise UsageError(
+            f"{folder.path / JOURNAL} cannot be read: {error.strerror}; try again, or look with squeue --me which "
+            "leases there are, and cancel them with scancel"
+        ) from error
     leases = found.seen.leases if found is not None else ()
     # Not those of guests, which are other people's arrays, or this one's for something else.
     own = (lease.job.partition("_")[0] for lease in leases if "_" in lease.job and not lease.guest)

@@ -27,6 +27,7 @@ from collections.abc import Callable
 from typing import TypeVar, final
 
 from farandole.errors import FarandoleError
+from farandole.events import logger
 from farandole.launch.hosts.run_folder import RunFolder
 from farandole.launch.leases.journal import LeaseRecord, read_records
 from farandole.launch.leases.limits import LeaseLimits
@@ -36,6 +37,9 @@ JOURNAL = "leases.jsonl"
 
 EVERY_S = 60.0
 """Pause between two readings of the policy."""
+
+AGAIN_S = 1.0
+"""Pause between two attempts to read what the journal ends with."""
 
 TAIL_BYTES = 2**24
 """Part of a journal in which its last lines are."""
@@ -101,8 +105,8 @@ class FolderThread:
                 os.close(self.fd)
 
     def _serve(self) -> None:
-        self._begun.append(last(self._folder))
-        self._ring()
+        if not self._begin():
+            return
         known: LeaseLimits | str | None = None
         look_s = time.monotonic() + self._every_s
         while True:
@@ -117,6 +121,31 @@ class FolderThread:
             if line is None:
                 return
             self._append(*line)
+
+    def _begin(self) -> bool:
+        """Read what the journal ends with, however often that fails; False if this is closed before it could be.
+
+        Whoever took a journal that cannot be read for none would begin with an empty plan, and ask for all leases anew.
+        """
+        early: list[tuple[str, bytes]] = []
+        is_told = is_closed = False
+        while not is_closed:
+            try:
+                self._begun.append(last(self._folder))
+                self._ring()
+                break
+            except Exception as error:  # nobody else would try again
+                if not is_told:
+                    is_told = True
+                    after = "training goes on, but nothing is decided about leases until it can be"
+                    logger.warning("%s cannot be read (%s): %s", self._path, error, after)
+            with contextlib.suppress(queue.Empty):
+                line = self._lines.get(timeout=min(AGAIN_S, self._every_s))
+                is_closed = line is None
+                early += [line] if line is not None else []
+        for line in early:
+            self._append(*line)
+        return not is_closed
 
     def _append(self, line: str, tag: bytes) -> None:
         why = ""
@@ -152,12 +181,17 @@ def _taken(left: deque[_Left]) -> list[_Left]:
 
 
 def last(folder: RunFolder) -> LeaseRecord | None:
-    """Last decision in the journal of a run, ``None`` if there is none that this version understands."""
+    """Last decision in the journal of a run, ``None`` if there is none that this version understands.
+
+    Raises ``OSError`` where that is not known: for a moment, a file server may not answer.
+    """
+    # NFS remembers that a name did not exist until the folder is opened again; and one that is away has no names.
+    os.close(os.open(folder.path, os.O_RDONLY | os.O_DIRECTORY))
     try:
         with open(folder.path / JOURNAL, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
             lines = [line.decode(errors="replace") for line in deque(file, maxlen=2)]  # the last may be torn
-    except OSError:
+    except FileNotFoundError:
         return None
     for line in reversed(lines):
         with contextlib.suppress(FarandoleError):

@@ -14,7 +14,7 @@ from farandole.launch.hosts.run_folder import RunFolder
 from farandole.launch.leases.actions import LOOKS, LeaseDecision
 from farandole.launch.leases.decide import decide
 from farandole.launch.leases.ending import arrays_of
-from farandole.launch.leases.folder_thread import last
+from farandole.launch.leases.folder_thread import JOURNAL, last
 from farandole.launch.leases.lease_book import LeaseBook
 from farandole.launch.leases.scheduler import CallRefused, CallUnanswered, Looked, Scheduler, answered
 from farandole.launch.leases.supply import limits_in, read_supply
@@ -26,7 +26,10 @@ PATIENCE_S = 60.0
 def dry_run(folder: RunFolder, scheduler: Scheduler, now_s: float) -> list[LeaseDecision]:
     """Look at the queue and decide; raises ``UsageError`` where there is no run, or the scheduler does not answer."""
     folder.check()
-    found = last(folder)
+    try:
+        found = last(folder)
+    except OSError as error:
+        raise UsageError(f"{folder.path / JOURNAL} cannot be read: {error.strerror}; try again") from error
     if found is None:
         raise UsageError(f"there is no journal of leases in {folder.path}: nothing has been decided there yet")
     supply = read_supply(folder)

@@ -194,6 +194,7 @@ class LeaseManager:
         self._plan = msgspec.structs.replace(plan, stopped=False)
         self._answered = seen.arrays_answered
         self._progress = seen.progress
+        self._sizes = seen.have, seen.own  # until something is decided: what is asked for until then is a line, too
         self.book.restore(seen.leases, seen.node_hours, now_s)
         if plan.arrays > self._answered:  # its answer was for the controller before
             self._find_s = now_s + FIND_AGAIN_S

@@ -67,7 +67,7 @@ def read_supply(folder: RunFolder) -> LeaseSupply:
         return msgspec.json.decode(read_private(path), type=LeaseSupply)
     except FileNotFoundError:
         return LeaseSupply()
-    except (OSError, NotPrivateError, msgspec.DecodeError) as error:
+    except (OSError, NotPrivateError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is refused: {error}") from error
 
 

@@ -1,0 +1,129 @@
+"""Orders of people to a run with leases, from their coming to the answer; without any I/O.
+
+    orders = RunOrders(obey, send)
+    orders.take(b"person-1", RunOrder("scale", 8), now)
+    orders.turn(now, sure_s, over="", is_read=True)     # obeys what may be obeyed, and answers what cannot be
+    orders.written(tag, "")                             # that one stands in the journal: whoever gave it hears so
+    orders.deadline_s                                   # when ``turn`` has something to do without any news
+
+An order counts once a look that began after it had come has shown that no other leads: a lead that wakes may find
+orders that have waited longer than it has led. All but the end of the run also wait for the journal, from which the
+plan is that they change. Whoever gives one hears within ``ANSWER_S`` what became of it; what is refused is never
+obeyed later.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import NamedTuple, final
+
+from farandole.control.run_messages import RunOrder, RunReply
+
+ANSWER_S = 5.0
+"""Time for the run folder to answer; people wait twice as long."""
+
+STOP_S = 2.0
+"""Time after which the end is obeyed though the folder has not told who leads: whoever gives it wants it now."""
+
+END = "stop"
+"""Verb of the order that ends the run."""
+
+
+class Obeyed(NamedTuple):
+    """Result of an order: the reply, and whether that waits until the order is on the disk."""
+
+    reply: RunReply
+    is_written: bool = False
+
+
+class _Waiting(NamedTuple):
+    came_s: float
+    identity: bytes
+    order: RunOrder
+
+
+class _Unconfirmed(NamedTuple):
+    since_s: float
+    identity: bytes
+    text: str
+
+
+@final
+class RunOrders:
+    """Orders of one controller. ``obey`` takes one in, with the tag that ``written`` is called with later."""
+
+    def __init__(self, obey: Callable[[RunOrder, bytes], Obeyed], send: Callable[[bytes, RunReply], object]) -> None:
+        self._obey, self._send = obey, send
+        self._waiting: list[_Waiting] = []
+        self._unconfirmed: dict[bytes, _Unconfirmed] = {}
+        self._has_new = False
+
+    def take(self, identity: bytes, order: RunOrder, now: float) -> None:
+        """Take in an order that has come."""
+        self._waiting.append(_Waiting(now, identity, order))
+        self._has_new = True
+
+    def has_new(self) -> bool:
+        """True, once, if some have come since this was last asked: it is to be looked who leads."""
+        had, self._has_new = self._has_new, False
+        return had
+
+    def turn(self, now: float, sure_s: float, over: str, *, is_read: bool) -> None:
+        """Do what can be done; this lead was the last one at ``sure_s``, or is ``over``, with the reason."""
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            is_end = each.order.verb == END
+            is_sure = sure_s >= each.came_s or (is_end and now >= each.came_s + STOP_S)
+            if over:
+                self._send(each.identity, RunReply(False, over))
+            elif is_sure and (is_read or is_end):
+                self._take_in(each, now)
+            elif now >= each.came_s + ANSWER_S:
+                self._send(each.identity, RunReply(False, _refusal(each.order, is_sure)))
+            else:
+                self._waiting.append(each)
+        for tag, late in list(self._unconfirmed.items()):
+            if now >= late.since_s + ANSWER_S:
+                del self._unconfirmed[tag]
+                why = f"it is not on the disk after {ANSWER_S:g} s"
+                self._send(late.identity, RunReply(True, unsafe(late.text, why)))
+
+    def written(self, tag: bytes, why: str) -> None:
+        """Answer whoever has given an order that stands in the journal, or cannot, and why."""
+        found = self._unconfirmed.pop(tag, None)
+        if found is not None:
+            self._send(found.identity, RunReply(True, unsafe(found.text, why) if why else found.text))
+
+    def close(self) -> None:
+        """Refuse what waits: the run is over."""
+        for each in self._waiting:
+            self._send(each.identity, RunReply(False, "the run is over"))
+        self._waiting.clear()
+
+    @property
+    def deadline_s(self) -> float | None:
+        """Time at which ``turn`` answers without any news."""
+        limits = (each.came_s + (STOP_S if each.order.verb == END else ANSWER_S) for each in self._waiting)
+        return min((*limits, *(each.since_s + ANSWER_S for each in self._unconfirmed.values())), default=None)
+
+    def _take_in(self, waiting: _Waiting, now: float) -> None:
+        tag = secrets.token_bytes(8)
+        reply, is_written = self._obey(waiting.order, tag)
+        if is_written:
+            self._unconfirmed[tag] = _Unconfirmed(now, waiting.identity, reply.text)
+        else:
+            self._send(waiting.identity, reply)
+
+
+def unsafe(text: str, why: str) -> str:
+    """Reply to an order that is obeyed, and that the next controller would not know."""
+    return f"{text}. Give the order again if the controller is replaced, which will not know it: {why}"
+
+
+def _refusal(order: RunOrder, is_sure: bool) -> str:
+    what = "its journal cannot be read" if is_sure else "it is not known whether another one leads"
+    return (
+        f"the order {order.verb!r} is not obeyed: the run folder has not answered for {ANSWER_S:g} s, so {what}. "
+        "The training goes on; give the order again once the folder answers"
+    )
