@@ -87,7 +87,7 @@ spark: bytecode ## install Spark, which 'make test' then uses too, and run its t
 	@$(PIP) 'pyspark>=3.5'
 	@$(BIN)/python -m pytest tests/clusters -k spark
 
-versions: $(CORE) ## run the checks of TensorFlow and JAX with other versions, and MXNet's (ONLY="jax-0.5 ..."; an hour)
+versions: $(CORE) ## run the checks of TensorFlow, JAX and notebooks with other versions, and MXNet's (ONLY="jax-0.5 ..."; 90 minutes)
 	@$(BIN)/python -m workbench.versions $(ONLY)
 	@$(if $(ONLY),,$(MAKE) --no-print-directory mxnet)
 
@@ -109,7 +109,7 @@ large: bytecode ## run the frameworks' checks on more ranks and hosts than 'make
 	@LARGE=1 $(BIN)/python -m pytest tests/compat/test_talks_2018.py tests/elastic/test_soak.py tests/test_examples.py
 	@LARGE=1 $(BIN)/python -m pytest tests/elastic/test_faults.py -k counts_in_its_weights
 	@LARGE=1 $(BIN)/python -m pytest tests/slurm tests/launch/test_adoption.py
-	@LARGE=1 $(BIN)/python -m pytest tests/notebook/test_notebook.py
+	@LARGE=1 $(BIN)/python -m pytest tests/notebook/test_notebook.py tests/monitor
 
 lint: $(STAMP) ## check style and types
 	@$(BIN)/ruff check $(SOURCES)

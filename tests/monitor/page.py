@@ -136,6 +136,7 @@ def train(trial):
     @elastic.run
     def epochs(state):
         while state.epoch < trial.epochs:
+            pathlib.Path("begun").touch()
             until = time.monotonic() + (0.02 if pathlib.Path("fast").exists() else 0.2)
             while time.monotonic() < until or not pathlib.Path("go").exists():
                 time.sleep(0.01)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import signal
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from farandole.control.monitor_messages import MODULE
+from farandole.monitor.folder import RunInfo, RunWriter
 from farandole.monitor.runs import loaded
-from tests.monitor.page import DEADLINE_S, LiveSearch, browser, opened, picture
+from tests.monitor.page import DEADLINE_S, LiveSearch, browser, opened, picture, until
 from tests.monitor.test_page import news, pill, pytestmark
 
 __all__ = ["pytestmark"]
@@ -56,8 +61,9 @@ def test_a_search_is_watched_and_its_trials_are_paused_resumed_and_stopped(page:
         page.get_by_role("button", name="pause trial 0").click()
         row(page, 0, "pausing")
         search.let("go")
-        assert "rests after epoch 1" in news(page, "pause-trial: trial 0")
+        news(page, "trial 0 rests after epoch 1")
         row(page, 0, "held")
+        assert "trial 0 begins" in str(page.locator(".events").text_content()), "it happened before the page was there"
         page.locator("[data-name=trials] canvas").wait_for()
         picture(page, "search-held")
         assert "has lost its workers" not in str(page.locator(".events").text_content())
@@ -65,19 +71,21 @@ def test_a_search_is_watched_and_its_trials_are_paused_resumed_and_stopped(page:
         stop.click()
         assert page.locator("button.sure").text_content() == "really?"
         stop.click()
-        news(page, "stop-trial: trial 1 has stopped after epoch")
+        news(page, "trial 1 has stopped after epoch")
         row(page, 1, "pruned")
         page.reload()
         row(page, 0, "held")
         page.get_by_role("button", name="resume trial 0").click()
-        news(page, "resume-trial: trial 0 goes on after epoch 1")
+        news(page, "trial 0 goes on after epoch 1")
         page.get_by_role("button", name="pause", exact=True).first.click()
-        news(page, "pause: all trials rest")
+        news(page, "all trials rest")
+        assert page.get_by_role("button", name="resume trial 0").count() == 0, "the search rests"
+        assert "training" not in str(page.locator(".buttons").evaluate("e => e.outerHTML"))
         pill(page, "paused")
         picture(page, "search-paused")
         search.let("fast")
         page.get_by_role("button", name="resume", exact=True).first.click()
-        news(page, "resume: trials begin and go on")
+        news(page, "trials begin and go on")
         assert search.process.wait(DEADLINE_S) == 0, search.said
         page.locator(".banner[data-kind=good]", has_text="The search has ended well").wait_for()
         assert page.locator(".trials .acts button").count() == 0
@@ -90,16 +98,20 @@ def test_a_search_is_watched_and_its_trials_are_paused_resumed_and_stopped(page:
 
 
 def test_a_search_is_stopped_and_opened_again(page: Any, tmp_path: Path) -> None:
-    search = LiveSearch(tmp_path, "--trials", "4", "--pool", "2", "--epochs", "9")
+    search = LiveSearch(tmp_path, "--trials", "4", "--pool", "2", "--epochs", "729")  # more than it has time for
     try:
         search.let("go")
         page.goto(search.link)
         row(page, 0, "running")
+        assert order(search, b'{"t":"order","verb":"stop-trial"}') == 200
+        news(page, "stop a trial is refused: there is no trial -1")
+        page.keyboard.press("c")
+        news(page, "stop a trial is refused")  # a checkpoint is none of a search's orders
         page.locator("[data-name=trials] canvas").wait_for()
         page.get_by_role("button", name="stop", exact=True).first.click()
         page.get_by_role("button", name="really stop?").click()
         page.locator(".banner[data-kind=good]", has_text="the same call goes on").wait_for()
-        assert search.process.wait(DEADLINE_S) in (0, 1), search.said
+        assert search.process.wait(DEADLINE_S) == 1, search.said  # no trial is complete
     finally:
         search.close()
     before = page.locator(".trials tbody tr").count()
@@ -113,3 +125,70 @@ def test_a_search_is_stopped_and_opened_again(page: Any, tmp_path: Path) -> None
         assert page.locator(".farandole").evaluate("e => document.documentElement.scrollWidth") <= 400
         picture(page, "search-dark-400")
     assert loaded(search.record).info.status == 0
+
+
+def order(search: LiveSearch, body: bytes) -> int:
+    """An order of a program; returns the status of the answer."""
+    link, key = search.link.split("#key=")
+    request = urllib.request.Request(f"{link.rstrip('/')}/order", data=body)
+    request.add_header("Authorization", f"Bearer {key}")
+    with urllib.request.urlopen(request, timeout=DEADLINE_S) as answer:
+        return int(answer.status)
+
+
+def test_a_trial_that_never_reports_is_stopped_and_then_ended(page: Any, tmp_path: Path) -> None:
+    search = LiveSearch(tmp_path, "--trials", "1", "--pool", "1", "--epochs", "3")
+    try:
+        page.goto(search.link)
+        row(page, 0, "running")
+        until((search.folder / "begun").exists, "for the trial")  # else it is let go before it begins
+        stop = page.get_by_role("button", name="stop trial 0", exact=True)
+        stop.click()
+        stop.click()
+        row(page, 0, "stopping")
+        end = page.get_by_role("button", name="end trial 0 at once")
+        assert end.text_content() == "end at once"
+        end.click()
+        end.click()
+        row(page, 0, "pruned")
+        assert search.process.wait(DEADLINE_S) == 1, search.said
+    finally:
+        search.close()
+
+
+def test_trials_that_were_paused_go_on_when_the_page_is_gone(page: Any, tmp_path: Path) -> None:
+    search = LiveSearch(tmp_path, "--trials", "1", "--pool", "1", "--epochs", "3", "--min-epochs", "3")
+    try:
+        page.goto(search.link)
+        row(page, 0, "running")
+        page.get_by_role("button", name="pause trial 0").click()
+        row(page, 0, "pausing")
+        search.let("go")
+        row(page, 0, "held")
+        [monitor] = [each for each in psutil.Process(search.process.pid).children(True) if MODULE in each.cmdline()]
+        monitor.kill()
+        assert search.process.wait(DEADLINE_S) == 0, search.said
+        assert "the live page has ended: all trials that were paused there go on" in search.said
+    finally:
+        search.close()
+    assert points(search.record, 0) == [1, 2, 3]
+
+
+def test_the_page_tells_why_a_search_has_ended(page: Any, tmp_path: Path) -> None:
+    search = LiveSearch(tmp_path, "--trials", "1", "--pool", "1", "--epochs", "3")
+    try:
+        page.goto(search.link)
+        row(page, 0, "running")
+        search.process.send_signal(signal.SIGINT)
+        page.locator(".banner[data-kind=bad]", has_text="with status 1. KeyboardInterrupt").wait_for()
+    finally:
+        search.close()
+    assert loaded(search.record).words == "KeyboardInterrupt"
+
+
+def test_a_search_without_trials_says_so(page: Any, tmp_path: Path) -> None:
+    told = {"trials": 4, "epochs": 9, "minimize": True}
+    RunWriter.create(tmp_path / "run", RunInfo(1.0, ["farandole", "search"], search=told)).close()
+    with opened(tmp_path / "run") as link:
+        page.goto(link)
+        page.locator(".empty", has_text="No trials yet").wait_for()

@@ -135,8 +135,16 @@ class View {
     this.run = message.info;
     this.state = message;
     text(this.name, script(message.info.command));
+    if (message.info.search) this.ofSearch();
     this.about.draw(message.info);
     this.drawState();
+  }
+
+  // Words of a training do not fit.
+  ofSearch() {
+    this.pauseButton.title = "all trials at their next report (key p)";
+    this.stopButton.title = "ends the search; the same call goes on (key s)";
+    this.empty.replaceChildren(h("h3", {}, "No trials yet"), h("p", {}, "The first one begins when its workers have come."));
   }
 
   on_ready() {
@@ -188,13 +196,13 @@ class View {
     clearTimeout(this.busy);
     clearTimeout(this.pending.get(number_));
     if (state === "taken") {
-      this.tellNews(`${verb}: ${said}`, "taken");
+      this.tellNews(`${this.words(verb)}: ${said}`, "taken");
       this.pending.set(number_, setTimeout(() => this.late(verb), LATE_MS));
       return;
     }
     this.pending.delete(number_);
     this.endButton.hidden = true;
-    const words = state === "refused" ? `${verb} is refused: ${said}` : this.outcome(verb, step, said);
+    const words = state === "refused" ? `${this.words(verb)} is refused: ${said}` : this.outcome(verb, step, said);
     this.tellNews(words, state);
   }
 
@@ -210,7 +218,11 @@ class View {
 
   outcome(verb, step, said) {
     const done = { stop: "stopped", pause: "paused", resume: "goes on", checkpoint: "checkpoint" }[verb];
-    return done && step >= 0 && !this.run.search ? `${done} at step ${step}` : `${verb}: ${said}`;
+    return this.run.search ? said : done && step >= 0 ? `${done} at step ${step}` : `${verb}: ${said}`;
+  }
+
+  words(verb) {
+    return verb.replace("-", " a ");
   }
 
   late(verb) {
@@ -231,13 +243,13 @@ class View {
   // -- orders ----------------------------------------------------------------------------------------------------
 
   get paused() {
-    return this.state.state === "paused";
+    return /^paus/.test(this.state.state);
   }
 
   order(verb, workers = 0, trial = -1) {
     if (!this.mayOrder || this.state.state === "ended") return;
     if (!this.connection.send({ t: "order", verb, workers, trial })) return this.tellNews("not sent: the connection is lost", "refused");
-    this.tellNews(`${verb}: sent`, "taken");
+    this.tellNews(`${this.words(verb)}: sent`, "taken");
     clearTimeout(this.busy);
     if (this.connection.byKernel()) this.busy = setTimeout(() => this.waits(verb), BUSY_MS);
   }
@@ -268,7 +280,7 @@ class View {
     if (event.key === "Escape" && this.sure) return this.unsure();
     if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) return;
     const button = { p: this.pauseButton, c: this.saveButton, s: this.stopButton }[event.key];
-    if (!button || button.disabled || this.buttons.hidden || !this.mayOrder) return;
+    if (!button || button.disabled || button.hidden || this.buttons.hidden || !this.mayOrder) return;
     event.preventDefault();
     event.stopPropagation();
     button.click();
@@ -347,7 +359,7 @@ class View {
     text(this.facts, facts.filter(Boolean).join(" · "));
     this.drawBanner(link, state);
     show(this.skeleton, link === "loading" || (link === "open" && !this.isReady));
-    show(this.empty, isKnown && !this.charts.size && state !== "ended" && !search);
+    show(this.empty, isKnown && !this.charts.size && !this.trials.trials.size && state !== "ended");
     show(this.body, link !== "refused");
     show(this.controls, isKnown && this.charts.size > 0);
     const over = state === "ended" || link === "over";

@@ -9,7 +9,7 @@ const SURE_MS = 5000;
 const MOST_LINES = 100; // of the best trials; of more nobody could tell one from the other
 const HEIGHT = 260;
 const WHOLE = [0, 1, 2, 3, 4, 5].flatMap((power) => [1, 2, 5].map((each) => each * 10 ** power));
-const ACTIVE = new Set(["running", "pausing"]);
+const ACTIVE = new Set(["running", "pausing", "stopping"]);
 const OVER = new Set(["complete", "pruned", "failed", "finished"]);
 
 export class Trials {
@@ -146,7 +146,10 @@ export class Trials {
     row.verb = held ? "resume" : "pause";
     text(row.pause, row.verb);
     row.pause.setAttribute("aria-label", `${row.verb} trial ${each.trial}`);
-    show(row.pause, held || each.state === "running" || each.state === "waiting");
+    show(row.pause, !this.view.paused && (held || each.state === "running" || each.state === "waiting"));
+    row.end = each.state === "stopping" ? "end at once" : "stop";
+    row.stop.setAttribute("aria-label", row.end.replace(/^\w+/, `$& trial ${each.trial}`));
+    if (!row.stop.classList.contains("sure")) text(row.stop, row.end);
     show(row.stop, !OVER.has(each.state));
   }
 
@@ -164,14 +167,14 @@ export class Trials {
       text(row.stop, "really?");
       row.sure = setTimeout(() => this.unsure(row), SURE_MS);
     } else {
-      text(row.stop, "stop");
+      text(row.stop, row.end);
       this.order("stop", trial);
     }
   }
 
   unsure(row) {
     row.stop.classList.remove("sure");
-    text(row.stop, "stop");
+    text(row.stop, row.end);
   }
 
   sort(name) {

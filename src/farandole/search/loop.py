@@ -150,6 +150,8 @@ class SearchLoop:
             watch.changed(what, self.size)
 
         self.watch, self.on_change = watch, changed
+        if page >= 0:
+            watch.expect()
         watch.changed("", self.size)  # what is known from before
         if page >= 0:
             self._page = os.pidfd_open(page)

@@ -85,6 +85,10 @@ class SearchWatch:
             for number, news in self._told.items():
                 self._watching.tell(msgspec.structs.replace(news, points=sorted(self._points[number].items())))
 
+    def expect(self) -> None:
+        """Keep what happens for a watcher that has read the record and is about to come."""
+        self._watching.expect()
+
     def turn(self, search: Steered) -> bool:
         """Begin to obey the orders that have come, and tell of those that are obeyed; true if any is new."""
         orders, self._new = self._new, []
