@@ -202,6 +202,28 @@ assert found == [(1, 0, 1.0)] * 9, found
     kernel.run(px("train(2)")).ok()
 
 
+def px_numpy(kernel: Kernel) -> None:
+    """Another binding trains in the same cells: its sums, a rank that raises, and what it keeps between cells."""
+    begin = """
+import numpy as np
+import farandole.numpy as nhvd
+nhvd.init()
+averages = nhvd.DistributedGradients([np.zeros(3)])
+
+def average():
+    [gradient] = averages([np.full(3, float(nhvd.rank()))])
+    return gradient.tolist()
+"""
+    kernel.run(px(begin)).ok()
+    total = "nhvd.allreduce(np.arange(3.0) + nhvd.rank(), op=nhvd.Sum).tolist()"
+    assert same_on_all(kernel, f"({total}, average())") == "([3.0, 6.0, 9.0], [1.0, 1.0, 1.0])"
+    failing = "if nhvd.rank() == 2:\n    raise LookupError('no shard here')\naverage()"
+    kernel.run(px(failing)).fails("LookupError", "no shard here", "rank 2").within(1.0)
+    assert same_on_all(kernel, "average()") == "[1.0, 1.0, 1.0]"
+    kernel.run(px("if nhvd.rank() != 1:\n    average()")).fails("has ended there").within(1.5)
+    assert same_on_all(kernel, f"(average(), {total})") == "([1.0, 1.0, 1.0], [3.0, 6.0, 9.0])"
+
+
 def px_kill(kernel: Kernel) -> None:
     """Survivors of a killed engine go on in the cell; another engine takes its seat, and the state of its peers."""
     pids = [int(lines[0]) for _, lines in sorted(by_rank(kernel.run(px("print(os.getpid())"))).items())]
@@ -282,7 +304,8 @@ def run_cell(kernel: Kernel) -> None:
 
 
 CHECKS: list[Callable[[Kernel], None]] = [
-    px_fail, px_diverge, px_interrupt, px_interrupt_alone, px_output, lb_unchanged, px_kill, px_kill_plain, run_cell,
+    px_fail, px_diverge, px_interrupt, px_interrupt_alone, px_output, lb_unchanged, px_numpy, px_kill, px_kill_plain,
+    run_cell,
 ]  # fmt: skip
 
 
