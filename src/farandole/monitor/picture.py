@@ -19,8 +19,13 @@ from farandole.monitor.hub import BAND, Hub
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#999933")
 DASHES = ("-", "--", ":", "-.")
 MOST_CHARTS, MOST_TITLE = 4, 60
-OWN = ("samples_per_s", "step_s", "wait_s", "noise_scale")
-"""Metrics that come by themselves: after those that a script logs."""
+OWN = {
+    "samples_per_s": "samples/s of a rank",
+    "step_s": "step time (s)",
+    "wait_s": "waiting for other ranks (s)",
+    "noise_scale": "gradient noise scale (samples)",
+}
+"""Titles of metrics that come by themselves: after those that a script logs."""
 
 
 def picture(hub: Hub) -> bytes:
@@ -29,7 +34,7 @@ def picture(hub: Hub) -> bytes:
     for message in hub.snapshot(()):
         if message["t"] == "curve" and not message["name"].endswith(("_low", "_high")):
             curves.setdefault(message["name"], []).append(message)
-    names = sorted(curves, key=lambda name: OWN.index(name) if name in OWN else -1)[:MOST_CHARTS]
+    names = sorted(curves, key=lambda name: list(OWN).index(name) if name in OWN else -1)[:MOST_CHARTS]
     rows = max(1, (len(names) + 1) // 2)
     figure = Figure(figsize=(8, 0.7 + 2.3 * rows), layout="constrained", facecolor="white")
     figure.suptitle(f"{_plain(' '.join(hub.info.command)[:MOST_TITLE])}\n{words(hub)}", x=0.02, ha="left", fontsize=11)
@@ -54,14 +59,14 @@ def words(hub: Hub) -> str:
 
 
 def _draw(axis: Any, name: str, curves: Sequence[dict[str, Any]]) -> None:
-    for curve in curves:
+    for curve in sorted(curves, key=lambda each: int(each["rank"])):
         rank, means = curve["rank"], [float("nan") if v is None else v for v in curve["m"]]
         style = {"color": COLOURS[max(0, rank) % len(COLOURS)], "linestyle": DASHES[max(0, rank) % len(DASHES)]}
         axis.plot(curve["s"], means, linewidth=1.3, label="all ranks" if rank == BAND else f"rank {rank}", **style)
         if rank == BAND and "l" in curve:
             ends = [[float("nan") if v is None else v for v in curve[end]] for end in "lh"]
             axis.fill_between(curve["s"], *ends, color=COLOURS[0], alpha=0.2, linewidth=0)
-    axis.set_title(_plain(name), fontsize=10, loc="left")
+    axis.set_title(OWN.get(name) or _plain(name), fontsize=10, loc="left")
     axis.set_xlabel("step", fontsize=8)
     axis.tick_params(labelsize=8)
     axis.grid(alpha=0.3)
