@@ -52,6 +52,13 @@ def points(folder: Path, trial: int) -> list[int]:
     return [each["step"] for each in entries if each["op_code"] == 7 and each["trial_id"] == trial]
 
 
+def press_twice(page: Any, name: str) -> None:
+    button = page.get_by_role("button", name=name, exact=True)
+    button.click()
+    assert page.locator("button.sure").text_content() == "really?"
+    button.click()
+
+
 def test_a_search_is_watched_and_its_trials_are_paused_resumed_and_stopped(page: Any, tmp_path: Path) -> None:
     search = LiveSearch(tmp_path, "--trials", "9", "--pool", "2", "--epochs", "27", "--min-epochs", "9")
     try:
@@ -67,10 +74,7 @@ def test_a_search_is_watched_and_its_trials_are_paused_resumed_and_stopped(page:
         page.locator("[data-name=trials] canvas").wait_for()
         picture(page, "search-held")
         assert "has lost its workers" not in str(page.locator(".events").text_content())
-        stop = page.get_by_role("button", name="stop trial 1", exact=True)
-        stop.click()
-        assert page.locator("button.sure").text_content() == "really?"
-        stop.click()
+        press_twice(page, "stop trial 1")
         news(page, "trial 1 has stopped after epoch")
         row(page, 1, "pruned")
         page.reload()
@@ -142,14 +146,10 @@ def test_a_trial_that_never_reports_is_stopped_and_then_ended(page: Any, tmp_pat
         page.goto(search.link)
         row(page, 0, "running")
         until((search.folder / "begun").exists, "for the trial")  # else it is let go before it begins
-        stop = page.get_by_role("button", name="stop trial 0", exact=True)
-        stop.click()
-        stop.click()
+        press_twice(page, "stop trial 0")
         row(page, 0, "stopping")
-        end = page.get_by_role("button", name="end trial 0 at once")
-        assert end.text_content() == "end at once"
-        end.click()
-        end.click()
+        assert page.get_by_role("button", name="end trial 0 at once").text_content() == "end at once"
+        press_twice(page, "end trial 0 at once")
         row(page, 0, "pruned")
         assert search.process.wait(DEADLINE_S) == 1, search.said
     finally:
