@@ -146,6 +146,57 @@ def a_state_goes_into_a_checkpoint_and_comes_back() -> None:
     alike(state._parts["tree"].value, wide())
 
 
+def a_state_with_named_tuples_of_optax_goes_into_a_checkpoint_and_comes_back() -> None:
+    optimizer = hvd.DistributedOptimizer(optax.adam(0.1), backward_passes_per_step=2)
+
+    def trained(steps: int) -> Any:
+        state: Any = JaxState(params={"w": jnp.ones(3)}, opt_state=optimizer.init({"w": jnp.ones(3)}), step=0)
+        for _ in range(steps):
+            updates, state.opt_state = optimizer.update({"w": jnp.arange(3.0)}, state.opt_state, state.params)
+            state.params = optax.apply_updates(state.params, updates)
+        return state
+
+    before, after = trained(4), trained(0)
+    with tempfile.TemporaryDirectory() as folder, Checkpoints(folder) as checkpoints:
+        checkpoints.save(1, before.state_dict())
+        found = checkpoints.restore()
+    assert found is not None
+    after.load_state_dict(found.state)
+    alike((after.params, after.opt_state), (before.params, before.opt_state))
+    other: Any = JaxState(params={"w": jnp.ones(3)}, opt_state=optax.sgd(0.1, 0.9).init({"w": jnp.ones(3)}), step=0)
+    with pytest.raises(UsageError, match=r"\.mu.* where this one has .*\.trace.*same model and optimizer"):
+        other.load_state_dict(found.state)
+    assert other.params["w"].tolist() == [1.0] * 3
+
+
+def arrays_of_numpy_that_jax_would_cut_travel_as_such() -> None:
+    given = {**wide(), "ids": [np.array(2**62), (np.array([0.1, 1e300]), np.array([1e300 + 1j]))]}
+    for one, other in zip(jax.tree.leaves(hvd.broadcast_parameters(given, 0)), jax.tree.leaves(given), strict=True):
+        assert one.dtype == other.dtype
+        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+    seen = wide()["seen"]
+    handle = hvd.allreduce_async(seen)
+    for result in (
+        hvd.allreduce(seen), hvd.allreduce(seen[0]).reshape(1), hvd.allgather(seen), hvd.reducescatter(seen),
+        hvd.alltoall(seen), hvd.broadcast(seen[::-1], 0), hvd.synchronize(handle),
+    ):  # fmt: skip
+        assert isinstance(result, np.ndarray)
+        assert set(result.tolist()) <= set(seen.tolist())
+    assert isinstance(hvd.allreduce(seen.astype(np.int32)), jax.Array)
+    assert isinstance(hvd.allreduce(2.5), jax.Array)
+
+
+def gradients_of_numpy_that_jax_would_cut_are_refused_before_they_are_reduced() -> None:
+    params = {"w": np.ones(2)}
+    optimizer = hvd.DistributedOptimizer(optax.sgd(0.1))
+    updates, _ = optimizer.update(params, optimizer.init(params), params)
+    assert updates["w"].dtype == jnp.float32
+    average = hvd.DistributedGradients(params, virtual_workers=1)
+    next(average.shards(2))
+    with pytest.raises(UsageError, match=r"w is an array of NumPy of 64 bits.*astype"):
+        average.add(params)
+
+
 def a_schedule_is_a_function_of_steps() -> None:
     schedule = Schedule(0.1, 8, 32, 4, warmup_epochs=1, decay=Polynomial())
     position, expected = schedule.begin(320), []
@@ -169,6 +220,9 @@ if __name__ == "__main__":
     states_give_arrays_of_numpy_back_with_all_their_bits()
     a_state_that_comes_from_others_has_all_bits()
     a_state_goes_into_a_checkpoint_and_comes_back()
+    a_state_with_named_tuples_of_optax_goes_into_a_checkpoint_and_comes_back()
+    arrays_of_numpy_that_jax_would_cut_travel_as_such()
+    gradients_of_numpy_that_jax_would_cut_are_refused_before_they_are_reduced()
     a_schedule_is_a_function_of_steps()
     print("passed", flush=True)
     hvd.shutdown()

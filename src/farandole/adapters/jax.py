@@ -4,6 +4,8 @@ verbs.allreduce([jnp.ones(3)], "ones", Reduction(), global_process_set).run()
 
 An array of JAX never changes. So what an engine writes to is always memory of a new one, which nobody has read yet, and
 verbs in place are refused. What it reads is used as it lies.
+
+Arrays of NumPy become arrays of JAX, but for those of 64 bits where JAX has 32: these stay NumPy's, and so do results.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from farandole.errors import UnsupportedError, UsageError
 from farandole.runtime.collectives.adapter import TensorAdapter, TensorSpec
 from farandole.runtime.collectives.verbs import Verbs
 
-__all__ = ["HostCopy", "JaxAdapter", "adapter", "new_array", "travelling", "travels", "unwritable", "verbs"]
+__all__ = ["HostCopy", "JaxAdapter", "adapter", "is_cut", "new_array", "travelling", "travels", "unwritable", "verbs"]
 
 _ALIGNMENT = 64
 """Bytes: XLA takes memory of others as it is where it lies like this, and copies it else."""
@@ -46,6 +48,8 @@ class JaxAdapter(TensorAdapter[Any]):
 
     def array(self, tensor: Any) -> Array:
         """See ``Adapter``; of what ``dense``, ``clone`` or ``empty`` has returned."""
+        if isinstance(tensor, np.ndarray):
+            return numpy_adapter.array(tensor)
         dtype = travelling(tensor.dtype)
         # It blocks until the array is computed, and is the memory of the array whether or not that is someone else's.
         return Array(tensor.unsafe_buffer_pointer(), tensor.size, dtype, tensor)
@@ -57,16 +61,20 @@ class JaxAdapter(TensorAdapter[Any]):
     def dense(self, tensor: Any) -> Any:
         """See ``Adapter``; one array of all parts, where it lies on several devices."""
         found = _on_host(tensor)
+        if isinstance(found, np.ndarray):
+            return numpy_adapter.dense(found)
         return found if len(found.devices()) == 1 else self.clone(found)
 
     def clone(self, tensor: Any) -> Any:
         """See ``Adapter``."""
         found = _on_host(tensor)
-        return new_array(np.asarray(found), found, copy=True)
+        return numpy_adapter.clone(found) if isinstance(found, np.ndarray) else new_array(found, found, copy=True)
 
     def empty(self, shape: tuple[int, ...], like: Any) -> Any:
         """See ``Adapter``."""
-        return _placed(_aligned(shape, like.dtype), like)
+        return (
+            np.empty(shape, like.dtype) if isinstance(like, np.ndarray) else _placed(_aligned(shape, like.dtype), like)
+        )
 
     def assign(self, target: Any, source: Any) -> None:
         """See ``Adapter``; never asked, as nothing is written in place."""
@@ -121,6 +129,12 @@ def travelling(dtype: Any) -> DType:
     return found
 
 
+def is_cut(values: Any) -> bool:
+    """True for an array or a scalar of NumPy of which JAX, as it is set here, would make one with less bits."""
+    is_wide = isinstance(values, np.ndarray | np.generic) and values.dtype.itemsize >= _WIDE
+    return bool(is_wide and jax.dtypes.canonicalize_dtype(values.dtype) != values.dtype.newbyteorder("="))
+
+
 def new_array(values: npt.NDArray[Any], like: Any = None, copy: bool = False) -> Any:
     """An array of these values on the device of ``like``, in their memory if that may be: it is the array's then."""
     if copy or values.ctypes.data % _ALIGNMENT or not values.flags.c_contiguous:
@@ -142,14 +156,17 @@ _IN_PLACE = (
 
 
 def _on_host(tensor: Any) -> Any:
-    """``tensor`` as an array of JAX in host memory; raises for one that is elsewhere, or not all here."""
+    """``tensor`` as an array of JAX in host memory, or one of NumPy that JAX would cut.
+
+    Raises for one that is elsewhere, or not all here.
+    """
     if not isinstance(tensor, jax.Array):
         if not isinstance(tensor, np.ndarray | np.generic | bool | int | float | complex):
             raise UsageError(
                 f"a {type(tensor).__name__} is neither an array nor a number: pass a pytree of arrays, or take "
                 "broadcast_object or allgather_object"
             )
-        return jax.numpy.asarray(tensor)
+        return np.asarray(tensor) if is_cut(tensor) else jax.numpy.asarray(tensor)
     platforms = {device.platform for device in tensor.devices()}
     if platforms != {"cpu"}:
         raise UnsupportedError(
@@ -181,7 +198,7 @@ def _placed(values: npt.NDArray[Any], like: Any) -> Any:
 
     Raises ``UnsupportedError`` for a dtype that JAX would cut to 32 bits, without a word.
     """
-    if values.dtype.itemsize >= _WIDE and jax.dtypes.canonicalize_dtype(values.dtype) != values.dtype:
+    if is_cut(values):
         raise UnsupportedError(
             f"an array of {values.dtype} cannot be one of JAX here, which would cut it to 32 bits: set "
             'JAX_ENABLE_X64=1, or call jax.config.update("jax_enable_x64", True) first'

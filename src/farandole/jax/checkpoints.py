@@ -5,7 +5,7 @@ with Checkpoints("runs/a") as checkpoints:
     ...
     opt_state = jax.tree.unflatten(jax.tree.structure(opt_state), found.state["opt_state"])
 
-Named tuples, as optax has them, are refused: save their leaves.
+Named tuples, as optax has them, are refused: save their leaves, or the ``state_dict()`` of a ``JaxState`` with them.
 """
 
 from __future__ import annotations

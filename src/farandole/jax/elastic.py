@@ -19,7 +19,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections.abc import Callable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar, cast, final
 
 import jax
@@ -140,6 +141,24 @@ class TreePart(StatePart):
         ]
         self.value = jax.tree.unflatten(theirs, made)
 
+    def plain(self) -> Any:
+        """``tree``, for files that know no classes: of a pytree with others than dicts, lists and tuples its leaves."""
+        kept = self.tree()
+        if _is_plain(kept["tree"]):
+            return kept
+        return {"of_jax": kept["of_jax"], "leaves": jax.tree.leaves(kept["tree"]), "paths": _paths(self.value)}
+
+    def whole(self, kept: Any) -> Any:
+        """Result of ``tree`` before ``plain`` made leaves of it; raises ``UsageError`` where this pytree is another."""
+        mine = _paths(self.value)
+        if mine != kept["paths"]:
+            raise UsageError(
+                f"the state that was saved has arrays at {', '.join(kept['paths'])} where this one has "
+                f"{', '.join(mine)}: register what the same model and optimizer have made"
+            )
+        tree = jax.tree.unflatten(jax.tree.structure(self.value), kept["leaves"])
+        return {"tree": tree, "of_jax": kept["of_jax"]}
+
     def begin_anew(self, name: str) -> None:
         """See ``StatePart``: sums of an accumulation are gradients of a rank that there may no longer be."""
         self.value = jax.tree.map(_begun_anew, self.value, is_leaf=_is_distributed)
@@ -151,6 +170,18 @@ class TreePart(StatePart):
     def set_value(self, value: Any) -> None:
         """See ``StateHandler``; every step does so, and what is remembered stays that of the last commit."""
         self.value = value
+
+
+def _is_plain(node: Any) -> bool:
+    if type(node) in (dict, OrderedDict):
+        return all(map(_is_plain, node.values()))
+    if type(node) in (list, tuple):
+        return all(map(_is_plain, node))
+    return node is None or bool(jax.tree_util.all_leaves([node]))
+
+
+def _paths(tree: Any) -> list[str]:
+    return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
 
 
 def _is_distributed(node: Any) -> bool:
@@ -216,6 +247,25 @@ class JaxState(ObjectState):
     def restore(self) -> None:
         """See ``State``."""
         super().restore()
+        self._take_trees()
+
+    def state_dict(self) -> dict[str, Any]:
+        """See ``ObjectState``. Of named tuples, as optax has them, and other classes it has the leaves."""
+        content = super().state_dict()
+        for name in content["trees"]:
+            part = self._parts[name]
+            if isinstance(part, TreePart):
+                content["trees"][name] = part.plain()
+        return content
+
+    def load_state_dict(self, content: Mapping[str, Any]) -> None:
+        """See ``ObjectState``. Pytrees with classes must be like those that were saved, as ``init`` makes them."""
+        trees = dict(content["trees"])
+        for name, tree in trees.items():
+            part = self._parts.get(name)
+            if isinstance(part, TreePart) and "leaves" in tree:
+                trees[name] = part.whole(tree)
+        super().load_state_dict({**content, "trees": trees})
         self._take_trees()
 
     def sync(self) -> None:

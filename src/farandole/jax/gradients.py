@@ -8,7 +8,7 @@ from typing import Any, final
 import jax
 import numpy as np
 
-from farandole.adapters.jax import new_array
+from farandole.adapters.jax import is_cut, new_array
 from farandole.collective import ReduceOp
 from farandole.errors import UsageError
 from farandole.gradients.shard_reducer import Shard
@@ -121,6 +121,12 @@ class JaxDistributedGradients:
             return (
                 "it was called inside of jit, grad or vmap: call it with what a jitted function returns. In one "
                 "program XLA could compute shards together, and they would round otherwise where a rank has others"
+            )
+        cut = next((name for name, leaf in zip(names, leaves, strict=True) if is_cut(leaf)), None)
+        if cut is not None:  # refused now, and not when the others have reduced it
+            return (
+                f"{cut} is an array of NumPy of 64 bits, which JAX would cut to 32: pass x.astype(np.float32), or call "
+                'jax.config.update("jax_enable_x64", True) first'
             )
         return ""
 

@@ -62,7 +62,8 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
 
     All gradients are one call, in buckets, matched by their path in the pytree. ``op``: ``Average``, ``Sum``, ``Min``,
     ``Max`` or ``Product``. ``compression``: what gradients travel as. ``backward_passes_per_step``: sum the gradients
-    of that many updates before they are reduced; those between are zeros, and leave the optimizer's state alone.
+    of that many updates before they are reduced; those between are zeros, and leave the optimizer's state alone. The
+    sum is in the state: after ``shutdown`` and ``init``, begin with a new one, or ``state.begun_anew()``.
     ``gradient_predivide_factor``: divide by it before the sum and by *size* over it after. ``lag``: take the gradients
     of that many updates ago, in the beginning zeros, while the ones of now travel; what is on its way belongs to this
     process, and is in no state. ``process_set``: the ranks that share gradients. ``None`` among gradients outside of
@@ -212,6 +213,8 @@ class TreeGradients:
     def _reduced(self, names: tuple[str, ...], leaves: Sequence[Any], weights: Sequence[Any]) -> list[Any]:
         if is_traced(*leaves):
             return self._traced(names, leaves, weights)
+        # In JAX's dtypes, as in a program: those of NumPy's own arrays may be wider.
+        leaves = [None if leaf is None else jnp.asarray(leaf) for leaf in leaves]
         given = [None if leaf is None else adapter.dense(leaf) for leaf in leaves]
         arrays = [None if each is None else np.asarray(each) for each in given]
         if any(each is None for each in given):
