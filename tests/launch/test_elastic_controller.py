@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 
 import pytest
 
+from farandole.control.addresses import EVERYWHERE
+from farandole.control.channel import Router
 from farandole.control.endings import GenerationEnded
+from farandole.control.keys import JobKeys
 from farandole.elastic.membership import job_events
+from farandole.elastic.membership.formation import ElasticFormation
 from farandole.elastic.membership.journal import Recorded
 from farandole.elastic.membership.policy import Policy
+from farandole.engines.choose import choose
 from farandole.launch.agents.local import Local
 from farandole.launch.hosts.discovery import Fixed
 from farandole.launch.hosts.elastic_job import ElasticJob
+from farandole.launch.hosts.leased_hosts import LeasedHosts
 from farandole.launch.hosts.plan import Host, Job
+from farandole.launch.hosts.run_folder import RunFolder
 from farandole.launch.job.elastic_controller import ElasticController
+from farandole.launch.job.elastic_loop import ElasticLoop
+from farandole.launch.job.far_agents import FarAgents
+from farandole.launch.job.launcher_pipe import LauncherPipe
+from farandole.launch.job.run_terms import APART_S, RunTerms
+from farandole.runtime.controller.root import Root
+from farandole.runtime.session.init_arguments import ANY
 from farandole.settings import Settings
 
 SETTINGS = Settings(min_np=1)
@@ -78,3 +94,40 @@ def test_what_the_launcher_has_read_is_not_read_again(journal: int) -> None:
     assert heir is not None
     assert heir.workers == membership.workers
     assert heir.generation == membership.generation
+
+
+def test_workers_of_a_lent_host_that_was_given_up_are_lost_at_once_with_the_next_controller(tmp_path: Path) -> None:
+    """The controller before has told the launcher so, and has died before its journal had it."""
+    membership = Recorded(Policy.of(SETTINGS), lambda _: None)
+    membership.on(0.0, job_events.HostsFound({"a": 1, "b+8_0": 1, "b+8_1": 1}))
+    membership.decide(0.0)
+    for worker_id in range(3):
+        membership.on(1.0, job_events.WorkerConnected(worker_id, ready=True))
+    membership.decide(1.0)
+    assert membership.members == (0, 1, 2)
+    folder = RunFolder.create(tmp_path / "run")
+    terms = RunTerms.of(folder, SETTINGS).lead(["true"], SETTINGS.host_timeout_s)
+    hosts = LeasedHosts(Fixed([Host("a", 1)]))
+    elastic = ElasticJob(Job(["true"], (), SETTINGS), hosts, Local(), "a", folder)
+    formation = ElasticFormation(membership, partial(choose, "tcp", across=""), time.monotonic)
+    ours, theirs = LauncherPipe.pair()
+    with Router(JobKeys.from_secret(terms.term.secret), EVERYWHERE) as router:
+        root = Root(router, SETTINGS, ANY, formation)
+        agents = FarAgents(theirs, ["a/1"], inherits=True)
+        with ElasticLoop(elastic, agents, root, theirs, formation, terms.term.secret, terms) as loop:
+            loop.refuse(["b+8_0"])
+            loop.take_over({"a": "a/1"}, None)
+            left = {worker.slot.host for worker in membership.workers.values()}
+            known = {host.name for host in hosts.look(time.monotonic()) or ()}
+    for end in (ours, theirs):
+        end.close()
+    assert left == {"a", "b+8_1"}
+    assert known == {"a", "b+8_1"}
+
+
+def test_a_second_lead_begins_later_though_no_contact_was_left_for_it(tmp_path: Path) -> None:
+    """Somebody has removed it: the lead that it was of may live, and has to see the second one first."""
+    terms = RunTerms.of(RunFolder.create(tmp_path / "run"), SETTINGS)
+    assert terms.lead(["true"], 3.0).term.begins_s == 0.0
+    before_s = time.monotonic()
+    assert terms.lead(["true"], 3.0).term.begins_s >= before_s + APART_S

@@ -13,8 +13,12 @@ import msgspec
 import pytest
 
 from farandole.control.agent_messages import LeaseTerms
+from farandole.control.channel import Dealer
+from farandole.control.keys import JobKeys
+from farandole.control.run_messages import PERSON, RunOrder, RunReply
 from farandole.errors import UsageError
 from farandole.launch.hosts.discovery import Fixed
+from farandole.launch.hosts.lead_log import LeadLog
 from farandole.launch.hosts.leased_hosts import LeasedHosts, is_lent
 from farandole.launch.hosts.plan import Host
 from farandole.launch.hosts.run_folder import CONTACT, RunContact, RunFolder
@@ -246,6 +250,44 @@ def test_a_journal_that_cannot_be_read_now_stops_no_controller(train: Train) -> 
     os.close(fifo)
     assert "from now on the run is to have 2 workers" in ordered(running, "scale", "2")
     assert end(running) == 0
+
+
+def test_a_run_is_stopped_though_its_journal_cannot_be_read_and_orders_are_refused_in_time(train: Train) -> None:
+    running = lead(train)
+    generation(running, lambda number, _: number == 1)
+    path = folder(running) / JOURNAL
+    running.until(path.exists, "for the first decision")
+    path.unlink()
+    os.mkfifo(path)  # to open it waits for somebody who writes, as a file server that is away
+    kill_controller(running)
+    generation(running, lambda number, _: number == 2)
+    refused = person("scale", str(folder(running)), "2")
+    assert refused.returncode != 0
+    assert (
+        "'scale' is not obeyed: the run folder has not answered for 5 s, so its journal cannot be read"
+        in refused.stderr
+    )
+    assert "the training ends at its next commit" in ordered(running, "stop")
+    assert running.end() == 0
+
+
+def test_a_lead_that_wakes_as_another_one_leads_obeys_nothing_that_came_meanwhile(train: Train) -> None:
+    running = lead(train)
+    generation(running, lambda number, _: number == 1)
+    path = folder(running) / JOURNAL
+    running.until(path.exists, "for the first decision")
+    controller, contact = running.controller(), RunFolder(folder(running)).contact()
+    with Dealer(contact.addresses[0], PERSON + b"late", JobKeys.from_secret(contact.secret)) as dealer:
+        os.kill(controller, signal.SIGSTOP)
+        dealer.send(RunOrder("scale", 3))
+        LeadLog(folder(running)).take(goes_on=True)
+        os.kill(controller, signal.SIGCONT)
+        reply = dealer.recv(60.0)
+    assert isinstance(reply, RunReply)
+    assert not reply.accepted
+    assert "number 2 has taken over" in reply.text
+    assert running.end() == 1
+    assert not [each for each in records(path) if each.asked]
 
 
 def test_a_folder_has_one_lead(train: Train) -> None:
