@@ -190,9 +190,9 @@ def takes_part(process_set: ProcessSet, asked: str) -> bool:
     """
     if process_set.included():
         return True
-    current(asked)
+    current(asked)  # in a notebook it may make one, whose sets this process is in
     require_registered(process_set, asked)
-    return False
+    return bool(process_set.included())
 
 
 def on_absence(revive: Callable[[], object] | None) -> None:
