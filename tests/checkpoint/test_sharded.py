@@ -122,18 +122,18 @@ def _orphaned(member: RankContext, root: str, pipes: str) -> tuple[str, list[str
     checkpoints.wait()
     sync, gather, unlink, flushed = folder._sync, _Writer.gather, os.unlink, list[Path]()
 
-    def slow_sync(path: Path) -> None:
-        flushed.append(path)
+    def slow_sync(folder: Path) -> None:
+        flushed.append(folder)
         if len(flushed) == 1:
             told.read_bytes()
         else:
             named.write_bytes(b"")
-        sync(path)
+        sync(folder)
 
-    def dies(writer: _Writer, value: Any, name: str) -> list[Any]:
+    def dies(self: _Writer, value: Any, name: str) -> list[Any]:
         if ".named" in name:
             os._exit(3)
-        return gather(writer, value, name)
+        return gather(self, value, name)
 
     def slow_unlink(*given: Any, **named_ones: Any) -> None:
         told.write_bytes(b"")
@@ -144,7 +144,7 @@ def _orphaned(member: RankContext, root: str, pipes: str) -> tuple[str, list[str
     if member.rank == 0:
         folder._sync = slow_sync
     elif member.rank == 1:
-        os.unlink = slow_unlink  # type: ignore[assignment]
+        os.unlink = slow_unlink
     else:
         _Writer.gather = dies  # type: ignore[method-assign]
     checkpoints.save(2, {"weight": torch.ones(4), "other": torch.ones(4)})

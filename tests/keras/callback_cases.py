@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -224,9 +225,7 @@ def rates_by_samples_turn_where_only_the_global_batch_is_another() -> None:
         for _ in range(STEPS):
             expected.append(new.rate(position))
             position = new.advance(position)
-        first, second = (
-            lambda of=of: hvd.callbacks.SamplesScheduleCallback(of, epoch_samples=ROWS) for of in (old, new)
-        )
+        first, second = (partial(hvd.callbacks.SamplesScheduleCallback, each, ROWS) for each in (old, new))
         rates, keeps = Rates(), hvd.callbacks.CheckpointCallback(Path(f"resized-from-{before}"))
         fit(compiled(keras.optimizers.SGD(0.5)), epochs=1, callbacks=[first(), keeps])
         fit(compiled(keras.optimizers.SGD(0.5), 2), epochs=2, callbacks=[keeps, second(), rates])

@@ -88,7 +88,8 @@ class Library:
         """Have ``begin`` called with each call of a graph; what it raises is the error of that call."""
 
         def receive(address: int, request: Any) -> None:
-            call, is_over = None, False
+            call: GraphCall | None = None
+            is_over = False
 
             def fail(error: BaseException) -> None:
                 nonlocal is_over
