@@ -1,9 +1,10 @@
-"""Frameworks' checks with other versions of TensorFlow and JAX, each in an environment that is made for it.
+"""Checks with other versions of TensorFlow, JAX and ipykernel, each in an environment that is made for it.
 
-    make versions                                       # all of them, and MXNet: 8 GB, and an hour
+    make versions                                       # all of them, and MXNet: 8 GB, and 90 minutes
     make versions ONLY="tensorflow-2.16 jax-0.5"        # some
 
-Environments stand in ``build/versions``, and are used again. Into each goes one wheel of Farandole, built once.
+Environments stand in ``build/versions``, and are used again. Into each goes one wheel of Farandole, built once; those
+of ipykernel have that alone, and for the rest what this environment has.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import os
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +23,11 @@ from typing import final
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "build" / "versions"
 TOOLS = ["pytest>=8.3", "pytest-xdist>=3.6", "hypothesis>=6.100", "psutil>=6", "scikit-learn>=1.5", "ml_dtypes"]
+OVERLAY = """\
+import pathlib, sys, sysconfig
+own = pathlib.Path(sysconfig.get_path("purelib"), "below.pth")
+own.write_text(f"import site; site.addsitedir({sys.argv[1]!r})\\n")
+"""
 CHECKOUT_ON_PATH = """\
 import pathlib, sys, sysconfig
 pathlib.Path(sysconfig.get_path("purelib"), "checkout.pth").write_text(sys.argv[1])
@@ -30,11 +37,15 @@ pathlib.Path(sysconfig.get_path("purelib"), "checkout.pth").write_text(sys.argv[
 @final
 @dataclass(frozen=True)
 class PinnedPackages:
-    """Packages of an environment, what is run there, and which of its tests, in the words of pytest's ``-k``."""
+    """Packages of an environment, what is run there, and which of its tests, in the words of pytest's ``-k``.
+
+    Where it ``is_overlay``, the packages stand alone before all that this environment has.
+    """
 
     packages: Sequence[str]
     tests: Sequence[str]
     chosen: str = ""
+    is_overlay: bool = False
 
 
 def _tensorflow(tensorflow: str, keras: str) -> PinnedPackages:
@@ -48,12 +59,19 @@ def _jax(jax: str, optax: str) -> PinnedPackages:
     return PinnedPackages([f"jax=={jax}", f"optax=={optax}"], ["tests/jax"])
 
 
+def _ipykernel(version: str) -> PinnedPackages:
+    return PinnedPackages([f"ipykernel=={version}"], ["tests/notebook"], is_overlay=True)
+
+
 ENVIRONMENTS: Mapping[str, PinnedPackages] = {
     "tensorflow-2.16": _tensorflow("2.16.2", "3.5.0"),
     "tensorflow-2.18": _tensorflow("2.18.1", "3.8.0"),
     "tensorflow-2.20": _tensorflow("2.20.0", "3.11.3"),
     "jax-0.5": _jax("0.5.3", "0.2.4"),
     "jax-0.6": _jax("0.6.2", "0.2.5"),
+    "ipykernel-6.31": _ipykernel("6.31.0"),
+    "ipykernel-7.3": _ipykernel("7.3.0"),
+    "ipykernel-7.4": _ipykernel("7.4.0"),
 }
 
 
@@ -74,11 +92,15 @@ def wheel() -> Path:
     return built
 
 
-def prepare(name: str, built: Path) -> Path:
+def prepare(name: str, built: Path | None) -> Path:
     """Make an environment, or bring Farandole in it up to date; returns its interpreter."""
     python = FOLDER / name / "bin" / "python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", str(FOLDER / name)], check=True)
+    if built is None:
+        pip(python, "install", "--no-deps", *ENVIRONMENTS[name].packages)
+        subprocess.run([str(python), "-c", OVERLAY, sysconfig.get_path("purelib")], check=True)
+        return python
     pip(python, "install", *ENVIRONMENTS[name].packages, *TOOLS, str(built))
     pip(python, "install", "--no-deps", "--force-reinstall", str(built))
     subprocess.run([str(python), "-c", CHECKOUT_ON_PATH, f"{ROOT}\n"], check=True)
@@ -99,6 +121,9 @@ def check(name: str, python: Path) -> bool:
     command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", *environment.tests]
     command += ["-k", environment.chosen] if environment.chosen else []
     variables = {**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}"}
+    if environment.is_overlay:  # where JupyterLab and its extensions are
+        share, etc = Path(sys.prefix, "share", "jupyter"), Path(sys.prefix, "etc", "jupyter")
+        variables |= {"JUPYTER_PATH": str(share), "JUPYTERLAB_DIR": str(share / "lab"), "JUPYTER_CONFIG_PATH": str(etc)}
     passed = subprocess.run(command, cwd=ROOT, env=variables, check=False).returncode == 0
     print(f"{name}: {'passed' if passed else 'FAILED'} after {time.monotonic() - begin:.0f} s", flush=True)
     return passed
@@ -106,14 +131,16 @@ def check(name: str, python: Path) -> bool:
 
 def main() -> int:
     """Command line; the exit status is 1 if a version failed."""
-    parser = argparse.ArgumentParser(description="run frameworks' checks with other versions of them")
+    parser = argparse.ArgumentParser(description="run checks with other versions of what they need")
     parser.add_argument("names", nargs="*", help=f"of {', '.join(ENVIRONMENTS)} (default: all)")
     names = parser.parse_args().names or list(ENVIRONMENTS)
     unknown = set(names) - ENVIRONMENTS.keys()
     if unknown:
         parser.error(f"{', '.join(sorted(unknown))}: none of {', '.join(ENVIRONMENTS)}")
-    built = wheel()
-    failed = [name for name in names if not check(name, prepare(name, built))]
+    built = None if all(ENVIRONMENTS[name].is_overlay for name in names) else wheel()
+    failed = [
+        name for name in names if not check(name, prepare(name, None if ENVIRONMENTS[name].is_overlay else built))
+    ]
     print(
         f"{len(names) - len(failed)} of {len(names)} versions passed" + "".join(f"; {name} failed" for name in failed)
     )

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -45,7 +45,8 @@ class StrangeJob:
 
     def __init__(self, link_file: Path, path: Path) -> None:
         write_private(link_file, f"unix:{path}/#key=k\n".encode())
-        self.link_file, self.record, self.done, self.status = link_file, Path("none"), False, 1
+        self.link_file, self.done, self.status = link_file, False, 1
+        self.record: Path | None = Path("none")
 
     def when_over(self, call: Callable[[], None]) -> None:
         raise NotImplementedError
@@ -208,6 +209,6 @@ def test_a_view_is_told_when_its_thread_ends_by_what_nobody_expects(tmp_path: Pa
         job.done = True
         assert views.until("a", lambda m: m.get("state") == "ended")["status"] == 1
         views.until("a", lambda m: "closed" in m)
-        job.record = 3  # what nobody expects
+        job.record = cast("Path", 3)  # what nobody expects
         bridge.take({"view": "b", "open": True})
         views.until("b", lambda m: "closed" in m)

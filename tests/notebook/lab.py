@@ -30,6 +30,9 @@ class Lab:
             f"--ServerApp.root_dir={folder}", f"--IdentityProvider.token={self._token}", "--no-browser",
             "--ServerApp.port=0", "--allow-root", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
         )  # fmt: skip
+        quiet = state / "jupyterlab_settings_dir" / "@jupyterlab" / "apputils-extension"
+        quiet.mkdir(parents=True)
+        (quiet / "notification.jupyterlab-settings").write_text('{"fetchNews": "false"}')
         with open(folder / "lab.txt", "wb") as out:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "jupyterlab", *options],

@@ -37,7 +37,7 @@ from farandole.launch.function.elastic_function import JobRequest, run_elastic
 logger = logging.getLogger("farandole.launch")
 
 
-class JobView(Protocol):
+class WaitingView(Protocol):
     """Live view of a job."""
 
     def wait(self, until: Callable[[], bool]) -> None:
@@ -51,7 +51,7 @@ class ViewPlan(NamedTuple):
     one that goes with the job. ``name`` is the title. Where ``is_optional``, the job begins also if that cannot be had.
     """
 
-    view: Callable[[LaunchedFunction], JobView] | None
+    view: Callable[[LaunchedFunction], WaitingView] | None
     record: str
     name: str
     is_optional: bool = False
@@ -66,7 +66,7 @@ class LaunchedFunction:
         self.link_file = self._place_of_sockets(folder, watch) / "live.link"
         """File with the way to the job's live view while it is there, if it has any."""
         self.record = Path(watch.record or folder / "run") if watch is not None else None
-        self._view, self._widget = watch.view if watch is not None else None, cast("JobView | None", None)
+        self._view, self._widget = watch.view if watch is not None else None, cast("WaitingView | None", None)
         if watch is not None:
             request = _watched(request, watch, self.link_file, str(self.record))
         self._file = folder / "hosts"
