@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -110,16 +111,11 @@ def test_a_checkpoint_that_gets_no_name_is_an_error_on_every_rank(tmp_path: Path
         assert with_name == "[1]"
 
 
-def _orphaned(member: RankContext, root: str, pipes: str) -> tuple[str, list[str]]:
-    """Rank 2 is lost while rank 0 names the checkpoint: rank 1 learns of it before rank 0 has done so.
+def _meeting(rank: int, told: Path, named: Path) -> Callable[[], None]:
+    """Have rank 2 be lost while rank 0 names the checkpoint; returns what rank 1 calls when it has learnt of that.
 
     Rank 0 waits for rank 1 to come out of the writing, or to begin to remove files; there rank 1 waits for rank 0.
     """
-    told, named = Path(pipes, "told"), Path(pipes, "named")
-    init()
-    checkpoints = Checkpoints(root, sharded=True, keep=1)
-    checkpoints.save(1, {"weight": torch.ones(4), "other": torch.ones(4)})
-    checkpoints.wait()
     sync, gather, unlink, flushed = folder._sync, _Writer.gather, os.unlink, list[Path]()
 
     def slow_sync(folder: Path) -> None:
@@ -135,27 +131,37 @@ def _orphaned(member: RankContext, root: str, pipes: str) -> tuple[str, list[str
             os._exit(3)
         return gather(self, value, name)
 
-    def slow_unlink(*given: Any, **named_ones: Any) -> None:
-        told.write_bytes(b"")
-        named.read_bytes()
-        os.unlink = unlink
-        unlink(*given, **named_ones)
+    def slow_unlink(*given: Any, **by_name: Any) -> None:
+        meet()
+        unlink(*given, **by_name)
 
-    if member.rank == 0:
+    def meet() -> None:
+        if os.unlink is slow_unlink:
+            os.unlink = unlink
+            told.write_bytes(b"")
+            named.read_bytes()
+
+    if rank == 0:
         folder._sync = slow_sync
-    elif member.rank == 1:
+    elif rank == 1:
         os.unlink = slow_unlink
     else:
         _Writer.gather = dies  # type: ignore[method-assign]
+    return meet
+
+
+def _orphaned(member: RankContext, root: str, pipes: str) -> tuple[str, list[str]]:
+    init()
+    checkpoints = Checkpoints(root, sharded=True, keep=1)
+    checkpoints.save(1, {"weight": torch.ones(4), "other": torch.ones(4)})
+    checkpoints.wait()
+    meet = _meeting(member.rank, Path(pipes, "told"), Path(pipes, "named"))
     checkpoints.save(2, {"weight": torch.ones(4), "other": torch.ones(4)})
     with pytest.raises(AbortError) as caught:
         checkpoints.wait()
-    if member.rank == 1 and os.unlink is slow_unlink:
-        told.write_bytes(b"")
-        named.read_bytes()
+    meet()
     shutdown()
-    writer = folder.writer_of(Path(root), 2)
-    return str(caught.value), sorted(path.name for path in writer.iterdir())
+    return str(caught.value), sorted(path.name for path in folder.writer_of(Path(root), 2).iterdir())
 
 
 def test_a_checkpoint_that_rank_0_is_naming_is_removed_by_no_rank_that_learns_of_a_death(tmp_path: Path) -> None:
