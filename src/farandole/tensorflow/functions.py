@@ -36,7 +36,8 @@ def broadcast_variables(
     >>> hvd.broadcast_variables(model.variables, root_rank=0)
     >>> hvd.broadcast_variables(optimizer.variables, root_rank=0)
 
-    All ranks give the same variables in the same order. Raises ``HorovodInternalError`` where they differ.
+    All ranks give the same variables in the same order. Raises ``HorovodInternalError`` where they differ; in a graph a
+    rank without any has nothing to run, and the others wait for it until the job is taken for stalled.
     """
     listed = list(variables)
     with contextlib.nullcontext() if in_graph() else verbs.telling(Kind.BROADCAST, None, process_set):

@@ -45,13 +45,17 @@ class LocalSums:
                 self._count, self._session = _variable([], tf.int64), _variable([], tf.int32)
                 self._sums = [None if g is None else _variable(g.shape, g.dtype) for g in dense]
         session = session_op()
-        goes_on = tf.equal(self._session.read_value(), session)
-        count = tf.where(goes_on, self._count.read_value(), 0) + 1
-        pairs = [(s, g) for s, g in zip(self._sums, dense, strict=True) if s is not None]
-        sums = [tf.where(goes_on, s.read_value(), tf.zeros_like(g)) + g for s, g in pairs]
-        with tf.control_dependencies([goes_on, count, *sums]):
-            added = [tf.group(self._session.assign(session)), tf.group(self._count.assign(count))]
-            added += [tf.group(s.assign(total)) for (s, _), total in zip(pairs, sums, strict=True)]
+
+        def begin_anew() -> Any:
+            assigned = [self._session.assign(session), self._count.assign(tf.zeros_like(self._count)), self.clear()]
+            with tf.control_dependencies([tf.group(each) for each in assigned if each is not None]):
+                return tf.constant(True)
+
+        # Once in a session, and not in each pass, where it would copy sums as large as the model.
+        is_begun = tf.cond(tf.equal(self._session.read_value(), session), lambda: tf.constant(False), begin_anew)
+        with tf.control_dependencies([is_begun]):
+            added = [tf.group(self._count.assign_add(tf.ones_like(self._count)))]
+            added += [tf.group(s.assign_add(g)) for s, g in zip(self._sums, dense, strict=True) if s is not None]
         with tf.control_dependencies(added):
             factor = 1.0 / self._passes if self._average else 1.0
             return [None if s is None else s.read_value() * tf.cast(factor, s.dtype) for s in self._sums]
