@@ -200,12 +200,18 @@ class EngineRanks:
             sys.stderr.write(f"still running: rank {which}. To end it, and lose what is in it: ranks.kill({busy[0]})\n")
 
     def _await_failed(self) -> None:
-        """Wait for ranks that have not followed yet where another one has failed: at their next collective they do."""
-        until_s = time.monotonic() + LAST_S
+        """Wait for ranks that have not followed yet where another one has failed: at their next collective they do.
+
+        Then until all know of it: an engine drops what comes to it while it drops the cells behind one that has failed.
+        """
+        until_s, kinds = time.monotonic() + LAST_S, set[str]()
         for sent in self._open:
             if any(result.done() and read(result).is_failure for result in sent.results.values()):
                 for result in sent.results.values():
                     result.wait(max(0.0, until_s - time.monotonic()))
+                kinds |= {read(result).kind for result in sent.results.values() if result.done()}
+        if kinds - {"", "KeyboardInterrupt"}:
+            self._settle([])
 
     def _settle(self, busy: Sequence[int]) -> None:
         """Wait until all ranks know of a failure: a cell that is sent now must not meet the session it has ended."""
