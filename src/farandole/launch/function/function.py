@@ -15,12 +15,15 @@ connections; workers unpickle it, and nobody else does.
 
 from __future__ import annotations
 
+import io
 import linecache
 import os
 import socket
 import sys
+import types
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar, final
 
 import cloudpickle
 import msgspec
@@ -90,8 +93,24 @@ def function_job(env: Mapping[str, str] | None, python_path: Sequence[str], knob
 
 def packed(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
     """The function and its arguments as workers fetch them, with the source of the cells that it is from."""
-    call = cloudpickle.dumps((func, tuple(args), dict(kwargs or {})))
+    file = io.BytesIO()
+    _NamingPickler(file).dump((func, tuple(args), dict(kwargs or {})))
+    call = file.getvalue()
     return msgspec.msgpack.encode(Task(list(sys.path), call, _cells_in(call)))
+
+
+def _named_code(code: types.CodeType) -> Any:
+    """Reduction of code that keeps its file's name, for tracebacks: cloudpickle 3.1.3 writes another one."""
+    build, arguments, *rest = cloudpickle.Pickler.dispatch_table[types.CodeType](code)
+    named = tuple(code.co_filename if each == "<dynamic-code>" else each for each in arguments)
+    return build, named, *rest
+
+
+@final
+class _NamingPickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickler of functions whose tracebacks name the cells that they are from."""
+
+    dispatch_table: ClassVar[Any] = ChainMap({types.CodeType: _named_code}, cloudpickle.Pickler.dispatch_table)
 
 
 def _cells_in(call: bytes) -> dict[str, str]:
