@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import farandole.numpy as hvd
 from farandole import events
 from farandole.elastic.worker.sampler import SampleCursor
 from farandole.largebatch.noise import Estimate
+from farandole.numpy.elastic import NumpyState
 from farandole.runtime.session import training as module
 from farandole.testing.jobs import run_job
 from farandole.testing.rank import RankContext
@@ -55,3 +57,21 @@ def test_committed_steps_count_the_samples_of_this_rank(monkeypatch: pytest.Monk
         assert training.samples == batch.start / 2
         cursor.advance(4)
     assert training.samples == 4
+
+
+def _joins(member: RankContext) -> int:
+    """The number of steps of a rank after a sync with one that has trained."""
+    hvd.init()
+    state: Any = NumpyState(weights=np.zeros(1))
+    average = hvd.DistributedGradients([np.zeros(1)])
+    for _ in range(3):
+        average([np.ones(1)])
+    module.training.step += 10 * (member.rank == 0)
+    state.sync()
+    average([np.ones(1)])
+    hvd.shutdown()
+    return module.training.step
+
+
+def test_ranks_count_steps_from_the_one_whose_state_they_get() -> None:
+    assert run_job(_joins, 2, timeout_s=60.0) == [14, 14]

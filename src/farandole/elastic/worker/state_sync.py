@@ -4,7 +4,8 @@
 
 The newest state is that of the highest voted step, and among those ranks the oldest one's. A rank that was there, and
 has the same tensors, is a source; one that is behind, new, or differs gets them from all sources at once. Everything
-that is no tensor is the oldest one's on all ranks, so that every rank goes on at the same point of its program.
+that is no tensor is the oldest one's on all ranks, so that every rank goes on at the same point of its program; so
+is the number of steps that metrics are told with.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from farandole.errors import UsageError
 from farandole.runtime.collectives.leaves import Leaves
 from farandole.runtime.collectives.objects import allgather_object, broadcast_object
 from farandole.runtime.session.init import current
+from farandole.runtime.session.training import training
 
 T = TypeVar("T")
 
@@ -145,8 +147,8 @@ def synchronize(
     # would leave the others without an answer.
     agreement = agree(allgather_object(claim, "elastic.claims"))
     _warn_of_divergence(agreement, rank)
-    mine = (inventory.skeletons, _pickled(objects))
-    theirs, their_objects = broadcast_object(mine, agreement.root, "elastic.state")
+    mine = (inventory.skeletons, _pickled(objects), training.step)
+    theirs, their_objects, training.step = broadcast_object(mine, agreement.root, "elastic.state")
     receives = rank in agreement.receivers
     try:
         inventory.adopt(theirs, agreement.alike if receives else ())
