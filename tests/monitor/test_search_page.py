@@ -77,6 +77,8 @@ def test_a_search_is_watched_and_its_trials_are_paused_resumed_and_stopped(page:
         press_twice(page, "stop trial 1")
         news(page, "trial 1 has stopped after epoch")
         row(page, 1, "pruned")
+        page.get_by_role("button", name="begin trial 1 again").click()
+        news(page, "trial 1 begins again as trial")
         page.reload()
         row(page, 0, "held")
         page.get_by_role("button", name="resume trial 0").click()
@@ -93,7 +95,7 @@ def test_a_search_is_watched_and_its_trials_are_paused_resumed_and_stopped(page:
         assert search.process.wait(DEADLINE_S) == 0, search.said
         page.locator(".banner[data-kind=good]", has_text="The search has ended well").wait_for()
         assert page.locator(".trials .acts button").count() == 0
-        page.locator(".facts", has_text="9 of 9 trials").wait_for()
+        page.locator(".facts", has_text="10 of 10 trials").wait_for()
         picture(page, "search-ended")
     finally:
         search.close()

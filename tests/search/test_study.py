@@ -76,6 +76,24 @@ def test_a_trial_that_loses_its_workers_too_often_has_failed(tmp_path: Path) -> 
     log.close()
 
 
+def test_a_trial_is_repeated_beside_the_planned_ones(tmp_path: Path) -> None:
+    study, log = make(tmp_path)
+    study.next()
+    study.failed(0, "its host was lost")
+    assert study.repeat(0) == 1
+    log.close()
+    study, log = make(tmp_path)  # the log knows it
+    planned, repeated = study.rows
+    assert (repeated.parameters, repeated.again, repeated.phase) == (planned.parameters, 0, "running")
+    assert repeated.seed != planned.seed
+    assert study.next() == (1, "it was interrupted")
+    while (number := study.next()[0]) is not None:
+        assert study.rows[number].again < 0
+    assert len(study.rows) == PLAN.trials + 1
+    assert len({row.parameters["x"] for row in study.rows}) == PLAN.trials
+    log.close()
+
+
 def test_a_report_that_is_said_again_changes_nothing(tmp_path: Path) -> None:
     study, log = make(tmp_path)
     study.next()

@@ -161,6 +161,19 @@ def looped(folder: Path, size: int, most: int) -> Iterator[tuple[SearchLoop, Stu
         yield loop, study, pool
 
 
+def test_a_trial_is_repeated_when_it_is_over(tmp_path: Path) -> None:
+    with watched(tmp_path) as (study, watch):
+        study.next()
+        for number in range(2):
+            watch.hear(WATCHER, WatchOrder(number, "repeat-trial", trial=0))
+            watch.turn(Orders())
+            study.failed(0, "its host was lost")
+            study.released(0)
+        assert [row.again for row in study.rows] == [-1, 0]
+    told = [each.text for each in read_records(tmp_path) if isinstance(each, MarkRecord)]
+    assert told == ["trial 0 begins again as trial 1"]
+
+
 def test_a_worker_that_cannot_be_reached_gets_no_trial(tmp_path: Path) -> None:
     with looped(tmp_path, 1, 1) as (loop, study, pool):
         loop._take(POOL + b"x", PoolHello(HERE, 4711, __version__))

@@ -54,7 +54,7 @@ export class Trials {
     const active = all.filter((each) => ACTIVE.has(each.state));
     const workers = active.reduce((sum, each) => sum + each.workers, 0);
     return [
-      `${all.length} of ${search.trials} trials`, active.length && `${active.length} at work on ${workers} worker${workers === 1 ? "" : "s"}`,
+      `${all.length} of ${Math.max(all.length, search.trials)} trials`, active.length && `${active.length} at work on ${workers} worker${workers === 1 ? "" : "s"}`,
       `${number(epochs)} of ${number(search.trials * search.epochs)} epochs`,
     ];
   }
@@ -135,7 +135,8 @@ export class Trials {
       const label = (verb) => `${verb} trial ${each.trial}`;
       row.pause = h("button", { type: "button", class: "small", "aria-label": label("pause"), onclick: () => this.order(row.verb, each.trial) }, "pause");
       row.stop = h("button", { type: "button", class: "small stop", "aria-label": label("stop"), onclick: () => this.stop(row, each.trial) }, "stop");
-      row.acts.append(row.pause, row.stop);
+      row.again = h("button", { type: "button", class: "small", "aria-label": `begin trial ${each.trial} again`, onclick: () => this.order("repeat", each.trial) }, "again");
+      row.acts.append(row.pause, row.stop, row.again);
     }
     row.element = h("tr", {}, ...cells, ...(this.mayOrder ? [row.acts] : []));
     return row;
@@ -151,6 +152,7 @@ export class Trials {
     row.stop.setAttribute("aria-label", row.end.replace(/^\w+/, `$& trial ${each.trial}`));
     if (!row.stop.classList.contains("sure")) text(row.stop, row.end);
     show(row.stop, !OVER.has(each.state));
+    show(row.again, OVER.has(each.state));
   }
 
   get mayOrder() {

@@ -19,7 +19,7 @@ WATCHER = b"watcher-"
 AT_STEPS = ("stop", "pause", "resume", "checkpoint")
 """Orders of a watcher that all ranks obey after the same step."""
 
-OF_TRIALS = ("pause-trial", "resume-trial", "stop-trial")
+OF_TRIALS = ("pause-trial", "resume-trial", "stop-trial", "repeat-trial")
 """Orders for one trial of a search, which obeys "pause", "resume" and "stop" as a whole."""
 
 AT_ONCE = ("scale", "end")

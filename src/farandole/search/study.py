@@ -44,6 +44,7 @@ class Row(msgspec.Struct):
     """One trial. ``goal`` is the epoch that it was let go to; it ``is_active`` while workers have it.
 
     It ``is_held`` where somebody has paused it, until it is let go: this stands in no log. ``said`` counts values.
+    ``again``: the number of the trial that it repeats, -1 of a planned one.
     """
 
     number: int
@@ -57,6 +58,7 @@ class Row(msgspec.Struct):
     losses: int = 0
     is_held: bool = False
     said: int = 0
+    again: int = -1
 
     @property
     def epoch(self) -> int:
@@ -114,7 +116,7 @@ class Study:
     def _left(self) -> int:
         """Number of trials that are to have workers some time, as far as that is known."""
         interrupted = sum(row.phase == "running" and not row.is_active for row in self.rows)
-        new = self.plan.trials - len(self.rows) if self._may_begin else 0
+        new = self.plan.trials - self._planned if self._may_begin else 0
         standings, promoted = self._standings(), 0
         while (found := promote(self.plan.rungs, standings, is_more=self._may_begin)[0]) is not None:
             standings = [each._replace(is_going=True) if each.number == found else each for each in standings]
@@ -186,6 +188,13 @@ class Study:
             row.why = why
             self._finish(row, "pruned")
 
+    def repeat(self, number: int) -> int:
+        """Begin another trial with the parameters of one, beside those that are planned; returns its number.
+
+        Its seed is another one: with the same a trial that diverged would do so again.
+        """
+        return self._add(self.rows[number].parameters, number).number
+
     def hold(self, number: int) -> None:
         """Have a trial leave its workers at its next report, and not go on until it is let go."""
         self.rows[number].is_held = True
@@ -222,7 +231,12 @@ class Study:
 
     @property
     def _may_begin(self) -> bool:
-        return len(self.rows) < self.plan.trials and not self._is_exhausted
+        return self._planned < self.plan.trials and not self._is_exhausted
+
+    @property
+    def _planned(self) -> int:
+        """Number of trials that have begun, without those that repeat one."""
+        return sum(row.again < 0 for row in self.rows)
 
     def _take_value(self, row: Row, epoch: int, value: float) -> None:
         row.values[epoch] = value
@@ -235,16 +249,19 @@ class Study:
         )
 
     def _begin(self) -> Row | None:
-        number = len(self.rows)
-        parameters = self._advisor.ask(number)
+        parameters = self._advisor.ask(self._planned)
         if parameters is None:
             self._is_exhausted = True
             return None
         self.plan.space.check(parameters)
+        return self._add(parameters)
+
+    def _add(self, parameters: Parameters, again: int = -1) -> Row:
+        number = len(self.rows)
         digest = hashlib.blake2b(f"{self.plan.seed} {number}".encode(), digest_size=4).digest()
         seed, goal = int.from_bytes(digest, "big"), self.plan.rungs.levels[0]
-        self._log.begin(parameters, self.plan.space, seed, goal)
-        self.rows.append(Row(number, parameters, seed, goal, {}, "running"))
+        self._log.begin(parameters, self.plan.space, seed, goal, again)
+        self.rows.append(Row(number, parameters, seed, goal, {}, "running", again=again))
         self._tell(self.rows[-1])
         return self.rows[-1]
 
@@ -265,6 +282,7 @@ class Study:
         row = Row(
             logged.number, logged.parameters, logged.seed, logged.goal, dict(logged.values), logged.phase, logged.why
         )
+        row.again = logged.again
         if row.phase == "running" and row.goal <= row.epoch < self.plan.rungs.levels[-1]:
             row.phase = "paused"
         return row

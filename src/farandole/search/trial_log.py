@@ -35,8 +35,9 @@ from farandole.search.advisor import Phase
 from farandole.search.optuna_advisor import distribution, quiet
 from farandole.search.space import Space, Value
 
-SEED, GOAL, WHY = "seed", "goal", "why"
-"""Attributes of a trial: its seed, the epoch that it was last let go to, and why it failed or was stopped."""
+SEED, GOAL, WHY, AGAIN = "seed", "goal", "why", "again"
+"""Attributes of a trial: its seed, the epoch that it was last let go to, why it failed or was stopped, and the number
+of the trial that it repeats."""
 
 PHASES: dict[TrialState, Phase] = {
     TrialState.RUNNING: "running",
@@ -50,7 +51,10 @@ STATES = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed"
 
 @final
 class LoggedTrial(msgspec.Struct, frozen=True):
-    """Trial as the log has it; ``goal`` is the epoch to which it was last let go, and ``values`` are by epoch."""
+    """Trial as the log has it; ``goal`` is the epoch to which it was last let go, and ``values`` are by epoch.
+
+    ``again``: the number of the trial that it repeats, -1 of a planned one.
+    """
 
     number: int
     parameters: dict[str, bool | int | float | str]
@@ -59,6 +63,7 @@ class LoggedTrial(msgspec.Struct, frozen=True):
     values: dict[int, float]
     phase: Phase
     why: str = ""
+    again: int = -1
 
 
 @final
@@ -75,13 +80,13 @@ class TrialLog:
             self._backend.close()
             raise
 
-    def begin(self, parameters: Mapping[str, Value], space: Space, seed: int, goal: int) -> int:
-        """Log that a trial begins, and return its number; one entry."""
+    def begin(self, parameters: Mapping[str, Value], space: Space, seed: int, goal: int, again: int = -1) -> int:
+        """Log that a trial begins, which may repeat the trial ``again``, and return its number; one entry."""
         template = create_trial(
             state=TrialState.RUNNING,
             params=dict(parameters),
             distributions={name: distribution(each) for name, each in space.parameters.items()},
-            user_attrs={SEED: seed, GOAL: goal},
+            user_attrs={SEED: seed, GOAL: goal} | ({AGAIN: again} if again >= 0 else {}),
         )
         return self._storage.get_trial(self._storage.create_new_trial(self._study, template)).number
 
@@ -140,6 +145,7 @@ def _logged(trial: FrozenTrial) -> LoggedTrial:
         dict(trial.intermediate_values),
         PHASES[trial.state],
         str(attributes.get(WHY, "")),
+        int(attributes.get(AGAIN, -1)),
     )
 
 

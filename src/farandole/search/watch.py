@@ -37,6 +37,8 @@ DONE = {
     "resume-trial": "goes on after",
     "stop-trial": "has stopped after",
 }
+"""What is told of an order that is obeyed; of one for a trial, between that and its epoch."""
+
 BY_HAND = "somebody has stopped it"
 
 
@@ -155,6 +157,10 @@ class SearchWatch:
             if row.phase not in ("running", "paused") and not row.is_active:
                 return f"trial {row.number} is {row.phase}"
             search.stop_trial(row.number, BY_HAND)
+        elif verb == "repeat-trial":
+            if row.phase in ("running", "paused") or row.is_active:
+                return f"trial {row.number} is {row.phase}: stop it first"
+            self._study.repeat(row.number)
         elif row.phase != "running":
             return f"trial {row.number} is {row.phase}"
         elif verb == "pause-trial":
@@ -185,6 +191,9 @@ class SearchWatch:
         if order.verb == "pause-trial" and not row.is_held:
             why = "goes on again" if row.phase == "running" else f"is {row.phase}"
             self._tell(order, "refused", f"trial {row.number} {why}")
+        elif order.verb == "repeat-trial":
+            *_, last = (each.number for each in study.rows if each.again == row.number)
+            self._tell(order, "acted", f"trial {row.number} begins again as trial {last}")
         elif order.verb != "resume-trial" and row.is_active:
             return False
         else:
