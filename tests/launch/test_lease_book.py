@@ -116,6 +116,16 @@ def test_holds_and_limits_of_others_are_orders_and_told_once() -> None:
     assert own.leases[0].ends_s == 1000.0
 
 
+def test_a_look_from_before_a_release_says_nothing_of_a_hold() -> None:
+    own = book(1)
+    own.releasing("8_0", 0.0)
+    own.look("8", {0: JobView(JobPhase.HELD)}, 10.0)  # the scheduler has many calls to answer, in their order
+    assert (own.orders(), phases(own)) == ((), [LeasePhase.ASKED])
+    own.released("8_0")
+    own.look("8", {0: JobView(JobPhase.HELD)}, 20.0)
+    assert own.orders() == (OutsideHold("8_0"),)
+
+
 def test_what_people_lend_is_a_lease_too() -> None:
     own = LeaseBook()
     own.admit(LeaseTerms("guest-1f", -1, 0, "x", "n", 3, 500.0), 1.0)

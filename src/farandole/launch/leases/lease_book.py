@@ -50,6 +50,8 @@ class LeaseBook:
         self._cancelled: set[str] = set()
         self._held: set[str] = set()
         """Leases that are known to be held by somebody else than their policy."""
+        self._releasing: set[str] = set()
+        """Leases whose release the scheduler has not answered: a look that comes meanwhile was made before it."""
         self._suspended: set[str] = set()
         self._orders: list[AnyLeaseOrder] = []
         self._began_s: dict[str, float] = {}
@@ -115,6 +117,15 @@ class LeaseBook:
         else:
             self._held.discard(job)
             self._move(job, phase, now_s)
+
+    def releasing(self, job: str, now_s: float) -> None:
+        """Note that a lease was told to start, and that the scheduler is asked to release it."""
+        self.told(job, LeasePhase.ASKED, now_s)
+        self._releasing.add(job)
+
+    def released(self, job: str) -> None:
+        """Note that the scheduler has answered the release of a lease, whatever it said."""
+        self._releasing.discard(job)
 
     def revert(self, job: str, now_s: float) -> None:
         """Note that the release of a lease was refused: it is held, as it was."""
@@ -236,6 +247,8 @@ class LeaseBook:
     def _note_hold(self, lease: Lease, is_barred: bool, now_s: float) -> None:
         """Take in that a lease is held that was released, or that its user could not release."""
         if lease.job in self._held or (lease.phase is LeasePhase.HELD and not is_barred):
+            return
+        if lease.job in self._releasing and not is_barred:
             return
         self._held.add(lease.job)
         self._orders.append(OutsideHold(lease.job, is_barred))

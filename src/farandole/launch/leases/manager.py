@@ -232,6 +232,7 @@ class LeaseManager:
 
     def _take(self, answers: Iterable[Answer], now_s: float) -> None:
         for answer in answers:
+            self._note_release(answer)
             if isinstance(answer, Submitted):
                 self._answered = max(self._answered, self._plan.arrays)
                 if answer.array:
@@ -252,6 +253,13 @@ class LeaseManager:
                 self._unanswered(answer, now_s)
             elif isinstance(answer, CallDone):
                 self.say(f"{answer.call} {answer.job}: done")
+
+    def _note_release(self, answer: Answer) -> None:
+        """Take in that a release is done, refused or unanswered: looks that come from now on were made after it."""
+        if isinstance(answer, CallDone) and answer.call == "start":
+            self.book.released(answer.job)
+        elif isinstance(answer, CallRefused | CallUnanswered) and answer.call == "start":
+            self.book.released(answer.subject)
 
     def _refused(self, answer: CallRefused, now_s: float) -> None:
         self._refusals.append(LeaseRefusal(answer.call, answer.subject, answer.words))
@@ -291,7 +299,7 @@ class LeaseManager:
 
     def _ask(self, scheduler: Scheduler, action: AnyLeaseAction, now_s: float) -> None:
         if isinstance(action, Release):
-            self.book.told(action.job, LeasePhase.ASKED, now_s)
+            self.book.releasing(action.job, now_s)
             scheduler.start(action.job)
         elif isinstance(action, SubmitArray):
             self._counts[self._nonce(action.serial)] = action.count
