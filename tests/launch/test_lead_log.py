@@ -91,6 +91,17 @@ def test_a_log_that_does_not_show_this_lead_shows_no_other(away: str, tmp_path: 
     log.append(LeadEntry(epoch, 1))
 
 
+def test_a_log_that_goes_away_after_a_look_proves_nothing(tmp_path: Path) -> None:
+    log = LeadLog(tmp_path)
+    epoch = log.take(goes_on=False).epoch
+    log.check(epoch)
+    (tmp_path / LEADS).rename(tmp_path / "away")
+    with pytest.raises(FileNotFoundError):
+        log.check(epoch)
+    (tmp_path / "away").rename(tmp_path / LEADS)
+    log.check(epoch)
+
+
 def test_what_is_no_entry_is_told(tmp_path: Path) -> None:
     LeadLog(tmp_path).take(goes_on=False)
     (tmp_path / LEADS / "00000002").write_text("rubbish")

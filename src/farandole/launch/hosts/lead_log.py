@@ -114,15 +114,20 @@ class LeadLog:
         return self._path / f"{number:08}"
 
     def _read(self, number: int) -> LeadEntry | None:
-        # NFS remembers that a name did not exist until the folder is opened again.
+        if self._last.epoch:  # a folder that has gone since says nothing of who leads
+            self._open_again()
         with contextlib.suppress(FileNotFoundError):
-            os.close(os.open(self._path, os.O_RDONLY | os.O_DIRECTORY))
+            self._open_again()
             text = self._file(number).read_bytes()
             try:
                 return msgspec.json.decode(text, type=LeadEntry)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise UsageError(f"{self._file(number)} is not what a lead writes: {error}") from error
         return None
+
+    def _open_again(self) -> None:
+        """Open the folder: NFS remembers until then that a name did not exist."""
+        os.close(os.open(self._path, os.O_RDONLY | os.O_DIRECTORY))
 
     def _link(self, entry: LeadEntry) -> bool:
         """Give an entry the next number; False where another one has it. It is on the disk before this returns."""

@@ -32,6 +32,7 @@ from farandole.errors import UsageError
 from farandole.launch.agents.agent_config import LaunchedAgentConfig
 from farandole.launch.agents.agents import AgentProcess, Agents, print_now
 from farandole.launch.hosts.elastic_job import ElasticJob
+from farandole.launch.hosts.lead_log import SupersededError
 from farandole.launch.job.elastic_controller import ElasticController, Legacy
 from farandole.launch.job.launcher_pipe import (
     AgentEnded,
@@ -213,8 +214,13 @@ class _ControllerSupervisor:
 
     def _end_run(self, terms: RunTerms, status: int) -> None:
         """Leave nothing of a run that is over; one that was told to end is queued again, and has its held leases."""
-        if terms.is_superseded:
+        try:
+            terms.require_lead()
+        except SupersededError:
             return  # all that is left is the other's
+        except (OSError, UsageError) as error:  # it may be: whoever comes next has these leases, or they end alone
+            print_now(f"farandole: leases may be left, as nobody knows who leads this run now: {error}\n".encode())
+            return
         terms.folder.withdraw(terms.term.epoch)
         if terms.supply.script and status != TOLD_TO_END:
             scheduler = SlurmScheduler(os.environ)

@@ -16,7 +16,7 @@ import msgspec
 
 from farandole.control.keys import new_secret
 from farandole.elastic.membership.job_events import LeadReplaced, Seat
-from farandole.errors import FarandoleError, UsageError
+from farandole.errors import UsageError
 from farandole.launch.hosts.lead_log import LeadEntry, LeadLog
 from farandole.launch.hosts.leased_hosts import is_lent
 from farandole.launch.hosts.run_folder import NoLeadError, RunContact, RunFolder
@@ -108,13 +108,9 @@ class RunTerms(msgspec.Struct, frozen=True):
             training=self.term.training,
         )
 
-    @property
-    def is_superseded(self) -> bool:
-        """True if another lead has this run now."""
-        try:
-            return LeadLog(self.folder.path).last().epoch > self.term.epoch
-        except (OSError, FarandoleError):
-            return False
+    def require_lead(self) -> None:
+        """Raise ``SupersededError`` if another lead has this run now; where nobody knows, as ``LeadLog`` does."""
+        LeadLog(self.folder.path).check(self.term.epoch)
 
     def read_limits(self) -> LeaseLimits:
         """Read the limits again; raises as ``of`` does."""

@@ -142,7 +142,11 @@ def _sweep(folder: RunFolder, error: FarandoleError) -> int:
     supply = read_supply(folder)
     if not supply.script:
         raise error
-    arrays, doubted = arrays_of(folder, supply)
+    unknown = ""
+    try:
+        arrays, doubted = arrays_of(folder, supply)
+    except UsageError as failure:  # what is known from the start can be cancelled all the same
+        arrays, doubted, unknown = [supply.array] if supply.array else [], [], str(failure)
     lead = [supply.lead] if supply.lead else []
     scheduler = SlurmScheduler(os.environ)
     try:
@@ -150,9 +154,9 @@ def _sweep(folder: RunFolder, error: FarandoleError) -> int:
     finally:
         scheduler.close()
     print(f"{error}; so its jobs are cancelled: {', '.join([*lead, *arrays])}")
-    for text in left:
+    for text in filter(None, [*left, unknown]):
         print(text)
-    return 1 if left else 0
+    return 1 if left or unknown else 0
 
 
 def _show(args: argparse.Namespace) -> int:
