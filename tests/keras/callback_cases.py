@@ -243,7 +243,9 @@ def a_checkpoint_is_read_although_a_state_was_committed_before() -> None:
     folder = Path("committed-before")
     fit(compiled(OPTIMIZERS["sgd"]()), epochs=2, callbacks=[hvd.callbacks.CheckpointCallback(folder)])
     model = compiled(OPTIMIZERS["sgd"](), 5)
-    state: Any = hvd.elastic.KerasState(model, epoch=0)
+    for _ in range(2):  # trained before, with checkpoints of its own, without a state and with another one
+        fit(model, epochs=1, callbacks=[hvd.callbacks.CheckpointCallback(Path("pretrained"))])
+        state: Any = hvd.elastic.KerasState(model, epoch=0)
     state.commit()
     assert fit(model, epochs=4, callbacks=[hvd.callbacks.CheckpointCallback(folder)]).epoch == [2, 3]
     assert state.epoch == 2

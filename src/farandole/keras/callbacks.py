@@ -289,7 +289,7 @@ class CheckpointCallback(keras.callbacks.Callback):
             self.model._initial_epoch = found.step
             if elastic is not None:
                 elastic.begin_at(found.step)
-        progress.is_restored = True
+        progress.is_restored = elastic is not None
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """See ``Callback``."""

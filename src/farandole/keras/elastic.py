@@ -186,7 +186,9 @@ class KerasState(ObjectState):
             )
         if optimizer is not None and optimizer is not getattr(model, "optimizer", None):
             values["optimizer"] = optimizer
-        super().__init__(model=model, **values, schedule_progress=progress_of(model))
+        progress = progress_of(model)
+        progress.is_restored = False  # what another state of this model has read was for another training
+        super().__init__(model=model, **values, schedule_progress=progress)
 
     def _connect(self) -> None:
         super()._connect()
