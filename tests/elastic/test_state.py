@@ -95,9 +95,9 @@ def test_a_vote_moves_the_step_and_the_samples(job: None) -> None:
     cursor.hand_out(GlobalBatch(0, 5))
 
     def meet(point: str, said: str) -> list[str]:
-        step, _, place, passed, samples = said.split(",")
-        assert (point, step, passed, samples) == ("vote 0", "0", "2", "3")
-        return [said, f"0,1,{place},5,2"]
+        due, place, passed, samples = said.split(",")
+        assert (point, due, passed, samples) == ("vote 0", "", "2", "3")
+        return [said, f"!,{place},5,2"]
 
     phases: list[str] = []
     cancel = events.subscribe(lambda event: phases.append(getattr(event, "phase", "")))

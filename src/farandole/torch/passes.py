@@ -99,10 +99,9 @@ def _before(param: torch.Tensor, arriving: Arriving) -> Callable[[], _Removable]
 
 def _is_added_to(param: torch.Tensor) -> bool:
     """True in a hook of ``param`` if the pass adds to its gradient, and does not return it, as ``autograd.grad``."""
-    node = torch.autograd.graph.get_gradient_edge(param).node
     try:
-        return torch._C._will_engine_execute_node(node)
-    except RuntimeError:  # what ``autograd.grad`` is asked for is no node of its pass
+        return torch._C._will_engine_execute_node(torch.autograd.graph.get_gradient_edge(param).node)
+    except RuntimeError:  # it is no node of the pass: ``autograd.grad`` was asked for it, or it is frozen by now
         return False
 
 

@@ -112,6 +112,19 @@ def check_two_optimizers_of_one_parameter_weigh_each_pass_once() -> None:
         optimizer.step()
 
 
+def check_a_parameter_may_be_frozen_before_its_backward_pass() -> None:
+    numbers, model = Numbers(2 * hvd.size()), _linear()
+    optimizer: Any = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0), backward_passes_per_step=2)
+    sampler = hvd.elastic.ElasticSampler(numbers)
+    hvd.elastic.TorchState(model, optimizer, sampler=sampler).sync()
+    for x in hvd.elastic.DataLoader(numbers, sampler=sampler, global_batch_size=hvd.size()):
+        loss = model(x).mean()
+        model.weight.requires_grad_(False)
+        loss.backward()
+        model.weight.requires_grad_(True)
+    assert model.weight.grad is None
+
+
 def check_a_schedule_advances_alike_where_a_rank_leaves_out_a_pass() -> None:
     rate, passes = 1e-12, 2
     numbers, model = Numbers(8 * passes * hvd.size()), _linear()

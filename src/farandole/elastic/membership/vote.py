@@ -1,7 +1,7 @@
 """The vote of a step, and the agreement on one state after ranks saw different ends of a vote; pure.
 
     >>> count([Vote(step=7, samples=(4,)), Vote(step=7, samples=(3,), change_due=True)])
-    VoteOutcome(step=8, samples=(7,), change_due=True)
+    VoteOutcome(step=8, samples=(7,), change_due=True, passed=0)
     >>> agree([Claim(step=7, digest="c0"), Claim(step=8, digest="5e"), Claim(step=NEW, digest="11")])
     Agreement(step=8, root=1, sources=[1], receivers=[0, 2], diverged=[], alike=[])
 

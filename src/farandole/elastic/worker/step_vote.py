@@ -71,7 +71,7 @@ class StepVote:
         current().pace.beat()  # for a rank that is alone, this is all that shows that it trains
         samples = tuple(cursor.samples() for cursor in self.cursors.values())
         mine = vote.Vote(self.step, samples, bool(current().change_due), self._place(), passed)
-        outcome = vote.count([_read(said) for said in meet(f"vote {self.step}", _write(mine))])
+        outcome = vote.count([_read(said, self.step) for said in meet(f"vote {self.step}", _write(mine))])
         # From here on nothing waits for a peer: the vote has passed for all, and a fault can no longer undo it. Nor may
         # anything raise: the others count the step and its samples. That ranks are at the same ones was voted, too.
         for cursor, sampled in zip(self.cursors.values(), outcome.samples, strict=True):
@@ -126,13 +126,14 @@ class Voter(Protocol):
 
 
 def _write(part: vote.Vote) -> str:
-    """Encode a vote, as short as it gets: a meeting carries few bytes."""
-    return ",".join(map(str, (part.step, int(part.change_due), part.place, part.passed, *part.samples)))
+    """Encode a vote, as short as it gets: a meeting carries few bytes. All members are at its step, or it is none."""
+    numbers = (f"{number:x}" for number in (part.passed, *part.samples))
+    return ",".join(("!" if part.change_due else "", part.place, *numbers))
 
 
-def _read(said: str) -> vote.Vote:
-    step, due, place, passed, *samples = said.split(",")
-    return vote.Vote(int(step), tuple(map(int, samples)), bool(int(due)), place, int(passed))
+def _read(said: str, step: int) -> vote.Vote:
+    due, place, passed, *samples = said.split(",")
+    return vote.Vote(step, tuple(int(each, 16) for each in samples), bool(due), place, int(passed, 16))
 
 
 def _nothing() -> None:
