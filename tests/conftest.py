@@ -26,6 +26,9 @@ from workbench.cluster import Cluster, SlurmCluster, UnavailableError
 sys.dont_write_bytecode = False
 """Each process of ``make test`` reads all tests, and rewrites them unless the last run has kept them."""
 
+os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")
+"""Ray gives a node of its own 30 s to start, which takes longer on a machine that runs three tests at once."""
+
 hypothesis.settings.register_profile("ci", derandomize=True, max_examples=40, deadline=None, database=None)
 hypothesis.settings.register_profile("dev", max_examples=40, deadline=None)
 hypothesis.settings.register_profile("long", max_examples=2000, deadline=None)
