@@ -45,6 +45,8 @@ def refuses(address: str) -> bool:
         socket.create_connection(place(address), DEADLINE_S).close()
     except ConnectionRefusedError:
         return True
+    except ConnectionResetError:  # it is closed just now, with this one waiting
+        return False
     return False
 
 
