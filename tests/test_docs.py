@@ -27,7 +27,7 @@ from typing import final
 
 import pytest
 
-from tests.conftest import Finished, Launch, run_to_end
+from tests.conftest import RAY_IS_LATE, Finished, Launch, run_to_end
 from tests.frameworks import LOADED_IF_THERE, lean
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -127,7 +127,9 @@ def test_commands_of_a_page_run(page: Path, tmp_path: Path) -> None:
     runs = {"run", "run spark"} if has_spark else {"run"}
     for block in blocks(page):
         if block.language == "bash" and block.role in runs:
-            finished = run_to_end(["bash", "-euo", "pipefail", "-c", block.text], tmp_path, 120.0, path)
+            finished = run_to_end(["bash", "-euo", "pipefail", "-c", block.text], tmp_path, 240.0, path)
+            if finished.code and RAY_IS_LATE in finished.stderr:
+                pytest.skip("Ray has not started a node of its own in 30 s: this machine is too busy for it")
             check_output(finished.ok(), expected_after(page, [block]))
     if any(block.role == "run spark" for block in blocks(page)) and not has_spark:
         pytest.skip("all but the blocks of Spark was run, which is not installed: make spark")
