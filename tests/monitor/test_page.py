@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 
 from farandole.control.watch_messages import MetricPoint
 from farandole.monitor.folder import MarkRecord, MemberRecord, PointRecord, RunInfo, RunWriter, TrialRecord
-from tests.monitor.page import CHROMIUM, LiveRun, browser, opened, picture
+from tests.monitor.page import CHROMIUM, LiveRun, opened, picture
 
 STATIC = Path(__file__).parents[2] / "src" / "farandole" / "monitor" / "static"
 
@@ -23,24 +22,6 @@ pytestmark = [
         not (STATIC / "live.js").exists(), reason="the page is not bundled: make setup, with npm reachable"
     ),
 ]
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with browser() as started:
-        yield started
-
-
-@pytest.fixture
-def page(chromium: Any) -> Iterator[Any]:
-    context = chromium.new_context(viewport={"width": 1280, "height": 900})
-    context.set_default_timeout(30_000)
-    opened_page = context.new_page()
-    troubles: list[str] = []
-    opened_page.on("pageerror", lambda error: troubles.append(str(error)))
-    yield opened_page
-    context.close()
-    assert not troubles
 
 
 def pill(page: Any, words: str) -> None:

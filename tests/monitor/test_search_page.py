@@ -5,38 +5,18 @@ from __future__ import annotations
 import json
 import signal
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
-import pytest
 
 from farandole.control.monitor_messages import MODULE
 from farandole.monitor.folder import RunInfo, RunWriter
 from farandole.monitor.runs import loaded
-from tests.monitor.page import DEADLINE_S, LiveSearch, browser, opened, picture, until
+from tests.monitor.page import DEADLINE_S, LiveSearch, opened, picture, until
 from tests.monitor.test_page import news, pill, pytestmark
 
 __all__ = ["pytestmark"]
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with browser() as started:
-        yield started
-
-
-@pytest.fixture
-def page(chromium: Any) -> Iterator[Any]:
-    context = chromium.new_context(viewport={"width": 1280, "height": 900})
-    context.set_default_timeout(60_000)
-    opened_page = context.new_page()
-    troubles: list[str] = []
-    opened_page.on("pageerror", lambda error: troubles.append(str(error)))
-    yield opened_page
-    context.close()
-    assert not troubles
 
 
 def row(page: Any, trial: int, state: str) -> Any:
