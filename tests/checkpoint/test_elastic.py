@@ -53,6 +53,8 @@ KILLED = """
     def dies(self, content, file):
         if me == 1 and content["tensors"] and current().generation == 1 and state.step == STEP:
             os.kill(os.getpid(), signal.SIGKILL)
+        if content["tensors"]:
+            writing.set()
         dump(self, content, file)
     NumpyCodec.dump = dies
 """
@@ -77,7 +79,8 @@ TOLD = """if me == 1 and state.step == STEP:
 
 
 def test_the_others_go_on_when_a_worker_is_lost_while_a_checkpoint_is_written(launch: Launch, tmp_path: Path) -> None:
-    script = TRAINING.format(fault=KILLED.strip("\n").removeprefix("    "), after_save="writing.set()")
+    after = "writing.wait()"  # for the fault, which asks what step it is
+    script = TRAINING.format(fault=KILLED.strip("\n").removeprefix("    "), after_save=after)
     done = launch(2, script, options=["--min-np", "1"])
     assert done.code == 0, done.stderr
     assert "worker 0 has finished" in done.stdout
