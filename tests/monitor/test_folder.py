@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import stat
 import subprocess
 import zlib
@@ -101,6 +102,17 @@ def test_a_second_writer_is_refused_and_so_is_a_second_run(tmp_path: Path) -> No
         RunWriter.create(tmp_path / "a", info)
     with pytest.raises(UsageError, match="no record of a run"):
         read_info(tmp_path / "b")
+
+
+def test_a_run_that_cannot_begin_leaves_a_folder_for_the_next_try(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))  # no file may be longer: like a full disk, on any system
+    try:
+        with pytest.raises(UsageError, match="cannot be recorded"):
+            RunWriter.create(tmp_path / "run", RunInfo(1.0, ["train"]))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    RunWriter.create(tmp_path / "run", RunInfo(1.0, ["train"])).close()
 
 
 def test_the_description_names_the_commit_and_the_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

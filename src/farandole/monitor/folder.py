@@ -158,8 +158,7 @@ class RunWriter:
                 raise UsageError(f"{folder} has the record of another run: give a folder that is new, or empty")
             writer = cls(folder, info, *_locked(folder, os.O_CREAT | os.O_EXCL))
             with writer._kept():
-                writer.describe()
-                writer._write(MAGIC)
+                writer._begin()
         except OSError as error:
             raise UsageError(f"the run cannot be recorded in {folder}: {error.strerror}") from error
         return writer
@@ -186,6 +185,16 @@ class RunWriter:
         os.ftruncate(self._fd, whole := LogReader(text).whole)
         if not whole:
             self._write(MAGIC)
+
+    def _begin(self) -> None:
+        """Write what a folder of a run begins with; nothing of it stays if that fails, or the next one is refused."""
+        try:
+            self.describe()
+            self._write(MAGIC)
+        except BaseException:
+            for name in (INFO, METRICS):
+                (self.path / name).unlink(missing_ok=True)
+            raise
 
     @contextlib.contextmanager
     def _kept(self) -> Iterator[None]:
