@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import shutil
@@ -241,6 +242,20 @@ def test_a_look_that_is_asked_for_is_later_than_that_and_rings(
     thread.look()
     assert select.select([thread.fd], [], [], DEADLINE_S)[0]
     assert thread.sure_s >= asked_s
+
+
+def test_no_lead_is_sure_before_its_first_look(folder: RunFolder) -> None:
+    leads = folder.path / LEADS
+    leads.mkdir()
+    (leads / "00000002").write_bytes(RUBBISH[0])  # which a look at the log stumbles over
+    thread = LeadThread(folder, contact_of(1), every_s=0.01)
+    try:
+        assert thread.sure_s == -math.inf
+        (leads / "00000002").unlink()
+        LeadLog(folder.path).take(goes_on=False)
+        until(thread, lambda: thread.sure_s > 0)
+    finally:
+        thread.close(DEADLINE_S)
 
 
 def test_a_contact_is_never_that_of_an_earlier_lead(tmp_path: Path) -> None:

@@ -11,6 +11,9 @@ from farandole.control.message import Message
 PERSON = b"person-"
 """Prefix of the identity of everybody who asks about a run, or orders it."""
 
+ANSWER_S = 5.0
+"""Time for the run folder to let an order be obeyed, and again to have it on the disk: then whoever gave it hears."""
+
 
 @final
 class RunQuestion(Message, frozen=True):

@@ -18,6 +18,7 @@ The contact comes last: what holds it up holds up no claim.
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import threading
@@ -46,8 +47,8 @@ class LeadThread:
     def __init__(self, folder: RunFolder, contact: RunContact, every_s: float = LOOK_S) -> None:
         self.superseded = ""
         """Sentence that says that another one leads."""
-        self.sure_s = time.monotonic()
-        """Time, of ``time.monotonic``, at which this lead was the last one for certain."""
+        self.sure_s = -math.inf
+        """Time, of ``time.monotonic``, at which this lead was the last one for certain: never, before a look."""
         self._log, self._folder, self._contact, self._every_s = LeadLog(folder.path), folder, contact, every_s
         self._entries: queue.Queue[LeadEntry | None] = queue.Queue()
         self._claimed: deque[int] = deque()

@@ -8,7 +8,7 @@
 
 An order counts once a look that began after it had come has shown that no other leads: a lead that wakes may find
 orders that have waited longer than it has led. All but the end of the run also wait for the journal, from which the
-plan is that they change. Whoever gives one hears within ``ANSWER_S`` what became of it; what is refused is never
+plan is that they change. Whoever gives one hears within twice ``ANSWER_S`` what became of it; what is refused is never
 obeyed later.
 """
 
@@ -18,10 +18,7 @@ import secrets
 from collections.abc import Callable
 from typing import NamedTuple, final
 
-from farandole.control.run_messages import RunOrder, RunReply
-
-ANSWER_S = 5.0
-"""Time for the run folder to answer; people wait twice as long."""
+from farandole.control.run_messages import ANSWER_S, RunOrder, RunReply
 
 STOP_S = 2.0
 """Time after which the end is obeyed though the folder has not told who leads: whoever gives it wants it now."""

@@ -24,7 +24,7 @@ from farandole.control.channel import Dealer
 from farandole.control.dial import first_answering
 from farandole.control.keys import JobKeys
 from farandole.control.message import Message
-from farandole.control.run_messages import PERSON, HostView, RunOrder, RunQuestion, RunReply, RunView
+from farandole.control.run_messages import ANSWER_S, PERSON, HostView, RunOrder, RunQuestion, RunReply, RunView
 from farandole.errors import ControlError, FarandoleError, UsageError
 from farandole.launch.hosts.run_folder import CONTACT, RunFolder
 from farandole.launch.leases.ending import arrays_of, cancelled
@@ -32,8 +32,8 @@ from farandole.launch.leases.slurm import SlurmScheduler
 from farandole.launch.leases.supply import read_supply
 from farandole.launch.leases.turn import count
 
-ANSWERS_S = 10.0
-"""Time for the controller of a run to answer."""
+ANSWERS_S = 3 * ANSWER_S
+"""Time for the controller of a run to answer: longer than an order can wait there, so that none is obeyed unheard."""
 
 VERBS = {
     "ps": (
