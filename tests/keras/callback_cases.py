@@ -15,6 +15,7 @@ import farandole.keras as hvd
 import farandole.numpy as numpy_hvd
 from farandole.errors import UsageError
 from farandole.keras import variables
+from farandole.keras.model_progress import progress_of
 from farandole.largebatch.noise import Estimate
 from farandole.largebatch.recipe import recipe
 from farandole.runtime.collectives.objects import allgather_object, broadcast_object
@@ -384,6 +385,20 @@ def a_state_goes_back_to_its_commit() -> None:
     with raises(UsageError, "give your value another one"):
         hvd.elastic.KerasState(model, schedule_progress=0)
     shutil.rmtree("checkpoints", ignore_errors=True)
+
+
+@case
+def a_state_keeps_the_progress_of_the_model_that_it_has_now() -> None:
+    one, other = network(1), network(2)
+    for model in (one, other):
+        model.compile(hvd.DistributedOptimizer(OPTIMIZERS["adam"]()), loss="mse")
+    state: Any = hvd.elastic.KerasState(one, epoch=0)
+    state.model = other
+    assert state.schedule_progress is progress_of(other)
+    assert progress_of(other).elastic is state
+    state.commit()
+    state.restore()
+    assert state.schedule_progress is progress_of(other)
 
 
 class _Means(keras.layers.Layer):  # type: ignore[misc]

@@ -192,7 +192,9 @@ class KerasState(ObjectState):
 
     def _connect(self) -> None:
         super()._connect()
-        progress_of(self._parts["model"].value).register(self)
+        progress = progress_of(self._parts["model"].value)
+        progress.register(self)
+        self.schedule_progress = progress  # another one where the script has assigned another model
 
     def _generators(self) -> dict[str, RandomPart]:
         return random_parts()
