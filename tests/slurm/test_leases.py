@@ -157,8 +157,13 @@ def test_a_run_without_a_lead_is_stopped_by_what_its_folder_knows(run: Run) -> N
     run.submit("--sbatch=--begin=now+1hour")
     assert len(run.queue()) == 7
     assert "there is no" in run.farandole("ps", str(run.path), check=False)
-    assert "so its jobs are cancelled" in run.farandole("stop", str(run.path))
+    (run.path / JOURNAL).mkdir()  # which cannot be read: what is known without it is cancelled all the same
+    said = run.farandole("stop", str(run.path), check=False)
+    assert "so its jobs are cancelled" in said
+    assert f"{JOURNAL} cannot be read" in said
     run.until(lambda: not run.queue(), "for an empty queue")
+    (run.path / JOURNAL).rmdir()
+    assert "so its jobs are cancelled" in run.farandole("stop", str(run.path)), "again, of what is gone"
 
 
 def test_what_people_do_in_the_queue_are_orders(run: Run) -> None:
