@@ -129,6 +129,17 @@ def as_task() -> Iterator[None]:
         _process.tasks -= 1
 
 
+@contextlib.contextmanager
+def by_variables() -> Iterator[None]:
+    """Context, in a task, in which this process is what its variables say: a worker of a search, which has set them."""
+    kept = _process.seat, _process.tasks
+    _process.seat, _process.tasks = None, 0
+    try:
+        yield
+    finally:
+        _process.seat, _process.tasks = kept
+
+
 def environment() -> Environment | None:
     """The environment of an engine with a seat, or of its task; ``None`` in any other process."""
     if _process.tasks:

@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from farandole.errors import RemoteError, UsageError
 from farandole.notebook import guard
@@ -20,6 +20,9 @@ from farandole.notebook.cells import CellMark
 from farandole.notebook.guard import EngineReport
 from farandole.notebook.outcome import DIED, CellOutcome, first_cause, read
 from farandole.notebook.output import RankLines
+
+if TYPE_CHECKING:
+    from farandole.search.pools import Pool
 
 SHOW_S = 0.1
 """Interval at which output is shown: ten times a second is enough for eyes, and for a browser."""
@@ -164,6 +167,12 @@ class EngineRanks:
         self._open.clear()
         self._seats = list(self._reseat(self, setup, timeout_s))
         self._serial = 0
+
+    def search_pool(self) -> Pool:
+        """The engines that live, as the workers of a search: ``farandole.search(..., pool=ranks)`` calls this."""
+        from farandole.notebook.search_pool import NotebookPool  # cells need none of it
+
+        return NotebookPool(self)
 
     # -- inside -------------------------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from farandole.control.monitor_messages import MonitorConfig
 from farandole.errors import UsageError
 from farandole.search.advisor import Advisor, FixedList
 from farandole.search.loop import SearchLoop, SearchTerms
-from farandole.search.pools import LocalPool, Pool, own_path
+from farandole.search.pools import LocalPool, Pool, PoolSource, own_path
 from farandole.search.run_record import RunRecord
 from farandole.search.rungs import Rungs
 from farandole.search.space import Space, Value
@@ -83,7 +83,7 @@ def search(
     space: Space | Mapping[str, Any] | str | os.PathLike[str],
     trials: int = 32,
     workers: int | tuple[int, int] = (1, 4),
-    pool: int | Pool = 1,
+    pool: int | Pool | PoolSource = 1,
     *,
     epochs: int = 1,
     min_epochs: int = 1,
@@ -120,6 +120,7 @@ def search(
     with the same folder goes on where another one was killed. Without one it is ``farandole-search-`` and the time.
     With ``hosts="a:4,b:4"`` the pool is of so many processes on each of these, over ssh; the folder must be the same on
     all. What a host that dies costs its trials is the time since their last reports.
+    With ``pool=ranks``, of ``farandole.notebook.attach``, its engines are the workers, and keep what cells have made.
     With ``live`` there is a page of it, whose link is told as ``farandole run --live`` does.
     ``space`` may also be a file of TOML, ``direction`` "maximize". ``deadline_s`` is in seconds from now. ``knobs`` are
     settings by their names.
@@ -229,9 +230,11 @@ def _require_optuna() -> None:
         raise UsageError("a search needs Optuna 5: type pip install 'farandole[search]'") from error
 
 
-def _pool(told: int | Pool, hosts: str, output: Path, settings: Settings) -> Pool:
+def _pool(told: int | Pool | PoolSource, hosts: str, output: Path, settings: Settings) -> Pool:
     if not hosts:
-        return told if isinstance(told, Pool) else LocalPool(told, output, own_path())
+        if isinstance(told, int):
+            return LocalPool(told, output, own_path())
+        return told if isinstance(told, Pool) else told.search_pool()
     if told != 1:
         raise UsageError(f"hosts={hosts!r} is a pool: leave out pool={told!r}")
     from farandole.search.host_pool import HostPool  # most searches are on this host

@@ -17,7 +17,7 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
@@ -86,9 +86,9 @@ class HostPool(Pool):
         return sum(self._slots.values())
 
     @property
-    def hosts(self) -> Collection[str]:
+    def slots(self) -> Mapping[str, int]:
         """See ``Pool``."""
-        return self._slots.keys()
+        return self._slots
 
     def connect(self, send: Send) -> None:
         """See ``Pool``."""

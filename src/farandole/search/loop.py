@@ -16,7 +16,7 @@ import os
 import signal
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -295,23 +295,28 @@ class SearchLoop:
         """Take in which processes have ended, and with which hosts."""
         for each in ended:
             self._on_process_ended(each)
-        hosts = self._pool.hosts
+        hosts = self._pool.slots
         if hosts is None:
             return
         for lost in [each for each in self.workers.values() if each.host not in hosts]:  # not known to their agent yet
             self._on_process_ended(ProcessEnded(lost.pid, -signal.SIGKILL, "is lost with its host", lost.host))
         for job in self.jobs.values():
-            if gone := job.slots.keys() - hosts:
-                if left := {host: slots for host, slots in job.slots.items() if host in hosts}:
-                    job.resize(left)
-                else:
-                    job.slots = {}
-                    job.fail(f"its hosts are lost: {', '.join(sorted(gone))}")
+            if gone := job.slots.keys() - hosts.keys():
+                self._take_away(job, gone, f"its hosts are lost: {', '.join(sorted(gone))}")
         if self._pool.size < self._terms.workers[0]:
             raise ControlError(
-                f"the hosts that are left have {self._pool.size} workers, and a trial has {self._terms.workers[0]} "
-                "at least: the same call with other hosts goes on"
+                f"{self._pool.size} workers of the pool are left, and a trial has {self._terms.workers[0]} at least: "
+                f"{self._pool.remedy}"
             )
+
+    @staticmethod
+    def _take_away(job: TrialJob, hosts: Collection[str], why: str) -> None:
+        """Have a trial go on without its workers on these hosts; one that has no others begins again."""
+        if left := {host: slots for host, slots in job.slots.items() if host not in hosts}:
+            job.resize(left)
+        else:
+            job.slots = {}
+            job.fail(why)
 
     def _on_process_ended(self, ended: ProcessEnded) -> None:
         found = (each for each in self.workers.values() if each.pid == ended.pid and ended.host in ("", each.host))
@@ -332,6 +337,7 @@ class SearchLoop:
             for order in job.tick(now):
                 self._obey(job, order)
         self._serve_starts()
+        self._move_starts()
         for job in [job for job in self.jobs.values() if self._is_done(job)]:
             self._release(job)
         if now >= self._ends_s and not self._is_ending:
@@ -355,7 +361,7 @@ class SearchLoop:
         """Order free workers to join, as far as there are any on the hosts that the memberships have named."""
         left = []
         for job, start in self._starts:
-            is_lost = self._pool.hosts is not None and start.host not in self._pool.hosts
+            is_lost = self._pool.slots is not None and start.host not in self._pool.slots
             if is_lost or job.index not in self.jobs or job.has_ended or job.failure or job.stopping:
                 if job.index in self.jobs:
                     job.died(start.worker_id, 1, "the trial needs it no more")
@@ -365,6 +371,17 @@ class SearchLoop:
                 worker.worker_id = start.worker_id
                 job.controller.worker_started(start.worker_id, worker.pid, worker.host)
         self._starts = left
+
+    def _move_starts(self) -> None:
+        """Let trials look elsewhere that wait for a worker on a host where one has died, and nobody took its place."""
+        for host, size in (self._pool.slots or {}).items():
+            surplus = sum(job.slots.get(host, 0) for job in self.jobs.values()) - size
+            waiting = [job for job, start in self._starts if start.host == host]
+            for job in waiting[: max(0, surplus)]:
+                if job.slots[host] > 1:
+                    job.resize({**job.slots, host: job.slots[host] - 1})
+                else:
+                    self._take_away(job, {host}, f"no worker is left for it on {host}")
 
     def _ordered(self, job: TrialJob, start: actions.Start) -> PoolWorker | None:
         """A free worker on that host which was ordered to join; one that cannot be reached has died."""

@@ -21,9 +21,9 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final, runtime_checkable
 
 from farandole.cluster.contact import Contact
 from farandole.control import process
@@ -62,9 +62,12 @@ class Pool(ABC):
     def size(self) -> int:
         """Number of workers that it has when all are there."""
 
+    remedy = "the same call with other hosts goes on"
+    """Advice where too few workers are left for any trial."""
+
     @property
-    def hosts(self) -> Collection[str] | None:
-        """Hosts that it has; ``None`` where it cannot lose one."""
+    def slots(self) -> Mapping[str, int] | None:
+        """Number of workers by host; ``None`` where it cannot lose any, as others take their places."""
         return None
 
     @property
@@ -120,6 +123,15 @@ class Pool(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@runtime_checkable
+class PoolSource(Protocol):
+    """Maker of a pool: the engines that ``farandole.notebook.attach`` has made ranks."""
+
+    def search_pool(self) -> Pool:
+        """A pool of what is there now."""
+        ...
 
 
 @final

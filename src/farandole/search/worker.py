@@ -64,11 +64,15 @@ def main() -> None:
     if not told:
         sys.exit("farandole: this process is a worker of farandole.search(), which starts it; you cannot")
     try:
-        contact = Contact.decode(told.encode())
-        with _connect(contact) as dealer:
-            _Worker(dealer, contact).serve()
+        serve(Contact.decode(told.encode()))
     except (ControlError, StartError) as error:
         sys.exit(f"farandole: a worker of the search ends: {error}")
+
+
+def serve(contact: Contact) -> None:
+    """Be a worker of the search that ``contact`` leads to, until it needs this process no more."""
+    with _connect(contact) as dealer:
+        _Worker(dealer, contact).serve()
 
 
 def _connect(contact: Contact) -> Dealer:
@@ -130,7 +134,7 @@ class _Worker:
         error.__traceback__ = None  # it holds the frames of the function, and with them the model
         begin_anew(error)
         sys.stderr.write(text)
-        if isinstance(error, ControlError) and self._dealer.lost:
+        if isinstance(error, KeyboardInterrupt) or (isinstance(error, ControlError) and self._dealer.lost):
             raise error
         return TrialLeft(order.worker_id, rank, "raised", text=summary)
 
@@ -159,7 +163,8 @@ def _output_to(path: str) -> Iterator[None]:
     try:
         for number in (1, 2):
             os.dup2(fd, number)
-        yield
+        with _streams_to(fd):
+            yield
     finally:
         with contextlib.suppress(FarandoleError, OSError, ValueError):
             sys.stdout.flush()
@@ -168,6 +173,20 @@ def _output_to(path: str) -> Iterator[None]:
             os.dup2(before, number)
         for each in (fd, *kept):
             os.close(each)
+
+
+@contextlib.contextmanager
+def _streams_to(fd: int) -> Iterator[None]:
+    """Let ``sys.stdout`` and ``sys.stderr`` go to a file as well where they are none: an engine's send messages."""
+    if sys.stdout is sys.__stdout__:
+        yield
+        return
+    with (
+        os.fdopen(os.dup(fd), "w", buffering=1) as file,
+        contextlib.redirect_stdout(file),
+        contextlib.redirect_stderr(file),
+    ):
+        yield
 
 
 if __name__ == "__main__":

@@ -1,0 +1,192 @@
+"""Pool of a search whose workers are the engines of a notebook: ``farandole.search(train, space, pool=ranks)``.
+
+Each engine runs one task until the search is over: the loop of a warm worker, which joins trial after trial. Its cells'
+session is aside meanwhile, as in any task, and what cells have made stays. An engine belongs to whoever has started it.
+So one is interrupted where a process of another pool would be killed, and killed only if it does not heed that; one
+that dies is not started again, and the search goes on with the others.
+"""
+
+# Threads. The search's thread calls all of this, but for ``_ring``, which the client's own thread calls when a task is
+# done. ``_lock`` guards ``_bell``, whose number may be another's once it is closed.
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any, final
+
+from farandole.cluster.contact import Contact
+from farandole.errors import ControlError, UsageError
+from farandole.events import logger
+from farandole.notebook.outcome import DIED, read
+from farandole.search.engine_worker import serve_in_engine
+from farandole.search.pools import END_S, LEAVE_S, MOST_EARLY, Pool, ProcessEnded, own_path
+
+if TYPE_CHECKING:
+    from farandole.notebook.guard import EngineReport
+    from farandole.notebook.ranks import EngineRanks
+
+HEED_S = 10.0
+"""Time in which an engine that was to be killed ends its task by an interrupt; then it is killed."""
+
+
+@final
+class NotebookPool(Pool):
+    """Engines of ``ranks`` that live now, each a worker."""
+
+    remedy = "start engines in the place of those that have died (ranks.replace()); then the same call goes on"
+
+    def __init__(self, ranks: EngineRanks) -> None:
+        self._client = ranks.client
+        seats = {seat.engine: seat.report for rank, seat in enumerate(ranks.seats) if rank in ranks.living}
+        if not seats:
+            raise UsageError(f"pool=ranks: no engine of these lives:\n{ranks!r}")
+        self._engines: dict[int, EngineReport] = seats
+        self.reaches_out = {it.host for it in seats.values()} != {socket.gethostname()}
+        if self.reaches_out and not self._client.curve_serverkey:
+            raise UsageError(
+                "pool=ranks: some engines are on other hosts, and the secret of the search would travel to them "
+                "readable: let IPython Parallel encrypt its connections (c.IPController.enable_curve = True in "
+                "ipcontroller_config.py)"
+            )
+        self._contact: Contact | None = None
+        self._tasks: dict[int, Any] = {}
+        self._kill_s: dict[int, float] = {}
+        """Times at which engines are killed that were interrupted, should they still run their task."""
+        self._early = 0
+        self._lock = threading.Lock()
+        self._bell = -1
+
+    @property
+    def size(self) -> int:
+        """See ``Pool``."""
+        return len(self._engines)
+
+    @property
+    def slots(self) -> Mapping[str, int]:
+        """See ``Pool``."""
+        return Counter(it.host for it in self._engines.values())
+
+    def start(self, contact: Contact) -> None:
+        """See ``Pool``."""
+        self._contact, self._bell = contact, os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        for engine in self._engines:
+            self._send(engine)
+
+    @property
+    def fds(self) -> Collection[int]:
+        """See ``Pool``."""
+        return () if self._bell < 0 else (self._bell,)
+
+    @property
+    def deadline_s(self) -> float:
+        """See ``Pool``."""
+        return min(self._kill_s.values(), default=math.inf)
+
+    def attend(self, ready: Collection[int]) -> list[ProcessEnded]:
+        """See ``Pool``. The task of an engine that lives is sent to it again."""
+        if self._bell in ready:
+            os.eventfd_read(self._bell)  # before the tasks are looked at: one that ends later rings again
+        return [self._ended(engine) for engine, task in list(self._tasks.items()) if task.done()]
+
+    def tick(self, now: float) -> list[ProcessEnded]:
+        """See ``Pool``."""
+        for engine in [engine for engine, due_s in self._kill_s.items() if due_s <= now]:
+            del self._kill_s[engine]
+            logger.warning("engine %d is killed: it has not heeded an interrupt for %g s", engine, HEED_S)
+            self._signal(signal.SIGKILL, [engine])
+        return []
+
+    def came(self, host: str, pid: int) -> bool:
+        """See ``Pool``."""
+        self._early = 0
+        return self._engine_of(host, pid) is not None
+
+    def kill(self, host: str, pid: int) -> None:
+        """See ``Pool``. The engine is interrupted first."""
+        engine = self._engine_of(host, pid)
+        if engine is not None and engine not in self._kill_s:
+            self._kill_s[engine] = time.monotonic() + HEED_S
+            self._signal(signal.SIGINT, [engine])
+
+    def end_now(self) -> None:
+        """See ``Pool``. The engines are interrupted."""
+        self._signal(signal.SIGINT, self._busy)
+
+    def close(self) -> None:
+        """See ``Pool``. Engines that do not heed an interrupt go on, and are named: their variables may be of worth."""
+        if self._bell < 0:
+            return
+        begun_s, is_told = time.monotonic(), False
+        while self._busy and time.monotonic() < begun_s + END_S:
+            if not is_told and time.monotonic() >= begun_s + LEAVE_S:
+                is_told = True
+                self._signal(signal.SIGINT, self._busy)
+            select.select([self._bell], [], [], LEAVE_S)
+            self._hush()
+        if self._busy:
+            logger.warning(
+                "engines %s still run a trial of the search that has ended: interrupt them by "
+                "rc.send_signal('SIGINT', targets=%s)",
+                self._busy,
+                self._busy,
+            )
+        with self._lock:
+            bell, self._bell = self._bell, -1
+            os.close(bell)
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    @property
+    def _busy(self) -> list[int]:
+        """Engines whose tasks are not done."""
+        return [engine for engine, task in self._tasks.items() if not task.done()]
+
+    def _engine_of(self, host: str, pid: int) -> int | None:
+        found = (engine for engine, it in self._engines.items() if (it.host, it.pid) == (host, pid))
+        return next(found, None)
+
+    def _send(self, engine: int) -> None:
+        assert self._contact is not None
+        task = self._client[engine].apply_async(serve_in_engine, self._contact.encode(), own_path())
+        self._tasks[engine] = task
+        task.add_done_callback(self._ring)
+
+    def _ended(self, engine: int) -> ProcessEnded:
+        """Take in the end of a task, of which the engine's may be the cause."""
+        outcome, it = read(self._tasks.pop(engine)), self._engines[engine]
+        self._kill_s.pop(engine, None)
+        if outcome.kind == DIED or engine not in self._client.ids:
+            del self._engines[engine]
+            logger.warning("the search goes on without engine %d, which has died", engine)
+            return ProcessEnded(it.pid, -signal.SIGKILL, f"is lost with its engine {engine}, which has died", it.host)
+        self._early += 1
+        if self._early > max(MOST_EARLY, self.size):
+            raise ControlError(
+                f"the workers of the search end before they have begun: the last one, in engine {engine}, by "
+                f"{outcome.summary or 'itself'}"
+            )
+        self._send(engine)
+        return ProcessEnded(it.pid, 1, f"has left engine {engine}: {outcome.summary or 'it ended'}", it.host)
+
+    def _signal(self, number: int, engines: Collection[int]) -> None:
+        living = [engine for engine in engines if engine in self._client.ids]
+        if living:
+            self._client.send_signal(int(number), targets=living, block=False)
+
+    def _ring(self, _task: object) -> None:
+        with self._lock:
+            if self._bell >= 0:
+                os.eventfd_write(self._bell, 1)
+
+    def _hush(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._bell)
