@@ -17,16 +17,13 @@ HERE = Path(__file__).parent
 FILES = sorted((HERE / "checks").glob("*.py"))
 JOBS = [
     "1",
-    "4",
     "2-where-they-lie",
     "3-overlapped",
-    "2-tcp",
-    "4-on-2-uneven-hosts-and-a-tree",
-    "2-on-2-hosts-overlapped",
+    "4-on-2-uneven-hosts-and-a-tree",  # of shared memory and TCP
     "3-mpi",  # the contract alone, which calls all that an engine has
 ]
 if os.environ.get("LARGE"):  # see ``make large``: on a few cores, sixteen processes with torch take many minutes
-    JOBS = ["2", "3", "4-on-2-hosts", "16-on-4-hosts"]
+    JOBS = ["2", "3", "4", "2-tcp", "2-on-2-hosts-overlapped", "4-on-2-hosts", "16-on-4-hosts"]
 
 DEADLINE_S = 1800.0 if os.environ.get("LARGE") else 240.0
 
