@@ -42,9 +42,9 @@ def train(trial):
 """
 
 
-def search(cluster: Cluster, folder: Path, *words: str) -> subprocess.Popen[str]:
+def search(cluster: Cluster, folder: Path, *words: str, script: str = SCRIPT) -> subprocess.Popen[str]:
     """``farandole search`` on the head."""
-    (folder / "tune.py").write_text(SCRIPT)
+    (folder / "tune.py").write_text(script)
     (folder / "space.toml").write_text("[x]\nlow = 0.0\nhigh = 1.0\n")
     command = [sys.executable, "-m", "farandole", "search", "tune.py", "space.toml", "--folder", "run", *words]
     patient = {"FARANDOLE_HOST_TIMEOUT_S": "5", "FARANDOLE_START_TIMEOUT_S": "60"}

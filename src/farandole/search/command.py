@@ -42,6 +42,7 @@ The space is a file of TOML, with a table for each hyper-parameter:
 Each trial trains --min-epochs at first. At each rung, which is --reduction
 times as long as the one before, the best go on and the others pause; they go on
 later if others prove worse. Workers that no trial waits for go to the best.
+With --pool leases, jobs of Slurm lend nodes: farandole join FOLDER/pool.
 A search that was ended, or killed, goes on when it is called again in the same
 folder. It holds run.json, trials.log, output/ and checkpoints/.
 """
@@ -64,7 +65,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     many.add_argument("--reduction", type=int, default=3, metavar="N", help="one in N goes on at a rung (default: 3)")
     many.add_argument("--deadline", type=float, default=math.inf, metavar="S", help="end after so many seconds")
     where = parser.add_argument_group("where")
-    where.add_argument("--pool", type=int, default=1, metavar="N", help="workers on this host (default: 1)")
+    where.add_argument(
+        "--pool", default="1", metavar="N", help="workers on this host (default: 1), or 'leases': nodes that jobs lend"
+    )
     where.add_argument("--hosts", default="", metavar="A:N,B:N", help="workers on these hosts, which share the folder")
     where.add_argument("--workers", default="1", metavar="N,N", help="fewest and most of one trial (default: 1)")
     where.add_argument("--folder", default="", metavar="FOLDER", help="folder of the search (default: a new one)")
@@ -90,7 +93,7 @@ def main(args: argparse.Namespace) -> int:
         args.space,
         args.trials,
         workers_of(args.workers),
-        args.pool,
+        int(args.pool) if args.pool.isdecimal() else args.pool,
         epochs=args.epochs,
         min_epochs=args.min_epochs,
         reduction=args.reduction,

@@ -40,6 +40,9 @@ from farandole.settings import Settings
 
 DIRECTIONS = ("minimize", "maximize")
 
+LEASES = "leases"
+"""Name of the pool of nodes that jobs of a scheduler lend."""
+
 
 @final
 class SearchedTrial(msgspec.Struct, frozen=True):
@@ -83,7 +86,7 @@ def search(
     space: Space | Mapping[str, Any] | str | os.PathLike[str],
     trials: int = 32,
     workers: int | tuple[int, int] = (1, 4),
-    pool: int | Pool | PoolSource = 1,
+    pool: int | str | Pool | PoolSource = 1,
     *,
     epochs: int = 1,
     min_epochs: int = 1,
@@ -121,6 +124,7 @@ def search(
     With ``hosts="a:4,b:4"`` the pool is of so many processes on each of these, over ssh; the folder must be the same on
     all. What a host that dies costs its trials is the time since their last reports.
     With ``pool=ranks``, of ``farandole.notebook.attach``, its engines are the workers, and keep what cells have made.
+    With ``pool="leases"`` they are on nodes that come and go: any job of Slurm joins by ``farandole join FOLDER/pool``.
     With ``live`` there is a page of it, whose link is told as ``farandole run --live`` does.
     ``space`` may also be a file of TOML, ``direction`` "maximize". ``deadline_s`` is in seconds from now. ``knobs`` are
     settings by their names.
@@ -137,8 +141,8 @@ def search(
     for each in (where, where / "output", where / "checkpoints"):
         each.mkdir(mode=0o700, parents=True, exist_ok=True)
     page = monitor_config(where, live=live, listen=live_listen, certificate=live_certificate)
-    having = _pool(pool, hosts, (where / "output" / "workers.txt").resolve(), settings)
-    _check_limits(limits, having.size)
+    having = _pool(pool, hosts, where.resolve(), settings)
+    _check_limits(limits, having)
     asked = {"trials": trials, "rungs": plan.rungs, "direction": direction, "advisor": method, "seed": seed}
     shown: dict[str, int | bool] = {"trials": trials, "epochs": epochs, "minimize": plan.minimize}
     record = RunRecord.here({"space": plan.space, **asked}, shown)
@@ -230,16 +234,23 @@ def _require_optuna() -> None:
         raise UsageError("a search needs Optuna 5: type pip install 'farandole[search]'") from error
 
 
-def _pool(told: int | Pool | PoolSource, hosts: str, output: Path, settings: Settings) -> Pool:
-    if not hosts:
-        if isinstance(told, int):
-            return LocalPool(told, output, own_path())
-        return told if isinstance(told, Pool) else told.search_pool()
-    if told != 1:
-        raise UsageError(f"hosts={hosts!r} is a pool: leave out pool={told!r}")
-    from farandole.search.host_pool import HostPool  # most searches are on this host
+def _pool(told: int | str | Pool | PoolSource, hosts: str, folder: Path, settings: Settings) -> Pool:
+    output = folder / "output" / "workers.txt"
+    if hosts:
+        if told != 1:
+            raise UsageError(f"hosts={hosts!r} is a pool: leave out pool={told!r}")
+        from farandole.search.host_pool import HostPool  # most searches are on this host
 
-    return HostPool(hosts, output, own_path(), settings)
+        return HostPool(hosts, output, own_path(), settings)
+    if isinstance(told, str):
+        if told != LEASES:
+            raise UsageError(f"pool={told!r}: give a number of workers, {LEASES!r}, or ranks of a notebook")
+        from farandole.search.lease_pool import NAME, LeasePool
+
+        return LeasePool(folder / NAME, output, own_path(), settings)
+    if isinstance(told, int):
+        return LocalPool(told, output, own_path())
+    return told if isinstance(told, Pool) else told.search_pool()
 
 
 def _time(deadline_s: float) -> float:
@@ -248,12 +259,14 @@ def _time(deadline_s: float) -> float:
     return deadline_s
 
 
-def _check_limits(limits: tuple[int, int], size: int) -> None:
+def _check_limits(limits: tuple[int, int], pool: Pool) -> None:
     least, most = limits
     if not 1 <= least <= most:
         raise UsageError(f"workers=({least}, {most}): the fewest and the most of one trial, from 1 on")
-    if least > size:
-        raise UsageError(f"workers=({least}, {most}) and pool={size}: no trial can have as few as {least} of {size}")
+    if least > pool.size and not pool.may_grow:
+        raise UsageError(
+            f"workers=({least}, {most}) and pool={pool.size}: no trial can have as few as {least} of {pool.size}"
+        )
 
 
 def _result(study: Study, folder: Path) -> SearchResult:

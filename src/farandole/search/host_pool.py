@@ -2,97 +2,45 @@
 
     pool = HostPool("a:4,b:4", output, own_path(), settings)
 
-Agents come over ssh, or Slurm's ``srun`` inside of an allocation, and speak to the search as they do to a launcher:
-they say who has started and ended, pass on output, and are lost when they are silent. A host that is lost is not asked
-again; the search goes on with the others. An agent that was cut off for a while says which workers it has and which
-have ended, and what was lost on the way is made up for. The folder of the search must be the same on all of them.
+Agents come over ssh, or Slurm's ``srun`` inside of an allocation. A host that is lost is not asked again; the search
+goes on with the others. The folder of the search must be the same on all of them.
 """
 
 from __future__ import annotations
 
-import math
 import os
-import signal
 import socket
-import sys
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import msgspec
 
 from farandole.cluster.contact import Contact
-from farandole.cluster.environment import OWN
-from farandole.control.agent_messages import (
-    AGENT,
-    AgentHello,
-    Goodbye,
-    KillWorker,
-    Leaving,
-    Output,
-    Report,
-    Started,
-    StartWorkers,
-    StopWorkers,
-    WorkerSpec,
-    Written,
-)
-from farandole.control.endings import WorkerExited
-from farandole.control.entry import entry_command
-from farandole.control.process import describe
+from farandole.control.agent_messages import AgentHello
 from farandole.errors import ControlError
-from farandole.events import logger
 from farandole.launch.agents.agent_config import LaunchedAgentConfig
 from farandole.launch.agents.agents import Agents
 from farandole.launch.agents.local import Local
 from farandole.launch.hosts.placement import read_hosts, where
-from farandole.launch.hosts.remote_environment import for_other_hosts
 from farandole.launch.hosts.starters import Means
-from farandole.runtime.coordination.downlink import Send
-from farandole.runtime.coordination.host_liveness import HostLiveness
-from farandole.search.pools import MOST_EARLY, Pool, ProcessEnded
-from farandole.search.worker import MODULE, worker_environment
+from farandole.search.agent_pool import AgentPool
+from farandole.search.pools import ProcessEnded
 from farandole.settings import Settings
-from farandole.version import __version__
 
 
 @final
-class HostPool(Pool):
+class HostPool(AgentPool):
     """Processes on ``hosts``, such as ``"a:4,b:4"``, whose output outside of trials goes to the file ``output``."""
-
-    reaches_out = True
 
     def __init__(self, hosts: str, output: Path, python_path: Sequence[str], settings: Settings) -> None:
         named = read_hosts(hosts, "")
         placed = where(None, named, Means(), os.environ, socket.gethostname())
         self._starter = placed.starter or Local()
-        self._slots: dict[str, int] = dict(Counter(placed.hosts))
-        self._output, self._python_path, self._settings = output, list(python_path), settings
-        self._liveness = HostLiveness(settings.host_timeout_s)
         self._agents: Agents | None = None
-        self._contact: Contact | None = None
-        self._send: Send = lambda _identity, _message: False
-        self._ordered: dict[int, str] = {}  # hosts of workers that were ordered and have not ended, by worker id
-        self._pids: dict[int, tuple[str, int]] = {}  # of those that have started
-        self._doomed: set[tuple[str, int]] = set()  # those that are to be killed
-        self._ended: set[tuple[str, int]] = set()
-        self._next, self._early = 0, 0
-
-    @property
-    def size(self) -> int:
-        """See ``Pool``."""
-        return sum(self._slots.values())
-
-    @property
-    def slots(self) -> Mapping[str, int]:
-        """See ``Pool``."""
-        return self._slots
-
-    def connect(self, send: Send) -> None:
-        """See ``Pool``."""
-        self._send = send
+        super().__init__(Counter(placed.hosts), output, python_path, settings)
 
     def start(self, contact: Contact) -> None:
         """See ``Pool``."""
@@ -112,12 +60,6 @@ class HostPool(Pool):
         """See ``Pool``."""
         return {fd for agent in self._agents or () for fd in agent.fds}
 
-    @property
-    def deadline_s(self) -> float:
-        """See ``Pool``."""
-        moment = self._liveness.deadline_s
-        return math.inf if moment is None else moment
-
     def attend(self, ready: Collection[int]) -> list[ProcessEnded]:
         """See ``Pool``."""
         ended = []
@@ -129,137 +71,21 @@ class HostPool(Pool):
                         ended += self._lose(host, agent.explain())
         return ended
 
-    def tick(self, now: float) -> list[ProcessEnded]:
-        """See ``Pool``."""
-        return [each for lost in self._liveness.lost(now) for each in self._lose(*lost)]
-
-    def take(self, identity: bytes, message: Any) -> list[ProcessEnded]:
-        """See ``Pool``."""
-        host = identity.removeprefix(AGENT).decode(errors="replace").partition("/")[0]
-        if host not in self._slots:
-            if isinstance(message, AgentHello):  # it was given up
-                self._tell(host, StopWorkers(0.0))
-            return []
-        self._liveness.heard(host, time.monotonic())
-        if isinstance(message, AgentHello):
-            if message.version != __version__:
-                return self._lose(host, f"host {host} has Farandole {message.version}, and this one {__version__}")
-            return self._on_hello(host, message)
-        if isinstance(message, Started):
-            self._on_started(host, message)
-        elif isinstance(message, Report):
-            return self._on_exit(host, message.exited)
-        elif isinstance(message, Output):
-            self._write(message.text)
-            self._tell(host, Written(message.stream, len(message.text)))
-        elif isinstance(message, Leaving | Goodbye):
-            return self._lose(host, f"the agent on {host} ends: its scheduler wants the host back")
-        return []
-
-    def came(self, host: str, pid: int) -> bool:
-        """See ``Pool``. The agent may say later that it has started it."""
-        self._early = 0
-        return host in self._slots and (host, pid) not in self._ended
-
-    def kill(self, host: str, pid: int) -> None:
-        """See ``Pool``."""
-        self._doomed.add((host, pid))  # an agent that is cut off, or has not said yet that it runs, is told later
-        for worker_id in [each for each, place in self._pids.items() if place == (host, pid)]:
-            self._tell(host, KillWorker(worker_id))
-
-    def end_now(self) -> None:
-        """See ``Pool``."""
-        for host in self._slots:
-            self._tell(host, StopWorkers(0.0))
-
     def close(self) -> None:
         """See ``Pool``."""
         agents, self._agents = self._agents, None
         if agents is not None:
             agents.close()  # the end of their input is that of their workers
 
-    # -- inside -------------------------------------------------------------------------------------------------------
+    def _refusal(self, hello: AgentHello) -> str:
+        return f"{hello.host} was given up"
 
-    def _tell(self, host: str, message: Any) -> None:
-        self._send(AGENT + host.encode(), message)
+    def _leaves(self, host: str) -> list[ProcessEnded]:
+        return self._lose(host, f"the agent on {host} ends: its scheduler wants the host back")
 
-    def _start(self, host: str, count: int) -> None:
-        """Have the agent of ``host`` start so many workers."""
-        assert self._contact is not None
-        environment = worker_environment(self._contact, for_other_hosts(os.environ))
-        known = environment.get("PYTHONPATH", "")
-        environment["PYTHONPATH"] = os.pathsep.join([*self._python_path, *([known] if known else [])])
-        environment[OWN.hostname] = host
-        specs = [WorkerSpec(self._next + i, entry_command(MODULE), {}) for i in range(count)]
-        self._ordered.update({spec.worker_id: host for spec in specs})
-        self._next += count
-        if specs:
-            self._tell(host, StartWorkers(specs, environment, cwd=os.getcwd(), size=self.size))
-
-    def _on_hello(self, host: str, hello: AgentHello) -> list[ProcessEnded]:
-        """Take in what an agent has, the first time or after it was cut off, and have it start what is missing."""
-        for each in hello.running:
-            self._on_started(host, each)
-        ended, running = {each.worker_id: each for each in hello.ended}, {each.worker_id for each in hello.running}
-        gone = [each for each, own in self._ordered.items() if own == host and each not in running]
-        found = []
-        for worker_id in gone:  # or its agent was never asked to start it
-            exited = ended.get(worker_id, WorkerExited(worker_id, -signal.SIGKILL, error="its end was not told"))
-            found += self._take_out(host, exited)
-        self._start(host, self._slots[host] - sum(own == host for own in self._ordered.values()))
-        return found
-
-    def _on_started(self, host: str, started: Started) -> None:
-        self._pids[started.worker_id] = place = host, started.pid
-        self._ended.discard(place)
-        if started.worker_id not in self._ordered or place in self._doomed:  # it was given up
-            self._tell(host, KillWorker(started.worker_id))
-
-    def _on_exit(self, host: str, exited: WorkerExited) -> list[ProcessEnded]:
-        if exited.worker_id not in self._ordered:  # said before
-            return self._take_out(host, exited) if exited.worker_id in self._pids else []
-        self._early += 1
-        if self._early > max(MOST_EARLY, self.size):
-            raise ControlError(
-                f"the workers of the search end before they have begun: the last one, on {host}, "
-                f"{exited.error or describe(exited.code)}; what they have written is in {self._output}"
-            )
-        found = self._take_out(host, exited)
-        self._start(host, 1)
-        return found
-
-    def _take_out(self, host: str, exited: WorkerExited) -> list[ProcessEnded]:
-        self._ordered.pop(exited.worker_id, None)
-        place = self._pids.pop(exited.worker_id, (host, exited.pid))
-        self._ended.add(place)
-        self._doomed.discard(place)
-        return [ProcessEnded(place[1], exited.code, exited.error or describe(exited.code), host)]
-
-    def _lose(self, host: str, reason: str) -> list[ProcessEnded]:
-        """Go on without a host: all that ran there is taken for dead."""
-        if self._slots.pop(host, None) is None:
-            return []
-        logger.warning("the search goes on without host %s: %s", host, reason)
-        self._liveness.ended(host)
-        self._tell(host, StopWorkers(0.0))  # should it come back
+    def _lost(self, host: str, reason: str) -> None:
         for agent in self._agents or ():
             if host in agent.hosts and not set(agent.hosts) & self._slots.keys():
                 agent.give_up()
         if not self._slots:
             raise ControlError(f"no host of the search is left; the last one was {host}: {reason}")
-        gone = [(worker_id, pid) for worker_id, (own, pid) in self._pids.items() if own == host]
-        for worker_id, pid in gone:
-            del self._pids[worker_id]
-            self._ended.add((host, pid))
-        self._ordered = {worker_id: own for worker_id, own in self._ordered.items() if own != host}
-        self._doomed = {place for place in self._doomed if place[0] != host}
-        return [ProcessEnded(pid, -signal.SIGKILL, f"is lost with its host: {reason}", host) for _, pid in gone]
-
-    def _write(self, text: bytes) -> None:
-        try:
-            with open(
-                os.open(self._output, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), "wb"
-            ) as file:
-                file.write(text)
-        except OSError as error:
-            sys.stderr.write(f"farandole: {self._output}: {error.strerror}\n")

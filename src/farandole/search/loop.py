@@ -101,7 +101,7 @@ class SearchLoop:
         self._page = -1  # descriptor that tells when the process of the page has ended
         self._uids: dict[bytes, TrialJob] = {}  # sessions, by what the identities of their sockets share
         self._starts: list[tuple[TrialJob, actions.Start]] = []  # that wait for a free worker
-        self._next_job = 0
+        self._next_job, self._size = 0, pool.size
         self._moments = _Moments()
         self._ends_s = time.monotonic() + terms.deadline_s
         self._stops_s = math.inf  # until when trials may leave once the time of the search is over
@@ -264,7 +264,10 @@ class SearchLoop:
             took_s = time.monotonic() - self._moments.begun_s.pop(job.number)
             self._moments.first_rungs_s.append(took_s)
         goes_on, reason = self._study.report(job.number, report.epoch, report.value)
-        keeps = reason == HELD
+        leaves = goes_on and bool(job.stopping)
+        if leaves:
+            goes_on, reason = False, job.stopping
+        keeps = leaves or reason == HELD
         if not goes_on:
             job.has_ended, job.is_held = True, keeps
         self._router.send(worker.identity, TrialVerdict(report.worker_id, report.epoch, goes_on, reason, keeps))
@@ -298,12 +301,13 @@ class SearchLoop:
         hosts = self._pool.slots
         if hosts is None:
             return
-        for lost in [each for each in self.workers.values() if each.host not in hosts]:  # not known to their agent yet
+        known = {*hosts, *self._pool.leaving}
+        for lost in [each for each in self.workers.values() if each.host not in known]:  # not known to their agent yet
             self._on_process_ended(ProcessEnded(lost.pid, -signal.SIGKILL, "is lost with its host", lost.host))
         for job in self.jobs.values():
-            if gone := job.slots.keys() - hosts.keys():
+            if gone := job.slots.keys() - known:
                 self._take_away(job, gone, f"its hosts are lost: {', '.join(sorted(gone))}")
-        if self._pool.size < self._terms.workers[0]:
+        if self._pool.size < self._terms.workers[0] and not self._pool.may_grow:
             raise ControlError(
                 f"{self._pool.size} workers of the pool are left, and a trial has {self._terms.workers[0]} at least: "
                 f"{self._pool.remedy}"
@@ -338,11 +342,15 @@ class SearchLoop:
                 self._obey(job, order)
         self._serve_starts()
         self._move_starts()
+        self._leave_hosts()
         for job in [job for job in self.jobs.values() if self._is_done(job)]:
             self._release(job)
         if now >= self._ends_s and not self._is_ending:
             self._end(now)
         self._allot(now)
+        if self._pool.size != self._size:
+            self.on_change(f"the pool has {self._pool.size} workers; before: {self._size}")
+            self._size = self._pool.size
 
     def _obey(self, job: TrialJob, order: actions.Decision) -> None:
         action = order.action
@@ -382,6 +390,26 @@ class SearchLoop:
                     job.resize({**job.slots, host: job.slots[host] - 1})
                 else:
                     self._take_away(job, {host}, f"no worker is left for it on {host}")
+
+    def _leave_hosts(self) -> None:
+        """Have trials leave the hosts that a scheduler wants back, for others if there are any, and let these go."""
+        leaving, (least, most) = set(self._pool.leaving), self._terms.workers
+        for job in self.jobs.values():
+            if leaving & job.slots.keys() and not job.stopping:
+                size = job.size
+                job.slots = {host: slots for host, slots in job.slots.items() if host not in leaving}
+                # Where none stays, all take part in one generation, in which the state is handed over.
+                new = min(size - job.size, max(0, self._free()), most if job.slots else most - size)
+                if job.size + new >= least:
+                    job.resize(self._spread(job, job.size + new))
+                else:  # it begins again from its last report, or from where it leaves by one
+                    job.stop("its hosts are wanted back, and too few others are free")
+        busy = {worker.host for worker in self.workers.values() if worker.worker_id >= 0}
+        for host in leaving - busy:
+            self._on_ended(self._pool.dismiss(host))
+
+    def _is_free(self, worker: PoolWorker) -> bool:
+        return worker.worker_id < 0 and worker.host not in self._pool.leaving
 
     def _ordered(self, job: TrialJob, start: actions.Start) -> PoolWorker | None:
         """A free worker on that host which was ordered to join; one that cannot be reached has died."""
@@ -475,7 +503,7 @@ class SearchLoop:
 
     def _free(self) -> int:
         """Number of workers that are free and not spoken for."""
-        free = sum(worker.worker_id < 0 for worker in self.workers.values())
+        free = sum(self._is_free(worker) for worker in self.workers.values())
         return free - len(self._starts)
 
     def _resize(self, job: TrialJob, size: int, reason: str) -> None:
@@ -500,7 +528,7 @@ class SearchLoop:
         has: dict[str, int] = dict(job.slots)
         free: dict[str, int] = {}
         for worker in self.workers.values():
-            free[worker.host] = free.get(worker.host, 0) + (worker.worker_id < 0)
+            free[worker.host] = free.get(worker.host, 0) + self._is_free(worker)
         for _, start in self._starts:
             free[start.host] = free.get(start.host, 0) - 1
         while sum(has.values()) < size:

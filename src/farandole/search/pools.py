@@ -65,6 +65,18 @@ class Pool(ABC):
     remedy = "the same call with other hosts goes on"
     """Advice where too few workers are left for any trial."""
 
+    may_grow = False
+    """True if further workers may come, so that a search waits where it has none."""
+
+    @property
+    def leaving(self) -> Collection[str]:
+        """Hosts whose workers are to leave their trials at the next commit, and take part in no other."""
+        return ()
+
+    def dismiss(self, host: str) -> list[ProcessEnded]:
+        """Let a host go that is ``leaving``, as no trial is there any more; returns what has ended by that."""
+        return []
+
     @property
     def slots(self) -> Mapping[str, int] | None:
         """Number of workers by host; ``None`` where it cannot lose any, as others take their places."""

@@ -47,6 +47,9 @@ MODULE = "farandole.search.worker"
 POOL = b"pool-"
 """Beginning of the identities of the pool's workers."""
 
+LENT = "lent"
+"""Argument of a worker on a node whose scheduler may want it back."""
+
 DISMISSED = (None, 0, 128 + signal.SIGTERM)
 """Codes of ``SystemExit`` by which an elastic job lets a worker go."""
 
@@ -63,6 +66,10 @@ def main() -> None:
     told = os.environ.pop(CALLER, "")
     if not told:
         sys.exit("farandole: this process is a worker of farandole.search(), which starts it; you cannot")
+    if LENT in sys.argv:
+        # Slurm sends SIGTERM to all processes of a job: it is the agent's, and the search has workers leave. A handler,
+        # and no SIG_IGN: programs that a trial starts must not inherit it.
+        signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         serve(Contact.decode(told.encode()))
     except (ControlError, StartError) as error:
