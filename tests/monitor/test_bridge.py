@@ -171,7 +171,7 @@ def test_a_view_stands_where_the_temporary_folder_has_too_long_a_name_for_socket
 def test_a_view_that_nobody_asked_for_fails_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(launching, "_can_show", lambda: True)  # as in a kernel
+    monkeypatch.setattr(launching, "can_show", lambda: True)  # as in a kernel
     (tmp_path / "tornado.py").write_text("raise ImportError('half an installation')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     job = farandole.launch(rank, np=2)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.notebook.kernel import SLOWNESS, Cell, Kernel
+from tests.notebook.watching import px_watch, px_watch_ended, px_watch_late, px_watch_replaced
 
 BEGIN = """
 import ipyparallel as ipp, logging, time, os
@@ -304,8 +305,8 @@ def run_cell(kernel: Kernel) -> None:
 
 
 CHECKS: list[Callable[[Kernel], None]] = [
-    px_fail, px_diverge, px_interrupt, px_interrupt_alone, px_output, lb_unchanged, px_numpy, px_kill, px_kill_plain,
-    run_cell,
+    px_fail, px_diverge, px_watch, px_watch_late, px_interrupt, px_interrupt_alone, px_output, lb_unchanged, px_numpy,
+    px_kill, px_watch_replaced, px_watch_ended, px_kill_plain, run_cell,
 ]  # fmt: skip
 
 

@@ -58,6 +58,7 @@ class Kernel:
     """A kernel in ``folder``; at the end all that began in it is killed."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder, self.saved = folder, -1
         self._mark = f"{os.getpid()}.{time.monotonic_ns()}"
         self.manager: Any = KernelManager(kernel_name="python3")
         own = {name: text for name, text in os.environ.items() if name != "PYTEST_CURRENT_TEST"}

@@ -182,3 +182,33 @@ def test_a_pause_that_a_rank_in_join_does_not_obey_is_taken_back_by_whoever_resu
     assert (1, "refused") in news
     orders.acted(1, 1, 101)  # too late to count
     assert (1, "acted") not in news
+
+
+def test_an_order_that_meets_no_step_of_a_cell_is_withdrawn_and_none_outlives_the_ranks_session() -> None:
+    said: list[Message] = []
+    news: list[tuple[int, str]] = []
+    orders = StepOrders(lambda _, message: said.append(message), lambda n, _v, state, _t, _s: news.append((n, state)))
+    orders.begin(1, {0, 1})
+    orders.give(1, "stop")
+    orders.give(2, "checkpoint")  # waits
+    orders.prepared(0, 1, 9)
+    orders.prepared(1, 1, 9, at_rest=True)
+    assert said[1:] == [ActAt(1, 1, "stop", -1), Prepare(1, 2)]
+    for rank in (0, 1):
+        orders.prepared(rank, 2, 9)
+    orders.cell_over(1, 2)  # before step 10, after which it was to be obeyed
+    orders.cell_over(0, 2)
+    assert said[-2:] == [ActAt(1, 2, "checkpoint", 10), ActAt(1, 2, "checkpoint", -1)]
+    orders.give(3, "pause")
+    for rank in (0, 1):
+        orders.prepared(rank, 3, 9)
+    for rank in (0, 1):
+        orders.acted(rank, 3, 10)
+    orders.cell_over(0, 3)  # by an interrupt
+    orders.give(4, "resume")
+    orders.give(5, "pause")
+    assert news[-4:] == [(3, "taken"), (3, "acted"), (4, "refused"), (5, "taken")]
+    orders.end("the session has ended with a cell")
+    orders.begin(2, {0, 1})
+    assert news[-1] == (5, "refused")
+    assert said[-1] == Prepare(1, 5)

@@ -368,7 +368,7 @@ class View {
     for (const each of [this.pauseButton, this.saveButton, this.stopButton]) show(each, Boolean(this.mayOrder && (!search || each !== this.saveButton)));
     show(this.share, Boolean(this.mayOrder && this.look));
     show(this.resizeForm, Boolean(this.mayOrder && this.state.resizable));
-    for (const each of this.buttons.querySelectorAll("button, input")) each.disabled = link !== "open" || state === "stopping";
+    for (const each of this.buttons.querySelectorAll("button, input")) each.disabled = link !== "open" || state === "stopping" || state === "between cells";
     this.endButton.disabled = link !== "open";
     this.saveButton.disabled ||= this.paused;
     text(this.pauseButton, this.paused ? "resume" : "pause");
@@ -400,6 +400,8 @@ class View {
     } else if (state === "re-forming") {
       words = "A generation has ended; the workers form the next one.";
       kind = "warn";
+    } else if (state === "between cells" && this.isReady) {
+      words = "No cell runs on the ranks. Buttons work while one does, at the end of a step.";
     } else if (state === "starting" && this.isReady) {
       words = "The workers are starting.";
     }

@@ -33,7 +33,8 @@ class MonitorConfig(_Line, frozen=True):
     or at no port, but at a socket in the file system, as ``unix:PATH``, for a process of this host. ``link_file`` gets
     the link, as a file of the user alone. ``csv`` and ``tensorboard`` are written beside the record. With ``is_quiet``
     nobody is told where all that is; with ``is_optional`` the job begins without the monitor where that cannot be. The
-    record of a ``search`` is written by the search, and the monitor shows it.
+    record of a ``search`` is written by the search, and the monitor shows it. With ``in_cells`` ranks train in those of
+    a notebook, which tells of each.
     """
 
     folder: str
@@ -47,6 +48,7 @@ class MonitorConfig(_Line, frozen=True):
     search: bool = False
     is_quiet: bool = False
     is_optional: bool = False
+    in_cells: bool = False
 
 
 @final
@@ -55,6 +57,21 @@ class MonitorContact(_Line, frozen=True):
 
     addresses: list[str]
     secret: str
+
+
+@final
+class MonitorCell(_Line, frozen=True):
+    """A cell of a notebook begins on the ranks, which ``text`` names; "": none runs there any more."""
+
+    text: str
+
+
+@final
+class MonitorOutput(_Line, frozen=True):
+    """Lines that a notebook has shown of its ranks; ``stream`` is 0 for their standard output, 1 for their error."""
+
+    stream: int
+    text: str
 
 
 @final
@@ -80,7 +97,7 @@ class MonitorRefusal(_Line, frozen=True):
     text: str
 
 
-Line: TypeAlias = MonitorConfig | MonitorContact | MonitorEnd
+Line: TypeAlias = MonitorConfig | MonitorContact | MonitorCell | MonitorOutput | MonitorEnd
 Answer: TypeAlias = MonitorReady | MonitorRefusal
 
 _lines, _answers = msgspec.json.Decoder(Line), msgspec.json.Decoder(Answer)

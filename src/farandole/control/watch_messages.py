@@ -67,11 +67,15 @@ class Prepare(Message, frozen=True):
 
 @final
 class Prepared(Message, frozen=True):
-    """I shall wait at the end of my next step; so far I have ended ``step`` of them, -1 if I never count any."""
+    """I shall wait at the end of my next step; so far I have ended ``step`` of them, -1 if I never count any.
+
+    With ``at_rest`` no cell of a notebook runs here: I take no step until somebody sends one.
+    """
 
     generation: int
     number: int
     step: int
+    at_rest: bool = False
 
 
 @final
@@ -91,6 +95,14 @@ class Acted(Message, frozen=True):
     generation: int
     number: int
     step: int
+
+
+@final
+class CellOver(Message, frozen=True):
+    """The cell has ended here in which order ``number`` came: I forget it, or have ended the pause that it was."""
+
+    generation: int
+    number: int
 
 
 # -- a watcher to the controller --------------------------------------------------------------------------------------
@@ -212,7 +224,7 @@ class Missed(Message, frozen=True):
     count: int
 
 
-OfWorker: TypeAlias = Metrics | Prepared | Acted
+OfWorker: TypeAlias = Metrics | Prepared | Acted | CellOver
 OfController: TypeAlias = SendMetrics | Prepare | ActAt
 OfWatcher: TypeAlias = WatchJob | Seen | WatchOrder
 News: TypeAlias = Members | Ended | RankMetrics | Printed | Announced | OrderNews | TrialNews | Missed

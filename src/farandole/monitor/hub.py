@@ -27,6 +27,9 @@ MOST_CURVES = 8
 BAND = -1
 """Rank that stands for all of them."""
 
+STARTING, BETWEEN_CELLS = "starting", "between cells"
+"""States of a run: before its workers are there, and of ranks in a notebook that run no cell."""
+
 TAIL_LINES, TAIL_CHARACTERS = 400, 2000
 MOST_MARKS = 500
 MOST_POINTS = 1000
@@ -43,7 +46,7 @@ RANK_SERIES = 600
 class Hub:
     """State of one run, and its changes since ``changes`` was last called."""
 
-    def __init__(self, info: RunInfo, state: str = "starting") -> None:
+    def __init__(self, info: RunInfo, state: str = STARTING) -> None:
         self.info, self.state = info, state
         self.words = ""
         self.members: list[MemberRecord] = []
@@ -80,7 +83,7 @@ class Hub:
             self._take_points(record)
         elif isinstance(record, MemberRecord):
             self.members.append(record)
-            self.state = "running" if self.state in ("starting", "re-forming") else self.state
+            self.state = "running" if self.state in (STARTING, "re-forming") else self.state
             self._tell({"t": "members", "members": [self._member(record)]})
         elif isinstance(record, MarkRecord):
             self._mark(record)
@@ -100,12 +103,19 @@ class Hub:
         self._orders = dict(list(self._orders.items())[-20:])
         if news.state == "acted":
             self._step = max(self._step, news.step)
-            self.state = {"pause": "paused", "resume": "running", "stop": "stopping", "end": "stopping"}.get(
-                news.verb, self.state
-            )
+            if self.state != BETWEEN_CELLS:  # it may have ended meanwhile
+                self._obeyed(news.verb)
         elif news.state == "taken" and news.verb == "pause" and self.info.search:
             self.state = "pausing"
         self._tell({"t": "order", "order": msgspec.to_builtins(news)})
+
+    def _obeyed(self, verb: str) -> None:
+        following = {"pause": "paused", "resume": "running", "stop": "stopping", "end": "stopping"}
+        self.state = following.get(verb, self.state)
+
+    def cell(self, is_running: bool) -> None:
+        """Take in that the ranks of a notebook run a cell, or none."""
+        self.state = "running" if is_running else BETWEEN_CELLS
 
     def interrupted(self) -> None:
         """Take in that a generation has ended."""
@@ -195,7 +205,7 @@ class Hub:
         if len(points) > MOST_POINTS:
             for epoch in sorted(points)[1:-1:2]:
                 del points[epoch]
-        if self.info.search and self.state == "starting":
+        if self.info.search and self.state == STARTING:
             self.state = "running"
         self._tell({"t": "trials", "trials": [msgspec.to_builtins(record)]})
 

@@ -53,11 +53,11 @@ def launch(
     """
     if np < 1:
         raise UsageError(f"np={np} asks for no worker; it must be at least 1")
-    if live and (missing := _missing()):
-        raise UsageError(f"a live view needs {missing}, which is not here: pip install 'farandole[notebook]'")
+    if live and (lacking := missing()):
+        raise UsageError(f"a live view needs {lacking}, which is not here: pip install 'farandole[notebook]'")
     if record and Path(record, INFO).exists():
         raise UsageError(f"{record} has the record of another run: give a folder that is new, or empty")
-    watch, is_shown = None, live or (live is None and _can_show())
+    watch, is_shown = None, live or (live is None and can_show())
     if is_shown or record:
         name = getattr(func, "__qualname__", "training")
         folder = os.path.abspath(record) if record else ""
@@ -73,11 +73,12 @@ def _widget(job: LaunchedFunction) -> Any:
     return LiveWidget(job)
 
 
-def _can_show() -> bool:
+def can_show() -> bool:
     """True in the kernel of a notebook that has what the live view needs."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    return getattr(shell, "kernel", None) is not None and not _missing()
+    return getattr(shell, "kernel", None) is not None and not missing()
 
 
-def _missing() -> str:
+def missing() -> str:
+    """Name what the live view needs and is not installed here; "" if it is."""
     return " and ".join(name for name in NEEDED if importlib.util.find_spec(name) is None)

@@ -28,9 +28,11 @@ from farandole.control.keys import JobKeys
 from farandole.control.messages import encode
 from farandole.control.monitor_messages import (
     UNIX,
+    MonitorCell,
     MonitorConfig,
     MonitorContact,
     MonitorEnd,
+    MonitorOutput,
     MonitorReady,
     MonitorRefusal,
     decode_line,
@@ -38,13 +40,13 @@ from farandole.control.monitor_messages import (
 )
 from farandole.control.private_file import write_private
 from farandole.control.process import name_this
-from farandole.control.watch_messages import OF_TRIALS, WATCHER, OrderNews, Seen, WatchJob, WatchOrder
+from farandole.control.watch_messages import OF_TRIALS, WATCHER, OrderNews, Printed, Seen, WatchJob, WatchOrder
 from farandole.errors import ControlError, FarandoleError
 from farandole.monitor.access import PageKeys, listening
 from farandole.monitor.describe import describe
 from farandole.monitor.exports import CSV, TENSORBOARD, CsvExport, Export, TensorBoardExport
 from farandole.monitor.folder import RunWriter, read_info, read_records
-from farandole.monitor.hub import Hub
+from farandole.monitor.hub import BETWEEN_CELLS, STARTING, Hub
 from farandole.monitor.recording import Recording
 
 logger = logging.getLogger("farandole.monitor")
@@ -65,7 +67,7 @@ class JobMonitor:
     def __init__(self, config: MonitorConfig) -> None:
         info = read_info(config.folder) if config.search else describe(config.command)
         writer = None if config.search else RunWriter.create(config.folder, info)
-        self._hub = Hub(info)
+        self._hub = Hub(info, BETWEEN_CELLS if config.in_cells else STARTING)
         for record in read_records(config.folder) if config.search else ():
             self._hub.take(record)
         self._recording = Recording(writer, self._hub, list(_exports(config, Path(config.folder))))
@@ -108,6 +110,10 @@ class JobMonitor:
                 message = decode_line(line)
                 if isinstance(message, MonitorContact):
                     await self._connect(message)
+                elif isinstance(message, MonitorCell):
+                    self._recording.cell(message.text, time.time())
+                elif isinstance(message, MonitorOutput):
+                    self._recording.take(Printed(time.time(), message.stream, message.text.encode()))
                 elif isinstance(message, MonitorEnd):
                     self._end(message)
                     return

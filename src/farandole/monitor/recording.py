@@ -69,6 +69,12 @@ class Recording:
             self._save(lambda: writer.output(message.stream, message.text))
         self._hub.print(message.time_s, message.stream, message.text.decode(errors="replace").splitlines())
 
+    def cell(self, text: str, time_s: float) -> None:
+        """Take in that a cell of a notebook begins; "": that none runs any more."""
+        self._hub.cell(is_running=bool(text))
+        if text:
+            self._record(MarkRecord(time_s, "note", text))
+
     def end(self, status: int, words: str, time_s: float) -> None:
         """Take in that the job is over, and close the record."""
         self._hub.end(status, words, time_s)

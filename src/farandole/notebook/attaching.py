@@ -8,8 +8,11 @@ child, and the client's signed messages take its contact to the others. No port 
 
 from __future__ import annotations
 
+import os
 import secrets
+import socket
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,13 +20,23 @@ from typing import Any
 from farandole.errors import StartError, UsageError
 from farandole.notebook import guard
 from farandole.notebook.guard import EngineReport
+from farandole.notebook.live_view import RanksView, begin_view
 from farandole.notebook.ranks import EngineInSeat, EngineRanks
 from farandole.version import __version__
 
 LOOK_S = 0.1
 
+ENCRYPT = (
+    "the secret of the job would travel between hosts readable: let IPython Parallel encrypt its connections "
+    "(c.IPController.enable_curve = True in ipcontroller_config.py)"
+)
 
-def attach(client: Any, *, timeout_s: float = 60.0) -> EngineRanks:
+_attached: weakref.WeakSet[EngineRanks] = weakref.WeakSet()
+
+
+def attach(
+    client: Any, *, timeout_s: float = 60.0, live: bool | None = None, record: str | os.PathLike[str] = ""
+) -> EngineRanks:
     """Make ranks of all engines of an ``ipyparallel.Client``, in the order of their numbers; then ``%%px`` cells train.
 
         rc = ipyparallel.Cluster(n=4).start_and_connect_sync()
@@ -37,6 +50,11 @@ def attach(client: Any, *, timeout_s: float = 60.0) -> EngineRanks:
     variables stay. In a notebook it takes the place of ``%%px`` and ``%px``, with the same options: see
     ``EngineRanks.run``.
 
+    ``ranks.widget`` is the live view, for which a process beside the kernel collects numbers from the beginning on:
+    with ``live``, which is by default what a notebook has if it can show it; where that view, which nobody has asked
+    for, fails, the ranks train without. All is recorded in the folder ``record``, which must be new or empty; without
+    one, a view has a record that goes with the ranks.
+
     Raises ``StartError`` if an engine does not answer within ``timeout_s``, as it may be busy; ``UsageError`` if some
     have another version of Farandole, or are on several hosts and the client's connections are not encrypted.
     """
@@ -45,26 +63,51 @@ def attach(client: Any, *, timeout_s: float = 60.0) -> EngineRanks:
         raise UsageError(
             "the client has no engines: start some, as by ipyparallel.Cluster(n=4).start_and_connect_sync()"
         )
-    reports = _call(client, engines, guard.report, timeout_s)
-    ranks = EngineRanks(client, _seat(client, engines, reports, timeout_s), _replace)
-    _register_magics(ranks)
+    view = begin_view(live, os.fspath(record))
+    try:
+        reports = _call(client, engines, guard.report, timeout_s)
+        _close_earlier(reports)
+        seats = _seat(client, engines, reports, timeout_s, view)
+    except BaseException:
+        if view is not None:
+            view.close()
+        raise
+    ranks = EngineRanks(client, seats, _replace, view)
+    _attached.add(ranks)
+    _register(ranks)
     return ranks
 
 
-def _seat(client: Any, engines: Sequence[int], reports: Sequence[EngineReport], timeout_s: float) -> list[EngineInSeat]:
-    """Make a job of these engines: rank 0's starts the controller, then each takes its seat."""
+def _close_earlier(reports: Sequence[EngineReport]) -> None:
+    """End the views of ranks whose engines become those of another job."""
+    engines = {(report.host, report.pid) for report in reports}
+    for ranks in list(_attached):
+        if any((seat.report.host, seat.report.pid) in engines for seat in ranks.seats):
+            ranks.close()
+
+
+def _seat(
+    client: Any,
+    engines: Sequence[int],
+    reports: Sequence[EngineReport],
+    timeout_s: float,
+    view: RanksView | None = None,
+) -> list[EngineInSeat]:
+    """Make a job of these engines: rank 0's starts the controller, then each takes its seat, and the view follows."""
     hosts = [report.host for report in reports]
     _require_same_version(engines, reports)
     spans_hosts = len(set(hosts)) > 1
     if spans_hosts and not client.curve_serverkey:
-        raise UsageError(
-            f"the engines are on {len(set(hosts))} hosts, and the secret of the job would travel to them readable: let "
-            "IPython Parallel encrypt its connections (c.IPController.enable_curve = True in ipcontroller_config.py)"
-        )
+        raise UsageError(f"the engines are on {len(set(hosts))} hosts, and {ENCRYPT}")
+    is_elsewhere = view is not None and set(hosts) != {socket.gethostname()}
+    if view is not None and is_elsewhere and not client.curve_serverkey:
+        view.give_up(f"the engines are on another host than this notebook, and {ENCRYPT}")
+        view = None
     job, size = secrets.token_hex(8), len(engines)
-    contact: Any = ([], "")
-    if size > 1:
-        [contact] = _call(client, engines[:1], guard.start_controller, timeout_s, (job, size, spans_hosts))
+    contact: tuple[list[str], str] = ([], "")
+    if size > 1 or view is not None:
+        is_open = spans_hosts or is_elsewhere
+        [contact] = _call(client, engines[:1], guard.start_controller, timeout_s, (job, size, is_open))
     local: Counter[str] = Counter()
     pending = []
     for rank, (engine, host) in enumerate(zip(engines, hosts, strict=True)):
@@ -72,6 +115,8 @@ def _seat(client: Any, engines: Sequence[int], reports: Sequence[EngineReport], 
         local[host] += 1
         pending.append(client[engine].apply_async(guard.take_seat, job, place, host, spans_hosts, contact))
     _await(pending, engines, timeout_s)
+    if view is not None:
+        view.follow(*contact)
     return [EngineInSeat(engine, report) for engine, report in zip(engines, reports, strict=True)]
 
 
@@ -89,7 +134,7 @@ def _replace(ranks: EngineRanks, setup: str, timeout_s: float) -> list[EngineInS
         if setup:
             result = client[engine].execute(setup, silent=False, block=False)
             _await([result], [engine], timeout_s)
-    seated = _seat(client, engines, reports, timeout_s)
+    seated = _seat(client, engines, reports, timeout_s, ranks.view)
     _call(client, new, guard.be_ready, timeout_s)
     return seated
 
@@ -137,7 +182,8 @@ def _require_same_version(engines: Sequence[int], reports: Sequence[EngineReport
         raise UsageError(f"this notebook has Farandole {__version__}, and {said}: install the same version")
 
 
-def _register_magics(ranks: EngineRanks) -> None:
+def _register(ranks: EngineRanks) -> None:
+    """Have the notebook send its ``%%px`` cells to these ranks, and their view end with the last engine."""
     from IPython import get_ipython
 
     shell = get_ipython()
@@ -145,3 +191,18 @@ def _register_magics(ranks: EngineRanks) -> None:
         from farandole.notebook.magics import RankMagics  # needs IPython Parallel's own
 
         shell.register_magics(RankMagics(shell, ranks))
+        if ranks.view is not None:
+            shell.events.register("post_run_cell", _end_of(weakref.ref(ranks), shell))
+
+
+def _end_of(reference: weakref.ref[EngineRanks], shell: Any) -> Callable[[object], None]:
+    """Hook of the notebook that ends the view where a cell has stopped the engines: its picture is then saved."""
+
+    def look(_: object) -> None:
+        ranks = reference()
+        if ranks is not None and not ranks.has_engines:
+            ranks.close()
+        if ranks is None or ranks.view is None or ranks.view.done:
+            shell.events.unregister("post_run_cell", look)
+
+    return look

@@ -272,6 +272,7 @@ class CellGuard:
             self._is_forced = True
             raise KeyboardInterrupt
         session.cells.interrupted = True
+        session.forget_orders()  # a pause ends: the next step has the vote
         self._after(VOTE_S, partial(self._lapse, self._cell))
 
     def _lapse(self, cell: CellStart | None) -> None:
@@ -340,7 +341,7 @@ def install() -> None:
 def start_controller(job: str, size: int, spans_hosts: bool) -> tuple[list[str], str]:
     """Start the controller of a job as a child of this engine; its addresses, and the secret. For the notebook."""
     listen = EVERYWHERE if spans_hosts else own_host_only()
-    config = ControllerConfig(listen, socket.gethostname(), size, new_secret())
+    config = ControllerConfig(listen, socket.gethostname(), size, new_secret(), in_cells=True)
     contact = ensure_controller(job, config, Settings.resolve())
     return contact.addresses, contact.key
 

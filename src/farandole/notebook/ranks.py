@@ -3,6 +3,7 @@
 ranks = attach(rc)
 ranks.run("train(3)")               # what %%px does: the output of all ranks, line by line; raises what one raised
 ranks.replace()                     # a new engine in the seat of a dead one
+ranks.widget                        # the live view, across cells
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
-from farandole.errors import RemoteError, UsageError
+from farandole.errors import RemoteError, UnsupportedError, UsageError
 from farandole.notebook import guard
-from farandole.notebook.cells import CellMark
+from farandole.notebook.cells import CellMark, title_of
 from farandole.notebook.guard import EngineReport
+from farandole.notebook.live_view import NO_VIEW, RanksView
 from farandole.notebook.outcome import DIED, CellOutcome, first_cause, read
 from farandole.notebook.output import RankLines
 
@@ -69,8 +71,9 @@ class EngineRanks:
         client: Any,
         seats: Sequence[EngineInSeat],
         reseat: Callable[[EngineRanks, str, float], Sequence[EngineInSeat]],
+        view: RanksView | None = None,
     ) -> None:
-        self._client, self._reseat = client, reseat
+        self._client, self._reseat, self._view = client, reseat, view
         self._seats = list(seats)
         self._serial = 0
         self._open: list[_Sent] = []
@@ -105,6 +108,36 @@ class EngineRanks:
         ids = set(self._client.ids)
         return [rank for rank, seat in enumerate(self._seats) if seat.engine in ids]
 
+    @property
+    def has_engines(self) -> bool:
+        """True if some rank lives, as far as the client knows, or the cluster that it has started."""
+        cluster = self._client.cluster
+        return bool(self.living) and (cluster is None or bool(cluster.engines))
+
+    @property
+    def view(self) -> RanksView | None:
+        """The live view and the record of the ranks; ``None`` if they have neither."""
+        return self._view
+
+    @property
+    def widget(self) -> Any:
+        """Live view of the ranks, for the notebook, across cells; ``UnsupportedError`` where there is none.
+
+            ranks.widget
+
+        It shows what ``hvd.log``, optimizers and loaders tell of each rank, the cells, and what they print. Its buttons
+        pause a cell, go on with it, ask for a checkpoint, or end it, after the same step on all ranks: while no cell
+        runs they are refused. When the ranks have ended, by ``close`` or with their engines, a picture takes its place.
+        """
+        if self._view is None:
+            raise UnsupportedError(NO_VIEW)
+        return self._view.widget
+
+    def close(self) -> None:
+        """End the live view and the record. The engines stay ranks, with all that is in them. Idempotent."""
+        if self._view is not None:
+            self._view.close()
+
     # -- cells --------------------------------------------------------------------------------------------------------
 
     def send(self, code: str, engines: Sequence[int] | None = None) -> dict[int, Any]:
@@ -117,11 +150,15 @@ class EngineRanks:
         self._serial += 1
         settled = min((sent.serial for sent in self._open), default=self._serial) - 1
         mark = CellMark(self._serial, settled, ranks, set(ranks) >= set(living))
+        if self._view is not None:
+            self._view.begins(self._serial, f"cell {self._serial}: {title_of(code)}")
         results = {
             rank: self._client[self._seats[rank].engine].execute(code, silent=False, block=False, label=mark.label)
             for rank in ranks
         }
         self._open.append(_Sent(self._serial, results))
+        if self._view is not None:
+            self._view.follow_cell(self._serial, list(results.values()))
         return results
 
     def run(self, code: str, engines: Sequence[int] | None = None) -> dict[int, Any]:
@@ -133,7 +170,7 @@ class EngineRanks:
         """
         self._await_failed()
         results = self.send(code, engines)
-        shown = _Shown(results)
+        shown = _Shown(results, self._view)
         try:
             self._watch(results, shown)
         except KeyboardInterrupt:
@@ -181,16 +218,20 @@ class EngineRanks:
 
         Where an engine has died, the others may go on without it (``hvd.elastic.run``); if not, they end by themselves.
         """
-        failed_s = None
-        while not all(result.done() for result in results.values()):
+        failed_s: list[float] = []
+
+        def is_over() -> bool:
+            shown.more()
             ended = {rank: read(result) for rank, result in results.items() if result.done()}
             shown.tell_deaths(ended)
-            if failed_s is None and any(it.is_failure and it.kind != DIED for it in ended.values()):
-                failed_s = time.monotonic()
-            if failed_s is not None and time.monotonic() > failed_s + FOLLOW_S:
-                return
-            next(result for result in results.values() if not result.done()).wait(SHOW_S)
-            shown.more()
+            if not failed_s and any(it.is_failure and it.kind != DIED for it in ended.values()):
+                failed_s.append(time.monotonic())
+            return len(ended) == len(results) or (bool(failed_s) and time.monotonic() > failed_s[0] + FOLLOW_S)
+
+        if self._view is not None:
+            self._view.wait(is_over)
+        while not is_over():
+            _wait_for_one(results)
 
     def _interrupt(self, results: dict[int, Any], shown: _Shown) -> None:
         """Interrupt the ranks and wait until they have ended; a second Ctrl-C interrupts them once more."""
@@ -198,7 +239,7 @@ class EngineRanks:
         self._signal(results)
         while not all(result.done() for result in results.values()) and time.monotonic() < until_s:
             try:
-                next(result for result in results.values() if not result.done()).wait(SHOW_S)
+                _wait_for_one(results)
                 shown.more()
             except KeyboardInterrupt:
                 self._signal(results)
@@ -252,12 +293,20 @@ class EngineRanks:
         raise error
 
 
+def _wait_for_one(results: Mapping[int, Any]) -> None:
+    """Wait a little for a rank that has not ended."""
+    left = next((result for result in results.values() if not result.done()), None)
+    if left is not None:
+        left.wait(SHOW_S)
+
+
 @final
 class _Shown:
     """Output of a cell as far as it is shown."""
 
-    def __init__(self, results: dict[int, Any]) -> None:
-        self._results, self._dead = results, set[int]()
+    def __init__(self, results: dict[int, Any], view: RanksView | None) -> None:
+        self._results, self._view, self._dead = results, view, set[int]()
+        self._next_s = 0.0
         streams = [("stdout", sys.stdout), ("stderr", sys.stderr)]
         self._lines = [(r, name, RankLines(name, r), file) for r in results for name, file in streams]
 
@@ -268,11 +317,16 @@ class _Shown:
             sys.stderr.write(f"rank {rank}: {ended[rank].summary}\n")
 
     def more(self, is_over: bool = False) -> None:
-        """Show the lines that have come."""
+        """Show the lines that have come, unless some were shown just now."""
+        if not is_over and time.monotonic() < self._next_s:
+            return
+        self._next_s = time.monotonic() + SHOW_S
         for rank, name, lines, file in self._lines:
             if text := lines.take(getattr(self._results[rank], name), is_over):
                 file.write(text)
                 file.flush()
+                if self._view is not None:
+                    self._view.shown(int(name == "stderr"), text)
 
     def last(self) -> None:
         """Wait for what is on its way, and show all that is left; then tables and figures."""

@@ -17,22 +17,19 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 import signal
 import socket
-import tempfile
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast, final
 
 import msgspec
 
-from farandole.control.monitor_messages import UNIX, MonitorConfig
 from farandole.errors import ControlError, UnsupportedError, UsageError
 from farandole.launch.function.elastic_function import JobRequest, run_elastic
+from farandole.launch.function.view_folder import folder_of_sockets, monitor_config, own_folder
 
 logger = logging.getLogger("farandole.launch")
 
@@ -62,13 +59,15 @@ class LaunchedFunction:
     """A function that runs on workers of this host. At the interpreter's end it is stopped."""
 
     def __init__(self, request: JobRequest, task: bytes, np: int, watch: ViewPlan | None = None) -> None:
-        folder = self._folder()
-        self.link_file = self._place_of_sockets(folder, watch) / "live.link"
+        folder = own_folder(self)
+        is_shown = watch is not None and watch.view is not None
+        self.link_file = (folder_of_sockets(self, folder) if is_shown else folder) / "live.link"
         """File with the way to the job's live view while it is there, if it has any."""
         self.record = Path(watch.record or folder / "run") if watch is not None else None
         self._view, self._widget = watch.view if watch is not None else None, cast("WaitingView | None", None)
-        if watch is not None:
-            request = _watched(request, watch, self.link_file, str(self.record))
+        if watch is not None and self.record is not None:
+            config = monitor_config(watch.name, self.record, self.link_file if is_shown else None, watch.is_optional)
+            request = msgspec.structs.replace(request, job=msgspec.structs.replace(request.job, monitor=config))
         self._file = folder / "hosts"
         self._np = np
         self._write(np)
@@ -90,19 +89,6 @@ class LaunchedFunction:
             return f"a job of {self._np} workers, running: .result() waits, .stop() ends it"
         told = "stopped" if self._is_stopped else "ended" if self._failure is None else f"failed: {self._failure}"
         return f"a job of {self._np} workers, {told}"
-
-    def _folder(self, place: str | None = None) -> Path:
-        """Make a folder that goes with this job."""
-        folder = tempfile.mkdtemp(prefix="farandole-", dir=place)
-        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        return Path(folder)
-
-    def _place_of_sockets(self, folder: Path, watch: ViewPlan | None) -> Path:
-        """Folder for the socket of a view: the way to it has to be short, and some file systems have none."""
-        if watch is not None and watch.view is not None and not _has_sockets(folder):
-            with contextlib.suppress(OSError):
-                return self._folder("/tmp")  # noqa: S108 (it gets a folder of this user alone)
-        return folder
 
     @property
     def status(self) -> int:
@@ -208,24 +194,3 @@ def _terminate(pidfd: int) -> None:
     """Send SIGTERM to a process, and to no other that has its number by now."""
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(pidfd, signal.SIGTERM)
-
-
-def _has_sockets(folder: Path) -> bool:
-    """True if a folder can have a socket for a live view."""
-    path = folder / "live"
-    with socket.socket(socket.AF_UNIX) as tried:
-        try:
-            tried.bind(os.fspath(path))
-            path.unlink()
-        except OSError:
-            return False
-        return True
-
-
-def _watched(request: JobRequest, plan: ViewPlan, link_file: Path, record: str) -> JobRequest:
-    """The job with a monitor, whose page has no port: it is for this process alone."""
-    config = MonitorConfig(record, [plan.name], is_quiet=True, is_optional=plan.is_optional)
-    if plan.view is not None:
-        listen = f"{UNIX}{link_file.with_name('live')}"
-        config = msgspec.structs.replace(config, live=True, listen=listen, link_file=str(link_file))
-    return msgspec.structs.replace(request, job=msgspec.structs.replace(request.job, monitor=config))

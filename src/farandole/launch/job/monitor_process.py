@@ -26,9 +26,11 @@ import msgspec
 from farandole.control import process
 from farandole.control.monitor_messages import (
     MODULE,
+    MonitorCell,
     MonitorConfig,
     MonitorContact,
     MonitorEnd,
+    MonitorOutput,
     MonitorReady,
     decode_answer,
     encode_line,
@@ -130,6 +132,13 @@ class MonitorProcess:
         if contact != self._contact:
             self._contact = contact
             self._write(encode_line(contact))
+
+    def tell(self, news: MonitorCell | MonitorOutput) -> None:
+        """Pass news on, in a line of at most ``select.PIPE_BUF`` bytes, unless it has not read those before."""
+        poll = select.poll()
+        poll.register(self._input, select.POLLOUT)
+        if poll.poll(0):  # there is room for as much
+            self._write(encode_line(news))
 
     def _write(self, line: bytes) -> None:
         with contextlib.suppress(BrokenPipeError):  # it has ended, and the job goes on

@@ -50,7 +50,7 @@ from farandole.control.messages import (
     Welcome,
 )
 from farandole.control.task_messages import FetchTask, TaskPayload, TaskResult
-from farandole.control.watch_messages import Acted, Metrics, Prepared
+from farandole.control.watch_messages import Acted, CellOver, Metrics, Prepared
 from farandole.runtime.controller.inherited_generation import InheritedGeneration
 from farandole.runtime.controller.watching import Watching
 from farandole.runtime.coordination.deadlock import Confirmation, Deadlock
@@ -127,6 +127,7 @@ class Controller:
             Metrics: self._on_watched,
             Prepared: self._on_watched,
             Acted: self._on_watched,
+            CellOver: self._on_watched,
         }
 
     # -- what the loop calls ------------------------------------------------------------------------------------------
@@ -353,7 +354,7 @@ class Controller:
         generation.timeline.answered(rank, message.number)
         self._answer_timeline(generation)
 
-    def _on_watched(self, _: Generation, rank: int, message: Metrics | Prepared | Acted) -> None:
+    def _on_watched(self, _: Generation, rank: int, message: Metrics | Prepared | Acted | CellOver) -> None:
         self.watching.of_rank(rank, message)
 
     def _on_fetch(self, identity: bytes, _: FetchTask) -> None:

@@ -16,12 +16,15 @@ from typing import Any, final
 
 from farandole.control.endings import GenerationEnded
 from farandole.control.messages import Abort, ChangeDue, Hello, Leave, Progress, Stay, TimelineSet
-from farandole.control.watch_messages import Acted, Metrics, Prepared
+from farandole.control.watch_messages import Acted, CellOver, Metrics, Prepared
 from farandole.runtime.coordination.downlink import CONTROL, Send
 from farandole.runtime.coordination.formation import Formation
 from farandole.runtime.coordination.stall import Limits, StallInspector, StallVerdict
 
 REASON = "the controller was replaced"
+
+UNANSWERED = (TimelineSet, Metrics, Prepared, Acted, CellOver)
+"""Messages of ranks of which nobody waits for a reply."""
 
 NO_LIMITS = Limits(0.0, 0.0)
 """No limits: where there is no generation, nobody hangs."""
@@ -69,7 +72,7 @@ class InheritedGeneration:
             self._leave(message)
         elif isinstance(message, Progress):
             self._hear(identity[:-1], message)
-        elif not isinstance(message, TimelineSet | Metrics | Prepared | Acted):  # of which nobody waits for a reply
+        elif not isinstance(message, UNANSWERED):
             self.end(f"{REASON}, and a {type(message).__name__} was for the one before")
         return True
 

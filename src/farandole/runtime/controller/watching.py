@@ -19,6 +19,7 @@ from farandole.control.watch_messages import (
     AT_ONCE,
     Acted,
     Announced,
+    CellOver,
     Ended,
     Members,
     Metrics,
@@ -61,6 +62,8 @@ class Watching:
         self.obey: Obey = lambda order: (False, f"this job knows no {order.verb}")
         """Obey an order of ``AT_ONCE``; whoever runs the job sets it."""
         self.resizable = False
+        self.in_cells = False
+        """True if ranks train in cells of a notebook, which orders do not outlive."""
         self._send, self._tell, self._clock = send, tell, clock
         self._watchers: dict[bytes, _Watcher] = {}
         self._backlog: list[Message] | None = None
@@ -131,7 +134,7 @@ class Watching:
     def ended(self, generation: int, reason: str) -> None:
         """Take in that the generation has ended."""
         self._ranks = set()
-        self._orders.end()
+        self._orders.end("the ranks' session has ended with their cell" if self.in_cells else "")
         if self.is_watched:
             self.tell(Ended(self._clock(), generation, reason))
 
@@ -140,12 +143,14 @@ class Watching:
         self._ranks.discard(rank)
         self._orders.gone(rank)
 
-    def of_rank(self, rank: int, message: Metrics | Prepared | Acted) -> None:
+    def of_rank(self, rank: int, message: Metrics | Prepared | Acted | CellOver) -> None:
         """Take in a message of a rank."""
         if isinstance(message, Metrics):
             self.tell(RankMetrics(message.generation, rank, message.points, message.notes, message.dropped))
         elif isinstance(message, Prepared):
-            self._orders.prepared(rank, message.number, message.step)
+            self._orders.prepared(rank, message.number, message.step, message.at_rest)
+        elif isinstance(message, CellOver):
+            self._orders.cell_over(rank, message.number)
         else:
             self._orders.acted(rank, message.number, message.step)
 

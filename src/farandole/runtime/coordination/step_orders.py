@@ -7,6 +7,7 @@
     orders.prepared(1, 7, 121)                  # tells all ranks ActAt(step=122): no rank gets past that by itself
     orders.acted(0, 7, 122)
     orders.acted(1, 7, 122)                     # news: acted after step 122
+    orders.cell_over(0, 8)                      # news: refused; ranks of a notebook take no steps between cells
 
 One order at a time; others wait for it. While the ranks pause, what ends the pause needs no step. Ranks count steps
 alike where all of them share the optimizers; a pause that not all obey, as one is in ``join()``, can be taken back.
@@ -81,10 +82,18 @@ class StepOrders:
             self._waiting.appendleft((paused[0], "pause"))
         self._next()
 
-    def end(self) -> None:
-        """End the generation; orders that nobody has obeyed wait for the next one."""
+    def end(self, why: str = "") -> None:
+        """End the generation; orders that nobody has obeyed wait for the next one, or are refused for this reason."""
         current, self._current = self._current, None
         self._ranks = set()
+        if why:
+            left = [(current.number, current.verb)] if current is not None else []
+            left += self._waiting
+            self._paused = None
+            self._waiting.clear()
+            for number, verb in left:
+                self._refuse(number, verb, why)
+            return
         if current is not None and current.verb == "stop" and current.step >= 0:
             shown = current.shown if current.shown >= 0 else current.step
             self._news(current.number, "stop", "acted", DONE["stop"].format(shown), shown)
@@ -111,10 +120,16 @@ class StepOrders:
             self._waiting.append((number, verb))
             self._next()
 
-    def prepared(self, rank: int, number: int, step: int) -> None:
-        """Take in that a rank waits at the end of its next step, and has ended ``step`` of them."""
+    def prepared(self, rank: int, number: int, step: int, at_rest: bool = False) -> None:
+        """Take in that a rank waits at the end of its next step, and has ended ``step`` of them.
+
+        In a rank that is ``at_rest`` there is no next step before another cell: then nobody obeys.
+        """
         current = self._current
-        if current is not None and current.number == number and current.step < 0 and rank in current.missing:
+        if at_rest and current is not None and current.number == number and current.step < 0:
+            said = "no cell runs" if len(current.missing) == len(self._ranks) else f"no cell runs on rank {rank}"
+            self._withdraw(current, f"{said}, and it is obeyed at the end of a step, in a cell of all ranks")
+        elif current is not None and current.number == number and current.step < 0 and rank in current.missing:
             current.missing.discard(rank)
             current.steps.append(step)
             self._set_step(current)
@@ -127,6 +142,14 @@ class StepOrders:
             current.since_s = current.since_s or self._clock()
             current.shown = max(step, current.shown)
             self._conclude(current)
+
+    def cell_over(self, rank: int, number: int) -> None:
+        """Take in that a rank's cell has ended before the order was obeyed, or in its pause."""
+        current = self._current
+        if self._paused is not None and self._paused[0] == number:
+            self._paused = None
+        elif current is not None and current.number == number:
+            self._withdraw(current, f"the cell has ended on rank {rank}, and no step has ended before")
 
     def gone(self, rank: int) -> None:
         """Wait for ``rank`` no more: it has left."""
@@ -144,10 +167,18 @@ class StepOrders:
         pause = self._current
         if pause is None or pause.verb != "pause" or not 0 < pause.since_s < self._clock() - OVERDUE_S:
             return
-        self._current = None
-        self._tell(RankSet.of(sorted(self._ranks)), ActAt(self._generation, pause.number, "pause", -1))
         ranks = ", ".join(map(str, sorted(pause.missing)))
-        self._refuse(pause.number, "pause", f"ranks {ranks} came to no such step; they may be in join(). All go on")
+        self._forget(pause, f"ranks {ranks} came to no such step; they may be in join(). All go on")
+
+    def _withdraw(self, order: _Order, why: str) -> None:
+        self._forget(order, why)
+        self._next()
+
+    def _forget(self, order: _Order, why: str) -> None:
+        """Have all ranks forget the order, and refuse it."""
+        self._current = None
+        self._tell(RankSet.of(sorted(self._ranks)), ActAt(self._generation, order.number, order.verb, -1))
+        self._refuse(order.number, order.verb, why)
 
     def _next(self) -> None:
         while self._current is None and self._waiting and self._ranks:

@@ -31,6 +31,7 @@ from farandole.control.endings import WorkerExited
 from farandole.control.keys import JobKeys
 from farandole.control.messages import Hello
 from farandole.control.process import dump_stack
+from farandole.control.watch_messages import WatchOrder
 from farandole.errors import ControlError, UsageError
 from farandole.runtime.controller.controller import FAREWELL_S, RELAYED
 from farandole.runtime.controller.controller_host import ControllerHost
@@ -42,6 +43,12 @@ from farandole.runtime.selfstart.spawn import FOR_WORKERS, ControllerConfig
 from farandole.settings import Settings
 
 STDIN, STDOUT = 0, 1
+REFUSALS = {
+    "scale": "the ranks are the engines that a notebook has attached: farandole.notebook.attach(rc) takes all of them",
+    "end": "the ranks are the engines of a notebook: interrupt its cell; ranks.kill(0) ends what does not heed that",
+}
+"""Answers to orders that need no step, where ranks train in cells."""
+
 LOST = -signal.SIGKILL
 """Exit code that stands for the end of a worker whose host is lost."""
 
@@ -57,6 +64,8 @@ class OwnController(ControllerHost):
         self._router, self._config, self._start_timeout_s = router, config, settings.start_timeout_s
         self._dump_elsewhere, self._controller.request_stack = self._controller.request_stack, self._request_stack
         self._controller.on_hello = self._meet
+        self._controller.watching.in_cells = config.in_cells
+        self._controller.watching.obey = self._obey_watcher
         self._starter = os.getppid()  # a foster parent, if it has ended already; the end of standard input tells that
         self._hellos: dict[tuple[str, int], Hello] = {}  # by host and process, of those not known to have ended
         self._ended: set[tuple[str, int]] = set()  # host and process, of those that ended before their hello came
@@ -142,6 +151,10 @@ class OwnController(ControllerHost):
             del self._hellos[host, hello.pid]
             lost = f"{ranks} on {host} lost: {reason}"
             self._controller.worker_lost(WorkerExited(hello.worker_id, LOST, lost, host, hello.pid))
+
+    def _obey_watcher(self, order: WatchOrder) -> tuple[bool, str]:
+        told = REFUSALS if self._config.in_cells else {}
+        return False, told.get(order.verb, "no launcher has started this job, and what it runs on is not to be changed")
 
     def _see_out(self) -> None:
         """Tell the others that the starter has gone, unless it has said so itself: its ``Leave`` may be on its way."""

@@ -48,7 +48,7 @@ class ControllerConfig(msgspec.Struct, frozen=True):
     """Config of a controller, one line of JSON on its standard input; the end of that input tells it to go.
 
     ``listen`` is where it is to listen, in ZeroMQ's words, and ``host`` how its host is called. ``litter`` are files
-    that are to go once all ``expected`` processes have said hello.
+    that are to go once all ``expected`` processes have said hello. With ``in_cells`` they train in those of a notebook.
     """
 
     listen: str
@@ -56,6 +56,7 @@ class ControllerConfig(msgspec.Struct, frozen=True):
     expected: int
     secret: str
     litter: list[str] = []
+    in_cells: bool = False
 
 
 @final

@@ -19,7 +19,7 @@ CELL = "cell"
 class CellState:
     """Gate of the collectives of a cell, rest between cells, interrupts; nothing is set where no notebook is."""
 
-    __slots__ = ("_active", "gate", "interrupted", "lanes", "rest")
+    __slots__ = ("_active", "gate", "interrupted", "lanes", "rest", "withdraw")
 
     def __init__(self, active: ActiveCollectives) -> None:
         self._active = active
@@ -29,6 +29,8 @@ class CellState:
         """The wait of a main thread in which no cell runs."""
         self.interrupted = False
         """True if this rank was interrupted: all ranks are to raise ``KeyboardInterrupt`` after the same step."""
+        self.withdraw: Callable[[], object] = lambda: None
+        """Has orders forgotten that no step of the cell has obeyed."""
         self.lanes: dict[int, str] = {}
         """The lane of the last cell in which each process set has met."""
 
@@ -39,3 +41,4 @@ class CellState:
         """
         self._active.reach(0, CELL, number + 1)  # first: ranks that are all at rest do not wait for each other
         self.rest = ThreadWait(token, 0, what, lane=CELL, sequence=number + 1)
+        self.withdraw()  # now: an order that comes later finds the rank at rest

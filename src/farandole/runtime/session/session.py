@@ -119,7 +119,8 @@ class Session:
             self._sets.add(number, process_set)
         self._link, send = link, _nobody if link is None else link.up.send
         self._metrics = MetricSender(send, self.generation)
-        self._gate = StepGate(send, self.generation, training, self.pace.beat)
+        self._gate = StepGate(send, self.generation, training, self.pace.beat, self.cells)
+        self.cells.withdraw = self._gate.cell_over
         self._closing: list[Callable[[], None]] = []
         self._control: ControlThread | None = None
         self._engine_pool = self._make_engine_pool(own)
@@ -283,7 +284,7 @@ class Session:
         """End a step of an optimizer, the ``step``-th where the job counts them, and obey orders that were for its end.
 
         ``by_all`` ranks: what some of them share ends without a look at orders, as the others do not count it. Raises
-        ``SystemExit`` if somebody who watches has ordered the end.
+        ``SystemExit`` if somebody who watches has ordered the end, in a cell of a notebook ``KeyboardInterrupt``.
         """
         training.stepped(self.topology.rank, step)
         if by_all:

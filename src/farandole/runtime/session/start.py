@@ -64,7 +64,8 @@ def start(
     part = part_of(environment, comm)
     sets = static_sets(process_sets, part.expected)
     configure_logging(settings.log_level)
-    if part.expected > 1 or environment.is_elastic or (environment.launched and environment.size > 1):
+    is_watched = environment.is_interactive and bool(environment.controller)  # and has one for that, also if alone
+    if part.expected > 1 or is_watched or environment.is_elastic or (environment.launched and environment.size > 1):
         lineage.require_no_ancestor(environment)
         lineage.hold(environment)
         try:

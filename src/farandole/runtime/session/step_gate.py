@@ -18,6 +18,10 @@ reentrant, and waits in slices, as a handler notifies nobody. ``_changed`` guard
 without it, in ``passes``: an order that comes in that moment is met at the end of the next step, which is what
 ``Prepared`` has promised, as it tells the steps that had ended when ``_number`` was set.
 
+In a notebook steps are those of cells. An order that comes while no cell runs, or that no step of the cell obeys, is
+withdrawn: each rank forgets it where its cell ends, and the first to say so has the controller tell the others. None
+has obeyed it then, as all end a cell after the same step, and the one that was named is later.
+
 No wait has a limit of its own: a rank that gave up its promise would leave the others in a collective. It ends by an
 order, or with the session, or by ``forget``: where the controller is gone, or this process is told to end.
 """
@@ -31,8 +35,9 @@ from typing import final
 
 from farandole import events
 from farandole.control.message import Message
-from farandole.control.watch_messages import ActAt, Acted, Prepare, Prepared
+from farandole.control.watch_messages import ActAt, Acted, CellOver, Prepare, Prepared
 from farandole.errors import ControlError
+from farandole.runtime.session.cell_state import CellState
 from farandole.runtime.session.training import Training
 
 SLICE_S = 0.25
@@ -42,7 +47,10 @@ NONE = -1
 
 @final
 class StepGate:
-    """Gate of one session. ``beat`` is called now and then by a thread that pauses: it is no stall."""
+    """Gate of one session. ``beat`` is called now and then by a thread that pauses: it is no stall.
+
+    In ``cells`` of a notebook an order to stop ends the cell.
+    """
 
     def __init__(
         self,
@@ -50,12 +58,15 @@ class StepGate:
         generation: int,
         training: Training,
         beat: Callable[[], object] = lambda: None,
+        cells: CellState | None = None,
     ) -> None:
         self._send, self._generation, self._training, self._beat = send, generation, training, beat
+        self._cells = cells
         self._changed = threading.Condition()
         self.steps = 0
         """Steps that have come to this gate."""
         self._number = NONE
+        self._heard = NONE  # number of the last order of this cell, also one that was obeyed
         self._order: ActAt | None = None
         self._open = False
 
@@ -63,8 +74,10 @@ class StepGate:
         """Take in a message of the controller."""
         with self._changed:
             if isinstance(message, Prepare):
-                self._number, self._order = message.number, None
-                self._say(Prepared(self._generation, message.number, self.steps))
+                self._number = self._heard = message.number
+                self._order = None
+                at_rest = self._cells is not None and self._cells.rest is not None
+                self._say(Prepared(self._generation, message.number, self.steps, at_rest))
             elif message.number == self._number and message.step >= 0:
                 self._order = message
             elif message.number == self._number:
@@ -84,6 +97,15 @@ class StepGate:
         with self._changed:
             self._number, self._order = NONE, None
             self._changed.notify_all()
+
+    def cell_over(self) -> None:
+        """Forget, at the end of a cell, what none of its steps has obeyed; the rank is at rest already."""
+        if self._heard == NONE:
+            return
+        with self._changed:
+            heard, self._heard = self._heard, NONE
+            self._number, self._order = NONE, None
+            self._say(CellOver(self._generation, heard))
 
     def passes(self) -> None:
         """Come to the end of a step; returns when the next one may begin. Raises ``SystemExit`` where that was all."""
@@ -110,7 +132,7 @@ class StepGate:
             self._training.checkpoint_due = True
         self._number, self._order = NONE, None
         if order.verb == "stop":
-            _stop(self._training.step)
+            _stop(self._training.step, self._cells is not None and self._cells.gate is not None)
 
     def _await(self, enough: Callable[[], bool]) -> None:
         while not (enough() or self._open or self._number == NONE):
@@ -122,7 +144,7 @@ class StepGate:
             self._send(message)
 
 
-def _stop(step: int) -> None:
+def _stop(step: int, in_cells: bool) -> None:
     events.logger.info("the training ends after step %d, as somebody who watches it has ordered", step)
     if threading.current_thread() is not threading.main_thread():
         # Of a compiled graph: nothing that is raised here gets to the script. Its main thread gets a Ctrl-C instead.
@@ -130,4 +152,6 @@ def _stop(step: int) -> None:
 
         _thread.interrupt_main()
         return
+    if in_cells:
+        raise KeyboardInterrupt(f"somebody who watches has stopped all ranks after step {step}")
     raise SystemExit(0)
