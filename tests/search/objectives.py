@@ -169,6 +169,43 @@ def bits(trial: Trial) -> None:
     trial.report(1.0, 1)
 
 
+def measures(trial: Trial) -> None:
+    """Train on samples that are almost the same, of which a larger batch has nothing to tell; write down the sizes."""
+    import torch
+    from torch.nn.functional import mse_loss
+
+    import farandole.torch as hvd
+
+    hvd.init()
+    torch.set_num_threads(1)
+    torch.manual_seed(trial.seed)
+    model = torch.nn.Linear(4, 1)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1e-4))
+    noise = hvd.NoiseScale(optimizer, every=1)
+    state = hvd.elastic.TorchState(model, optimizer, epoch=0)
+    trial.resume(state)
+
+    @hvd.elastic.run
+    def epochs(state: Any) -> None:
+        while state.epoch < trial.epochs:
+            while state.epoch == 0 and hvd.size() < 2:  # the free worker is to come
+                time.sleep(0.02)
+                state.commit()
+            own = torch.Generator().manual_seed(100 * state.epoch + hvd.rank())
+            for _ in range(20):
+                inputs = torch.ones(16, 4) + 0.01 * torch.randn(16, 4, generator=own)
+                noise.saw(len(inputs))
+                optimizer.zero_grad()
+                mse_loss(model(inputs), torch.full((16, 1), 9.0)).backward()
+                optimizer.step()
+            state.epoch += 1
+            if hvd.rank() == 0:
+                note(trial.folder / "sizes.txt", f"{state.epoch} {hvd.size()} {noise.estimate()}")
+            trial.report(1.0 / state.epoch, state.epoch, noise)
+
+    epochs(state)
+
+
 def await_file(path: Path) -> None:
     """Return when another process has made a file."""
     until_s = time.monotonic() + 120

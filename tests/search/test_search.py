@@ -95,6 +95,18 @@ def test_rank_1_is_killed_and_rank_0_goes_on(tmp_path: Path) -> None:
     assert [int(line.split()[0]) for line in epochs] == [1, 2, 3, 4]
 
 
+def test_a_trial_gives_workers_back_that_its_noise_scale_is_not_worth(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options: dict[str, Any] = {"workers": (1, 2), "advisor": [{"x": 0.5}], "progress": True}
+    search(objectives.measures, tmp_path / "run", trials=1, epochs=8, min_epochs=8, **options)
+    lines = (tmp_path / "run" / "checkpoints" / "trial-0000" / "sizes.txt").read_text().splitlines()
+    sizes = [int(line.split()[1]) for line in lines]
+    assert (sizes[0], sizes[-1]) == (2, 1), lines
+    assert sizes == sorted(sizes, reverse=True), "it was given what it had given back"
+    assert "trial 0: 2 -> 1 workers: more would not help" in capfd.readouterr().err
+
+
 def test_workers_that_cannot_begin_end_the_search(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("raise SystemExit(7)")
     (tmp_path / "run" / "output").mkdir(parents=True)

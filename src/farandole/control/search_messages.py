@@ -43,11 +43,17 @@ class TrialOrder(Message, frozen=True):
 
 @final
 class TrialReport(Message, frozen=True):
-    """My trial's value after ``epoch``: I am its rank 0, and wait for your ``TrialVerdict``."""
+    """My trial's value after ``epoch``: I am its rank 0, and wait for your ``TrialVerdict``.
+
+    Its gradient noise scale is ``noise_high`` at most, where a worker takes ``batch`` in a step, both in samples; a
+    ``batch`` of 0: that was not measured.
+    """
 
     worker_id: int
     epoch: int
     value: float
+    noise_high: float = 0.0
+    batch: float = 0.0
 
 
 @final

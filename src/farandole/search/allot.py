@@ -6,6 +6,10 @@
 Trials that wait come first, each with the fewest workers that one may have: breadth finds more than speed. When none
 waits, those that run share what is left, the highest rung first and in it the best: so winners get the workers of
 losers. Workers that are lent in this way come back when a trial waits again.
+
+A trial that has measured its gradient noise gets no more workers than its noise scale is worth (McCandlish et al., An
+Empirical Model of Large-Batch Training, 2018, section 2.2): from a batch as large as that on, twice the samples in a
+step save few steps. The others get what it leaves.
 """
 
 from __future__ import annotations
@@ -16,12 +20,34 @@ from typing import NamedTuple, final
 
 
 @final
+class Noise(NamedTuple):
+    """Noise scale of a trial, in samples: the highest that is likely; and the samples of one worker in a step.
+
+    >>> Noise(high=1000.0, batch=256.0).worth
+    4
+    """
+
+    high: float
+    batch: float
+
+    @property
+    def worth(self) -> float:
+        """Fewest workers whose batch together is as large as the noise scale; more would not help."""
+        is_known = 0 <= self.high < math.inf and 0 < self.batch < math.inf
+        return max(1, math.ceil(self.high / self.batch)) if is_known else math.inf
+
+
+@final
 class Running(NamedTuple):
-    """Trial that runs: the number of rungs behind it, and its value at the last of them (to be minimised)."""
+    """Trial that runs: the number of rungs behind it, and its value at the last of them (to be minimised).
+
+    ``noise`` is ``None`` where it has measured none.
+    """
 
     number: int
     rung: int = 0
     value: float = math.inf
+    noise: Noise | None = None
 
 
 @final
@@ -48,7 +74,7 @@ def allot(
 
     ``capacity`` counts all workers of the pool, ``limits`` the fewest and the most of one trial.
     """
-    least, most = limits
+    least = limits[0]
     spare = capacity - least * len(running)
     begin, why = _begin(waiting, spare, least, time or Time())
     if 0 < begin < waiting:
@@ -57,14 +83,25 @@ def allot(
         why = why or f"{waiting} trials wait for {least} workers each"
     left = max(0, spare - begin * least) if begin == waiting or not _may_begin(time or Time()) else 0
     shares = []
-    for each in sorted(
-        running, key=lambda one: (-one.rung, one.value if one.value == one.value else math.inf, one.number)
-    ):
-        extra = min(left, most - least)
+    for each in sorted(running, key=_order):
+        extra, reason = _extra(each, left, limits)
         left -= extra
-        reason = f"nothing waits, and {extra} more workers are free" if extra else why or "no worker is to spare"
-        shares.append(Allotment(each.number, least + extra, reason))
+        shares.append(Allotment(each.number, least + extra, reason or why or "no worker is to spare"))
     return sorted(shares), begin, why
+
+
+def _extra(trial: Running, left: int, limits: tuple[int, int]) -> tuple[int, str]:
+    """Workers of those ``left`` that a trial gets beyond the fewest, and why; "" where none are left."""
+    least, most = limits
+    worth = math.inf if trial.noise is None else max(0, trial.noise.worth - least)
+    extra = int(min(left, most - least, worth))
+    if trial.noise is not None and extra == worth < min(left, most - least):
+        high, batch = trial.noise
+        return (
+            extra,
+            f"more would not help: its noise scale is {high:.0f} samples at most, and a worker takes {batch:g}",
+        )
+    return extra, f"nothing waits, and {extra} more workers are free" if extra else ""
 
 
 def _order(trial: Running) -> tuple[int, float, int]:

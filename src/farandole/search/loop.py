@@ -38,7 +38,7 @@ from farandole.control.watch_messages import WATCHER
 from farandole.elastic.membership import actions
 from farandole.errors import ControlError
 from farandole.runtime.coordination.downlink import CONTROL
-from farandole.search.allot import Running, Time, allot
+from farandole.search.allot import Noise, Running, Time, allot
 from farandole.search.pools import Pool, ProcessEnded
 from farandole.search.rung_checkpoint import key_of, read_reported
 from farandole.search.study import HELD, Study
@@ -75,11 +75,12 @@ class PoolWorker:
 
 @final
 @dataclass
-class _Moments:
-    """Clock readings: when each trial began, and how long some have taken to their first rung, in seconds."""
+class _Measured:
+    """Measurements of trials: when each began, how long some have taken to their first rung (in s), and their noise."""
 
     begun_s: dict[int, float] = field(default_factory=dict)
     first_rungs_s: list[float] = field(default_factory=list)
+    noises: dict[int, Noise] = field(default_factory=dict)
 
 
 @final
@@ -102,7 +103,7 @@ class SearchLoop:
         self._uids: dict[bytes, TrialJob] = {}  # sessions, by what the identities of their sockets share
         self._starts: list[tuple[TrialJob, actions.Start]] = []  # that wait for a free worker
         self._next_job, self._size = 0, pool.size
-        self._moments = _Moments()
+        self._measured = _Measured()
         self._ends_s = time.monotonic() + terms.deadline_s
         self._stops_s = math.inf  # until when trials may leave once the time of the search is over
 
@@ -260,9 +261,11 @@ class SearchLoop:
         job = self.jobs.get(job_of(worker.worker_id))
         if job is None:
             return
-        if job.number in self._moments.begun_s and report.epoch >= self._study.plan.rungs.levels[0]:
-            took_s = time.monotonic() - self._moments.begun_s.pop(job.number)
-            self._moments.first_rungs_s.append(took_s)
+        if job.number in self._measured.begun_s and report.epoch >= self._study.plan.rungs.levels[0]:
+            took_s = time.monotonic() - self._measured.begun_s.pop(job.number)
+            self._measured.first_rungs_s.append(took_s)
+        if report.batch > 0:
+            self._measured.noises[job.number] = Noise(report.noise_high, report.batch)
         goes_on, reason = self._study.report(job.number, report.epoch, report.value)
         leaves = goes_on and bool(job.stopping)
         if leaves:
@@ -463,12 +466,13 @@ class SearchLoop:
             job.stop("the time of the search is over")
 
     def _allot(self, now: float) -> None:
-        study, rungs_s = self._study, self._moments.first_rungs_s
+        study, rungs_s = self._study, self._measured.first_rungs_s
         at_work = [job for job in self.jobs.values() if not (job.has_ended or job.failure or job.stopping)]
         kept = [job for job in at_work if study.is_paused or study.rows[job.number].is_held]  # they are about to rest
         at_work = [job for job in at_work if job not in kept]
         capacity = self._pool.size - sum(job.size for job in kept)
-        running = [Running(job.number, *study.rung(study.rows[job.number])) for job in at_work]
+        noises = self._measured.noises
+        running = [Running(job.number, *study.rung(study.rows[job.number]), noises.get(job.number)) for job in at_work]
         left = Time(self._ends_s - now, statistics.median(rungs_s) if rungs_s else 0.0)
         waiting = 0 if self._is_ending else study.waiting
         shares, begin, _ = allot(running, waiting, capacity, self._terms.workers, left)
@@ -497,7 +501,7 @@ class SearchLoop:
         self._next_job += 1
         self.jobs[job.index] = job
         if not row.values:
-            self._moments.begun_s[number] = now
+            self._measured.begun_s[number] = now
         self._resize(job, least, "")
         self.on_change(f"trial {number} {'goes on' if row.values else 'begins'}, workers: {least}; {reason}")
 

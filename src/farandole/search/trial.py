@@ -29,6 +29,8 @@ from farandole.control.search_messages import TrialOrder, TrialReport, TrialVerd
 from farandole.elastic.worker.state import ObjectState, State
 from farandole.errors import UsageError
 from farandole.events import logger
+from farandole.gradients.noise import GradientNoise
+from farandole.largebatch.noise import NoEstimate
 from farandole.runtime.collectives.objects import broadcast_object
 from farandole.runtime.session.init import current, is_initialized
 from farandole.search.rung_checkpoint import key_of, read_checkpoint, write_checkpoint
@@ -91,13 +93,15 @@ class Trial:
             self._reported, content = found
             state.load_state_dict(content)
 
-    def report(self, value: float, epoch: int) -> None:
+    def report(self, value: float, epoch: int, noise: GradientNoise | None = None) -> None:
         """Report the value after ``epoch`` epochs, and go on, or leave if the search says so. Collective.
 
         >>> trial.report(hvd.allreduce(loss).item(), state.epoch)
 
         The value that counts is that of rank 0. What is to become of the trial is the same on all ranks, after this
-        epoch: where it is to go on, workers come and go here if they are to (``state.commit()``).
+        epoch: where it is to go on, workers come and go here if they are to (``state.commit()``). With ``noise``, an
+        ``hvd.NoiseScale(optimizer)``, the trial gets no more workers than its noise scale is worth: give it where the
+        batch grows with them.
         """
         epoch, shared = int(epoch), is_initialized()
         if not shared and self._order.most > 1:
@@ -111,7 +115,7 @@ class Trial:
             self._keep(epoch, float(value))
         verdict: TrialVerdict | None = None
         if rank == 0:
-            verdict = self._ask(TrialReport(self._order.worker_id, epoch, float(value)))
+            verdict = self._ask(TrialReport(self._order.worker_id, epoch, float(value), *_measured(noise)))
         verdict = self._agree(verdict, size)
         assert verdict is not None
         self._reported = epoch
@@ -142,3 +146,13 @@ class Trial:
         """Text for people."""
         told = ", ".join(f"{name}={value}" for name, value in self.parameters.items())
         return f"Trial {self.number} ({told}) in process {os.getpid()}"
+
+
+def _measured(noise: GradientNoise | None) -> tuple[float, float]:
+    """Upper bound of the noise scale, and samples of a worker in a step; zeros where these are not known."""
+    if noise is None:
+        return 0.0, 0.0
+    found, timings = noise.estimate(), noise.timings()
+    if isinstance(found, NoEstimate) or not timings:
+        return 0.0, 0.0
+    return found.high, timings[-1].batch * timings[-1].passes
