@@ -34,6 +34,9 @@ def test_cells_train_to_the_same_bits_as_a_job(tmp_path: Path, launch: Launch) -
     text = "".join("".join(output["text"]) for output in streams)
     for rank in range(2):
         assert f"[stdout:{rank}] rank {rank} of 2\n" in text, text
+    pictures = [o for cell in executed["cells"] for o in cell.get("outputs", []) if "image/png" in o.get("data", {})]
+    [told] = ["".join(each["data"]["text/plain"]) for each in pictures]
+    assert re.fullmatch(r"ended well: step \d+, 2 ranks, .*", told), "it is in the place of the live view"
     weights = re.findall(r"\[stdout:(\d)\] (weights .*)", text)
     script = "\n".join(cell.removeprefix("%%px\n") for cell in cells_of(notebook) if cell.startswith("%%px\n"))
     ast.parse(script)
