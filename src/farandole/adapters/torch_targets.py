@@ -9,8 +9,8 @@ cut one buffer into pieces, or keep a gradient with its graph: written in place,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from operator import attrgetter
+from collections.abc import Sequence
+from operator import add, attrgetter, le
 from typing import NamedTuple, final
 
 import torch
@@ -18,8 +18,6 @@ import torch
 from farandole.adapters.torch import DTYPES
 from farandole.gradients.agreement import ANY, code
 from farandole.gradients.tensors import Gradients
-
-_MOST_KNOWN = 16
 
 _strides, _numel, _address = torch.Tensor.stride, torch.Tensor.numel, torch.Tensor.data_ptr
 _type = attrgetter("dtype", "requires_grad")
@@ -60,7 +58,6 @@ class Targets:
         self._types = [(spec.dtype, False) for spec in specs]
         self._numels = [spec.shape.numel() for spec in specs]
         self._extents = [spec.shape.numel() * spec.dtype.itemsize for spec in specs]
-        self._apart: set[tuple[int, ...]] = set()  # addresses that were found to lie apart; an allocator has a few
 
     def are_ordinary(self, gradients: Gradients[torch.Tensor]) -> bool:
         """True if all are there as autograd makes them: ``specs`` hold, and each may be written over.
@@ -73,16 +70,10 @@ class Targets:
                 return False
             if list(map(_numel, there)) != self._numels:
                 return False
-            addresses = tuple(map(_address, there))
+            addresses = list(map(_address, there))
         except TypeError:
             return False
-        if addresses not in self._apart:
-            if not _lie_apart(sorted(zip(addresses, self._extents, strict=True))):
-                return False
-            if len(self._apart) == _MOST_KNOWN:
-                self._apart.clear()
-            self._apart.add(addresses)
-        return True
+        return _lie_apart(addresses, self._extents)  # not remembered: an allocator has ever other small ones
 
     def of(self, gradients: Gradients[torch.Tensor]) -> Gradients[torch.Tensor]:
         """Per gradient: itself if it may be written over, or ``None``."""
@@ -106,7 +97,8 @@ def code_of(param: torch.Tensor, gradient: torch.Tensor | None) -> int:
 def overlap(gradients: Gradients[torch.Tensor]) -> bool:
     """True if some memory belongs to two of them, or to two elements of one."""
     there = [gradient for gradient in gradients if gradient is not None and not gradient.is_sparse]
-    return not _lie_apart(sorted(map(_span, there))) or any(map(_folds, there))
+    addresses, extents = zip(*map(_span, there), strict=True) if there else ((), ())
+    return not _lie_apart(addresses, extents) or any(map(_folds, there))
 
 
 def _one_by_one(gradients: Gradients[torch.Tensor]) -> Gradients[torch.Tensor]:
@@ -143,13 +135,9 @@ def _folds(gradient: torch.Tensor) -> bool:
     return False
 
 
-def _lie_apart(spans: Iterable[tuple[int, int]]) -> bool:
-    end = 0
-    for first, nbytes in spans:
-        if first < end:
-            return False
-        end = first + nbytes
-    return True
+def _lie_apart(addresses: Sequence[int], extents: Sequence[int]) -> bool:
+    """True if no byte is in two: each begins when as many have ended as have begun before it."""
+    return all(map(le, sorted(map(add, addresses, extents)), sorted(addresses)[1:]))
 
 
 def new_gradient(param: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

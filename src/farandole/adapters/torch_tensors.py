@@ -100,9 +100,8 @@ class TorchTensors(Tensors[torch.Tensor]):
         """See ``Tensors``."""
         return -1 if gradient.is_inference() else gradient._version
 
-    def untracked(self) -> Untracked:
-        """See ``Tensors``."""
-        return Untracked()
+    untracked = Untracked
+    """See ``Tensors``."""
 
 
 tensors = TorchTensors()

@@ -21,10 +21,12 @@ from __future__ import annotations
 
 import hashlib
 import math
+import time
 from array import array
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeAlias, final
 
+from farandole import events
 from farandole.collective import Array, ReduceOp, Reduction
 from farandole.errors import MismatchError, UsageError
 from farandole.gradients.agreement import Agreed, agree
@@ -59,6 +61,10 @@ class GradientExchange(Generic[T]):
     def __init__(self, lane: PlannedLane, parameters: Parameters[T], names: Sequence[str], terms: Terms) -> None:
         self.buckets: list[GradientBucket[T]] = []
         self.lane, self._parameters, self._names, self._terms = lane, parameters, names, terms
+        self.params: Sequence[Param] = parameters.params
+        """The parameters, in their order on every member."""
+        self.overlaps = False
+        """True if gradients are reduced while backward passes run, for which the first run must have made buckets."""
         self._agreed: Agreed | None = None
         self._bucketed: list[bool] = []
         self._bucket_bytes = lane.session.settings.bucket_bytes
@@ -68,20 +74,11 @@ class GradientExchange(Generic[T]):
         self._weight = 1.0
         self._is_idempotent = terms.how.op is ReduceOp.AVERAGE
 
-    @property
-    def params(self) -> Sequence[Param]:
-        """The parameters, in their order on every member."""
-        return self._parameters.params
-
-    @property
-    def overlaps(self) -> bool:
-        """True if gradients are reduced while backward passes run, for which the first run must have made buckets."""
-        return self._during_backward and self._agreed is not None
-
     def begin_pass(self, step: str, weigh: Weigh) -> OverlappedPass[T] | None:
         """Begin a backward pass that will be reduced; if it overlaps, return whom to tell of complete gradients."""
         self._weight = weigh()
-        self.refuse_failed_pass(step)
+        if self._pass is not None:
+            self.refuse_failed_pass(step)
         if self.overlaps:
             self._require_shapes(step)
             waits = not self._parameters.can_overlap()
@@ -128,7 +125,8 @@ class GradientExchange(Generic[T]):
             elif overlapped.late is not None:
                 self._refuse_late(step, overlapped.late)
         parameters, agreed = self._parameters, self._agreed
-        gradients = parameters.without_stale(parameters.present())
+        present = parameters.present()
+        gradients = present if self._is_idempotent else parameters.without_stale(present)  # an average leaves none
         is_ordinary = parameters.are_ordinary(gradients)
         if not is_ordinary and overlapped is None:
             self._require_shapes(step)
@@ -137,14 +135,17 @@ class GradientExchange(Generic[T]):
         riding = None if observer is None or agreed is None else observer.departs(self._weight)
         # Before anything is written: who is elsewhere in the program makes all raise, and gradients are as they were.
         states = self.lane.meet(self._point(step), state + (RIDES if riding else ""), snapshot)
-        agreed = self._conclude(states, survey)
+        if agreed is None or states.count(SAME) != len(states):
+            agreed = self._conclude(states, survey)
         if overlapped is not None:
             bucketed = self._finish(agreed)
         else:
-            self._adopt(agreed)
+            if agreed is not self._agreed:
+                self._adopt(agreed)
             bucketed = self._bucketed
             self._reduce(gradients, gradients if is_ordinary else parameters.targets(gradients), agreed)
-        self._reduce_others(gradients, agreed, bucketed)
+        if not all(bucketed):
+            self._reduce_others(gradients, agreed, bucketed)
         if not self._is_idempotent:
             parameters.note()
         return self._sum(riding) if riding and all(state.endswith(RIDES) for state in states) else None
@@ -218,19 +219,19 @@ class GradientExchange(Generic[T]):
         if targets is not gradients:  # what shares memory with a target is read before that is written
             gradients = self._parameters.kept_apart(gradients, targets)
         for i, bucket in enumerate(self.buckets):
-            with self.lane.phase(f"bucket {i}", "copy", bucket.nbytes):
-                taken = [gradients[piece] for piece in bucket.pieces]
-                bucket.fill(taken, taken if targets is gradients else [targets[piece] for piece in bucket.pieces])
-                if self._weight != 1.0:
-                    bucket.weigh(self._weight)
+            begin_s = time.monotonic()
+            taken = list(map(gradients.__getitem__, bucket.pieces))
+            bucket.fill(taken, taken if targets is gradients else list(map(targets.__getitem__, bucket.pieces)))
+            if self._weight != 1.0:
+                bucket.weigh(self._weight)
+            if events.subscribers:
+                self.lane.phase(f"bucket {i}", "copy", begin_s, bucket.nbytes)
             self.lane.allreduce(f"bucket {i}", bucket.array, self._terms.how)
             bucket.publish(agreed)
 
     def _conclude(self, states: Sequence[str], mine: list[int]) -> Agreed:
         """Return the agreement of the members: the last one or, if some member says that its own changed, a new one."""
-        if self._agreed is not None and (
-            states.count(SAME) == len(states) or not any(state.startswith(CHANGED) for state in states)
-        ):
+        if self._agreed is not None and not any(state.startswith(CHANGED) for state in states):
             return self._agreed
         return agree(self.lane, mine, self._names)
 
@@ -243,7 +244,7 @@ class GradientExchange(Generic[T]):
             before if kind == 0 else kind == 1 or self._terms.sparse_as_dense
             for kind, before in zip(agreed.kinds, known, strict=True)
         ]
-        self._agreed, dtypes = agreed, self._parameters.dtypes
+        self._agreed, self.overlaps, dtypes = agreed, self._during_backward, self._parameters.dtypes
         now = agreed.dtypes(dtypes)
         if bucketed == self._bucketed and now == list(dtypes):
             return
@@ -264,8 +265,6 @@ class GradientExchange(Generic[T]):
 
     def _reduce_others(self, gradients: Gradients[T], agreed: Agreed, bucketed: Sequence[bool]) -> None:
         """Reduce what was in no bucket, through the negotiated lane: what is sparse, and what just ceased to be so."""
-        if all(bucketed):
-            return
         pending: list[Callable[[], object]] = []
         every = zip(gradients, self._names, agreed.kinds, bucketed, strict=True)
         for i, (given, name, kind, done) in enumerate(every):

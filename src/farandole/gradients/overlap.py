@@ -22,12 +22,14 @@ overlapped.finish()                                     # raises what went wrong
 from __future__ import annotations
 
 import queue
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Generic, Literal, TypeAlias, final
 
+from farandole import events
 from farandole.collective import Reduction
 from farandole.gradients.background import BackgroundTask
 from farandole.gradients.parameters import GradientBucket
@@ -155,10 +157,13 @@ class OverlappedPass(Generic[T]):
             if WAIT in self._states:  # of all members alike, and known, as the meeting was the first task
                 return
             # A new thread has gradients enabled, whatever the thread of the backward pass has: the mode is per thread.
-            with self._untracked(), self._lane.phase(f"bucket {i}", "copy", bucket.nbytes):
+            begin_s = time.monotonic()
+            with self._untracked():
                 bucket.fill_alone()
                 if self._weight != 1.0:
                     bucket.weigh(self._weight)
+            if events.subscribers:
+                self._lane.phase(f"bucket {i}", "copy", begin_s, bucket.nbytes)
             self._lane.allreduce(f"bucket {i}", bucket.array, self._how)
 
         self._background.run(reduce)

@@ -95,14 +95,7 @@ class KeptGradients(Generic[T]):
         kept, self._kept = self._kept, []
         self.begun = False
         self._runs += 1
-        mode = current("the reduction of gradients").settings.check_divergence
-        is_due = mode != "off" and _is_due(self._runs, self._every)
-        found = named() if is_due else []
-        if found:
-            self._every = _every(mode, found, self._tensors)
-        # Weak: it is to find out what the script keeps, which it could not if it kept gradients itself.
-        there = ((name, param, self._tensors.gradient(param)) for name, param in found)
-        self._reduced = [(name, param, weakref.ref(grad)) for name, param, grad in there if grad is not None]
+        self._reduced = self._left(named) if _is_due(self._runs, self._every) else []
         if not kept:
             return
         now = self._tensors.digests([grad for _, grad, _ in kept])
@@ -112,6 +105,16 @@ class KeptGradients(Generic[T]):
                 f"the gradient of {changed[0]!r} that was kept from an earlier backward pass has been overwritten by "
                 "the reduction of this one, a fault in Farandole: keep param.grad.clone(), and report it"
             )
+
+    def _left(self, named: Callable[[], Named]) -> list[tuple[str, Param, weakref.ref[Any]]]:
+        """The gradients that a reduction has left, if they are to be looked at when the next one begins."""
+        mode = current("the reduction of gradients").settings.check_divergence
+        found = [] if mode == "off" else named()
+        if found:
+            self._every = _every(mode, found, self._tensors)
+        # Weak: it is to find out what the script keeps, which it could not if it kept gradients itself.
+        there = ((name, param, self._tensors.gradient(param)) for name, param in found)
+        return [(name, param, weakref.ref(grad)) for name, param, grad in there if grad is not None]
 
 
 def sample_ranges(count: int, nbytes: int, turn: int) -> list[range]:

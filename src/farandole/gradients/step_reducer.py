@@ -36,6 +36,7 @@ from functools import cache, partial
 from operator import is_
 from typing import Any, final
 
+from farandole import events
 from farandole.collective import ReduceOp
 from farandole.elastic.worker.step_vote import Meet, StepVote, alone
 from farandole.errors import UsageError
@@ -109,6 +110,7 @@ class GradientReducer(Reducer[T]):
         self._overlapped: OverlappedPass[T] | None = None
         self._observer: Observer | None = None
         self._reads: Observer | None = None  # in this pass
+        self._bound_to: list[Param] | None = None  # what ``_watch`` returned when the exchange was made or looked at
         self._kept = KeptGradients(tensors)
         _living.add(self)
         _forget_accumulations_in_sessions()
@@ -120,7 +122,10 @@ class GradientReducer(Reducer[T]):
 
     @abstractmethod
     def _watch(self) -> list[Param]:
-        """Watch the parameters, also those that are new; returns those whose gradients are reduced."""
+        """Watch the parameters, also those that are new; returns those whose gradients are reduced.
+
+        The same list again says that it holds the same parameters as then.
+        """
 
     @abstractmethod
     def _bound(self, params: Sequence[Param], groups: Sequence[int]) -> Parameters[T]:
@@ -240,19 +245,19 @@ class GradientReducer(Reducer[T]):
         self._overlapped = self._reads = None
         if self.step_vote is not None:
             self._count(self.step_vote)
-        is_shared = bool(self._siblings.find())
         if self._observer is not None and not self._reduced:
             alone = not self._is_needed(current("backward()"))
             passing = Passing(self._steps, self._passes + 1, self.passes_per_step, alone)
             self._reads = self._observer if self._observer.begins(passing) else None
         if self._exchange is None or not self._exchange.overlaps or self._passes + 1 < self.passes_per_step:
             return
-        if is_shared:  # the thread of the one would write gradients while that of the other reads them
+        if self._siblings.find():  # the thread of the one would write gradients while that of the other reads them
             return
         session = current("the reduction of gradients")
         if self._is_needed(session):
             exchange = self._bind(session)
-            self._refuse_repetition()
+            if self._reduced:
+                self._refuse_repetition()
             self._kept.begin()  # before the pass: its thread writes gradients from the next line on
             self._overlapped = exchange.begin_pass(self._where(), self._weigh)
 
@@ -284,14 +289,18 @@ class GradientReducer(Reducer[T]):
         sums = None
         if self._is_needed(session):
             exchange = self._bind(session)
-            self._refuse_repetition()
-            self._refuse_siblings()
+            if self._reduced:
+                self._refuse_repetition()
+            if siblings := self._siblings.find():
+                self._refuse_siblings(siblings)
             if not self._kept.begun:
                 self._kept.begin()
-            begin_s = time.monotonic()
-            with self._tensors.untracked(), exchange.lane.phase(self._where(), "wait", row="training"):
-                sums = exchange.run(self._where(), self._weigh, self._observer, self._uncompared())
+            where, begin_s = self._where(), time.monotonic()
+            with self._tensors.untracked():
+                sums = exchange.run(where, self._weigh, self._observer, self._uncompared())
             training.waited(time.monotonic() - begin_s)
+            if events.subscribers:
+                exchange.lane.phase(where, "wait", begin_s, row="training")
             self._kept.end(self._named)
             self._runs += 1
         else:
@@ -304,19 +313,24 @@ class GradientReducer(Reducer[T]):
         process_set = self._terms.process_set
         if not process_set.included():
             return False
-        return self._lag > 0 or (session.topology.size > 1 and len(process_set.ranks) > 1)
+        return self._lag > 0 or (len(process_set.ranks) > 1 and len(session.topology.hosts) > 1)
 
     def _bind(self, session: Session) -> GradientExchange[T] | LaggedExchange[T]:
         """The exchange for this session and these parameters."""
-        self._pair(session)  # first: it may wait for threads of other ranks, and tells the order of the parameters
-        params, exchange = self._identity.arrange(self._watch()), self._exchange
+        if not self._identity.is_settled(session):
+            self._pair(session)  # first: it may wait for threads of other ranks, and tells the order of the parameters
+        watched, exchange = self._watch(), self._exchange
         if exchange is not None and exchange.lane.session is not session:
             exchange = None
+        if exchange is not None and watched is self._bound_to:  # the rule
+            return exchange
+        params = self._identity.arrange(watched)
         # Not ``params != exchange.params``: lists compare tensors by ``==``, which compares their elements.
         if exchange is None or len(params) != len(exchange.params) or not all(map(is_, params, exchange.params)):
             if isinstance(self._exchange, LaggedExchange):
                 self._exchange.forget()  # its threads are in the lane that the next one uses
             exchange = self._exchange = self._make_exchange(session, params)
+        self._bound_to = watched
         return exchange
 
     def _make_exchange(self, session: Session, params: list[Param]) -> GradientExchange[T] | LaggedExchange[T]:
@@ -347,14 +361,14 @@ class GradientReducer(Reducer[T]):
         """The lane of this session; the first time, made by all members."""
         lane = self._held.lanes.get(purpose)
         if lane is None or lane.session is not session:
-            self._pair(session)
+            if not self._identity.is_settled(session):
+                self._pair(session)
             lane = self._held.lanes[purpose] = PlannedLane(session, self._terms.process_set, self.label + purpose)
         return lane
 
     def _pair(self, session: Session) -> None:
-        """Find the others' reducers that belong to this one. Collective the first time."""
-        if self._identity.is_settled(session):
-            return
+        """Find the others' reducers that belong to this one. Collective, once in each session."""
+        self._bound_to = None  # the order of the parameters may become another one
         self._identity.settle(session, self.params(), _is_living)
         if not session.is_interactive:  # there, models outlive a failed cell, and ranks that are not at one step differ
             self._steps = 0  # members of a new session may have come from others, and count from here
@@ -379,7 +393,7 @@ class GradientReducer(Reducer[T]):
     def _refuse_repetition(self) -> None:
         """Averaging what is averaged already changes nothing; any other reduction must see each gradient once."""
         exchange, idempotent = self._exchange, self._terms.how.op is ReduceOp.AVERAGE and not self._lag
-        if exchange is None or not self._reduced or idempotent or not exchange.holds_any():
+        if exchange is None or idempotent or not exchange.holds_any():
             return
         exchange.refuse(self._where())
         raise UsageError(
@@ -388,11 +402,8 @@ class GradientReducer(Reducer[T]):
             "zero_grad() in between"
         )
 
-    def _refuse_siblings(self) -> None:
+    def _refuse_siblings(self, siblings: Sequence[GradientReducer[Any]]) -> None:
         """Two optimizers reduce a gradient twice, which changes nothing if both average."""
-        siblings = self._siblings.find()
-        if not siblings:
-            return
         siblings = [each for each in siblings if each._is_needed(current("the reduction of gradients"))]
         if all(each.op is ReduceOp.AVERAGE and not each._lag for each in (self, *siblings)):
             return

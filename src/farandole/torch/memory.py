@@ -10,8 +10,7 @@ the last step, whether that has got other memory meanwhile, and who else has kep
 # what a script has kept. A lone gradient is in private memory, for which neither holds: so it may stay where it is.
 #
 # A bucket is used by one thread at a time: in an overlapped pass the background thread fills, weighs and reduces it,
-# and the script's thread publishes it after that has ended. For the same reason a bucket has ``Targets`` of its own,
-# beside those of the exchange: they remember addresses, without a lock.
+# and the script's thread publishes it after that has ended.
 
 from __future__ import annotations
 
@@ -68,7 +67,10 @@ class TorchBucket(GradientBucket[torch.Tensor]):
         """See ``GradientBucket``."""
         possible, self._targets = self._targets, []  # a bucket must not keep the memory of gradients after zero_grad()
         if self._is_ordinary and agreed.is_dense:
-            self._write(possible, self._reduced(), self.params)
+            try:
+                torch._foreach_copy_(possible, self._reduced())  # type: ignore[arg-type] # none is missing
+            except RuntimeError:
+                self._replace(self.params, self._reduced())
             return
         targets, sources, owners = [], [], []
         for piece, param, target, value in zip(self.pieces, self.params, possible, self._reduced(), strict=True):
@@ -81,15 +83,16 @@ class TorchBucket(GradientBucket[torch.Tensor]):
                 sources.append(value)
                 owners.append(param)
         if targets:
-            self._write(targets, sources, owners)
+            try:
+                torch._foreach_copy_(targets, sources)
+            except RuntimeError:
+                self._replace(owners, sources)
 
     @staticmethod
-    def _write(targets: Gradients[torch.Tensor], sources: list[torch.Tensor], owners: Sequence[torch.Tensor]) -> None:
-        try:
-            torch._foreach_copy_(targets, sources)  # type: ignore[arg-type] # none is missing
-        except RuntimeError:  # memory that cannot be written, as that of inference tensors
-            for param, value in zip(owners, sources, strict=True):
-                param.grad = new_gradient(param, value)
+    def _replace(params: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+        """Give the parameters new gradients, as the memory of theirs cannot be written: that of inference tensors."""
+        for param, value in zip(params, values, strict=True):
+            param.grad = new_gradient(param, value)
 
 
 @final

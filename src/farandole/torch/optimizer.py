@@ -11,6 +11,8 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 import torch
@@ -29,6 +31,8 @@ from farandole.torch.virtual_workers import TorchShardReducer, VirtualWorkers
 
 Named: TypeAlias = Iterable[tuple[str, torch.Tensor]]
 Groups: TypeAlias = int | list[list[torch.Tensor]]
+
+_PARAMS = itemgetter("params")
 
 
 class ReducingOptimizer(torch.optim.Optimizer):
@@ -65,8 +69,9 @@ class ReducingOptimizer(torch.optim.Optimizer):
             found = reference()
             return [] if found is None else found.param_groups
 
-        def params() -> list[torch.Tensor]:
-            return [p for group in groups() for p in group["params"]]
+        def params() -> list[torch.Tensor]:  # every step asks
+            found = reference()
+            return [] if found is None else list(chain.from_iterable(map(_PARAMS, found.param_groups)))
 
         kind = "optimizer" if virtual is None else "virtual workers"
         identity = Identity(params(), names, terms.process_set, kind)

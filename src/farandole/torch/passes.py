@@ -2,7 +2,7 @@
 
 hooks = ArrivalHooks()
 hooks.add(params, arrived)
-ongoing = PassEnd.queued(WeakMethod(self.pass_ended))   # in the first ``arrived`` of a pass
+ongoing = PassEnd.queued(weakref.ref(self))             # in the first ``arrived`` of a pass
 """
 
 # PyTorch has hooks for gradients, and none for a pass that fails. The one trace is what autograd keeps alive: a queued
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from operator import is_
+from operator import attrgetter, is_
 from typing import Any, Protocol, TypeAlias, final
 
 import torch
@@ -29,8 +29,19 @@ Arriving: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor | None
 """From a parameter and what a pass is about to add to its gradient to what it adds instead; ``None``: the same."""
 
 
+_is_trained = attrgetter("requires_grad")
+_queue: Callable[[Callable[[], None]], None] = torch.autograd.Variable._execution_engine.queue_callback
+
+
 class _Removable(Protocol):
     def remove(self) -> None: ...
+
+
+class Watcher(Protocol):
+    """Watcher of passes."""
+
+    def pass_ended(self) -> None:
+        """The outermost backward pass is over."""
 
 
 @final
@@ -44,7 +55,8 @@ class ArrivalHooks:
         self._hooks: dict[int, tuple[torch.Tensor, _Removable]] = {}  # by id: hashing a tensor is slow
         self._early: dict[int, tuple[torch.Tensor, _Removable]] = {}
         self._trained: set[int] = set()
-        self._last: tuple[Sequence[torch.Tensor], Arriving | None] = (), None  # of ``add``, when all were trained
+        self._last: list[torch.Tensor] = []  # of ``add``, when all were trained
+        self._arriving: Arriving | None = None  # of the same
 
     def __len__(self) -> int:
         return len(self._hooks)
@@ -57,14 +69,18 @@ class ArrivalHooks:
         """True if ``arriving`` is called for ``param``."""
         return id(param) in self._early
 
-    def are_on(self, params: Sequence[torch.Tensor], arriving: Arriving | None) -> bool:
-        """True if ``add`` was given this last, all of which was trained then, and has nothing more to do."""
-        last, then = self._last
-        return arriving is then and len(last) == len(params) > 0 and all(map(is_, last, params))
+    def those_on(self, params: Sequence[torch.Tensor], arriving: Arriving | None) -> list[torch.Tensor] | None:
+        """The parameters of the last ``add`` if these are ``params``, all trained then and now: it has nothing to do.
+
+        One and the same list each time.
+        """
+        last = self._last
+        is_same = arriving is self._arriving and len(last) == len(params) and all(map(is_, last, params))
+        return last if is_same and all(map(_is_trained, last)) else None
 
     def add(self, params: Sequence[torch.Tensor], arrived: Arrived, arriving: Arriving | None = None) -> None:
         """Call ``arrived``, and ``arriving`` before it; they must keep nobody alive. Once for each of ``params``."""
-        self._last = (params, arriving) if all(param.requires_grad for param in params) else ((), None)
+        self._last, self._arriving = list(params) if all(map(_is_trained, params)) else [], arriving
         for param in params:
             if param.requires_grad:
                 self._trained.add(id(param))
@@ -80,7 +96,7 @@ class ArrivalHooks:
         """Take all of them away."""
         for _, hook in [*self._hooks.values(), *self._early.values()]:
             hook.remove()
-        self._hooks, self._early, self._trained, self._last = {}, {}, set(), ((), None)
+        self._hooks, self._early, self._trained, self._last = {}, {}, set(), []
 
 
 def _after(param: torch.Tensor, arrived: Arrived) -> Callable[[], _Removable]:
@@ -117,8 +133,8 @@ def _hook(param: torch.Tensor, register: Callable[[], _Removable]) -> _Removable
         param.requires_grad_(False)
 
 
-def no_pass() -> None:
-    """Stand-in for the reference to a ``PassEnd`` while no backward pass runs."""
+no_pass: Callable[[], None] = type(None)
+"""Stand-in for the reference to a ``PassEnd`` while no backward pass runs."""
 
 
 @final
@@ -129,26 +145,22 @@ class PassEnd:
     pass around that.
     """
 
-    def __init__(self, ended: weakref.WeakMethod[Callable[[], None]]) -> None:
-        self._ended = ended
+    def __init__(self, watcher: Callable[[], Watcher | None]) -> None:
+        self._watcher = watcher
 
     @staticmethod
-    def queued(ended: weakref.WeakMethod[Callable[[], None]]) -> weakref.ref[PassEnd]:
+    def queued(watcher: Callable[[], Watcher | None]) -> weakref.ref[PassEnd]:
         """Queue a callback for the pass that runs, and return a weak reference to it.
 
         Here and not in the caller, whose local variables the traceback of an error in the pass would keep alive.
         """
-        end = PassEnd(ended)
-        end.queue()
+        end = PassEnd(watcher)
+        _queue(end)
         return weakref.ref(end)
-
-    def queue(self) -> None:
-        """Wait for the end of the innermost pass."""
-        torch.autograd.Variable._execution_engine.queue_callback(self)
 
     def __call__(self) -> None:
         node: Any = torch._C._current_autograd_node()
-        ended = self._ended()
+        watcher = self._watcher()
         if node is not None:  # which has run the pass that is over, and belongs to another one
             # Queued here, it would be called again at the end of the same inner pass: callbacks may add callbacks.
             # When the node has run, the innermost pass is the one around it. Its hook is for once, as it may run again.
@@ -156,8 +168,8 @@ class PassEnd:
 
             def after(*_: object) -> None:
                 handles.pop().remove()
-                self.queue()
+                _queue(self)  # for the end of what is the innermost pass by then
 
             handles.append(node.register_hook(after))
-        elif ended is not None:  # else the reducer has gone during its pass
-            ended()
+        elif watcher is not None:  # else it has gone during its pass
+            watcher.pass_ended()

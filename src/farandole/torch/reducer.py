@@ -6,7 +6,7 @@ reducer.settle()            # nothing left to do
 reducer.stepped()
 """
 
-# Threads: see ``gradients/step_reducer``; ``_arrived`` and ``pass_ended`` run on a thread of autograd.
+# Threads: see ``gradients/step_reducer``; ``_first_arrived`` and ``pass_ended`` run on a thread of autograd.
 #
 # References. Parameters hold hooks, and a model outlives its optimizers; autograd holds the end of a pass, and the
 # graph of one that failed may be kept for ever. Both refer to the reducer weakly.
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from operator import attrgetter
 from typing import Any, TypeAlias, final
 
 import torch
@@ -33,8 +32,6 @@ from farandole.torch.passes import ArrivalHooks, Arrived, Arriving, PassEnd, no_
 
 Closure: TypeAlias = Callable[[], Any]
 
-_is_trained = attrgetter("requires_grad")
-
 
 @final
 class TorchReducer(GradientReducer[torch.Tensor]):
@@ -50,8 +47,8 @@ class TorchReducer(GradientReducer[torch.Tensor]):
         self._hooks = ArrivalHooks()
         self._ongoing: Callable[[], PassEnd | None] = no_pass
         # Bound methods would be strong: one kept here a cycle, one kept by a parameter an optimizer that never goes.
-        self._hook, self._end = _hook_of(weakref.ref(self)), weakref.WeakMethod(self.pass_ended)
-        self._early_hook = _early_hook_of(weakref.ref(self))
+        self._reference = weakref.ref(self)
+        self._hook, self._early_hook = _hook_of(self._reference), _early_hook_of(self._reference)
         self._first_weight = self._share = 1.0
         super().__init__(tensors, params, identity, terms, passes_per_step, self._hooks.remove)
 
@@ -100,10 +97,10 @@ class TorchReducer(GradientReducer[torch.Tensor]):
         Optimizers step with any gradient that is there, also with one that somebody has given to a frozen parameter.
         """
         hooks = self._hooks
-        params = list(self.params())
-        arriving = self._early_hook if self._weighs_passes else None
-        if hooks.are_on(params, arriving) and all(map(_is_trained, params)):  # the rule, asked in every step
-            return params
+        params = self.params()
+        arriving = self._early_hook if self.passes_per_step > 1 and self._weighs_passes else None
+        if known := hooks.those_on(params, arriving):  # the rule, asked in every step
+            return known
         hooks.add(params, self._hook, arriving)
         return [p for p in params if p.requires_grad or hooks.has_seen_trained(p) or p.grad is not None]
 
@@ -121,6 +118,8 @@ class TorchReducer(GradientReducer[torch.Tensor]):
 
     def _weigh(self) -> float:
         """See ``GradientReducer``."""
+        if self.step_vote is None:
+            return 1.0
         return self._first_weight if self._weighs_passes else super()._weigh()
 
     def _arriving(self, param: torch.Tensor, grad: torch.Tensor) -> torch.Tensor | None:
@@ -141,14 +140,11 @@ class TorchReducer(GradientReducer[torch.Tensor]):
 
     # -- during a backward pass ---------------------------------------------------------------------------------------
 
-    def _arrived(self, param: torch.Tensor) -> None:
-        if self._ongoing() is None:  # the first gradient of this pass; one that failed half-way has left no trace
-            if torch.is_grad_enabled() and self._passes + 1 >= self.passes_per_step:
-                self._refuse_graph()
-            self.begin_pass()  # may raise, and the pass with it: so no end is queued before
-            self._ongoing = PassEnd.queued(self._end)
-        if self._overlapped is not None:  # every parameter comes here in every step
-            self.completed(param)
+    def _first_arrived(self) -> None:
+        if torch.is_grad_enabled() and self._passes + 1 >= self.passes_per_step:
+            self._refuse_graph()
+        self.begin_pass()  # may raise, and the pass with it: so no end is queued before
+        self._ongoing = PassEnd.queued(self._reference)
 
     def pass_ended(self) -> None:
         """The outermost backward pass is over."""
@@ -180,10 +176,14 @@ class TorchReducer(GradientReducer[torch.Tensor]):
 def _hook_of(reference: weakref.ref[TorchReducer]) -> Arrived:
     """A hook for parameters: a model must not keep its optimizer alive."""
 
-    def arrived(param: torch.Tensor) -> None:
+    def arrived(param: torch.Tensor) -> None:  # every parameter comes here in every step
         reducer = reference()
-        if reducer is not None:
-            reducer._arrived(param)
+        if reducer is None:
+            return
+        if reducer._ongoing() is None:  # the first gradient of this pass; one that failed half-way has left no trace
+            reducer._first_arrived()
+        if reducer._overlapped is not None:
+            reducer.completed(param)
 
     return arrived
 

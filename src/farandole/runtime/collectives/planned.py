@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, final
 
 from farandole import events
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 JOINED = "joined"
 """State of a member that has called ``join``: it takes part in everything, wherever the others are."""
-
-_UNTIMED = nullcontext()
 
 _GOING_ON, _INTERRUPTED = "|", "!"
 """Sign between a member's mark and its point: the latter once a person has interrupted it."""
@@ -98,8 +96,11 @@ class PlannedLane:
         """
         mark = "" if snapshot is None else snapshot.mark
         own = f"{mark}{_INTERRUPTED if self.session.cells.interrupted else _GOING_ON}{point}|{state}".encode()
-        with self._inside(point or state, needs_all=True, joined=state == JOINED), self.phase("meet", "negotiate"):
+        with self._inside(point or state, needs_all=True, joined=state == JOINED):
+            begin_s = time.monotonic()
             answers = self._engine.gather_small(own)
+            if events.subscribers:
+                self.phase("meet", "negotiate", begin_s)
         if answers.count(own) == len(answers):
             self._is_stopping |= (
                 self.session.cells.interrupted and own[len(mark) : len(mark) + 1] == _INTERRUPTED.encode()
@@ -133,29 +134,32 @@ class PlannedLane:
 
     def allreduce(self, what: str, array: Array, how: Reduction) -> None:
         """Reduce in place; ``what`` names it in reports and in the timeline."""
-        with self._inside(what, needs_all=array.nbytes > 0), self.phase(what, "reduce", array.nbytes):
+        with self._inside(what, needs_all=array.count > 0):
+            begin_s = time.monotonic()
             self._engine.allreduce(array, how)
+            if events.subscribers:
+                self.phase(what, "reduce", begin_s, array.nbytes)
 
     def alltoall(
         self, what: str, send: Array, send_counts: Sequence[int], recv: Array, recv_counts: Sequence[int]
     ) -> None:
         """Send consecutive slices of ``send`` to the members; ``recv`` holds what came, in member order."""
-        with self._inside(what), self.phase(what, "exchange", recv.nbytes):
+        with self._inside(what):
+            begin_s = time.monotonic()
             self._engine.alltoall(send, send_counts, recv, recv_counts)
+            if events.subscribers:
+                self.phase(what, "exchange", begin_s, recv.nbytes)
 
     def allgather(self, what: str, send: Array, recv: Array, counts: Sequence[int]) -> None:
         """Concatenate the ``send`` of all members in ``recv``."""
-        with self._inside(what), self.phase(what, "gather", recv.nbytes):
+        with self._inside(what):
+            begin_s = time.monotonic()
             self._engine.allgather(send, recv, counts)
+            if events.subscribers:
+                self.phase(what, "gather", begin_s, recv.nbytes)
 
-    def phase(self, what: str, phase: str, nbytes: int = 0, row: str = "planned") -> AbstractContextManager[None]:
-        """Context whose duration shows in the timeline as ``phase`` of ``what``."""
-        return self._timed(what, phase, nbytes, row) if events.subscribers else _UNTIMED
-
-    @contextmanager
-    def _timed(self, what: str, phase: str, nbytes: int, row: str) -> Iterator[None]:
-        begin_s = time.monotonic()
-        yield
+    def phase(self, what: str, phase: str, begin_s: float, nbytes: int = 0, row: str = "planned") -> None:
+        """Emit a ``phase`` of ``what`` that ends now, for the timeline. Who calls has looked if anybody subscribed."""
         name, end_s = f"{self.label}.{what}", time.monotonic()
         events.emit(events.Phase(row, name, "allreduce", phase, begin_s, end_s, nbytes))
 
