@@ -33,7 +33,7 @@ from torch.utils.data import DataLoader, TensorDataset
 Hvd: TypeAlias = Any
 """``farandole.torch``, or the oracle's stand-in for it."""
 
-SPAWNED_S = 60.0
+SPAWNED_S = 150.0
 
 RNG: dict[str, Any] = {"preserve_rng_state": False}
 """For checkpoints: two threads of the oracle that look at PyTorch's random state can block each other for ever."""
