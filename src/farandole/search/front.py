@@ -7,6 +7,7 @@ result.best.parameters                                  # {"lr": 0.0123}
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import math
 import os
 import sys
@@ -39,6 +40,9 @@ from farandole.search.watch import SearchWatch
 from farandole.settings import Settings
 
 DIRECTIONS = ("minimize", "maximize")
+
+CBO = "cbo"
+"""Name of the advisor of DeepHyper."""
 
 LEASES = "leases"
 """Name of the pool of nodes that jobs of a scheduler lend."""
@@ -118,9 +122,10 @@ def search(
     each rung if it is among the best ``1/reduction`` there; else it pauses, and goes on if later ones are worse.
     Workers that no trial waits for go to those that are ahead.
 
-    ``advisor`` proposes: "tpe", "random", a list of trials, or an ``Advisor`` of your own. The ``folder`` gets
-    ``run.json``, ``trials.log`` (which ``optuna-dashboard`` reads), ``output/`` and ``checkpoints/``; the same call
-    with the same folder goes on where another one was killed. Without one it is ``farandole-search-`` and the time.
+    ``advisor`` proposes: "tpe", "random", "cbo" (DeepHyper's), a list of trials, or an ``Advisor`` of your own. The
+    ``folder`` gets ``run.json``, ``trials.log`` (which ``optuna-dashboard`` reads), ``output/`` and ``checkpoints/``;
+    the same call with the same folder goes on where another one was killed. Without one it is ``farandole-search-`` and
+    the time.
     With ``hosts="a:4,b:4"`` the pool is of so many processes on each of these, over ssh; the folder must be the same on
     all. What a host that dies costs its trials is the time since their last reports.
     With ``pool=ranks``, of ``farandole.notebook.attach``, its engines are the workers, and keep what cells have made.
@@ -222,6 +227,11 @@ def _advisor(told: Any, plan: StudyPlan) -> tuple[Advisor, str]:
         listed.check(plan.space)
         return listed, "list"
     _require_optuna()
+    if told == CBO:
+        _require_deephyper()
+        from farandole.search.deephyper_advisor import DeepHyperAdvisor
+
+        return DeepHyperAdvisor(plan.space, plan.seed), told
     from farandole.search.optuna_advisor import OptunaAdvisor
 
     return OptunaAdvisor(plan.space, told, plan.seed), told
@@ -232,6 +242,11 @@ def _require_optuna() -> None:
         import optuna  # noqa: F401
     except ImportError as error:
         raise UsageError("a search needs Optuna 5: type pip install 'farandole[search]'") from error
+
+
+def _require_deephyper() -> None:
+    if importlib.util.find_spec("deephyper") is None:  # which takes seconds to import
+        raise UsageError(f"advisor={CBO!r} is DeepHyper's: type pip install 'farandole[deephyper]'")
 
 
 def _pool(told: int | str | Pool | PoolSource, hosts: str, folder: Path, settings: Settings) -> Pool:

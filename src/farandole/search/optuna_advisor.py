@@ -34,7 +34,9 @@ class OptunaAdvisor(Advisor):
 
     def __init__(self, space: Space, method: str = "tpe", seed: int = 0) -> None:
         if method not in METHODS:
-            raise UsageError(f"advisor={method!r}: use one of {', '.join(METHODS)}, a list of trials, or an Advisor")
+            raise UsageError(
+                f"advisor={method!r}: use one of {', '.join(METHODS)}, cbo, a list of trials, or an Advisor"
+            )
         self._method, self._seed = method, seed
         self._distributions = {name: distribution(each) for name, each in space.parameters.items()}
         self._outcomes: dict[int, TrialResult] = {}
