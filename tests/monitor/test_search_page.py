@@ -11,7 +11,6 @@ from typing import Any
 import psutil
 
 from farandole.control.monitor_messages import MODULE
-from farandole.monitor.folder import RunInfo, RunWriter
 from farandole.monitor.runs import loaded
 from tests.monitor.page import DEADLINE_S, LiveSearch, opened, picture, until
 from tests.monitor.test_page import news, pill, pytestmark
@@ -152,6 +151,9 @@ def test_trials_that_were_paused_go_on_when_the_page_is_gone(page: Any, tmp_path
         row(page, 0, "held")
         [monitor] = [each for each in psutil.Process(search.process.pid).children(True) if MODULE in each.cmdline()]
         monitor.kill()
+        pill(page, "connection lost")
+        page.locator(".banner[data-kind=warn]", has_text="The connection was lost").wait_for()
+        picture(page, "search-lost")
         assert search.process.wait(DEADLINE_S) == 0, search.said
         assert "the live page has ended: all trials that were paused there go on" in search.said
     finally:
@@ -172,8 +174,11 @@ def test_the_page_tells_why_a_search_has_ended(page: Any, tmp_path: Path) -> Non
 
 
 def test_a_search_without_trials_says_so(page: Any, tmp_path: Path) -> None:
-    told = {"trials": 4, "epochs": 9, "minimize": True}
-    RunWriter.create(tmp_path / "run", RunInfo(1.0, ["farandole", "search"], search=told)).close()
-    with opened(tmp_path / "run") as link:
-        page.goto(link)
+    search = LiveSearch(tmp_path, "--trials", "4", "--pool", "leases", "--epochs", "9")  # and nobody lends it a node
+    try:
+        page.goto(search.link)
         page.locator(".empty", has_text="No trials yet").wait_for()
+        page.locator(".facts", has_text="0 of 4 trials").wait_for()
+        picture(page, "search-empty")
+    finally:
+        search.close()
