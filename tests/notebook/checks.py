@@ -18,7 +18,7 @@ from tests.notebook.watching import px_watch, px_watch_ended, px_watch_late, px_
 BEGIN = """
 import ipyparallel as ipp, logging, time, os
 import farandole, farandole.notebook
-cluster = ipp.Cluster(n=3, log_level=logging.ERROR)
+cluster = ipp.Cluster(engines="farandole", n=3, log_level=logging.ERROR)
 rc = cluster.start_and_connect_sync()
 ranks = farandole.notebook.attach(rc)
 """

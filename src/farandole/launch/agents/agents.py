@@ -27,7 +27,7 @@ import msgspec
 
 from farandole.control import process
 from farandole.errors import UsageError
-from farandole.launch.agents.agent_config import LaunchedAgentConfig
+from farandole.launch.agents.agent_config import MODULE, LaunchedAgentConfig
 from farandole.settings import Settings
 
 END_S = 5.0
@@ -48,8 +48,8 @@ class AgentStarter(ABC):
         """Split the hosts into groups, each served by one child of the launcher; ``here`` is the name of this host."""
 
     @abstractmethod
-    def command(self, hosts: Sequence[str], settings: Settings) -> list[str]:
-        """The command that starts an agent on each of these hosts; its standard input becomes theirs."""
+    def command(self, hosts: Sequence[str], settings: Settings, module: str = MODULE) -> list[str]:
+        """The command that starts an agent, or another ``module``, on each of these hosts; its input becomes theirs."""
 
     @abstractmethod
     def explain(self, hosts: Sequence[str], code: int, said: str) -> str:

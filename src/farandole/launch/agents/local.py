@@ -20,9 +20,9 @@ class Local(AgentStarter):
         """One group: all hosts are this one."""
         return [StarterGroup(self, tuple(dict.fromkeys(hosts)))]
 
-    def command(self, hosts: Sequence[str], settings: Settings) -> list[str]:
+    def command(self, hosts: Sequence[str], settings: Settings, module: str = MODULE) -> list[str]:
         """A new Python that runs the agent."""
-        return entry_command(MODULE)
+        return entry_command(module)
 
     def explain(self, hosts: Sequence[str], code: int, said: str) -> str:
         """The end of the agent, in words; what it wrote is on the launcher's standard error, or in ``said``."""

@@ -32,11 +32,11 @@ class Srun(AgentStarter):
         """One group of all hosts."""
         return [StarterGroup(self, tuple(dict.fromkeys(hosts)))]
 
-    def command(self, hosts: Sequence[str], settings: Settings) -> list[str]:
+    def command(self, hosts: Sequence[str], settings: Settings, module: str = MODULE) -> list[str]:
         """Each host gets one task, which knows its host by Slurm's variable."""
         number = str(len(hosts))
         where = ["--nodes", number, "--ntasks", number, "--nodelist", ",".join(hosts)]
-        return ["srun", *OPTIONS, "--input=all", *where, *entry_command(MODULE)]
+        return ["srun", *OPTIONS, "--input=all", *where, *entry_command(module)]
 
     def explain(self, hosts: Sequence[str], code: int, said: str) -> str:
         """The errors that ``srun`` and the agents wrote."""

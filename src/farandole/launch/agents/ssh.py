@@ -85,7 +85,7 @@ class Ssh(AgentStarter):
         """One group for each host; this one needs no ssh."""
         return [StarterGroup(Local() if host == here else self, (host,)) for host in dict.fromkeys(hosts)]
 
-    def command(self, hosts: Sequence[str], settings: Settings) -> list[str]:
+    def command(self, hosts: Sequence[str], settings: Settings, module: str = MODULE) -> list[str]:
         """The ``ssh`` to one host; ``exec`` leaves no shell around the agent."""
         (host,) = hosts
         words = ["ssh", "-T", "-x", "-o", "BatchMode=yes"]
@@ -93,7 +93,7 @@ class Ssh(AgentStarter):
         words += ["-i", self.identity_file] if self.identity_file else []
         told = [*self.options, *_patience(settings), "ControlMaster=no"]  # of two, ssh takes the first
         words += [word for option in told for word in ("-o", option)]
-        return [*words, "--", host, f"exec {shlex.join(entry_command(MODULE))}"]
+        return [*words, "--", host, f"exec {shlex.join(entry_command(module))}"]
 
     def explain(self, hosts: Sequence[str], code: int, said: str) -> str:
         """The reason and the remedy, by ``TROUBLES``; else the last line that ssh wrote."""
