@@ -161,6 +161,14 @@ class HoldingParameters(Parameters[T]):
     def __init__(self, tensors: Tensors[T], params: Sequence[Param], groups: Sequence[int], terms: Terms) -> None:
         super().__init__(tensors, params, groups, terms)
         self._left = HandedOut(tensors)
+        self._shapes = list(map(tensors.adapter.shape, self.params))
+
+    def reshaped(self) -> tuple[int, str] | None:
+        """See ``Parameters``."""
+        for i, (param, known) in enumerate(zip(self.params, self._shapes, strict=True)):
+            if (now := self.tensors.adapter.shape(param)) != known:
+                return i, f"the shape {now}, it was {known}"
+        return None
 
     def present(self) -> list[T | None]:
         """See ``Parameters``."""
@@ -182,3 +190,8 @@ class HoldingParameters(Parameters[T]):
     def holds_any(self) -> bool:
         """See ``Parameters``."""
         return self._left.any_of(self.params)
+
+    def zeros(self, present: Gradients[T]) -> list[T | None]:
+        """See ``Parameters``."""
+        likes = (param if grad is None else grad for param, grad in zip(self.params, present, strict=True))
+        return list(map(self.tensors.zeros_like, likes))

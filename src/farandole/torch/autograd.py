@@ -38,23 +38,7 @@ def _factor(power: int, process_set: ProcessSet) -> float:
 
 
 class Allreduce(torch.autograd.Function):
-    """Differentiable allreduce; the gradient is the same reduction of the incoming gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, name: str | None, how: Reduction, process_set: ProcessSet) -> Any:
-        """Reduce."""
-        ctx.name, ctx.how, ctx.process_set = name, how, process_set
-        return verbs.allreduce([tensor], name, how, process_set).run()[0]
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        """Reduce the gradient."""
-        require_linear(ctx.how, "allreduce")
-        return apply(Allreduce, grads[0], _grad_name(ctx.name), ctx.how, ctx.process_set), None, None, None
-
-
-class GroupedAllreduce(torch.autograd.Function):
-    """Differentiable grouped allreduce."""
+    """Differentiable (grouped) allreduce; the gradients are the same reduction of the incoming ones."""
 
     @staticmethod
     def forward(ctx: Any, name: str | None, how: Reduction, process_set: ProcessSet, *tensors: torch.Tensor) -> Any:
@@ -65,8 +49,8 @@ class GroupedAllreduce(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         """Reduce the gradients."""
-        require_linear(ctx.how, "grouped_allreduce")
-        return None, None, None, *apply(GroupedAllreduce, _grad_name(ctx.name), ctx.how, ctx.process_set, *grads)
+        require_linear(ctx.how, "allreduce" if len(grads) == 1 else "grouped_allreduce")
+        return None, None, None, *apply(Allreduce, _grad_name(ctx.name), ctx.how, ctx.process_set, *grads)
 
 
 class Allgather(torch.autograd.Function):
@@ -107,7 +91,7 @@ class Broadcast(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         """Add up for the root."""
-        total = apply(Allreduce, grads[0], _grad_name(ctx.name), _SUM, ctx.process_set)
+        [total] = apply(Allreduce, _grad_name(ctx.name), _SUM, ctx.process_set, grads[0])
         by = _factor(ctx.factors.broadcast, ctx.process_set)
         return _times(by, total) if ctx.is_root else torch.zeros_like(total), None, None, None, None
 

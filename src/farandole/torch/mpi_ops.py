@@ -16,9 +16,8 @@ from farandole.torch.compression import Compression as Compression
 from farandole.torch.ops import TorchOps
 from farandole.torch.reductions import sparse_allreduce_async as sparse_allreduce_async
 
-HorovodAllreduce = _autograd.Allreduce
-HorovodGroupedAllreduce = _autograd.GroupedAllreduce
-HorovodAllgather = HorovodGroupedAllgather = _autograd.Allgather  # takes any number of tensors
+HorovodAllreduce = HorovodGroupedAllreduce = _autograd.Allreduce  # takes any number of tensors
+HorovodAllgather = HorovodGroupedAllgather = _autograd.Allgather
 HorovodBroadcast = _autograd.Broadcast
 HorovodAlltoall = _autograd.Alltoall
 HorovodReducescatter = HorovodGroupedReducescatter = _autograd.Reducescatter

@@ -32,9 +32,7 @@ class TorchOps(Ops[torch.Tensor]):
     ) -> list[torch.Tensor]:
         if not autograd.wanted(*tensors):
             return verbs.allreduce(tensors, name, how, process_set).run()
-        if len(tensors) == 1:
-            return [autograd.apply(autograd.Allreduce, tensors[0], name, how, process_set)]
-        return list(autograd.apply(autograd.GroupedAllreduce, name, how, process_set, *tensors))
+        return list(autograd.apply(autograd.Allreduce, name, how, process_set, *tensors))
 
     def _scattered(
         self, tensors: Sequence[torch.Tensor], name: str | None, how: Reduction, process_set: ProcessSet

@@ -34,13 +34,6 @@ class TorchParameters(HoldingParameters[torch.Tensor]):
         """See ``Parameters``."""
         return [(str(p.dtype), tuple(p.shape), p.stride()) for p in self.params]
 
-    def reshaped(self) -> tuple[int, str] | None:
-        """See ``Parameters``."""
-        for i, (param, spec) in enumerate(zip(self.params, self._specs, strict=True)):
-            if param.shape != spec.shape:
-                return i, f"the shape {tuple(param.shape)}, it was {tuple(spec.shape)}"
-        return None
-
     # -- gradients as they are ----------------------------------------------------------------------------------------
 
     def are_ordinary(self, gradients: Gradients[torch.Tensor]) -> bool:
@@ -130,11 +123,6 @@ class TorchParameters(HoldingParameters[torch.Tensor]):
                     f"{tuple(param.shape)} and {param.dtype} on {param.device}"
                 )
         return None
-
-    def zeros(self, present: Gradients[torch.Tensor]) -> list[torch.Tensor | None]:
-        """See ``Parameters``."""
-        likes = (param if grad is None else grad for param, grad in zip(self.params, present, strict=True))
-        return list(map(torch.zeros_like, likes))
 
 
 def _weighed(gradient: torch.Tensor, weight: float) -> torch.Tensor:

@@ -50,7 +50,8 @@ class SyncBatchNorm(_BatchNorm):
         """Normalise; the shape stays."""
         self._check_input_dim(input)
         if not self.training or not takes_part(self.process_set, "SyncBatchNorm") or len(self.process_set.ranks) == 1:
-            return self._normalise_alone(input)
+            alone: torch.Tensor = super().forward(input)
+            return alone
         output, mean, variance, count = apply(
             _Normalise, input, self.weight, self.bias, self.eps, self._label, self.process_set
         )
@@ -65,21 +66,6 @@ class SyncBatchNorm(_BatchNorm):
                 f"SyncBatchNorm({self.num_features}) takes inputs of shape (N, {self.num_features}, ...), "
                 f"found {tuple(input.shape)}"
             )
-
-    def _normalise_alone(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 (the name in PyTorch)
-        own_statistics = self.training or self.running_mean is None
-        momentum = self._advance() if self.training and self.track_running_stats else 0.0
-        track = not self.training or self.track_running_stats
-        return torch.nn.functional.batch_norm(
-            input,
-            self.running_mean if track else None,
-            self.running_var if track else None,
-            self.weight,
-            self.bias,
-            own_statistics,
-            momentum,
-            self.eps,
-        )
 
     def _track(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
         momentum = self._advance()

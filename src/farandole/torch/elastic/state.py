@@ -1,36 +1,140 @@
-"""``TorchState``: a model, its optimizer, and whatever else training must not lose."""
+"""``TorchState``: a model, its optimizer, and whatever else training must not lose; and the handlers of each.
+
+The names are Horovod's.
+"""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, final
+
+import torch
 
 from farandole.adapters.torch import adapter
 from farandole.elastic.worker.state import ObjectState
-from farandole.elastic.worker.state_parts import HandlerRegistry, RandomPart, StateHandler
+from farandole.elastic.worker.state_parts import (
+    HandlerRegistry,
+    HandlerTable,
+    OptimizerPart,
+    RandomPart,
+    SamplerPart,
+    StatePart,
+    random_parts,
+)
+from farandole.elastic.worker.state_parts import StateHandler as StateHandler  # noqa: PLC0414 (it is exported)
+from farandole.elastic.worker.step_vote import Voter
 from farandole.runtime.collectives.leaves import Leaves
-from farandole.torch.elastic.parts import (
-    GeneratorStateHandler,
-    ModelStateHandler,
-    OptimizerStateHandler,
-    SamplerStateHandler,
-    ScalerStateHandler,
-    get_handler_registry,
-    registry,
-    set_handler_registry,
-    torch_random_parts,
+from farandole.torch.elastic.sampler import ElasticSampler
+from farandole.torch.optimizer import ReducingOptimizer
+
+SamplerStateHandler = SamplerPart
+
+
+@final
+class ModelStateHandler(StatePart):
+    """A model: its parameters are the same on all ranks, its buffers may be statistics of each rank's own batches."""
+
+    is_fixed: ClassVar[bool] = True
+
+    def tree(self) -> Any:
+        """See ``StatePart``."""
+        return self.value.state_dict(keep_vars=True)
+
+    def own_tensors(self) -> set[int]:
+        """See ``StatePart``."""
+        return {id(buffer) for buffer in self.value.buffers()}
+
+
+@final
+class OptimizerStateHandler(OptimizerPart):
+    """An optimizer: its state, and the settings of its groups, which schedulers change between steps."""
+
+    @property
+    def voter(self) -> Voter | None:
+        """See ``OptimizerPart``."""
+        return self.value._reducer if isinstance(self.value, ReducingOptimizer) else None
+
+    @property
+    def can_vote(self) -> bool:
+        """See ``OptimizerPart``; a line search changes parameters before its step is over."""
+        return super().can_vote and not isinstance(self.value, torch.optim.LBFGS)
+
+    def load(self, tree: Any) -> None:
+        """See ``StatePart``; the groups stay the objects they are, as schedulers may hold them."""
+        groups = self.value.param_groups
+        self.value.load_state_dict(tree)
+        for kept, loaded in zip(groups, self.value.param_groups, strict=True):
+            kept.update(loaded)
+        self.value.param_groups = groups
+
+    def save(self) -> None:
+        """See ``StateHandler``."""
+        if self.votes:
+            self._saved = [dict(group) for group in self.value.param_groups]
+        else:
+            super().save()
+
+    def restore(self) -> None:
+        """See ``StateHandler``."""
+        if self.votes:
+            for group, saved in zip(self.value.param_groups, self._saved, strict=True):
+                group.update(saved)
+        else:
+            super().restore()
+
+
+@final
+class ScalerStateHandler(StatePart):
+    """A ``GradScaler``; a step that was not voted leaves it in the middle of one."""
+
+    def begin_anew(self, name: str) -> None:
+        """Forget which gradients are unscaled already: there are none."""
+        if self.value.is_enabled():  # else it is hollow
+            self.value._per_optimizer_states.clear()
+
+
+@final
+class GeneratorStateHandler(StatePart):
+    """A ``torch.Generator`` of the script's own, the same on all ranks."""
+
+    def tree(self) -> Any:
+        """See ``StatePart``."""
+        return _encoded(self.value.get_state())
+
+    def load(self, tree: Any) -> None:
+        """See ``StatePart``."""
+        self.value.set_state(_decoded(tree))
+
+
+def _encoded(state: torch.Tensor) -> bytes:
+    return bytes(state.tolist())
+
+
+def _decoded(content: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+
+registry = HandlerRegistry(
+    [
+        (ElasticSampler, SamplerStateHandler),
+        (torch.nn.Module, ModelStateHandler),
+        (torch.optim.Optimizer, OptimizerStateHandler),
+        (torch.amp.GradScaler, ScalerStateHandler),
+        (torch.Generator, GeneratorStateHandler),
+    ]
 )
 
-__all__ = [
-    "GeneratorStateHandler",
-    "ModelStateHandler",
-    "OptimizerStateHandler",
-    "SamplerStateHandler",
-    "ScalerStateHandler",
-    "StateHandler",
-    "TorchState",
-    "get_handler_registry",
-    "set_handler_registry",
-]
+
+def get_handler_registry() -> HandlerTable:
+    """Classes of values with their handlers; the first that fits is taken.
+
+    >>> hvd.elastic.state.set_handler_registry([(MyClass, MyHandler), *hvd.elastic.state.get_handler_registry()])
+    """
+    return registry.table
+
+
+def set_handler_registry(table: HandlerTable) -> None:
+    """Replace the table; for states made from now on. See ``get_handler_registry``."""
+    registry.replace(table)
 
 
 class TorchState(ObjectState):
@@ -55,4 +159,5 @@ class TorchState(ObjectState):
         super().__init__(**others, model=model, optimizer=optimizer)
 
     def _generators(self) -> dict[str, RandomPart]:
-        return torch_random_parts()
+        own = RandomPart(torch.get_rng_state, torch.set_rng_state, _encoded, _decoded)
+        return {"torch.random": own, **random_parts()}

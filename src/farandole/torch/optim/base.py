@@ -14,8 +14,8 @@ import torch
 
 from farandole.adapters.torch_tensors import HALF
 from farandole.errors import UnsupportedError
+from farandole.largebatch.exemption import Group, split
 from farandole.largebatch.settings import at_least
-from farandole.torch.optim.groups import Group, split
 
 Params: TypeAlias = Iterable[torch.Tensor] | Iterable[Group] | Iterable[tuple[str, torch.Tensor]]
 State: TypeAlias = dict[str, Any]

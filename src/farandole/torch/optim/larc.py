@@ -10,9 +10,9 @@ import torch
 
 from farandole.adapters.torch_tensors import norms
 from farandole.errors import UnsupportedError, UsageError
+from farandole.largebatch.exemption import Group, split
 from farandole.largebatch.settings import at_least
 from farandole.largebatch.trust import clipped_rate, lars_rate
-from farandole.torch.optim.groups import Group, split
 from farandole.torch.optimizer import ReducingOptimizer
 from farandole.torch.subclass import put_before
 

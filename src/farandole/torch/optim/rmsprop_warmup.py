@@ -6,10 +6,10 @@ from typing import final
 
 import torch
 
+from farandole.largebatch.exemption import Group
 from farandole.largebatch.rmsprop_warmup import rmsprop_share, sgd_share
 from farandole.largebatch.settings import at_least, between
 from farandole.torch.optim.base import LargeBatchOptimizer, Params, State, buffers
-from farandole.torch.optim.groups import Group
 
 
 class RMSpropWarmupSGD(LargeBatchOptimizer):

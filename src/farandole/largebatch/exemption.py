@@ -1,7 +1,6 @@
 """Exemption from weight decay and layer-wise rates: biases, and what normalization layers learn.
 
-    optimizer = LARS([{"params": model.parameters()}], lr=3.2)
-    [group["exempt"] for group in optimizer.param_groups]      # [False, True]
+    [group["exempt"] for group in split({"params": [weight, bias], "lr": 3.2})]     # [False, True]
 
 A group becomes two, of the parameters with two dimensions and more and of the others, unless it says itself what it is:
 ``{"params": [...], "exempt": False}``. Decay and layer-wise rates are for weights that a normalization makes invariant
@@ -12,8 +11,6 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-import torch
-
 Group: TypeAlias = dict[str, Any]
 
 
@@ -22,9 +19,9 @@ def split(group: Group) -> list[Group]:
     params = group["params"]
     if "exempt" in group or isinstance(params, set):  # sets have no order: PyTorch refuses them
         return [_marked(group, params, bool(group.get("exempt")))]
-    every = [params] if isinstance(params, torch.Tensor) else list(params)
-    small = [p for p in every if _tensor(p).dim() < 2]
-    large = [p for p in every if _tensor(p).dim() >= 2]
+    every = [params] if hasattr(params, "ndim") else list(params)
+    small = [param for param in every if _dimensions(param) < 2]
+    large = [param for param in every if _dimensions(param) >= 2]
     if not small or not large:
         return [_marked(group, every, not large and bool(small))]
     return [_marked(group, large, False), _marked(group, small, True)]
@@ -34,7 +31,7 @@ def _marked(group: Group, params: Any, exempt: bool) -> Group:
     return {**group, "params": params, "exempt": exempt, **({"weight_decay": 0.0} if exempt else {})}
 
 
-def _tensor(param: Any) -> torch.Tensor:
-    """Tensor of a parameter, or of a pair of name and parameter."""
-    tensor: torch.Tensor = param[1] if isinstance(param, tuple) else param
-    return tensor
+def _dimensions(param: Any) -> int:
+    """Number of dimensions of a parameter, or of that in a pair of name and parameter."""
+    count: int = (param[1] if isinstance(param, tuple) else param).ndim
+    return count
