@@ -69,7 +69,7 @@ from farandole.runtime.session.control_thread import INTERACTIVE_LOOK_S, WAITS_L
 from farandole.runtime.session.engine_pool import EnginePool
 from farandole.runtime.session.link import Link
 from farandole.runtime.session.metric_sender import MetricSender
-from farandole.runtime.session.planned_collective import CONSEQUENCES, Collective, PlannedCollective
+from farandole.runtime.session.planned_collective import CONSEQUENCES, PlannedCollective
 from farandole.runtime.session.process_sets import ProcessSet, ProcessSetLike, Registry
 from farandole.runtime.session.step_gate import StepGate
 from farandole.runtime.session.timeline import Recorder, create, path_of
@@ -243,7 +243,8 @@ class Session:
         """
         self._active.reach(0, CELL, number)
         lane, members = f"{CELL} {number}", self._sets.members(process_set, what)
-        with self._inside((process_set, lane, 1, what, True, False)):
+        collective = process_set, lane, 1, what, True, False
+        with PlannedCollective(self._active, self._reentry, self._explain, collective):
             said = self._share(f"{lane} {process_set}", members, payload)
         if before := self.cells.lanes.get(process_set):
             self._active.forget(process_set, before)  # all have passed that one, or they would not be here
@@ -264,9 +265,7 @@ class Session:
         # Asked of this lane only: a handler's collective of another planned lane has an engine of its own, and is done.
         if self._active.is_in(process_set, lane):  # its engine is in the middle of something
             raise interrupted(what, "another collective of the same lane")
-        return self._inside((process_set, lane, sequence, what, needs_all, joined))
-
-    def _inside(self, collective: Collective) -> PlannedCollective:
+        collective = process_set, lane, sequence, what, needs_all, joined
         return PlannedCollective(self._active, self._reentry, self._explain, collective)
 
     def lane_closed(self, process_set: int, lane: str, sequence: int) -> None:
