@@ -139,3 +139,42 @@ def test_a_saved_notebook_keeps_a_picture_of_the_end_and_no_key(lab: Lab, page: 
     image.wait_for()
     image.scroll_into_view_if_needed()
     picture(page, "lab-kept")
+
+
+ATTACH = """
+import logging
+import ipyparallel as ipp
+import farandole.notebook
+cluster = ipp.Cluster(engines="farandole", n=2, log_level=logging.ERROR)
+ranks = farandole.notebook.attach(cluster.start_and_connect_sync())
+ranks.widget
+"""
+PX = """%%px
+import time
+import numpy as np
+import farandole.numpy as hvd
+hvd.init()
+gradients = hvd.DistributedGradients([np.zeros(3, np.float32)])
+for step in range(10**6):
+    gradients([np.ones(3, np.float32)])
+    hvd.log(loss=2 / (1 + step) + 0.1 * hvd.rank())
+    time.sleep(0.01)
+"""
+
+
+def test_engines_are_watched_and_their_cell_is_stopped_in_jupyterlab(lab: Lab, page: Any) -> None:
+    lab.write("ranks.ipynb", [ATTACH, PX, "cluster.stop_cluster_sync()\nprint('all', 'over')"])
+    opened(page, lab.link("ranks.ipynb"))
+    view = run_cell(page, 0)
+    view.locator(".pill", has_text="between cells").wait_for()
+    assert view.get_by_role("button", name="stop").is_disabled()
+    cell = run_cell(page, 1)
+    curve(view)
+    picture(page, "lab-ranks")
+    view.get_by_role("button", name="stop").click()
+    view.get_by_role("button", name="really stop?").click()
+    step = news(view, "stopped at step").split()[-1].replace(",", "")
+    cell.locator(".jp-OutputArea-output", has_text=f"has stopped all ranks after step {step}").first.wait_for()
+    view.locator(".pill", has_text="between cells").wait_for()
+    run_cell(page, 2).locator(".jp-OutputArea-output", has_text="all over").wait_for()
+    view.locator(".jp-OutputArea-output img").first.wait_for()
