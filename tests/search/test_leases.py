@@ -59,6 +59,12 @@ def node_of(slurm: SlurmCluster, job: str) -> str:
     return slurm.run(["squeue", "--noheader", f"--jobs={job}", "--format=%N"]).stdout.strip()
 
 
+def preempt(slurm: SlurmCluster, folder: Path, node: str) -> str:
+    """Submit a job that takes a node from its lease; returns its number."""
+    taking = [f"--partition={URGENT}", f"--nodelist={node}", "--exclusive", "--wrap=sleep 99"]
+    return slurm.run(["sbatch", "--parsable", *taking], cwd=folder).stdout.strip()
+
+
 def trained(folder: Path, trial: int) -> list[int]:
     """Epochs of a trial, in the order in which they were trained."""
     return [epoch for number, epoch, _, _ in epochs(folder) if number == trial]
@@ -81,15 +87,7 @@ def test_leases_come_and_go_while_a_search_runs(make_slurm: Callable[..., SlurmC
         wait(lambda: trained(tmp_path, 1) == list(range(1, 10)), "for the second lease")
         wait(lambda: "trial 0: 1 -> 2 workers" in (tmp_path / "said.txt").read_text(), "for trial 0 to grow")
         [lost, kept] = [node_of(slurm, job) for job in (first, second)]
-        urgent = [
-            "sbatch",
-            "--parsable",
-            f"--partition={URGENT}",
-            f"--nodelist={lost}",
-            "--exclusive",
-            "--wrap=sleep 99",
-        ]
-        preempts = slurm.run(urgent, cwd=tmp_path).stdout.strip()
+        preempts = preempt(slurm, tmp_path, lost)
         wait(lambda: first not in jobs(slurm), "for the end of the first lease")
         (tmp_path / "gate-0-3").touch()
         wait(lambda: trained(tmp_path, 0) == [1, 2, 3, 4, 5, 6], "for the trial to go on elsewhere")

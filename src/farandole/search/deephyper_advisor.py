@@ -54,7 +54,7 @@ class DeepHyperAdvisor(Advisor):
         self._outcomes[outcome.number] = outcome
 
     def _told(self) -> list[tuple[dict[str, Any], float | str]]:
-        """What is known, in DeepHyper's words: it looks for large objectives."""
+        """Points and objectives of all trials that are known; DeepHyper looks for large objectives."""
         outcomes = [self._outcomes[number] for number in sorted(self._outcomes)]
         found = [_objective(each) for each in outcomes]
         worst = min((each for each in found if isinstance(each, float)), default=FAILED)
