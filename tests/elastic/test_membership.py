@@ -146,6 +146,26 @@ def test_who_must_go_and_alone_has_seen_the_last_step_hands_it_over_before() -> 
     assert job.tell(2.2, stays, goes) == [actions.Dismiss([2]), actions.Form(3, [0])]
 
 
+@pytest.mark.parametrize(("max_np", "handing_over", "left"), [(2, [1, 2], [0]), (3, [0, 1, 2], []), (1, [0, 1], [])])
+def test_newcomers_take_over_from_all_that_must_go_also_where_there_are_as_many_as_there_may_be(
+    max_np: int, handing_over: list[int], left: list[int]
+) -> None:
+    before = 1 if max_np == 1 else 2
+    job = Job(Policy(max_np=max_np, window_s=0.0), {"a": before}).train()
+    job.tell(2.0, job_events.HostsFound({"b": before}))
+    newcomers = job.of(actions.Start)[before:]
+    assert newcomers == [before, before + 1][: len(newcomers)]
+    job.tell(3.0, *came(newcomers[0], ready=False))
+    assert job.tell(4.0, *came(newcomers[0])) == [actions.Announce()]
+    seen = [job_events.WorkerConnected(i, ready=True, step=7 + i) for i in range(before)]
+    decided = job.tell(4.1, *seen)
+    assert actions.Form(2, handing_over) in decided
+    assert [each.worker_ids for each in decided if isinstance(each, actions.Dismiss)] == [left] * bool(left)
+    over = [job_events.WorkerConnected(i, ready=True, step=9) for i in handing_over]
+    goes = [i for i in handing_over if i < before]
+    assert job.tell(5.0, *over)[:2] == [actions.Dismiss(goes), actions.Form(3, [newcomers[0]])]
+
+
 def test_rank_0_has_the_state_of_the_job() -> None:
     job = Job(Policy(), {"a": 4}).train()
     torn, whole = job_events.WorkerConnected(0, ready=True, step=NEW), job_events.WorkerConnected(2, ready=True, step=3)

@@ -315,9 +315,25 @@ class JobState:
             if newest == NEW:
                 return []
             if not any(worker.holds and worker.step == newest for worker in staying):
-                staying = ready  # those that are to go have seen the last step: they hand it over first
+                return self._handing_over(ready, newest)
             staying.sort(key=lambda worker: not worker.holds)
         return staying[: self.policy.max_np or None]
+
+    def _handing_over(self, ready: Sequence[Worker], newest: int) -> list[Worker]:
+        """Members where those that are to go have seen the last step alone: they hand it over first.
+
+        Where there is not room for all of them, one of these and those who take it over are enough. With a ``max_np``
+        of 1 there are two for this once: else each newcomer would be sent away, and the next one started.
+        """
+        room = self.policy.max_np or len(ready)
+        takers = [worker for worker in ready if self.may_stay(worker)][: max(1, room - 1)]
+        givers = sorted(
+            (worker for worker in ready if not self.may_stay(worker)),
+            key=lambda worker: not (worker.holds and worker.step == newest),
+        )[: max(1, room - len(takers))]
+        return sorted(
+            (worker for worker in ready if worker in givers or worker in takers), key=lambda worker: not worker.holds
+        )
 
     def joiners(self) -> list[Worker]:
         """Workers that are ready and may become members, while a generation runs."""
