@@ -245,13 +245,15 @@ class GradientReducer(Reducer[T]):
         self._overlapped = self._reads = None
         if self.step_vote is not None:
             self._count(self.step_vote)
+        # Here in every pass, as one that is out of reach has to be gone before its own end of the pass, and the pairing.
+        is_shared = bool(self._siblings.find())
         if self._observer is not None and not self._reduced:
             alone = not self._is_needed(current("backward()"))
             passing = Passing(self._steps, self._passes + 1, self.passes_per_step, alone)
             self._reads = self._observer if self._observer.begins(passing) else None
         if self._exchange is None or not self._exchange.overlaps or self._passes + 1 < self.passes_per_step:
             return
-        if self._siblings.find():  # the thread of the one would write gradients while that of the other reads them
+        if is_shared:  # the thread of the one would write gradients while that of the other reads them
             return
         session = current("the reduction of gradients")
         if self._is_needed(session):

@@ -13,9 +13,9 @@ from tests.rank_gradients import backward, mean_over, parameters
 
 
 def optimizer_of(params: list[torch.nn.Parameter], op: ReduceOp = hvd.Average) -> torch.optim.Optimizer:
-    """An optimizer with a scheduler, which makes it a part of a cycle that only the garbage collector breaks."""
+    """An optimizer in a cycle, as that of a trainer with callbacks, which only the garbage collector breaks."""
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(params, lr=1.0), op=op)
-    torch.optim.lr_scheduler.StepLR(optimizer, 100)
+    vars(optimizer)["trainer"] = [optimizer]
     return optimizer
 
 
