@@ -32,6 +32,8 @@ def _marked(group: Group, params: Any, exempt: bool) -> Group:
 
 
 def _dimensions(param: Any) -> int:
-    """Number of dimensions of a parameter, or of that in a pair of name and parameter."""
-    count: int = (param[1] if isinstance(param, tuple) else param).ndim
-    return count
+    """Number of dimensions of a parameter, or of that in a pair of name and parameter.
+
+    By its shape, which one that PyTorch has yet to initialize refuses to tell; its ``ndim`` is that of something else.
+    """
+    return len((param[1] if isinstance(param, tuple) else param).shape)

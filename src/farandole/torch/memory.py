@@ -66,14 +66,15 @@ class TorchBucket(GradientBucket[torch.Tensor]):
     def publish(self, agreed: Agreed) -> None:
         """See ``GradientBucket``."""
         possible, self._targets = self._targets, []  # a bucket must not keep the memory of gradients after zero_grad()
+        values = self._reduced()
         if self._is_ordinary and agreed.is_dense:
             try:
-                torch._foreach_copy_(possible, self._reduced())  # type: ignore[arg-type] # none is missing
+                torch._foreach_copy_(possible, values)  # type: ignore[arg-type] # none is missing
             except RuntimeError:
-                self._replace(self.params, self._reduced())
+                self._replace(self.params, values)
             return
         targets, sources, owners = [], [], []
-        for piece, param, target, value in zip(self.pieces, self.params, possible, self._reduced(), strict=True):
+        for piece, param, target, value in zip(self.pieces, self.params, possible, values, strict=True):
             if (kind := agreed.kinds[piece]) > 1:
                 param.grad = value.to_sparse(kind - 1)
             elif kind and target is None:
