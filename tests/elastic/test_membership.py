@@ -166,6 +166,18 @@ def test_newcomers_take_over_from_all_that_must_go_also_where_there_are_as_many_
     assert job.tell(5.0, *over)[:2] == [actions.Dismiss(goes), actions.Form(3, [newcomers[0]])]
 
 
+def test_no_newcomer_that_is_needed_is_sent_away_for_who_hands_over() -> None:
+    job = Job(Policy(min_np=2, max_np=2, window_s=0.0), {"a": 2}).train()
+    job.tell(2.0, job_events.HostsFound({"b": 2}))
+    assert job.of(actions.Start) == [0, 1, 2, 3]
+    job.tell(3.0, *came(2, 3, ready=False))
+    job.tell(4.0, *came(2, 3))
+    old = [job_events.WorkerConnected(i, ready=True, step=7) for i in (0, 1)]
+    assert job.tell(4.1, *old)[:2] == [actions.Dismiss([1]), actions.Form(2, [0, 2, 3])]
+    all_now = [job_events.WorkerConnected(i, ready=True, step=9) for i in (0, 2, 3)]
+    assert job.tell(5.0, *all_now) == [actions.Dismiss([0]), actions.Form(3, [2, 3])]
+
+
 def test_rank_0_has_the_state_of_the_job() -> None:
     job = Job(Policy(), {"a": 4}).train()
     torn, whole = job_events.WorkerConnected(0, ready=True, step=NEW), job_events.WorkerConnected(2, ready=True, step=3)

@@ -306,6 +306,11 @@ class JobState:
         is_patient = ends_s is None or now < ends_s
         return self.in_phase(WorkerPhase.MEMBER, *([WorkerPhase.LEFT] if is_patient else []))
 
+    @property
+    def needed(self) -> int:
+        """Fewest members of a generation; workers that have finished count."""
+        return max(1, self.policy.min_np - len(self.finished))
+
     def chosen(self) -> list[Worker]:
         """Members of the next generation, by rank, from the ready workers: rank 0 has the state of the job."""
         ready = self.in_phase(WorkerPhase.READY)
@@ -323,10 +328,10 @@ class JobState:
         """Members where those that are to go have seen the last step alone: they hand it over first.
 
         Where there is not room for all of them, one of these and those who take it over are enough. With a ``max_np``
-        of 1 there are two for this once: else each newcomer would be sent away, and the next one started.
+        of ``needed`` there is one more, for this once: else a newcomer would be sent away, and the next one started.
         """
         room = self.policy.max_np or len(ready)
-        takers = [worker for worker in ready if self.may_stay(worker)][: max(1, room - 1)]
+        takers = [worker for worker in ready if self.may_stay(worker)][: max(self.needed, room - 1)]
         givers = sorted(
             (worker for worker in ready if not self.may_stay(worker)),
             key=lambda worker: not (worker.holds and worker.step == newest),

@@ -144,12 +144,12 @@ class Membership:
             is_early = bool(self._job.in_order()) and not ready
         else:  # a worker that is started after a failure is not waited for anew
             is_early = bool(self._job.awaited(now)) and not self._job.status()[1]
-        if self._job.is_running or is_early or len(self._job.chosen()) >= self._needed:
+        if self._job.is_running or is_early or len(self._job.chosen()) >= self._job.needed:
             self._short_since_s = None
             return None
         if self._short_since_s is None:
             self._short_since_s = now
-        found = f"{ready} ready, and the job needs {self._needed} (--min-np)"
+        found = f"{ready} ready, and the job needs {self._job.needed} (--min-np)"
         if (
             self._job.finished
             and not self._job.awaited(now)
@@ -160,11 +160,6 @@ class Membership:
             waited = f"for {self._policy.elastic_timeout_s:g} s (--elastic-timeout)"
             return Decision(Finish(self._job.status()[0] or LOST), f"{found}; no others have come {waited}")
         return None
-
-    @property
-    def _needed(self) -> int:
-        """Fewest members of a generation; workers that have finished count."""
-        return max(1, self._policy.min_np - len(self._job.finished))
 
     def _overdue_s(self, worker: Worker) -> float | None:
         """Time at which a worker is to be killed for staying in its phase; ``None``: its phase has no such limit."""
@@ -213,7 +208,7 @@ class Membership:
     def _form(self, now: float) -> Decision | None:
         """Form the next generation, once all workers that can be there are."""
         chosen = self._job.chosen()
-        if self._job.is_running or self._job.awaited(now) or len(chosen) < self._needed:
+        if self._job.is_running or self._job.awaited(now) or len(chosen) < self._job.needed:
             return None
         if self._policy.reset_limit and self.generation > self._policy.reset_limit:
             limit = f"the workers have re-formed {self._policy.reset_limit} times (--reset-limit)"
