@@ -212,3 +212,40 @@ def test_an_order_that_meets_no_step_of_a_cell_is_withdrawn_and_none_outlives_th
     orders.begin(2, {0, 1})
     assert news[-1] == (5, "refused")
     assert said[-1] == Prepare(1, 5)
+
+
+def cells_of_two() -> tuple[StepOrders, list[Message], list[tuple[int, str]]]:
+    """Orders of two ranks of a notebook, what they were told, and the news."""
+    said: list[Message] = []
+    news: list[tuple[int, str]] = []
+    orders = StepOrders(lambda _, message: said.append(message), lambda n, _v, state, _t, _s: news.append((n, state)))
+    orders.begin(1, {0, 1})
+    return orders, said, news
+
+
+def test_an_order_that_one_rank_has_obeyed_stands_though_that_one_ended_its_cell_first() -> None:
+    orders, said, news = cells_of_two()
+    orders.give(1, "stop")
+    for rank in (0, 1):
+        orders.prepared(rank, 1, 121)
+    orders.acted(0, 1, 122)
+    orders.cell_over(0, 1)  # while rank 1 is still in the step
+    assert said[-1] == ActAt(1, 1, "stop", 122)
+    orders.acted(1, 1, 122)
+    orders.cell_over(1, 1)
+    assert news == [(1, "taken"), (1, "acted")]
+
+
+def test_an_order_that_came_in_a_pause_which_the_cell_has_ended_is_refused() -> None:
+    orders, _, news = cells_of_two()
+    orders.give(1, "pause")
+    for rank in (0, 1):
+        orders.prepared(rank, 1, 9)
+    for rank in (0, 1):
+        orders.acted(rank, 1, 10)
+    orders.give(2, "resume")  # on its way as an interrupt ends the pause
+    orders.cell_over(0, 1)
+    orders.cell_over(1, 1)
+    assert news[-1] == (2, "refused")
+    orders.give(3, "stop")
+    assert news[-1] == (3, "taken")

@@ -144,11 +144,17 @@ class StepOrders:
             self._conclude(current)
 
     def cell_over(self, rank: int, number: int) -> None:
-        """Take in that a rank's cell has ended before the order was obeyed, or in its pause."""
+        """Take in that a rank's cell has ended, in which it heard of this order last.
+
+        One that the rank has obeyed by then stands: the others obey it after the same step. One that came in the pause
+        which has ended with the cell is obeyed by nobody.
+        """
         current = self._current
         if self._paused is not None and self._paused[0] == number:
             self._paused = None
-        elif current is not None and current.number == number:
+        elif current is None or current.number != number:
+            return
+        if current is not None and (current.step < 0 or rank in current.missing):
             self._withdraw(current, f"the cell has ended on rank {rank}, and no step has ended before")
 
     def gone(self, rank: int) -> None:
