@@ -31,6 +31,7 @@ import numpy as np
 import farandole.numpy as hvd
 hvd.init()
 hvd.log(loss=1.0)
+assert os.environ["OF_THE_NOTEBOOK"] == "as in farandole run"
 print(hvd.rank(), os.uname().nodename, hvd.allreduce(np.ones(1), op=hvd.Sum).tolist(), flush=True)
 '''
 ranks.run(cell)
@@ -62,7 +63,7 @@ def run(cluster: Cluster, folder: Path, hosts: str, *before: str) -> str:
     """Run the script on the head, as an argument of the command ``before``."""
     (folder / "train.py").write_text(SCRIPT)
     command = [*before, sys.executable, "-W", "default", "train.py", cluster.address(HEAD).ipv4, hosts]
-    told = {"IPYTHONDIR": str(folder / "ipython")}
+    told = {"IPYTHONDIR": str(folder / "ipython"), "OF_THE_NOTEBOOK": "as in farandole run"}
     return cluster.run(HEAD, command, cwd=folder, env=told, timeout_s=DEADLINE_S).stdout
 
 

@@ -245,7 +245,7 @@ class GradientReducer(Reducer[T]):
         self._overlapped = self._reads = None
         if self.step_vote is not None:
             self._count(self.step_vote)
-        # Here in every pass, as one that is out of reach has to be gone before its own end of the pass, and the pairing.
+        # In every pass: one that is out of reach has to be gone before its own end of the pass, and before the pairing.
         is_shared = bool(self._siblings.find())
         if self._observer is not None and not self._reduced:
             alone = not self._is_needed(current("backward()"))

@@ -30,6 +30,7 @@ from farandole.launch.agents.agents import AgentStarter
 from farandole.launch.agents.local import Local
 from farandole.launch.hosts.placement import read_hosts
 from farandole.launch.hosts.plan import Host, by_own_name
+from farandole.launch.hosts.remote_environment import for_other_hosts
 from farandole.launch.hosts.starters import Means, choose_starter, own_allocation
 from farandole.notebook.engine_process import EngineConfig, EngineSignal, encode_line
 from farandole.settings import Settings
@@ -74,7 +75,8 @@ class FarandoleEngineLauncher(LocalEngineLauncher):
 
     def start(self) -> None:
         """See ``LocalProcessLauncher``; the engine is told on standard input what must not be on a command line."""
-        told = {**self.get_env()}
+        kept = {} if isinstance(self.starter, Local) else for_other_hosts(os.environ)
+        told = {**kept, **self.get_env()}
         config = EngineConfig([*self.cluster_args, *self.engine_args], os.path.abspath(self.work_dir), told)
         with open(self.output_file, "ab") as file:
             process = self._popen_process = subprocess.Popen(
@@ -170,7 +172,7 @@ class FarandoleEngineSetLauncher(LocalEngineSetLauncher):
             try:
                 return free_hosts(hosts, [each.host for each in alive], n)
             except UsageError:
-                if time.monotonic() > until_s:
+                if not alive or time.monotonic() > until_s:
                     raise
             for each in alive:
                 each.await_end(LOOK_S)

@@ -54,12 +54,8 @@ def encode_line(message: EngineConfig | EngineSignal) -> bytes:
 
 def main() -> None:
     """Run the engine that standard input describes, and exit as it does."""
-    for number in (
-        signal.SIGINT,
-        signal.SIGHUP,
-        signal.SIGTERM,
-    ):  # schedulers send them to all; the end of input counts
-        signal.signal(number, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):  # sent to all by schedulers; the end of input counts
+        signal.signal(number, _nothing)
     lines = _Lines(0)
     line = lines.next(None)
     if line is None:
