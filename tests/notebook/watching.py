@@ -22,6 +22,11 @@ print("idles", flush=True)
 while not os.path.exists("go"):
     time.sleep(0.01)
 """
+UNTIL_ENOUGH = """
+while not hvd.allreduce(torch.tensor(float(os.path.exists("enough"))), op=hvd.Sum, name="enough"):
+    step()
+    hvd.log(loss=1 / steps)
+"""
 
 
 def px(code: str) -> str:
@@ -113,8 +118,12 @@ def px_watch_replaced(kernel: Kernel) -> None:
 
 
 def px_watch_ended(kernel: Kernel) -> None:
-    """When the ranks end a picture takes the view's place, and the record is whole."""
-    sent = kernel.send("old, ranks = ranks, farandole.notebook.attach(rc)\nassert old.view.done")
+    """When the ranks end a picture takes the view's place, and the record is whole, though a cell still trains."""
+    kernel.run(f"%%px --noblock\n{UNTIL_ENOUGH}").ok()
+    sent = kernel.send(
+        "ranks.close()\nopen('enough', 'w').close()\n"
+        "old, ranks = ranks, farandole.notebook.attach(rc)\nassert old.view.done"
+    )
     picture: Any = told(kernel, "image/png", kind="update_display_data")["content"]["data"]
     assert "ended well: step" in picture["text/plain"]
     assert not error_of(kernel, sent)

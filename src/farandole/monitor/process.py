@@ -59,6 +59,9 @@ ANSWERS_S = 30.0
 LAST_S = 0.5
 """Time for viewers to take in the last of it."""
 
+DRAIN_S = 2.0
+"""Time for what the controller has sent, which sends on where the ranks outlive the launcher."""
+
 
 @final
 class JobMonitor:
@@ -198,8 +201,12 @@ class JobMonitor:
 
     def _end(self, end: MonitorEnd) -> None:
         if self._dealer is not None:  # the controller has gone when the launcher says so, but perhaps not all it said
+            until_s = time.monotonic() + DRAIN_S
             with contextlib.suppress(ControlError):
-                while (message := self._dealer.recv(LAST_S)) is not None:
+                while (left_s := until_s - time.monotonic()) > 0:
+                    message = self._dealer.recv(min(LAST_S, left_s))
+                    if message is None:
+                        break
                     self._recording.take(message)
         self._recording.end(end.status, end.words, time.time())
 

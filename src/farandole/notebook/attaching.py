@@ -66,6 +66,8 @@ def attach(
     view = begin_view(live, os.fspath(record))
     try:
         reports = _call(client, engines, guard.report, timeout_s)
+        if view is not None:
+            view.await_ready()  # what is refused leaves the earlier ranks as they are
         _close_earlier(reports)
         seats = _seat(client, engines, reports, timeout_s, view)
     except BaseException:

@@ -69,6 +69,7 @@ class RanksView:
         self._end = weakref.finalize(self, held.close)
         self._lock = threading.Lock()
         self._running: set[int] = set()
+        self._unsaid = 0  # lines for which there was no room
         self._calls: list[Callable[[], None]] = []
         self._widget: Any = None
 
@@ -76,19 +77,23 @@ class RanksView:
 
     def follow(self, addresses: Sequence[str], secret: str) -> None:
         """Watch the job of this controller from now on; raises ``UsageError`` if that cannot be, and is needed."""
+        self.await_ready()
         if self.done:
-            return
-        try:
-            if not self._is_ready:
-                self._monitor.await_ready()
-                self._is_ready = True
-        except UsageError as error:
-            self.give_up(str(error))
             return
         with self._lock:
             self._running.clear()
             self._monitor.contact(addresses, secret)
             self._tell(MonitorCell(""))
+
+    def await_ready(self) -> None:
+        """Wait until it records; raises ``UsageError`` if that cannot be, and somebody has asked for it."""
+        if self._is_ready or self.done:
+            return
+        try:
+            self._monitor.await_ready()
+            self._is_ready = True
+        except UsageError as error:
+            self.give_up(str(error))
 
     def give_up(self, why: str) -> None:
         """End it before it has begun; raises ``UsageError`` if somebody has asked for it."""
@@ -123,10 +128,14 @@ class RanksView:
             result.add_done_callback(look)
 
     def shown(self, stream: int, text: str) -> None:
-        """Tell of whole lines that were shown."""
+        """Tell of whole lines that were shown; where there is no room for some, of how many these were."""
         with self._lock:
             for line in text.splitlines(keepends=True):
-                self._tell(MonitorOutput(stream, line if len(line) <= LONGEST_TEXT else f"{line[:LONGEST_TEXT]}…\n"))
+                if self._unsaid and self._tell(MonitorOutput(stream, f"({self._unsaid} lines came too fast)\n")):
+                    self._unsaid = 0
+                short = line if len(line) <= LONGEST_TEXT else f"{line[:LONGEST_TEXT]}…\n"
+                if self._unsaid or not self._tell(MonitorOutput(stream, short)):
+                    self._unsaid += 1
 
     def close(self) -> None:
         """End it: a picture takes the place of its views, and the record is complete. Idempotent."""
@@ -141,9 +150,8 @@ class RanksView:
             except Exception:
                 logger.warning("the picture of a live view could not be shown", exc_info=True)
 
-    def _tell(self, news: MonitorCell | MonitorOutput) -> None:
-        if self._end.alive:
-            self._monitor.tell(news)
+    def _tell(self, news: MonitorCell | MonitorOutput) -> bool:
+        return not self._end.alive or self._monitor.tell(news)
 
     # -- the widget ---------------------------------------------------------------------------------------------------
 
@@ -191,4 +199,11 @@ def begin_view(live: bool | None, record: str) -> RanksView | None:
     is_shown = live or (live is None and can_show())
     if not is_shown and not record:
         return None
-    return RanksView(record, is_shown, is_optional=not (live or record))
+    is_optional = not (live or record)
+    try:
+        return RanksView(record, is_shown, is_optional)
+    except (OSError, UsageError) as error:
+        if not is_optional:
+            raise
+        logger.warning("the ranks have no live view: %s", error)
+        return None

@@ -133,12 +133,14 @@ class MonitorProcess:
             self._contact = contact
             self._write(encode_line(contact))
 
-    def tell(self, news: MonitorCell | MonitorOutput) -> None:
-        """Pass news on, in a line of at most ``select.PIPE_BUF`` bytes, unless it has not read those before."""
+    def tell(self, news: MonitorCell | MonitorOutput) -> bool:
+        """Pass news on, in a line of at most ``select.PIPE_BUF`` bytes; false if there is no room for it yet."""
         poll = select.poll()
         poll.register(self._input, select.POLLOUT)
-        if poll.poll(0):  # there is room for as much
-            self._write(encode_line(news))
+        if not poll.poll(0):
+            return False
+        self._write(encode_line(news))
+        return True
 
     def _write(self, line: bytes) -> None:
         with contextlib.suppress(BrokenPipeError):  # it has ended, and the job goes on
