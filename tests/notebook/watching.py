@@ -115,6 +115,8 @@ def px_watch_replaced(kernel: Kernel) -> None:
     assert not error_of(kernel, cell)
     say(kernel, comm, {"open": True})
     told(kernel, comm, '"name":"loss"', '"name":"after","rank":1', "cell 1: import os, sys, time, torch")
+    kernel.run("farandole.notebook.attach(rc, record=ranks.view.record)").fails("has the record of another run")
+    kernel.run("assert not ranks.view.done").ok()
 
 
 def px_watch_ended(kernel: Kernel) -> None:
