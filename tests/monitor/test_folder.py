@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import stat
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.control.watch_messages import MetricPoint
+from farandole.control.watch_messages import MetricPoint, Printed, RankMetrics
 from farandole.errors import UsageError
 from farandole.monitor.describe import describe, git_commit, seeds_in
 from farandole.monitor.folder import (
@@ -32,6 +33,8 @@ from farandole.monitor.folder import (
     read_info,
     read_records,
 )
+from farandole.monitor.hub import Hub
+from farandole.monitor.recording import Recording
 
 RECORDS: list[Record] = [
     MemberRecord(1.0, 1, ["a", "b"]),
@@ -113,6 +116,21 @@ def test_a_run_that_cannot_begin_leaves_a_folder_for_the_next_try(tmp_path: Path
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     RunWriter.create(tmp_path / "run", RunInfo(1.0, ["train"])).close()
+
+
+def test_what_comes_after_the_end_is_written_nowhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    info = RunInfo(1.0, ["train"])
+    recording = Recording(RunWriter.create(tmp_path / "run", info), Hub(info))
+    news = RankMetrics(1, 0, [MetricPoint(2.0, 7, 64, {"loss": 0.5})])
+    recording.take(news)
+    recording.end(0, "", 3.0)
+    with contextlib.ExitStack() as held:
+        others = [held.enter_context(open(tmp_path / f"other{i}", "wb")) for i in range(8)]  # by the same numbers
+        recording.take(news)
+        recording.take(Printed(4.0, 0, b"late"))
+        assert len(list(read_records(tmp_path / "run"))) == 1
+        assert not any(os.fstat(file.fileno()).st_size for file in others)
+    assert not caplog.text
 
 
 def test_the_description_names_the_commit_and_the_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

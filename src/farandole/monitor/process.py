@@ -129,7 +129,6 @@ class JobMonitor:
             if self._config.link_file:
                 with contextlib.suppress(OSError):
                     os.unlink(self._config.link_file)
-            self._disconnect()
 
     # -- the controller -----------------------------------------------------------------------------------------------
 
@@ -208,6 +207,7 @@ class JobMonitor:
                     if message is None:
                         break
                     self._recording.take(message)
+        self._disconnect()
         self._recording.end(end.status, end.words, time.time())
 
 

@@ -84,6 +84,7 @@ class Recording:
             self._save(export.close)
         if self._writer is not None:
             self._writer.close()
+        self._is_written = False  # what comes later, as of ranks that train on, is shown alone
 
     def _record(self, record: Record) -> None:
         self._hub.take(record)
