@@ -10,13 +10,24 @@ from typing import Any
 import pytest
 
 from farandole.cluster.contact import Contact
-from farandole.control.agent_messages import AGENT, AgentHello, KillWorker, Report, Started, StartWorkers
+from farandole.control.agent_messages import (
+    AGENT,
+    AgentHello,
+    KillWorker,
+    LeaseTerms,
+    Leaving,
+    Report,
+    Started,
+    StartWorkers,
+)
 from farandole.control.endings import WorkerExited
 from farandole.control.keys import new_secret
 from farandole.control.search_messages import TrialLeft
+from farandole.errors import ControlError
 from farandole.search.host_pool import HostPool
+from farandole.search.lease_pool import LeasePool
 from farandole.search.loop import in_order
-from farandole.search.pools import ProcessEnded
+from farandole.search.pools import MOST_EARLY, ProcessEnded
 from farandole.search.worker import POOL
 from farandole.settings import Settings
 from farandole.version import __version__
@@ -111,6 +122,23 @@ def test_a_kill_that_was_lost_is_ordered_again(agent: Pool) -> None:
     agent.sent.clear()
     agent.hello(running=tuple(Started(i, 100 + i) for i in range(3)))
     assert agent.sent == [KillWorker(1)]
+
+
+def test_ends_on_a_lease_that_leaves_are_no_fault_of_the_others(tmp_path: Path) -> None:
+    pool = LeasePool(tmp_path / "pool", tmp_path / "workers.txt", [], Settings())
+    pool._contact = Contact([], new_secret())
+    for host, slots in (("a", 9), ("b", 1)):
+        pool.take(
+            AGENT + f"{host}+7".encode(),
+            AgentHello(f"{host}+7", 1, __version__, lent=LeaseTerms("7", -1, 0, "", host, slots)),
+        )
+    pool.take(AGENT + b"a+7", Leaving())
+    for worker_id in range(9):
+        pool.take(AGENT + b"a+7", Report(WorkerExited(worker_id, -9)))
+    for worker_id in range(9, 9 + MOST_EARLY):
+        pool.take(AGENT + b"b+7", Report(WorkerExited(worker_id, 1)))
+    with pytest.raises(ControlError, match="end before they have begun"):
+        pool.take(AGENT + b"b+7", Report(WorkerExited(9 + MOST_EARLY, 1)))
 
 
 def test_the_end_of_a_process_is_taken_in_after_what_it_had_said() -> None:

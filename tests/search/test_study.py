@@ -76,6 +76,22 @@ def test_a_trial_that_loses_its_workers_too_often_has_failed(tmp_path: Path) -> 
     log.close()
 
 
+def test_losses_count_only_in_a_row(tmp_path: Path) -> None:
+    plan = StudyPlan(SPACE, 1, Rungs.of(9, 9), minimize=True, seed=1)
+    study, log = make(tmp_path, plan)
+    for epoch in range(1, 9):
+        assert study.next()[0] == 0
+        assert study.report(0, epoch, 0.5)[0]
+        study.released(0, lost="its node was taken")
+    for _ in range(ATTEMPTS):
+        assert study.rows[0].phase == "running"
+        study.next()
+        study.report(0, 8, 0.5)  # said again: it came no further
+        study.released(0, lost="its node was taken")
+    assert study.rows[0].phase == "failed"
+    log.close()
+
+
 def test_a_trial_is_repeated_beside_the_planned_ones(tmp_path: Path) -> None:
     study, log = make(tmp_path)
     study.next()

@@ -201,7 +201,8 @@ class AgentPool(Pool):
     def _on_exit(self, host: str, exited: WorkerExited) -> list[ProcessEnded]:
         if exited.worker_id not in self._ordered:  # said before
             return self._take_out(host, exited) if exited.worker_id in self._pids else []
-        self._early += 1
+        if host in self._slots:  # on one that leaves, ends are no fault
+            self._early += 1
         if self._early > max(MOST_EARLY, self.size):
             raise ControlError(
                 f"the workers of the search end before they have begun: the last one, on {host}, "

@@ -146,6 +146,8 @@ class Study:
         row = self.rows[number]
         if row.phase != "running":  # said again: the worker that had heard the answer has died
             return False, row.why or f"it is {row.phase}"
+        if epoch > row.epoch:  # its workers are often lost where nodes come and go: only those in a row count
+            row.losses = 0
         self._take_value(row, epoch, value)
         goes_on, reason = True, f"it may train to epoch {row.goal}"
         if epoch >= row.goal:
