@@ -15,6 +15,7 @@ import pickle
 import signal
 import socket
 import sys
+import threading
 import traceback
 import uuid
 from collections.abc import Iterator, Mapping
@@ -69,11 +70,44 @@ def main() -> None:
     if LENT in sys.argv:
         # Slurm sends SIGTERM to all processes of a job: it is the agent's, and the search has workers leave. A handler,
         # and no SIG_IGN: programs that a trial starts must not inherit it.
-        signal.signal(signal.SIGTERM, lambda *_: None)
+        _sigterm.install()
     try:
         serve(Contact.decode(told.encode()))
     except (ControlError, StartError) as error:
         sys.exit(f"farandole: a worker of the search ends: {error}")
+
+
+@final
+class _Sigterm:
+    """Handler of a lent node's SIGTERM, which notes that it ``came``. Children that are forked have the default again.
+
+    A fork has Python forget signals that come before the child's hooks run: meanwhile the kernel keeps this one.
+    """
+
+    def __init__(self) -> None:
+        self.came = False
+        self._before = threading.local()  # masks of signals, of the threads that fork
+
+    def __call__(self, *_: object) -> None:
+        self.came = True
+
+    def install(self) -> None:
+        signal.signal(signal.SIGTERM, self)
+        os.register_at_fork(before=self._hold, after_in_parent=self._release, after_in_child=self._give_up)
+
+    def _hold(self) -> None:
+        self._before.mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+
+    def _release(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._before.mask)
+
+    def _give_up(self) -> None:
+        if signal.getsignal(signal.SIGTERM) is self:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self._release()
+
+
+_sigterm = _Sigterm()
 
 
 def serve(contact: Contact) -> None:
@@ -143,7 +177,8 @@ class _Worker:
         sys.stderr.write(text)
         if isinstance(error, KeyboardInterrupt) or (isinstance(error, ControlError) and self._dealer.lost):
             raise error
-        return TrialLeft(order.worker_id, rank, "raised", text=summary)
+        # The node's processes have all got SIGTERM. Of a data loader whose workers it has ended, the function raises.
+        return TrialLeft(order.worker_id, rank, "lost" if _sigterm.came else "raised", text=summary)
 
     def _ask(self, report: TrialReport) -> TrialVerdict:
         self._dealer.send(report)
