@@ -1,7 +1,8 @@
 """Searches on three engines of IPython Parallel that are ranks: ``python -m tests.search.search_engines``.
 
 An engine dies in a trial of two, which goes on; each trial is there once; Ctrl-C gives the engines back, and one that
-hangs in a trial is interrupted. What cells have made is there afterwards, and their session goes on.
+hangs in a trial is interrupted, but no cell that runs on one. What cells have made is there afterwards, and their
+session goes on.
 """
 
 from __future__ import annotations
@@ -69,6 +70,8 @@ def check(folder: Path, rc: Any) -> None:
     check_session(attached, 3)
     check_interrupt(folder / "interrupted", attached)
     check_session(attached, 3)
+    check_cell(folder / "cell", attached)
+    check_session(attached, 3)
     check_kill(folder / "killed", attached)
     check_session(attached, 3)
     check_death(folder / "loses", attached)
@@ -125,6 +128,17 @@ def check_interrupt(folder: Path, attached: Any) -> None:
     assert [line.split()[0] for line in began] == ["0", "0"]
 
 
+def check_cell(folder: Path, attached: Any) -> None:
+    """A search ends while a cell runs on one of its engines, which goes on: the task behind it is taken back."""
+    gate, view = folder / "gate", attached.client[attached.seats[0].engine]
+    waits = f"import os, time\nwhile not os.path.exists({str(gate)!r}):\n    time.sleep(0.02)"
+    cell = view.execute(waits, block=False)
+    assert search(alone, folder, attached, trials=3, epochs=3).is_over
+    assert not cell.done()
+    gate.touch()
+    cell.get(timeout=60)
+
+
 def check_kill(folder: Path, attached: Any) -> None:
     """An engine that is given up is interrupted, and its trial begins again; no engine dies of it."""
     folder.mkdir()
@@ -142,7 +156,7 @@ def check_kill(folder: Path, attached: Any) -> None:
 
 def check_death(folder: Path, attached: Any) -> None:
     """The engine of rank 1 dies: rank 0 goes on, in the same process, with the third engine."""
-    result = search(loses_rank_1, folder, attached, workers=2, epochs=4)
+    result = search(loses_rank_1, folder, attached, workers=2, epochs=4, min_epochs=4)
     assert result.trials[0].phase == "complete"
     await_file(folder / "killed-rank-1")
     lines = [line.split() for line in (folder / "checkpoints" / "trial-0000" / "epochs.txt").read_text().splitlines()]

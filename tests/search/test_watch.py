@@ -30,11 +30,17 @@ HERE = "a"
 
 @final
 class NoPool(Pool):
-    """A pool of so many workers that are played; ``killed`` are their numbers."""
+    """A pool of so many workers that are played; ``killed`` and ``spared`` are their numbers."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self.killed: list[int] = []
+        self.spared: list[int] = []
+        self.wanted_back: set[str] = set()
+
+    @property
+    def leaving(self) -> Collection[str]:
+        return self.wanted_back
 
     @property
     def size(self) -> int:
@@ -54,6 +60,9 @@ class NoPool(Pool):
 
     def kill(self, host: str, pid: int) -> None:
         self.killed.append(pid)
+
+    def spare(self, host: str, pid: int) -> None:
+        self.spared.append(pid)
 
     def end_now(self) -> None: ...
 

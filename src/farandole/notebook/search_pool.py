@@ -3,7 +3,8 @@
 Each engine runs one task until the search is over: the loop of a warm worker, which joins trial after trial. Its cells'
 session is aside meanwhile, as in any task, and what cells have made stays. An engine belongs to whoever has started it.
 So one is interrupted where a process of another pool would be killed, and killed only if it does not heed that; one
-that dies is not started again, and the search goes on with the others.
+that dies is not started again, and the search goes on with the others. Where a cell runs, the task waits behind it: it
+is taken back when the search ends, as an interrupt would be the cell's.
 """
 
 # Threads. The search's thread calls all of this, but for ``_ring``, which the client's own thread calls when a task is
@@ -23,19 +24,27 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, final
 
+from ipyparallel.error import NoEnginesRegistered
+
 from farandole.cluster.contact import Contact
 from farandole.errors import ControlError, UsageError
 from farandole.events import logger
 from farandole.notebook.outcome import DIED, read
-from farandole.search.engine_worker import serve_in_engine
+from farandole.search.engine_worker import BEGUN, serve_in_engine
 from farandole.search.pools import END_S, LEAVE_S, MOST_EARLY, Pool, ProcessEnded, own_path
 
 if TYPE_CHECKING:
     from farandole.notebook.guard import EngineReport
     from farandole.notebook.ranks import EngineRanks
 
+COME_S = 10.0
+"""Time for an engine to begin its task; then it is named as one in which something else runs."""
+
 HEED_S = 10.0
 """Time in which an engine that was to be killed ends its task by an interrupt; then it is killed."""
+
+NO_ENGINE = (LookupError, NoEnginesRegistered)
+"""Errors of IPython Parallel where an engine has died, which may be whenever one looks."""
 
 
 @final
@@ -61,6 +70,10 @@ class NotebookPool(Pool):
         self._tasks: dict[int, Any] = {}
         self._kill_s: dict[int, float] = {}
         """Times at which engines are killed that were interrupted, should they still run their task."""
+        self._late_s: dict[int, float] = {}
+        """Times at which engines are named whose worker has not come."""
+        self._here: set[int] = set()
+        """Engines whose worker has come."""
         self._early = 0
         self._lock = threading.Lock()
         self._bell = -1
@@ -78,7 +91,7 @@ class NotebookPool(Pool):
     def start(self, contact: Contact) -> None:
         """See ``Pool``."""
         self._contact, self._bell = contact, os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        for engine in self._engines:
+        for engine in list(self._engines):
             self._send(engine)
 
     @property
@@ -89,7 +102,7 @@ class NotebookPool(Pool):
     @property
     def deadline_s(self) -> float:
         """See ``Pool``."""
-        return min(self._kill_s.values(), default=math.inf)
+        return min([*self._kill_s.values(), *self._late_s.values()], default=math.inf)
 
     def attend(self, ready: Collection[int]) -> list[ProcessEnded]:
         """See ``Pool``. The task of an engine that lives is sent to it again."""
@@ -103,12 +116,28 @@ class NotebookPool(Pool):
             del self._kill_s[engine]
             logger.warning("engine %d is killed: it has not heeded an interrupt for %g s", engine, HEED_S)
             self._signal(signal.SIGKILL, [engine])
+        late = {engine for engine, due_s in self._late_s.items() if due_s <= now}
+        self._late_s = {engine: due_s for engine, due_s in self._late_s.items() if engine not in late}
+        if waiting := sorted(late.difference(self._serving)):
+            logger.warning(
+                "engines %s have not come to the search for %g s: something else may run there, such as a cell of "
+                "%%%%px --noblock or of another client; they come when it has ended",
+                waiting,
+                COME_S,
+            )
         return []
 
     def came(self, host: str, pid: int) -> bool:
         """See ``Pool``."""
         self._early = 0
-        return self._engine_of(host, pid) is not None
+        engine = self._engine_of(host, pid)
+        if engine is None:
+            asked = ", ".join(f"{it.pid} on {it.host}" for it in self._engines.values())
+            logger.warning("process %d on %s is none of the engines that the search has asked: %s", pid, host, asked)
+            return False
+        self._here.add(engine)
+        self._late_s.pop(engine, None)
+        return True
 
     def kill(self, host: str, pid: int) -> None:
         """See ``Pool``. The engine is interrupted first."""
@@ -117,27 +146,34 @@ class NotebookPool(Pool):
             self._kill_s[engine] = time.monotonic() + HEED_S
             self._signal(signal.SIGINT, [engine])
 
+    def spare(self, host: str, pid: int) -> None:
+        """See ``Pool``."""
+        engine = self._engine_of(host, pid)
+        if engine is not None:
+            self._kill_s.pop(engine, None)
+
     def end_now(self) -> None:
         """See ``Pool``. The engines are interrupted."""
-        self._signal(signal.SIGINT, self._busy)
+        self._signal(signal.SIGINT, self._serving)
 
     def close(self) -> None:
         """See ``Pool``. Engines that do not heed an interrupt go on, and are named: their variables may be of worth."""
         if self._bell < 0:
             return
+        self._take_back()
         begun_s, is_told = time.monotonic(), False
-        while self._busy and time.monotonic() < begun_s + END_S:
+        while self._serving and time.monotonic() < begun_s + END_S:
             if not is_told and time.monotonic() >= begun_s + LEAVE_S:
                 is_told = True
-                self._signal(signal.SIGINT, self._busy)
+                self._signal(signal.SIGINT, self._serving)
             select.select([self._bell], [], [], LEAVE_S)
             self._hush()
-        if self._busy:
+        if left := self._serving:
             logger.warning(
                 "engines %s still run a trial of the search that has ended: interrupt them by "
                 "rc.send_signal('SIGINT', targets=%s)",
-                self._busy,
-                self._busy,
+                left,
+                left,
             )
         with self._lock:
             bell, self._bell = self._bell, -1
@@ -146,9 +182,10 @@ class NotebookPool(Pool):
     # -- inside -------------------------------------------------------------------------------------------------------
 
     @property
-    def _busy(self) -> list[int]:
-        """Engines whose tasks are not done."""
-        return [engine for engine, task in self._tasks.items() if not task.done()]
+    def _serving(self) -> list[int]:
+        """Engines that run their tasks; in others, whose tasks are not done either, something else may run."""
+        begun = {engine for engine, task in self._tasks.items() if task.metadata["data"].get(BEGUN)}
+        return [engine for engine, task in self._tasks.items() if engine in self._here | begun and not task.done()]
 
     def _engine_of(self, host: str, pid: int) -> int | None:
         found = (engine for engine, it in self._engines.items() if (it.host, it.pid) == (host, pid))
@@ -156,17 +193,23 @@ class NotebookPool(Pool):
 
     def _send(self, engine: int) -> None:
         assert self._contact is not None
-        task = self._client[engine].apply_async(serve_in_engine, self._contact.encode(), own_path())
-        self._tasks[engine] = task
+        self._here.discard(engine)
+        try:
+            task = self._client[engine].apply_async(serve_in_engine, self._contact.encode(), own_path())
+        except NO_ENGINE:
+            self._drop(engine)
+            self._ring()  # the search then looks what is left
+            return
+        self._tasks[engine], self._late_s[engine] = task, time.monotonic() + COME_S
         task.add_done_callback(self._ring)
 
     def _ended(self, engine: int) -> ProcessEnded:
         """Take in the end of a task, of which the engine's may be the cause."""
         outcome, it = read(self._tasks.pop(engine)), self._engines[engine]
         self._kill_s.pop(engine, None)
+        self._late_s.pop(engine, None)
         if outcome.kind == DIED or engine not in self._client.ids:
-            del self._engines[engine]
-            logger.warning("the search goes on without engine %d, which has died", engine)
+            self._drop(engine)
             return ProcessEnded(it.pid, -signal.SIGKILL, f"is lost with its engine {engine}, which has died", it.host)
         self._early += 1
         if self._early > max(MOST_EARLY, self.size):
@@ -177,12 +220,24 @@ class NotebookPool(Pool):
         self._send(engine)
         return ProcessEnded(it.pid, 1, f"has left engine {engine}: {outcome.summary or 'it ended'}", it.host)
 
-    def _signal(self, number: int, engines: Collection[int]) -> None:
-        living = [engine for engine in engines if engine in self._client.ids]
-        if living:
-            self._client.send_signal(int(number), targets=living, block=False)
+    def _drop(self, engine: int) -> None:
+        del self._engines[engine]
+        logger.warning("the search goes on without engine %d, which has died", engine)
 
-    def _ring(self, _task: object) -> None:
+    def _take_back(self) -> None:
+        """Have engines not begin tasks that wait there behind something else."""
+        serving = self._serving
+        for engine, task in self._tasks.items():
+            if engine not in serving and not task.done():
+                with contextlib.suppress(*NO_ENGINE):
+                    self._client.abort(task, targets=[engine], block=False)
+
+    def _signal(self, number: int, engines: Collection[int]) -> None:
+        for engine in engines:
+            with contextlib.suppress(*NO_ENGINE):
+                self._client.send_signal(int(number), targets=[engine], block=False)
+
+    def _ring(self, _task: object = None) -> None:
         with self._lock:
             if self._bell >= 0:
                 os.eventfd_write(self._bell, 1)

@@ -14,9 +14,14 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 
+from ipyparallel.engine.datapub import publish_data
+
 from farandole.cluster import engine
 from farandole.cluster.contact import Contact
 from farandole.search.worker import serve
+
+BEGUN = "begun"
+"""Name under which the task publishes that it runs, and waits no more behind something else."""
 
 
 def serve_in_engine(contact: bytes, path: Sequence[str]) -> None:
@@ -24,6 +29,7 @@ def serve_in_engine(contact: bytes, path: Sequence[str]) -> None:
 
     In the folders of ``path`` the search finds its modules: a function that is pickled by name needs them here.
     """
+    publish_data({BEGUN: True})
     with _as_it_was(), engine.by_variables():
         sys.path += [each for each in path if each not in sys.path]
         serve(Contact.decode(contact))

@@ -65,12 +65,16 @@ class SearchTerms(NamedTuple):
 @final
 @dataclass
 class PoolWorker:
-    """Process of the pool that has come; ``worker_id`` is that of the trial that has it, -1 of a free one."""
+    """Process of the pool that has come; ``worker_id`` is that of the trial that has it, -1 of a free one.
+
+    One that ``is_killed`` may still speak: an interrupt is all that ends the trial of an engine.
+    """
 
     identity: bytes
     host: str
     pid: int
     worker_id: int = -1
+    is_killed: bool = False
 
 
 @final
@@ -173,7 +177,7 @@ class SearchLoop:
             if job.stopping or job.failure:
                 for worker in self.workers.values():
                     if worker.worker_id in job.workers:
-                        self._pool.kill(worker.host, worker.pid)
+                        self._kill(worker)
             job.stop(why)
 
     def size(self, number: int) -> int:
@@ -253,6 +257,8 @@ class SearchLoop:
             return  # of a worker that was given up
         if isinstance(message, TrialReport):
             self._on_report(worker, message)
+        elif isinstance(message, TrialLeft) and worker.is_killed:
+            self._on_killed_left(worker)
         elif isinstance(message, TrialLeft):
             worker.worker_id = -1
             self._on_left(worker, message)
@@ -281,14 +287,17 @@ class SearchLoop:
         job = self.jobs.get(job_of(left.worker_id))
         if job is None:
             return
-        if left.end == "raised":
+        # What a scheduler ends with a node makes a function raise, too: workers of a data loader, say.
+        is_taken = left.end in ("raised", "lost") and worker.host in self._pool.leaving
+        job.is_excused |= is_taken
+        if left.end == "raised" and not is_taken:
             why = f"rank {left.rank} on {worker.host} raised {left.text}"
             if not job.failure:
                 self.on_change(f"trial {job.number} has failed: {why}; see output/trial-{job.number:04d}.txt")
             self._study.failed(job.number, why)
             job.fail(why)
             job.died(left.worker_id, 1, why, worker.pid)
-        elif left.end == "lost":
+        elif left.end in ("raised", "lost"):
             job.died(left.worker_id, 1, left.text, worker.pid)
         else:
             if left.end in ("returned", "ended"):
@@ -296,6 +305,16 @@ class SearchLoop:
             if left.end == "returned" and left.rank <= 0:
                 self._study.returned(job.number, left.value)
             job.left(left.worker_id)
+
+    def _on_killed_left(self, worker: PoolWorker) -> None:
+        """Take in that a worker's function has caught the interrupt that was to end it: what it says is no result."""
+        del self.workers[worker.identity]
+        self._router.send(worker.identity, PoolRetire())  # the interrupt may be on its way: into no other trial
+        self._pool.spare(worker.host, worker.pid)
+        job = self.jobs.get(job_of(worker.worker_id))
+        if job is not None:
+            words = f"a worker of trial {job.number} on {worker.host} (process {worker.pid}) was interrupted"
+            job.died(worker.worker_id, 1, words, worker.pid)
 
     def _on_ended(self, ended: Sequence[ProcessEnded]) -> None:
         """Take in which processes have ended, and with which hosts."""
@@ -363,10 +382,14 @@ class SearchLoop:
         elif isinstance(action, actions.Kill):
             for worker in self.workers.values():
                 if worker.worker_id == action.worker_id:
-                    self._pool.kill(worker.host, worker.pid)
+                    self._kill(worker)
             if not any(worker.worker_id == action.worker_id for worker in self.workers.values()):
                 self._starts = [each for each in self._starts if each[1].worker_id != action.worker_id]
                 job.died(action.worker_id, 1, order.reason)
+
+    def _kill(self, worker: PoolWorker) -> None:
+        worker.is_killed = True
+        self._pool.kill(worker.host, worker.pid)
 
     def _serve_starts(self) -> None:
         """Order free workers to join, as far as there are any on the hosts that the memberships have named."""
@@ -451,11 +474,14 @@ class SearchLoop:
         del self.jobs[job.index]
         self._uids = {uid: each for uid, each in self._uids.items() if each is not job}
         self._starts = [each for each in self._starts if each[0] is not job]
+        if self._jobs_of(job.number):  # it was let go while its workers were leaving, and others have it
+            self.on_change("")
+            return
         # Of a trial that has not returned: workers may also leave in good order, by sys.exit(0) as well.
         lost = (
             "" if job.stopping or job.is_held else job.failure or "its workers have ended, and rank 0 has not returned"
         )
-        self._study.released(job.number, lost=lost)
+        self._study.released(job.number, lost="" if job.is_excused else lost)
         is_lost = bool(lost) and self._study.rows[job.number].phase == "running"
         self.on_change(f"trial {job.number} has lost its workers: {lost}" if is_lost else "")
 

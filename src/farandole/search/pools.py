@@ -122,6 +122,9 @@ class Pool(ABC):
     def kill(self, host: str, pid: int) -> None:
         """Kill a process, with what it has started; ``attend`` tells of its end."""
 
+    def spare(self, host: str, pid: int) -> None:  # noqa: B027 (elsewhere a kill is done at once)
+        """Take back a ``kill`` that was only an interrupt: the process has left its trial, and ends by itself."""
+
     @abstractmethod
     def end_now(self) -> None:
         """Kill all processes; ``close`` then need not wait."""

@@ -65,6 +65,8 @@ class TrialJob:
         """Workers that it is to have, by host."""
         self.is_held = False
         """True where somebody has paused the trial, which leaves its workers by a verdict."""
+        self.is_excused = False
+        """True where its workers have ended on a host that is wanted back: if it loses all, that does not count."""
         self.stopping = ""
         """Reason why it is to leave at the next commit; empty while it is not."""
         self._send = send
