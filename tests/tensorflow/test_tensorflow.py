@@ -57,7 +57,7 @@ def test_optimizers_of_keras_are_distributed_in_loops_and_in_fit(launch: Any, mo
     assert job.lines() == sorted(cases)
 
 
-@pytest.mark.parametrize("arguments", [[], ["--slowly"]])
+@pytest.mark.parametrize("arguments", [[], ["--slowly"]] if LARGE else [[]])
 def test_sessions_where_eager_execution_is_off(launch: Any, arguments: list[str]) -> None:
     finished = launch(2, FOLDER / "sessions.py", arguments=arguments, environment=QUIET, deadline_s=200.0).ok()
     cases = re.findall(r"^    (\w+),$", (FOLDER / "sessions.py").read_text(), re.MULTILINE)
