@@ -75,7 +75,8 @@ class TrialLeft(Message, frozen=True):
     """I have left the trial and am free. I was rank ``rank`` (-1: not yet a member).
 
     ``end`` says how: "returned" (with a ``value``, if the function returned a number), "ended" by a verdict,
-    "dismissed" as the trial got fewer workers, "lost" as others had died, or "raised", with ``text`` for people.
+    "dismissed" as the trial got fewer workers, "lost" as others had died, or SIGTERM had come, or
+    "raised", with ``text`` for people.
     """
 
     worker_id: int
