@@ -65,13 +65,13 @@ def file_of(dotted: str) -> Path | None:
     return next((c for c in candidates if c.is_file()), None)
 
 
-def imports(path: Path) -> Iterator[tuple[int, Path]]:
-    """Line and file of every module of ours that ``path`` imports, inside functions too; type checkers' excepted."""
+def imports(path: Path, *, type_only: bool = False) -> Iterator[tuple[int, Path]]:
+    """Line and file of every module of ours that ``path`` imports, inside functions too, and ``type_only`` if asked."""
     syntax = tree(path)
     checked_only = {
         id(child)
         for node in ast.walk(syntax)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        if not type_only and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
         for child in ast.walk(node)
     }
     for node in ast.walk(syntax):
@@ -123,7 +123,7 @@ def test_the_workbench_stands_on_the_package_alone() -> None:
 
 
 def test_no_import_circles() -> None:
-    graph = {path: {file for _, file in imports(path)} for path in (*MODULES, *TOOLS)}
+    graph = {path: {file for _, file in imports(path, type_only=True)} for path in (*MODULES, *TOOLS)}
     done: set[Path] = set()
 
     def visit(path: Path, trail: tuple[Path, ...]) -> None:

@@ -14,7 +14,6 @@ import pytest
 from farandole.cluster.contact import Contact
 from farandole.control.keys import new_secret
 from farandole.notebook.guard import EngineReport
-from farandole.notebook.ranks import EngineInSeat
 from farandole.notebook.search_pool import COME_S, HEED_S, NotebookPool
 from farandole.search.engine_worker import BEGUN
 
@@ -93,14 +92,6 @@ class Client:
             raise IndexError(f"No such engine: {engine}")
 
 
-class Ranks:
-    """Ranks of a notebook, on all engines of a client."""
-
-    def __init__(self, client: Client) -> None:
-        self.client, self.living = client, list(client.ids)
-        self.seats = [EngineInSeat(i, EngineReport(HERE, 100 + i, "", "", 1, 0)) for i in client.ids]
-
-
 @pytest.fixture
 def client() -> Client:
     return Client(3)
@@ -108,7 +99,8 @@ def client() -> Client:
 
 @pytest.fixture
 def pool(client: Client) -> Iterator[NotebookPool]:
-    with NotebookPool(Ranks(client)) as pool:  # type: ignore[arg-type] # played
+    engines = {number: EngineReport(HERE, 100 + number, "", "", 1, 0) for number in client.ids}
+    with NotebookPool(client, engines) as pool:
         yield pool
 
 

@@ -209,7 +209,10 @@ class EngineRanks:
         """The engines that live, as the workers of a search: ``farandole.search(..., pool=ranks)`` calls this."""
         from farandole.notebook.search_pool import NotebookPool  # cells need none of it
 
-        return NotebookPool(self)
+        engines = dict(self._seats[rank] for rank in self.living)
+        if not engines:
+            raise UsageError(f"pool=ranks: no engine of these lives:\n{self!r}")
+        return NotebookPool(self._client, engines)
 
     # -- inside -------------------------------------------------------------------------------------------------------
 

@@ -35,7 +35,6 @@ from farandole.search.pools import END_S, LEAVE_S, MOST_EARLY, Pool, ProcessEnde
 
 if TYPE_CHECKING:
     from farandole.notebook.guard import EngineReport
-    from farandole.notebook.ranks import EngineRanks
 
 COME_S = 10.0
 """Time for an engine to begin its task; then it is named as one in which something else runs."""
@@ -49,17 +48,13 @@ NO_ENGINE = (LookupError, NoEnginesRegistered)
 
 @final
 class NotebookPool(Pool):
-    """Engines of ``ranks`` that live now, each a worker."""
+    """Engines of ``client``, of IPython Parallel, each a worker; by their numbers there."""
 
     remedy = "start engines in the place of those that have died (ranks.replace()); then the same call goes on"
 
-    def __init__(self, ranks: EngineRanks) -> None:
-        self._client = ranks.client
-        seats = {seat.engine: seat.report for rank, seat in enumerate(ranks.seats) if rank in ranks.living}
-        if not seats:
-            raise UsageError(f"pool=ranks: no engine of these lives:\n{ranks!r}")
-        self._engines: dict[int, EngineReport] = seats
-        self.reaches_out = {it.host for it in seats.values()} != {socket.gethostname()}
+    def __init__(self, client: Any, engines: Mapping[int, EngineReport]) -> None:
+        self._client, self._engines = client, dict(engines)
+        self.reaches_out = {it.host for it in engines.values()} != {socket.gethostname()}
         if self.reaches_out and not self._client.curve_serverkey:
             raise UsageError(
                 "pool=ranks: some engines are on other hosts, and the secret of the search would travel to them "
