@@ -11,7 +11,8 @@ import pytest
 from farandole.control.channel import Router
 from farandole.control.search_messages import PoolHello, PoolRetire, TrialLeft, TrialReport
 from farandole.elastic.membership.actions import Decision, Kill
-from farandole.search.loop import PoolWorker, SearchLoop
+from farandole.search.loop import SearchLoop
+from farandole.search.pool_workers import PoolWorker
 from farandole.search.study import Study, StudyPlan
 from farandole.search.trial_job import TrialJob
 from farandole.search.worker import POOL
@@ -40,7 +41,7 @@ def at_work(folder: Path) -> Iterator[tuple[SearchLoop, Study, NoPool, TrialJob,
     with looped(folder, 1, 1) as (loop, study, pool):
         loop._take(WORKER, PoolHello(HERE, PID, __version__))
         loop._turn(0.0)
-        [job], [worker] = loop.jobs.values(), loop.workers.values()
+        [job], [worker] = loop.jobs.values(), loop.workers
         assert worker.worker_id in job.workers
         yield loop, study, pool, job, worker
 
@@ -89,7 +90,7 @@ def test_a_trial_that_goes_on_while_its_workers_leave_is_there_once(
         study.plan = StudyPlan(study.plan.space, 1, study.plan.rungs, minimize=True, seed=1)
         loop._take(WORKER, PoolHello(HERE, PID, __version__))
         loop._turn(0.0)
-        [worker_id] = [each.worker_id for each in loop.workers.values()]
+        [worker_id] = [each.worker_id for each in loop.workers]
         loop._take(POOL + b"y", PoolHello(HERE, PID + 1, __version__))
         loop._take(WORKER, TrialReport(worker_id, 1, 0.5))
         loop._turn(0.0)  # it is the best, and another worker is free

@@ -188,7 +188,7 @@ def test_a_worker_that_cannot_be_reached_gets_no_trial(tmp_path: Path) -> None:
         loop._take(POOL + b"x", PoolHello(HERE, 4711, __version__))
         loop._turn(0.0)
         assert study.rows[0].is_active
-        assert (loop.workers, pool.killed) == ({}, [4711])
+        assert (list(loop.workers), pool.killed) == ([], [4711])
 
 
 def test_trials_that_are_to_rest_get_no_more_workers(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ result.best.parameters                                  # {"lr": 0.0123}
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import math
 import os
 import sys
@@ -26,9 +25,10 @@ from farandole.control.channel import Router
 from farandole.control.keys import JobKeys, new_secret
 from farandole.control.monitor_messages import MonitorConfig
 from farandole.errors import UsageError
-from farandole.search.advisor import Advisor, FixedList
+from farandole.search.advisor import Advisor
+from farandole.search.choices import advisor_of, check_limits, pool_of
 from farandole.search.loop import SearchLoop, SearchTerms
-from farandole.search.pools import LocalPool, Pool, PoolSource, own_path
+from farandole.search.pools import Pool, PoolSource
 from farandole.search.run_record import RunRecord
 from farandole.search.rungs import Rungs
 from farandole.search.space import Space, Value
@@ -40,12 +40,6 @@ from farandole.search.watch import SearchWatch
 from farandole.settings import Settings
 
 DIRECTIONS = ("minimize", "maximize")
-
-CBO = "cbo"
-"""Name of the advisor of DeepHyper."""
-
-LEASES = "leases"
-"""Name of the pool of nodes that jobs of a scheduler lend."""
 
 
 @final
@@ -141,13 +135,13 @@ def search(
     limits = (workers, workers) if isinstance(workers, int) else (int(workers[0]), int(workers[1]))
     plan = _plan(space, trials, Rungs.of(min_epochs, epochs, reduction), direction, seed)
     settings = Settings.resolve(arguments={**knobs, "min_np": limits[0], "max_np": limits[1]})
-    proposing, method = _advisor(advisor, plan)
+    proposing, method = advisor_of(advisor, plan)
     terms = SearchTerms(limits, _time(deadline_s), where.resolve(), cloudpickle.dumps(fn), settings)
     for each in (where, where / "output", where / "checkpoints"):
         each.mkdir(mode=0o700, parents=True, exist_ok=True)
     page = monitor_config(where, live=live, listen=live_listen, certificate=live_certificate)
-    having = _pool(pool, hosts, where.resolve(), settings)
-    _check_limits(limits, having)
+    having = pool_of(pool, hosts, where.resolve(), settings)
+    check_limits(limits, having)
     asked = {"trials": trials, "rungs": plan.rungs, "direction": direction, "advisor": method, "seed": seed}
     shown: dict[str, int | bool] = {"trials": trials, "epochs": epochs, "minimize": plan.minimize}
     record = RunRecord.here({"space": plan.space, **asked}, shown)
@@ -218,70 +212,10 @@ def _plan(space: Any, trials: int, rungs: Rungs, direction: str, seed: int) -> S
     return StudyPlan(found, trials, rungs, direction == "minimize", seed)
 
 
-def _advisor(told: Any, plan: StudyPlan) -> tuple[Advisor, str]:
-    """The advisor, and what it is called in ``run.json``."""
-    if isinstance(told, Advisor):
-        return told, type(told).__name__
-    if not isinstance(told, str):
-        listed = FixedList(told)
-        listed.check(plan.space)
-        return listed, "list"
-    _require_optuna()
-    if told == CBO:
-        _require_deephyper()
-        from farandole.search.deephyper_advisor import DeepHyperAdvisor
-
-        return DeepHyperAdvisor(plan.space, plan.seed), told
-    from farandole.search.optuna_advisor import OptunaAdvisor
-
-    return OptunaAdvisor(plan.space, told, plan.seed), told
-
-
-def _require_optuna() -> None:
-    try:
-        import optuna  # noqa: F401
-    except ImportError as error:
-        raise UsageError("a search needs Optuna 5: type pip install 'farandole[search]'") from error
-
-
-def _require_deephyper() -> None:
-    if importlib.util.find_spec("deephyper") is None:  # which takes seconds to import
-        raise UsageError(f"advisor={CBO!r} is DeepHyper's: type pip install 'farandole[deephyper]'")
-
-
-def _pool(told: int | str | Pool | PoolSource, hosts: str, folder: Path, settings: Settings) -> Pool:
-    output = folder / "output" / "workers.txt"
-    if hosts:
-        if told != 1:
-            raise UsageError(f"hosts={hosts!r} is a pool: leave out pool={told!r}")
-        from farandole.search.host_pool import HostPool  # most searches are on this host
-
-        return HostPool(hosts, output, own_path(), settings)
-    if isinstance(told, str):
-        if told != LEASES:
-            raise UsageError(f"pool={told!r}: give a number of workers, {LEASES!r}, or ranks of a notebook")
-        from farandole.search.lease_pool import NAME, LeasePool
-
-        return LeasePool(folder / NAME, output, own_path(), settings)
-    if isinstance(told, int):
-        return LocalPool(told, output, own_path())
-    return told if isinstance(told, Pool) else told.search_pool()
-
-
 def _time(deadline_s: float) -> float:
     if not deadline_s > 0:
         raise UsageError(f"deadline_s={deadline_s}: the seconds that the search may take")
     return deadline_s
-
-
-def _check_limits(limits: tuple[int, int], pool: Pool) -> None:
-    least, most = limits
-    if not 1 <= least <= most:
-        raise UsageError(f"workers=({least}, {most}): the fewest and the most of one trial, from 1 on")
-    if least > pool.size and not pool.may_grow:
-        raise UsageError(
-            f"workers=({least}, {most}) and pool={pool.size}: no trial can have as few as {least} of {pool.size}"
-        )
 
 
 def _result(study: Study, folder: Path) -> SearchResult:

@@ -39,6 +39,7 @@ from farandole.elastic.membership import actions
 from farandole.errors import ControlError
 from farandole.runtime.coordination.downlink import CONTROL
 from farandole.search.allot import Noise, Running, Time, allot
+from farandole.search.pool_workers import PoolWorker, PoolWorkers
 from farandole.search.pools import Pool, ProcessEnded
 from farandole.search.rung_checkpoint import key_of, read_reported
 from farandole.search.study import HELD, Study
@@ -64,21 +65,6 @@ class SearchTerms(NamedTuple):
 
 @final
 @dataclass
-class PoolWorker:
-    """Process of the pool that has come; ``worker_id`` is that of the trial that has it, -1 of a free one.
-
-    One that ``is_killed`` may still speak: an interrupt is all that ends the trial of an engine.
-    """
-
-    identity: bytes
-    host: str
-    pid: int
-    worker_id: int = -1
-    is_killed: bool = False
-
-
-@final
-@dataclass
 class _Measured:
     """Measurements of trials: when each began, how long some have taken to their first rung (in s), and their noise."""
 
@@ -100,12 +86,11 @@ class SearchLoop:
         """Watching of the search, if it is recorded."""
         self.jobs: dict[int, TrialJob] = {}
         """Jobs of the trials that have workers, by their index."""
-        self.workers: dict[bytes, PoolWorker] = {}
+        self.workers = PoolWorkers(pool, router.send)
         self._router, self._study, self._pool, self._terms = router, study, pool, terms
         self._watched: set[int] = set()
         self._page = -1  # descriptor that tells when the process of the page has ended
         self._uids: dict[bytes, TrialJob] = {}  # sessions, by what the identities of their sockets share
-        self._starts: list[tuple[TrialJob, actions.Start]] = []  # that wait for a free worker
         self._next_job, self._size = 0, pool.size
         self._measured = _Measured()
         self._ends_s = time.monotonic() + terms.deadline_s
@@ -117,8 +102,7 @@ class SearchLoop:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for worker in self.workers.values():
-            self._router.send(worker.identity, PoolRetire())
+        self.workers.retire_all()
         for fd in self._watched:
             self._router.unwatch(fd)
         self._watched = set()
@@ -175,15 +159,13 @@ class SearchLoop:
         self._study.stop(number, why)
         for job in self._jobs_of(number):
             if job.stopping or job.failure:
-                for worker in self.workers.values():
-                    if worker.worker_id in job.workers:
-                        self._kill(worker)
+                for worker in self.workers.of(job.workers):
+                    self.workers.kill(worker)
             job.stop(why)
 
     def size(self, number: int) -> int:
         """Number of workers that a trial has now."""
-        taken = {worker.worker_id for worker in self.workers.values()}
-        return sum(len(job.workers & taken) for job in self._jobs_of(number))
+        return sum(len(self.workers.of(job.workers)) for job in self._jobs_of(number))
 
     # -- waiting ------------------------------------------------------------------------------------------------------
 
@@ -250,11 +232,11 @@ class SearchLoop:
                 self._router.send(identity, PoolRetire())
                 return
             if self._pool.came(message.host, message.pid):
-                self.workers[identity] = PoolWorker(identity, message.host, message.pid)
+                self.workers.add(PoolWorker(identity, message.host, message.pid))
             return
-        worker = self.workers.get(identity)
-        if worker is None or getattr(message, "worker_id", -1) != worker.worker_id:
-            return  # of a worker that was given up
+        worker = self.workers.speaker(identity, message)
+        if worker is None:
+            return
         if isinstance(message, TrialReport):
             self._on_report(worker, message)
         elif isinstance(message, TrialLeft) and worker.is_killed:
@@ -308,9 +290,7 @@ class SearchLoop:
 
     def _on_killed_left(self, worker: PoolWorker) -> None:
         """Take in that a worker's function has caught the interrupt that was to end it: what it says is no result."""
-        del self.workers[worker.identity]
-        self._router.send(worker.identity, PoolRetire())  # the interrupt may be on its way: into no other trial
-        self._pool.spare(worker.host, worker.pid)
+        self.workers.retire(worker)
         job = self.jobs.get(job_of(worker.worker_id))
         if job is not None:
             words = f"a worker of trial {job.number} on {worker.host} (process {worker.pid}) was interrupted"
@@ -324,7 +304,7 @@ class SearchLoop:
         if hosts is None:
             return
         known = {*hosts, *self._pool.leaving}
-        for lost in [each for each in self.workers.values() if each.host not in known]:  # not known to their agent yet
+        for lost in self.workers.elsewhere(known):  # not known to their agent yet
             self._on_process_ended(ProcessEnded(lost.pid, -signal.SIGKILL, "is lost with its host", lost.host))
         for job in self.jobs.values():
             if gone := job.slots.keys() - known:
@@ -345,11 +325,9 @@ class SearchLoop:
             job.fail(why)
 
     def _on_process_ended(self, ended: ProcessEnded) -> None:
-        found = (each for each in self.workers.values() if each.pid == ended.pid and ended.host in ("", each.host))
-        worker = next(found, None)
+        worker = self.workers.ended(ended)
         if worker is None:
             return
-        del self.workers[worker.identity]
         job = self.jobs.get(job_of(worker.worker_id)) if worker.worker_id >= 0 else None
         if job is not None:
             words = f"a worker of trial {job.number} on {worker.host} (process {ended.pid}) {ended.words}"
@@ -378,39 +356,35 @@ class SearchLoop:
         action = order.action
         events.logger.debug("trial %d: %s (%s)", job.number, action, order.reason)
         if isinstance(action, actions.Start):
-            self._starts.append((job, action))
+            self.workers.starts.append((job, action))
         elif isinstance(action, actions.Kill):
-            for worker in self.workers.values():
-                if worker.worker_id == action.worker_id:
-                    self._kill(worker)
-            if not any(worker.worker_id == action.worker_id for worker in self.workers.values()):
-                self._starts = [each for each in self._starts if each[1].worker_id != action.worker_id]
+            workers = self.workers.of([action.worker_id])
+            for worker in workers:
+                self.workers.kill(worker)
+            if not workers:
+                starts = self.workers.starts
+                self.workers.starts = [each for each in starts if each[1].worker_id != action.worker_id]
                 job.died(action.worker_id, 1, order.reason)
-
-    def _kill(self, worker: PoolWorker) -> None:
-        worker.is_killed = True
-        self._pool.kill(worker.host, worker.pid)
 
     def _serve_starts(self) -> None:
         """Order free workers to join, as far as there are any on the hosts that the memberships have named."""
         left = []
-        for job, start in self._starts:
+        for job, start in self.workers.starts:
             is_lost = self._pool.slots is not None and start.host not in self._pool.slots
             if is_lost or job.index not in self.jobs or job.has_ended or job.failure or job.stopping:
                 if job.index in self.jobs:
                     job.died(start.worker_id, 1, "the trial needs it no more")
-            elif (worker := self._ordered(job, start)) is None:
+            elif (worker := self.workers.order(start.host, self._order(job, start.worker_id))) is None:
                 left.append((job, start))
             else:
-                worker.worker_id = start.worker_id
                 job.controller.worker_started(start.worker_id, worker.pid, worker.host)
-        self._starts = left
+        self.workers.starts = left
 
     def _move_starts(self) -> None:
         """Let trials look elsewhere that wait for a worker on a host where one has died, and nobody took its place."""
         for host, size in (self._pool.slots or {}).items():
             surplus = sum(job.slots.get(host, 0) for job in self.jobs.values()) - size
-            waiting = [job for job, start in self._starts if start.host == host]
+            waiting = [job for job, start in self.workers.starts if start.host == host]
             for job in waiting[: max(0, surplus)]:
                 if job.slots[host] > 1:
                     job.resize({**job.slots, host: job.slots[host] - 1})
@@ -425,26 +399,13 @@ class SearchLoop:
                 size = job.size
                 job.slots = {host: slots for host, slots in job.slots.items() if host not in leaving}
                 # Where none stays, all take part in one generation, in which the state is handed over.
-                new = min(size - job.size, max(0, self._free()), most if job.slots else most - size)
+                new = min(size - job.size, max(0, self.workers.free), most if job.slots else most - size)
                 if job.size + new >= least:
-                    job.resize(self._spread(job, job.size + new))
+                    job.resize(self.workers.spread(job.slots, job.size + new))
                 else:  # it begins again from its last report, or from where it leaves by one
                     job.stop("its hosts are wanted back, and too few others are free")
-        busy = {worker.host for worker in self.workers.values() if worker.worker_id >= 0}
-        for host in leaving - busy:
+        for host in leaving - self.workers.busy_hosts:
             self._on_ended(self._pool.dismiss(host))
-
-    def _is_free(self, worker: PoolWorker) -> bool:
-        return worker.worker_id < 0 and worker.host not in self._pool.leaving
-
-    def _ordered(self, job: TrialJob, start: actions.Start) -> PoolWorker | None:
-        """A free worker on that host which was ordered to join; one that cannot be reached has died."""
-        for worker in [each for each in self.workers.values() if each.worker_id < 0 and each.host == start.host]:
-            if self._router.send(worker.identity, self._order(job, start.worker_id)):
-                return worker
-            del self.workers[worker.identity]
-            self._pool.kill(worker.host, worker.pid)  # should it only be cut off; it ends then anyway
-        return None
 
     def _order(self, job: TrialJob, worker_id: int) -> TrialOrder:
         row, rungs, folder = self._study.rows[job.number], self._study.plan.rungs, self._terms.folder
@@ -467,13 +428,13 @@ class SearchLoop:
 
     def _is_done(self, job: TrialJob) -> bool:
         """True if no worker has the trial, and none will come back to it."""
-        has_workers = any(each.worker_id in job.workers for each in self.workers.values() if each.worker_id >= 0)
+        has_workers = self.workers.of(job.workers)
         return not has_workers and (job.is_over or job.has_ended or bool(job.failure) or bool(job.stopping))
 
     def _release(self, job: TrialJob) -> None:
         del self.jobs[job.index]
         self._uids = {uid: each for uid, each in self._uids.items() if each is not job}
-        self._starts = [each for each in self._starts if each[0] is not job]
+        self.workers.starts = [each for each in self.workers.starts if each[0] is not job]
         if self._jobs_of(job.number):  # it was let go while its workers were leaving, and others have it
             self.on_change("")
             return
@@ -506,7 +467,7 @@ class SearchLoop:
             share = next(share for share in shares if share.number == job.number)
             self._resize(job, share.size, share.reason)
         for _ in range(begin):
-            if self._free() < self._terms.workers[0]:
+            if self.workers.free < self._terms.workers[0]:
                 return
             number, reason = study.next()
             if number is None:
@@ -531,43 +492,22 @@ class SearchLoop:
         self._resize(job, least, "")
         self.on_change(f"trial {number} {'goes on' if row.values else 'begins'}, workers: {least}; {reason}")
 
-    def _free(self) -> int:
-        """Number of workers that are free and not spoken for."""
-        free = sum(self._is_free(worker) for worker in self.workers.values())
-        return free - len(self._starts)
-
     def _resize(self, job: TrialJob, size: int, reason: str) -> None:
-        """Have the trial get, or give back, workers: on the hosts where it has most, and most are free."""
+        """Have the trial get, or give back, workers, as far as there are free ones."""
         if size == job.size:
             return
         grows = size - job.size
-        if grows > 0 and self._free() < grows:
-            size = job.size + max(0, self._free())
+        if grows > 0 and self.workers.free < grows:
+            size = job.size + max(0, self.workers.free)
             if size == job.size:
                 return
         before = job.size
-        job.resize(self._spread(job, size))
+        job.resize(self.workers.spread(job.slots, size))
         for order in job.tick(time.monotonic()):
             self._obey(job, order)
         self._serve_starts()
         if before:
             self.on_change(f"trial {job.number}: {before} -> {size} workers: {reason or 'others wait'}")
-
-    def _spread(self, job: TrialJob, size: int) -> dict[str, int]:
-        """Slots by host for a trial of ``size``, from those that it has and those that are free."""
-        has: dict[str, int] = dict(job.slots)
-        free: dict[str, int] = {}
-        for worker in self.workers.values():
-            free[worker.host] = free.get(worker.host, 0) + self._is_free(worker)
-        for _, start in self._starts:
-            free[start.host] = free.get(start.host, 0) - 1
-        while sum(has.values()) < size:
-            host = max(free, key=lambda each: (free[each] > 0, has.get(each, 0), free[each]))
-            has[host], free[host] = has.get(host, 0) + 1, free[host] - 1
-        while sum(has.values()) > size:
-            host = min((each for each in has if has[each]), key=lambda each: has[each])
-            has[host] -= 1
-        return {host: slots for host, slots in has.items() if slots}
 
     def _jobs_of(self, number: int) -> list[TrialJob]:
         return [job for job in self.jobs.values() if job.number == number]

@@ -1,0 +1,86 @@
+"""Choices of a search: the advisor and the pool, by what a user gives for them.
+
+advisor, name = advisor_of("tpe", plan)                 # the name stands in run.json
+pool = pool_of(8, "", folder, settings)                 # 8 processes on this host
+check_limits((1, 4), pool)
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from farandole.errors import UsageError
+from farandole.search.advisor import Advisor, FixedList
+from farandole.search.pools import LocalPool, Pool, PoolSource, own_path
+from farandole.search.study import StudyPlan
+from farandole.settings import Settings
+
+CBO = "cbo"
+"""Name of the advisor of DeepHyper."""
+
+LEASES = "leases"
+"""Name of the pool of nodes that jobs of a scheduler lend."""
+
+
+def advisor_of(told: Any, plan: StudyPlan) -> tuple[Advisor, str]:
+    """The advisor, and what it is called in ``run.json``."""
+    if isinstance(told, Advisor):
+        return told, type(told).__name__
+    if not isinstance(told, str):
+        listed = FixedList(told)
+        listed.check(plan.space)
+        return listed, "list"
+    _require_optuna()
+    if told == CBO:
+        _require_deephyper()
+        from farandole.search.deephyper_advisor import DeepHyperAdvisor
+
+        return DeepHyperAdvisor(plan.space, plan.seed), told
+    from farandole.search.optuna_advisor import OptunaAdvisor
+
+    return OptunaAdvisor(plan.space, told, plan.seed), told
+
+
+def _require_optuna() -> None:
+    try:
+        import optuna  # noqa: F401
+    except ImportError as error:
+        raise UsageError("a search needs Optuna 5: type pip install 'farandole[search]'") from error
+
+
+def _require_deephyper() -> None:
+    if importlib.util.find_spec("deephyper") is None:  # which takes seconds to import
+        raise UsageError(f"advisor={CBO!r} is DeepHyper's: type pip install 'farandole[deephyper]'")
+
+
+def pool_of(told: int | str | Pool | PoolSource, hosts: str, folder: Path, settings: Settings) -> Pool:
+    """The pool that ``pool`` or ``hosts`` ask for; what its workers print goes to a file of the search's ``folder``."""
+    output = folder / "output" / "workers.txt"
+    if hosts:
+        if told != 1:
+            raise UsageError(f"hosts={hosts!r} is a pool: leave out pool={told!r}")
+        from farandole.search.host_pool import HostPool  # most searches are on this host
+
+        return HostPool(hosts, output, own_path(), settings)
+    if isinstance(told, str):
+        if told != LEASES:
+            raise UsageError(f"pool={told!r}: give a number of workers, {LEASES!r}, or ranks of a notebook")
+        from farandole.search.lease_pool import NAME, LeasePool
+
+        return LeasePool(folder / NAME, output, own_path(), settings)
+    if isinstance(told, int):
+        return LocalPool(told, output, own_path())
+    return told if isinstance(told, Pool) else told.search_pool()
+
+
+def check_limits(limits: tuple[int, int], pool: Pool) -> None:
+    """Raise ``UsageError`` if no trial can have as many workers as ``limits`` say."""
+    least, most = limits
+    if not 1 <= least <= most:
+        raise UsageError(f"workers=({least}, {most}): the fewest and the most of one trial, from 1 on")
+    if least > pool.size and not pool.may_grow:
+        raise UsageError(
+            f"workers=({least}, {most}) and pool={pool.size}: no trial can have as few as {least} of {pool.size}"
+        )
