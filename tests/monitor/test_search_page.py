@@ -152,7 +152,8 @@ def test_trials_that_were_paused_go_on_when_the_page_is_gone(page: Any, tmp_path
         [monitor] = [each for each in psutil.Process(search.process.pid).children(True) if MODULE in each.cmdline()]
         monitor.kill()
         pill(page, "connection lost")
-        page.locator(".banner[data-kind=warn]", has_text="The connection was lost").wait_for()
+        page.locator(".banner[data-kind=warn]", has_text="the search may well go on").wait_for()
+        page.locator("button[aria-label='resume trial 0']:disabled").wait_for()
         picture(page, "search-lost")
         assert search.process.wait(DEADLINE_S) == 0, search.said
         assert "the live page has ended: all trials that were paused there go on" in search.said

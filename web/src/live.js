@@ -112,6 +112,8 @@ class View {
     if (state === "lost" && before !== "lost") this.lostAt = Date.now();
     if (state === "refused") this.why = why;
     this.drawState();
+    this.trials.dirty = true; // its buttons work while there is a connection
+    this.redraw();
   }
 
   take(message) {
@@ -388,7 +390,7 @@ class View {
       words = "This link opens nothing (any more): its run is over, or a part of the link is missing. The link of a run is printed when it begins; 'farandole runs open FOLDER' shows one that is over.";
       kind = "bad";
     } else if (link === "lost") {
-      words = `The connection was lost at ${clock(this.lostAt / 1000)}. What stands here is of then; the training may well go on. Trying again…`;
+      words = `The connection was lost at ${clock(this.lostAt / 1000)}. What stands here is of then; the ${this.run.search ? "search" : "training"} may well go on. Trying again…`;
       kind = "warn";
     } else if (state === "ended") {
       const { status, words: why, ended } = this.state;

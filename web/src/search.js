@@ -153,6 +153,7 @@ export class Trials {
     if (!row.stop.classList.contains("sure")) text(row.stop, row.end);
     show(row.stop, !OVER.has(each.state));
     show(row.again, OVER.has(each.state));
+    for (const button of [row.pause, row.stop, row.again]) button.disabled = this.view.link !== "open";
   }
 
   get mayOrder() {
