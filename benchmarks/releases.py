@@ -3,7 +3,7 @@
 The other version is built from its revision in an environment of its own, which has the rest from this one. A job of
 either stands ready at once, and rounds go from one to the other, in turn who comes first. Each round's ratio is that of
 two neighbours in time, and what is told is the median of these, with the interval in which the median of many more
-would lie.
+would lie. Where a process has its memory makes some per cent of a large step, so the rounds are those of several jobs.
 """
 
 from __future__ import annotations
@@ -70,10 +70,22 @@ def install(revision: str, folder: Path) -> Version:
     return Version("old", prefix)
 
 
-def report(what: str, old: list[float], new: list[float], unit: str) -> None:
+def rounds(old: Fleet, new: Fleet, work: str, number: int) -> list[tuple[float, float]]:
+    """Times of a step of ``work``, old and new, of neighbours in time."""
+    times = old.call("prepare", work, SECONDS)[0]
+    new.call("prepare", work, SECONDS)
+    taken = []
+    for _, order in zip(range(number), itertools.cycle([(old, new), (new, old)]), strict=False):
+        found = {fleet.contender: max(fleet.call("time", times)) for fleet in order}
+        taken.append((found["old"], found["new"]))
+    return taken
+
+
+def report(what: str, taken: list[tuple[float, float]], unit: str) -> None:
     """Print a line: both medians, and the median of the ratios of neighbours."""
-    ratios = Sample.of(n / o for o, n in zip(old, new, strict=True))
-    medians = f"old {statistics.median(old):9.4g}  new {statistics.median(new):9.4g} {unit}"
+    ratios = Sample.of(n / o for o, n in taken)
+    old, new = (statistics.median(column) for column in zip(*taken, strict=True))
+    medians = f"old {old:9.4g}  new {new:9.4g} {unit}"
     print(f"{what:8} {medians}   new/old {ratios.median:.3f} ± {ratios.margin:.3f}", flush=True)
 
 
@@ -82,23 +94,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.releases", description=__doc__.partition("\n")[0])
     parser.add_argument("revision", help="of the older version, as git knows it")
     parser.add_argument("--rounds", type=int, default=40, help="rounds of each work (default: %(default)s)")
+    parser.add_argument(
+        "--jobs", type=int, default=4, help="jobs of each that share these rounds (default: %(default)s)"
+    )
+    parser.add_argument("--only", metavar="WORK", nargs="*", default=WORKS, help="of: " + " ".join(WORKS))
     parser.add_argument("--reforms", type=int, default=10, help="deaths survived by each (default: %(default)s)")
     told = parser.parse_args()
     new = Version("new", Path(sys.prefix))
     with tempfile.TemporaryDirectory(prefix="farandole-old-") as name:
         old = install(told.revision, Path(name))
-        with old.fleet() as a, new.fleet() as b:
-            print(f"old {a.checked[0]}\nnew {b.checked[0]}", flush=True)
-            for work in WORKS:
-                taken: dict[str, list[float]] = {"old": [], "new": []}
-                times = a.call("prepare", work, SECONDS)[0]
-                b.call("prepare", work, SECONDS)
-                for _, fleets in zip(range(told.rounds), itertools.cycle([(a, b), (b, a)]), strict=False):
-                    for fleet in fleets:
-                        taken[fleet.contender].append(max(fleet.call("time", times)))
-                report(work, taken["old"], taken["new"], "us" if work == "named" else "ms")
+        taken: dict[str, list[tuple[float, float]]] = {work: [] for work in told.only}
+        for _ in range(told.jobs):
+            with old.fleet() as a, new.fleet() as b:
+                print(f"old {a.checked[0]}\nnew {b.checked[0]}", flush=True)
+                for work in told.only:
+                    taken[work] += rounds(a, b, work, told.rounds // told.jobs)
+                    report(work, taken[work], "us" if work == "named" else "ms")
         pauses = [(old.reform_s(), new.reform_s()) for _ in range(told.reforms)]
-        report("reform", [before for before, _ in pauses], [after for _, after in pauses], "s")
+        if pauses:
+            report("reform", pauses, "s")
 
 
 if __name__ == "__main__":
