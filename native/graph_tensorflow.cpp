@@ -52,7 +52,8 @@ struct TF_Shapes;
     F(int, TF_NumOutputs, (TF_Context*))                                                                          \
     F(void, TF_GetInput, (TF_Context*, int, TF_Tensor**, TF_Status*))                                             \
     F(int, TF_ExpectedOutputDataType, (TF_Context*, int))                                                         \
-    F(TF_Tensor*, TF_AllocateOutput, (TF_Context*, int, int, const int64_t*, int, size_t, TF_Status*))            \
+    F(TF_Tensor*, TF_ForwardInputOrAllocateOutput,                                                                \
+      (TF_Context*, const int*, int, int, const int64_t*, int, int*, TF_Status*))                                 \
     F(int, TF_TensorType, (const TF_Tensor*))                                                                     \
     F(int, TF_NumDims, (const TF_Tensor*))                                                                        \
     F(int64_t, TF_Dim, (const TF_Tensor*, int))                                                                   \
@@ -132,7 +133,7 @@ public:
     }
 
     ~TensorFlowCall() override {
-        for (TF_Tensor* tensor : tensors_) tf().TF_DeleteTensor(tensor);
+        for (TF_Tensor* tensor : outputs_) tf().TF_DeleteTensor(tensor);
     }
 
     void start() {
@@ -143,10 +144,11 @@ public:
             tf().TF_GetInput(context_, i + 1, &tensor, status);  // the first one has nothing in it
 
             if (!status.is_ok()) return finish(tf().TF_Message(status));
-            tensors_.push_back(tensor);
             std::vector<int64_t> dims;
             for (int d = 0; d < tf().TF_NumDims(tensor); ++d) dims.push_back(tf().TF_Dim(tensor, d));
             add(tf().TF_TensorData(tensor), tf().TF_TensorType(tensor), dims.data(), static_cast<int64_t>(dims.size()));
+            // The context keeps the memory until `done`. A reference of ours would keep it from becoming an output's.
+            tf().TF_DeleteTensor(tensor);
         }
         for (int i = 0; i < tf().TF_NumOutputs(context_); ++i) {
             add(nullptr, tf().TF_ExpectedOutputDataType(context_, i), nullptr, 0);
@@ -157,12 +159,16 @@ public:
     void* allocate(int64_t output, const int64_t* dims, int64_t rank) override {
         const Status status;
         const int index = static_cast<int>(output);
-        const int dtype = tf().TF_ExpectedOutputDataType(context_, index);
-        size_t bytes = tf().TF_DataTypeSize(dtype);
+        size_t bytes = tf().TF_DataTypeSize(tf().TF_ExpectedOutputDataType(context_, index));
         for (int64_t d = 0; d < rank; ++d) bytes *= static_cast<size_t>(dims[d]);
-        TF_Tensor* tensor = tf().TF_AllocateOutput(context_, index, dtype, dims, static_cast<int>(rank), bytes, status);
+        // In the memory of the input of the same number, where nobody else has a reference to that: so a gradient is
+        // reduced where it lies. No other input's: those are still to be read.
+        const int input = index + 1;
+        int forwarded = -1;
+        TF_Tensor* tensor = tf().TF_ForwardInputOrAllocateOutput(
+            context_, &input, index < inputs_ ? 1 : 0, index, dims, static_cast<int>(rank), &forwarded, status);
         if (tensor == nullptr || !status.is_ok()) return nullptr;
-        tensors_.push_back(tensor);
+        outputs_.push_back(tensor);
         return bytes == 0 ? static_cast<void*>(this) : tf().TF_TensorData(tensor);  // nothing is written to the former
     }
 
@@ -181,7 +187,7 @@ public:
 private:
     TF_Context* context_;
     std::function<void()> done_;
-    std::vector<TF_Tensor*> tensors_;
+    std::vector<TF_Tensor*> outputs_;
 };
 
 void compute(void* kernel, TF_Context* context, void* done) {

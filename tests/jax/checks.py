@@ -324,6 +324,28 @@ def _as_alone(optimizer: Any, gradients_of: Callable[..., Any], expected: Any, j
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), params, expected)
 
 
+def large_gradients_that_are_read_elsewhere_stay_what_they_are(rank: int, size: int) -> None:
+    """Each is reduced where it lies, if nothing else of the program reads it; donated parameters, too."""
+    optimizer = hvd.DistributedOptimizer(optax.sgd(1.0), op=hvd.Sum)
+    state = optimizer.init(jnp.zeros((700, 600)))
+
+    def step(params: Any, x: Any) -> tuple[Any, ...]:
+        mine = jax.grad(lambda p: (p * x).sum())(params)
+        updates, _ = optimizer.update(mine, state, params)
+        return optax.apply_updates(params, updates), mine, optax.global_norm(mine)
+
+    for program in (step, jax.jit(step), jax.jit(step, donate_argnums=0), jax.jit(step, donate_argnums=(0, 1))):
+        x = jnp.full((700, 600), rank + 1.0)
+        for _ in range(2):
+            params, gradient, norm = program(jnp.ones((700, 600)), jnp.copy(x))
+            same(params, np.full((700, 600), 1.0 - size * (size + 1) / 2))
+            same(gradient, x)
+            np.testing.assert_allclose(norm, (rank + 1) * 420_000**0.5, rtol=1e-6)
+        only = jax.jit(lambda p, g: optimizer.update(g, state, p)[0])  # an argument is the caller's
+        same(only(jnp.ones((700, 600)), x), np.full((700, 600), -size * (size + 1) / 2))
+        same(x, np.full((700, 600), rank + 1.0))
+
+
 def ranks_stay_bit_identical(rank: int, size: int) -> None:
     """After a hundred steps in float32, with steps dispatched ahead."""
     optimizer = hvd.DistributedOptimizer(optax.adam(0.01), compression=hvd.Compression.bf16)

@@ -21,7 +21,7 @@ from farandole.testing.jobs import run_job
 from farandole.testing.rank import RankContext
 
 COUNTS = (3, 1000, 2**22)
-"""Elements; the last gradient is a bucket of its own."""
+"""Elements; the last gradient has no place in a bucket."""
 
 
 def reducer_of(params: list[Any]) -> HandedReducer[Any]:
@@ -55,12 +55,12 @@ def reduces(member: RankContext) -> list[Any]:
     return said
 
 
-def test_each_gradient_is_copied_once_into_the_engine_and_once_to_its_target() -> None:
+def test_a_gradient_is_copied_into_the_engine_and_to_its_target_and_a_large_one_only_there() -> None:
     one, other = run_job(reduces, 2)
     whole, without_last = 4 * sum(COUNTS), 4 * sum(COUNTS[:-1])
     for rank, said in enumerate((one, other)):
-        assert said[0:3] == [[whole, whole], [True] * 3, [10.0 * rank] * 3]
-        assert said[3:6] == [[whole, whole], [True] * 3, [12.0] * 3]
+        assert said[0:3] == [[whole, without_last], [True] * 3, [10.0 * rank] * 3]
+        assert said[3:6] == [[without_last, without_last], [True] * 3, [12.0] * 3]
         assert said[6:9] == [[whole, without_last], [False] * 3, [2 + 10.0 * rank] * 3]
         assert said[9] == [[[10.0]] * 3, [[12.0]] * 3, [[14.0]] * 3]
 

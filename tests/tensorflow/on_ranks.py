@@ -184,6 +184,37 @@ def a_call_is_neither_folded_nor_dropped() -> None:
 
 
 @case
+def a_result_lies_in_its_inputs_memory_only_where_nobody_else_reads_that() -> None:
+    weights, total = tf.Variable(tf.ones((700, 600))), hvd.size() * (hvd.size() + 1) / 2
+
+    @graph
+    def step(x: Any) -> tuple[Any, ...]:
+        own, read = x * 2.0, x + 1.0
+        reduced = [
+            hvd.allreduce(each, op=hvd.Sum, name=f"{i} of four") for i, each in enumerate((own, read, weights, x))
+        ]
+        pair = hvd.grouped_allreduce([x + 2.0, read], op=hvd.Sum, name="pair")
+        return *reduced, *pair, read, weights.read_value()
+
+    @graph
+    def trained(x: Any) -> tuple[Any, ...]:
+        with hvd.DistributedGradientTape(tf.GradientTape(), op=hvd.Sum) as tape:
+            loss = tf.reduce_sum(weights * x)
+        return tape.gradient(loss, weights), loss
+
+    x, n = mine(700, 600), hvd.size()
+    for _ in range(3):
+        found = [set(each.numpy().ravel().tolist()) for each in step(x)]
+        sums = [2 * total, total + n, n, total, total + 2 * n, total + n]
+        assert found == [{each} for each in (*sums, hvd.rank() + 2, 1)]
+        gradient, loss = trained(x)
+        assert set(gradient.numpy().ravel().tolist()) == {total}
+        assert abs(float(loss) / (420_000 * (hvd.rank() + 1)) - 1) < 1e-5
+        assert set(x.numpy().ravel().tolist()) == {hvd.rank() + 1}
+        assert set(weights.numpy().ravel().tolist()) == {1}
+
+
+@case
 def a_function_may_be_traced_again_on_one_rank() -> None:
     @graph
     def step(x: Any) -> Any:

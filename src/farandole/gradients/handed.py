@@ -8,13 +8,15 @@
 
 No tensor that was handed in is written to, and none that is handed out shares memory with one of them, or with memory
 of an engine: the values are copied into buckets, and out of them. ``copied`` counts the bytes of both. Where the caller
-says ``into`` which tensors the results go, a step copies each gradient once into its bucket, and once out of it.
+says ``into`` which tensors the results go, a step copies each gradient once into its bucket, and once out of it. A
+large gradient, which has no place in a bucket, is copied to where its result goes, unless it lies there already.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import final
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, final
 
 from farandole.collective import Array, DType
 from farandole.engines.engine import Memory
@@ -26,8 +28,12 @@ from farandole.gradients.parameters import GradientBucket, Parameters
 from farandole.gradients.step_reducer import GradientReducer
 from farandole.gradients.tensors import Gradients, Param, T, Tensors
 from farandole.gradients.terms import Terms
+from farandole.runtime.collectives.adapter import TensorAdapter
 from farandole.runtime.collectives.verbs import Verbs
 from farandole.runtime.session.init import current
+
+NOWHERE: Mapping[int, Any] = MappingProxyType({})
+"""Targets of gradients that have none."""
 
 
 @final
@@ -285,7 +291,7 @@ class HandedParameters(Parameters[T]):
 
 @final
 class HandedBucket(GradientBucket[T]):
-    """See ``GradientBucket``: in engine memory, or for a large gradient in a copy of its own."""
+    """See ``GradientBucket``: in engine memory; for a large gradient where its result goes, or in a copy of its own."""
 
     def __init__(
         self,
@@ -315,10 +321,10 @@ class HandedBucket(GradientBucket[T]):
 
     def fill(self, gradients: Gradients[T], targets: Gradients[T]) -> None:
         """See ``GradientBucket``."""
-        self._take(gradients)
+        self._take(gradients, self._into)
 
     def fill_alone(self) -> None:
-        """See ``GradientBucket``."""
+        """See ``GradientBucket``; no target is written to, which is the caller's again where the pass fails."""
         self._take([self._present.get(id(param)) for param in self.params])
 
     def weigh(self, weight: float) -> None:
@@ -335,7 +341,7 @@ class HandedBucket(GradientBucket[T]):
 
     def _given(self, view: T, target: T | None) -> T:
         """The values of ``view`` in memory that is not the engine's."""
-        if target is None and self._bucket.lone:
+        if self._bucket.lone and (target is None or view is target):
             return view
         copied.out_bytes += self._tensors.adapter.array(view).nbytes
         if target is None:
@@ -343,13 +349,30 @@ class HandedBucket(GradientBucket[T]):
         self._tensors.copy([target], [view])
         return target
 
-    def _take(self, gradients: Gradients[T]) -> None:
+    def _take(self, gradients: Gradients[T], into: Mapping[int, T] = NOWHERE) -> None:
         pairs = zip(gradients, self.params, strict=True)
         given = [self._tensors.zeros_like(param) if grad is None else grad for grad, param in pairs]
-        copied.into_bytes += self._values_bytes
         if self._bucket.lone:
-            [one] = given
-            self._views = [self._tensors.adapter.clone(one)]
+            self._views = [self._apart(given[0], into.get(id(self.params[0])))]
             self.array: Array = self._tensors.adapter.array(self._views[0])
         else:
+            copied.into_bytes += self._values_bytes
             self._tensors.copy(self._views, given)
+
+    def _apart(self, gradient: T, target: T | None) -> T:
+        """The large ``gradient`` in memory where it may be reduced: its ``target``, where that can be, or a copy."""
+        adapter = self._tensors.adapter
+        if target is None or adapter.dense(target) is not target or not _are_alike(adapter, target, gradient):
+            target = adapter.clone(gradient)
+        elif adapter.dense(gradient) is gradient and adapter.array(gradient).address == adapter.array(target).address:
+            return target
+        else:
+            self._tensors.copy([target], [gradient])
+        copied.into_bytes += self._values_bytes
+        return target
+
+
+def _are_alike(adapter: TensorAdapter[T], one: T, other: T) -> bool:
+    """True for two tensors of one shape and dtype."""
+    a, b = adapter.spec(one), adapter.spec(other)
+    return (a.shape, a.dtype) == (b.shape, b.dtype)
