@@ -19,10 +19,10 @@ from farandole.gradients.comparison import ParameterComparison
 from farandole.gradients.identity import Names
 from farandole.gradients.terms import Terms
 from farandole.runtime.session.init import takes_part
-from farandole.torch.subclass import refuse_copies
+from farandole.torch.subclass import FrontOptimizer, refuse_copies
 
 
-class AdasumOptimizer(torch.optim.Optimizer):
+class AdasumOptimizer(FrontOptimizer):
     """Mixin that ``DistributedOptimizer`` puts before the user's class: gradients stay local, steps are combined."""
 
     backward_passes_per_step: int

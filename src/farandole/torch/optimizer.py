@@ -26,7 +26,7 @@ from farandole.runtime.session.process_sets import ProcessSet, global_process_se
 from farandole.torch.adasum import AdasumOptimizer
 from farandole.torch.compression import Compression, CompressorLike
 from farandole.torch.reducer import TorchReducer
-from farandole.torch.subclass import put_before, refuse_copies
+from farandole.torch.subclass import FrontOptimizer, put_before, refuse_copies
 from farandole.torch.virtual_workers import TorchShardReducer, VirtualWorkers
 
 Named: TypeAlias = Iterable[tuple[str, torch.Tensor]]
@@ -35,7 +35,7 @@ Groups: TypeAlias = int | list[list[torch.Tensor]]
 _PARAMS = itemgetter("params")
 
 
-class ReducingOptimizer(torch.optim.Optimizer):
+class ReducingOptimizer(FrontOptimizer):
     """Mixin that ``DistributedOptimizer`` puts before the user's class: gradients are reduced before they are used."""
 
     backward_passes_per_step: int

@@ -13,7 +13,29 @@ import torch
 from farandole.errors import UsageError
 
 
-def put_before(front: type[torch.optim.Optimizer], optimizer: torch.optim.Optimizer) -> Any:
+class FrontOptimizer(torch.optim.Optimizer):
+    """Base of the mixins that come before the class of a user's optimizer, and share its groups and its state.
+
+    These stay the objects that they are: the user's optimizer has them, and with it a scheduler that was made for it.
+    """
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        """Load a state as the user's class does, into the groups and the state that are there."""
+        groups, state = self.param_groups, self.state
+        super().load_state_dict(*args, **kwargs)
+        for kept, loaded in zip(groups, self.param_groups, strict=True):
+            _fill(kept, loaded)
+        _fill(state, self.state)
+        self.param_groups, self.state = groups, state
+
+
+def _fill(kept: dict[Any, Any], loaded: dict[Any, Any]) -> None:
+    items = list(loaded.items())  # a class of the user's may have loaded in place
+    kept.clear()
+    kept.update(items)
+
+
+def put_before(front: type[FrontOptimizer], optimizer: torch.optim.Optimizer) -> Any:
     """A new object of both classes, whose state is that of ``optimizer``; ``front`` comes first."""
     cls: Any = type(type(optimizer).__name__, (front, type(optimizer)), {})
     fronted = cls.__new__(cls)

@@ -58,14 +58,6 @@ class OptimizerStateHandler(OptimizerPart):
         """See ``OptimizerPart``; a line search changes parameters before its step is over."""
         return super().can_vote and not isinstance(self.value, torch.optim.LBFGS)
 
-    def load(self, tree: Any) -> None:
-        """See ``StatePart``; the groups stay the objects they are, as schedulers may hold them."""
-        groups = self.value.param_groups
-        self.value.load_state_dict(tree)
-        for kept, loaded in zip(groups, self.value.param_groups, strict=True):
-            kept.update(loaded)
-        self.value.param_groups = groups
-
     def save(self) -> None:
         """See ``StateHandler``."""
         if self.votes:

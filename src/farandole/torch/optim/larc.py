@@ -14,13 +14,13 @@ from farandole.largebatch.exemption import Group, split
 from farandole.largebatch.settings import at_least
 from farandole.largebatch.trust import clipped_rate, lars_rate
 from farandole.torch.optimizer import ReducingOptimizer
-from farandole.torch.subclass import put_before
+from farandole.torch.subclass import FrontOptimizer, put_before
 
 Mode: TypeAlias = Literal["clip", "scale"]
 MODES: tuple[Mode, ...] = ("clip", "scale")
 
 
-class LARCOptimizer(torch.optim.Optimizer):
+class LARCOptimizer(FrontOptimizer):
     """Mixin that ``LARC`` puts before the user's class, which sees gradients that are scaled layer by layer."""
 
     _larc_mode: Mode
