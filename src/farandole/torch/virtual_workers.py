@@ -16,6 +16,7 @@ from typing import Any, NoReturn, final
 
 import torch
 
+from farandole.adapters.torch_targets import new_gradient
 from farandole.adapters.torch_tensors import tensors
 from farandole.errors import UsageError
 from farandole.gradients.identity import Identity
@@ -78,6 +79,11 @@ class TorchShardReducer(ShardReducer[torch.Tensor]):
         if grad is not None and grad.layout is not torch.strided:
             raise UsageError("virtual workers take dense gradients: use nn.Embedding(..., sparse=False)")
         return None if grad is None else grad.detach()
+
+    def _set_gradient(self, param: torch.Tensor, gradient: torch.Tensor | None) -> None:
+        """See ``ShardReducer``; laid out as the parameter, as fused optimizers walk through the memory of both."""
+        is_like = gradient is None or gradient.stride() == param.stride()
+        param.grad = gradient if is_like else new_gradient(param, gradient)
 
     @contextmanager
     def _generators(self, seed: int) -> Iterator[None]:

@@ -110,6 +110,26 @@ def check_that_gradients_which_a_script_keeps_stay_as_they_are() -> None:
         torch.testing.assert_close(grad, torch.full((2, 3), number + 1.0))
 
 
+def check_that_gradients_lie_as_their_parameters_do() -> None:
+    """A fused optimizer walks through the memory of both at once, and asks for no strides."""
+    x = torch.rand(4 * WORKERS, 3, 5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    for lone in (2**20, 64):
+        torch.manual_seed(3)
+        model = torch.nn.Conv2d(3, 4, 3).double().to(memory_format=torch.channels_last)
+        alone = copy.deepcopy(model)
+        fused, plain = (torch.optim.SGD(each.parameters(), lr=0.1, fused=True) for each in (model, alone))
+        optimizer = hvd.DistributedOptimizer(fused, virtual_workers=2 * WORKERS)
+        for shard in optimizer.shards(len(x)):
+            model(x[shard.rows]).square().mean().backward()
+        with mock.patch.object(shard_sums, "LONE_BYTES", lone):
+            optimizer.step()
+        assert model.weight.grad is not None
+        assert model.weight.grad.stride() == model.weight.stride()
+        alone(x).square().mean().backward()
+        plain.step()
+        torch.testing.assert_close(model.weight, alone.weight)
+
+
 def check_a_batch_with_fewer_rows_than_shards() -> None:
     model = torch.nn.Linear(2, 1)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
