@@ -148,10 +148,12 @@ class EngineRanks:
             raise UsageError(f"none of the engines {list(engines or ())} is a rank that lives:\n{self!r}")
         self._open = [sent for sent in self._open if not sent.is_done]
         self._serial += 1
+        # Up to here the sender knows how cells have ended: behind one that fails later this one is not to be run.
         settled = min((sent.serial for sent in self._open), default=self._serial) - 1
         mark = CellMark(self._serial, settled, ranks, set(ranks) >= set(living))
         if self._view is not None:
             self._view.begins(self._serial, f"cell {self._serial}: {title_of(code)}")
+        # One message an engine, and not one for all: only so each rank has an ``AsyncResult`` that ends by itself.
         results = {
             rank: self._client[self._seats[rank].engine].execute(code, silent=False, block=False, label=mark.label)
             for rank in ranks
@@ -232,7 +234,7 @@ class EngineRanks:
             return len(ended) == len(results) or (bool(failed_s) and time.monotonic() > failed_s[0] + FOLLOW_S)
 
         if self._view is not None:
-            self._view.wait(is_over)
+            self._view.wait(is_over)  # the kernel's loop goes on in it, so that buttons act while the cell runs
         while not is_over():
             _wait_for_one(results)
 
@@ -240,6 +242,7 @@ class EngineRanks:
         """Interrupt the ranks and wait until they have ended; a second Ctrl-C interrupts them once more."""
         until_s = time.monotonic() + STOP_S
         self._signal(results)
+        # The guard of each engine turns the signal into "after this step", on which all ranks agree.
         while not all(result.done() for result in results.values()) and time.monotonic() < until_s:
             try:
                 _wait_for_one(results)

@@ -211,6 +211,7 @@ class LocalPool(Pool):
 
     def close(self) -> None:
         """See ``Pool``."""
+        # The next signal that is due stands last. Each goes to whole sessions: a worker's loaders end with it.
         begun_s, due = time.monotonic(), [(END_S, signal.SIGKILL), (LEAVE_S, signal.SIGTERM)]
         while self._pids:
             if time.monotonic() >= begun_s + (due[-1][0] if due else math.inf):
@@ -226,12 +227,13 @@ class LocalPool(Pool):
     def end_now(self) -> None:
         """See ``Pool``."""
         for pid in self._pids.values():
-            _signal(pid, signal.SIGKILL)
+            _signal(pid, signal.SIGKILL)  # not reaped yet, as ``attend`` alone does that: the number is still its own
 
     def _spawn(self, contact: Contact) -> None:
         environment = worker_environment(contact, os.environ)
         known = environment.get("PYTHONPATH", "")
         environment["PYTHONPATH"] = os.pathsep.join([*self._python_path, *([known] if known else [])])
+        # Bound to this thread, not to this process: the kernel's rule, and why a pool must live in a thread that stays.
         command = process.bound(entry_command(MODULE), signal.SIGKILL, environment)
         fd = os.open(self._output, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:

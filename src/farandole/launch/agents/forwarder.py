@@ -96,7 +96,7 @@ class Forwarder:
     def _heed(self) -> bool:
         """Do what was wished for; True if that is the end."""
         with self._lock:
-            os.eventfd_read(self._bell)
+            os.eventfd_read(self._bell)  # under the lock, so that no wish is left between the bell and the copy
             target, closing = self._target, self._closing
         if target != self._leads_to or closing:
             for end in tuple(self._ends):
@@ -104,6 +104,7 @@ class Forwarder:
             self._leads_to = target
             self._listen(bool(target) and not closing)
         if closing:
+            # ``follow`` rings only while ``_closing`` is false, so nobody writes to the number of a bell that is gone.
             self._selector.close()
             self._keeper.close()
             with self._lock:

@@ -95,6 +95,7 @@ class LeadWay:
         with self._lock:
             self._closed = True
             os.close(self.fd)
+        # After ``_closed``: the search, if it is not stuck in a read, wakes to an end and not to another look.
         self._seeks.set()
         self._pause.set()
 

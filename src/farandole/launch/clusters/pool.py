@@ -68,6 +68,7 @@ class WorkerPool:
         Its errors are those of ``farandole.run``. If a worker raises and another one then does not return within
         ``OTHERS_S``, all are ended.
         """
+        # Pickled here, in the thread of whoever calls: what cannot be is raised there, and later changes do not count.
         if self._calls.done():
             raise ControlError("the workers have ended")
         pickled = cloudpickle.dumps((asked.func, tuple(asked.args), dict(asked.kwargs or {})))

@@ -80,7 +80,7 @@ class LeadThread:
     def close(self, patience_s: float) -> None:
         """End the thread, if that takes no longer than ``patience_s``."""
         self._entries.put(None)
-        self._thread.join(patience_s)
+        self._thread.join(patience_s)  # it may be stuck in the kernel: then ``_closed`` keeps it from ringing
         with self._lock:
             self._closed = True
             os.close(self.fd)

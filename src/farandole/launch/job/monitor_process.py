@@ -154,6 +154,7 @@ class MonitorProcess:
             self._write(encode_line(MonitorEnd(self.result[0], self.result[1])))
         os.close(self._input)
         os.close(self._answer)
+        # Its number is not given to another process before ``waitpid``, so the kill cannot meet a stranger.
         ending = os.pidfd_open(self._pid)
         try:
             poll = select.poll()

@@ -57,6 +57,7 @@ def train(b: BindingUnderTest, folder: str, size: int) -> None:
             state.done += 1
             if state.done % COMMIT_EVERY == 0:
                 state.commit()
+            # All ranks of a generation have the same size, so all of them sleep, and none waits for another meanwhile.
             if topology.size < size:
                 time.sleep(UNHURRIED_S)
 

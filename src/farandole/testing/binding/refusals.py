@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -11,6 +10,8 @@ import numpy as np
 from farandole.testing.binding.under_test import BindingUnderTest, raises
 
 Act: TypeAlias = Callable[[], object]
+
+UNPICKLABLE = (letter for letter in "a generator")
 
 
 def what_cannot_be_right_raises_at_once(b: BindingUnderTest) -> None:
@@ -84,11 +85,11 @@ def _wrong_and_right(b: BindingUnderTest) -> tuple[tuple[Act, Act, str], ...]:
         (lambda: hvd.alltoall(ones, splits=[-1]), lambda: hvd.alltoall(ones, splits=[1] * b.size), "negative"),
         (lambda: hvd.alltoall(ones, splits=["x"]), lambda: hvd.alltoall(ones), "'x'"),
         (
-            lambda: hvd.broadcast_object(threading.Lock(), b.size - 1),
+            lambda: hvd.broadcast_object(UNPICKLABLE, b.size - 1),
             lambda: hvd.broadcast_object(1, b.size - 1),
             "cannot be pickled",
         ),
-        (lambda: hvd.allgather_object(threading.Lock()), lambda: hvd.allgather_object(1), "cannot be pickled"),
+        (lambda: hvd.allgather_object(UNPICKLABLE), lambda: hvd.allgather_object(1), "cannot be pickled"),
     )
 
 

@@ -12,11 +12,14 @@ from farandole.elastic.worker.state import State
 __all__ = ["ObjectState", "State", "run_fn"]
 
 
-class ObjectState(state.ObjectState):
+class HorovodObjectState(state.ObjectState):
     """State of plain values; ``bcast_object`` and ``get_rank`` have no effect, as the runtime knows both by itself."""
 
     def __init__(self, bcast_object: object = None, get_rank: object = None, **values: Any) -> None:
         super().__init__(**values)
+
+
+ObjectState = HorovodObjectState
 
 
 def run_fn(func: Callable[..., Any], reset: object = None) -> Callable[..., Any]:  # noqa: ARG001 (done by the runtime)

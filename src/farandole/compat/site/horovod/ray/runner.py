@@ -107,7 +107,7 @@ class RayExecutor:
         self._pool = WorkerPool(lender, self._np, dict(extra_env_vars or {}), knobs)
         try:
             self._call(executable.make, executable_cls, executable_args or (), executable_kwargs or {}).result()
-        except BaseException:
+        except BaseException:  # also Ctrl-C: Ray would keep the bundles of workers that nobody can reach
             self.shutdown()
             raise
 
@@ -142,6 +142,7 @@ class RayExecutor:
 
     def shutdown(self) -> None:
         """End the workers, also those that are in a call."""
+        # Forgotten first: a second Ctrl-C in ``close`` leaves an executor that can be started again.
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.close(now=True)
