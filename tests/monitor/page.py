@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, final
 
+from farandole.control.monitor_messages import MODULE
+
 CHROMIUM = shutil.which("chromium")
 ARGUMENTS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
@@ -65,6 +67,12 @@ class LiveRun:
     @property
     def key(self) -> str:
         return self.link.split("#key=")[1]
+
+    def kill_monitor(self) -> None:
+        """End the process that serves the page, which is not told."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        [monitor] = [pid for pid in children if MODULE.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        os.kill(int(monitor), signal.SIGKILL)
 
     def end(self) -> int:
         return self.process.wait(DEADLINE_S)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import os
+import socket
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from farandole.control.private_file import write_private
 from farandole.control.watch_messages import MetricPoint
 from farandole.monitor.folder import MarkRecord, MemberRecord, PointRecord, RunInfo, RunWriter, TrialRecord
+from farandole.monitor.runs import NO_END
 from tests.monitor.page import CHROMIUM, LiveRun, opened, picture
 
 STATIC = Path(__file__).parents[2] / "src" / "farandole" / "monitor" / "static"
@@ -69,6 +72,14 @@ def test_a_training_is_watched_paused_saved_reloaded_and_stopped(page: Any, tmp_
         run.close()
 
 
+SILENT = """
+import threading
+import farandole.numpy as hvd
+hvd.init()
+threading.Event().wait()
+"""
+
+
 def test_a_page_that_loses_its_server_says_so_and_a_wrong_key_is_refused(page: Any, tmp_path: Path) -> None:
     folder = recorded(tmp_path / "a", ranks=2, points=30)
     with opened(folder) as link:
@@ -77,25 +88,26 @@ def test_a_page_that_loses_its_server_says_so_and_a_wrong_key_is_refused(page: A
         pill(page, "no access")
         assert page.locator(".chart").count() == 0
         picture(page, "live-refused")
-    for kind in ("loading", "empty"):
-        with opened(recorded(tmp_path / kind, ranks=2, points=0, status=None)) as link:
-            if kind == "loading":
-                page.route_web_socket("**/socket", lambda _: None)  # a server that takes its time
-            else:
-                page.unroute_all()
-                page.close()
-                page = page.context.new_page()
-            page.goto(link)
-            if kind == "loading":
-                pill(page, "loading")
-                page.locator(".skeleton").wait_for()
-                picture(page, "live-loading")
-            else:
-                page.locator(".empty", has_text="No numbers yet").wait_for()
-                picture(page, "live-empty")
-    pill(page, "connection lost")
-    page.locator(".banner[data-kind=warn]", has_text="The connection was lost").wait_for()
-    picture(page, "live-lost")
+    with opened(recorded(tmp_path / "loading", ranks=2, points=0)) as link:
+        page.route_web_socket("**/socket", lambda _: None)  # a server that takes its time
+        page.goto(link)
+        pill(page, "loading")
+        page.locator(".skeleton").wait_for()
+        picture(page, "live-loading")
+    page.unroute_all()
+    page.close()
+    page = page.context.new_page()
+    silent = LiveRun(tmp_path, ["-np", "2"], SILENT)
+    try:
+        page.goto(silent.link)
+        page.locator(".empty", has_text="No numbers yet").wait_for()
+        picture(page, "live-empty")
+        silent.kill_monitor()
+        pill(page, "connection lost")
+        page.locator(".banner[data-kind=warn]", has_text="The connection was lost").wait_for()
+        picture(page, "live-lost")
+    finally:
+        silent.close()
 
 
 def test_sixty_four_ranks_are_a_band_and_frames_stay_short(page: Any, tmp_path: Path) -> None:
@@ -150,6 +162,20 @@ def test_it_fits_a_phone_in_the_dark_and_can_be_used_by_keys(page: Any, tmp_path
         assert page.locator(".events tr.fault", has_text="rank 1 was killed").count() == 1
 
 
+def test_a_run_that_was_killed_is_opened_from_its_folder(page: Any, tmp_path: Path) -> None:
+    folder = recorded(tmp_path / "run", 2, 10, status=None)
+    with socket.socket() as gone:
+        gone.bind(("127.0.0.1", 0))  # nobody else gets this port, and nobody listens there
+        link = f"http://127.0.0.1:{gone.getsockname()[1]}/#key=of-the-page-that-was-killed"
+        write_private(folder / "live.link", link.encode())
+        with opened(folder) as served:
+            assert served.startswith("http://127.0.0.1:")
+            assert served != link
+            page.goto(served)
+            pill(page, "ended")
+            page.get_by_text(NO_END).wait_for()
+
+
 def test_the_page_is_small() -> None:
     assert (
         sum((STATIC / name).stat().st_size for name in ("live.js", "live.css", "page.js", "index.html")) <= 100 * 1024
@@ -188,6 +214,7 @@ def recorded(folder: Path, ranks: int, points: int, status: int | None = 0, tria
 
 ELASTIC = """
 import time
+import urllib.request
 import torch
 import farandole.torch as hvd
 hvd.init()

@@ -395,7 +395,8 @@ class View {
     } else if (state === "ended") {
       const { status, words: why, ended } = this.state;
       const where = this.run.search ? "" : `, after step ${number(this.state.step)}`;
-      words = status === 0 ? `The ${this.run.search ? "search" : "run"} has ended well at ${clock(ended)}${where}. ${why}` : `The run ended at ${clock(ended)} with status ${status}${where}. ${why}`;
+      if (status === null) words = `The record ends at ${clock(ended)}${where}. ${why}`;
+      else words = status === 0 ? `The ${this.run.search ? "search" : "run"} has ended well at ${clock(ended)}${where}. ${why}` : `The run ended at ${clock(ended)} with status ${status}${where}. ${why}`;
       kind = status === 0 ? "good" : "bad";
     } else if (link === "over") {
       words = "The run is over.";

@@ -121,8 +121,8 @@ class Hub:
         """Take in that a generation has ended."""
         self.state = "re-forming" if self.state in ("running", "paused") else self.state
 
-    def end(self, status: int, words: str, time_s: float) -> None:
-        """Take in that the job is over."""
+    def end(self, status: int | None, words: str, time_s: float) -> None:
+        """Take in that the job is over, or, with no status, that its record has no end."""
         self.state, self.words = "ended", words
         self.info.status, self.info.words, self.info.ended_s = status, words, time_s
 

@@ -15,9 +15,11 @@ import asyncio
 import math
 import os
 import signal
+import socket
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from rich import box
 from rich.console import Console
@@ -42,6 +44,11 @@ from farandole.monitor.folder import (
 from farandole.monitor.hub import Hub
 
 RUNS, LINK = "farandole-runs", "live.link"
+
+NO_END = "The run was killed then, or goes on."
+
+ANSWERS_S = 2.0
+"""Time for the page of a run that goes on to take a connection."""
 
 TRIALS, MOST_TOLD = "trials", 8
 """Name of the plot of a search's trials, and how many of them its legend has."""
@@ -173,7 +180,7 @@ def _plot(args: argparse.Namespace) -> int:
     try:
         import matplotlib as mpl
 
-        mpl.use("Agg")
+        mpl.use("Agg")  # before pyplot, which would ask for a display
         from matplotlib import pyplot as plt
     except ModuleNotFoundError as error:
         raise UsageError("farandole runs plot needs matplotlib: pip install 'farandole[plot]'") from error
@@ -208,17 +215,34 @@ def _draw(axis: Any, series: Series, label: str | None) -> None:
 
 def _open(args: argparse.Namespace) -> int:
     info = read_info(args.run)
-    if info.status is None and (Path(args.run) / LINK).exists():
-        try:
-            print(read_private(Path(args.run) / LINK).decode().strip())
-        except (OSError, NotPrivateError) as error:
-            raise UsageError(f"the link of {args.run} cannot be read: {error}") from error
+    if info.status is None and (link := _link(Path(args.run))):
+        print(link)
         return 0
+    hub = loaded(args.run)
+    if info.status is None:
+        log = Path(args.run) / METRICS
+        hub.end(None, NO_END, log.stat().st_mtime if log.exists() else info.began_s)
     try:
-        asyncio.run(_serve(loaded(args.run), args.listen))
+        asyncio.run(_serve(hub, args.listen))
     except ModuleNotFoundError as error:
         raise UsageError("farandole runs open needs tornado: pip install 'farandole[live]'") from error
     return 0
+
+
+def _link(run: Path) -> str:
+    """Link of the page of a run that goes on; "" for one that was killed, with its page."""
+    try:
+        link = read_private(run / LINK).decode().strip()
+    except FileNotFoundError:
+        return ""
+    except (OSError, NotPrivateError) as error:
+        raise UsageError(f"the link of {run} cannot be read: {error}") from error
+    at = urlsplit(link)
+    try:
+        socket.create_connection((at.hostname or "", at.port or 0), ANSWERS_S).close()
+    except OSError:
+        return ""
+    return link
 
 
 async def _serve(hub: Hub, listen: str) -> None:
@@ -233,6 +257,7 @@ async def _serve(hub: Hub, listen: str) -> None:
     except OSError as error:
         raise UsageError(f"--listen {listen}: {error.strerror}") from error
     over = asyncio.Event()
+    # Handlers of the loop, which run between its callbacks: a message that is on its way is sent whole.
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, over.set)
     print(f"{keys.link(f'http://{host}:{port}')}\nCtrl-C ends it", flush=True)
