@@ -123,6 +123,7 @@ format: $(CORE) ## put the sources and the generated parts of the documentation 
 
 bench: $(CORE) ## measure against Gloo, DDP and MPI, side by side (BENCH=--quick for a few minutes)
 	@$(BIN)/python -c 'import tf_keras' 2>/dev/null || $(PIP) --no-deps tf_keras==2.21.0
+	@$(BIN)/python -c 'import pandas, pyarrow, pydantic' 2>/dev/null || $(PIP) 'ray[tune]>=2.40'
 	@$(BIN)/python -m benchmarks $(BENCH)
 
 faults: bytecode ## play all faults that an elastic job survives, and write docs/reference/faults.md (8 minutes; FRAMEWORK=torch|jax|keras)
