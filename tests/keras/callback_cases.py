@@ -366,6 +366,23 @@ def an_epoch_begins_in_its_middle() -> None:
 
 
 @case
+def batches_of_a_sampler_are_taken_in_its_order_and_once() -> None:
+    """As the sampler is told how many are done; whoever fetches them."""
+    for workers in (1, 2):
+        sampler = hvd.elastic.ElasticSampler(X)
+        batches = hvd.elastic.SampledBatches(
+            sampler, lambda rows: (X[rows], Y[rows]), GLOBAL_BATCH // hvd.size(), workers=workers
+        )
+        model, callbacks = compiled(OPTIMIZERS["sgd"]()), [hvd.elastic.RecordSamplesCallback(batches)]
+        with raises(UsageError, "fit(..., shuffle=False)"):
+            model.fit(batches, verbose=0, callbacks=callbacks)
+        assert sampler.processed_num == 0
+        with raises(UsageError, "make new ones for each fit()"):
+            model.fit(batches, verbose=0, shuffle=False, epochs=2, callbacks=callbacks)
+        assert (sampler.processed_num, int(model.optimizer.iterations)) == (ROWS, STEPS)
+
+
+@case
 def a_state_goes_back_to_its_commit() -> None:
     model = network(1, keras.layers.Dropout(0.5))
     model.compile(hvd.DistributedOptimizer(OPTIMIZERS["adam"]()), loss="mse")
@@ -447,10 +464,11 @@ def the_noise_scale_is_that_of_numpy_on_the_same_gradients() -> None:
 
 @case
 def a_noise_scale_needs_a_distributed_optimizer() -> None:
-    """And one that scales no losses."""
+    """And one that neither scales losses nor accumulates."""
     for optimizer, text in (
         (keras.optimizers.SGD(0.1), "compile the model with hvd.DistributedOptimizer"),
         (hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))), "scaled losses"),
+        (hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), backward_passes_per_step=2), "accumulates 2 batches"),
     ):
         model = network()
         model.compile(optimizer, loss="mse")

@@ -8,7 +8,7 @@ def train(state):
     while state.epoch < 90:
         sampler.set_epoch(state.epoch)
         batches = hvd.elastic.SampledBatches(sampler, lambda rows: (x[rows], y[rows]), batch_size=32)
-        model.fit(batches, initial_epoch=state.epoch, epochs=state.epoch + 1, callbacks=[
+        model.fit(batches, shuffle=False, initial_epoch=state.epoch, epochs=state.epoch + 1, callbacks=[
             hvd.elastic.RecordSamplesCallback(batches),
             hvd.elastic.UpdateEpochStateCallback(state),
             hvd.elastic.CommitStateCallback(state, batches_per_commit=10),
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar, cast, final
@@ -326,11 +327,12 @@ class SampledBatches(keras.utils.PyDataset):
     """Batches of what is left of a sampler's epoch, for one ``fit`` of one epoch.
 
     >>> batches = hvd.elastic.SampledBatches(sampler, lambda rows: (x[rows], y[rows]), batch_size=32)
-    >>> model.fit(batches, callbacks=[hvd.elastic.RecordSamplesCallback(batches), ...])
+    >>> model.fit(batches, shuffle=False, callbacks=[hvd.elastic.RecordSamplesCallback(batches), ...])
 
     ``load`` makes what Keras takes as a batch of an array of indices. Make one after each ``set_epoch``, and begin anew
     when the workers have changed: every rank has as many batches as the others. ``others`` are those of
-    ``keras.utils.PyDataset``, as ``workers``. Raises ``UsageError`` if nothing is left.
+    ``keras.utils.PyDataset``, as ``workers``. Raises ``UsageError`` if nothing is left, and in a ``fit`` that shuffles
+    the batches, which is its default.
     """
 
     def __init__(
@@ -340,6 +342,7 @@ class SampledBatches(keras.utils.PyDataset):
         # Now, as Keras asks for batches ahead, and in other threads, while the sampler moves on.
         self.indices: npt.NDArray[np.int64] = np.fromiter(sampler, np.int64)
         self.sampler, self.batch_size, self._load = sampler, batch_size, load
+        self.begin = self._position
         if not len(self.indices):
             raise UsageError(
                 f"nothing is left of epoch {sampler.epoch}: call sampler.set_epoch() with the next one, and put "
@@ -356,17 +359,48 @@ class SampledBatches(keras.utils.PyDataset):
         """Indices of the samples of a batch."""
         return self.indices[index * self.batch_size : (index + 1) * self.batch_size]
 
+    @property
+    def is_current(self) -> bool:
+        """True if the sampler is where it was when these batches were made."""
+        return self.begin == self._position
+
+    @property
+    def _position(self) -> tuple[int, int, int]:
+        return self.sampler.epoch, self.sampler.processed_num, self.sampler.num_replicas
+
+    def on_epoch_begin(self) -> None:
+        """See ``PyDataset``."""
+        # No order but this one can be noted: batches are asked for ahead, in threads and processes, and a callback is
+        # told how many were trained on, not which. Keras tells a data set nothing of it, but its caller here knows.
+        if getattr(sys._getframe(1).f_locals.get("self"), "shuffle", False):
+            raise UsageError(
+                "fit() shuffles the batches of SampledBatches, as it does by default, and the sampler could not tell "
+                "which are done: call fit(..., shuffle=False). The samples are in random order already"
+            )
+
 
 @final
 class RecordSamplesCallback(_CountingCallback):
     """Tells the sampler which samples have been trained on: put it before ``CommitStateCallback``.
 
     >>> hvd.elastic.RecordSamplesCallback(batches)
+
+    Raises ``UsageError`` in a second epoch with the same batches.
     """
 
     def __init__(self, batches: SampledBatches) -> None:
         super().__init__()
         self._batches = batches
+
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
+        """See ``Callback``."""
+        super().on_epoch_begin(epoch, logs)
+        if not self._batches.is_current:
+            raise UsageError(
+                f"SampledBatches were made for what was left of epoch {self._batches.begin[0]} then, and the sampler "
+                "has moved on: call sampler.set_epoch() and make new ones for each fit(), of one epoch "
+                "(initial_epoch=state.epoch, epochs=state.epoch + 1)"
+            )
 
     def _trained(self, first: int, end: int) -> None:
         """See ``_CountingCallback``."""
