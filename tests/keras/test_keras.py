@@ -32,6 +32,7 @@ LATER = {
         "passes_are_summed_or_averaged_before_a_step",
         "rates_by_samples_turn_where_only_the_global_batch_is_another",
         "several_steps_of_one_call_and_eager_ones_train_as_one",
+        "virtual_workers_accumulate_as_one_worker_does",
         "virtual_workers_give_the_same_bits_on_any_number_of_ranks",
         "what_a_state_has_committed_is_newer_than_a_checkpoint",
     },

@@ -66,6 +66,45 @@ def virtual_workers_train_as_one_worker_does() -> None:
 
 
 @case
+def virtual_workers_accumulate_as_one_worker_does() -> None:
+    """And batches of one step draw different masks."""
+
+    def made(callbacks: list[Any]) -> Any:
+        model = network(3)
+        model.compile(keras.optimizers.SGD(0.05, gradient_accumulation_steps=2), loss="mse")
+        model.fit(X, Y, batch_size=GLOBAL_BATCH, shuffle=False, verbose=0, callbacks=callbacks)
+        return model
+
+    are_close(made([hvd.callbacks.VirtualWorkersCallback(COUNT)]), made([]))
+    model = network(3, keras.layers.Dropout(0.5))
+    model.compile(keras.optimizers.SGD(0.0, gradient_accumulation_steps=8), loss="mse")
+    virtual = hvd.callbacks.VirtualWorkersCallback(COUNT)
+    same = np.repeat(X[:1], 4 * GLOBAL_BATCH, 0), np.repeat(Y[:1], 4 * GLOBAL_BATCH, 0)
+    model.fit(*same, batch_size=GLOBAL_BATCH, epochs=2, shuffle=False, verbose=0, callbacks=[virtual])
+    first, second = model.history.history["loss"]
+    assert first != second
+
+
+class OwnStep(keras.Model):  # type: ignore[misc]
+    """Model whose ``train_step`` does more than one step of the optimizer's."""
+
+    def train_step(self, *given: Any) -> Any:
+        raise AssertionError(f"train_step{given} was called")
+
+
+@case
+def virtual_workers_refuse_a_train_step_of_the_models_own() -> None:
+    """Of its class, or of one instance."""
+    inputs = keras.Input((5,))
+    of_class, of_instance = OwnStep(inputs, keras.layers.Dense(2)(inputs)), network()
+    of_instance.train_step = of_class.train_step
+    for model in (of_class, of_instance):
+        model.compile(keras.optimizers.SGD(0.1), loss="mse")
+        with raises(UsageError, "override compute_loss()"):
+            model.fit(X, Y, verbose=0, callbacks=[hvd.callbacks.VirtualWorkersCallback(COUNT)])
+
+
+@case
 def virtual_workers_need_the_optimizer_alone() -> None:
     """What cannot be is refused before the first step."""
     for optimizer, text in (

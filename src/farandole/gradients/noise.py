@@ -12,7 +12,7 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 from farandole.collective import ReduceOp
 from farandole.errors import UsageError
@@ -38,6 +38,9 @@ class GradientNoise(Observer):
     Arguments are those of ``NoiseScale`` of a framework. Raises ``UsageError`` for gradients that are neither averaged
     nor summed.
     """
+
+    lone_needs: ClassVar[str] = "backward_passes_per_step=2 or more"
+    """What gives a rank that is alone two batches to compare."""
 
     def __init__(
         self,
@@ -233,7 +236,7 @@ class GradientNoise(Observer):
         """The first pass is the small batch, and all of them together the large one."""
         passes = len(self._seen)
         if passes == 1:
-            self._trouble = "one rank alone has nothing to compare with: it needs backward_passes_per_step=2 or more"
+            self._trouble = f"one rank alone has nothing to compare with: it needs {self.lone_needs}"
         if self._passing.step % self.every == 0:
             self._timed(1, 1, *self._stopwatch.read())
         if self._small is None:

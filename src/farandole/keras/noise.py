@@ -24,6 +24,8 @@ from farandole.largebatch.noise import Estimated, NoEstimate
 class KerasNoise(GradientNoise):
     """Estimates S, |G|^2 and B_simple of what one reduction of a distributed optimizer reduces."""
 
+    lone_needs = "another rank"
+
     def __init__(
         self, gradients: GraphGradients, every: int | None, horizon_samples: float | None, dataset_size: int | None
     ) -> None:
@@ -48,7 +50,7 @@ class NoiseScaleCallback(keras.callbacks.Callback):
     ``farandole.largebatch.NoiseEstimator``. What is known by then stands in the logs of an epoch as ``noise_scale``.
     ``noise`` is what estimates, with ``advise``, ``gain`` and ``state_dict``, once the first batch was reduced. There
     is no estimate for Adam; gradients that no other rank gets (``local_layers``), and rows of embeddings on TensorFlow,
-    are left out. Raises ``UsageError`` for an optimizer that is not distributed or scales losses, and for
+    are left out. Raises ``UsageError`` for an optimizer that is not distributed, scales losses or accumulates, and for
     ``steps_per_execution``.
     """
 
@@ -82,6 +84,12 @@ class NoiseScaleCallback(keras.callbacks.Callback):
             )
         if hasattr(optimizer, "inner_optimizer"):
             raise UsageError("NoiseScaleCallback with scaled losses: norms would be those of the scale; use bfloat16")
+        if optimizer.gradient_accumulation_steps:
+            raise UsageError(
+                f"NoiseScaleCallback with an optimizer that accumulates {optimizer.gradient_accumulation_steps} "
+                "batches: each is reduced by itself and would be taken for a step, so its advice would be about a "
+                "batch that is too small; measure with an optimizer that steps with each batch"
+            )
         if self.model.steps_per_execution != 1:
             raise UsageError(
                 f"NoiseScaleCallback with steps_per_execution={self.model.steps_per_execution}: leave it at 1"

@@ -42,7 +42,7 @@ class VirtualWorkersCallback(keras.callbacks.Callback):
     draw by ``seed``, the number of the step, which the optimizer counts, and that of the shard; the running statistics
     of batch norm change by the mean of what the shards change. Metrics of a rank are those of its shards. Use one
     callback for all calls of ``fit``, as it keeps the compiled step. Raises ``UsageError`` for an optimizer that scales
-    losses or is distributed, and for ``steps_per_execution``.
+    losses or is distributed, for ``steps_per_execution``, and for a model with a ``train_step`` of its own.
     """
 
     def __init__(self, count: int, seed: int = 0, process_set: ProcessSet = global_process_set) -> None:
@@ -78,6 +78,13 @@ def _require_plain(model: Any) -> None:
         raise UsageError(
             "VirtualWorkersCallback with scaled losses: a step that is skipped would leave its shards; train in "
             "float32 or bfloat16"
+        )
+    if getattr(model.train_step, "__func__", None) is not keras.Model.train_step:
+        # Variables hold gradients after a shard's step: what reads or changes them there would be wrong, unseen.
+        raise UsageError(
+            f"VirtualWorkersCallback with a train_step() of {type(model).__name__}'s own: what that does around the "
+            "optimizer's step would be done with each shard; override compute_loss() instead, which Keras's own "
+            "train_step() calls"
         )
     if model.steps_per_execution != 1:
         raise UsageError(f"VirtualWorkersCallback with steps_per_execution={model.steps_per_execution}: leave it at 1")
@@ -136,7 +143,7 @@ class _ShardedStep:
 
         weights, rest = variables.read(trained), variables.read(others)
         try:
-            sums, after = self._reduced(step, weights, rest, _next(batches), int(model.optimizer.iterations))
+            sums, after = self._reduced(step, weights, rest, _next(batches), int(model.optimizer._iterations))
         except BaseException:
             variables.write([*trained, *others], [*weights, *rest])
             raise
@@ -161,7 +168,7 @@ class _ShardedStep:
             return self._used([np.array(each) for each in gradients]), [np.array(each) for each in after]
 
         weights, rest = ([np.array(each) for each in values] for values in (trained, others))
-        position = next(i for i, v in enumerate(optimizer.variables) if v is optimizer.iterations)
+        position = next(i for i, v in enumerate(optimizer.variables) if v is optimizer._iterations)
         sums, after = self._reduced(step, weights, rest, next(batches), int(kept[position]))
         trained, kept = self._apply(kept, [keras.ops.array(each) for each in sums], trained)
         return self._logs, (trained, [keras.ops.array(each) for each in after], kept, metrics)
