@@ -48,10 +48,12 @@ def test_a_spec_makes_another_one_that_fits(adapter: Adapted, make: Make) -> Non
         spec = adapter.spec(tensor)
         assert spec.shape == tuple(tensor.shape)
         assert adapter.spec(adapter.make(spec)) == spec
-        portable = adapter.make(spec.portable)
-        adapter.assign(portable, tensor)
-        assert portable.tolist() == tensor.tolist()
+        for elsewhere in (spec.portable, spec.packed):
+            there = adapter.make(elsewhere)
+            adapter.assign(there, tensor)
+            assert there.tolist() == tensor.tolist()
         assert spec.portable.strides is None
+        assert spec.packed.strides == ((1, 3) if tensor.shape == (3, 2) else None)
         assert spec.nbytes == adapter.host_bytes(tensor).nbytes
     assert adapter.spec(whole.T).strides == (1, 3)
 

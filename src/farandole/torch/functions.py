@@ -14,6 +14,7 @@ from farandole.runtime.collectives.leaves import Leaves
 from farandole.runtime.collectives.objects import allgather_object, broadcast_object
 from farandole.runtime.collectives.tree_broadcast import broadcast_tree
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
+from farandole.torch.exact_load import load_exactly
 from farandole.torch.mpi_ops import broadcast_parameters, ops
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
@@ -39,5 +40,4 @@ def broadcast_optimizer_state(
             "the state of torch.optim.LBFGS cannot be broadcast: broadcast the parameters and begin anew"
         )
     state = broadcast_tree(ops, _leaves, optimizer.state_dict, root_rank, "optimizer_state", process_set)
-    if state is not None:
-        optimizer.load_state_dict(state)
+    load_exactly(optimizer, state)  # on the root as well: what a load begins anew begins anew on all ranks

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 import farandole.torch as hvd
+from farandole.torch import optim
 
 
 def _step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
@@ -42,3 +43,81 @@ def check_a_scheduler_of_the_users_optimizer_steers_after_a_load() -> None:
             assert optimizer.state is original.state is state
             assert torch.is_tensor(original.state[model.weight]["momentum_buffer"])
             _step(model, optimizer, 2)
+
+
+def check_a_lag_begins_anew_on_all_ranks_at_a_broadcast() -> None:
+    model = torch.nn.Linear(4, 1)
+    optimizer = optim.GradientLag(
+        hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    )
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    for seed in range(3):
+        _step(model, optimizer, seed)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    optimizer.zero_grad()
+    model(torch.ones(2, 4)).sum().backward()
+    assert model.weight.grad is not None
+    assert not model.weight.grad.any()
+    optimizer.step()
+    for seed in range(3):
+        _step(model, optimizer, seed)
+    _same_on_all_ranks(model)
+
+
+def check_a_state_comes_in_the_dtypes_and_the_order_that_it_has() -> None:
+    """Fused kernels take tensors for flat memory; NAdam has a product in float32 for weights of bfloat16."""
+    for receive in (_broadcast, _sync):
+        convolution = torch.nn.Conv2d(3, 4, 3)
+        convolution.weight.data = convolution.weight.data.contiguous(memory_format=torch.channels_last)
+        optimizer: Any = hvd.DistributedOptimizer(torch.optim.Adam(convolution.parameters(), lr=0.01, fused=True))
+        receive(convolution, optimizer, torch.rand(2, 3, 6, 6).contiguous(memory_format=torch.channels_last))
+        assert convolution.weight.stride() == (27, 1, 9, 3)
+        assert optimizer.state[convolution.weight]["exp_avg"].stride() == convolution.weight.stride()
+
+        model = torch.nn.Linear(4, 1).bfloat16()
+        optimizer = hvd.DistributedOptimizer(torch.optim.NAdam(model.parameters(), lr=0.05))
+        receive(model, optimizer, torch.rand(2, 4).bfloat16())
+        assert optimizer.state[model.weight]["mu_product"].dtype is torch.float32
+        assert optimizer.state[model.weight]["exp_avg"].dtype is torch.bfloat16
+
+
+def _broadcast(model: torch.nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> None:
+    """Let all ranks step, then take over what the last one has, and step on."""
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    last = hvd.size() - 1
+    for _ in range(2):
+        _step_on(model, optimizer, x)
+    for values in optimizer.state.values():
+        values["exp_avg"].mul_(1 + hvd.rank())
+    hvd.broadcast_optimizer_state(optimizer, last)
+    for _ in range(3):
+        _step_on(model, optimizer, x)
+    _same_on_all_ranks(model)
+
+
+def _sync(model: torch.nn.Module, optimizer: Any, x: torch.Tensor) -> None:
+    """Let all ranks step, and all but the last forget that, as workers that have just come."""
+    state: Any = hvd.elastic.TorchState(model, optimizer)
+    state.sync()
+    for _ in range(2):
+        _step_on(model, optimizer, x)
+    if hvd.rank() == hvd.size() - 1:
+        state._step_vote.step += 1
+    else:
+        optimizer.state.clear()
+    state.sync()
+    for _ in range(3):
+        _step_on(model, optimizer, x)
+    _same_on_all_ranks(model)
+
+
+def _step_on(model: torch.nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> None:
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+
+
+def _same_on_all_ranks(model: torch.nn.Module) -> None:
+    flat = torch.cat([p.detach().float().flatten() for p in model.parameters()])
+    every = hvd.allgather(flat[None])
+    assert (every == every[0]).all()

@@ -67,7 +67,8 @@ class Inventory(Generic[T]):
         self._parts, self._leaves = parts, leaves
         trees = {name: part.tree() for name, part in parts.items()}
         self._copies = {name: tree for name, tree in trees.items() if parts[name].is_copied}
-        taken = {name: leaves.take(tree) for name, tree in trees.items()}
+        # Of what is fixed no tensors are made: in which order they lie, each rank's program decides.
+        taken = {name: leaves.take(tree, in_order=not parts[name].is_fixed) for name, tree in trees.items()}
         self.skeletons = {name: bytes(cloudpickle.dumps(skeleton)) for name, (skeleton, _) in taken.items()}
         self._tensors = {name: tensors for name, (_, tensors) in taken.items()}
         self.changed: dict[str, Any] = {}

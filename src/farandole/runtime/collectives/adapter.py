@@ -51,6 +51,18 @@ class TensorSpec:
         """The same values in row-major order in host memory: the same on all ranks, whatever their devices."""
         return TensorSpec(self.shape, self.dtype, self.itemsize)
 
+    @property
+    def packed(self) -> TensorSpec:
+        """The same values in host memory, in the order in which they lie; in row-major order if there are gaps."""
+        strides = self.strides
+        if strides is not None:
+            step = 1
+            for stride, length in sorted(zip(strides, self.shape, strict=True)):
+                if length > 1 and stride != step:
+                    return self.portable
+                step *= length
+        return TensorSpec(self.shape, self.dtype, self.itemsize, strides)
+
 
 class Adapter(ABC, Generic[T]):
     """Tensors of one framework as memory that engines read and write."""

@@ -42,15 +42,19 @@ class Leaves(Generic[T]):
     def __init__(self, adapter: TensorAdapter[T] | None = None) -> None:
         self._adapter = adapter
 
-    def take(self, tree: Any) -> tuple[Any, list[T]]:
-        """The tree with a ``TensorSpec`` for each tensor, to be pickled and compared, and the tensors in order."""
+    def take(self, tree: Any, in_order: bool = True) -> tuple[Any, list[T]]:
+        """The tree with a ``TensorSpec`` for each tensor, to be pickled and compared, and the tensors in order.
+
+        With ``in_order``, specs tell in which order the elements of a tensor lie, for tensors that are made of them.
+        """
         adapter, tensors = self._adapter, list[T]()
         if adapter is None:
             return tree, []
 
         def note(tensor: T) -> TensorSpec:
             tensors.append(tensor)
-            return adapter.spec(tensor).portable
+            spec = adapter.spec(tensor)
+            return spec.packed if in_order else spec.portable
 
         return replace(tree, adapter.is_tensor, note), tensors
 
@@ -62,7 +66,7 @@ class Leaves(Generic[T]):
 
         def fill(spec: TensorSpec) -> T:
             tensor = next(at_hand, None)
-            fits = tensor is not None and adapter.spec(tensor).portable == spec
+            fits = tensor is not None and adapter.spec(tensor).portable == spec.portable
             used.append(tensor if tensor is not None and fits else adapter.make(spec))
             return used[-1]
 

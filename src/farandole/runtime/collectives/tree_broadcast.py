@@ -24,12 +24,12 @@ def broadcast_tree(
     name: str,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Return what ``tree`` returns on the rank ``root_rank``, with new tensors; ``None`` on that rank. Collective."""
+    """Return what ``tree`` returns on the rank ``root_rank``; on the other ranks with new tensors. Collective."""
     is_root = process_set.included() and process_set.ranks[process_set.rank() or 0] == root_rank
-    mine, tensors = leaves.take(tree()) if is_root else (None, [])
-    theirs = broadcast_object(mine, root_rank, name, process_set)
-    received = None
+    mine = tree() if is_root else None
+    skeleton, tensors = leaves.take(mine)
+    skeleton = broadcast_object(skeleton, root_rank, name, process_set)
     if not is_root:
-        received, tensors = leaves.put(theirs, ())
+        mine, tensors = leaves.put(skeleton, ())
     ops.broadcast_parameters([(f"{name}.{i}", tensor) for i, tensor in enumerate(tensors)], root_rank, process_set)
-    return received
+    return mine

@@ -24,6 +24,7 @@ from farandole.elastic.worker.state_parts import StateHandler as StateHandler  #
 from farandole.elastic.worker.step_vote import Voter
 from farandole.runtime.collectives.leaves import Leaves
 from farandole.torch.elastic.sampler import ElasticSampler
+from farandole.torch.exact_load import load_exactly
 from farandole.torch.optimizer import ReducingOptimizer
 
 SamplerStateHandler = SamplerPart
@@ -57,6 +58,10 @@ class OptimizerStateHandler(OptimizerPart):
     def can_vote(self) -> bool:
         """See ``OptimizerPart``; a line search changes parameters before its step is over."""
         return super().can_vote and not isinstance(self.value, torch.optim.LBFGS)
+
+    def load(self, tree: Any) -> None:
+        """See ``StatePart``; exactly, as ranks that have the state already load nothing."""
+        load_exactly(self.value, tree)
 
     def save(self) -> None:
         """See ``StateHandler``."""
