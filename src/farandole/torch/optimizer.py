@@ -88,6 +88,7 @@ class ReducingOptimizer(FrontOptimizer):
         >>> optimizer.step()
 
         A loss is the mean over its shard's rows. Inside the loop the global random generators are the shard's.
+        Gradients are those of the global batch when the loop is over; they may be clipped before ``step()``.
         """
         if not isinstance(self._reducer, TorchShardReducer):
             raise UsageError("shards() needs virtual workers: DistributedOptimizer(..., virtual_workers=8)")

@@ -9,7 +9,7 @@ for x, y in global_batches:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn, final
@@ -20,7 +20,7 @@ from farandole.adapters.torch_targets import new_gradient
 from farandole.adapters.torch_tensors import tensors
 from farandole.errors import UsageError
 from farandole.gradients.identity import Identity
-from farandole.gradients.shard_reducer import ShardReducer
+from farandole.gradients.shard_reducer import Shard, ShardReducer
 from farandole.gradients.terms import Terms
 
 STEP = "virtual_step"
@@ -53,6 +53,20 @@ class TorchShardReducer(ShardReducer[torch.Tensor]):
     ) -> None:
         super().__init__(tensors, identity, terms, virtual.count, virtual.seed)
         self._groups, self._model = groups, virtual.model
+
+    def shards(self, rows: int) -> Generator[Shard, None, None]:
+        """See ``ShardReducer``; its last act is the reduction, as that of a backward pass is elsewhere.
+
+        Raises ``UsageError`` where the gradients of an earlier loop are there still: they would be lost.
+        """
+        if self._reduced and any(p.grad is not None and p.grad.any() for p in self.params()):
+            raise UsageError(
+                "shards() after another loop over shards() whose gradients no step() has used: they are not added up. "
+                "Give one loop the rows of both, or call zero_grad() in between (also after a GradScaler has left out "
+                "a step)"
+            )
+        yield from super().shards(rows)
+        self.settle()
 
     def params(self) -> list[torch.Tensor]:
         """See ``ShardReducer``."""

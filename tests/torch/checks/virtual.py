@@ -130,6 +130,52 @@ def check_that_gradients_lie_as_their_parameters_do() -> None:
         torch.testing.assert_close(model.weight, alone.weight)
 
 
+def check_that_gradients_are_those_of_the_batch_when_its_shards_are_over() -> None:
+    """Clipped between the loop and ``step()``, by hand or after a scaler's ``unscale_``."""
+    x = torch.randn(ROWS, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    for scale in (1.0, 2.0**10):
+        torch.manual_seed(3)
+        model = torch.nn.Linear(5, 2).double()
+        alone = copy.deepcopy(model)
+        inner, plain = (torch.optim.SGD(each.parameters(), lr=0.1, momentum=0.9) for each in (model, alone))
+        optimizer = hvd.DistributedOptimizer(inner, virtual_workers=WORKERS)
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=scale != 1.0)
+        for _ in range(2):
+            for shard in optimizer.shards(ROWS):
+                scaler.scale(model(x[shard.rows]).square().mean()).backward()
+            scaler.unscale_(optimizer)
+            plain.zero_grad()
+            alone(x).square().mean().backward()
+            torch.testing.assert_close(model.weight.grad, alone.weight.grad)
+            norms = [torch.nn.utils.clip_grad_norm_(each.parameters(), 0.1) for each in (model, alone)]
+            torch.testing.assert_close(*norms)
+            before = model.weight.detach().clone()
+            scaler.step(optimizer)
+            scaler.update()
+            plain.step()
+            torch.testing.assert_close(model.weight, alone.weight)
+            assert not torch.equal(model.weight, before)
+
+
+def check_that_shards_of_a_second_batch_before_the_step_are_refused() -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = distributed(model, virtual_workers=WORKERS)
+
+    def compute() -> None:
+        for _ in optimizer.shards(2 * WORKERS):
+            model(torch.ones(2, 2)).mean().backward()
+
+    compute()
+    with pytest.raises(ValueError, match=r"no step\(\) has used"):
+        compute()
+    optimizer.step()
+    for zero in (optimizer.zero_grad, model.zero_grad, lambda: optimizer.zero_grad(set_to_none=False)):
+        compute()
+        zero()
+    compute()
+    optimizer.step()
+
+
 def check_a_batch_with_fewer_rows_than_shards() -> None:
     model = torch.nn.Linear(2, 1)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -179,15 +225,16 @@ def check_one_rank_that_forgets_its_shards_is_everybodys_error() -> None:
         return
     model = torch.nn.Linear(2, 1)
     optimizer = distributed(model, virtual_workers=WORKERS)
+
+    def compute() -> None:
+        for _ in optimizer.shards(2 * WORKERS):
+            model(torch.ones(2, 2)).mean().backward()
+
     last = hvd.rank() == hvd.size() - 1
     for _ in range(2):
-        if not last:
-            for _shard in optimizer.shards(2 * WORKERS):
-                model(torch.ones(2, 2)).mean().backward()
         with pytest.raises(ValueError if last else hvd.HorovodInternalError, match="shards" if last else "raised"):
-            optimizer.step()
-    for _shard in optimizer.shards(2 * WORKERS):
-        model(torch.ones(2, 2)).mean().backward()
+            (optimizer.step if last else compute)()
+    compute()
     optimizer.step()
 
 
