@@ -146,19 +146,20 @@ class Checkpoints:
         Says which newer ones are torn, truncated, changed or foreign, in ``refused`` and in the log. Raises
         ``CheckpointError`` if ``step`` is asked for and not whole.
         """
-        self.wait()
+        self._join()
         writer = _Writer.here(self._sharded)
         if writer.is_outside:
+            self.wait()
             return None
-        choice = writer.agree(self._choose(step) if writer.rank == 0 else None)
+        point = writer.agree(writer.together(lambda: self._choose(step, writer)))
         if writer.rank == 0:
-            for text in choice.refused:
+            for text in point.refused:
                 logger.warning("checkpoint: %s", text)
-        if choice.step is None:
+        if point.step is None:
             if step is not None:
-                raise CheckpointError("; ".join(choice.refused))
+                raise CheckpointError("; ".join(point.refused))
             return None
-        return Restored(choice.step, self._read(choice.step, writer), choice.refused)
+        return Restored(point.step, self._read(point, writer), point.refused)
 
     def close(self) -> None:
         """Wait for the last checkpoint, as ``wait`` does; the last thing to do."""
@@ -265,22 +266,30 @@ class Checkpoints:
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    def _choose(self, step: int | None) -> RestorePoint:
-        return restoring.choose(self.root, folder.steps(self.root) if step is None else [step])
+    def _choose(self, step: int | None, writer: _Writer) -> RestorePoint | None:
+        """The checkpoint that rank 0 finds. Raises what kept this rank from writing its last one."""
+        self.wait()
+        if writer.rank > 0:
+            return None
+        try:
+            return restoring.choose(self.root, folder.steps(self.root) if step is None else [step])
+        except OSError as error:
+            name = error.filename or self.root
+            raise CheckpointError(f"{writer.name} cannot read {name}: {error.strerror}{_remedy(error)}") from error
 
-    def _read(self, step: int, writer: _Writer) -> Any:
-        """Each rank reads by itself if all see the folder; else rank 0 does, and tells the others."""
-        sees = (folder.writer_of(self.root, step) / folder.MANIFEST).exists()
-        alone = not all(writer.everybody(sees))
-        state, wrong = None, ""
-        if writer.rank == 0 or not alone:
-            try:
-                state = restoring.read(self.root, step, self._codec)
-            except Unrestorable as reason:
-                wrong = f"{writer.name} cannot use {folder.writer_of(self.root, step)}: {reason}"
-        if wrongs := [each for each in writer.everybody(wrong) if each]:
-            raise CheckpointError("; ".join(wrongs))
-        return writer.agree(state) if alone else state
+    def _read(self, point: RestorePoint, writer: _Writer) -> Any:
+        """Read the files of each rank's own folder if all have the very same; else those of rank 0 alone."""
+        state, wrong, own = None, "", folder.writer_of(self.root, point.step or 0)
+        try:
+            state = restoring.read(self.root, point, self._codec)
+        except Unrestorable as reason:
+            wrong = f"{writer.name} cannot use {own}: {reason}"
+        wrongs = writer.everybody(wrong)
+        if wrongs[0]:
+            raise CheckpointError("; ".join(filter(None, wrongs)))
+        if wrong and own.exists():  # and not of a rank that does not see the folder of rank 0
+            logger.warning("checkpoint: %s; what rank 0 has is used", wrong)
+        return writer.agree(state) if any(wrongs) else state
 
 
 @final
@@ -315,6 +324,17 @@ class _Writer:
     def everybody(self, value: Any) -> list[Any]:
         """The values of all ranks."""
         return allgather_object(value, "checkpoint.everybody") if self._size > 1 else [value]
+
+    def together(self, do: Callable[[], R]) -> R:
+        """Return what ``do`` returns, or raise ``CheckpointError`` on all ranks if it does on any: none waits then."""
+        failure: CheckpointError | None = None
+        try:
+            result = do()
+        except CheckpointError as error:
+            failure = error
+        if wrongs := [each for each in self.everybody(str(failure or "")) if each]:
+            raise failure or CheckpointError("; ".join(wrongs))
+        return result
 
     def agree(self, value: Any) -> Any:
         """The value of rank 0, on all ranks."""

@@ -211,21 +211,27 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
-def verify(folder: Path, shard: ShardFile) -> None:
-    """Raise ``Unrestorable`` unless the file holds the bytes that were written."""
-    path = folder / shard.name
-    try:
-        with path.open("rb") as file:
+@contextlib.contextmanager
+def verified(folder: Path, shard: ShardFile) -> Iterator[BinaryIO]:
+    """The open file, if it holds the bytes that were written; raises ``Unrestorable`` if it does not.
+
+    Those bytes are read from it, whatever another process puts in the place of its name meanwhile.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context((folder / shard.name).open("rb"))
             nbytes = os.fstat(file.fileno()).st_size
             if nbytes != shard.nbytes:
                 raise Unrestorable(f"{shard.title} has {nbytes} bytes instead of {shard.nbytes}")
             digest = hashlib.blake2b(digest_size=16)
             for block in iter(lambda: file.read(_BLOCK), b""):
                 digest.update(block)
-    except OSError as error:
-        raise Unrestorable(f"{shard.title} cannot be read ({error.strerror})") from error
-    if digest.hexdigest() != shard.digest:
-        raise Unrestorable(f"{shard.title} does not have the bytes that were written")
+            file.seek(0)
+        except OSError as error:
+            raise Unrestorable(f"{shard.title} cannot be read ({error.strerror})") from error
+        if digest.hexdigest() != shard.digest:
+            raise Unrestorable(f"{shard.title} does not have the bytes that were written")
+        yield file
 
 
 def discard(folder: Path) -> None:

@@ -1,8 +1,8 @@
 """Choice of the newest checkpoint that is whole, and reading it.
 
 found = choose(Path("runs/a"), steps(Path("runs/a")))
-found.step, found.refused
-state = read(Path("runs/a"), found.step, codec)
+found.step, found.shards, found.refused
+state = read(Path("runs/a"), found, codec)
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, final
 
 from farandole.checkpoint import folder
 from farandole.checkpoint.codec import Codec, put_together
-from farandole.checkpoint.folder import Manifest, Unrestorable
+from farandole.checkpoint.folder import ShardFile, Unrestorable
 
 TREE, TENSORS = "tree", "tensors"
 
@@ -32,9 +32,13 @@ class Restored:
 @final
 @dataclass(frozen=True)
 class RestorePoint:
-    """The newest step whose files have the bytes that were written (``None``: there is none), and what was refused."""
+    """The newest step whose ``shards`` have the bytes that were written, and what was refused; ``None``: there is none.
+
+    A folder of another host may have another checkpoint of this step: its files are not those of ``shards``.
+    """
 
     step: int | None
+    shards: list[ShardFile]
     refused: list[str]
 
 
@@ -44,36 +48,32 @@ def choose(root: Path, steps: Sequence[int]) -> RestorePoint:
     for step in steps:
         writer = folder.writer_of(root, step)
         try:
-            _verified(writer)
+            shards = folder.read_manifest(writer).shards
+            for shard in shards:
+                with folder.verified(writer, shard):
+                    pass
         except Unrestorable as reason:
             refused.append(f"{writer} is not used: {reason}")
         else:
-            return RestorePoint(step, refused)
-    return RestorePoint(None, refused)
+            return RestorePoint(step, shards, refused)
+    return RestorePoint(None, [], refused)
 
 
-def read(root: Path, step: int, codec: Codec) -> Any:
-    """Read what was saved; raises ``Unrestorable`` if it is not whole, or not of this framework."""
-    writer = folder.writer_of(root, step)
-    manifest = folder.read_manifest(writer)
+def read(root: Path, point: RestorePoint, codec: Codec) -> Any:
+    """Read what was saved; raises ``Unrestorable`` if ``root`` has not the very same, or not of this framework."""
+    assert point.step is not None
+    writer = folder.writer_of(root, point.step)
     tree: Any = None
-    tensors: dict[int, Any] = {}
-    for shard in manifest.shards:
-        try:
-            with (writer / shard.name).open("rb") as file:
+    tensors: dict[Any, Any] = {}
+    for shard in point.shards:
+        with folder.verified(writer, shard) as file:
+            try:
                 content = codec.load(file)
-            tensors.update(content[TENSORS])
+                tensors.update(content[TENSORS])
+            except Exception as error:  # whatever a framework raises for a file that is not its own
+                raise Unrestorable(f"{shard.title} cannot be read by {type(codec).__name__}: {error}") from error
             tree = content.get(TREE, tree)
-        except Exception as error:  # whatever a framework raises for a file that is not its own
-            raise Unrestorable(f"{shard.title} cannot be read by {type(codec).__name__}: {error}") from error
     try:
         return put_together(tree, tensors)
     except Exception as error:  # as above; also where a shard lacks a tensor that another one's tree has
         raise Unrestorable(f"its values cannot be put together: {type(error).__name__}: {error}") from error
-
-
-def _verified(writer: Path) -> Manifest:
-    manifest = folder.read_manifest(writer)
-    for shard in manifest.shards:
-        folder.verify(writer, shard)
-    return manifest

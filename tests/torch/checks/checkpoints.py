@@ -14,6 +14,7 @@ import torch
 
 import farandole.torch as hvd
 from farandole.checkpoint import folder, restoring
+from farandole.checkpoint.codec import take_apart
 from farandole.errors import CheckpointError
 from farandole.torch.checkpoints import TorchCodec
 
@@ -45,6 +46,17 @@ def state(step: int) -> dict[str, Any]:
     return {"step": step, "layers": [torch.full((n,), float(step + n)) for n in range(7)]}
 
 
+def leave(root: Path, step: int, what: dict[str, Any]) -> None:
+    """Write ``what`` as an earlier job did, on this rank alone."""
+    codec = TorchCodec()
+    tree, tensors = take_apart(what, codec.adapter)
+    writing = folder.writing(root, step, folder.new_mark())
+    writing.mkdir(parents=True)
+    content = {restoring.TREE: tree, restoring.TENSORS: dict(enumerate(tensors))}
+    shard = folder.write_shard(writing, "shard-0-of-1", lambda file: codec.dump(content, file))
+    folder.finish(writing, folder.Manifest(step, [shard], "0"))
+
+
 def check_that_any_number_of_ranks_restores_what_another_wrote() -> None:
     for sharded in (False, True):
         with shared_folder() as root, hvd.Checkpoints(root, sharded=sharded) as checkpoints:
@@ -54,7 +66,7 @@ def check_that_any_number_of_ranks_restores_what_another_wrote() -> None:
             found = checkpoints.restore()
             assert found is not None
             assert found.step == found.state["step"] == 2
-            alone = restoring.read(root, 2, TorchCodec())  # as a job of one rank does
+            alone = restoring.read(root, restoring.choose(root, [2]), TorchCodec())  # as a job of one rank does
             for each in (found.state, alone):
                 assert all(map(torch.equal, each["layers"], state(2)["layers"]))
             shards = folder.read_manifest(folder.writer_of(root, 2)).shards
@@ -98,3 +110,49 @@ def check_that_ranks_may_not_see_the_folder() -> None:
         assert found is not None
         assert all(map(torch.equal, found.state["layers"], state(5)["layers"]))
         assert elsewhere.exists() == (hvd.rank() == 0)
+
+
+def check_that_ranks_with_folders_of_their_own_get_what_rank_0_has() -> None:
+    """An earlier job has left other bytes in the folder of each host, of the same step and of later ones."""
+    values = {0: [5], 1: [5, 9], 2: []}[min(hvd.rank(), 2)]
+    with shared_folder() as root:
+        elsewhere = root / f"of-rank-{hvd.rank()}"
+        for step in values:
+            leave(elsewhere, step, state(100 * hvd.rank() + step))
+        found = hvd.Checkpoints(elsewhere).restore()
+        assert found is not None
+        assert (found.step, found.state["step"]) == (5, 5)
+        assert all(map(torch.equal, found.state["layers"], state(5)["layers"]))
+
+
+def check_that_what_is_damaged_on_one_host_alone_comes_from_rank_0() -> None:
+    with shared_folder() as root:
+        elsewhere = root / f"of-rank-{hvd.rank()}"
+        leave(elsewhere, 5, state(5))
+        if hvd.rank() == 1:
+            shard = folder.writer_of(elsewhere, 5) / "shard-0-of-1"
+            content = bytearray(shard.read_bytes())
+            at = content.index(torch.full((6,), 11.0).numpy().tobytes())
+            content[at + 3] ^= 1  # the sign of a weight
+            shard.write_bytes(content)
+        found = hvd.Checkpoints(elsewhere).restore()
+        assert found is not None
+        assert all(map(torch.equal, found.state["layers"], state(5)["layers"]))
+
+
+def check_that_a_folder_rank_0_cannot_look_into_is_an_error_on_all_ranks() -> None:
+    with shared_folder() as root:
+        mine = root / ("long" * 100 if hvd.rank() == 0 else "below")
+        with pytest.raises(CheckpointError, match=r"rank 0 on \S+ cannot read .*File name too long"):
+            hvd.Checkpoints(mine).restore()
+
+
+def check_that_what_rank_0_could_not_write_is_an_error_of_every_restore() -> None:
+    with shared_folder() as root:
+        (root / "file").touch()
+        hvd.barrier()
+        checkpoints = hvd.Checkpoints(root / "file")
+        checkpoints.save(1, state(1))
+        with pytest.raises(CheckpointError, match=r"step 1 .* was not written: rank 0 on \S+ says .*Not a directory"):
+            checkpoints.restore()
+        assert checkpoints.restore() is None
