@@ -189,11 +189,11 @@ def rates_by_samples_go_on_with_the_model() -> None:
         expected.append(found.schedule.rate(position))
         position = found.schedule.advance(position)
 
-    def rates(model: Any, state: Any = None, stop: int = -1, **how: Any) -> list[float]:
+    def rates(model: Any, state: Any = None, stop: int = -1, every: int = 2, **how: Any) -> list[float]:
         seen = Rates()
         callbacks = [hvd.callbacks.SamplesScheduleCallback(found.schedule, epoch_samples=ROWS), seen, *_stopping(stop)]
         if state is not None:
-            callbacks.insert(2, hvd.elastic.CommitStateCallback(state, batches_per_commit=2))
+            callbacks.insert(2, hvd.elastic.CommitStateCallback(state, batches_per_commit=every))
         with contextlib.suppress(InterruptedError):
             fit(model, callbacks=callbacks, **how)
         return seen.seen
@@ -206,11 +206,37 @@ def rates_by_samples_go_on_with_the_model() -> None:
     np.testing.assert_allclose(rates(model, state, 2, epochs=1), expected[:3], rtol=1e-6)
     state.restore()  # to the commit after two batches
     np.testing.assert_allclose(rates(model, state, epochs=1), expected[2 : STEPS + 2], rtol=1e-6)
+    model = compiled(keras.optimizers.SGD(0.5, gradient_accumulation_steps=2))
+    state = hvd.elastic.KerasState(model)
+    np.testing.assert_allclose(rates(model, state, 3, 3, epochs=1), expected[:4], rtol=1e-6)
+    state.restore()  # to the commit in the middle of an accumulation
+    np.testing.assert_allclose(rates(model, state, epochs=1), expected[3 : STEPS + 3], rtol=1e-6)
     if BACKEND == "torch":  # it has no such calls
         return
-    several = network()
-    several.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.5)), loss="mse", steps_per_execution=2)
-    np.testing.assert_allclose(rates(several, epochs=2), expected[: 2 * STEPS : 2], rtol=1e-6)
+    several, calls = network(), [*range(0, STEPS, 3), *range(STEPS, 2 * STEPS, 3)]  # the last of an epoch are of two
+    several.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.5)), loss="mse", steps_per_execution=3)
+    np.testing.assert_allclose(rates(several, epochs=2), np.array(expected)[calls], rtol=1e-6)
+    scaled = hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5)))
+    several.compile(scaled, loss="mse", steps_per_execution=3)
+    with raises(UsageError, "scaled losses and steps_per_execution=3"):
+        rates(several)
+
+
+@case
+def no_commit_comes_after_the_last_batch_of_an_epoch() -> None:
+    """Workers that came or went at it would find an epoch of which nothing is left."""
+    if BACKEND == "torch":  # it has no calls of several steps
+        return
+    seen: list[tuple[int, int]] = []
+    model = network()
+    model.compile(hvd.DistributedOptimizer(OPTIMIZERS["sgd"]()), loss="mse", steps_per_execution=3)
+    state: Any = hvd.elastic.KerasState(model, epoch=0, batch=0)
+    look = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda *_, **__: seen.append((state._saved["batch"], state.batch))
+    )
+    callbacks = [hvd.elastic.UpdateBatchStateCallback(state), hvd.elastic.CommitStateCallback(state), look]
+    fit(model, epochs=1, callbacks=callbacks)
+    assert [saved for saved, _ in seen] == [3, 6, 6]
 
 
 @case

@@ -212,22 +212,27 @@ class SamplesScheduleCallback(ScheduleProgress, keras.callbacks.Callback):
     has another ``global_batch`` than before, as one made of ``hvd.size()``. What was counted belongs to the model: a
     ``KerasState`` of it (with this before ``CommitStateCallback``) and a ``CheckpointCallback`` keep it, and a ``fit``
     goes on from there; one with an ``initial_epoch`` goes on with that. Raises ``UsageError`` for rules that need a
-    measured gain.
+    measured gain, and for scaled losses with ``steps_per_execution``.
     """
 
     def __init__(self, schedule: Schedule, epoch_samples: int, batch: int | None = None) -> None:
         keras.callbacks.Callback.__init__(self)
         ScheduleProgress.__init__(self, schedule, epoch_samples, None, ", which this callback has not")
-        self._batch, self._last = batch, -1
+        self._batch = batch
         self._is_known, self._is_beginning = False, True
 
     def on_train_begin(self, logs: Logs = None) -> None:
         """See ``Callback``."""
         self._is_beginning = True
+        each = self.model.steps_per_execution
+        if each > 1 and hasattr(self.model.optimizer, "inner_optimizer"):
+            raise UsageError(
+                f"SamplesScheduleCallback with scaled losses and steps_per_execution={each}: a step that is skipped is "
+                "not counted, so nobody can say how many batches a call had: leave it at 1, or train in bfloat16"
+            )
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """See ``Callback``."""
-        self._last = -1
         if self._is_beginning:
             variables.settle(self.model)
             asked = self.position.epoch_samples, epoch, self._batch, self._is_known
@@ -237,14 +242,17 @@ class SamplesScheduleCallback(ScheduleProgress, keras.callbacks.Callback):
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
         """See ``Callback``."""
         set_rate(self.model, self.rate, corrects_momentum=False)
-        progress_of(self.model).measure(self.position)
+        progress_of(self.model).place(self.position)
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """See ``Callback``; with ``steps_per_execution``, several batches have passed."""
-        done, self._last = batch - self._last, batch
+        """See ``Callback``."""
+        variables.settle(self.model)
+        progress = progress_of(self.model)
+        # A call of several steps may have had fewer, as the last of an epoch, and ``batch`` does not say so.
+        done = progress.steps_since if self.model.steps_per_execution > 1 else 1
         for _ in range(done):
             self.advance(self._batch)
-        progress_of(self.model).moved(self.position, done)
+        progress.measure(self.position)
 
 
 @final

@@ -245,7 +245,7 @@ class _CountingCallback(keras.callbacks.Callback):
         self._trained(first, batch + 1)
 
     def _trained(self, first: int, end: int) -> None:
-        """Take note that the batches from ``first`` to before ``end`` are done; the last one may not exist."""
+        """Take note that the batches from ``first`` to before ``end`` are done; the last ones may not exist."""
         raise NotImplementedError
 
 
@@ -275,7 +275,7 @@ class CommitStateCallback(_CountingCallback):
         """See ``_CountingCallback``."""
         self._done += end - first
         # Not after the last batch: workers that come or go at a commit would find an epoch of which nothing is left.
-        if self._done >= self._every and end != self.params.get("steps"):
+        if self._done >= self._every and end < (self.params.get("steps") or math.inf):
             self._commit()
 
     def _commit(self) -> None:

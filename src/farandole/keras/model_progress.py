@@ -1,7 +1,7 @@
 """Progress of a model's training beside its variables: the samples that a schedule has counted, its elastic state.
 
 progress = progress_of(model)                   # one for each model, for whichever callbacks it gets
-progress.advance(schedule, samples, batches=1)
+progress.measure(position)                      # where a schedule is, with the steps that the optimizer has made
 
 Callbacks come and go with each call of ``fit``. What they have counted belongs to the model, and to the step that its
 optimizer is at: an elastic state and a ``CheckpointCallback`` keep it along with the variables.
@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Any, Protocol, final
 
 import keras
-import numpy as np
 
+from farandole.keras import variables
 from farandole.largebatch.schedule import Position, Schedule
 
 
@@ -82,14 +82,19 @@ class ModelProgress:
         self._note()
         return kept
 
+    def place(self, position: Position) -> None:
+        """Let the next step begin at ``position``."""
+        self._position = position
+
     def measure(self, position: Position) -> None:
-        """Note that a step begins at ``position``."""
+        """Note that the steps made so far have led to ``position``."""
         self._position = position
         self._note()
 
-    def moved(self, position: Position, batches: int) -> None:
-        """Note that so many batches have led to ``position``."""
-        self._position, self._iterations = position, self._iterations + batches
+    @property
+    def steps_since(self) -> int:
+        """Number of steps since the last ``measure``."""
+        return self._steps() - self._iterations
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers, for a state or a checkpoint."""
@@ -111,7 +116,7 @@ class ModelProgress:
         return getattr(self._model(), "optimizer", None)
 
     def _steps(self) -> int:
-        return int(np.asarray(keras.ops.convert_to_numpy(self._compiled.iterations)))
+        return variables.steps_of(self._compiled)
 
     def _note(self) -> None:
         self._optimizer, self._iterations = weakref.ref(self._compiled), self._steps()

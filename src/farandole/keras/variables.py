@@ -53,6 +53,12 @@ def of_both(model: keras.Model) -> list[Any]:
     return of_model(model) + (of_optimizer(optimizer, model) if optimizer is not None else [])
 
 
+def steps_of(optimizer: Any) -> int:
+    """Number of batches whose gradients an optimizer has got, but for those that scaled losses have skipped."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return int(np.asarray(keras.ops.convert_to_numpy(inner._iterations)))  # ``iterations`` counts whole accumulations
+
+
 def read(variables: Sequence[Any]) -> list[AnyArray]:
     """Copies of the values."""
     return [np.array(keras.ops.convert_to_numpy(variable), order="C") for variable in variables]
