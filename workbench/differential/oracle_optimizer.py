@@ -96,12 +96,13 @@ class Averaging:
         is_left = any(p.grad is g and g._version == version for g, version in self.last)
         return p.requires_grad or self.terms.op == 0 or not is_left
 
-    def mean(self, loss: Any) -> Any:
-        """The loss of a closure, averaged over the ranks."""
+    def reduced_loss(self, loss: Any) -> Any:
+        """The loss of a closure, averaged or summed over the ranks as the gradients are."""
         if self.hvd.rank() not in self.terms.members:
             return loss
         given = self.hvd.meet(f"loss {self.label}", torch.as_tensor(loss).detach().double(), self.terms.members)
-        return (torch.stack(list(given.values())).sum() / len(self.terms.members)).to(torch.as_tensor(loss).dtype)
+        total = torch.stack(list(given.values())).sum() / (len(self.terms.members) if self.terms.op == 0 else 1)
+        return total.to(torch.as_tensor(loss).dtype)
 
 
 def wide(grad: torch.Tensor) -> tuple[torch.Tensor, bool]:
@@ -157,7 +158,7 @@ class OracleOptimizer(torch.optim.Optimizer):
             loss = closure()
             self.oracle.settle()
             self.oracle.note_step()
-            return self.oracle.mean(loss)
+            return self.oracle.reduced_loss(loss)
 
         return evaluate
 

@@ -68,20 +68,26 @@ class TorchReducer(GradientReducer[torch.Tensor]):
         self._ongoing = no_pass  # the end of a nested pass that failed may be kept alive by the graph around it
 
     def wrap(self, closure: Closure) -> Closure:
-        """A closure for ``Optimizer.step`` that leaves reduced gradients, and returns the loss averaged over the ranks.
+        """A closure for ``Optimizer.step`` that leaves reduced gradients, and returns the loss that they are of.
 
-        Line searches then decide alike on every rank.
+        Line searches then decide alike on every rank. The loss is reduced as the gradients are; raises ``UsageError``
+        for operations of which no loss can be that of the gradients.
         """
+        if self.op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
+            raise UsageError(
+                f"step(closure) with op={self.op.label}: gradients that are reduced so are those of no loss that the "
+                "closure could return. Use op=Average or op=Sum, or call backward(), then step() without a closure"
+            )
         votes = [self.vote]
 
         def evaluate() -> Any:
             self.zeroed()
             loss = closure()
             self.settle()
-            mean = self._average(loss)
+            reduced = self._reduce_loss(loss)
             if votes:  # the optimizer changes parameters from the first evaluation on
                 votes.pop()()
-            return mean
+            return reduced
 
         return evaluate
 
@@ -164,13 +170,14 @@ class TorchReducer(GradientReducer[torch.Tensor]):
             "differentiated again with torch.autograd.grad(..., create_graph=True), and call backward() on the sum"
         )
 
-    def _average(self, loss: Any) -> Any:
+    def _reduce_loss(self, loss: Any) -> Any:
         session = current()
         if not isinstance(loss, torch.Tensor | float) or not self._is_needed(session):
             return loss
         value = torch.as_tensor(loss, dtype=None if isinstance(loss, torch.Tensor) else torch.float64)
-        [mean] = verbs.allreduce([value], f"{self.label}.loss", Reduction(), self._terms.process_set).run()
-        return mean if isinstance(loss, torch.Tensor) else mean.item()
+        how, process_set = Reduction(self.op), self._terms.process_set
+        [reduced] = verbs.allreduce([value], f"{self.label}.loss", how, process_set).run()
+        return reduced if isinstance(loss, torch.Tensor) else reduced.item()
 
 
 def _hook_of(reference: weakref.ref[TorchReducer]) -> Arrived:

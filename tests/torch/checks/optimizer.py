@@ -271,6 +271,31 @@ def check_closures() -> None:
         assert losses[:2] == pytest.approx(losses[2:])
 
 
+def check_the_loss_of_a_closure_is_that_whose_gradient_is_reduced() -> None:
+    """A line search with sums of gradients that sees a mean of losses takes other steps, or none."""
+    size, model, alone = hvd.size(), network(), network()
+    original, reference = (
+        torch.optim.LBFGS(m.parameters(), max_iter=4, line_search_fn="strong_wolfe") for m in (model, alone)
+    )
+    optimizer: Any = hvd.DistributedOptimizer(original, op=hvd.Sum)
+    losses: list[list[float]] = []
+    for m, o, rank in ((model, optimizer, hvd.rank()), (alone, reference, None)):
+
+        def closure(m: torch.nn.Module = m, o: Any = o, rank: int | None = rank) -> torch.Tensor:
+            o.zero_grad()
+            loss = loss_of(m, batches(0, rank)) * (size if rank is None else 1)
+            loss.backward()
+            return loss
+
+        losses.append([o.step(closure).item() for _ in range(2)])
+    same(model, alone, rtol=1e-5, atol=1e-7)
+    assert losses[0] == pytest.approx(losses[1])
+    for op in (hvd.Min, hvd.Max, hvd.Product):
+        optimizer = hvd.DistributedOptimizer(sgd(network().parameters()), op=op)
+        with pytest.raises(ValueError, match=f"closure.*op={op.label}"):
+            optimizer.step(lambda: 0.0)
+
+
 def check_grad_scaler() -> None:
     model, alone = network().float(), network().float()
     optimizer, reference = hvd.DistributedOptimizer(sgd(model.parameters())), sgd(alone.parameters())
