@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -262,6 +263,26 @@ def rates_by_samples_turn_where_only_the_global_batch_is_another() -> None:
         fit(model, epochs=1, callbacks=[first(), hvd.elastic.CommitStateCallback(state)])
         fit(model, epochs=1, callbacks=[second(), rates])
         np.testing.assert_allclose(rates.seen, expected, rtol=1e-6)
+
+
+@case
+def rates_by_samples_go_on_where_epochs_get_more_samples() -> None:
+    """As many passes have been made over the larger set."""
+    schedule = recipe(optimizer="sgd", base_lr=0.1, base_batch=6, global_batch=GLOBAL_BATCH, epochs=4).schedule
+    model, rates, position = compiled(keras.optimizers.SGD(0.5)), Rates(), schedule.begin(ROWS)
+    state: Any = hvd.elastic.KerasState(model)
+    callbacks = [hvd.callbacks.SamplesScheduleCallback(schedule, ROWS), hvd.elastic.CommitStateCallback(state)]
+    fit(model, epochs=1, callbacks=callbacks)
+    for _ in range(STEPS):
+        position = schedule.advance(position)
+    position, expected = replace(position, epoch_samples=3 * ROWS, samples=3 * ROWS, progress=3.0 * ROWS), list[float]()
+    for _ in range(STEPS):
+        expected.append(schedule.rate(position))
+        position = schedule.advance(position)
+    grown = hvd.callbacks.SamplesScheduleCallback(schedule, 3 * ROWS)
+    fit(model, epochs=1, callbacks=[grown, rates])
+    np.testing.assert_allclose(rates.seen, expected, rtol=1e-6)
+    assert (grown.position.epoch, grown.position.steps) == (position.epoch, 2 * STEPS)
 
 
 @case

@@ -209,7 +209,7 @@ class SamplesScheduleCallback(ScheduleProgress, keras.callbacks.Callback):
 
     ``epoch_samples``: how many samples all ranks together see in an epoch. ``batch``: how many a step has, all ranks
     together; by default what the schedule says. A change of the number of ranks makes no jump, nor does a schedule that
-    has another ``global_batch`` than before, as one made of ``hvd.size()``. What was counted belongs to the model: a
+    has another ``global_batch`` than before, as one made of ``hvd.size()``, or another ``epoch_samples``. What was counted belongs to the model: a
     ``KerasState`` of it (with this before ``CommitStateCallback``) and a ``CheckpointCallback`` keep it, and a ``fit``
     goes on from there; one with an ``initial_epoch`` goes on with that. Raises ``UsageError`` for rules that need a
     measured gain, and for scaled losses with ``steps_per_execution``.

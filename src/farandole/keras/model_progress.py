@@ -64,18 +64,20 @@ class ModelProgress:
         """Position from which a ``fit`` goes on that begins with ``epoch``.
 
         ``known``: the callback has been used before, and goes on where it was. Else it begins at 0, or with ``epoch``,
-        unless a state or a checkpoint says where the model is.
+        unless a state or a checkpoint says where the model is. Where epochs have other numbers of samples than before,
+        as many of them have passed.
         """
         elastic, terms = self.elastic, _terms(schedule)
         is_under_way = known or self._is_given or (elastic is not None and elastic.has_begun)
         kept, goes_on = self._position, is_under_way or epoch > 0
-        if kept is None or self._schedule != terms or kept.epoch_samples != epoch_samples or not goes_on:
+        if kept is None or self._schedule != terms or not goes_on:
             kept = schedule.begin(epoch_samples)
             if epoch > 0:
                 kept = schedule.advance(kept, epoch * epoch_samples)
         else:
             if self._optimizer is None or self._optimizer() is self._compiled:  # else its steps are of another one
                 kept = _moved(schedule, kept, self._steps() - self._iterations, batch)
+            kept = _measured_by(epoch_samples, kept)
             if self._global_batch != schedule.global_batch:  # of other ranks; not what the script has resized since
                 kept = schedule.resize(kept, schedule.global_batch)
         self._schedule, self._global_batch, self._position, self._is_given = terms, schedule.global_batch, kept, False
@@ -136,6 +138,13 @@ def _moved(schedule: Schedule, position: Position, steps: int, batch: int | None
     samples = max(0, position.samples + steps * (batch or schedule.batch(position)))
     progress = position.progress - (position.samples - samples)
     return replace(position, samples=samples, progress=max(0.0, progress), steps=max(0, position.steps + steps))
+
+
+def _measured_by(epoch_samples: int, position: Position) -> Position:
+    """The position after as many epochs, of another number of samples each: no rate jumps."""
+    ratio = epoch_samples / position.epoch_samples
+    samples, progress = round(position.samples * ratio), position.progress * ratio
+    return replace(position, epoch_samples=epoch_samples, samples=samples, progress=progress)
 
 
 _known: weakref.WeakKeyDictionary[keras.Model, ModelProgress] = weakref.WeakKeyDictionary()
