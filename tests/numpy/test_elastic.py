@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from farandole.adapters.numpy import NumpyAdapter, adapter
 from farandole.elastic.worker.state_parts import random_parts
 from farandole.errors import AbortError, UsageError
 from farandole.numpy.elastic import NumpyState
@@ -170,3 +171,70 @@ def test_a_worker_is_killed_another_one_comes_and_nobody_can_tell(launch: Any, t
         for one, other in zip(found["values"], expected["values"], strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-9)
     assert results[0][0] == results[1][0]
+
+
+def test_an_array_that_is_in_another_place_too_when_a_fault_comes_is_restored_in_its_own(job: None) -> None:
+    """As the iterate of before: ``before["w"] = now["w"]`` begins a step, and the step fails."""
+    now, before, both = {"w": np.zeros(2)}, {"w": np.zeros(2)}, {"now": np.full(1, 5.0), "before": np.full(1, 4.0)}
+    state: Any = NumpyState(now=now, before=before, both=both, alone=np.full(1, 1.0), other=np.full(1, 2.0))
+    for _ in range(3):
+        before["w"], now["w"] = now["w"], now["w"] + 1
+        state.commit()
+    before["w"] = now["w"]
+    both["before"] = both["now"]
+    state.other = state.alone
+    state.restore()
+    assert (now["w"].tolist(), before["w"].tolist()) == ([3, 3], [2, 2])
+    assert (both["now"].tolist(), both["before"].tolist()) == ([5], [4])
+    assert (state.alone.tolist(), state.other.tolist()) == ([1], [2])
+
+
+def orders(member: RankContext) -> dict[str, list[float]]:
+    """Arrays that are all zeros, under names that come in another order on each rank, as those of a ``set`` do."""
+    init()
+    shapes = {"a": (100, 2), "b": (300,)}
+    arrays = {name: np.zeros(shapes[name]) for name in sorted(shapes, reverse=member.rank == 1)}
+    state: Any = NumpyState(arrays=arrays)
+    state.sync()
+    shutdown()
+    return {name: np.unique(array).tolist() for name, array in sorted(state.arrays.items())}
+
+
+def test_arrays_whose_bytes_are_equal_in_another_order_are_received(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = adapter.make
+    monkeypatch.setattr(NumpyAdapter, "make", lambda _, spec: np.full_like(made(spec), 7))
+    assert run_job(orders, 2) == [{"a": [0.0], "b": [0.0]}] * 2
+
+
+def ties(member: RankContext) -> str:
+    """Rank 1 has just come, and has one array for two that the others have since made of it."""
+    init()
+    w, tied = np.full(2, 3.0), np.full(4, 1.0)
+    state: Any = NumpyState(w=w, weights={"in": tied, "out": tied[:2]}, best={"w": w})
+    if member.rank == 0:
+        state.best["w"] = w.copy()
+        state._step_vote.step, state._is_whole = 1, True
+    try:
+        state.sync()
+    except (UsageError, AbortError) as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        shutdown()
+    return ""
+
+
+def test_a_worker_whose_arrays_are_one_takes_no_state_in_which_they_are_two() -> None:
+    one, other = run_job(ties, 2)
+    assert not one or one.startswith("AbortError")
+    assert other.startswith("UsageError: best.w and w lie in the same memory on this worker, and not in the state")
+
+
+def test_a_state_whose_arrays_are_one_takes_no_checkpoint_in_which_they_are_two(job: None) -> None:
+    w = np.ones(2)
+    saved = NumpyState(w=w, best=w.copy()).state_dict()
+    NumpyState(w=w.copy(), best=w).load_state_dict(saved)
+    with pytest.raises(UsageError, match="best and w lie in the same memory"):
+        NumpyState(w=w, best=w).load_state_dict(saved)
+    tied: Any = NumpyState(w=w, best=w)
+    w[:] = 5
+    NumpyState(w=w, best=w).load_state_dict(tied.state_dict())

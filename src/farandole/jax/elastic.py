@@ -31,12 +31,12 @@ from farandole.adapters.numpy import adapter
 from farandole.elastic.worker import run as elastic_run
 from farandole.elastic.worker.epoch_sampler import EpochSampler as ElasticSampler
 from farandole.elastic.worker.state import ObjectState, State
-from farandole.elastic.worker.state_parts import HandlerRegistry, RandomPart, StateHandler, StatePart, random_parts
+from farandole.elastic.worker.state_parts import HandlerRegistry, StateHandler, StatePart, random_parts
 from farandole.errors import HorovodInternalError, HostsUpdatedInterrupt, UsageError
 from farandole.graphs.library import original
 from farandole.jax.optimizer import DistributedState
 from farandole.largebatch.report import report
-from farandole.numpy.elastic import ArrayGeneratorPart, ArraysPart
+from farandole.numpy.elastic import ArrayGeneratorPart, ArraysPart, TiesPart
 from farandole.runtime.collectives.leaves import Leaves
 from farandole.runtime.session.init import current
 
@@ -288,5 +288,5 @@ class JaxState(ObjectState):
         trees = {name: part.value for name, part in self._parts.items() if isinstance(part, TreePart)}
         self._take(trees)
 
-    def _generators(self) -> dict[str, RandomPart]:
-        return random_parts()
+    def _generators(self) -> Mapping[str, StatePart]:
+        return {**random_parts(), "numpy.shared": TiesPart(self)}

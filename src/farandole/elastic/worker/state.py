@@ -25,7 +25,6 @@ from farandole.elastic.membership.vote import NEW, goes_on_from
 from farandole.elastic.worker.state_parts import (
     HandlerRegistry,
     OptimizerPart,
-    RandomPart,
     SamplerPart,
     StateHandler,
     StatePart,
@@ -252,8 +251,8 @@ class ObjectState(State):
         """The handler that keeps a value; ``None`` if it is to be pickled."""
         return self._registry.handler_for(value)
 
-    def _generators(self) -> dict[str, RandomPart]:
-        """The global random generators that belong to the state."""
+    def _generators(self) -> Mapping[str, StatePart]:
+        """Parts that are no attributes: the global random generators, and what else belongs to the state."""
         return {}
 
     def _await_values(self) -> None:

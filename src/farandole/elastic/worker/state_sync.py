@@ -142,7 +142,9 @@ def synchronize(
     reach("agree")
     rank = current().topology.rank
     inventory = Inventory(parts, leaves)
-    digest = f"{Flat(leaves.memory(inventory.common())).checksum():08x}"
+    # Of the layout, too: equal bytes of other arrays are no reason to keep them, as there may be more than these here.
+    layout = zlib.crc32(leaves.layout([*inventory.common(), *inventory.own()]).encode())
+    digest = f"{Flat(leaves.memory(inventory.common())).checksum():08x}{layout:08x}"
     claim = Claim(job_state.step, digest, inventory.private(), job_state.joined)
     # Every rank decides by itself, from the same claims in the same order: no further round, and no rank whose death
     # would leave the others without an answer.
@@ -151,12 +153,8 @@ def synchronize(
     mine = (inventory.skeletons, _pickled(objects), training.step)
     theirs, their_objects, training.step = broadcast_object(mine, agreement.root, "elastic.state")
     receives = rank in agreement.receivers
-    try:
+    with _told_to_all():
         inventory.adopt(theirs, agreement.alike if receives else ())
-    except UsageError as error:
-        # To raise is not enough: a script that catches it stays, and the others would wait for it in the transfer.
-        current().abort(str(error))
-        raise
     agreed_s, nbytes = time.monotonic(), 0
     if agreement.receivers:
         reach("transfer")
@@ -168,11 +166,22 @@ def synchronize(
             nbytes += _move(leaves, inventory.own(), [agreement.root], receives, "elastic.own")
     # After the last collective: up to here a lost peer leaves the parts as they were, and only tensors half
     # written, of which ``receive`` has told.
-    inventory.load(receives)
+    with _told_to_all():
+        inventory.load(receives)
     if their_objects != mine[1]:
         objects = pickle.loads(their_objects)  # noqa: S301 (from a member of this job)
     end_s = time.monotonic()
     return Synced(max(agreement.step, 0), receives, objects, nbytes, agreed_s - begin_s, end_s - agreed_s)
+
+
+@contextlib.contextmanager
+def _told_to_all() -> Iterator[None]:
+    """End the generation where this rank cannot take the state: a script may catch the error, and others wait."""
+    try:
+        yield
+    except UsageError as error:
+        current().abort(str(error))
+        raise
 
 
 def _pickled(objects: Mapping[str, Any]) -> bytes:

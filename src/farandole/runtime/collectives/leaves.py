@@ -76,6 +76,10 @@ class Leaves(Generic[T]):
         """The values of ``tensors`` as bytes of host memory, of the tensors themselves or of copies."""
         return [self._adapter.host_bytes(tensor) for tensor in tensors] if self._adapter else []
 
+    def layout(self, tensors: Sequence[T]) -> str:
+        """Shapes and dtypes of ``tensors`` in their order; the same bytes mean the same where this is the same."""
+        return repr([self._adapter.spec(tensor).portable for tensor in tensors]) if self._adapter else ""
+
     def written(self, tensors: Sequence[T], memory: Sequence[Array]) -> None:
         """Give ``tensors`` the values in their ``memory``, which has been written."""
         for tensor, array in zip(tensors, memory, strict=True):
