@@ -16,8 +16,9 @@ from farandole.collective import ReduceOp, Reduction
 from farandole.errors import UsageError
 from farandole.runtime.session.init import takes_part
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
-from farandole.torch.autograd import apply
+from farandole.torch.autograd import Allreduce, apply
 
+_SUM = Reduction(ReduceOp.SUM)
 _numbers = itertools.count()
 
 
@@ -56,7 +57,7 @@ class SyncBatchNorm(_BatchNorm):
             _Normalise, input, self.weight, self.bias, self.eps, self._label, self.process_set
         )
         if self.track_running_stats:
-            self._track(mean, variance * (count / max(count - 1.0, 1.0)))
+            self._track(mean.detach(), variance.detach() * (count / max(count - 1.0, 1.0)))
         result: torch.Tensor = output
         return result
 
@@ -85,6 +86,8 @@ class SyncBatchNorm(_BatchNorm):
 class _Normalise(torch.autograd.Function):
     """Normalise by the statistics of all ranks; returns the output, and the whole batch's mean, variance, number."""
 
+    # The statistics are outputs that ``backward`` uses: where that is differentiated, their gradients come in there.
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -98,13 +101,11 @@ class _Normalise(torch.autograd.Function):
         """See the class."""
         x = _by_channel(input)
         mean, variance, count = _all_statistics(x, label, process_set)
-        scale = torch.rsqrt(variance + eps)
-        normalised = (x - mean) * scale
+        normalised = (x - mean) * torch.rsqrt(variance + eps)
         output = normalised if weight is None or bias is None else normalised * weight.to(x.dtype) + bias.to(x.dtype)
-        ctx.save_for_backward(input, mean, scale, weight)
-        ctx.count, ctx.label, ctx.process_set = count, label, process_set
+        ctx.save_for_backward(input, mean, variance, weight)
+        ctx.count, ctx.eps, ctx.label, ctx.process_set = count, eps, label, process_set
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(mean, variance)
         return _like(output, input), mean, variance, count
 
     @staticmethod
@@ -113,19 +114,21 @@ class _Normalise(torch.autograd.Function):
 
         The gradients of weight and bias stay this rank's own: the optimizer reduces them like any other.
         """
-        input, mean, scale, weight = ctx.saved_tensors  # noqa: A001 (the name in PyTorch)
-        x = _by_channel(input)
+        input, mean, variance, weight = ctx.saved_tensors  # noqa: A001 (the name in PyTorch)
+        x, scale = _by_channel(input), torch.rsqrt(variance + ctx.eps)
         grad = torch.zeros_like(x) if grads[0] is None else _by_channel(grads[0])
         normalised = (x - mean) * scale
-        grad_bias, grad_weight = grad.sum(0), (grad * normalised).sum(0)
-        sums = torch.cat([grad_bias, grad_weight])
-        [sums] = verbs.allreduce([sums], f"{ctx.label}.backward", Reduction(ReduceOp.SUM), ctx.process_set).run()
-        mean_bias, mean_weight = (sums / ctx.count).chunk(2)
+        parts = [grad.sum(0), (grad * normalised).sum(0)]
+        if any(each is not None for each in grads[1:3]):
+            parts += [torch.zeros_like(mean) if each is None else each for each in grads[1:3]]
+        [sums] = apply(Allreduce, f"{ctx.label}.backward", _SUM, ctx.process_set, torch.cat(parts))
+        mean_bias, mean_weight, *of_statistics = (sums / ctx.count).chunk(len(parts))
         own = (grad - mean_bias - normalised * mean_weight) * scale
-        if weight is None:
-            return _like(own, input), None, None, None, None, None
-        own = own * weight.to(x.dtype)
-        return _like(own, input), grad_weight.to(weight.dtype), grad_bias.to(weight.dtype), None, None, None
+        own = own if weight is None else own * weight.to(x.dtype)
+        if of_statistics:
+            own = own + of_statistics[0] + 2.0 * of_statistics[1] * (x - mean)
+        of_affine = (None, None) if weight is None else (parts[1].to(weight.dtype), parts[0].to(weight.dtype))
+        return _like(own, input), *of_affine, None, None, None
 
 
 def _all_statistics(x: torch.Tensor, label: str, process_set: ProcessSet) -> tuple[torch.Tensor, torch.Tensor, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from functools import partial
 from typing import Any
 
 import pytest
@@ -50,6 +51,43 @@ def check_batch_norm_over_the_batches_of_all_ranks() -> None:
         synced.eval()
         alone.eval()
         torch.testing.assert_close(synced(mine), alone(mine))
+
+
+def derivatives_of_batch_norm(norm: Any, x: torch.Tensor, rows: slice, affine: list[Any]) -> list[torch.Tensor]:
+    """By ``rows`` of the input and by what is affine, from first to third order."""
+    weights = torch.cos(torch.arange(x.numel(), dtype=torch.float64)).reshape(x.shape)[rows]
+    own = x[rows].clone().requires_grad_()
+    loss, found = (norm(own).sin() * weights).sum(), []
+    for _ in range(3):
+        derivatives = torch.autograd.grad(loss, [own, *affine], create_graph=True)
+        found += derivatives
+        loss = (derivatives[0].square() * weights).sum()
+    return found
+
+
+def batch_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """The formula, as PyTorch differentiates it."""
+    others = [0, *range(2, x.dim())]
+    centred = x - x.mean(others, keepdim=True)
+    return centred * torch.rsqrt(centred.square().mean(others, keepdim=True) + 1e-5) * weight + bias
+
+
+def check_that_gradients_of_a_batch_norm_can_be_differentiated_again() -> None:
+    """As those of the formula over all rows; from the third order on, those of ``torch.nn.BatchNorm1d`` are others."""
+    begin = sum(rows_of(r) for r in range(hvd.rank()))
+    own = slice(begin, begin + rows_of(hvd.rank()))
+    if hvd.size() == 1:  # then it is that layer
+        return
+    for rest in ((), (2, 3)):
+        layer = hvd.SyncBatchNorm(4).double()
+        weight, bias = (torch.nn.Parameter(each.detach().reshape(4, *[1] * len(rest))) for each in layer.parameters())
+        formula = partial(batch_norm, weight=weight, bias=bias)
+        x = torch.cat([batch(r, *rest) - 1e4 for r in range(hvd.size())])
+        ours = derivatives_of_batch_norm(layer, x, own, [*layer.parameters()])
+        theirs = derivatives_of_batch_norm(formula, x, slice(None), [weight, bias])
+        for i, (found, expected) in enumerate(zip(ours, theirs, strict=True)):
+            total = hvd.allreduce(found.detach(), op=hvd.Sum).reshape(expected.shape) if i % 3 else found
+            torch.testing.assert_close(total, expected if i % 3 else expected[own], rtol=1e-6, atol=1e-8)
 
 
 def check_batch_norm_of_a_set_that_is_not_registered_is_refused() -> None:
