@@ -25,10 +25,10 @@ def _unnamed(member: RankContext, root: str) -> list[str]:
     """Rank 0 has written its share, and cannot give the checkpoint its name."""
     finish = folder.finish
 
-    def blocked(folder: Path, manifest: Manifest) -> Path:
+    def blocked(folder: Path, manifest: Manifest, back_to: int | None = None) -> Path:
         if manifest.step == 0:
             (folder / MANIFEST).mkdir()  # where the manifest is to be written
-        return finish(folder, manifest)
+        return finish(folder, manifest, back_to)
 
     folder.finish = blocked
     init()

@@ -24,6 +24,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Literal, TypeAlias, TypeVar, final
@@ -87,6 +88,8 @@ class Checkpoints:
         self._writers: set[threading.Thread] = set()
         self._turn = threading.Lock()
         self._unsaid: list[tuple[CheckpointError, _Writer]] = []
+        self._back_to: int | None = None  # the step that was restored by its number, until the next is written
+        self._has_warned = False
 
     def save(self, step: int, state: Any) -> None:
         """Write ``state`` in the background: nested dicts, lists and tuples of tensors and plain values.
@@ -102,6 +105,8 @@ class Checkpoints:
         before = list(self._unsaid)  # and not what goes wrong with this one, which a later call raises
         if writer.rank < writer.writers and not writer.is_outside:
             self._begin(step, state, writer)
+        else:  # another rank writes it, and leaves the branch of later steps if need be: this one never does
+            self._back_to = None
         for each in before:
             self._raise(each)
 
@@ -113,8 +118,10 @@ class Checkpoints:
         content: dict[str, Any] = {TENSORS: {number: adapter.host_copy(tensors[number]) for number in owned}}
         if writer.rank == 0:
             content[TREE] = tree
+        save = _Save(step, content, writer, self._back_to)
+        self._back_to = None
         # No daemon: the interpreter joins it before ``atexit``, and so before the session leaves the job.
-        thread = threading.Thread(target=self._write, args=(step, content, writer), name="farandole-checkpoint")
+        thread = threading.Thread(target=self._write, args=(save,), name="farandole-checkpoint")
         if writer.writers > 1:  # its all-gather needs the session, and the others need it to come to that
             init.finish_before_leaving(thread)
         thread.start()
@@ -143,6 +150,9 @@ class Checkpoints:
         >>> if found is not None:
         ...     model.load_state_dict(found.state["model"])
 
+        What is saved after ``restore(step)`` is newer than all that is there: checkpoints of later steps are moved to a
+        folder ``later-than-…``, whole, before the first of a step that is not later still gets its name.
+
         Says which newer ones are torn, truncated, changed or foreign, in ``refused`` and in the log. Raises
         ``CheckpointError`` if ``step`` is asked for and not whole.
         """
@@ -159,7 +169,9 @@ class Checkpoints:
             if step is not None:
                 raise CheckpointError("; ".join(point.refused))
             return None
-        return Restored(point.step, self._read(point, writer), point.refused)
+        state = self._read(point, writer)
+        self._back_to = step
+        return Restored(point.step, state, point.refused)
 
     def close(self) -> None:
         """Wait for the last checkpoint, as ``wait`` does; the last thing to do."""
@@ -190,27 +202,29 @@ class Checkpoints:
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    def _write(self, step: int, content: dict[str, Any], writer: _Writer) -> None:
+    def _write(self, save: _Save) -> None:
         self._writers.add(threading.current_thread())
         try:
             with self._turn:
-                self._write_all(step, content, writer)
+                self._write_all(save)
         except BaseException as error:  # of this thread nobody would hear it
-            failure = CheckpointError(f"the checkpoint of step {step} in {self.root} was not written: {error}")
+            failure = CheckpointError(f"the checkpoint of step {save.step} in {self.root} was not written: {error}")
             failure.__cause__ = error
+            self._back_to = save.back_to
             if self._on_error == "raise":
-                self._unsaid.append((failure, writer))
+                self._unsaid.append((failure, save.writer))
                 logger.error("%s", failure)  # at once: the process may end before a call can raise it
             else:
                 logger.warning("%s; training goes on", failure)
 
-    def _write_all(self, step: int, content: dict[str, Any], writer: _Writer) -> None:
-        name = f"checkpoint.{self.root.name}.{step}"  # not the whole path: hosts may see the folder at different ones
+    def _write_all(self, save: _Save) -> None:
+        # Not the whole path: hosts may see the folder at different ones.
+        name, writer = f"checkpoint.{self.root.name}.{save.step}", save.writer
         own = folder.new_mark()
         with folder.in_flight(own):
-            writing = folder.writing(self.root, step, writer.gather(own, f"{name}.mark")[0])
+            writing = folder.writing(self.root, save.step, writer.gather(own, f"{name}.mark")[0])
             try:
-                wrong = self._write_together(step, content, writer, writing, name)
+                wrong = self._write_together(save, writing, name)
             except BaseException:
                 if writer.rank == 0:  # and no other rank: this one may be giving the folder its name meanwhile
                     folder.discard(writing)
@@ -219,18 +233,17 @@ class Checkpoints:
                 folder.discard(writing)  # now nobody is at it any more
                 raise CheckpointError("; ".join(wrong))
 
-    def _write_together(
-        self, step: int, content: dict[str, Any], writer: _Writer, writing: Path, name: str
-    ) -> list[str]:
+    def _write_together(self, save: _Save, writing: Path, name: str) -> list[str]:
         """Write the files of all ranks, and name their folder; in words what kept any rank from that, on all ranks."""
         # Nothing here may raise before the last gather: the others would wait there for this rank.
-        said = self._try(lambda: self._write_share(writing, content, writer), writing, writer)
+        writer = save.writer
+        said = self._try(lambda: self._write_share(writing, save.content, writer), writing, writer)
         shards = writer.gather(said, name)
         if wrong := [each for each in shards if isinstance(each, str)]:
             return wrong
         whole = [each for each in shards if isinstance(each, ShardFile)]
         is_first = writer.rank == 0
-        named = self._try(lambda: self._finish(writing, step, whole), writing, writer) if is_first else None
+        named = self._try(lambda: self._finish(writing, save, whole), writing, writer) if is_first else None
         return [each for each in writer.gather(named, f"{name}.named") if isinstance(each, str)]
 
     def _try(self, write: Callable[[], R], writing: Path, writer: _Writer) -> R | str:
@@ -244,10 +257,18 @@ class Checkpoints:
         except BaseException as error:  # of the framework, or a SystemExit, which threads swallow
             return f"{writer.name} cannot write {writing}: {type(error).__name__}: {error}"
 
-    def _finish(self, writing: Path, step: int, whole: list[ShardFile]) -> None:
-        folder.finish(writing, Manifest(step, whole, __version__))
+    def _finish(self, writing: Path, save: _Save, whole: list[ShardFile]) -> None:
+        folder.finish(writing, Manifest(save.step, whole, __version__), save.back_to)
         # Older ones go only when the new name would survive a power failure.
-        folder.retain(self.root, self._keep, step)
+        folder.retain(self.root, self._keep, save.step)
+        latest = max(folder.steps(self.root), default=save.step)
+        if latest > save.step and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "checkpoint: step %d was written, and %s has a checkpoint of step %d already: restore() takes the "
+                "latest step that is whole; go back by restore(step=...), or give each training a folder of its own",
+                save.step, self.root, latest,
+            )  # fmt: skip
 
     def _write_share(self, writing: Path, content: dict[str, Any], writer: _Writer) -> ShardFile:
         if writer.rank == 0:
@@ -290,6 +311,17 @@ class Checkpoints:
         if wrong and own.exists():  # and not of a rank that does not see the folder of rank 0
             logger.warning("checkpoint: %s; what rank 0 has is used", wrong)
         return writer.agree(state) if any(wrongs) else state
+
+
+@final
+@dataclass(frozen=True)
+class _Save:
+    """One checkpoint to write: the ``content`` of this rank's file. ``back_to`` is what it goes on from, if not all."""
+
+    step: int
+    content: dict[str, Any]
+    writer: _Writer
+    back_to: int | None
 
 
 @final

@@ -3,6 +3,7 @@
     runs/a/step-000000001200/manifest.json      written last; its digest is its own first line
     runs/a/step-000000001200/shard-0-of-2       what rank 0 wrote, and so on
     runs/a/.writing-000000001250-node1-77-0a…/  one that is not whole yet, or never will be
+    runs/a/later-than-000000000900-0a…/         the checkpoints of a branch that training has left, going back to 900
 
 A checkpoint gets its name when everything in it is on the disk, by one ``rename``: who sees the name sees all of it,
 whenever the power failed. Its manifest has size and digest of every file.
@@ -29,9 +30,11 @@ from typing import BinaryIO, final
 
 import msgspec
 
+from farandole.events import logger
+
 FORMAT = 1
 MANIFEST = "manifest.json"
-_NAME, _WRITING, _REMOVED = "step-", ".writing-", "removed-"
+_NAME, _WRITING, _REMOVED, _LEFT = "step-", ".writing-", "removed-", "later-than-"
 _DIGITS = 12
 _BLOCK = 2**20
 
@@ -144,10 +147,11 @@ def write_shard(folder: Path, name: str, dump: Callable[[BinaryIO], object], wri
     return ShardFile(name, digesting.nbytes, digesting.digest, writer)
 
 
-def finish(folder: Path, manifest: Manifest) -> Path:
+def finish(folder: Path, manifest: Manifest, back_to: int | None = None) -> Path:
     """Give a checkpoint, all of whose shards are on the disk, its manifest and its name.
 
-    Raises ``IncompleteError`` if this process does not see all of them: others may have written to another disk.
+    ``back_to`` is the step that training has gone back to before this one: those after it are moved out of the way.
+    Raises ``IncompleteError`` if this process does not see all shards: others may have written to another disk.
     """
     if unseen := [text for text in (_unseen(folder, shard) for shard in manifest.shards) if text]:
         raise IncompleteError("; ".join(unseen))
@@ -155,6 +159,8 @@ def finish(folder: Path, manifest: Manifest) -> Path:
     head = hashlib.blake2b(body, digest_size=16).hexdigest().encode()
     write_shard(folder, MANIFEST, lambda file: _write(file, head + b"\n" + body))
     _sync(folder)  # before the rename: after a power failure there may be no name whose files are not all there
+    if back_to is not None:
+        _leave_branch(folder.parent, back_to, manifest.step)
     writer = writer_of(folder.parent, manifest.step)
     if _exchange(folder, writer):  # the same step again: what is newer counts
         former: Path | None = folder
@@ -170,6 +176,32 @@ def finish(folder: Path, manifest: Manifest) -> Path:
     if former is not None:
         discard(former)  # last: until here a crash leaves the files of both
     return writer
+
+
+def _leave_branch(root: Path, back_to: int, written: int) -> None:
+    """Move what is later than ``back_to``, or than ``written``, to a folder that is one of checkpoints, too.
+
+    Unless all of it is earlier than ``written``: whoever has only looked at ``back_to`` goes on where it was.
+    """
+    after = min(back_to, written)
+    later = [step for step in steps(root) if step > after]
+    if not later or later[0] < written:
+        return
+    branch = root / f"{_LEFT}{after:0{_DIGITS}}-{secrets.token_hex(4)}"
+    branch.mkdir(mode=0o700)
+    for step in reversed(later):  # the newest last: a crash before that leaves it the newest
+        with contextlib.suppress(FileNotFoundError):  # another process has moved it, or removed it
+            os.rename(writer_of(root, step), writer_of(branch, step))
+    _sync(branch)
+    logger.warning(
+        "checkpoint: training has gone back to step %d in %s: its checkpoints of steps %d to %d are in %s from now on",
+        back_to, root, later[-1], later[0], branch,
+    )  # fmt: skip
+
+
+def left_in(root: Path, step: int) -> list[Path]:
+    """The checkpoints of this step in branches that training has left."""
+    return [writer_of(branch, step) for branch in root.glob(f"{_LEFT}*") if writer_of(branch, step).exists()]
 
 
 def _unseen(folder: Path, shard: ShardFile) -> str:

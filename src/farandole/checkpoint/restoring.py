@@ -53,7 +53,8 @@ def choose(root: Path, steps: Sequence[int]) -> RestorePoint:
                 with folder.verified(writer, shard):
                     pass
         except Unrestorable as reason:
-            refused.append(f"{writer} is not used: {reason}")
+            elsewhere = "".join(f"; it is in {path.parent}" for path in folder.left_in(root, step))
+            refused.append(f"{writer} is not used: {reason}{elsewhere}")
         else:
             return RestorePoint(step, shards, refused)
     return RestorePoint(None, [], refused)
