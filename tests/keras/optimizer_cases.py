@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,6 @@ from tests.keras.cases import (
     raises,
     trains_as_one,
 )
-
-SCALES_ARE_TOLD = tuple(map(int, keras.version().split(".")[:2])) >= (3, 11)
-"""True if a ``LossScaleOptimizer`` says something to the optimizer that it is put around, which can then refuse."""
 
 COMPILED_BY_TENSORFLOW = {"sgd", "clipped", "accumulated", "averaged"}
 """Of ``OPTIMIZERS``: JAX compiles the others, PyTorch has all, as each backend has in ``make large``."""
@@ -119,40 +117,67 @@ def compressed_gradients_are_near() -> None:
     are_same_everywhere(together)
 
 
+@contextlib.contextmanager
+def policy(name: str) -> Iterator[None]:
+    """Make layers with this policy of dtypes."""
+    keras.config.set_dtype_policy(name)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
 @case
 def half_precision_trains() -> None:
-    for policy in ("mixed_float16", "mixed_bfloat16", "bfloat16"):
-        is_refused = SCALES_ARE_TOLD and policy == "mixed_float16"
-        keras.config.set_dtype_policy(policy)
-        try:
+    for name in ("mixed_float16", "mixed_bfloat16", "bfloat16"):
+        with policy(name):
             model = network(seed=1 + hvd.rank())
             model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)), loss="mse")
             losses = fit(model, epochs=4).history["loss"]
-            plain = keras.optimizers.SGD(0.05)
-            with raises(ValueError, "LossScaleOptimizer") if is_refused else contextlib.nullcontext():
-                keras.config.set_dtype_policy("float32")
-                distributed = hvd.DistributedOptimizer(plain)
-                keras.config.set_dtype_policy(policy)
-                network().compile(distributed, loss="mse")
-        finally:
-            keras.config.set_dtype_policy("float32")
         assert losses[-1] < losses[0]
-        assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer) == (policy == "mixed_float16")
+        assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer) == (name == "mixed_float16")
         are_same_everywhere(model)
 
 
 @case
+def a_loop_of_ones_own_scales_its_losses_by_itself() -> None:
+    """The policy of the layers is none of the optimizer's business."""
+    with policy("mixed_float16"):
+        weight = keras.Variable(np.ones(3, np.float32))
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    for _ in range(2):
+        optimizer.apply([keras.ops.full((3,), 1 + hvd.rank(), "float32")], [weight])
+    wanted = 1 - 2 * np.mean(np.arange(hvd.size()) + 1)
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(weight), [wanted] * 3, rtol=1e-6)
+
+
+class SilentScale(keras.optimizers.LossScaleOptimizer):  # type: ignore[misc]
+    """As it is before Keras 3.11: it tells the optimizer that it is put around nothing but to build."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(keras.optimizers.SGD(1.0))
+        self.inner_optimizer = inner
+
+
+@case
 def a_gradient_that_overflows_on_one_rank_skips_the_step_on_all() -> None:
-    model = network()
-    model.compile(hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05))), "mse")
-    before = [w.copy() for w in model.get_weights()]
-    x = X.copy()
-    x[0] = np.inf  # rank 0's
-    fit(model, x[:GLOBAL_BATCH], Y[:GLOBAL_BATCH], epochs=1)
-    for one, other in zip(before, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
-    assert float(keras.ops.convert_to_numpy(model.optimizer.dynamic_scale)) == 2.0**14
-    are_same_everywhere(model)
+    """Whether losses are scaled inside of the distributed optimizer, or around it."""
+    scaled = keras.optimizers.LossScaleOptimizer
+    for optimizer in (
+        hvd.DistributedOptimizer(scaled(keras.optimizers.SGD(0.05))),
+        scaled(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05))),
+        SilentScale(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05))),
+    ):
+        model = network()
+        model.compile(optimizer, "mse")
+        before = [w.copy() for w in model.get_weights()]
+        x = X.copy()
+        x[0] = np.inf  # rank 0's
+        fit(model, x[:GLOBAL_BATCH], Y[:GLOBAL_BATCH], epochs=1)
+        for one, other in zip(before, model.get_weights(), strict=True):
+            np.testing.assert_array_equal(one, other)
+        assert float(keras.ops.convert_to_numpy(model.optimizer.dynamic_scale)) == 2.0**14
+        are_same_everywhere(model)
 
 
 @case
@@ -315,17 +340,6 @@ def a_copy_of_an_optimizer_is_distributed_and_shares_nothing() -> None:
     assert isinstance(wrapped, keras.optimizers.SGD)
 
 
-class SilentScale(keras.optimizers.LossScaleOptimizer):  # type: ignore[misc]
-    """As it is before Keras 3.11: it tells the optimizer that it is put around nothing but to build."""
-
-    def __init__(self, inner: Any) -> None:
-        keras.optimizers.Optimizer.__init__(self, learning_rate=0.0)
-        self.inner_optimizer = inner
-
-    def build(self, variables: Any) -> None:
-        self.inner_optimizer.build(variables)
-
-
 @case
 def what_cannot_be_is_refused() -> None:
     sgd = keras.optimizers.SGD(0.1)
@@ -359,10 +373,14 @@ def what_cannot_be_is_refused() -> None:
     partial.global_clipnorm = None
     with raises(ValueError, "global_clipnorm with local_layers"):
         partial.global_clipnorm = 1.0
-    with raises(ValueError, "distributed optimizer"):
-        SilentScale(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))).build(built.trainable_variables)
-    with raises(ValueError, "distributed optimizer") if SCALES_ARE_TOLD else contextlib.nullcontext():
-        keras.optimizers.LossScaleOptimizer(hvd.DistributedOptimizer(sgd))
+    with raises(ValueError, "wrap it once"):
+        hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(hvd.DistributedOptimizer(sgd)))
+    partial.global_clipnorm = None
+    with raises(ValueError, "local_layers with scaled losses"):
+        keras.optimizers.LossScaleOptimizer(partial)
+    silent = SilentScale(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+    with raises(ValueError, "build(model.trainable_variables)"):
+        silent.apply([keras.ops.ones(v.shape) for v in built.trainable_variables], built.trainable_variables)
 
 
 @case

@@ -51,6 +51,11 @@ class Distribution:
         """True if gradients of some variables stay here."""
         return bool(self._local)
 
+    @property
+    def local(self) -> list[Any]:
+        """Variables of which each rank has its own."""
+        return self._local
+
     def watch(self, watcher: Callable[[GraphGradients], object]) -> None:
         """Call ``watcher`` with the reduction that was made last, and with each that is made from now on."""
         self._watcher = watcher
@@ -84,7 +89,8 @@ class Distribution:
         if not takes_part(self._asked.terms.process_set, "an optimizer's step"):
             return grads
         if variables is None:
-            variables = optimizer._trainable_variables
+            # Before Keras 3.11 a LossScaleOptimizer keeps none itself.
+            variables = getattr(optimizer, "inner_optimizer", optimizer)._trainable_variables
         if len(grads) != len(variables):
             raise UsageError(
                 f"{len(grads)} gradients for the {len(variables)} variables that {optimizer.name} was built with: "

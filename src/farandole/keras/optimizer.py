@@ -6,6 +6,10 @@
 Keras calls ``apply`` on every backend, with the gradients of one batch, before it clips, accumulates and decays
 weights: so that is where they are reduced. On JAX an optimizer that scales losses has another way in,
 ``stateless_apply``.
+
+``compile`` puts a ``LossScaleOptimizer`` around an optimizer where the model computes in float16. It decides by the
+gradients that it is given whether to step, so it must be given reduced ones: it becomes a distributed optimizer itself,
+with the same reduction, when it is put around one.
 """
 
 from __future__ import annotations
@@ -29,9 +33,9 @@ Optimizer = TypeVar("Optimizer", bound=keras.optimizers.Optimizer)
 _CALLERS = 8
 """Callers among which a ``LossScaleOptimizer`` is looked for: between it and the optimizer there may be AutoGraph."""
 
-_SCALED_AROUND = (
-    "a LossScaleOptimizer around a distributed optimizer (model.compile makes one where the model computes in "
-    "float16): each rank would decide for itself whether to step. Pass "
+_SCALED_UNBUILT = (
+    "the first step of a LossScaleOptimizer around a distributed optimizer that is not built: ranks would decide for "
+    "themselves whether to take it. Call its build(model.trainable_variables) before, or pass "
     "hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer))"
 )
 _CLIPS_LOCAL = (
@@ -75,10 +79,10 @@ def DistributedOptimizer(  # noqa: N802 (it stands for a class)
     gradients travel as. ``local_layers``: layers, which must be built, whose gradients stay this rank's own, divided by
     *size* unless ``scale_local_gradients`` is false; with ``global_clipnorm`` or scaled losses there can be none, as
     norms and overflows would be other ones on each rank. Ranks outside of ``process_set`` step with their own
-    gradients. With losses that are scaled, as in float16, pass a ``keras.optimizers.LossScaleOptimizer``; where the
-    global policy says float16, it is made here. ``sparse_as_dense``: on TensorFlow, make dense tensors of the gradients
-    of embeddings instead of gathering their rows. Devices and groups mean nothing: gradients travel together. Raises
-    ``UsageError`` for what cannot be.
+    gradients. A ``keras.optimizers.LossScaleOptimizer`` may be inside of it, or around it as ``compile`` puts one where
+    a model computes in float16; a loop of your own scales losses by itself. ``sparse_as_dense``: on TensorFlow, make
+    dense tensors of the gradients of embeddings instead of gathering their rows. Devices and groups mean nothing:
+    gradients travel together. Raises ``UsageError`` for what cannot be.
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise UsageError(
@@ -91,8 +95,6 @@ def DistributedOptimizer(  # noqa: N802 (it stands for a class)
         raise UsageError(f"DistributedOptimizer(op={ReduceOp(op).label}): it takes Average and Sum")
     refuse_impossible_groups(num_groups, groups)
     passes = _accumulating(optimizer, backward_passes_per_step, average_aggregated_gradients)
-    if _scales_losses(optimizer):
-        optimizer = cast("Optimizer", keras.optimizers.LossScaleOptimizer(optimizer))
     how = gradient_reduction(op, gradient_predivide_factor)
     label = name or type(optimizer).__name__  # not the optimizer's name, which counts those of this process
     local = _variables_of(local_layers, optimizer)
@@ -143,16 +145,10 @@ def _accumulating(optimizer: keras.optimizers.Optimizer, passes: int, averages: 
     return 1.0 if averages else float(passes)
 
 
-def _scales_losses(optimizer: keras.optimizers.Optimizer) -> bool:
-    """True where ``compile`` would put a scale around it, and each rank would decide for itself whether to step."""
-    is_half = keras.config.dtype_policy().name == "mixed_float16"
-    return is_half and not isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-
-
 def _variables_of(
     layers: Iterable[keras.layers.Layer] | keras.layers.Layer | None, optimizer: keras.optimizers.Optimizer
 ) -> list[Any]:
-    """Variables whose gradients stay local; raises ``UsageError`` where ``optimizer`` would mix them with others."""
+    """Variables of which each rank has its own; raises ``UsageError`` where ``optimizer`` would mix them with others."""
     listed = [layers] if isinstance(layers, keras.layers.Layer) else list(layers or ())
     for layer in listed:
         if not layer.built:
@@ -163,17 +159,21 @@ def _variables_of(
         raise UsageError(_CLIPS_LOCAL)
     if listed and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise UsageError(_SCALES_LOCAL)
-    return [variable for layer in listed for variable in layer.trainable_variables]
+    return [variable for layer in listed for variable in layer.variables]
 
 
 def _with(optimizer: Optimizer, distribution: Distribution) -> Optimizer:
     """An object with the state of ``optimizer``, and of a class in which gradients are reduced first."""
-    kind = type(optimizer)
-    # Keras saves an optimizer by the name and module of its class.
-    content = {"__module__": kind.__module__, "_farandole": distribution, "_farandole_kind": kind}
-    made: Any = object.__new__(type(kind.__name__, (_Reducing, kind), content))
+    made: Any = object.__new__(_reducing(type(optimizer), distribution))
     object.__setattr__(made, "__dict__", vars(optimizer))  # the same, not a copy: it may not be built yet
     return cast("Optimizer", made)
+
+
+def _reducing(kind: type, distribution: Distribution) -> type:
+    """A class of optimizers like ``kind``, in which gradients are reduced first."""
+    # Keras saves an optimizer by the name and module of its class.
+    content = {"__module__": kind.__module__, "_farandole": distribution, "_farandole_kind": kind}
+    return type(kind.__name__, (_Reducing, kind), content)
 
 
 class _Reducing:
@@ -196,15 +196,8 @@ class _Reducing:
             return super().stateless_apply(optimizer_variables, reduced, trainable_variables)  # type: ignore[misc]
 
     def build(self, *args: Any, **kwargs: Any) -> Any:
-        """See Keras. Refused from a ``LossScaleOptimizer`` around this: before 3.11 that tells it nothing else."""
-        frame = sys._getframe(1)
-        for _ in range(_CALLERS):
-            caller = frame.f_locals.get("self")
-            if isinstance(caller, keras.optimizers.LossScaleOptimizer) and vars(caller).get("inner_optimizer") is self:
-                raise UsageError(_SCALED_AROUND)
-            if frame.f_back is None:
-                break
-            frame = frame.f_back
+        """See Keras; before 3.11 a ``LossScaleOptimizer`` around this tells it nothing else."""
+        self._share_with_scale()
         return super().build(*args, **kwargs)  # type: ignore[misc]
 
     @classmethod
@@ -215,7 +208,25 @@ class _Reducing:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "loss_scale_factor" and value is None:
-            raise UsageError(_SCALED_AROUND)
+            self._share_with_scale()
         if name == "global_clipnorm" and value and self._farandole.has_local:
             raise UsageError(_CLIPS_LOCAL)
         super().__setattr__(name, value)
+
+    def _share_with_scale(self) -> None:
+        """Have a ``LossScaleOptimizer`` that has called, as it is put around this, reduce before it decides."""
+        scale, frame = None, sys._getframe(2)
+        for _ in range(_CALLERS):
+            caller = frame.f_locals.get("self")
+            if isinstance(caller, keras.optimizers.LossScaleOptimizer) and vars(caller).get("inner_optimizer") is self:
+                if frame.f_code.co_name == "apply" and not isinstance(caller, _Reducing):
+                    raise UsageError(_SCALED_UNBUILT)
+                scale = caller
+            if frame.f_back is None:
+                break
+            frame = frame.f_back
+        if scale is None or isinstance(scale, _Reducing):
+            return
+        if self._farandole.has_local:
+            raise UsageError(_SCALES_LOCAL)
+        object.__setattr__(scale, "__class__", _reducing(type(scale), self._farandole))
