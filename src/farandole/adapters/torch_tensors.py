@@ -100,6 +100,12 @@ class TorchTensors(Tensors[torch.Tensor]):
         """See ``Tensors``."""
         return -1 if gradient.is_inference() else gradient._version
 
+    def is_part(self, gradient: torch.Tensor) -> bool:
+        """See ``Tensors``."""
+        if gradient._is_view():  # also one that has got memory of its own since
+            return True
+        return gradient.layout is torch.strided and gradient.untyped_storage().nbytes() != gradient.nbytes
+
     untracked = Untracked
     """See ``Tensors``."""
 

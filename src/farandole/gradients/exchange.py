@@ -89,7 +89,7 @@ class GradientExchange(Generic[T]):
                 self._terms.how,
                 self._weight,
                 waits,
-                self._parameters.tensors.untracked,
+                self._parameters.tensors,
             )
         return self._pass
 
@@ -122,8 +122,8 @@ class GradientExchange(Generic[T]):
             self._pass = None  # before ``finish``, which may raise: the next run would call it again
             if not overlapped.finish():
                 overlapped = None
-            elif overlapped.late is not None:
-                self._refuse_late(step, overlapped.late)
+            elif overlapped.spoiled is not None:
+                self._refuse_spoiled(step, *overlapped.spoiled)
         parameters, agreed = self._parameters, self._agreed
         present = parameters.present()
         gradients = present if self._is_idempotent else parameters.without_stale(present)  # an average leaves none
@@ -150,14 +150,12 @@ class GradientExchange(Generic[T]):
             parameters.note()
         return self._sum(riding) if riding and all(state.endswith(RIDES) for state in states) else None
 
-    def _refuse_late(self, step: str, late: Param) -> None:
-        """Raise on every member: what was added to the gradient of ``late`` would be lost."""
+    def _refuse_spoiled(self, step: str, spoiled: Param, how: str) -> None:
+        """Raise on every member: nobody knows which part of what was done to the gradient was reduced."""
         self.refuse(step)
-        [name] = (name for name, param in zip(self._names, self.params, strict=True) if param is late)
+        [name] = (name for name, param in zip(self._names, self.params, strict=True) if param is spoiled)
         raise UsageError(
-            f"the gradient of {name} was reduced during the backward pass and added to afterwards, as reentrant "
-            "checkpointing of two blocks that share a parameter does: call checkpoint(..., use_reentrant=False), or "
-            "set FARANDOLE_OVERLAP=step"
+            f"the gradient of {name} was reduced during the backward pass and {how}, or set FARANDOLE_OVERLAP=step"
         )
 
     def holds_any(self) -> bool:

@@ -6,15 +6,16 @@ overlapped.arrived(param)                               # its gradient is comple
 overlapped.finish()                                     # raises what went wrong meanwhile
 """
 
-# Two threads. The thread of the backward pass tells ``arrived`` what is complete, and has ``_begun``, ``_missing`` and
-# ``late`` for itself. The background thread does the tasks it is given in their order, alone uses the lane, and alone
-# touches ``_states`` until ``finish`` has joined it. A bucket goes from one to the other: the background thread takes
-# its gradients and reduces it; the results are written to ``param.grad`` only after ``finish``, by the caller of that
-# (those of a gradient that is reduced where it lies are there sooner).
+# Two threads. The thread of the backward pass tells ``arrived`` what is complete, and has ``_begun``, ``_missing``,
+# ``_complete`` and ``spoiled`` for itself. The background thread does the tasks it is given in their order, alone uses
+# the lane, and alone touches ``_states`` until ``finish`` has joined it. A bucket goes from one to the other: the
+# background thread takes its gradients and reduces it; the results are written to ``param.grad`` only after ``finish``,
+# by the caller of that (those of a gradient that is reduced where it lies are there sooner).
 #
 # That ``param.grad`` is read without a lock is safe as autograd has completed a gradient before it tells of it. It may
-# add to it again only in a nested pass. Then nobody knows which part the bucket has taken: that is ``late``, and an
-# error on every member.
+# add to it again only in a nested pass, and a hook that is called after ours may change it. Then nobody knows which
+# values the bucket has taken: that is ``spoiled``, and an error on every member. A change is one of the tensor or of
+# its version, which the background thread must not move. Tensors in one buffer have one version: theirs says nothing.
 #
 # Buckets begin in one order on all members, though a later one may be complete sooner: a lane knows what a member
 # sends by its order alone.
@@ -25,15 +26,14 @@ import queue
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, Generic, Literal, TypeAlias, final
+from typing import Generic, Literal, TypeAlias, final
 
 from farandole import events
 from farandole.collective import Reduction
 from farandole.gradients.background import BackgroundTask
 from farandole.gradients.parameters import GradientBucket
-from farandole.gradients.tensors import Param, T
+from farandole.gradients.tensors import Param, T, Tensors
 from farandole.runtime.collectives.planned import PlannedLane
 
 Overlap: TypeAlias = Literal["step", "backward"]
@@ -98,6 +98,15 @@ def _work(tasks: _Tasks) -> None:
 
 BEGIN, WAIT = "begin", "wait"
 
+ADDED_TO = (
+    "added to afterwards, as reentrant checkpointing of two blocks that share a parameter does: call "
+    "checkpoint(..., use_reentrant=False)"
+)
+CHANGED = (
+    "changed before that pass was over, as a hook of the parameter can: register it before DistributedOptimizer() is "
+    "called, change gradients after backward()"
+)
+
 
 @final
 class OverlappedPass(Generic[T]):
@@ -115,15 +124,16 @@ class OverlappedPass(Generic[T]):
         how: Reduction,
         weight: float,
         waits: bool,
-        untracked: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        tensors: Tensors[T],
     ) -> None:
         self._lane, self._buckets, self._how, self._weight = lane, buckets, how, weight
-        self._untracked = untracked
+        self._tensors = tensors
         self._begun = 0
         self._missing = [{id(param) for param in bucket.params} for bucket in buckets]
         self._bucket_of = {id(param): i for i, bucket in enumerate(buckets) for param in bucket.params}
-        self.late: Param | None = None
-        """A parameter whose gradient was added to after its bucket had begun."""
+        self._complete: dict[int, tuple[Param, T | None, int]] = {}  # with the gradient and its version, by ``id``
+        self.spoiled: tuple[Param, str] | None = None
+        """A parameter whose gradient has become another one since it was complete, and how."""
         self._background = Background(lane.label)
         self._states: list[str] = []
         # A task as well: here, the backward pass would wait for the slowest rank before its first gradient is reduced.
@@ -137,7 +147,9 @@ class OverlappedPass(Generic[T]):
         index = self._bucket_of.get(id(param))
         if index is not None:
             if index < self._begun:  # no error here: the others must hear of it in a meeting, once the lane is free
-                self.late = param
+                self.spoiled = param, ADDED_TO
+            gradient = self._tensors.gradient(param)
+            self._complete[id(param)] = param, gradient, 0 if gradient is None else self._tensors.version(gradient)
             self._missing[index].discard(id(param))
             while self._begun < len(self._buckets) and not self._missing[self._begun]:
                 self._begin()
@@ -147,7 +159,18 @@ class OverlappedPass(Generic[T]):
         while self._begun < len(self._buckets):
             self._begin()
         self._background.finish()  # raises what a task has: ``_states`` may be empty then, which is not "nobody waits"
+        complete, self._complete = self._complete, {}
+        changed = next(filter(self._is_changed, complete.values()), None)
+        if self.spoiled is None and changed is not None:
+            self.spoiled = changed[0], CHANGED
         return WAIT not in self._states
+
+    def _is_changed(self, known: tuple[Param, T | None, int]) -> bool:
+        param, then, version = known
+        now = self._tensors.gradient(param)
+        if now is None or now is not then:
+            return now is not then
+        return self._tensors.version(now) != version and not self._tensors.is_part(now)
 
     def _begin(self) -> None:
         i, bucket = self._begun, self._buckets[self._begun]  # now: ``_begun`` has moved on when the task runs
@@ -158,7 +181,7 @@ class OverlappedPass(Generic[T]):
                 return
             # A new thread has gradients enabled, whatever the thread of the backward pass has: the mode is per thread.
             begin_s = time.monotonic()
-            with self._untracked():
+            with self._tensors.untracked():
                 bucket.fill_alone()
                 if self._weight != 1.0:
                     bucket.weigh(self._weight)

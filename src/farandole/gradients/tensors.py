@@ -102,6 +102,10 @@ class Tensors(ABC, Generic[T]):
         """Number that is another one after the values were written, in frameworks that count that."""
         return 0
 
+    def is_part(self, gradient: T) -> bool:
+        """True if ``gradient`` lies in a larger buffer, with which it may have its version in common."""
+        return False
+
     def is_trained(self, param: Param) -> bool:
         """False for a parameter that is frozen."""
         return True

@@ -54,6 +54,21 @@ def check_gradients_are_the_mean_over_the_samples_however_uneven_the_ranks() -> 
         assert hvd.allreduce(torch.tensor(seen), op=hvd.Sum).item() == sampler.processed_num == length
 
 
+def check_a_gradient_that_is_reduced_where_it_lies_is_weighed_there() -> None:
+    length = 2 * hvd.size() + 1
+    model, numbers = torch.nn.Linear(1, 64, bias=False), Numbers(length)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0))
+    sampler = hvd.elastic.ElasticSampler(numbers)
+    hvd.elastic.TorchState(model, optimizer, sampler=sampler).sync()
+    for x in hvd.elastic.DataLoader(numbers, 1, sampler=sampler):
+        optimizer.zero_grad()
+        model(x).sum(1).mean().backward()
+        [batch] = sampler.cursor.in_flight
+        mean = sum(sampler.cursor.indices[batch.start : batch.stop]) / batch.samples
+        torch.testing.assert_close(model.weight.grad, torch.full((64, 1), mean))
+        optimizer.step()
+
+
 def check_each_pass_and_each_optimizer_weighs_the_samples_of_its_own_batch() -> None:
     for passes, global_batch_size in ((1, 2 * hvd.size() + 1), (2, 2 * hvd.size() + 1), (2, 0), (3, hvd.size() - 1)):
         length = (2 * passes - 1) * (global_batch_size or hvd.size()) + 1  # the last one is uneven

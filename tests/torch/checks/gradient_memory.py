@@ -146,17 +146,19 @@ def check_gradients_that_are_kept() -> None:
 
 
 def check_the_gradient_tensor_of_a_user_is_what_is_written() -> None:
-    param = torch.nn.Parameter(torch.ones(2, 3, dtype=torch.float64))
-    bias = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([param, bias], lr=1.0))
-    buffer = torch.zeros(10, dtype=torch.float64)  # one buffer of all gradients, as flat optimizers have
-    param.grad, bias.grad = buffer[:6].view(2, 3), buffer[6:9]
-    mean = (hvd.size() + 1) / 2
-    for turn in range(1, 3):
-        ((param.sum() + bias.sum()) * (hvd.rank() + 1)).backward()
-        assert buffer.tolist() == [turn * mean] * 9 + [0.0]
-    optimizer.step()
-    assert param.tolist() == [[1 - 2 * mean] * 3] * 2
+    for detach in (False, True):
+        param = torch.nn.Parameter(torch.ones(2, 3, dtype=torch.float64))
+        bias = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([param, bias], lr=1.0))
+        buffer = torch.zeros(10, dtype=torch.float64)  # one buffer of all gradients, as flat optimizers have
+        parts = [buffer[:6].view(2, 3), buffer[6:9]]
+        param.grad, bias.grad = [part.detach() for part in parts] if detach else parts
+        mean = (hvd.size() + 1) / 2
+        for turn in range(1, 3):
+            ((param.sum() + bias.sum()) * (hvd.rank() + 1)).backward()
+            assert buffer.tolist() == [turn * mean] * 9 + [0.0]
+        optimizer.step()
+        assert param.tolist() == [[1 - 2 * mean] * 3] * 2
 
 
 def check_gradients_that_share_memory() -> None:

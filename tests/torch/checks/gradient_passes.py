@@ -161,6 +161,61 @@ def check_that_a_step_after_a_pass_that_failed_is_refused_where_that_has_reduced
         torch.testing.assert_close(params[1].grad, torch.full_like(params[1].detach(), 2.0))
 
 
+def check_that_a_gradient_is_not_changed_while_it_is_reduced() -> None:
+    """By hooks that come after those of the optimizer; there, nobody knows what was reduced."""
+    overlaps = current().settings.overlap == "backward" and hvd.size() > 1
+    everyone = list(range(hvd.size()))
+    for change in (_halve, _replace, _drop):
+        for shape in ((2,), (8, 8)):  # side by side with others, and where it lies
+            params = parameters((3,), shape, (2,))
+            optimizer = hvd.DistributedOptimizer(torch.optim.SGD(params, lr=0.1))
+            backward(*params)
+            optimizer.step()
+            params[1].register_post_accumulate_grad_hook(change if hvd.rank() == 0 else _leave)
+            optimizer.zero_grad()
+            if overlaps:
+                with pytest.raises(
+                    ValueError, match=r"1 was .* changed .*FARANDOLE_OVERLAP=step|rank 0 on .* raised an error"
+                ):
+                    backward(*params)
+                optimizer.zero_grad()
+            else:
+                backward(*params)
+                ones, others = gradient(0, params[1].detach()), mean_over(everyone[1:], params[1].detach())
+                changed = torch.zeros_like(ones) if change is _drop else ones * 0.5
+                expected = None if change is _drop and hvd.size() == 1 else changed / hvd.size() + others
+                torch.testing.assert_close(params[1].grad, expected)
+
+
+def check_that_hooks_from_before_the_optimizer_change_what_is_reduced() -> None:
+    params = parameters((3,), (8, 8))
+    params[1].register_post_accumulate_grad_hook(_halve)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(params, lr=0.1))
+    for _ in range(3):
+        optimizer.zero_grad()
+        backward(*params)
+        torch.testing.assert_close(params[1].grad, mean_over(list(range(hvd.size())), params[1].detach()) * 0.5)
+        optimizer.step()
+
+
+def _halve(param: torch.Tensor) -> None:
+    assert param.grad is not None
+    param.grad.mul_(0.5)
+
+
+def _replace(param: torch.Tensor) -> None:
+    assert param.grad is not None
+    param.grad = param.grad * 0.5
+
+
+def _drop(param: torch.Tensor) -> None:
+    param.grad = None
+
+
+def _leave(param: torch.Tensor) -> None:
+    assert param.grad is not None
+
+
 def check_that_memory_into_which_a_failed_pass_still_reduces_is_not_freed() -> None:
     if current().settings.overlap != "backward" or hvd.size() == 1:
         return
