@@ -100,8 +100,8 @@ class GradientExchange(Generic[T]):
             failed.finish()  # as the others do, who will now learn that this rank is not where they are
             self.refuse(step)
             raise UsageError(
-                "a backward pass failed half-way, when some of its gradients had been reduced: start again from a "
-                "checkpoint, or set FARANDOLE_OVERLAP=step to be able to skip a batch"
+                "a backward pass failed half-way, or step() in a hook came before its end, when some of its gradients "
+                "had been reduced: start again from a checkpoint, or set FARANDOLE_OVERLAP=step to be able to do so"
             )
 
     def run(

@@ -133,7 +133,7 @@ class GradientReducer(Reducer[T]):
 
     def settle(self) -> None:
         """Reduce what has not been reduced since the last step; a rank without a backward pass contributes zeros."""
-        if self._reduced and not self._passes:
+        if self._reduced and not self._passes and not self._may_be_new():
             return
         session = current("step()")
         if self._is_needed(session):
@@ -141,6 +141,10 @@ class GradientReducer(Reducer[T]):
         if self.step_vote is not None:
             self._count(self.step_vote)  # of a pass that other ranks had, which the next one is not over
         self._reduce()
+
+    def _may_be_new(self) -> bool:
+        """True if gradients may have come since the last reduction that no pass has told of."""
+        return False
 
     def rejoin(self, label: str) -> None:
         """See ``Reducer``."""

@@ -17,6 +17,7 @@ ongoing = PassEnd.queued(weakref.ref(self))             # in the first ``arrived
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from operator import attrgetter, is_
@@ -131,6 +132,18 @@ def _hook(param: torch.Tensor, register: Callable[[], _Removable]) -> _Removable
         return register()
     finally:
         param.requires_grad_(False)
+
+
+running_pass: Callable[[], int] = torch._C._current_graph_task_id
+"""Number of the backward pass that runs on this thread, which no other one has; ``OUTSIDE`` if there is none."""
+
+OUTSIDE = -1
+
+
+def is_compiled() -> bool:
+    """True in a backward pass that ``torch._dynamo.compiled_autograd`` runs: callbacks for its end are never called."""
+    module = sys.modules.get("torch._dynamo.compiled_autograd")  # importing it takes seconds
+    return bool(getattr(module, "in_compiled_autograd_region", False))
 
 
 no_pass: Callable[[], None] = type(None)

@@ -28,7 +28,7 @@ from farandole.gradients.step_reducer import GradientReducer
 from farandole.gradients.terms import Terms
 from farandole.runtime.session.init import current
 from farandole.torch.parameters import TorchParameters
-from farandole.torch.passes import ArrivalHooks, Arrived, Arriving, PassEnd, no_pass
+from farandole.torch.passes import OUTSIDE, ArrivalHooks, Arrived, Arriving, PassEnd, is_compiled, no_pass, running_pass
 
 Closure: TypeAlias = Callable[[], Any]
 
@@ -50,6 +50,7 @@ class TorchReducer(GradientReducer[torch.Tensor]):
         self._reference = weakref.ref(self)
         self._hook, self._early_hook = _hook_of(self._reference), _early_hook_of(self._reference)
         self._first_weight = self._share = 1.0
+        self._reduced_in = OUTSIDE
         super().__init__(tensors, params, identity, terms, passes_per_step, self._hooks.remove)
 
     def rejoin(self, label: str) -> None:
@@ -147,6 +148,8 @@ class TorchReducer(GradientReducer[torch.Tensor]):
     # -- during a backward pass ---------------------------------------------------------------------------------------
 
     def _first_arrived(self) -> None:
+        if is_compiled():
+            self._refuse_compiled()
         if torch.is_grad_enabled() and self._passes + 1 >= self.passes_per_step:
             self._refuse_graph()
         self.begin_pass()  # may raise, and the pass with it: so no end is queued before
@@ -158,6 +161,25 @@ class TorchReducer(GradientReducer[torch.Tensor]):
             return  # this is the end of one that failed, whose graph was gone through again
         self._ongoing = no_pass  # before anything that may raise: the pass is over in any case
         self.end_pass()
+
+    def _may_be_new(self) -> bool:
+        """See ``GradientReducer``; in a hook, which may be before this reducer's own."""
+        return running_pass() not in (OUTSIDE, self._reduced_in)
+
+    def _reduce(self) -> None:
+        self._reduced_in = running_pass()
+        super()._reduce()
+
+    def _refuse_compiled(self) -> None:
+        session = current("backward()")
+        if not self._is_needed(session):
+            return
+        self._bind(session).refuse(self._where())
+        raise UsageError(
+            "a backward pass under compiled autograd does not tell when it is over, so that gradients would stay those "
+            "of this rank: compile the model alone, by torch.compile(model), without torch._dynamo.compiled_autograd "
+            "(torch._dynamo.config.compiled_autograd = False)"
+        )
 
     def _refuse_graph(self) -> None:
         """Reduced values have no graph: what is computed from them would lack terms, and nobody would notice."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import warnings
 from typing import Any
 
@@ -312,3 +313,57 @@ def check_a_pass_that_fails_within_a_checkpoint() -> None:
         for param in params:
             torch.testing.assert_close(param.grad, mean_over(everyone, param.detach()))
         optimizer.step()
+
+
+def check_optimizers_that_step_in_hooks_of_the_backward_pass() -> None:
+    """Hooks of the user's, from before and after the optimizers were made: each step is with the gradient of all."""
+    everyone = list(range(hvd.size()))
+    for op, first in itertools.product((hvd.Average, hvd.Sum), (True, False)):
+        params = parameters((3,), (8, 8))
+        optimizers: dict[torch.Tensor, Any] = {}
+
+        def step(param: torch.Tensor, optimizers: dict[torch.Tensor, Any] = optimizers) -> None:
+            optimizers[param].step()
+            optimizers[param].zero_grad()
+
+        def hook(params: list[torch.nn.Parameter] = params, step: Any = step) -> None:
+            for param in params:
+                param.register_post_accumulate_grad_hook(step)
+
+        if first:
+            hook()
+        optimizers |= {param: hvd.DistributedOptimizer(torch.optim.SGD([param], lr=0.5), op=op) for param in params}
+        if not first:
+            hook()
+        factor = 0.5 * (hvd.size() if op == hvd.Sum else 1)
+        for number in range(4):
+            before = [param.detach().clone() for param in params]
+            if number and not first and current().settings.overlap == "backward" and hvd.size() > 1:
+                with pytest.raises(ValueError, match=r"step\(\) in a hook"):
+                    backward(*params)
+                break
+            backward(*params)
+            for param, old in zip(params, before, strict=True):
+                torch.testing.assert_close(param.detach(), old - factor * mean_over(everyone, old))
+
+
+def check_that_a_compiled_backward_pass_is_refused() -> None:
+    """Its end is not told: gradients would stay those of the rank until ``step()``."""
+    if hvd.size() == 1:
+        return
+    warnings.filterwarnings("ignore", message="Dynamo")  # PyTorch's own
+    compiled_autograd = pytest.importorskip("torch._dynamo.compiled_autograd")
+    params = parameters((3,), (8, 8))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(params, lr=0.1))
+    for _ in range(2):
+        optimizer.zero_grad()
+        with pytest.raises(Exception, match="compiled autograd"), compiled_autograd._enable(_as_it_is):
+            backward(*params)
+        optimizer.zero_grad()
+        backward(*params)
+        torch.testing.assert_close(params[0].grad, mean_over(list(range(hvd.size())), params[0].detach()))
+        optimizer.step()
+
+
+def _as_it_is(graph: Any) -> Any:
+    return graph
