@@ -96,8 +96,9 @@ class TorchShardReducer(ShardReducer[torch.Tensor]):
 
     def _set_gradient(self, param: torch.Tensor, gradient: torch.Tensor | None) -> None:
         """See ``ShardReducer``; laid out as the parameter, as fused optimizers walk through the memory of both."""
-        is_like = gradient is None or gradient.stride() == param.stride()
-        param.grad = gradient if is_like else new_gradient(param, gradient)
+        if gradient is not None and gradient.stride() != param.stride():
+            gradient = new_gradient(param, gradient)
+        param.grad = gradient
 
     @contextmanager
     def _generators(self, seed: int) -> Iterator[None]:

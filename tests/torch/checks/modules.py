@@ -57,7 +57,8 @@ def derivatives_of_batch_norm(norm: Any, x: torch.Tensor, rows: slice, affine: l
     """By ``rows`` of the input and by what is affine, from first to third order."""
     weights = torch.cos(torch.arange(x.numel(), dtype=torch.float64)).reshape(x.shape)[rows]
     own = x[rows].clone().requires_grad_()
-    loss, found = (norm(own).sin() * weights).sum(), []
+    loss = (norm(own).sin() * weights).sum()
+    found: list[torch.Tensor] = []
     for _ in range(3):
         derivatives = torch.autograd.grad(loss, [own, *affine], create_graph=True)
         found += derivatives

@@ -115,10 +115,11 @@ def check_that_gradients_lie_as_their_parameters_do() -> None:
     x = torch.rand(4 * WORKERS, 3, 5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     for lone in (2**20, 64):
         torch.manual_seed(3)
-        model = torch.nn.Conv2d(3, 4, 3).double().to(memory_format=torch.channels_last)
+        model: Any = torch.nn.Conv2d(3, 4, 3).double()
+        model.to(memory_format=torch.channels_last)
         alone = copy.deepcopy(model)
         fused, plain = (torch.optim.SGD(each.parameters(), lr=0.1, fused=True) for each in (model, alone))
-        optimizer = hvd.DistributedOptimizer(fused, virtual_workers=2 * WORKERS)
+        optimizer: Any = hvd.DistributedOptimizer(fused, virtual_workers=2 * WORKERS)
         for shard in optimizer.shards(len(x)):
             model(x[shard.rows]).square().mean().backward()
         with mock.patch.object(shard_sums, "LONE_BYTES", lone):
@@ -138,7 +139,7 @@ def check_that_gradients_are_those_of_the_batch_when_its_shards_are_over() -> No
         model = torch.nn.Linear(5, 2).double()
         alone = copy.deepcopy(model)
         inner, plain = (torch.optim.SGD(each.parameters(), lr=0.1, momentum=0.9) for each in (model, alone))
-        optimizer = hvd.DistributedOptimizer(inner, virtual_workers=WORKERS)
+        optimizer: Any = hvd.DistributedOptimizer(inner, virtual_workers=WORKERS)
         scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=scale != 1.0)
         for _ in range(2):
             for shard in optimizer.shards(ROWS):
