@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,8 +14,6 @@ import numpy as np
 import farandole.keras as hvd
 import farandole.numpy as numpy_hvd
 from farandole.errors import UsageError
-from farandole.keras import variables
-from farandole.keras.model_progress import progress_of
 from farandole.largebatch.noise import Estimate
 from farandole.largebatch.recipe import recipe
 from farandole.runtime.collectives.objects import allgather_object, broadcast_object
@@ -25,42 +22,20 @@ from tests.keras.cases import (
     GLOBAL_BATCH,
     OPTIMIZERS,
     ROWS,
+    STEPS,
+    Rates,
     X,
     Y,
     are_close,
-    are_same_everywhere,
     case,
+    compiled,
     fit,
     mine,
     network,
     raises,
+    stopping,
+    value,
 )
-
-STEPS = ROWS // GLOBAL_BATCH
-
-
-def compiled(optimizer: Any, seed: int = 1) -> Any:
-    """A model with the gradients of all ranks."""
-    model = network(seed)
-    model.compile(hvd.DistributedOptimizer(optimizer), loss="mse")
-    return model
-
-
-def value(of: Any) -> Any:
-    """As NumPy has it."""
-    return keras.ops.convert_to_numpy(of)
-
-
-class Rates(keras.callbacks.Callback):  # type: ignore[misc]
-    """The learning rate of every batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[float] = []
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        variables.settle(self.model)
-        self.seen.append(float(value(self.model.optimizer.learning_rate)))
 
 
 def rates_of(model: Any, callback: Any, epochs: int = 4) -> Any:
@@ -192,7 +167,7 @@ def rates_by_samples_go_on_with_the_model() -> None:
 
     def rates(model: Any, state: Any = None, stop: int = -1, every: int = 2, **how: Any) -> list[float]:
         seen = Rates()
-        callbacks = [hvd.callbacks.SamplesScheduleCallback(found.schedule, epoch_samples=ROWS), seen, *_stopping(stop)]
+        callbacks = [hvd.callbacks.SamplesScheduleCallback(found.schedule, epoch_samples=ROWS), seen, *stopping(stop)]
         if state is not None:
             callbacks.insert(2, hvd.elastic.CommitStateCallback(state, batches_per_commit=every))
         with contextlib.suppress(InterruptedError):
@@ -221,23 +196,6 @@ def rates_by_samples_go_on_with_the_model() -> None:
     several.compile(scaled, loss="mse", steps_per_execution=3)
     with raises(UsageError, "scaled losses and steps_per_execution=3"):
         rates(several)
-
-
-@case
-def no_commit_comes_after_the_last_batch_of_an_epoch() -> None:
-    """Workers that came or went at it would find an epoch of which nothing is left."""
-    if BACKEND == "torch":  # it has no calls of several steps
-        return
-    seen: list[tuple[int, int]] = []
-    model = network()
-    model.compile(hvd.DistributedOptimizer(OPTIMIZERS["sgd"]()), loss="mse", steps_per_execution=3)
-    state: Any = hvd.elastic.KerasState(model, epoch=0, batch=0)
-    look = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda *_, **__: seen.append((state._saved["batch"], state.batch))
-    )
-    callbacks = [hvd.elastic.UpdateBatchStateCallback(state), hvd.elastic.CommitStateCallback(state), look]
-    fit(model, epochs=1, callbacks=callbacks)
-    assert [saved for saved, _ in seen] == [3, 6, 6]
 
 
 @case
@@ -286,88 +244,6 @@ def rates_by_samples_go_on_where_epochs_get_more_samples() -> None:
 
 
 @case
-def a_checkpoint_is_read_although_a_state_was_committed_before() -> None:
-    """But not where the state itself was loaded, which is newer."""
-    folder = Path("committed-before")
-    fit(compiled(OPTIMIZERS["sgd"]()), epochs=2, callbacks=[hvd.callbacks.CheckpointCallback(folder)])
-    model = compiled(OPTIMIZERS["sgd"](), 5)
-    for _ in range(2):  # trained before, with checkpoints of its own, without a state and with another one
-        fit(model, epochs=1, callbacks=[hvd.callbacks.CheckpointCallback(Path("pretrained"))])
-        state: Any = hvd.elastic.KerasState(model, epoch=0)
-    state.commit()
-    assert fit(model, epochs=4, callbacks=[hvd.callbacks.CheckpointCallback(folder)]).epoch == [2, 3]
-    assert state.epoch == 2
-    state.restore()
-    assert state.epoch == 0
-    assert fit(model, epochs=4, callbacks=[hvd.callbacks.CheckpointCallback(folder)]).epoch == []
-    other: Any = hvd.elastic.KerasState(compiled(OPTIMIZERS["sgd"](), 7), epoch=3)
-    other.load_state_dict(state.state_dict())
-    assert fit(other.model, epochs=1, callbacks=[hvd.callbacks.CheckpointCallback(folder)]).epoch == [0]
-
-
-def _stopping(last: int) -> list[Any]:
-    """A fault after the batch with this number; none of a negative one."""
-
-    def stop(batch: int, logs: Any = None) -> None:
-        if batch == last:
-            raise InterruptedError
-
-    return [keras.callbacks.LambdaCallback(on_train_batch_end=stop)]
-
-
-@case
-def a_training_goes_on_from_its_checkpoint() -> None:
-    folder = Path("checkpoints")
-    oracle = compiled(OPTIMIZERS["adam"]())
-    fit(oracle, epochs=4)
-    first = compiled(OPTIMIZERS["adam"](), 1 + hvd.rank())
-    fit(first, epochs=2, callbacks=[hvd.callbacks.CheckpointCallback(folder)])
-    second = compiled(OPTIMIZERS["adam"](), 5)
-    history = fit(second, epochs=4, callbacks=[hvd.callbacks.CheckpointCallback(folder)])
-    assert history.epoch == [2, 3]
-    are_close(oracle, second)
-    are_same_everywhere(second)
-    assert fit(second, epochs=1, callbacks=[]).epoch == [0], "an ordinary fit begins at its beginning"
-    with raises(ValueError, "another model"):
-        other = network(1, keras.layers.Dense(3))
-        other.compile(hvd.DistributedOptimizer(OPTIMIZERS["adam"]()), loss="mse")
-        fit(other, callbacks=[hvd.callbacks.CheckpointCallback(folder)])
-
-
-@case
-def what_a_state_has_committed_is_newer_than_a_checkpoint() -> None:
-    """In an elastic ``fit``, a checkpoint is read where the job begins, and not where a generation does."""
-    folder, rates = Path("elastic-checkpoints"), Rates()
-    schedule = recipe(optimizer="sgd", base_lr=0.1, base_batch=6, global_batch=GLOBAL_BATCH, epochs=4).schedule
-
-    def train(model: Any, state: Any, begin: int, end: int, stop: int = -1) -> None:
-        callbacks = [
-            hvd.callbacks.CheckpointCallback(folder), hvd.callbacks.SamplesScheduleCallback(schedule, ROWS), rates,
-            hvd.elastic.UpdateEpochStateCallback(state), hvd.elastic.CommitStateCallback(state), *_stopping(stop),
-        ]  # fmt: skip
-        with contextlib.suppress(InterruptedError):
-            fit(model, callbacks=callbacks, initial_epoch=begin, epochs=end)
-
-    first = compiled(OPTIMIZERS["adam"]())
-    state: Any = hvd.elastic.KerasState(first, epoch=0)
-    train(first, state, 0, 2)
-    train(first, state, 2, 3, stop=3)
-    state.restore()
-    kept = [array.copy() for array in variables.read(first.variables)]
-    assert (state.epoch, int(first.optimizer.iterations)) == (2, 2 * STEPS + 4)
-    seen: list[Any] = []
-    look = keras.callbacks.LambdaCallback(on_epoch_begin=lambda *_, **__: seen.extend(variables.read(first.variables)))
-    fit(first, epochs=1, callbacks=[hvd.callbacks.CheckpointCallback(folder), look])  # counts from 0: 3 - state.epoch
-    for before, now in zip(kept, seen, strict=True):
-        np.testing.assert_array_equal(before, now)
-    second = compiled(OPTIMIZERS["adam"](), 5)
-    other: Any = hvd.elastic.KerasState(second, epoch=0)
-    rates.seen.clear()
-    train(second, other, 0, 4)
-    assert (other.epoch, len(rates.seen)) == (4, STEPS)
-
-
-@case
 def the_best_model_is_kept_by_one_rank() -> None:
     path = Path(broadcast_object(str(Path.cwd()), 0), f"rank{hvd.rank()}.keras")
     model = compiled(OPTIMIZERS["sgd"]())
@@ -388,81 +264,6 @@ def collectives_take_values() -> None:
     if mean is not None:
         np.testing.assert_allclose(value(mean), [(hvd.size() - 1) / 2] * 3)
     assert hvd.allgather_object(hvd.rank()) == list(range(hvd.size()))
-
-
-@case
-def an_epoch_begins_in_its_middle() -> None:
-    sampler = hvd.elastic.ElasticSampler(X, shuffle=False)
-    sampler.record_batch(0, GLOBAL_BATCH // hvd.size())
-    batches = hvd.elastic.SampledBatches(sampler, lambda rows: (X[rows], Y[rows]), GLOBAL_BATCH // hvd.size())
-    assert len(batches) == STEPS - 1
-    model = compiled(OPTIMIZERS["sgd"]())
-    state: Any = hvd.elastic.KerasState(model, sampler=sampler, epoch=0, batch=1)
-    model.fit(
-        batches, verbose=0, shuffle=False,
-        callbacks=[
-            hvd.elastic.RecordSamplesCallback(batches), hvd.elastic.UpdateBatchStateCallback(state),
-            hvd.elastic.UpdateEpochStateCallback(state), hvd.elastic.CommitStateCallback(state, 3),
-        ],
-    )  # fmt: skip
-    assert (sampler.processed_num, state.epoch, state.batch) == (ROWS, 1, 0)
-    with raises(ValueError, "nothing is left of epoch 0"):
-        hvd.elastic.SampledBatches(sampler, lambda rows: rows)
-    with raises(ValueError, "starts from 1"):
-        hvd.elastic.CommitStateCallback(state, 0)
-
-
-@case
-def batches_of_a_sampler_are_taken_in_its_order_and_once() -> None:
-    """As the sampler is told how many are done; whoever fetches them."""
-    for workers in (1, 2):
-        sampler = hvd.elastic.ElasticSampler(X)
-        batches = hvd.elastic.SampledBatches(
-            sampler, lambda rows: (X[rows], Y[rows]), GLOBAL_BATCH // hvd.size(), workers=workers
-        )
-        model, callbacks = compiled(OPTIMIZERS["sgd"]()), [hvd.elastic.RecordSamplesCallback(batches)]
-        with raises(UsageError, "fit(..., shuffle=False)"):
-            model.fit(batches, verbose=0, callbacks=callbacks)
-        assert sampler.processed_num == 0
-        with raises(UsageError, "make new ones for each fit()"):
-            model.fit(batches, verbose=0, shuffle=False, epochs=2, callbacks=callbacks)
-        assert (sampler.processed_num, int(model.optimizer.iterations)) == (ROWS, STEPS)
-
-
-@case
-def a_state_goes_back_to_its_commit() -> None:
-    model = network(1, keras.layers.Dropout(0.5))
-    model.compile(hvd.DistributedOptimizer(OPTIMIZERS["adam"]()), loss="mse")
-    state: Any = hvd.elastic.KerasState(model, epoch=0)
-    fit(model)
-    state.epoch = 1
-    state.commit()
-    kept = [array.copy() for array in variables.read(model.variables + model.optimizer.variables)]
-    fit(model)
-    state.epoch = 2
-    state.restore()
-    assert state.epoch == 1
-    for one, other in zip(kept, variables.read(model.variables + model.optimizer.variables), strict=True):
-        np.testing.assert_array_equal(one, other)
-    with raises(ValueError, "not built"):
-        hvd.elastic.KerasState(keras.Sequential([keras.layers.Dense(1)]))
-    with raises(UsageError, "give your value another one"):
-        hvd.elastic.KerasState(model, schedule_progress=0)
-    shutil.rmtree("checkpoints", ignore_errors=True)
-
-
-@case
-def a_state_keeps_the_progress_of_the_model_that_it_has_now() -> None:
-    one, other = network(1), network(2)
-    for model in (one, other):
-        model.compile(hvd.DistributedOptimizer(OPTIMIZERS["adam"]()), loss="mse")
-    state: Any = hvd.elastic.KerasState(one, epoch=0)
-    state.model = other
-    assert state.schedule_progress is progress_of(other)
-    assert vars(progress_of(other))["_elastic"]() is state
-    state.commit()
-    state.restore()
-    assert state.schedule_progress is progress_of(other)
 
 
 class _Means(keras.layers.Layer):  # type: ignore[misc]

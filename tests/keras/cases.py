@@ -17,6 +17,7 @@ from farandole.runtime.collectives.objects import allgather_object, broadcast_ob
 
 BACKEND = keras.backend.backend()
 ROWS, GLOBAL_BATCH = 96, 12
+STEPS = ROWS // GLOBAL_BATCH
 
 Case = Callable[[], None]
 Array = npt.NDArray[Any]
@@ -95,6 +96,40 @@ def trains_as_one(make: Callable[[], Any], distribute: Callable[[Any], Any], **c
     are_close(alone, together)
     are_same_everywhere(together)
     assert int(together.optimizer.iterations) == int(alone.optimizer.iterations)
+
+
+def compiled(optimizer: Any, seed: int = 1) -> Any:
+    """A model with the gradients of all ranks."""
+    model = network(seed)
+    model.compile(hvd.DistributedOptimizer(optimizer), loss="mse")
+    return model
+
+
+def value(of: Any) -> Any:
+    """As NumPy has it."""
+    return keras.ops.convert_to_numpy(of)
+
+
+class Rates(keras.callbacks.Callback):  # type: ignore[misc]
+    """The learning rate of every batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[float] = []
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        variables.settle(self.model)
+        self.seen.append(float(value(self.model.optimizer.learning_rate)))
+
+
+def stopping(last: int) -> list[Any]:
+    """A fault after the batch with this number; none of a negative one."""
+
+    def stop(batch: int, logs: Any = None) -> None:
+        if batch == last:
+            raise InterruptedError
+
+    return [keras.callbacks.LambdaCallback(on_train_batch_end=stop)]
 
 
 OPTIMIZERS: dict[str, Callable[[], Any]] = {

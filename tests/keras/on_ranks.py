@@ -8,11 +8,12 @@ from __future__ import annotations
 import sys
 
 import farandole.keras as hvd
-from tests.keras import callback_cases, optimizer_cases, virtual_cases
+from tests.keras import callback_cases, optimizer_cases, state_cases, virtual_cases
 from tests.keras.cases import CASES
 
 assert callback_cases
 assert optimizer_cases
+assert state_cases
 assert virtual_cases
 
 

@@ -28,8 +28,10 @@ LATER = {
         "a_model_is_compiled_again",
         "a_schedule_sets_the_rate_by_epochs_or_batches",
         "local_layers_stay_local",
+        "local_layers_stay_local_in_checkpoints_and_states",
         "momentum_is_corrected_where_the_rate_changes",
         "passes_are_summed_or_averaged_before_a_step",
+        "rates_by_samples_go_on_where_epochs_get_more_samples",
         "rates_by_samples_turn_where_only_the_global_batch_is_another",
         "several_steps_of_one_call_and_eager_ones_train_as_one",
         "virtual_workers_accumulate_as_one_worker_does",
@@ -41,6 +43,8 @@ LATER = {
         "a_checkpoint_is_read_although_a_state_was_committed_before",
         "a_saved_model_goes_on_distributed",
         "a_training_goes_on_from_its_checkpoint",
+        "all_optimizers_of_a_model_are_kept",
+        "batches_of_a_sampler_are_taken_in_its_order_and_once",
         "embeddings_and_random_layers_train",
         "factors_are_those_that_were_asked_for",
         "half_precision_trains",
@@ -66,7 +70,7 @@ def environment(backend: str, *needed: str) -> dict[str, str]:
 @pytest.mark.parametrize(("backend", "size"), [(backend, size) for backend in SIZES for size in SIZES[backend]])
 def test_everything_on_ranks(launch: Any, backend: str, size: int) -> None:
     skip_without(backend)
-    texts = [(FOLDER / f"{part}_cases.py").read_text() for part in ("callback", "optimizer", "virtual")]
+    texts = [(FOLDER / f"{part}_cases.py").read_text() for part in ("callback", "optimizer", "state", "virtual")]
     every = {name for text in texts for name in re.findall(r"^@case\ndef (\w+)", text, re.MULTILINE)}
     later = LATER.get(backend, set())
     assert later < every

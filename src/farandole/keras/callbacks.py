@@ -28,6 +28,7 @@ from farandole.keras.virtual_workers import VirtualWorkersCallback
 from farandole.largebatch.progress import ScheduleProgress
 from farandole.largebatch.schedule import Schedule
 from farandole.numpy.checkpoints import Checkpoints
+from farandole.runtime.collectives.objects import allgather_object
 from farandole.runtime.session.init import current, takes_part
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
 from farandole.runtime.session.training import training
@@ -209,10 +210,10 @@ class SamplesScheduleCallback(ScheduleProgress, keras.callbacks.Callback):
 
     ``epoch_samples``: how many samples all ranks together see in an epoch. ``batch``: how many a step has, all ranks
     together; by default what the schedule says. A change of the number of ranks makes no jump, nor does a schedule that
-    has another ``global_batch`` than before, as one made of ``hvd.size()``, or another ``epoch_samples``. What was counted belongs to the model: a
-    ``KerasState`` of it (with this before ``CommitStateCallback``) and a ``CheckpointCallback`` keep it, and a ``fit``
-    goes on from there; one with an ``initial_epoch`` goes on with that. Raises ``UsageError`` for rules that need a
-    measured gain, and for scaled losses with ``steps_per_execution``.
+    has another ``global_batch`` than before, as one made of ``hvd.size()``, or another ``epoch_samples``. What was
+    counted belongs to the model: a ``KerasState`` of it (with this before ``CommitStateCallback``) and a
+    ``CheckpointCallback`` keep it, and a ``fit`` goes on from there; one with an ``initial_epoch`` goes on with that.
+    Raises ``UsageError`` for rules that need a measured gain, and for scaled losses with ``steps_per_execution``.
     """
 
     def __init__(self, schedule: Schedule, epoch_samples: int, batch: int | None = None) -> None:
@@ -261,11 +262,13 @@ class CheckpointCallback(keras.callbacks.Callback):
 
     >>> model.fit(x, y, epochs=90, callbacks=[hvd.callbacks.CheckpointCallback("runs/a")])
 
-    Saves the model, its optimizer, the epoch and the samples of a ``SamplesScheduleCallback`` after every epoch; rank 0
-    writes, all ranks read. A ``fit`` of epochs that are done already trains nothing. The other arguments are those of
-    ``farandole.checkpoint.Checkpoints``. It broadcasts, too: no other callback has to. States of random layers are not
-    kept. A model of a ``KerasState`` goes on from a checkpoint in its first ``fit`` with this, with ``state.epoch`` set
-    to its epoch; what is committed from then on is newer, as is a state that was loaded, and no checkpoint is read.
+    Saves the model, the optimizers that it has, the epoch and the samples of a ``SamplesScheduleCallback`` after every
+    epoch; rank 0 writes, all ranks read. Optimizers that are attributes of the model must be built. Of ``local_layers``
+    each rank's are kept, for as many ranks. A ``fit`` of epochs that are done already trains nothing. The other
+    arguments are those of ``farandole.checkpoint.Checkpoints``. It broadcasts, too: no other callback has to. States of
+    random layers are not kept. A model of a ``KerasState`` goes on from a checkpoint in its first ``fit`` with this,
+    with ``state.epoch`` set to its epoch; what is committed from then on is newer, as is a state that was loaded, and
+    no checkpoint is read.
     """
 
     def __init__(self, root: str | os.PathLike[str], keep: int = 3, on_error: OnError = "raise") -> None:
@@ -281,7 +284,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         if elastic is not None and progress.is_restored:  # the same on all ranks, and so are the variables
             self.model._initial_epoch = None
             return
-        shared = variables.of_both(self.model)
+        shared, local = variables.shared_of(self.model), variables.local_of(self.model)
         variables.broadcast_variables(shared, 0)
         found = self._checkpoints.restore()
         self.model._initial_epoch = None  # ``fit`` takes it instead of its own, and does not forget it
@@ -293,11 +296,23 @@ class CheckpointCallback(keras.callbacks.Callback):
                     "optimizer: give CheckpointCallback another folder"
                 )
             variables.write(shared, kept)
+            if local:
+                variables.write(local, self._own_part(found.state["local"]))
             progress.load_state_dict(found.state.get("progress", {}))
             self.model._initial_epoch = found.step
             if elastic is not None:
                 elastic.begin_at(found.step)
         progress.is_restored = elastic is not None
+
+    def _own_part(self, parts: list[list[variables.AnyArray]]) -> list[variables.AnyArray]:
+        """The local layers of this rank, among those of all."""
+        topology = current().topology
+        if len(parts) != topology.size:
+            raise UsageError(
+                f"{self._checkpoints.root}: the checkpoint has the local layers of {len(parts)} ranks, and here are "
+                f"{topology.size}: start as many, or give CheckpointCallback another folder"
+            )
+        return parts[topology.rank]
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """See ``Callback``."""
@@ -308,7 +323,10 @@ class CheckpointCallback(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """See ``Callback``."""
         variables.settle(self.model)
-        kept = {"variables": variables.read(variables.of_both(self.model))}
+        kept = {"variables": variables.read(variables.shared_of(self.model))}
+        local = variables.local_of(self.model)
+        if local:
+            kept["local"] = allgather_object(variables.read(local))
         progress = progress_of(self.model).state_dict()
         self._checkpoints.save(self._done + epoch + 1, {**kept, "progress": progress})
 

@@ -120,7 +120,7 @@ class _VariablesPart(StatePart):
 
 @final
 class ModelPart(_VariablesPart):
-    """A model and, where it is compiled, its optimizer.
+    """A model and its optimizers.
 
     What each rank has for itself is remembered, too: in a ``fit`` that fails, JAX loses all variables.
     """
@@ -144,7 +144,7 @@ class ModelPart(_VariablesPart):
         if not self.value.built:
             raise UsageError("KerasState of a model that is not built: call it on a batch, or give it an Input layer")
         variables.settle(self.value)
-        return variables.of_both(self.value)
+        return variables.shared_of(self.value)
 
 
 @final
@@ -159,13 +159,13 @@ class OptimizerVariablesPart(_VariablesPart):
 
 
 class KerasState(ObjectState):
-    """Training state of a Keras model, and of the optimizer that it is compiled with; other values are attributes.
+    """Training state of a Keras model, and of the optimizers that it has; other values are attributes.
 
     >>> state = hvd.elastic.KerasState(model, batch=0, epoch=0)
 
     The model must be built, and compiled with a ``DistributedOptimizer``. ``optimizer``: one that it is not compiled
-    with. States of random layers stay each rank's own. ``commit`` copies all variables, and a fault goes back to the
-    last one.
+    with; those that are attributes of the model are found, and must be built. States of random layers, and
+    ``local_layers``, stay each rank's own. ``commit`` copies all variables, and a fault goes back to the last one.
     """
 
     _leaves: ClassVar[Leaves[Any]] = Leaves(adapter)

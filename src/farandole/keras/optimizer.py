@@ -148,7 +148,7 @@ def _accumulating(optimizer: keras.optimizers.Optimizer, passes: int, averages: 
 def _variables_of(
     layers: Iterable[keras.layers.Layer] | keras.layers.Layer | None, optimizer: keras.optimizers.Optimizer
 ) -> list[Any]:
-    """Variables of which each rank has its own; raises ``UsageError`` where ``optimizer`` would mix them with others."""
+    """Variables that are each rank's own; raises ``UsageError`` where ``optimizer`` would mix them with others."""
     listed = [layers] if isinstance(layers, keras.layers.Layer) else list(layers or ())
     for layer in listed:
         if not layer.built:

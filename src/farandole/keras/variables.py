@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from farandole.adapters.numpy import verbs
 from farandole.collective import Kind
-from farandole.errors import UnsupportedError
+from farandole.errors import UnsupportedError, UsageError
 from farandole.runtime.session.init import takes_part
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
 
@@ -25,8 +25,8 @@ def of_model(model: keras.Model) -> list[Any]:
 
 
 def own_of(model: keras.Model) -> list[Any]:
-    """The variables of a model that each rank has for itself."""
-    return [v for v in model.variables if is_seed(v)]
+    """The variables of a model, and of its optimizers, that each rank has for itself."""
+    return [v for v in model.variables if is_seed(v)] + local_of(model)
 
 
 def path_of(variable: Any) -> str:
@@ -40,17 +40,69 @@ def is_seed(variable: Any) -> bool:
     return found
 
 
-def of_optimizer(optimizer: Any, model: keras.Model) -> list[Any]:
-    """The variables of an optimizer, which is built for ``model`` if it is not yet."""
-    if not optimizer.built:
-        optimizer.build(model.trainable_variables)
-    return list(optimizer.variables)
-
-
 def of_both(model: keras.Model) -> list[Any]:
-    """The variables of a model that ranks share, and those of its optimizer if it is compiled."""
-    optimizer = getattr(model, "optimizer", None)
-    return of_model(model) + (of_optimizer(optimizer, model) if optimizer is not None else [])
+    """The variables of a model but for states of random layers, and those of its optimizers, as far as they are built.
+
+    The optimizer that it is compiled with is built if it is not yet.
+    """
+    compiled = getattr(model, "optimizer", None)
+    if compiled is not None and not compiled.built:
+        compiled.build(model.trainable_variables)
+    found = {id(v): v for v in of_model(model)}
+    for optimizer in _optimizers_of(model).values():
+        found |= {id(v): v for v in optimizer.variables}  # two objects may share variables
+    return list(found.values())
+
+
+def shared_of(model: keras.Model) -> list[Any]:
+    """The variables of a model, and of its optimizers, that ranks share and that a training goes on with.
+
+    Raises ``UsageError`` where the model has an optimizer of which nobody knows what it is for, as it is not built.
+    """
+    local = set(map(id, local_of(model)))
+    for name, optimizer in _optimizers_of(model).items():
+        if not optimizer.built:
+            raise UsageError(
+                f"the model's {name!r} is an optimizer that is not built, so what it remembers cannot be kept: call "
+                "its build() with the variables that it trains, before this"
+            )
+    return [v for v in of_both(model) if id(v) not in local]
+
+
+def local_of(model: keras.Model) -> list[Any]:
+    """The variables that distributed optimizers leave to each rank, and what they keep for them."""
+    shared = of_both(model)
+    local = {key for optimizer in _optimizers_of(model).values() for key in _local_ids(optimizer)}
+    return [v for v in shared if id(v) in local]
+
+
+def _local_ids(optimizer: Any) -> set[int]:
+    """``id`` of variables that are one rank's own, and of what the optimizer keeps for them."""
+    distribution = getattr(optimizer, "_farandole", None)
+    local = {id(v) for v in distribution.local} if distribution is not None else set()
+    if local and optimizer.built:
+        trained = optimizer._trainable_variables
+        # Optimizers keep momenta and so on in lists, in the order of the variables.
+        kept = [each for each in vars(optimizer).values() if isinstance(each, list) and len(each) == len(trained)]
+        for slots in kept:
+            if slots is not optimizer._variables:
+                local |= {id(slot) for slot, v in zip(slots, trained, strict=True) if id(v) in local}
+    return local
+
+
+def _optimizers_of(model: keras.Model) -> dict[str, Any]:
+    """Optimizers of a model by the names of its attributes; of models inside, those that are built."""
+    found: dict[str, Any] = {}
+    for name, value in vars(model).items():
+        if name.startswith("_self_"):  # TensorFlow's own list of what the others are
+            continue
+        listed = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else (value,)
+        of_name = [each for each in listed if isinstance(each, keras.optimizers.Optimizer)]
+        found |= {f"{name}[{i}]" if i else name: each for i, each in enumerate(of_name)}
+    for i, layer in enumerate(model.layers):
+        if isinstance(layer, keras.Model):
+            found |= {f"{i}.{name}": each for name, each in _optimizers_of(layer).items() if each.built}
+    return found
 
 
 def steps_of(optimizer: Any) -> int:
