@@ -27,26 +27,25 @@ class AdasumOptimizer(FrontOptimizer):
 
     backward_passes_per_step: int
     _terms: Terms
-    _are_named: bool
+    _names: Names
+    _trained: set[torch.Tensor]
     _parameter_names: Mapping[torch.Tensor, str]
     _handles: dict[torch.Tensor, int]
     _comparison: ParameterComparison[torch.Tensor]
 
     def step(self, closure: Callable[[], Any] | None = None, **others: Any) -> Any:
         """Step as the user's class does, then replace the change of every parameter by all ranks' changes combined."""
-        params = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
-        if self._are_named:  # all ranks in one order
-            params.sort(key=lambda param: self._parameter_names.get(param, ""))
+        named = self._changing()
         process_set = self._terms.process_set
-        if not params or not takes_part(process_set, "an optimizer's step") or len(process_set.ranks) == 1:
+        if not named or not takes_part(process_set, "an optimizer's step") or len(process_set.ranks) == 1:
             return super().step(closure, **others)
-        names = self._parameter_names
-        self._comparison.compare(f"adasum.compare.{names[params[0]]}", lambda: [(names[p], p.detach()) for p in params])
+        first, params = named[0][0], [param for _, param in named]
+        self._comparison.compare(f"adasum.compare.{first}", lambda: [(name, p.detach()) for name, p in named])
         start = [p.detach().clone() for p in params]
         loss = super().step(closure, **others)
         with torch.no_grad():
             changes = [p - s for p, s in zip(params, start, strict=True)]
-            combined = combine_changes(verbs, changes, "adasum." + names[params[0]], self._terms)
+            combined = combine_changes(verbs, changes, f"adasum.{first}", self._terms)
             for param, before, change in zip(params, start, combined, strict=True):
                 param.copy_(before + change)
         return loss
@@ -56,10 +55,26 @@ class AdasumOptimizer(FrontOptimizer):
     step.hooked = True  # type: ignore[attr-defined] # the user's class runs the step hooks; once is enough
 
     def _begin(self, names: Names, terms: Terms, passes: int) -> None:
-        self.backward_passes_per_step, self._are_named = passes, names.are_given
+        self.backward_passes_per_step, self._names, self._trained = passes, names, set()
         self._parameter_names = {param: name for name, param in names.pairs()}
+        self._changing()
         self._handles, self._terms = {}, terms
         self._comparison = ParameterComparison(tensors, terms.process_set, "Adasum")
+
+    def _changing(self) -> list[tuple[str, torch.Tensor]]:
+        """Parameters that a step may change, by name, in one order on all ranks; those that came later are the last.
+
+        Also what was trained once: a frozen parameter with momentum moves while it has a gradient, on each rank by its
+        own.
+        """
+        every = [param for group in self.param_groups for param in group["params"]]
+        self._trained.update(param for param in every if param.requires_grad)
+        names, known = self._names, self._parameter_names
+        changing = ((i, p) for i, p in enumerate(every) if p in self._trained or p.grad is not None)
+        found = [(names.get(p, str(i)), p) for i, p in changing]
+        if names.are_given:
+            found.sort(key=lambda pair: (pair[1] not in known, known.get(pair[1], "")))
+        return found
 
     def synchronize(self) -> None:
         """Nothing to do: gradients are not reduced."""

@@ -269,6 +269,27 @@ def check_adasum_combines_what_the_ranks_have_stepped() -> None:
         optimizer.skip_synchronize()
 
 
+def check_adasum_with_parameters_that_are_frozen_or_come_later() -> None:
+    for are_named in (True, False):
+        params = parameters((3,), (2,))
+        names = [(f"p{i}", p) for i, p in enumerate(params)] if are_named else None
+        original = torch.optim.SGD(params, lr=0.1, momentum=0.9)
+        optimizer = hvd.DistributedOptimizer(original, names, op=hvd.Adasum)
+        for step in range(6):
+            optimizer.zero_grad(set_to_none=False)
+            if step == 2:
+                params[0].requires_grad_(False)  # its gradient of zeros is there, and its momentum of this rank
+                params += parameters((4,), (5,))
+                optimizer.add_param_group({"params": params[2:]})
+            before = [p.detach().clone() for p in params]
+            backward(*(p for p in params if p.requires_grad))
+            optimizer.step()
+            assert all(bool((p != old).any()) for p, old in zip(params, before, strict=True))
+        for i, p in enumerate(params):
+            every = hvd.allgather(p.detach()[None], name=f"of all {i}")
+            assert (every == every[0]).all(), i
+
+
 def check_that_programs_which_differ_raise_everywhere() -> None:
     if hvd.size() == 1:
         return
