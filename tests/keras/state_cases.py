@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,28 @@ def all_optimizers_of_a_model_are_kept() -> None:
         fit(third, callbacks=[hvd.callbacks.CheckpointCallback(folder)])
     with raises(UsageError, "the model's 'second' is an optimizer that is not built"):
         hvd.elastic.KerasState(third)
+
+
+@case
+def a_saved_accumulation_is_not_taken_for_a_mean_or_a_sum() -> None:
+    """As a file says how many batches it is of, and not which of the two."""
+    path = f"accumulates-{hvd.rank()}.keras"
+    for averages in (False, True):
+        wrap = partial(
+            hvd.DistributedOptimizer, backward_passes_per_step=2, average_aggregated_gradients=averages
+        )  # what the refusal says
+        model = network()
+        model.compile(wrap(keras.optimizers.SGD(0.05)), loss="mse")
+        fit(model, epochs=1)
+        model.save(path)
+        with raises(
+            UsageError, "wrap=lambda optimizer: hvd.DistributedOptimizer(optimizer, backward_passes_per_step=2"
+        ):
+            hvd.load_model(path)
+        loaded = hvd.load_model(path, wrap=wrap)
+        fit(loaded, epochs=1)
+        fit(model, epochs=1)
+        are_close(model, loaded)
 
 
 @case

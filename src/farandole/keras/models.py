@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 
+from farandole.errors import UsageError
 from farandole.keras.optimizer import DistributedOptimizer
 
 
@@ -24,10 +25,25 @@ def load_model(
     >>> model = hvd.load_model("runs/a.keras")
 
     ``custom_optimizers``: classes of optimizers that Keras does not know. ``wrap`` makes the distributed optimizer, by
-    default ``DistributedOptimizer`` without arguments; others are those of ``keras.saving.load_model``.
+    default ``DistributedOptimizer`` without arguments; others are those of ``keras.saving.load_model``. Raises
+    ``UsageError`` without ``wrap`` for an optimizer that accumulates.
     """
     known = {kind.__name__: kind for kind in custom_optimizers or ()}
     model = keras.saving.load_model(os.fspath(filepath), custom_objects={**known, **(custom_objects or {})}, **others)
     if getattr(model, "optimizer", None) is not None:
+        if wrap is DistributedOptimizer:
+            _refuse_to_guess(model.optimizer)
         model.optimizer = wrap(model.optimizer)
     return model
+
+
+def _refuse_to_guess(optimizer: Any) -> None:
+    """Raise ``UsageError`` for an optimizer that accumulates: whether it stepped with sums is not in the file."""
+    passes = getattr(optimizer, "inner_optimizer", optimizer).gradient_accumulation_steps
+    if passes:
+        own = f"wrap=lambda optimizer: hvd.DistributedOptimizer(optimizer, backward_passes_per_step={passes}"
+        raise UsageError(
+            f"load_model() of a model whose optimizer accumulates {passes} batches: the file does not say whether it "
+            f"steps with their sum or their mean. For sums, as backward_passes_per_step={passes} makes them, pass "
+            f"{own}); for means, as Keras makes them, {own}, average_aggregated_gradients=True)"
+        )
