@@ -18,6 +18,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import farandole.keras
+
 hvd: Any = importlib.import_module(sys.argv[1])
 
 RANDOM = np.random.default_rng(1)
@@ -125,20 +127,57 @@ def refusals_say_what_to_do() -> None:
             hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), **arguments)
 
 
+def a_function_divides_by_the_ranks_that_there_are_when_it_runs() -> None:
+    """Slices of embeddings, and gradients of local layers; the last case, as rank 0 is alone afterwards."""
+    x, size, rank = tf.constant([[0, 1]]), hvd.size(), hvd.rank()
+
+    def rows_of(is_local: bool) -> Callable[[], Any]:
+        layers = [keras.layers.Input((2,), dtype="int32"), keras.layers.Embedding(5, 1)]
+        model = keras.Sequential([*layers, keras.layers.Dense(1, use_bias=False)])
+        layers_of_ranks = [model.layers[0]] if is_local else []
+        optimizer = farandole.keras.DistributedOptimizer(keras.optimizers.SGD(1.0), local_layers=layers_of_ranks)
+        optimizer.build(model.trainable_variables)
+
+        @tf.function
+        def step() -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(model(x))
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+        def rows() -> Any:
+            model.set_weights([np.full((5, 1), 2.0), np.ones((1, 1))])
+            step()
+            return model.get_weights()[0].ravel()
+
+        return rows
+
+    shared, local = rows_of(is_local=False), rows_of(is_local=True)
+    np.testing.assert_allclose(shared(), [1, 1, 2, 2, 2])
+    np.testing.assert_allclose(local(), [2 - 1 / size, 2 - 1 / size, 2, 2, 2])
+    hvd.shutdown()
+    if rank == 0:
+        hvd.init([0])
+        np.testing.assert_allclose(shared(), [1, 1, 2, 2, 2])
+        np.testing.assert_allclose(local(), [1, 1, 2, 2, 2])
+
+
 CASES = [
     all_train_alike,
     arguments_are_those_of_the_reduction,
     a_process_set_may_leave_ranks_out,
     refusals_say_what_to_do,
+    a_function_divides_by_the_ranks_that_there_are_when_it_runs,
 ]
 
 
 def main() -> None:
     """One rank."""
     hvd.init()
+    rank = hvd.rank()
     for each in CASES:
         each()
-        if hvd.rank() == 0:
+        if rank == 0:
             print(each.__name__, flush=True)
     hvd.shutdown()
 

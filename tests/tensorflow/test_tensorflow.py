@@ -53,7 +53,7 @@ def test_optimizers_of_keras_are_distributed_in_loops_and_in_fit(launch: Any, mo
     options = ["--horovod"] if module.startswith("horovod") else []
     job = launch(2, script, options=options, arguments=[module], environment=environment, deadline_s=280.0).ok()
     cases = re.findall(r"^    (\w+),$", script.read_text(), re.MULTILINE)
-    assert len(cases) == 4
+    assert len(cases) == 5
     assert job.lines() == sorted(cases)
 
 

@@ -56,9 +56,13 @@ class Backend(ABC):
         """The rows of a sparse gradient on all ranks. Collective."""
         raise NotImplementedError
 
-    def scaled(self, gradient: Any, factor: float) -> Any:
-        """A gradient times a number."""
+    def scaled(self, gradient: Any, factor: Any) -> Any:
+        """A gradient times a number, or a tensor of one."""
         return gradient * factor
+
+    def members(self, process_set: ProcessSet) -> Any:
+        """The number of ranks; a tensor where compiled steps go on with others."""
+        return len(process_set.ranks)
 
     def await_values(self, variables: Sequence[Any]) -> None:  # noqa: B027 (most have them at once)
         """Wait until the values are computed; raises what that has ended with."""
@@ -167,10 +171,19 @@ class TensorFlowBackend(Backend):
         )
         return tf.IndexedSlices(values, indices, gradient.dense_shape)
 
-    def scaled(self, gradient: Any, factor: float) -> Any:
+    def members(self, process_set: ProcessSet) -> Any:
         """See ``Backend``."""
         import tensorflow as tf
 
+        from farandole.tensorflow.topology import members
+
+        return tf.cast(members(process_set), tf.float64)
+
+    def scaled(self, gradient: Any, factor: Any) -> Any:
+        """See ``Backend``."""
+        import tensorflow as tf
+
+        factor = tf.cast(factor, gradient.dtype)
         if isinstance(gradient, tf.IndexedSlices):
             return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
         return gradient * factor

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, final
 
 from farandole.collective import ReduceOp
@@ -106,14 +107,14 @@ class Distribution:
     def _reduced(self, grads: list[Any], variables: list[Any], values: list[Any]) -> list[Any]:
         process_set = self._asked.terms.process_set
         shared: list[int] = []
+        members = cache(lambda: backend.members(process_set))
         for i, (grad, variable) in enumerate(zip(grads, variables, strict=True)):
             if id(variable) in self._local_ids:
                 if self._asked.scales_local and grad is not None:
-                    grads[i] = backend.scaled(grad, 1 / (process_set.size() or 1))
+                    grads[i] = backend.scaled(grad, 1 / members())
             elif backend.is_sparse(grad) and not self._asked.sparse_as_dense:
                 how = self._asked.terms.how
-                members = (process_set.size() or 1) if how.op == ReduceOp.AVERAGE else 1
-                factor = how.prescale * how.postscale / members
+                factor = how.prescale * how.postscale / (members() if how.op == ReduceOp.AVERAGE else 1)
                 name = f"keras.{self._asked.label}.{_name(i, variable)}"
                 grads[i] = backend.scaled(backend.gather(grad, name, process_set), factor)
             elif grad is not None or backend.takes_none:
