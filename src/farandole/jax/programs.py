@@ -9,6 +9,12 @@ not excepted: calls of one name come in the order in which the script has dispat
 (``tests/jax`` holds it to that.) Programs of several threads do overtake each other, as eager calls of several threads
 do: there names must differ.
 
+What is called. A primitive of our own, and not JAX's ``ffi_call``: its side effect would cost every run of the program
+0.15 ms, as JAX dispatches programs with effects in Python. Nothing but the effect keeps JAX from dropping a call whose
+result one rank does not use while the others wait for it. So the effect stands in what is traced, where whole loops and
+functions are kept or dropped by it, and goes in the last pass before a program is compiled (``_keep``); the call itself
+is kept by that rule, and by XLA, which is told of a side effect.
+
 Names. JAX keeps what it has traced: a function that is traced on this rank may be known on another one, or be traced
 again for other shapes. So a name follows from the place of the call in the script, and from how many calls from there
 the function under trace has made before, not from a counter of the process. A name that stands in one program twice, as
@@ -24,16 +30,23 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import hashlib
 import sys
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, final
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax._src import effects  # JAX has no public name for these
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir, partial_eval
 
 import farandole
 from farandole.errors import UsageError
@@ -72,14 +85,86 @@ def call(spec: str, inputs: Sequence[Any], results: Sequence[Any], elementwise: 
     same = [
         i for i, (x, r) in enumerate(zip(inputs, results, strict=False)) if (x.shape, x.dtype) == (r.shape, r.dtype)
     ]
-    function = jax.ffi.ffi_call(
-        _TARGET,
-        list(results),
-        has_side_effect=True,
-        vmap_method="broadcast_all" if elementwise else None,
-        input_output_aliases={i: i for i in same},
-    )
-    return list(function(*inputs, spec=spec))
+    shapes = tuple((tuple(result.shape), np.dtype(result.dtype)) for result in results)
+    params = _Params(spec, shapes, tuple(same), elementwise)
+    return list(_call_p.bind(*inputs, params=params, has_effect=True))
+
+
+@final
+@dataclass(frozen=True)
+class _Params:
+    """Parameters of a call: what it says, the shapes and dtypes of its results, and the inputs that become these."""
+
+    spec: str
+    results: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
+    same: tuple[int, ...]
+    elementwise: bool
+
+
+@final
+class _CollectiveEffect(effects.Effect):
+    """Effect of a call on the other ranks, who wait for it."""
+
+
+_EFFECT = _CollectiveEffect()
+_COMPILING = "lower_sharding_computation"
+"""JAX's function that drops what a program does not use, for the last time, before it is compiled."""
+
+_call_p = Primitive("farandole_call")
+_call_p.multiple_results = True
+
+
+def _abstract_eval(*_: Any, params: _Params, has_effect: bool) -> tuple[Any, Any]:
+    results = [jax.core.ShapedArray(shape, dtype) for shape, dtype in params.results]
+    return results, {_EFFECT} if has_effect else effects.no_effects
+
+
+def _keep(_: list[bool], eqn: Any) -> tuple[list[bool], Any]:
+    """Keep the call, used or not; in the last pass without its effect, by which earlier ones keep what holds it."""
+    if _is_last_pass():
+        eqn = eqn.replace(params={**eqn.params, "has_effect": False}, effects=eqn.effects - {_EFFECT})
+    return [True] * len(eqn.invars), eqn
+
+
+def _is_last_pass() -> bool:
+    """True while a program is being compiled. Should JAX name that otherwise, effects stay, and cost what they do."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_name != _COMPILING:
+        frame = frame.f_back
+    return frame is not None
+
+
+def _lower(context: Any, *inputs: Any, params: _Params, has_effect: bool) -> Any:  # noqa: ARG001 (XLA has its own)
+    aliases = {i: i for i in params.same}
+    lowering = jax.ffi.ffi_lowering(_TARGET, has_side_effect=True, operand_output_aliases=aliases)
+    return lowering(context, *inputs, spec=params.spec)
+
+
+def _batch(inputs: Sequence[Any], axes: Sequence[Any], *, params: _Params, has_effect: bool) -> tuple[Any, Any]:
+    """Make one call of a batch of them."""
+    assert params.elementwise, "vmap of others is refused before"
+    size = next(x.shape[axis] for x, axis in zip(inputs, axes, strict=True) if axis is not None)
+    whole = [
+        jnp.broadcast_to(x, (size, *x.shape)) if axis is None else jnp.moveaxis(x, axis, 0)
+        for x, axis in zip(inputs, axes, strict=True)
+    ]
+    params = replace(params, results=tuple(((size, *shape), dtype) for shape, dtype in params.results))
+    results = _call_p.bind(*whole, params=params, has_effect=has_effect)
+    return results, [0] * len(results)
+
+
+@functools.lru_cache(1024)
+def _program_of(params: _Params) -> Any:
+    return jax.jit(lambda *inputs: _call_p.bind(*inputs, params=params, has_effect=True))
+
+
+_call_p.def_effectful_abstract_eval(_abstract_eval)
+_call_p.def_impl(lambda *inputs, params, has_effect: _program_of(params)(*inputs))  # noqa: ARG005 (of a traced one)
+mlir.register_lowering(_call_p, _lower)
+batching.primitive_batchers[_call_p] = _batch
+partial_eval.dce_rules[_call_p] = _keep
+for allowed in ("lowerable", "control_flow_allowed", "custom_derivatives_allowed"):
+    getattr(effects, f"{allowed}_effects").add_type(_CollectiveEffect)
 
 
 def place() -> str:
@@ -156,21 +241,11 @@ def _register() -> None:
         # Before the target: a program that is dispatched must be waited for, whenever the script ends.
         settle_before_leaving(_await_programs)
         jax.ffi.register_ffi_target(_TARGET, target, platform="cpu")
-        _let_derivatives_have_effects()
         _libraries.append(library)
 
 
 def _await_programs() -> None:
     """Wait for programs that were dispatched and have not ended: their calls need this rank."""
     with contextlib.suppress(Exception):  # what they have ended with is told where their results are used
-        jax.effects_barrier()
-
-
-def _let_derivatives_have_effects() -> None:
-    """Have ``custom_vjp`` accept functions whose calls have side effects, as calls of ours have.
-
-    JAX has no public name for this list. Without the effect XLA could drop a call whose result one rank does not use.
-    """
-    from jax._src import effects, ffi
-
-    effects.custom_derivatives_allowed_effects.add_type(ffi.FfiEffect)
+        jax.effects_barrier()  # those that have kept their effects
+        jax.block_until_ready(jax.jit(lambda: jnp.zeros(()))())  # it runs after all that this thread has dispatched
