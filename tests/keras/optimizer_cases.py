@@ -258,6 +258,27 @@ def two_models_train_side_by_side_whatever_was_made_before() -> None:
 
 
 @case
+def variables_of_tensorflow_train_as_those_of_keras() -> None:
+    """As in loops of one's own with a tape, eagerly and compiled."""
+    if BACKEND != "tensorflow":
+        return
+    import tensorflow as tf
+
+    for run in (tf.function, lambda step: step):
+        weight, optimizer = tf.Variable([1.0, 2.0]), hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+
+        def step(weight: Any = weight, optimizer: Any = optimizer) -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(weight) * (hvd.rank() + 1)
+            optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+
+        once = run(step)
+        once()
+        once()
+        np.testing.assert_allclose(weight.numpy(), np.array([1.0, 2.0]) - 0.1 * (hvd.size() + 1), rtol=1e-6)
+
+
+@case
 def a_rank_may_have_no_gradient() -> None:
     if BACKEND != "torch":  # a graph has all of them, or none
         return

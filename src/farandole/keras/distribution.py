@@ -18,7 +18,7 @@ from farandole.gradients.terms import Terms
 from farandole.graphs.gradients import GraphGradients
 from farandole.keras.backends import backend
 from farandole.keras.compression import CompressorLike
-from farandole.keras.variables import path_of
+from farandole.keras.variables import path_of, value_of
 from farandole.runtime.session.init import takes_part
 
 
@@ -97,7 +97,7 @@ class Distribution:
                 f"{len(grads)} gradients for the {len(variables)} variables that {optimizer.name} was built with: "
                 "where layers have been frozen or thawed since, compile the model with a new optimizer"
             )
-        held = [variable.value for variable in variables] if values is None else list(values)
+        held = list(map(value_of, variables)) if values is None else list(values)
         return self._reduced(grads, list(variables), held)
 
     def _multiplied(self, grads: list[Any]) -> list[Any]:

@@ -31,7 +31,13 @@ def own_of(model: keras.Model) -> list[Any]:
 
 def path_of(variable: Any) -> str:
     """The path of a variable, without the numbers by which Keras counts the layers that this process has made."""
-    return re.sub(r"_\d+(?=[/_]|$)", "", variable.path)
+    path: str = getattr(variable, "path", None) or variable.name  # optimizers take variables of TensorFlow, too
+    return re.sub(r"_\d+(?=[/_:]|$)", "", path)
+
+
+def value_of(variable: Any) -> Any:
+    """The backend's own variable, or tensor, of one of Keras, which on TensorFlow may be that already."""
+    return variable.value if isinstance(variable, keras.Variable) else variable
 
 
 def is_seed(variable: Any) -> bool:
