@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -354,14 +355,16 @@ trees = st.recursive(
 @given(trees)
 def test_trees_come_apart_and_together(tree: Any) -> None:
     apart, tensors = take_apart(tree, CODEC.adapter)
-    assert same(put_together(apart, dict(enumerate(tensors))), tree)
+    assert same(put_together(apart, tensors), tree)
 
 
 @given(st.lists(st.integers(0, 1000)), st.integers(1, 5))
 def test_shares_are_even(sizes: list[int], shares: int) -> None:
-    owned = share_out(sizes, shares)
-    assert sorted(number for each in owned for number in each) == list(range(len(sizes)))
-    loads = [sum(sizes[number] for number in each) for each in owned]
+    named = {str(number): size for number, size in enumerate(sizes)}
+    owned = share_out(named, shares)
+    assert sorted(name for each in owned for name in each) == sorted(named)
+    assert share_out(dict(reversed(named.items())), shares) == owned
+    loads = [sum(named[name] for name in each) for each in owned]
     assert max(loads) - min(loads) <= max(sizes, default=0)
 
 
@@ -497,3 +500,24 @@ def test_what_each_of_several_could_not_write_is_raised_by_a_call_of_its_own(tmp
     with pytest.raises(CheckpointError, match="second"):
         checkpoints.close()
     checkpoints.close()
+
+
+@pytest.mark.parametrize("step", [600.0, -1, "7", None, np.float32(3)], ids=repr)
+def test_a_step_that_is_no_whole_number_is_refused(step: Any, tmp_path: Path) -> None:
+    with TorchCheckpoints(tmp_path) as checkpoints:
+        with pytest.raises(UsageError, match=r"step=.*: give a whole number, 0 or more"):
+            checkpoints.save(step, state(1))
+        if step is not None:
+            with pytest.raises(UsageError, match=r"step=.*: give a whole number, 0 or more"):
+                checkpoints.restore(step)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("step", [np.int64(7), torch.tensor(7)], ids=repr)
+def test_a_step_may_be_a_whole_number_of_numpy_or_torch(step: Any, tmp_path: Path) -> None:
+    with TorchCheckpoints(tmp_path) as checkpoints:
+        checkpoints.save(step, state(7))
+        for asked in (None, step, 7):
+            found = checkpoints.restore(asked)
+            assert found is not None
+            assert (type(found.step), found.step) == (int, 7)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from farandole.checkpoint import folder
 from farandole.checkpoint.codec import Codec, put_together, take_apart
 from farandole.errors import UsageError
 from farandole.numpy.checkpoints import NumpyCodec
@@ -111,3 +112,18 @@ def test_a_tensor_of_a_class_that_no_file_gives_back_is_refused(tmp_path: Path) 
         found = checkpoints.restore()
     assert found is not None
     assert type(found.state["w"]) is torch.Tensor
+
+
+def test_a_file_that_numbers_its_tensors_is_read(tmp_path: Path) -> None:
+    """As those were written that are older than names of places."""
+    tree = {"a": [{"farandole.tensor": 1}], "b": {"farandole.tensor": 0}}
+    content = {"tree": tree, "tensors": {0: torch.zeros(2), 1: torch.ones(3)}}
+    writing = folder.writing(tmp_path, 7, folder.new_mark())
+    writing.mkdir()
+    shard = folder.write_shard(writing, "shard-0-of-1", lambda file: torch.save(content, file))
+    folder.finish(writing, folder.Manifest(7, [shard], "0"))
+    with Checkpoints(tmp_path) as checkpoints:
+        found = checkpoints.restore()
+    assert found is not None
+    assert torch.equal(found.state["a"][0], torch.ones(3))
+    assert torch.equal(found.state["b"], torch.zeros(2))

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from farandole.checkpoint import folder
-from farandole.checkpoint.checkpoints import _Writer
 from farandole.checkpoint.folder import MANIFEST, Manifest
+from farandole.checkpoint.writer import Writer
 from farandole.errors import AbortError, CheckpointError
 from farandole.runtime.session.init import init, shutdown
 from farandole.testing.jobs import run_job
@@ -116,7 +116,7 @@ def _meeting(rank: int, told: Path, named: Path) -> Callable[[], None]:
 
     Rank 0 waits for rank 1 to come out of the writing, or to begin to remove files; there rank 1 waits for rank 0.
     """
-    sync, gather, unlink, flushed = folder._sync, _Writer.gather, os.unlink, list[Path]()
+    sync, gather, unlink, flushed = folder._sync, Writer.gather, os.unlink, list[Path]()
 
     def slow_sync(folder: Path) -> None:
         flushed.append(folder)
@@ -126,7 +126,7 @@ def _meeting(rank: int, told: Path, named: Path) -> Callable[[], None]:
             named.write_bytes(b"")
         sync(folder)
 
-    def dies(self: _Writer, value: Any, name: str) -> list[Any]:
+    def dies(self: Writer, value: Any, name: str) -> list[Any]:
         if ".named" in name:
             os._exit(3)
         return gather(self, value, name)
@@ -146,7 +146,7 @@ def _meeting(rank: int, told: Path, named: Path) -> Callable[[], None]:
     elif rank == 1:
         os.unlink = slow_unlink
     else:
-        _Writer.gather = dies  # type: ignore[method-assign]
+        Writer.gather = dies  # type: ignore[method-assign]
     return meet
 
 

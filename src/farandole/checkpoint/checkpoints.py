@@ -8,9 +8,10 @@
 # it enters itself, and ``save`` does, since it returns perhaps before that.
 #
 # Where all ranks write, their writing threads meet in three all-gathers, beside the collectives of the training; names
-# tell them apart, and from those of checkpoints in other folders. In the first, rank 0 tells the folder that all write
-# to, which is of this save alone: another job, or a step that is saved twice, must not write into it. Everything that
-# can fail on one rank is caught before each and travels in it, as the others would wait for a rank that raises. Between
+# tell them apart, and from those of checkpoints in other folders. In the first, all say what they are about to save:
+# nothing is written where they differ. Rank 0 tells the folder that all write to, which is of this save alone: another
+# job, or a step that is saved twice, must not write into it. Everything that can fail on one rank is caught before each
+# and travels in it, also what the caller of ``save`` raises, as the others would wait for a rank that raises. Between
 # the last two, when the files of all are on the disk, rank 0 gives the checkpoint its name; after the last all know
 # whether it has one. A gather that is aborted tells a rank nothing of the others. So then rank 0 alone removes the
 # folder, where it is not giving it its name: removal goes on in a folder that is renamed meanwhile, and would empty the
@@ -20,28 +21,34 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import operator
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Literal, TypeAlias, TypeVar, final
 
 from farandole.checkpoint import folder, restoring
+from farandole.checkpoint.agreement import Offer, differing_offers, differing_outlines, digest_of
 from farandole.checkpoint.codec import Codec, share_out, take_apart
 from farandole.checkpoint.folder import Manifest, ShardFile, Unrestorable
 from farandole.checkpoint.restoring import TENSORS, TREE, Restored, RestorePoint
+from farandole.checkpoint.writer import Save, Writer
 from farandole.errors import AbortError, CheckpointError, UsageError
 from farandole.events import logger
-from farandole.runtime.collectives.objects import allgather_object, broadcast_object
 from farandole.runtime.lanes import thread_joins
 from farandole.runtime.session import init
+from farandole.runtime.session.session import Session
 from farandole.version import __version__
 
 OnError: TypeAlias = Literal["raise", "warn"]
 R = TypeVar("R")
+
+_saving: weakref.WeakKeyDictionary[Session, dict[str, list[threading.Lock]]] = weakref.WeakKeyDictionary()
+"""Those whose ranks all write, by the name of their folder and in the order of their first saves, by their locks."""
 
 REMEDIES = {
     errno.ENOSPC: "free some space, or keep fewer checkpoints: keep=",
@@ -87,7 +94,7 @@ class Checkpoints:
         self._codec, self._keep, self._sharded, self._on_error = codec, keep, sharded, on_error
         self._writers: set[threading.Thread] = set()
         self._turn = threading.Lock()
-        self._unsaid: list[tuple[CheckpointError, _Writer]] = []
+        self._unsaid: list[tuple[CheckpointError, Writer]] = []
         self._back_to: int | None = None  # the step that was restored by its number, until the next is written
         self._has_warned = False
 
@@ -96,36 +103,66 @@ class Checkpoints:
 
         >>> checkpoints.save(1200, {"model": model.state_dict(), "epoch": 3})
 
-        Returns when it has been copied; it may change then. Waits for the checkpoint before this one. Raises
-        ``UsageError`` for objects that are none of these, and ``CheckpointError`` for what went wrong with the last
-        one: this one is written all the same.
+        ``step`` is a whole number from 0 on. Returns when the state has been copied; it may change then. Waits for the
+        checkpoint before this one. Raises ``UsageError`` for objects that are none of these, and ``CheckpointError``
+        for what went wrong with the last one: this one is written all the same.
         """
         self._join()
-        writer = _Writer.here(self._sharded)
+        writer = Writer.here(self._sharded)
         before = list(self._unsaid)  # and not what goes wrong with this one, which a later call raises
         if writer.rank < writer.writers and not writer.is_outside:
             self._begin(step, state, writer)
         else:  # another rank writes it, and leaves the branch of later steps if need be: this one never does
+            _whole_number(step)
             self._back_to = None
         for each in before:
             self._raise(each)
 
-    def _begin(self, step: int, state: Any, writer: _Writer) -> None:
+    def _begin(self, step: int, state: Any, writer: Writer) -> None:
+        back_to, name = self._back_to, self._gathers(writer)
+        try:
+            save = self._copied(_whole_number(step), state, writer, name)
+        except BaseException as error:
+            if writer.writers > 1:  # the others wait for its word
+                self._start(Save(step, writer, name, back_to, wrong=f"{type(error).__name__}: {error}"))
+            raise
+        self._back_to = None
+        self._start(save)
+
+    def _copied(self, step: int, state: Any, writer: Writer, name: str) -> Save:
+        """Copy what this rank writes: training may change the tensors as soon as ``save`` returns."""
         adapter = self._codec.adapter
         tree, tensors = take_apart(state, adapter)
-        owned = share_out([adapter.spec(tensor).nbytes for tensor in tensors], writer.writers)[writer.rank]
-        # Copied by the caller and not in the thread: training may change the tensors as soon as this returns.
-        content: dict[str, Any] = {TENSORS: {number: adapter.host_copy(tensors[number]) for number in owned}}
-        if writer.rank == 0:
-            content[TREE] = tree
-        save = _Save(step, content, writer, self._back_to)
-        self._back_to = None
+        content: dict[str, Any] = {TREE: tree} if writer.rank == 0 else {}
+        if writer.writers == 1:
+            owned, outline = list(tensors), {}
+        else:
+            specs = {path: adapter.spec(tensor) for path, tensor in tensors.items()}
+            owned = share_out({path: spec.nbytes for path, spec in specs.items()}, writer.writers)[writer.rank]
+            outline = {path: f"{spec.dtype}{list(spec.shape)}" for path, spec in specs.items()}
+        content[TENSORS] = {path: adapter.host_copy(tensors[path]) for path in owned}
+        return Save(step, writer, name, self._back_to, content, outline)
+
+    def _start(self, save: Save) -> None:
         # No daemon: the interpreter joins it before ``atexit``, and so before the session leaves the job.
         thread = threading.Thread(target=self._write, args=(save,), name="farandole-checkpoint")
-        if writer.writers > 1:  # its all-gather needs the session, and the others need it to come to that
+        if save.writer.writers > 1:  # its all-gather needs the session, and the others need it to come to that
             init.finish_before_leaving(thread)
         thread.start()
         self._writers.add(thread)
+
+    def _gathers(self, writer: Writer) -> str:
+        """Name of the gathers of this one: it is the n-th that saves in this session to a folder of that name.
+
+        Not of the whole path: hosts may see the folder at different ones. Nor of the step: ranks that save different
+        ones have to meet, to learn of it.
+        """
+        if writer.writers == 1:
+            return ""
+        order = _saving.setdefault(init.current(), {}).setdefault(self.root.name, [])
+        if self._turn not in order:
+            order.append(self._turn)
+        return f"checkpoint.{self.root.name}.{order.index(self._turn)}"
 
     def wait(self) -> None:
         """Return when what was saved is on the disk, or raise ``CheckpointError`` on every writer: why it is not."""
@@ -156,8 +193,9 @@ class Checkpoints:
         Says which newer ones are torn, truncated, changed or foreign, in ``refused`` and in the log. Raises
         ``CheckpointError`` if ``step`` is asked for and not whole.
         """
+        step = None if step is None else _whole_number(step)
         self._join()
-        writer = _Writer.here(self._sharded)
+        writer = Writer.here(self._sharded)
         if writer.is_outside:
             self.wait()
             return None
@@ -187,7 +225,7 @@ class Checkpoints:
             with contextlib.suppress(CheckpointError):
                 self.close()
 
-    def _raise(self, unsaid: tuple[CheckpointError, _Writer]) -> None:
+    def _raise(self, unsaid: tuple[CheckpointError, Writer]) -> None:
         """Raise what kept a checkpoint from the disk: the end of the generation as what it is, for ``elastic.run``."""
         try:
             self._unsaid.remove(unsaid)
@@ -202,7 +240,7 @@ class Checkpoints:
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    def _write(self, save: _Save) -> None:
+    def _write(self, save: Save) -> None:
         self._writers.add(threading.current_thread())
         try:
             with self._turn:
@@ -217,36 +255,48 @@ class Checkpoints:
             else:
                 logger.warning("%s; training goes on", failure)
 
-    def _write_all(self, save: _Save) -> None:
-        # Not the whole path: hosts may see the folder at different ones.
-        name, writer = f"checkpoint.{self.root.name}.{save.step}", save.writer
+    def _write_all(self, save: Save) -> None:
         own = folder.new_mark()
         with folder.in_flight(own):
-            writing = folder.writing(self.root, save.step, writer.gather(own, f"{name}.mark")[0])
+            writing = folder.writing(self.root, save.step, self._agreed_mark(save, own))
             try:
-                wrong = self._write_together(save, writing, name)
+                wrong = self._write_together(save, writing)
             except BaseException:
-                if writer.rank == 0:  # and no other rank: this one may be giving the folder its name meanwhile
+                if save.writer.rank == 0:  # and no other rank: this one may be giving the folder its name meanwhile
                     folder.discard(writing)
                 raise
             if wrong:
                 folder.discard(writing)  # now nobody is at it any more
                 raise CheckpointError("; ".join(wrong))
 
-    def _write_together(self, save: _Save, writing: Path, name: str) -> list[str]:
+    def _agreed_mark(self, save: Save, own: str) -> str:
+        """Mark of rank 0, if all ranks are about to save the same; else all raise what differs."""
+        writer, digest = save.writer, digest_of(save.outline)
+        offers: list[Offer] = writer.gather(
+            Offer(writer.name, own, save.step, digest, save.wrong), f"{save.gathers}.offer"
+        )
+        wrong = differing_offers(offers)
+        if not wrong and any(each.digest != digest for each in offers):
+            outlines = writer.gather(save.outline, f"{save.gathers}.outline")
+            wrong = differing_outlines([each.rank for each in offers], outlines)
+        if wrong:
+            raise CheckpointError(wrong)
+        return offers[0].mark
+
+    def _write_together(self, save: Save, writing: Path) -> list[str]:
         """Write the files of all ranks, and name their folder; in words what kept any rank from that, on all ranks."""
         # Nothing here may raise before the last gather: the others would wait there for this rank.
         writer = save.writer
         said = self._try(lambda: self._write_share(writing, save.content, writer), writing, writer)
-        shards = writer.gather(said, name)
+        shards = writer.gather(said, f"{save.gathers}.written")
         if wrong := [each for each in shards if isinstance(each, str)]:
             return wrong
         whole = [each for each in shards if isinstance(each, ShardFile)]
         is_first = writer.rank == 0
         named = self._try(lambda: self._finish(writing, save, whole), writing, writer) if is_first else None
-        return [each for each in writer.gather(named, f"{name}.named") if isinstance(each, str)]
+        return [each for each in writer.gather(named, f"{save.gathers}.named") if isinstance(each, str)]
 
-    def _try(self, write: Callable[[], R], writing: Path, writer: _Writer) -> R | str:
+    def _try(self, write: Callable[[], R], writing: Path, writer: Writer) -> R | str:
         """Return what ``write`` returns, or in words what kept this rank from it."""
         try:
             return write()
@@ -257,7 +307,7 @@ class Checkpoints:
         except BaseException as error:  # of the framework, or a SystemExit, which threads swallow
             return f"{writer.name} cannot write {writing}: {type(error).__name__}: {error}"
 
-    def _finish(self, writing: Path, save: _Save, whole: list[ShardFile]) -> None:
+    def _finish(self, writing: Path, save: Save, whole: list[ShardFile]) -> None:
         folder.finish(writing, Manifest(save.step, whole, __version__), save.back_to)
         # Older ones go only when the new name would survive a power failure.
         folder.retain(self.root, self._keep, save.step)
@@ -270,14 +320,14 @@ class Checkpoints:
                 save.step, self.root, latest,
             )  # fmt: skip
 
-    def _write_share(self, writing: Path, content: dict[str, Any], writer: _Writer) -> ShardFile:
+    def _write_share(self, writing: Path, content: dict[str, Any], writer: Writer) -> ShardFile:
         if writer.rank == 0:
             for left in folder.unfinished(self.root):
                 if folder.is_abandoned(left, time.time()):
                     folder.discard(left)
         return self._write_shard(writing, content, writer)
 
-    def _write_shard(self, writing: Path, content: dict[str, Any], writer: _Writer) -> ShardFile:
+    def _write_shard(self, writing: Path, content: dict[str, Any], writer: Writer) -> ShardFile:
         writing.mkdir(mode=0o700, parents=True, exist_ok=True)
 
         def dump(file: BinaryIO) -> None:
@@ -287,7 +337,7 @@ class Checkpoints:
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    def _choose(self, step: int | None, writer: _Writer) -> RestorePoint | None:
+    def _choose(self, step: int | None, writer: Writer) -> RestorePoint | None:
         """The checkpoint that rank 0 finds. Raises what kept this rank from writing its last one."""
         self.wait()
         if writer.rank > 0:
@@ -298,7 +348,7 @@ class Checkpoints:
             name = error.filename or self.root
             raise CheckpointError(f"{writer.name} cannot read {name}: {error.strerror}{_remedy(error)}") from error
 
-    def _read(self, point: RestorePoint, writer: _Writer) -> Any:
+    def _read(self, point: RestorePoint, writer: Writer) -> Any:
         """Read the files of each rank's own folder if all have the very same; else those of rank 0 alone."""
         state, wrong, own = None, "", folder.writer_of(self.root, point.step or 0)
         try:
@@ -313,64 +363,11 @@ class Checkpoints:
         return writer.agree(state) if any(wrongs) else state
 
 
-@final
-@dataclass(frozen=True)
-class _Save:
-    """One checkpoint to write: the ``content`` of this rank's file. ``back_to`` is what it goes on from, if not all."""
-
-    step: int
-    content: dict[str, Any]
-    writer: _Writer
-    back_to: int | None
-
-
-@final
-class _Writer:
-    """Role of this rank in writing, in the job as it is now; that of the only one, where there is no job.
-
-    ``is_outside`` while others train, and it waits to be one of them.
-    """
-
-    def __init__(
-        self, rank: int, size: int, generation: int, name: str, sharded: bool, is_outside: bool = False
-    ) -> None:
-        self.rank, self.generation, self.name, self.is_outside = rank, generation, name, is_outside
-        self.writers = size if sharded else 1
-        self._size = size
-
-    @classmethod
-    def here(cls, sharded: bool) -> _Writer:
-        """The role of this process now."""
-        if not init.is_initialized():
-            return cls(0, 1, 0, "this process", sharded)
-        own, topology = init.current(), init.current().topology
-        sharded = sharded and not own.has_left  # the others write no more with this one, and rank 0 has all of it
-        name = f"rank {topology.rank} on {topology.host}"
-        return cls(topology.rank, topology.size, topology.generation, name, sharded, own.provisional)
-
-    def gather(self, value: Any, name: str) -> list[Any]:
-        """The values of all writers, in their order."""
-        # Of the generation in which ``save`` was called: should a thread be late, it must not meet the next one's.
-        return allgather_object(value, f"{name}.{self.generation}") if self.writers > 1 else [value]
-
-    def everybody(self, value: Any) -> list[Any]:
-        """The values of all ranks."""
-        return allgather_object(value, "checkpoint.everybody") if self._size > 1 else [value]
-
-    def together(self, do: Callable[[], R]) -> R:
-        """Return what ``do`` returns, or raise ``CheckpointError`` on all ranks if it does on any: none waits then."""
-        failure: CheckpointError | None = None
-        try:
-            result = do()
-        except CheckpointError as error:
-            failure = error
-        if wrongs := [each for each in self.everybody(str(failure or "")) if each]:
-            raise failure or CheckpointError("; ".join(wrongs))
-        return result
-
-    def agree(self, value: Any) -> Any:
-        """The value of rank 0, on all ranks."""
-        return broadcast_object(value, 0, "checkpoint.agree") if self._size > 1 else value
+def _whole_number(step: Any) -> int:
+    with contextlib.suppress(TypeError):
+        if (number := operator.index(step)) >= 0:
+            return number
+    raise UsageError(f"step={step!r}: give a whole number, 0 or more")
 
 
 def _remedy(error: OSError) -> str:

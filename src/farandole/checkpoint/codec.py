@@ -2,8 +2,8 @@
 
 >>> tree, tensors = take_apart({"step": 3, "weights": tensor}, codec.adapter)
 >>> tree
-{'step': 3, 'weights': {'farandole.tensor': 0}}
->>> put_together(tree, dict(enumerate(tensors))) == {"step": 3, "weights": tensor}
+{'step': 3, 'weights': {'farandole.tensor': "state['weights']"}}
+>>> put_together(tree, tensors) == {"step": 3, "weights": tensor}
 True
 """
 
@@ -13,14 +13,17 @@ import importlib
 import sys
 from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, BinaryIO
 
 from farandole.errors import UsageError
 from farandole.runtime.collectives.adapter import TensorAdapter
 
 PLACEHOLDER = "farandole.tensor"
-"""The key of the dict that stands for a tensor in a tree without its tensors; its value is the tensor's number."""
+"""The key of the dict that stands for a tensor in a tree without its tensors; its value says which: where it was.
+
+Not its number, as in older files: ranks that each write a share may come to their tensors in another order.
+"""
 
 VALUE = "farandole.value"
 """The key of the dict that stands for a value that no file format has; its value is a list of kind and content."""
@@ -44,18 +47,19 @@ class Codec(ABC):
         """Read what ``dump`` has written, running no code from the file; raises whatever where it cannot."""
 
 
-def take_apart(tree: Any, adapter: TensorAdapter[Any]) -> tuple[Any, list[Any]]:
-    """The tree with placeholders for its tensors, and the tensors. Raises ``UsageError`` for what cannot be kept.
+def take_apart(tree: Any, adapter: TensorAdapter[Any]) -> tuple[Any, dict[str, Any]]:
+    """The tree with placeholders for its tensors, and the tensors by where they were.
 
-    Everything else comes back as what it was: what files cannot tell apart from another value stands in it as a dict of
-    ``VALUE``, its kind and its content. So classes are asked for, and not what they derive from.
+    Raises ``UsageError`` for what cannot be kept. Everything else comes back as what it was: what files cannot tell
+    apart from another value stands in it as a dict of ``VALUE``, its kind and its content. So classes are asked for,
+    and not what they derive from.
     """
-    tensors: list[Any] = []
+    tensors: dict[str, Any] = {}
 
     def walk(node: Any, path: str) -> Any:
         if adapter.is_tensor(node):
-            tensors.append(node)
-            return {PLACEHOLDER: len(tensors) - 1}
+            tensors[path] = node
+            return {PLACEHOLDER: path}
         if type(node) is dict:
             return {_key(key, path): walk(value, f"{path}[{key!r}]") for key, value in node.items()}
         if type(node) in (OrderedDict, Counter):
@@ -79,7 +83,7 @@ def take_apart(tree: Any, adapter: TensorAdapter[Any]) -> tuple[Any, list[Any]]:
     return walk(tree, "state"), tensors
 
 
-def put_together(tree: Any, tensors: Mapping[int, Any]) -> Any:
+def put_together(tree: Any, tensors: Mapping[Any, Any]) -> Any:
     """The tree with its tensors in the place of their placeholders."""
     if isinstance(tree, dict):
         if tree.keys() == {PLACEHOLDER}:
@@ -110,17 +114,17 @@ def _is_numpy_scalar(node: Any) -> bool:
     return is_its_own and node.dtype.kind in "biufcmM"
 
 
-def share_out(sizes: Sequence[int], shares: int) -> list[list[int]]:
-    """Distribute tensors, by number, over ``shares`` ranks that write them: the largest first, to the rank with least.
+def share_out(sizes: Mapping[str, int], shares: int) -> list[list[str]]:
+    """Distribute tensors over ``shares`` ranks that write them: the largest first, to the rank with least.
 
-    >>> share_out([10, 70, 40, 40], 2)
-    [[1, 0], [2, 3]]
+    >>> share_out({"a": 10, "b": 70, "c": 40, "d": 40}, 2)
+    [['b', 'a'], ['c', 'd']]
     """
-    loads, owned = [0] * shares, [list[int]() for _ in range(shares)]
-    for number in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+    loads, owned = [0] * shares, [list[str]() for _ in range(shares)]
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
         rank = loads.index(min(loads))
-        loads[rank] += sizes[number]
-        owned[rank].append(number)
+        loads[rank] += sizes[name]
+        owned[rank].append(name)
     return owned
 
 

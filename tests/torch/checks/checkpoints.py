@@ -52,7 +52,7 @@ def leave(root: Path, step: int, what: dict[str, Any]) -> None:
     tree, tensors = take_apart(what, codec.adapter)
     writing = folder.writing(root, step, folder.new_mark())
     writing.mkdir(parents=True)
-    content = {restoring.TREE: tree, restoring.TENSORS: dict(enumerate(tensors))}
+    content = {restoring.TREE: tree, restoring.TENSORS: tensors}
     shard = folder.write_shard(writing, "shard-0-of-1", lambda file: codec.dump(content, file))
     folder.finish(writing, folder.Manifest(step, [shard], "0"))
 

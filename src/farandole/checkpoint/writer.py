@@ -1,0 +1,85 @@
+"""Role of a rank in writing checkpoints, and one that is to be written.
+
+writer = Writer.here(sharded=True)
+writer.gather(value, "name")                      # the values of all writers
+writer.together(lambda: may_fail())               # an error on one rank is one on all
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, final
+
+from farandole.checkpoint.agreement import Outline
+from farandole.errors import CheckpointError
+from farandole.runtime.collectives.objects import allgather_object, broadcast_object
+from farandole.runtime.session import init
+
+R = TypeVar("R")
+
+
+@final
+class Writer:
+    """Role of this rank in writing, in the job as it is now; that of the only one, where there is no job.
+
+    ``is_outside`` while others train, and it waits to be one of them.
+    """
+
+    def __init__(
+        self, rank: int, size: int, generation: int, name: str, sharded: bool, is_outside: bool = False
+    ) -> None:
+        self.rank, self.generation, self.name, self.is_outside = rank, generation, name, is_outside
+        self.writers = size if sharded else 1
+        self._size = size
+
+    @classmethod
+    def here(cls, sharded: bool) -> Writer:
+        """The role of this process now."""
+        if not init.is_initialized():
+            return cls(0, 1, 0, "this process", sharded)
+        own, topology = init.current(), init.current().topology
+        sharded = sharded and not own.has_left  # the others write no more with this one, and rank 0 has all of it
+        name = f"rank {topology.rank} on {topology.host}"
+        return cls(topology.rank, topology.size, topology.generation, name, sharded, own.provisional)
+
+    def gather(self, value: Any, name: str) -> list[Any]:
+        """The values of all writers, in their order."""
+        # Of the generation in which ``save`` was called: should a thread be late, it must not meet the next one's.
+        return allgather_object(value, f"{name}.{self.generation}") if self.writers > 1 else [value]
+
+    def everybody(self, value: Any) -> list[Any]:
+        """The values of all ranks."""
+        return allgather_object(value, "checkpoint.everybody") if self._size > 1 else [value]
+
+    def together(self, do: Callable[[], R]) -> R:
+        """Return what ``do`` returns, or raise ``CheckpointError`` on all ranks if it does on any: none waits then."""
+        failure: CheckpointError | None = None
+        try:
+            result = do()
+        except CheckpointError as error:
+            failure = error
+        if wrongs := [each for each in self.everybody(str(failure or "")) if each]:
+            raise failure or CheckpointError("; ".join(wrongs))
+        return result
+
+    def agree(self, value: Any) -> Any:
+        """The value of rank 0, on all ranks."""
+        return broadcast_object(value, 0, "checkpoint.agree") if self._size > 1 else value
+
+
+@final
+@dataclass(frozen=True)
+class Save:
+    """One checkpoint to write: the ``content`` of this rank's file, and the ``outline`` of the files of all.
+
+    ``gathers`` is the name of those in which ranks meet; ``back_to`` the step that training has gone back to.
+    """
+
+    step: int
+    writer: Writer
+    gathers: str
+    back_to: int | None
+    content: dict[str, Any] = field(default_factory=dict)
+    outline: Outline = field(default_factory=dict)
+    wrong: str = ""
