@@ -521,3 +521,23 @@ def test_a_step_may_be_a_whole_number_of_numpy_or_torch(step: Any, tmp_path: Pat
             found = checkpoints.restore(asked)
             assert found is not None
             assert (type(found.step), found.step) == (int, 7)
+
+
+def test_who_restores_while_another_writes_finds_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another job saves the next step, and removes the one before, when this one has just read the manifest of that."""
+    written(tmp_path, 1)
+    read, later = folder.read_manifest, iter([2, 3])
+
+    def overtaken(path: Path) -> folder.Manifest:
+        manifest = read(path)
+        for step in later:
+            written(tmp_path, step, keep=1)
+            break
+        return manifest
+
+    monkeypatch.setattr(folder, "read_manifest", overtaken)
+    with TorchCheckpoints(tmp_path) as checkpoints:
+        found = checkpoints.restore()
+    assert found is not None
+    assert (found.step, found.refused) == (3, [])
+    assert same(found.state, state(3))

@@ -343,7 +343,7 @@ class Checkpoints:
         if writer.rank > 0:
             return None
         try:
-            return restoring.choose(self.root, folder.steps(self.root) if step is None else [step])
+            return restoring.settled(self.root, step)
         except OSError as error:
             name = error.filename or self.root
             raise CheckpointError(f"{writer.name} cannot read {name}: {error.strerror}{_remedy(error)}") from error

@@ -1,6 +1,6 @@
 """Choice of the newest checkpoint that is whole, and reading it.
 
-found = choose(Path("runs/a"), steps(Path("runs/a")))
+found = settled(Path("runs/a"), step=None)
 found.step, found.shards, found.refused
 state = read(Path("runs/a"), found, codec)
 """
@@ -17,6 +17,7 @@ from farandole.checkpoint.codec import Codec, put_together
 from farandole.checkpoint.folder import ShardFile, Unrestorable
 
 TREE, TENSORS = "tree", "tensors"
+_LOOKS = 10
 
 
 @final
@@ -40,6 +41,21 @@ class RestorePoint:
     step: int | None
     shards: list[ShardFile]
     refused: list[str]
+
+
+def settled(root: Path, step: int | None) -> RestorePoint:
+    """Choose from what there is, or ``step``: until nothing is refused, or the same is refused twice in a row.
+
+    Another job may write to this folder, and remove or replace what has just been listed: that is no reason to take an
+    older one, or to find none and begin anew.
+    """
+    found: RestorePoint | None = None
+    for _ in range(_LOOKS):
+        before, found = found, choose(root, folder.steps(root) if step is None else [step])
+        if found == before or (found.step is not None and not found.refused):
+            break
+    assert found is not None
+    return found
 
 
 def choose(root: Path, steps: Sequence[int]) -> RestorePoint:
