@@ -21,6 +21,7 @@ from farandole.largebatch.progress import ScheduleProgress
 from farandole.largebatch.schedule import Schedule, momentum_correction
 from farandole.torch.noise import NoiseScale
 from farandole.torch.optimizer import ReducingOptimizer
+from farandole.torch.subclass import outermost
 
 
 @final
@@ -62,8 +63,9 @@ class SamplesLR(ScheduleProgress, LRScheduler):
         ``batch``. A number must be the same on all ranks.
         """
         if self._begun:
-            if samples is None and isinstance(self.optimizer, ReducingOptimizer):
-                samples = self.optimizer._reducer.samples
+            stepping = outermost(self.optimizer)
+            if samples is None and isinstance(stepping, ReducingOptimizer):
+                samples = stepping._reducer.samples
             self._correct_momentum(self.advance(samples))
         self._begun = True
         super().step()

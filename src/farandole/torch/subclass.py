@@ -6,6 +6,7 @@ isinstance(larc, torch.optim.SGD)                           # True
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, NoReturn
 
 import torch
@@ -40,8 +41,21 @@ def put_before(front: type[FrontOptimizer], optimizer: torch.optim.Optimizer) ->
     cls: Any = type(type(optimizer).__name__, (front, type(optimizer)), {})
     fronted = cls.__new__(cls)
     fronted.__dict__.update(optimizer.__dict__)
-    fronted.__dict__.pop("step", None)  # a scheduler has put its own there, which would bypass ours
+    fronted.__dict__.pop("_front", None)  # of another one, which this one takes the place of
+    if fronted.__dict__.pop("step", None) is not None:  # a scheduler has put its own there, which would bypass ours
+        optimizer.__dict__["_opt_called"] = True  # by which it tells whether there was a step: there will be none
+    optimizer.__dict__["_front"] = weakref.ref(fronted)
     return fronted
+
+
+def outermost(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer that steps in the place of ``optimizer``: what was put before it last, if that is still there."""
+    while (front := optimizer.__dict__.get("_front", _nobody)()) is not None:
+        optimizer = front
+    return optimizer
+
+
+def _nobody() -> None: ...
 
 
 def refuse_copies(self: torch.optim.Optimizer, protocol: object = None) -> NoReturn:  # noqa: ARG001 (of pickle)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 import farandole.torch as hvd
+from farandole.largebatch.schedule import Schedule
 from farandole.torch import optim
 
 
@@ -36,13 +37,29 @@ def check_a_scheduler_of_the_users_optimizer_steers_after_a_load() -> None:
                 hvd.broadcast_optimizer_state(optimizer, root_rank=0)
             else:
                 hvd.elastic.TorchState(model, optimizer).sync()
-            original._opt_called = True  # type: ignore[attr-defined] # what the scheduler looks for before it warns
-            scheduler.step()
+            scheduler.step()  # without a warning that there was no step
             assert optimizer.param_groups[0]["lr"] == 0.05, (op, load)
             assert optimizer.param_groups is original.param_groups is groups
             assert optimizer.state is original.state is state
             assert torch.is_tensor(original.state[model.weight]["momentum_buffer"])
             _step(model, optimizer, 2)
+
+
+def check_a_schedule_of_the_users_optimizer_counts_the_samples_of_the_last_batch() -> None:
+    batch = 2 * hvd.size()
+    numbers = torch.utils.data.TensorDataset(torch.ones(2 * batch - 1, 4))
+    model = torch.nn.Linear(4, 1)
+    original = optim.LARS(model.parameters(), lr=0.1)
+    schedule = hvd.SamplesLR(original, Schedule(0.1, batch, batch, 100.0), epoch_samples=len(numbers))
+    optimizer = hvd.DistributedOptimizer(original, model.named_parameters())
+    sampler = hvd.elastic.ElasticSampler(numbers)
+    hvd.elastic.TorchState(model, optimizer, sampler=sampler).sync()
+    for [x] in hvd.elastic.DataLoader(numbers, sampler=sampler, global_batch_size=batch):
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+        schedule.step()
+    assert schedule.position.samples == len(numbers) == sampler.processed_num
 
 
 def check_a_lag_begins_anew_on_all_ranks_at_a_broadcast() -> None:
