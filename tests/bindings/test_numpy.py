@@ -73,6 +73,11 @@ def _arrays(member: RankContext) -> None:
         (lambda: hvd.allreduce([1.0]), lambda: hvd.allreduce(np.ones(1)), r"a list is neither.*pass np\.asarray"),
         (lambda: hvd.allreduce(2**70), lambda: hvd.allreduce(2), "an array of object does not travel"),
         (lambda: hvd.allreduce(np.ma.ones(1)), lambda: hvd.allreduce(np.ones(1)), r"masked.*x\.filled\(\)"),
+        (
+            lambda: hvd.allreduce(np.ma.ones(1), compression=hvd.Compression.fp16),
+            lambda: hvd.allreduce(np.ones(1)),
+            r"masked.*x\.filled\(\)",
+        ),
     )
     for wrong, right, text in cases:
         with pytest.raises(ValueError if alone else hvd.HorovodInternalError, match=text):
@@ -97,11 +102,18 @@ def _gradients(member: RankContext) -> None:
     cases: tuple[tuple[Any, str], ...] = (
         ([np.ones(2)], "1 gradients for 2 arrays"),
         ({"0": np.ones(2)}, "a dict where it was made of a list"),
+        ([np.ma.ones(2), 1.0], r"masked.*x\.filled"),
         ([np.ones(3), 1.0], r"the shape \(3,\), it was \(2,\)"),
     )
     for wrong, text in cases:
         with pytest.raises(ValueError if alone else hvd.HorovodInternalError, match=text if alone else "raised"):
             average(wrong if alone else [np.ones(2), 1.0])
+    other = average([np.arange(2).astype(">f8"), np.array(1, ">f4")])
+    assert [each.tolist() for each in other] == [[0.0, 1.0], 1.0]
+    passes = hvd.DistributedGradients([np.zeros(2)], backward_passes_per_step=2)
+    passes([np.ones(2)])
+    with pytest.raises(ValueError if alone else hvd.HorovodInternalError, match=r"shape \(1,\) in a pass" if alone else ""):
+        passes([np.ones(1 if alone else 2)])
     named = hvd.DistributedGradients({"w": np.zeros(2)}, op=hvd.Sum)
     with pytest.raises(ValueError if alone else hvd.HorovodInternalError, match="'v' is not among" if alone else ""):
         named({"v" if alone else "w": np.ones(2)})

@@ -16,7 +16,7 @@ from farandole.errors import UnsupportedError, UsageError
 from farandole.runtime.collectives.adapter import TensorAdapter, TensorSpec
 from farandole.runtime.collectives.verbs import Verbs
 
-__all__ = ["DTYPES", "NumpyAdapter", "NumpyValue", "adapter", "verbs"]
+__all__ = ["DTYPES", "NumpyAdapter", "NumpyValue", "adapter", "unmasked", "verbs"]
 
 NumpyValue: TypeAlias = Any
 """An ``np.ndarray`` of a dtype that travels, a NumPy scalar, or a Python number; each comes back as what it was."""
@@ -127,11 +127,16 @@ def restored(asked: NumpyValue, made: NumpyValue) -> NumpyValue:
     return made[()] if isinstance(asked, np.generic) else made.item()
 
 
-def _array(tensor: NumpyValue) -> npt.NDArray[Any]:
+def unmasked(tensor: NumpyValue) -> NumpyValue:
+    """``tensor`` itself; raises ``UnsupportedError`` for one with a mask."""
     if isinstance(tensor, np.ma.MaskedArray):
         raise UnsupportedError("a masked array does not travel with its mask: pass x.filled(), and x.mask beside it")
-    if isinstance(tensor, np.ndarray):
-        return tensor
+    return tensor
+
+
+def _array(tensor: NumpyValue) -> npt.NDArray[Any]:
+    if isinstance(unmasked(tensor), np.ndarray):
+        return tensor  # type: ignore[no-any-return]
     if isinstance(tensor, np.generic | bool | int | float | complex):
         return np.asarray(tensor)
     raise UsageError(

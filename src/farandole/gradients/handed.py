@@ -146,6 +146,10 @@ class HandedReducer(GradientReducer[T]):
         if before is None or gradient is None:
             self._present[id(param)] = gradient if before is None else before
             return
+        shape = self._tensors.adapter.shape
+        if shape(before) != shape(gradient):  # which could be added all the same, one to each row of the other
+            self.refuse()
+            raise UsageError(f"a gradient of shape {shape(gradient)} in a pass after one of {shape(before)}")
         total = self._tensors.adapter.clone(before)
         self._tensors.add([total], [gradient])
         self._present[id(param)] = total

@@ -144,7 +144,11 @@ class ReducedGradients(ABC, Generic[T]):
             raise UsageError(f"DistributedGradients: {wrong}")
         values = map(gradients.get, self._keys or ()) if isinstance(gradients, Mapping) else gradients
         pairs = zip(values, self._params, strict=True)
-        return [None if value is None else self._given(value, param) for value, param in pairs]
+        try:
+            return [None if value is None else self._given(value, param) for value, param in pairs]
+        except UsageError:
+            self.reducer.refuse()
+            raise
 
     def _compared(self, weights: GivenGradients | None) -> list[T]:
         """Weights in the order of the tensors that this was made of; none, where there are none to compare."""

@@ -19,7 +19,9 @@ from farandole.runtime.collectives.compression import CastCompressor, NoneCompre
 class _NumpyCast(CastCompressor):
     @staticmethod
     def floating_dtype(tensor: NumpyValue) -> Any:
-        """See ``CastCompressor``."""
+        """See ``CastCompressor``; of none with a mask, which a verb is to refuse and not to get without it."""
+        if isinstance(tensor, np.ma.MaskedArray):
+            return None
         dtype = np.asarray(tensor).dtype.newbyteorder("=")
         known = DTYPES.get(dtype)
         return dtype if known is not None and known.is_floating else None

@@ -7,6 +7,7 @@ from typing import Any, final
 
 import numpy as np
 
+from farandole.adapters.numpy import unmasked
 from farandole.adapters.numpy import verbs as numpy_verbs
 from farandole.adapters.numpy_tensors import AnyArray
 from farandole.adapters.numpy_tensors import tensors as numpy_tensors
@@ -65,5 +66,7 @@ class DistributedGradients(ReducedGradients[AnyArray]):
 
     def _given(self, gradient: Any, param: AnyArray) -> AnyArray:
         """See ``ReducedGradients``; whole numbers in the dtype of ``param``, or their average would be a whole one."""
-        array = np.asarray(gradient)
-        return array.astype(param.dtype) if array.dtype.kind in "biu" and param.dtype.kind not in "biu" else array
+        array = np.asarray(unmasked(gradient))
+        if array.dtype.kind in "biu" and param.dtype.kind not in "biu":
+            return array.astype(param.dtype)
+        return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
