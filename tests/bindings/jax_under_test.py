@@ -85,6 +85,7 @@ class JaxTrainer(Trainer):
         from farandole.jax.elastic import JaxState, translated
 
         self.jax, self.translated, self.make_state = jax, translated, JaxState
+        self.gathered: Any = None
         optimizer: Any = optax.adam(0.05) if rule == "adam" else optax.sgd(0.05, momentum=0.9)
         if distributed:
             optimizer = hvd.DistributedOptimizer(optimizer)
@@ -102,7 +103,11 @@ class JaxTrainer(Trainer):
         self.stepped = jax.jit(lambda params, state, x, y: applied(params, state, jax.grad(loss_of)(params, x, y)))
 
     def step(self, x: Values, y: Values) -> None:
+        import farandole.jax as hvd
+
         with self.translated():
+            if self.gathered is not None:
+                assert len(self.gathered(np.ones(1))) == hvd.size(), "a program of a generation before"
             stepped = self.stepped(self.held.params, self.held.opt_state, x, y)
             self.held.params, self.held.opt_state = self.jax.block_until_ready(stepped)
 
@@ -113,6 +118,10 @@ class JaxTrainer(Trainer):
         self.held.params = {**self.held.params, name: self.held.params[name] + amount}
 
     def state(self, **values: Any) -> Any:
+        import farandole.jax as hvd
+
+        self.gathered = self.jax.jit(hvd.allgather)
+        self.gathered(np.ones(1))  # a worker that comes later is alone here
         self.held = self.make_state(params=self.held.params, opt_state=self.held.opt_state, **values)
         return self.held
 

@@ -66,8 +66,10 @@ def translated() -> Iterator[None]:
     """
     try:
         yield
-    except jax.errors.JaxRuntimeError as error:
-        found = original(error)
+    except (jax.errors.JaxRuntimeError, ValueError) as error:
+        # A program that has failed while JAX dispatched it, from its native cache, is a plain ``ValueError``.
+        is_jaxs = isinstance(error, jax.errors.JaxRuntimeError) or str(error).startswith("INTERNAL: ")
+        found = original(error) if is_jaxs else error
         if found is error:
             raise
         raise found from error
@@ -85,17 +87,26 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
     """
     last: list[tuple[int, int]] = []
 
+    def seat() -> tuple[int, int]:
+        here = current("elastic.run")
+        return (-1, 0) if here.provisional else (here.topology.rank, here.topology.size)
+
     @functools.wraps(func)
     def train(state: S, *args: P.args, **kwargs: P.kwargs) -> R:
-        here = current("elastic.run").topology
-        seat = here.rank, here.size
-        if last and last[-1] != seat:
+        if last != [seat()]:
             jax.clear_caches()
-        last[:] = [seat]
+        last[:] = [seat()]
         with translated():
             return func(state, *args, **kwargs)
 
-    return cast("Callable[Concatenate[S, P], R]", elastic_run.run(cast("Any", train)))
+    again = elastic_run.run(cast("Any", train))
+
+    @functools.wraps(func)
+    def begin(state: S, *args: P.args, **kwargs: P.kwargs) -> R:
+        last[:] = [seat()]  # of programs that are compiled already; a worker that joins later has run them alone
+        return cast("R", again(state, *args, **kwargs))
+
+    return cast("Callable[Concatenate[S, P], R]", begin)
 
 
 @final
@@ -105,17 +116,17 @@ class TreePart(StatePart):
     is_copied: ClassVar[bool] = True
 
     def tree(self) -> Any:
-        """See ``StatePart``; copies in host memory, as a program may reuse the memory of what it was given.
+        """See ``StatePart``; of a pytree with classes other than named tuples the leaves, as classes do not travel.
 
-        Beside them is which leaves are arrays of JAX: those of NumPy stay such, as JAX may cut them to 32 bits. Raises
-        what the computation of an array has ended with.
+        Such hold what every worker has of its own: functions, or optimizers with locks.
         """
-        with translated():
-            kept = jax.tree.map(_kept, self.value)
-        return {"tree": kept, "of_jax": [isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(self.value)]}
+        kept = self._copied()
+        return kept if _is_plain(kept["tree"], travels=True) else self._listed(kept)
 
     def load(self, tree: Any) -> None:
         """See ``StatePart``; raises ``UsageError`` for another structure, or arrays of other shapes or dtypes."""
+        if "leaves" in tree:
+            tree = self.whole(tree)
         old, structure = jax.tree.flatten(self.value)
         new, theirs = jax.tree.flatten(tree["tree"])
         is_alike = bool(structure == theirs)  # type: ignore[operator]
@@ -131,9 +142,27 @@ class TreePart(StatePart):
         if self._saved is not None:
             self._put(self._saved)
 
+    def strengthen(self) -> None:
+        """Give each array a type that does not depend on those it is used with, as on workers that have received it."""
+        self.value = jax.tree.map(_strong, self.value)
+
+    def _copied(self) -> Any:
+        """Copies in host memory, as a program may reuse the memory of what it was given.
+
+        Beside them is which leaves are arrays of JAX: those of NumPy stay such, as JAX may cut them to 32 bits. Raises
+        what the computation of an array has ended with.
+        """
+        with translated():
+            kept = jax.tree.map(_kept, self.value)
+        return {"tree": kept, "of_jax": [isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(self.value)]}
+
+    def _listed(self, kept: Any) -> Any:
+        return {"of_jax": kept["of_jax"], "leaves": jax.tree.leaves(kept["tree"]), "paths": _paths(self.value)}
+
     def _put(self, tree: Any) -> None:
         old, structure = jax.tree.flatten(self.value)
-        new, theirs = jax.tree.flatten(copy.deepcopy(tree["tree"]))
+        new, theirs = jax.tree.flatten(tree["tree"])
+        new = copy.deepcopy(new)  # and not the tree, whose classes may hold what cannot be copied
         if str(structure) != str(theirs):
             old = [None] * len(new)
         made = [
@@ -143,17 +172,15 @@ class TreePart(StatePart):
 
     def plain(self) -> Any:
         """``tree``, for files that know no classes: of a pytree with others than dicts, lists and tuples its leaves."""
-        kept = self.tree()
-        if _is_plain(kept["tree"]):
-            return kept
-        return {"of_jax": kept["of_jax"], "leaves": jax.tree.leaves(kept["tree"]), "paths": _paths(self.value)}
+        kept = self._copied()
+        return kept if _is_plain(kept["tree"]) else self._listed(kept)
 
     def whole(self, kept: Any) -> Any:
-        """Result of ``tree`` before ``plain`` made leaves of it; raises ``UsageError`` where this pytree is another."""
+        """The copies that ``kept`` has the leaves of; raises ``UsageError`` where this pytree is another."""
         mine = _paths(self.value)
         if mine != kept["paths"]:
             raise UsageError(
-                f"the state that was saved has arrays at {', '.join(kept['paths'])} where this one has "
+                f"the state to go on from has arrays at {', '.join(kept['paths'])} where this one has "
                 f"{', '.join(mine)}: register what the same model and optimizer have made"
             )
         tree = jax.tree.unflatten(jax.tree.structure(self.value), kept["leaves"])
@@ -165,18 +192,19 @@ class TreePart(StatePart):
 
     def save(self) -> None:
         """See ``StateHandler``."""
-        self._saved = self.tree()
+        self._saved = self._copied()
 
     def set_value(self, value: Any) -> None:
         """See ``StateHandler``; every step does so, and what is remembered stays that of the last commit."""
         self.value = value
 
 
-def _is_plain(node: Any) -> bool:
-    if type(node) in (dict, OrderedDict):
-        return all(map(_is_plain, node.values()))
-    if type(node) in (list, tuple):
-        return all(map(_is_plain, node))
+def _is_plain(node: Any, travels: bool = False) -> bool:
+    """True for dicts, lists and tuples of leaves; or where it ``travels`` between workers, for what that keeps."""
+    if type(node) is dict or (type(node) is OrderedDict and not travels):
+        return all(_is_plain(each, travels) for each in node.values())
+    if type(node) in (list, tuple) or (travels and isinstance(node, tuple) and hasattr(node, "_fields")):
+        return all(_is_plain(each, travels) for each in node)
     return node is None or bool(jax.tree_util.all_leaves([node]))
 
 
@@ -207,6 +235,10 @@ def _made(before: Any, now: Any) -> Any:
     made = new_array(now, before, copy=True)
     is_spread = isinstance(before, jax.Array) and len(before.sharding.device_set) > 1
     return jax.device_put(made, before.sharding) if is_spread else made
+
+
+def _strong(leaf: Any) -> Any:
+    return leaf.astype(leaf.dtype) if isinstance(leaf, jax.Array) and leaf.weak_type else leaf
 
 
 def _differ(one: Any, other: Any) -> bool:
@@ -271,6 +303,9 @@ class JaxState(ObjectState):
     def sync(self) -> None:
         """See ``State``."""
         super().sync()
+        for part in self._parts.values():
+            if isinstance(part, TreePart):
+                part.strengthen()
         self._take_trees()
 
     def _handler(self, value: Any) -> StateHandler | None:
