@@ -272,6 +272,29 @@ def a_tape_and_its_gradients() -> None:
 
 
 @case
+def a_tape_can_be_differentiated() -> None:
+    """By a tape around it; some gradients may be missing, and outside of graphs those of one rank alone."""
+    scale, values = hvd.rank() + 1.0, np.arange(3.0)
+    watched, other, unused = tf.Variable(values), tf.Variable(values), tf.Variable(values)
+
+    def second(has_other: bool) -> Any:
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as inner:
+                loss = tf.reduce_sum(scale * watched**3 + (watched * other if has_other else 0.0))
+            gradients = hvd.DistributedGradientTape(inner).gradient(loss, [watched, other, unused])
+            assert gradients[2] is None
+            total = loss + tf.add_n([tf.reduce_sum(each**2) for each in gradients if each is not None])
+        return outer.gradient(total, watched)
+
+    of_all, own = 3 * (hvd.size() + 1) / 2 * values**2, 3 * scale * values**2
+    for found in both_ways(lambda: second(has_other=False)):
+        np.testing.assert_allclose(found, own + 2 * of_all * 6 * scale * values)
+    only = values / hvd.size()
+    expected = own + 2 * (of_all + only) * 6 * scale * values + (values + 2 * only if hvd.rank() == 0 else 0)
+    np.testing.assert_allclose(second(has_other=hvd.rank() == 0), expected)
+
+
+@case
 def sparse_and_local_gradients() -> None:
     rank, size = hvd.rank(), hvd.size()
     table, local = tf.Variable(tf.ones((6, 2))), tf.Variable([1.0])

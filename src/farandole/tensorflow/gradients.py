@@ -22,6 +22,7 @@ from typing import Any, TypeAlias, final
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import record  # no public name says whether a tape records
 
 from farandole.adapters.tensorflow import DTYPES, AnyTensor, is_variable, values_of
 from farandole.collective import ReduceOp
@@ -93,22 +94,53 @@ def _reduce_dense(gradients: Gradients, sources: Sequence[Any], asked: Asked) ->
     likes = [like for like in found if like is not None]
     if asked.op == ReduceOp.ADASUM or len(likes) < len(found):
         reduced = _one_by_one(travelling, sources, asked)
-    elif in_graph():
-        label = f"gradients of {len(likes)} variables"
-        refuse_xla(label)
-        made = _reducer(likes, asked, sources)
-        present = [t for t in travelling if t is not None]
-        given = [*present, *weights_of(sources)]
-        reduced = call(made.spec, made.spec, given, [t.dtype for t in present], [t.shape for t in present])
+    elif record.should_record_backprop([t for t in travelling if t is not None]):
+        reduced = _recorded(travelling, likes, sources, asked)
     else:
-        made = _reducer(likes, asked, sources)
-        weights = [values_of(weight) for weight in weights_of(sources)]
-        arrays = made.reduce([None if t is None else values_of(t) for t in travelling], weights=weights)
-        reduced = [None if array is None else tf.convert_to_tensor(array) for array in arrays]
+        reduced = _together(travelling, likes, weights_of(sources), sources, asked)
     return [
         None if t is None else asked.compression.decompress(t, context)
         for t, (_, context) in zip(reduced, compressed, strict=True)
     ]
+
+
+def _together(
+    travelling: Gradients, likes: Sequence[Any], weights: list[AnyTensor], sources: Sequence[Any], asked: Asked
+) -> Gradients:
+    """Reduce all gradients by one call."""
+    if not in_graph():
+        made = _reducer(likes, asked, sources)
+        given = [None if t is None else values_of(t) for t in travelling]
+        arrays = made.reduce(given, weights=[values_of(weight) for weight in weights])
+        return [None if array is None else tf.convert_to_tensor(array) for array in arrays]
+    refuse_xla(f"gradients of {len(likes)} variables")
+    made = _reducer(likes, asked, sources)
+    present = [t for t in travelling if t is not None]
+    return call(made.spec, made.spec, [*present, *weights], [t.dtype for t in present], [t.shape for t in present])
+
+
+def _recorded(travelling: Gradients, likes: Sequence[Any], sources: Sequence[Any], asked: Asked) -> Gradients:
+    """``_together`` for a tape that records this: the gradient is the same reduction of the incoming gradients."""
+    weights = weights_of(sources)  # out here: variables would be asked for their gradients
+    given = [i for i, t in enumerate(travelling) if t is not None]
+    got: list[int] = []
+
+    def run(*tensors: AnyTensor) -> Any:
+        held: Gradients = [None] * len(travelling)
+        for i, tensor in zip(given, tensors, strict=True):
+            held[i] = tensor
+        reduced = _together(held, likes, weights, sources, asked)
+        got[:] = [i for i, t in enumerate(reduced) if t is not None]
+
+        def grad(*grads: AnyTensor) -> Any:
+            back = dict(zip(got, _one_by_one(list(grads), [sources[i] for i in got], asked), strict=True))
+            return [back[i] for i in given]
+
+        return [reduced[i] for i in got], grad
+
+    results = tf.custom_gradient(run)(*(travelling[i] for i in given))
+    found = dict(zip(got, results, strict=True))
+    return [found.get(i) for i in range(len(travelling))]
 
 
 def _like(gradient: AnyTensor | None, source: Any, asked: Asked) -> tuple[tuple[int, ...], Any] | None:
