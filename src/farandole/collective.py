@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 from array import array
 from dataclasses import dataclass
 from typing import Any, final
@@ -30,7 +31,7 @@ class Kind(enum.IntEnum):
     ADD_SET = 7
     REMOVE_SET = 8
 
-    @property
+    @functools.cached_property
     def label(self) -> str:
         """The verb a user typed, for error texts and traces."""
         return self.name.lower()
@@ -47,7 +48,7 @@ class ReduceOp(enum.IntEnum):
     MAX = 4
     PRODUCT = 5
 
-    @property
+    @functools.cached_property
     def label(self) -> str:
         """The name a user typed, for error texts and traces."""
         return self.name.capitalize()
@@ -99,7 +100,7 @@ class DType(enum.IntEnum):
     COMPLEX64 = 11
     COMPLEX128 = 12
 
-    @property
+    @functools.cached_property
     def label(self) -> str:
         """The name NumPy and PyTorch give it."""
         return self.name.lower()
@@ -114,7 +115,7 @@ class DType(enum.IntEnum):
         """True for the four real floating types."""
         return DType.FLOAT16 <= self <= DType.FLOAT64
 
-    @property
+    @functools.cached_property
     def is_complex(self) -> bool:
         """True for the two complex types."""
         return self >= DType.COMPLEX64
