@@ -13,6 +13,10 @@ from workbench.cluster import HEAD, Cluster
 
 DEADLINE_S = 90.0
 
+UNTIL_GO = """\
+            while trial.number == 0 and state.epoch == 3 and not pathlib.Path("go").exists():
+                time.sleep(0.02)
+"""
 SCRIPT = """
 import os, pathlib, time
 import numpy as np
@@ -27,8 +31,7 @@ def train(trial):
     @elastic.run
     def epochs(state):
         while state.epoch < trial.epochs:
-            while trial.number == 0 and state.epoch == 3 and not pathlib.Path("go").exists():
-                time.sleep(0.02)
+UNTIL_GO
             state.weights["w"] += hvd.allreduce(np.ones(2), name="gradient")
             state.epoch += 1
             assert state.weights["w"].tolist() == [state.epoch] * 2, (state.weights, state.epoch)
@@ -39,7 +42,7 @@ def train(trial):
             trial.report(trial.number + 1 / state.epoch, state.epoch)
 
     epochs(state)
-"""
+""".replace("UNTIL_GO\n", UNTIL_GO)
 
 
 def search(cluster: Cluster, folder: Path, *words: str, script: str = SCRIPT) -> subprocess.Popen[str]:

@@ -8,38 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from farandole.launch.leases.script import LeaseJob, lease_script, parse_lease
-from tests.search.test_hosts import epochs, search, until
+from tests.search.test_hosts import SCRIPT, UNTIL_GO, epochs, search, until
 from workbench.cluster import URGENT, SlurmCluster
 
-GATED = """
-import os, pathlib, time
-import numpy as np
-import farandole.numpy as hvd
-from farandole.numpy import elastic
-
-def train(trial):
-    hvd.init()
-    state = elastic.NumpyState(weights={"w": np.zeros(2)}, epoch=0)
-    trial.resume(state)
-
-    @elastic.run
-    def epochs(state):
-        while state.epoch < trial.epochs:
+UNTIL_GATE = """\
             gate = pathlib.Path(f"gate-{trial.number}-{state.epoch}")
             while trial.number == 0 and state.epoch in (3, 6) and not gate.exists():
                 time.sleep(0.02)
                 state.commit()
-            state.weights["w"] += hvd.allreduce(np.ones(2), name="gradient")
-            state.epoch += 1
-            assert state.weights["w"].tolist() == [state.epoch] * 2, (state.weights, state.epoch)
-            if hvd.rank() == 0:
-                fd = os.open("epochs.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-                os.write(fd, f"{trial.number} {state.epoch} {os.uname().nodename} {hvd.size()}\\n".encode())
-                os.close(fd)
-            trial.report(trial.number + 1 / state.epoch, state.epoch)
-
-    epochs(state)
 """
+GATED = SCRIPT.replace(UNTIL_GO, UNTIL_GATE)
 
 
 def lend(slurm: SlurmCluster, folder: Path) -> str:
