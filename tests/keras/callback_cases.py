@@ -27,6 +27,7 @@ from tests.keras.cases import (
     X,
     Y,
     are_close,
+    are_same_everywhere,
     case,
     compiled,
     fit,
@@ -66,6 +67,19 @@ def a_broadcast_gives_all_ranks_the_model_and_the_optimizer_of_one() -> None:
         hvd.broadcast_global_variables(0)
     hvd.broadcast_variables(model.variables, root_rank=0)
     assert value(kept).tolist() == [0, 0]
+
+
+@case
+def a_model_that_is_built_by_its_first_step_is_broadcast_or_refused() -> None:
+    """On TensorFlow ``fit`` builds no model before; the other two give a batch of symbols to it."""
+    for callback in (hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.CheckpointCallback("unbuilt")):
+        keras.utils.set_random_seed(1 + hvd.rank())
+        model = keras.Sequential([keras.layers.Dense(2)])
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)), loss="mse")
+        expected = raises(UsageError, "is not built") if BACKEND == "tensorflow" else contextlib.nullcontext()
+        with expected:
+            fit(model, epochs=1, callbacks=[callback])
+            are_same_everywhere(model)
 
 
 @case

@@ -141,8 +141,6 @@ class ModelPart(_VariablesPart):
 
     def variables(self) -> list[Any]:
         """See ``_VariablesPart``."""
-        if not self.value.built:
-            raise UsageError("KerasState of a model that is not built: call it on a batch, or give it an Input layer")
         variables.settle(self.value)
         return variables.shared_of(self.value)
 

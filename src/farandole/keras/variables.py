@@ -49,8 +49,13 @@ def is_seed(variable: Any) -> bool:
 def of_both(model: keras.Model) -> list[Any]:
     """The variables of a model but for states of random layers, and those of its optimizers, as far as they are built.
 
-    The optimizer that it is compiled with is built if it is not yet.
+    The optimizer that it is compiled with is built if it is not yet. Raises ``UsageError`` for a model that is not.
     """
+    if not model.built:
+        raise UsageError(
+            f"the model {model.name!r} is not built, so it has no variables yet: give it a keras.Input, or call it "
+            "on a batch, before this (on TensorFlow, fit() builds it with its first step only)"
+        )
     compiled = getattr(model, "optimizer", None)
     if compiled is not None and not compiled.built:
         compiled.build(model.trainable_variables)
