@@ -405,6 +405,24 @@ def what_cannot_be_is_refused() -> None:
 
 
 @case
+def replicas_of_tensorflow_are_refused() -> None:
+    """Of which each would step with what it has by itself."""
+    if BACKEND != "tensorflow":
+        return
+    import tensorflow as tf
+
+    weight = tf.Variable([1.0])
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    optimizer.build([weight])
+    both = tf.distribute.MirroredStrategy(["CPU:0", "GPU:0"], tf.distribute.ReductionToOneDevice())
+    with both.scope(), raises(ValueError, "one rank for each device"):
+        optimizer.apply([tf.constant([1.0])], [weight])
+    with tf.distribute.OneDeviceStrategy("CPU:0").scope():
+        optimizer.apply([tf.constant([1.0])], [weight])
+    np.testing.assert_allclose(weight, [0.0])
+
+
+@case
 def different_models_are_refused_on_every_rank() -> None:
     if hvd.size() == 1:
         return

@@ -18,7 +18,7 @@ import keras
 import numpy as np
 
 from farandole.adapters.numpy import adapter as arrays
-from farandole.errors import UnsupportedError
+from farandole.errors import UnsupportedError, UsageError
 from farandole.graphs.gradients import GraphGradients
 from farandole.runtime.collectives.adapter import TensorAdapter, TensorSpec
 from farandole.runtime.session.process_sets import ProcessSet
@@ -59,6 +59,9 @@ class Backend(ABC):
     def scaled(self, gradient: Any, factor: Any) -> Any:
         """A gradient times a number, or a tensor of one."""
         return gradient * factor
+
+    def refuse_replicas(self) -> None:  # noqa: B027
+        """Raise ``UsageError`` where the framework has several replicas step in this process, or with others."""
 
     def members(self, process_set: ProcessSet) -> Any:
         """The number of ranks; a tensor where compiled steps go on with others."""
@@ -170,6 +173,18 @@ class TensorFlowBackend(Backend):
             for part, x in (("values", gradient.values), ("indices", gradient.indices))
         )
         return tf.IndexedSlices(values, indices, gradient.dense_shape)
+
+    def refuse_replicas(self) -> None:
+        """See ``Backend``."""
+        import tensorflow as tf
+
+        strategy = tf.distribute.get_strategy()
+        if strategy.num_replicas_in_sync > 1:
+            raise UsageError(
+                f"a step of a distributed optimizer under {type(strategy).__name__} of TensorFlow with "
+                f"{strategy.num_replicas_in_sync} replicas: gradients of the first one only would be reduced. Start "
+                "one rank for each device (farandole run -np N), and take the strategy away"
+            )
 
     def members(self, process_set: ProcessSet) -> Any:
         """See ``Backend``."""

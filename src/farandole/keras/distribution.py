@@ -89,6 +89,7 @@ class Distribution:
     ) -> list[Any]:
         if not takes_part(self._asked.terms.process_set, "an optimizer's step"):
             return grads
+        backend.refuse_replicas()
         if variables is None:
             # Before Keras 3.11 a LossScaleOptimizer keeps none itself.
             variables = getattr(optimizer, "inner_optimizer", optimizer)._trainable_variables
