@@ -118,8 +118,8 @@ class HandedShardReducer(ShardReducer[T]):
     def _count_step(self) -> None:
         self.steps += 1
 
-    def _take_gradient(self, param: Param) -> T | None:
-        return self._present.pop(id(param), None)
+    def _take_gradients(self, params: Sequence[Param]) -> list[T | None]:
+        return [self._present.pop(id(param), None) for param in params]
 
     def _set_gradient(self, param: Param, gradient: T | None) -> None:
         self._present[id(param)] = gradient

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, final
 
 from farandole.collective import ReduceOp, Reduction
 from farandole.elastic.worker.step_vote import Meet, alone
-from farandole.errors import UsageError
+from farandole.errors import MismatchError, UsageError
 from farandole.gradients.identity import Identity
 from farandole.gradients.reducer import Reducer
 from farandole.gradients.shard_sums import ShardSums, add_tensors
@@ -45,10 +45,10 @@ class Shard(NamedTuple):
 
 @final
 class _Buffer:
-    """A buffer of the model, and what it was when the step began."""
+    """A buffer of the model, and what it was when the step began; ``digest`` is that of its values then."""
 
-    def __init__(self, tensor: Any, before: Any) -> None:
-        self.tensor, self.before = tensor, before
+    def __init__(self, tensor: Any, before: Any, digest: int) -> None:
+        self.tensor, self.before, self.digest = tensor, before, digest
 
 
 class ShardReducer(Reducer[T]):
@@ -69,10 +69,14 @@ class ShardReducer(Reducer[T]):
         self._sums: ShardSums[T] | None = None
         self._plan = ""
         self._stack: list[tuple[Shards, list[T]]] = []
+        self._rows = 0
+        self._taken: list[Param] = []
+        """Parameters whose gradients are taken: those that were trained when the loop over the shards began."""
         self._used: list[bool] = []
+        self._changed: list[bool] = []
         self._counted: list[int] = []
         self._statistics: list[_Buffer] = []
-        """Floating-point buffers of the model: their new values are means over the shards."""
+        """Floating-point buffers of the model: new values are means over the shards, where one has changed them."""
         self._counters: list[_Buffer] = []
         """Whole numbers: every shard leaves the same ones."""
         self._reduced = False
@@ -94,8 +98,11 @@ class ShardReducer(Reducer[T]):
         """Add one to the number of steps."""
 
     @abstractmethod
-    def _take_gradient(self, param: Param) -> T | None:
-        """The gradient of ``param``, which no longer has one; ``UsageError`` for one that cannot be added up."""
+    def _take_gradients(self, params: Sequence[Param]) -> list[T | None]:
+        """The gradients of ``params``, which no longer have some; each in memory of its own, that will be written to.
+
+        Raises ``UsageError`` for one that cannot be added up.
+        """
 
     def _set_gradient(self, param: Param, gradient: T | None) -> None:
         """Make this the gradient of ``param``."""
@@ -107,15 +114,15 @@ class ShardReducer(Reducer[T]):
 
     def shards(self, rows: int) -> Generator[Shard, None, None]:
         """Iterate over this worker's shards of ``rows`` rows; gradients belong to the shard that was given out last."""
+        if rows < 1:
+            raise UsageError(f"shards({rows}): a global batch has at least one row")
         own = self._own()
         self.abandon()
-        statistics, counters = self._buffers()
-        self._statistics = [_Buffer(tensor, self._tensors.clone(tensor)) for tensor in statistics]
-        self._counters = [_Buffer(tensor, self._tensors.clone(tensor)) for tensor in counters]
+        self._rows, self._taken = rows, self._trained()
+        self._statistics, self._counters = map(self._kept, self._buffers())
         self._counted = [0] * len(self._counters)
-        params = self._trained()
-        self._used = [False] * len(params)
-        for param in params:
+        self._used, self._changed = [False] * len(self._taken), [False] * len(self._statistics)
+        for param in self.params():  # also a frozen one: optimizers step with any gradient that is there
             self._set_gradient(param, None)
         step, count = self._step(), self._whole.end
         for number in range(own.begin, own.end):
@@ -124,8 +131,7 @@ class ShardReducer(Reducer[T]):
             with self._stream(step, number):
                 if part.end > part.begin:
                     yield Shard(number, slice(part.begin, part.end))
-            self._counted = [max(n, int(each.tensor)) for n, each in zip(self._counted, self._counters, strict=True)]
-            self._take(number, params, (part.end - part.begin) * count / rows)
+            self._take(number, (part.end - part.begin) * count / rows)
 
     # -- what the optimizer calls -------------------------------------------------------------------------------------
 
@@ -145,16 +151,22 @@ class ShardReducer(Reducer[T]):
             totals = add_tensors(self._tensors, self._whole, dict(self._stack))
             for total, scale in zip(totals, self._scales(), strict=True):
                 self._tensors.scale([total], scale)
-            self._publish(totals, [*map(int, self._used), *self._counted])
+            self._publish(totals, self._seen())
             return
         lane, plan = self._lane(), self._fingerprint()
         if not self._is_complete():
             self.refuse()
             self._require_complete()
-        lane.meet(self._point(), "ready", self._uncompared())
+        plans = lane.meet(self._point(), f"{self._rows} rows, plan {plan}", self._uncompared())
+        if len(set(plans)) > 1:
+            each = "; ".join(f"{lane.name(i)} has {plan}" for i, plan in enumerate(plans))
+            raise MismatchError(
+                f"the members of {lane.label} have shards of unlike batches or models: {each}. Build the same model on "
+                "every rank, and give shards() the number of rows of the global batch"
+            )
         if self._sums is None or plan != self._plan:
             self._plan, self._sums = plan, ShardSums(lane, self._tensors, self._whole, self._leaves(), self._scales())
-        self._publish(self._sums.of(dict(self._stack)), self._sums.largest([*map(int, self._used), *self._counted]))
+        self._publish(self._sums.of(dict(self._stack)), self._sums.largest(self._seen()))
 
     def refuse(self) -> None:
         """Make the other workers raise in ``settle``, instead of waiting: this one's shards are not complete."""
@@ -206,14 +218,17 @@ class ShardReducer(Reducer[T]):
             )
         return block(rank or 0, size, self._whole.end)
 
-    def _take(self, number: int, params: Sequence[Param], weight: float) -> None:
+    def _take(self, number: int, weight: float) -> None:
         """Put what a shard has given on the stack, and add up what is complete there."""
         leaf: list[T] = []
-        for i, param in enumerate(params):
-            grad = self._take_gradient(param)
+        for i, (param, grad) in enumerate(zip(self._taken, self._take_gradients(self._taken), strict=True)):
             self._used[i] |= grad is not None
             leaf.append(self._tensors.zeros_like(param) if grad is None else grad)
-        leaf += [self._tensors.clone(each.tensor) for each in self._statistics]
+        statistics = [each.tensor for each in self._statistics]
+        for i, digest in enumerate(self._tensors.digests(statistics)):
+            self._changed[i] |= digest != self._statistics[i].digest
+        leaf += map(self._tensors.clone, statistics)
+        self._counted = [max(n, int(each.tensor)) for n, each in zip(self._counted, self._counters, strict=True)]
         if weight != 1.0:
             self._tensors.scale(leaf, weight)
         self._stack.append((Shards(number, number + 1), leaf))
@@ -225,14 +240,25 @@ class ShardReducer(Reducer[T]):
             self._tensors.add(left, right)
             self._stack[-2:] = [(both, left)]
 
-    def _publish(self, sums: list[T], largest: Sequence[int]) -> None:
-        """Make them the gradients, and the buffers' new values; ``largest`` says what was used, and the counters."""
-        params = self._trained()
-        gradients, means = sums[: len(params)], sums[len(params) :]
-        for param, gradient, is_used in zip(params, gradients, largest, strict=False):
+    def _kept(self, buffers: Sequence[T]) -> list[_Buffer]:
+        digests = self._tensors.digests(buffers)
+        return [_Buffer(each, self._tensors.clone(each), d) for each, d in zip(buffers, digests, strict=True)]
+
+    def _seen(self) -> list[int]:
+        """Gradients that some shard of this worker has, buffers that one has changed, and the counters."""
+        return [*map(int, self._used), *map(int, self._changed), *self._counted]
+
+    def _publish(self, sums: list[T], seen: Sequence[int]) -> None:
+        """Make them the gradients, and the buffers' new values; ``seen`` is what some worker has seen."""
+        params, statistics = self._taken, self._statistics
+        are_used, are_changed = seen[: len(params)], seen[len(params) : len(params) + len(statistics)]
+        for param, gradient, is_used in zip(params, sums[: len(params)], are_used, strict=True):
             self._set_gradient(param, gradient if is_used else None)
-        self._tensors.copy([each.tensor for each in self._statistics], means)
-        for each, counted in zip(self._counters, largest[len(params) :], strict=True):
+        # One that no shard has changed, as a mask, stays as it is: a mean is rounded, and that of infinity is none.
+        triples = zip(statistics, sums[len(params) :], are_changed, strict=True)
+        moved = [(each.tensor, mean) for each, mean, is_changed in triples if is_changed]
+        self._tensors.copy([tensor for tensor, _ in moved], [mean for _, mean in moved])
+        for each, counted in zip(self._counters, seen[len(params) + len(statistics) :], strict=True):
             self._tensors.fill(each.tensor, counted)
         self._reduced = True
 
@@ -248,7 +274,7 @@ class ShardReducer(Reducer[T]):
         return self._lanes[0]
 
     def _point(self) -> str:
-        return f"step {self._step()}, plan {self._fingerprint()}"
+        return f"step {self._step()}"
 
     def _is_complete(self) -> bool:
         return [shards for shards, _ in self._stack] == cover(self._whole, self._own())
@@ -283,13 +309,13 @@ class ShardReducer(Reducer[T]):
         return self._identity.arrange([param for param in self.params() if self._tensors.is_trained(param)])
 
     def _leaves(self) -> list[T]:
-        return [*self._trained(), *(each.tensor for each in self._statistics)]
+        return [*self._taken, *(each.tensor for each in self._statistics)]
 
     def _scales(self) -> list[float]:
         """Factors of the sums over the shards, one for each leaf."""
         mean = 1.0 / self._whole.end
         of_gradients = mean if self._terms.how.op is ReduceOp.AVERAGE else 1.0
-        return [of_gradients] * len(self._trained()) + [mean] * len(self._statistics)
+        return [of_gradients] * len(self._taken) + [mean] * len(self._statistics)
 
     def _fingerprint(self) -> str:
         adapter = self._tensors.adapter

@@ -9,19 +9,21 @@ for x, y in global_batches:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn, final
 
 import torch
 
-from farandole.adapters.torch_targets import new_gradient
+from farandole.adapters.torch_targets import new_gradient, overlap
 from farandole.adapters.torch_tensors import tensors
 from farandole.errors import UsageError
 from farandole.gradients.identity import Identity
 from farandole.gradients.shard_reducer import Shard, ShardReducer
 from farandole.gradients.terms import Terms
+
+_is_contiguous, _address = torch.Tensor.is_contiguous, torch.Tensor.data_ptr
 
 STEP = "virtual_step"
 """The key in the optimizer's first parameter group that counts steps: it travels with checkpoints."""
@@ -35,8 +37,8 @@ class VirtualWorkers:
     >>> hvd.VirtualWorkers(8, model, seed=1)
 
     ``model``: the module whose floating-point buffers (the running statistics of batch norm) belong to the shards too:
-    after a step they are the mean over the shards. ``seed`` is that of the shards' random streams (torch's, Python's
-    and, where it is imported, NumPy's global generators).
+    after a step they are the mean over the shards, where one has changed them. ``seed`` is that of the shards' random
+    streams (torch's, Python's and, where it is imported, NumPy's global generators).
     """
 
     count: int
@@ -51,8 +53,10 @@ class TorchShardReducer(ShardReducer[torch.Tensor]):
     def __init__(
         self, groups: Callable[[], list[dict[str, Any]]], identity: Identity, terms: Terms, virtual: VirtualWorkers
     ) -> None:
-        super().__init__(tensors, identity, terms, virtual.count, virtual.seed)
         self._groups, self._model = groups, virtual.model
+        self._places: list[tuple[dict[str, torch.Tensor | None], str, torch.Tensor]] = []
+        """Where the buffers of the model are while a step goes on: a shard may put others there."""
+        super().__init__(tensors, identity, terms, virtual.count, virtual.seed)
 
     def shards(self, rows: int) -> Generator[Shard, None, None]:
         """See ``ShardReducer``; its last act is the reduction, as that of a backward pass is elsewhere.
@@ -77,9 +81,31 @@ class TorchShardReducer(ShardReducer[torch.Tensor]):
         raise UsageError("step(closure) evaluates the loss as it likes: virtual workers need shards(), and step()")
 
     def _buffers(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        every = [] if self._model is None else list(self._model.buffers())
+        holders = [] if self._model is None else [module._buffers for module in self._model.modules()]
+        self._places = [(held, name, each) for held in holders for name, each in held.items() if each is not None]
+        every = list({id(each): each for _, _, each in self._places}.values())
         counters = [each for each in every if each.dtype is torch.int64 and not each.dim()]
         return [each for each in every if each.is_floating_point()], counters
+
+    def _rewind(self) -> None:
+        for held, name, tensor in self._places:
+            held[name] = tensor
+        super()._rewind()
+
+    def _forget(self) -> None:
+        self._places = []
+        super()._forget()
+
+    def _take(self, number: int, weight: float) -> None:
+        for held, name, tensor in self._places:
+            if (now := held[name]) is tensor:
+                continue
+            if now is None or now.shape != tensor.shape:
+                raise UsageError(f"a shard has given the buffer {name} another shape: do so outside of shards()")
+            with torch.no_grad():
+                tensor.copy_(now)  # the next shard begins with what this step began with
+            held[name] = tensor
+        super()._take(number, weight)
 
     def _step(self) -> int:
         step: int = self._groups()[0].get(STEP, 0)
@@ -88,11 +114,22 @@ class TorchShardReducer(ShardReducer[torch.Tensor]):
     def _count_step(self) -> None:
         self._groups()[0][STEP] = self._step() + 1
 
-    def _take_gradient(self, param: torch.Tensor) -> torch.Tensor | None:
-        grad, param.grad = param.grad, None
-        if grad is not None and grad.layout is not torch.strided:
+    def _take_gradients(self, params: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        found = [param.grad for param in params]
+        for param in params:
+            param.grad = None
+        if any(param.grad is not None for param in self.params()):
+            raise UsageError("a parameter that was frozen was thawed within the loop over shards(): do that before it")
+        there = [grad for grad in found if grad is not None]
+        if any(grad.layout is not torch.strided for grad in there):
             raise UsageError("virtual workers take dense gradients: use nn.Embedding(..., sparse=False)")
-        return None if grad is None else grad.detach()
+        if any(grad.dtype is not param.dtype for param, grad in zip(params, found, strict=True) if grad is not None):
+            raise UsageError("virtual workers take gradients of their parameters' dtypes: leave grad_dtype as it is")
+        lie_apart = all(map(_is_contiguous, there)) and len(set(map(_address, there))) == len(there)
+        if not lie_apart and overlap(there):  # as those that torch.autograd.grad() returned may
+            there = [grad.clone() for grad in there]
+        kept = iter(there)
+        return [None if grad is None else next(kept).detach() for grad in found]
 
     def _set_gradient(self, param: torch.Tensor, gradient: torch.Tensor | None) -> None:
         """See ``ShardReducer``; laid out as the parameter, as fused optimizers walk through the memory of both."""

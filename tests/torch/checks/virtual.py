@@ -177,6 +177,107 @@ def check_that_shards_of_a_second_batch_before_the_step_are_refused() -> None:
     optimizer.step()
 
 
+def check_that_parameters_may_be_frozen_between_batches() -> None:
+    """They stand still then, though nothing but ``shards()`` takes the gradient of the last batch away."""
+    torch.manual_seed(3)
+    layer = torch.nn.Linear(2, 1)
+    optimizer = distributed(layer, virtual_workers=WORKERS)
+    for is_trained in (True, False, True):
+        layer.bias.requires_grad_(is_trained)
+        before = layer.bias.detach().clone()
+        for _ in optimizer.shards(2 * WORKERS):
+            layer(torch.ones(2, 2)).sum().backward()
+        optimizer.step()
+        assert torch.equal(before, layer.bias) is not is_trained
+    layer.bias.requires_grad_(False)
+    shards = optimizer.shards(2 * WORKERS)
+    next(shards)
+    layer.bias.requires_grad_(True)
+    layer(torch.ones(2, 2)).sum().backward()
+    with pytest.raises(ValueError, match="thawed within the loop"):
+        next(shards)
+
+
+def check_that_batches_of_unequal_sizes_are_refused_on_all() -> None:
+    torch.manual_seed(3)
+    layer = torch.nn.Linear(2, 1)
+    optimizer = distributed(layer, virtual_workers=WORKERS)
+
+    def compute(rows: int) -> None:
+        for _ in optimizer.shards(rows):
+            layer(torch.ones(2, 2)).sum().backward()
+
+    with pytest.raises(ValueError, match="at least one row"):
+        compute(0)
+    for _ in range(2):
+        if hvd.size() > 1:
+            with pytest.raises(ValueError, match=f"unlike batches .* {WORKERS} rows, .* {WORKERS + 1} rows, "):
+                compute(WORKERS + hvd.rank())
+        compute(2 * WORKERS)
+        optimizer.step()
+
+
+class Buffered(torch.nn.Linear):
+    """A mask, a table, a running mean that is another tensor after each pass, and a count of passes."""
+
+    mask: torch.Tensor
+    table: torch.Tensor
+    mean: torch.Tensor
+    passes: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.register_buffer("mask", torch.full((4,), -torch.inf))
+        self.register_buffer("table", torch.rand(50))
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("passes", torch.tensor(0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """See ``Linear``."""
+        y = super().forward(x)
+        self.mean = 0.9 * self.mean + 0.1 * y.detach().mean(0)
+        self.passes = self.passes + 1
+        return y
+
+
+def check_buffers_that_shards_replace_and_those_that_none_changes() -> None:
+    torch.manual_seed(3)
+    model = Buffered()
+    table, mean = model.table.clone(), torch.zeros(4)
+    optimizer = distributed(model, virtual_workers=hvd.VirtualWorkers(WORKERS + 3, model))
+    for step, rows in enumerate((3 * WORKERS, 2, ROWS + 1)):  # in the second, some shards are empty
+        x = torch.randn(rows, 4, generator=torch.Generator().manual_seed(step))
+        mean = 0.9 * mean + 0.1 * torch.nn.functional.linear(x, model.weight, model.bias).detach().mean(0)
+        for shard in optimizer.shards(rows):
+            model(x[shard.rows]).square().mean().backward()
+        optimizer.step()
+        assert torch.equal(model.mask, torch.full((4,), -torch.inf))
+        assert torch.equal(model.table, table)
+        torch.testing.assert_close(model.mean, mean)
+        assert model.passes == step + 1
+        assert all(torch.equal(each, model.mean) for each in hvd.allgather_object(model.mean))
+
+
+def check_gradients_that_are_given_by_hand() -> None:
+    """One tensor for two parameters, and one element for all of a parameter, as ``torch.autograd.grad`` gives them."""
+    first, second, third = params = [torch.nn.Parameter(torch.ones(3)) for _ in range(3)]
+    optimizer: Any = hvd.DistributedOptimizer(torch.optim.SGD(params, lr=1.0), virtual_workers=WORKERS)
+    x = torch.arange(2.0 * WORKERS * 3).reshape(-1, 3)
+    for shard in optimizer.shards(len(x)):
+        first.grad = second.grad = x[shard.rows].mean(0)
+        third.grad = x[shard.rows].mean().expand(3)
+    for param, expected in ((first, x.mean(0)), (second, x.mean(0)), (third, x.mean().expand(3))):
+        torch.testing.assert_close(param.grad, expected)
+    optimizer.zero_grad()
+    if hasattr(first, "grad_dtype"):
+        first.grad_dtype = torch.float64
+        shards = optimizer.shards(len(x))
+        next(shards)
+        first.grad = torch.ones(3, dtype=torch.float64)
+        with pytest.raises(ValueError, match="dtypes"):
+            next(shards)
+
+
 def check_a_batch_with_fewer_rows_than_shards() -> None:
     model = torch.nn.Linear(2, 1)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -224,8 +325,9 @@ def check_what_virtual_workers_refuse() -> None:
 def check_one_rank_that_forgets_its_shards_is_everybodys_error() -> None:
     if hvd.size() == 1:
         return
-    model = torch.nn.Linear(2, 1)
-    optimizer = distributed(model, virtual_workers=WORKERS)
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.BatchNorm1d(1))
+    optimizer = distributed(model, virtual_workers=hvd.VirtualWorkers(WORKERS, model))
 
     def compute() -> None:
         for _ in optimizer.shards(2 * WORKERS):
