@@ -76,6 +76,7 @@ def wide() -> dict[str, Any]:
         "ids": [np.array(2**64 - 1, np.uint64), (np.array([0.1, 1e300]), np.array([1e300 + 1j]))],
         "half": np.ones(2, jnp.bfloat16),
         "scales": jnp.full(2, 0.5, jnp.bfloat16),
+        "eighths": [jnp.full((2, 3), 0.125, kind).T for kind in (jnp.float8_e5m2, jnp.float8_e4m3fn)],
     }
 
 
@@ -171,6 +172,7 @@ def a_state_with_named_tuples_of_optax_goes_into_a_checkpoint_and_comes_back() -
 
 def arrays_of_numpy_that_jax_would_cut_travel_as_such() -> None:
     given = {**wide(), "ids": [np.array(2**62), (np.array([0.1, 1e300]), np.array([1e300 + 1j]))]}
+    del given["eighths"]  # which no engine adds
     for one, other in zip(jax.tree.leaves(hvd.broadcast_parameters(given, 0)), jax.tree.leaves(given), strict=True):
         assert one.dtype == other.dtype
         assert np.asarray(one).tobytes() == np.asarray(other).tobytes()

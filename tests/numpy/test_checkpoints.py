@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 from pathlib import Path
 from typing import Any
@@ -69,3 +70,19 @@ def test_a_torn_one_is_refused(tmp_path: Path) -> None:
         assert checkpoints.restore() is None
         with pytest.raises(CheckpointError, match="bytes instead of"):
             checkpoints.restore(step=1)
+
+
+@pytest.mark.parametrize("name", ["float8_e5m2", "float8_e4m3fn", "bfloat16", "int4"])
+def test_dtypes_that_numpy_has_from_elsewhere_come_back(name: str) -> None:
+    """In the files; adapters of frameworks that have such tensors pass them on."""
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    file = io.BytesIO()
+    whole = np.arange(6).reshape(2, 3).astype(getattr(ml_dtypes, name))
+    saved = {"tensors": {0: whole.T, 1: np.array(3, whole.dtype), 2: np.empty((0, 2), whole.dtype)}}
+    NumpyCodec().dump(saved, file)
+    file.seek(0)
+    found = NumpyCodec().load(file)
+    for number, array in saved["tensors"].items():
+        assert found["tensors"][number].dtype == array.dtype
+        assert found["tensors"][number].shape == array.shape
+        assert found["tensors"][number].tobytes() == array.tobytes()

@@ -61,6 +61,9 @@ def mine(*shape: int) -> Any:
     return tf.ones(shape) * (hvd.rank() + 1.0)
 
 
+EIGHT_BITS = (tf.dtypes.experimental.float8_e5m2, tf.dtypes.experimental.float8_e4m3fn)
+
+
 @case
 def verbs_of_a_graph_are_those_of_eager_tensors() -> None:
     rank, size = hvd.rank(), hvd.size()
@@ -404,13 +407,16 @@ def states_and_checkpoints() -> None:
 
     folder = hvd.broadcast_object(tempfile.mkdtemp() if hvd.rank() == 0 else None)
     with hvd.Checkpoints(folder) as checkpoints:
-        checkpoints.save(3, {"mean": mean, "half": tf.cast(mine(2), tf.bfloat16) * 0, "step": 3})
+        eighths = [tf.cast(mean, kind) for kind in EIGHT_BITS]
+        checkpoints.save(3, {"mean": mean, "half": tf.cast(mine(2), tf.bfloat16) * 0, "eighths": eighths, "step": 3})
         checkpoints.wait()
         restored = checkpoints.restore()
     assert restored is not None
     found = restored.state
     assert found["mean"].numpy().tolist() == [2.0, 2.0]
     assert (found["half"].dtype, found["step"]) == (tf.bfloat16, 3)
+    assert [each.dtype for each in found["eighths"]] == list(EIGHT_BITS)
+    assert [tf.cast(each, tf.float32).numpy().tolist() for each in found["eighths"]] == [[2.0, 2.0]] * 2
     hvd.barrier()
     if hvd.rank() == 0:
         shutil.rmtree(folder)

@@ -24,6 +24,9 @@ NumpyValue: TypeAlias = Any
 DTYPES: dict[np.dtype[Any], DType] = {np.dtype(d.label): d for d in DType if d is not DType.BFLOAT16}
 """NumPy's own; bfloat16 is the one of ``ml_dtypes``, which is known by its name."""
 
+REGISTERED = 2
+"""Value of ``dtype.isbuiltin`` for dtypes that another package has brought: ``ml_dtypes``, as JAX and TensorFlow do."""
+
 
 @final
 class NumpyAdapter(TensorAdapter[NumpyValue]):
@@ -147,7 +150,7 @@ def _array(tensor: NumpyValue) -> npt.NDArray[Any]:
 
 def _name(dtype: np.dtype[Any]) -> str:
     """The name that makes the type again; ``name`` alone does not tell the order of the bytes."""
-    return dtype.name if dtype in DTYPES else dtype.str
+    return dtype.name if dtype in DTYPES or dtype.isbuiltin == REGISTERED else dtype.str
 
 
 def _is_plain(array: NumpyValue) -> bool:

@@ -6,13 +6,14 @@ with Checkpoints("runs/a") as checkpoints:
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 from typing import Any, BinaryIO, cast, final
 
 import numpy as np
 
-from farandole.adapters.numpy import NumpyValue, adapter
+from farandole.adapters.numpy import REGISTERED, NumpyValue, adapter
 from farandole.checkpoint.checkpoints import Checkpoints as _Checkpoints
 from farandole.checkpoint.checkpoints import OnError
 from farandole.checkpoint.codec import Codec
@@ -41,8 +42,11 @@ class NumpyCodec(Codec):
 def _written(node: Any, arrays: list[NumpyValue]) -> Any:
     """``node`` as JSON has it, whose lists begin with their kind; what is an array goes into ``arrays``."""
     if isinstance(node, np.ndarray):
-        arrays.append(node)
-        return ["array"]
+        if node.dtype.isbuiltin != REGISTERED:
+            arrays.append(node)
+            return ["array"]
+        arrays.append(node.view(f"u{node.dtype.itemsize}"))  # as NumPy writes a name for it that it cannot read
+        return ["bits", node.dtype.name]
     if isinstance(node, dict):
         return ["dict", *([key, _written(value, arrays)] for key, value in node.items())]
     if isinstance(node, list | tuple):
@@ -59,6 +63,9 @@ def _read(node: Any, file: BinaryIO) -> Any:
     kind, *content = node
     if kind == "array":
         return np.lib.format.read_array(file, allow_pickle=False)
+    if kind == "bits":
+        bits = np.lib.format.read_array(file, allow_pickle=False)
+        return bits.view(getattr(importlib.import_module("ml_dtypes"), content[0]))
     if kind == "dict":
         return {key: _read(value, file) for key, value in content}
     if kind in ("list", "tuple"):
