@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -20,10 +21,14 @@ def other(trial):
 """
 
 
-def farandole(folder: Path, *words: str) -> Finished:
-    """Run a command in a folder with a script and a space."""
+def write(folder: Path) -> None:
     (folder / "tune.py").write_text(SCRIPT)
     (folder / "space.toml").write_text("[x]\nlow = 0.0\nhigh = 1.0\n")
+
+
+def farandole(folder: Path, *words: str) -> Finished:
+    """Run a command in a folder with a script and a space."""
+    write(folder)
     return run_to_end([sys.executable, "-m", "farandole", *words], folder, 100.0)
 
 
@@ -83,6 +88,26 @@ def test_its_help_fits_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatc
     text = capsys.readouterr().out
     assert "trial.report(loss, epoch)" in text
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_the_pool_of_a_search_is_shown_not_scaled_and_stopped(tmp_path: Path) -> None:
+    write(tmp_path)
+    command = [sys.executable, "-m", "farandole", "search", "tune.py", "space.toml", "--pool", "leases"]
+    search = subprocess.Popen([*command, "--folder", "run", "--trials", "4"], cwd=tmp_path, stderr=subprocess.PIPE)
+    try:
+        assert search.stderr is not None
+        assert b"nodes join this search by: farandole join" in search.stderr.readline()
+        shown = farandole(tmp_path, "ps", "run/pool").ok().stdout
+        assert "search run: 0 workers; 0/4 trials: none yet" in shown
+        assert f"no node is lent: farandole join {tmp_path}/run/pool" in shown
+        refused = farandole(tmp_path, "scale", "run/pool", "3")
+        assert refused.code == 2
+        assert "cancel some" in refused.stderr
+        assert "the search ends" in farandole(tmp_path, "stop", "run/pool").ok().stdout
+        search.communicate(timeout=60)
+    finally:
+        search.kill()
+        search.communicate()
 
 
 def test_searches_are_listed_compared_and_drawn_as_runs_are(tmp_path: Path) -> None:

@@ -64,6 +64,9 @@ def test_leases_come_and_go_while_a_search_runs(make_slurm: Callable[..., SlurmC
         second = lend(slurm, tmp_path)
         wait(lambda: trained(tmp_path, 1) == list(range(1, 10)), "for the second lease")
         wait(lambda: "trial 0: 1 -> 2 workers" in (tmp_path / "said.txt").read_text(), "for trial 0 to grow")
+        shown = slurm.run([sys.executable, "-m", "farandole", "ps", "run/pool"], cwd=tmp_path).stdout
+        assert "search run: 2 workers; 2/2 trials: 1 running, 1 complete" in shown
+        assert shown.count(" 1         0") == 2, shown
         [lost, kept] = [node_of(slurm, job) for job in (first, second)]
         preempts = preempt(slurm, tmp_path, lost)
         wait(lambda: first not in jobs(slurm), "for the end of the first lease")

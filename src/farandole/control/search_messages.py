@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TypeAlias, final
 
+import msgspec
+
 from farandole.control.message import Message
 
 
@@ -91,4 +93,22 @@ class PoolRetire(Message, frozen=True):
     """The search is over: end."""
 
 
-Any: TypeAlias = PoolHello | TrialOrder | TrialReport | TrialVerdict | TrialLeft | PoolRetire
+@final
+class PoolHostView(msgspec.Struct, frozen=True):
+    """One host of a search's pool: its workers, and the trials that have some; one that ``leaves`` ends soon."""
+
+    host: str
+    workers: int
+    trials: list[int]
+    leaves: bool = False
+
+
+@final
+class PoolView(Message, frozen=True):
+    """State of a search that has been asked with a ``RunQuestion``: its hosts, and its trials in a line."""
+
+    hosts: list[PoolHostView]
+    trials: str
+
+
+Any: TypeAlias = PoolView | PoolHello | TrialOrder | TrialReport | TrialVerdict | TrialLeft | PoolRetire

@@ -26,9 +26,12 @@ from farandole import events
 from farandole.control.agent_messages import AGENT, Report
 from farandole.control.channel import Router
 from farandole.control.messages import Hello, Refuse
+from farandole.control.run_messages import PERSON, RunOrder, RunQuestion, RunReply
 from farandole.control.search_messages import (
     PoolHello,
+    PoolHostView,
     PoolRetire,
+    PoolView,
     TrialLeft,
     TrialOrder,
     TrialReport,
@@ -209,6 +212,9 @@ class SearchLoop:
         if identity.startswith(AGENT):
             self._on_ended(self._pool.take(identity, message))
             return
+        if identity.startswith(PERSON):
+            self._on_person(identity, message)
+            return
         if identity.startswith(WATCHER):
             if self.watch is not None:
                 self.watch.hear(identity, message)
@@ -223,6 +229,19 @@ class SearchLoop:
         job = self._uids.get(uid)
         if job is not None and job.index in self.jobs:
             job.take(identity, message)
+
+    def _on_person(self, identity: bytes, message: Any) -> None:
+        if isinstance(message, RunQuestion):
+            hosts = {**(self._pool.slots or {}), **dict.fromkeys(self._pool.leaving, 0)}
+            at = {host: [job.number for job in self.jobs.values() if host in job.slots] for host in hosts}
+            views = [PoolHostView(host, hosts[host], at[host], host in self._pool.leaving) for host in hosts]
+            self._router.send(identity, PoolView(views, self._study.summary))
+        elif isinstance(message, RunOrder) and message.verb == "stop":
+            self.stop()
+            self._router.send(identity, RunReply(True, "the search ends: its trials leave at their next commit"))
+        elif isinstance(message, RunOrder):
+            text = "this is a search, which takes the nodes that your jobs lend it: submit further ones, or cancel some"
+            self._router.send(identity, RunReply(False, text))
 
     def _on_pool(self, identity: bytes, message: Any) -> None:
         if isinstance(message, PoolHello):

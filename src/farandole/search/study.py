@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from typing import final
+from typing import final, get_args
 
 import msgspec
 
@@ -127,6 +127,14 @@ class Study:
     def is_over(self) -> bool:
         """True if no trial is active, and none is left that could be, also of those that somebody has paused."""
         return not any(row.is_active for row in self.rows) and not self._left
+
+    @property
+    def summary(self) -> str:
+        """Numbers of trials by phase, and of epochs, in a line."""
+        counts = [(phase, sum(row.phase == phase for row in self.rows)) for phase in get_args(Phase)]
+        told = ", ".join(f"{number} {phase}" for phase, number in counts if number)
+        epochs, whole = sum(row.epoch for row in self.rows), self.plan.rungs.levels[-1] * self.plan.trials
+        return f"{len(self.rows)}/{self.plan.trials} trials: {told or 'none yet'}; {epochs} of {whole} epochs"
 
     @property
     def best(self) -> Row | None:

@@ -67,7 +67,7 @@ class SearchView:
     def table(self, *, with_all: bool = False) -> Table:
         """Trials that run, and the best of the others; 80 columns are enough."""
         study, names = self._study, list(self._study.plan.space.parameters)
-        table = Table(title=self._title(), title_justify="left", pad_edge=False)
+        table = Table(title=study.summary, title_justify="left", pad_edge=False)
         for name in ("trial", "state", "on", "epoch", "value"):
             table.add_column(name, justify="left" if name == "state" else "right", no_wrap=True)
         for name in names:
@@ -95,15 +95,6 @@ class SearchView:
             return not row.is_active, -rung, loss, row.number
 
         return sorted(self._study.rows, key=place)
-
-    def _title(self) -> str:
-        study = self._study
-        counts = [(phase, sum(row.phase == phase for row in study.rows)) for phase in STYLES]
-        told = ", ".join(f"{number} {phase}" for phase, number in counts if number)
-        epochs = sum(row.epoch for row in study.rows)
-        whole = study.plan.rungs.levels[-1] * study.plan.trials
-        share = f"{epochs} of {whole} epochs"
-        return f"{len(study.rows)}/{study.plan.trials} trials: {told}; {share}"
 
     def _say(self, text: str) -> None:
         assert self._stream is not None

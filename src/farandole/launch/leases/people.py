@@ -25,6 +25,7 @@ from farandole.control.dial import first_answering
 from farandole.control.keys import JobKeys
 from farandole.control.message import Message
 from farandole.control.run_messages import ANSWER_S, PERSON, HostView, RunOrder, RunQuestion, RunReply, RunView
+from farandole.control.search_messages import PoolView
 from farandole.errors import ControlError, FarandoleError, UsageError
 from farandole.launch.hosts.run_folder import CONTACT, RunFolder
 from farandole.launch.leases.ending import arrays_of, cancelled
@@ -40,9 +41,11 @@ VERBS = {
         "show a run that takes leases",
         """\
   farandole ps ~/runs/cosmo
+  farandole ps ~/runs/search/pool
 
 Shows who trains where, which leases wait or run, until when, and the last
-decisions with their reasons.
+decisions with their reasons; of a search with --pool leases, which nodes it has
+and their trials. 'farandole stop' ends either.
 """,
     ),
     "scale": (
@@ -83,7 +86,7 @@ are cancelled.
 }
 """Help of each command: a line, and its example with what it does."""
 
-_Answer = TypeVar("_Answer", RunView, RunReply)
+_Answer = TypeVar("_Answer", bound=Message)
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -97,14 +100,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         parser.set_defaults(main=_show if verb == "ps" else _order)
 
 
-def ask(folder: RunFolder, message: Message, kind: type[_Answer]) -> _Answer:
+def ask(folder: RunFolder, message: Message, *kinds: type[_Answer]) -> _Answer:
     """Answer of the run to a question or an order; raises ``FarandoleError`` where there is none in time."""
     with _dealer(folder) as dealer:
         dealer.send(message)
         until_s = time.monotonic() + ANSWERS_S
         while (left_s := until_s - time.monotonic()) > 0:
             answer = dealer.recv(left_s)
-            if isinstance(answer, kind):
+            if isinstance(answer, kinds):
                 return answer
     raise FarandoleError(f"the run {folder.name} has not answered within {ANSWERS_S:.0f} s")
 
@@ -161,8 +164,27 @@ def _sweep(folder: RunFolder, error: FarandoleError) -> int:
 
 def _show(args: argparse.Namespace) -> int:
     folder = RunFolder(args.folder)
-    show(folder.name, ask(folder, RunQuestion(), RunView), Console(markup=False))  # scheduler's words may have brackets
+    console = Console(markup=False)  # words of a scheduler may have brackets
+    answer = ask(folder, RunQuestion(), RunView, PoolView)
+    if isinstance(answer, RunView):
+        show(folder.name, answer, console)
+    elif isinstance(answer, PoolView):
+        show_pool(folder, answer, console)
     return 0
+
+
+def show_pool(folder: RunFolder, view: PoolView, console: Console) -> None:
+    """Print the pool of a search in 80 columns."""
+    workers = count(sum(host.workers for host in view.hosts))
+    console.print(f"search {folder.path.parent.name}: {workers}; {view.trials}", highlight=False)
+    hosts = Table("host", "workers", "trials", box=box.SIMPLE_HEAD)
+    for host in view.hosts:
+        trials = ", ".join(map(str, host.trials))
+        hosts.add_row(host.host.partition("+")[0], "leaves" if host.leaves else str(host.workers), trials)
+    if view.hosts:
+        console.print(hosts)
+    else:
+        console.print(f"no node is lent: farandole join {folder.path}", highlight=False, soft_wrap=True)
 
 
 def show(name: str, view: RunView, console: Console) -> None:
