@@ -119,9 +119,11 @@ class JaxTrainer(Trainer):
 
     def state(self, **values: Any) -> Any:
         import farandole.jax as hvd
+        from farandole.runtime.session.init import current
 
         self.gathered = self.jax.jit(hvd.allgather)
-        self.gathered(np.ones(1))  # a worker that comes later is alone here
+        if current("state()").provisional:  # a worker that has come later is alone here
+            self.gathered(np.ones(1))
         self.held = self.make_state(params=self.held.params, opt_state=self.held.opt_state, **values)
         return self.held
 

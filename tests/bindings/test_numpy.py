@@ -112,7 +112,9 @@ def _gradients(member: RankContext) -> None:
     assert [each.tolist() for each in other] == [[0.0, 1.0], 1.0]
     passes = hvd.DistributedGradients([np.zeros(2)], backward_passes_per_step=2)
     passes([np.ones(2)])
-    with pytest.raises(ValueError if alone else hvd.HorovodInternalError, match=r"shape \(1,\) in a pass" if alone else ""):
+    with pytest.raises(
+        ValueError if alone else hvd.HorovodInternalError, match=r"shape \(1,\) in a pass" if alone else ""
+    ):
         passes([np.ones(1 if alone else 2)])
     named = hvd.DistributedGradients({"w": np.zeros(2)}, op=hvd.Sum)
     with pytest.raises(ValueError if alone else hvd.HorovodInternalError, match="'v' is not among" if alone else ""):

@@ -24,6 +24,10 @@ def test_checks(launch: Any, ranks: int) -> None:
     assert all("checks passed" in line for line in lines)
 
 
+def test_edge_checks(launch: Any) -> None:
+    assert all("checks passed" in line for line in launch(2, HERE / "edge_checks.py").ok().lines())
+
+
 def test_states_checkpoints_and_schedules(launch: Any) -> None:
     assert launch(1, HERE / "state_checks.py").ok().lines() == ["passed"]
 

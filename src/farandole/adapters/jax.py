@@ -52,7 +52,8 @@ class JaxAdapter(TensorAdapter[Any]):
             return numpy_adapter.array(tensor)
         dtype = travelling(tensor.dtype)
         # It blocks until the array is computed, and is the memory of the array whether or not that is someone else's.
-        return Array(tensor.unsafe_buffer_pointer(), tensor.size, dtype, tensor)
+        # While the capsule is there, no program that the array is given away to takes that memory for its results.
+        return Array(tensor.unsafe_buffer_pointer(), tensor.size, dtype, (tensor, tensor.__dlpack__()))
 
     def shape(self, tensor: Any) -> tuple[int, ...]:
         """See ``Adapter``."""
@@ -63,7 +64,7 @@ class JaxAdapter(TensorAdapter[Any]):
         found = _on_host(tensor)
         if isinstance(found, np.ndarray):
             return numpy_adapter.dense(found)
-        return found if len(found.devices()) == 1 else self.clone(found)
+        return found if len(found.devices()) == 1 and _is_row_major(found) else self.clone(found)
 
     def clone(self, tensor: Any) -> Any:
         """See ``Adapter``."""
@@ -166,6 +167,8 @@ def _on_host(tensor: Any) -> Any:
                 f"a {type(tensor).__name__} is neither an array nor a number: pass a pytree of arrays, or take "
                 "broadcast_object or allgather_object"
             )
+        if isinstance(tensor, np.ndarray) and not tensor.dtype.isnative:
+            tensor = tensor.astype(tensor.dtype.newbyteorder("="))
         return np.asarray(tensor) if is_cut(tensor) else jax.numpy.asarray(tensor)
     platforms = {device.platform for device in tensor.devices()}
     if platforms != {"cpu"}:
@@ -179,6 +182,15 @@ def _on_host(tensor: Any) -> Any:
             "process, or take jax.lax.psum"
         )
     return tensor
+
+
+def _is_row_major(tensor: Any) -> bool:
+    """True unless a script has given the array another layout in memory."""
+    if tensor.ndim < 2:
+        return True
+    held = tensor.format if hasattr(tensor, "format") else tensor.layout  # its name until JAX 0.7
+    layout = held.layout if hasattr(held, "layout") else held.device_local_layout
+    return layout is None or tuple(layout.major_to_minor) == tuple(range(tensor.ndim))
 
 
 def _is_of_jax_dtype(leaf: object) -> bool:

@@ -18,7 +18,7 @@ from farandole.gradients.background import BackgroundTask
 from farandole.gradients.step_reducer import GradientReducer, living_reducers
 from farandole.runtime.collectives.objects import allgather_object
 from farandole.runtime.collectives.pairing import Unpaired, pairing
-from farandole.runtime.session.init import Session, current
+from farandole.runtime.session.init import Session, current, settle
 from farandole.runtime.session.process_sets import ProcessSet
 
 _joins = [0]
@@ -41,6 +41,7 @@ def join(device: int = -1) -> int:  # noqa: ARG001 (Horovod's GPU)
     averaged over all ranks. ``device`` is accepted for compatibility.
     """
     session = current("join()")
+    settle()  # before any thread serves: programs that are under way have steps of this rank's own
     if not all(_is_forsakable(reducer, session) for reducer in living_reducers()):
         gc.collect()  # before any thread holds a reducer
     serving = [_Serving(reducer) for reducer in living_reducers()]

@@ -22,6 +22,7 @@ from farandole.collective import ReduceOp, Reduction
 from farandole.errors import UnsupportedError, UsageError
 from farandole.graphs.calls import Spec
 from farandole.jax.programs import call, is_mapped, is_traced, named, numbered, place
+from farandole.jax.tracing import lifted
 from farandole.runtime.collectives.verbs import number_of
 from farandole.runtime.session.init import takes_part
 from farandole.runtime.session.process_sets import ProcessSet
@@ -72,6 +73,7 @@ def run(what: Collective, leaves: Sequence[Any]) -> tuple[list[Any], list[Any]]:
 
     Raises what the eager verbs raise; under trace also ``UsageError`` where the shape of a result is not known.
     """
+    leaves = lifted(leaves)
     if not is_traced(*leaves):
         return _eager(what, leaves)
     _require_member(what)
@@ -110,7 +112,7 @@ def _eager(what: Collective, leaves: Sequence[Any]) -> tuple[list[Any], list[Any
 
 def spread(result: Any, like: Any) -> Any:
     """``result`` on the local devices that ``like`` is on, where these are several."""
-    is_spread = isinstance(like, jax.Array) and len(like.devices()) > 1
+    is_spread = isinstance(like, jax.Array) and len(like.sharding.device_set) > 1  # known also of a donated one
     return jax.device_put(result, like.sharding) if is_spread else result
 
 

@@ -15,6 +15,7 @@ from farandole.gradients.shard_reducer import Shard
 from farandole.jax.collectives import spread
 from farandole.jax.optimizer import named_leaves
 from farandole.jax.programs import is_traced
+from farandole.jax.tracing import is_tracing
 from farandole.numpy.gradients import DistributedGradients as NumpyGradients
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
 
@@ -51,7 +52,9 @@ class JaxDistributedGradients:
         shaped = {
             name: np.broadcast_to(np.zeros((), jax.numpy.asarray(leaf).dtype), np.shape(leaf))
             for name, leaf in zip(self._names, leaves, strict=True)
+            if leaf is not None  # no parameter, and it has no gradient
         }
+        self._trained = frozenset(shaped)
         self._inner = NumpyGradients(shaped, op, process_set=process_set, virtual_workers=virtual_workers, seed=seed)
         self._given: list[Any] = [None] * len(leaves)
         """Gradients that were given last, until they are reduced: the results go to the devices that they are on."""
@@ -111,17 +114,21 @@ class JaxDistributedGradients:
             self._inner.reducer.refuse()
             raise UsageError(f"DistributedGradients: {wrong}")
         self._given = leaves
-        return {name: leaf if leaf is None else np.asarray(leaf) for name, leaf in zip(names, leaves, strict=True)}
+        pairs = [pair for pair in zip(names, leaves, strict=True) if pair[0] in self._trained]
+        return {name: leaf if leaf is None else np.asarray(leaf) for name, leaf in pairs}
 
     def _unlike(self, names: tuple[str, ...], leaves: list[Any]) -> str:
         """Difference between gradients and what this was made of, in words; "" if there is none."""
         if names != self._names:
             return f"a pytree of {', '.join(names)}, where it was made of one of {', '.join(self._names)}"
-        if is_traced(*leaves):
+        if is_traced(*leaves) or is_tracing():
             return (
                 "it was called inside of jit, grad or vmap: call it with what a jitted function returns. In one "
                 "program XLA could compute shards together, and they would round otherwise where a rank has others"
             )
+        extra = [n for n, leaf in zip(names, leaves, strict=True) if leaf is not None and n not in self._trained]
+        if extra:
+            return f"a gradient of {extra[0]}, where it was made of None there"
         cut = next((name for name, leaf in zip(names, leaves, strict=True) if is_cut(leaf)), None)
         if cut is not None:  # refused now, and not when the others have reduced it
             return (
@@ -134,12 +141,12 @@ class JaxDistributedGradients:
         if params is None:
             return None
         names, leaves, _ = named_leaves(params)
-        return {name: np.asarray(leaf) for name, leaf in zip(names, leaves, strict=True)}
+        return {name: np.asarray(leaf) for name, leaf in zip(names, leaves, strict=True) if name in self._trained}
 
     def _made(self, reduced: dict[str, Any]) -> Any:
         """Pytree of arrays of JAX, where the gradients were."""
         found = [
-            None if reduced[name] is None else spread(new_array(reduced[name], leaf, copy=True), leaf)
+            None if reduced.get(name) is None else spread(new_array(reduced[name], leaf, copy=True), leaf)
             for name, leaf in zip(self._names, self._given, strict=True)
         ]
         self._given = [None] * len(found)

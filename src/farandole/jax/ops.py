@@ -15,6 +15,7 @@ from farandole.collective import Kind, Reduction
 from farandole.errors import UsageError
 from farandole.jax.collectives import Collective, run, spread
 from farandole.jax.programs import is_traced
+from farandole.jax.tracing import is_tracing
 from farandole.runtime.collectives.ops import Ops
 from farandole.runtime.collectives.verbs import Request
 from farandole.runtime.session.process_sets import ProcessSet
@@ -68,7 +69,7 @@ class TreeVerbs:
 def _taken(trees: Sequence[Any]) -> tuple[list[Any], Callable[[list[Any]], list[Any]]]:
     """The leaves of trees, and what makes trees of their results."""
     leaves, structure = jax.tree.flatten(list(trees))
-    if is_traced(*leaves):
+    if is_traced(*leaves) or is_tracing():
         raise UsageError(
             "a handle is a number of this process, and a compiled program has none: call the function without _async, "
             "which lets the program go on until the result is used"
@@ -121,7 +122,7 @@ class JaxOps(Ops[Any]):
         paths, structure = jax.tree_util.tree_flatten_with_path(params)
         named = [(jax.tree_util.keystr(path, simple=True, separator="."), leaf) for path, leaf in paths]
         leaves = [leaf for _, leaf in named]
-        if is_traced(*leaves):
+        if is_traced(*leaves) or is_tracing():
             return _run(Collective("broadcast", None, process_set, root=root_rank), [params])[0]
         results = self._broadcast_all(named, root_rank, process_set, in_place=False)
         return jax.tree.unflatten(structure, results)

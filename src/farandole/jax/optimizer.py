@@ -24,6 +24,7 @@ from farandole.graphs.calls import FUNCTION, forget
 from farandole.graphs.gradients import GraphGradients
 from farandole.jax.collectives import spread
 from farandole.jax.programs import call, is_traced
+from farandole.jax.tracing import is_tracing, lifted
 from farandole.runtime.collectives.compression import CompressorLike, NoneCompressor
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
 
@@ -158,22 +159,24 @@ class TreeGradients:
         self._lock = threading.Lock()  # guards the three below: programs may be traced by several threads
         self._made: dict[tuple[tuple[str, ...], tuple[Shape, ...]], GraphGradients] = {}
         self._known: dict[tuple[str, ...], tuple[Shape, ...]] = {}
-        self._whole: dict[tuple[str, ...], tuple[Shape, ...]] = {}  # as in ``_known``, before they are compressed
+        self._whole: dict[tuple[str, ...], tuple[Shape | None, ...]] = {}  # before compression, with what is ``None``
 
     def note(self, params: Any) -> None:
         """Remember shapes and dtypes, for gradients that this rank has none of."""
         names, leaves, _ = named_leaves(self._compression.compress(params)[0])
         _, whole, _ = named_leaves(params)
         with self._lock:
-            self._known[names] = tuple((tuple(np.shape(leaf)), jnp.asarray(leaf).dtype) for leaf in leaves)
-            self._whole[names] = tuple((tuple(np.shape(leaf)), jnp.asarray(leaf).dtype) for leaf in whole)
+            self._known[_present(names, leaves)] = tuple(map(_shape, filter(_is_given, leaves)))
+            self._whole[names] = tuple(None if leaf is None else _shape(leaf) for leaf in whole)
 
     def reduce(self, gradients: Any, params: Any) -> Any:
         """The reduced ``gradients``, those of a step. Collective."""
-        if any(leaf is None for leaf in jax.tree.leaves(gradients, is_leaf=_is_none)):
+        whole = jax.tree.leaves(gradients, is_leaf=_is_none)
+        if any(map(_is_none, whole)) and not is_traced(*whole) and not is_tracing():
             return self._reduce_some(gradients, params)
         small, context = self._compression.compress(gradients)
-        names, leaves, structure = named_leaves(small)
+        leaves, structure = jax.tree.flatten(small)  # ``None`` is a part of the structure, as of that of the parameters
+        names = _present(*named_leaves(small)[:2])
         reduced = jax.tree.unflatten(structure, self._reduced(names, leaves, _compared(names, params)))
         return self._compression.decompress(reduced, context)
 
@@ -185,15 +188,20 @@ class TreeGradients:
         whole = self._whole.get(names)
         if whole is None:
             raise UsageError("gradients of which some are None: call init(params) first, or pass params to update()")
-        filled = [jnp.zeros(*like) if leaf is None else leaf for leaf, like in zip(leaves, whole, strict=True)]
+        filled = [
+            jnp.zeros(*like) if leaf is None and like is not None else leaf
+            for leaf, like in zip(leaves, whole, strict=True)
+        ]
         small, context = self._compression.compress(jax.tree.unflatten(structure, filled))
-        zeros = jax.tree.leaves(small)
-        carried = [None if leaf is None else each for leaf, each in zip(leaves, zeros, strict=True)]
+        zeros, trainable = jax.tree.flatten(small)
+        own = [leaf for leaf, like in zip(leaves, filled, strict=True) if like is not None]
+        carried = [None if leaf is None else each for leaf, each in zip(own, zeros, strict=True)]
+        names = _present(names, filled)
         reduced = self._reduced(names, carried, _compared(names, params))
         found = [zero if each is None else each for each, zero in zip(reduced, zeros, strict=True)]
-        back = jax.tree.leaves(self._compression.decompress(jax.tree.unflatten(structure, found), context))
+        back = jax.tree.leaves(self._compression.decompress(jax.tree.unflatten(trainable, found), context))
         given = [None if each is None else result for each, result in zip(reduced, back, strict=True)]
-        return jax.tree.unflatten(structure, given)
+        return jax.tree.unflatten(trainable, given)
 
     def of(self, names: tuple[str, ...], shapes: tuple[Shape, ...]) -> GraphGradients:
         """The reduction of gradients with these names, shapes and dtypes."""
@@ -207,11 +215,11 @@ class TreeGradients:
     def reducing(self, params: Any) -> GraphGradients:
         """The reduction of the gradients of these parameters."""
         self.note(params)
-        names, _, _ = named_leaves(params)
+        names = _present(*named_leaves(params)[:2])
         return self.of(names, self._known[names])
 
     def _reduced(self, names: tuple[str, ...], leaves: Sequence[Any], weights: Sequence[Any]) -> list[Any]:
-        if is_traced(*leaves):
+        if is_traced(*leaves) or is_tracing():
             return self._traced(names, leaves, weights)
         # In JAX's dtypes, as in a program: those of NumPy's own arrays may be wider.
         leaves = [None if leaf is None else jnp.asarray(leaf) for leaf in leaves]
@@ -228,7 +236,7 @@ class TreeGradients:
         ]
 
     def _traced(self, names: tuple[str, ...], leaves: Sequence[Any], weights: Sequence[Any]) -> list[Any]:
-        leaves = [leaf if isinstance(leaf, jax.core.Tracer) else jnp.asarray(leaf) for leaf in leaves]
+        leaves = [leaf if isinstance(leaf, jax.core.Tracer) else jnp.asarray(leaf) for leaf in lifted(leaves)]
         for leaf in leaves:
             travelling(leaf.dtype)
         gradients = self.of(names, tuple((tuple(leaf.shape), leaf.dtype) for leaf in leaves))
@@ -240,7 +248,7 @@ class TreeGradients:
 def _compared(names: tuple[str, ...], params: Any) -> list[Any]:
     """Parameters whose gradients have these ``names``, for ranks to compare; [] where they cannot all be."""
     found, leaves, _ = named_leaves(params)
-    return comparable(leaves) if found == names else []
+    return comparable(list(filter(_is_given, leaves))) if _present(found, leaves) == names else []
 
 
 def comparable(leaves: Sequence[Any]) -> list[Any]:
@@ -255,6 +263,19 @@ def _is_comparable(leaf: Any) -> bool:
     if not isinstance(leaf, jax.Array) or is_traced(leaf):
         return True
     return len(leaf.devices()) == 1 and next(iter(leaf.devices())).platform == "cpu"
+
+
+def _is_given(leaf: Any) -> bool:
+    return leaf is not None
+
+
+def _present(names: Sequence[str], leaves: Sequence[Any]) -> tuple[str, ...]:
+    """The ``names`` of those ``leaves`` that are not ``None``."""
+    return tuple(name for name, leaf in zip(names, leaves, strict=True) if leaf is not None)
+
+
+def _shape(leaf: Any) -> Shape:
+    return tuple(np.shape(leaf)), jnp.asarray(leaf).dtype
 
 
 def named_leaves(tree: Any) -> tuple[tuple[str, ...], list[Any], Any]:

@@ -63,6 +63,7 @@ __all__ = [
     "on_joined",
     "rejoin",
     "session_number",
+    "settle",
     "settle_before_leaving",
     "shutdown",
     "takes_part",
@@ -144,11 +145,17 @@ def finish_before_leaving(work: threading.Thread) -> None:
 
 
 def settle_before_leaving(work: Callable[[], None]) -> None:
-    """Have ``shutdown`` call ``work``, which waits for what a framework still computes and needs the other ranks for.
+    """Have ``shutdown`` and ``join`` call ``work``: it waits for what a framework computes and needs other ranks for.
 
     That ends as every collective does: by its result, by an abort when another rank has left, or at a deadline.
     """
     _here.settling.append(work)
+
+
+def settle() -> None:
+    """Wait for what frameworks still compute and need the other ranks for: see ``settle_before_leaving``."""
+    for work in _here.settling:
+        work()
 
 
 def forget_in_sessions(forget: Callable[[], object]) -> None:

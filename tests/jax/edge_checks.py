@@ -1,0 +1,257 @@
+"""Checks of ``farandole.jax`` that need ranks, with JAX as it comes: 32 bits, one device. See ``checks.py``."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+
+import dataclasses
+import sys
+import traceback
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.experimental import layout
+
+import farandole.jax as hvd
+from farandole.errors import UsageError
+from farandole.jax.elastic import JaxState, translated
+
+
+def same(found: Any, expected: Any) -> None:
+    """Fail unless the pytrees are equal."""
+    one, other = jax.tree.structure(found), jax.tree.structure(expected)
+    assert str(one) == str(other), (found, expected)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def raises(text: str, act: Callable[[], Any]) -> None:
+    """Fail unless it raises that ``UsageError``."""
+    try:
+        act()
+    except UsageError as error:
+        assert text in str(error), error
+    else:
+        raise AssertionError(f"nothing was raised; expected {text!r}")
+
+
+def constants_are_reduced_by_the_program_and_not_where_it_is_traced(rank: int, size: int) -> None:
+    """Ranks trace at different times: here rank 0 knows the program when the others trace it for another shape."""
+    known = jnp.full(2, 1.0 + rank)
+    optimizer = hvd.DistributedOptimizer(optax.sgd(1.0))
+    state = optimizer.init(known)
+
+    @jax.jit
+    def program(x: Any) -> Any:
+        rows = hvd.allreduce(float(x.shape[0]), op=hvd.Sum)
+        parts = hvd.allgather(known), hvd.broadcast_parameters({"w": known}, size - 1)["w"]
+        return rows, *parts, optimizer.update(known, state)[0]
+
+    for rows, expected in ((4, 4 * size), (4, 4 * size), (4 - rank, sum(range(4, 4 - size, -1)))):
+        total, gathered, last, update = program(jnp.ones(rows))
+        assert float(total) == expected
+        same(gathered, np.repeat(np.arange(1.0, size + 1, dtype=np.float32), 2))
+        same(last, np.full(2, size, np.float32))
+        same(update, np.full(2, -(size + 1) / 2, np.float32))
+        assert hvd.allreduce(10.0, op=hvd.Sum) == 10 * size, "nothing else was under way"
+    raises("a handle", lambda: jax.jit(lambda x: x + hvd.synchronize(hvd.allreduce_async(1.0)))(1.0))
+    same(jax.grad(lambda w: w * hvd.allreduce(float(rank)))(1.0), np.float32((size - 1) / 2))
+
+
+def arrays_are_given_away_while_they_travel(rank: int, size: int) -> None:
+    """XLA takes no memory for the results of a program that another rank has yet to get."""
+    reuse = jax.jit(lambda x: x + 100, donate_argnums=0)
+    jax.block_until_ready(reuse(jnp.zeros(240_000)))
+    for verb in (hvd.allgather_async, hvd.alltoall_async, hvd.reducescatter_async):
+        x = jnp.full(240_000, 1.0 + rank)
+        early = [verb(x, name="given away")] if rank == 0 else []
+        if early:
+            jax.block_until_ready(reuse(x))
+        hvd.barrier()
+        [handle] = early or [verb(x, name="given away")]
+        expected = [(size + 1) / 2] if verb == hvd.reducescatter_async else range(1, size + 1)
+        same(np.unique(hvd.synchronize(handle)), np.array(expected, np.float32))
+
+
+def arrays_of_another_layout_travel_by_their_indices(rank: int, size: int) -> None:
+    x = np.arange(6.0 * size, dtype=np.float32).reshape(2 * size, 3) + rank
+    names: Any = layout
+    outer, order = (names.Format, names.Layout) if hasattr(names, "Format") else (names.Layout, names.DeviceLocalLayout)
+    turned = jax.device_put(x, outer(order((1, 0)), jnp.ones(1).sharding))
+    for verb in (hvd.allgather, hvd.alltoall, hvd.allreduce, lambda x: hvd.broadcast(x, size - 1)):
+        same(verb(turned), verb(x))
+
+
+def join_waits_for_the_steps_of_its_own_that_are_under_way(rank: int, size: int) -> None:
+    optimizer = hvd.DistributedOptimizer(optax.sgd(1.0))
+    params = jnp.zeros(2)
+    state = optimizer.init(params)
+    matrix = jnp.full((200, 200), 1e-3)
+
+    @jax.jit
+    def step(params: Any, state: Any, i: Any, matrix: Any) -> Any:
+        long = jax.lax.fori_loop(0, 20, lambda _, m: jnp.tanh(m @ m), matrix)
+        updates, state = optimizer.update(jnp.full(2, i) + 0 * long[0, 0], state, params)
+        return optax.apply_updates(params, updates), state
+
+    for i in range(4 if rank == 0 else 6):
+        params, state = step(params, state, float(i), matrix)
+    assert hvd.join() != 0 or size == 1
+    same(params, np.full(2, -6.0 if rank == 0 else -6.0 - 9.0 * (size - 1) / size, np.float32))
+
+
+def trees_with_none_in_the_place_of_a_parameter(rank: int, size: int) -> None:
+    """As of a model of which functions are no parameters; they are left out as JAX leaves them out."""
+    params = {"w": jnp.ones(2), "activation": None, "b": [None, jnp.ones(3)]}
+    grads = jax.tree.map(lambda leaf: leaf * (rank + 1), params)
+    mean = jax.tree.map(lambda leaf: leaf * (size + 1) / 2, params)
+    for passes, compression in ((1, hvd.Compression.none), (2, hvd.Compression.none), (1, hvd.Compression.fp16)):
+        optimizer = hvd.DistributedOptimizer(optax.sgd(-1.0), backward_passes_per_step=passes, compression=compression)
+        for update in (optimizer.update, jax.jit(optimizer.update)):
+            for given in (params, None):
+                state = optimizer.init(params)
+                for _ in range(passes):
+                    found, state = update(grads, state, given)
+                same(found, jax.tree.map(partial(jnp.multiply, passes), mean))
+    optimizer = hvd.DistributedOptimizer(optax.sgd(-1.0))
+    state = optimizer.init(params)
+    some = grads if rank == 0 else {**grads, "w": None}
+    found = optimizer.update(some, state, params)[0]
+    same(found, {**mean, "w": np.full(2, 1 / size, np.float32)} if rank == 0 or found["w"] is not None else mean)
+    frozen = {**grads, "w": None}
+    same(jax.jit(lambda grads: optimizer.update(grads, state)[0])(frozen), {**mean, "w": None})
+    average = hvd.DistributedGradients(params)
+    same(average(grads, params), mean)
+    raises("a gradient of activation", lambda: average({**grads, "activation": jnp.ones(1)}))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class TrainState:
+    """Class of a script's, with an optimizer in it, as Flax has them."""
+
+    params: Any
+    opt_state: Any
+    tx: Any = dataclasses.field(metadata={"static": True})
+
+
+def states_of_classes_with_optimizers(rank: int, size: int) -> None:
+    """They are saved, restored and received without what no worker could send."""
+    tx = hvd.DistributedOptimizer(optax.adam(1e-3))
+    params = OrderedDict([("w", jnp.full(2, float(rank))), ("b", np.full(2, float(rank)))])
+    state: Any = JaxState(train=TrainState(params, tx.init(params), tx), count=jnp.asarray(0.5), step=0)
+    if rank == 0:
+        state.train = dataclasses.replace(state.train, params=jax.tree.map(lambda leaf: leaf + 3, params))
+        state.save()
+    state._is_whole = rank == 0
+    state._joined = rank != 0
+    state.sync()
+    same(state.train.params, OrderedDict([("w", np.full(2, 3.0, np.float32)), ("b", np.full(2, 3.0))]))
+    assert state.train.tx is tx
+    assert not state.count.weak_type, "another type than that of a worker that has received it"
+    state.train = dataclasses.replace(state.train, params=None)
+    state.restore()
+    same(state.train.params["b"], np.full(2, 3.0))
+    assert state.train.tx is tx
+
+
+def errors_of_a_program_that_jax_runs_from_its_native_cache(rank: int, size: int) -> None:
+    """They come as ``ValueError`` there, and elastic jobs need ours."""
+    program = jax.jit(lambda x: hvd.allreduce(x, name="warm", op=hvd.Sum))
+    for _ in range(3):
+        same(program(np.ones(1, np.float32)), np.full(1, size, np.float32))
+    try:
+        with translated():
+            jax.block_until_ready(program(np.ones(1 if rank == 0 else 2, np.float32)))
+    except hvd.HorovodInternalError as error:
+        assert "differ in the shape" in str(error)
+    else:
+        assert size == 1
+    same(program(np.ones(1, np.float32)), np.full(1, size, np.float32))
+
+
+def arrays_in_the_other_byte_order(rank: int, size: int) -> None:
+    same(hvd.allreduce(np.arange(3, dtype=">f4")), np.arange(3, dtype=np.float32))
+
+
+def results_that_one_rank_does_not_use(rank: int, size: int) -> None:
+    """The others wait for its part, wherever in a program the call stands."""
+
+    @jax.custom_vjp
+    def ours(x: Any) -> Any:
+        return hvd.allreduce(x, op=hvd.Sum, name="in a custom_vjp")
+
+    ours.defvjp(lambda x: (ours(x), None), lambda _, grad: (grad,))
+    inner = jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum, name="in a jit"))
+
+    def looped(x: Any) -> Any:
+        return jax.lax.scan(lambda sums, _: (sums + hvd.allreduce(x, op=hvd.Sum, name="in a loop"), None), x, None, 3)
+
+    places: dict[str, Callable[[Any], Any]] = {
+        "here": lambda x: hvd.allreduce(x, op=hvd.Sum, name="here"),
+        "custom_vjp": ours,
+        "jit": inner,
+        "scan": lambda x: (looped(x)[0] - x) / 3,
+        "cond": lambda x: jax.lax.cond(x[0] > 0, lambda: hvd.allreduce(x, op=hvd.Sum, name="branch"), lambda: x),
+    }
+    for name, place in places.items():
+
+        def loss(x: Any, place: Callable[[Any], Any] = place) -> Any:
+            found = place(x)
+            return (x * x).sum(), (found if rank == 0 else None)
+
+        for program in (jax.jit(loss), jax.jit(jax.value_and_grad(loss, has_aux=True))):
+            found = jax.block_until_ready(program(jnp.ones(2)))
+            found = found[0] if isinstance(found[0], tuple) else found
+            assert rank or np.array_equal(found[1], [size, size]), (name, found)
+
+
+def programs_are_dispatched_without_python(rank: int, size: int) -> None:
+    """As those without calls are: JAX dispatches programs with effects in Python, which costs more than the call."""
+    program = jax.jit(lambda x: hvd.allreduce(x, name="dispatched"))
+    x = program(program(jnp.ones(3)))
+    entered = []
+    sys.setprofile(lambda frame, event, _: entered.append(frame.f_code) if event == "call" else None)
+    try:
+        program(x)
+    finally:
+        sys.setprofile(None)
+    jaxs = [code.co_qualname for code in entered if "jax/_src" in code.co_filename]
+    assert not jaxs, jaxs
+
+
+def a_call_under_vmap_outside_of_programs(rank: int, size: int) -> None:
+    """It is one of the batch, whichever axis that is."""
+    x = (2.0 * rank + jnp.arange(6.0)).reshape(3, 2)
+    mean = (size - 1.0 + jnp.arange(6.0)).reshape(3, 2)
+    for axis in (0, 1):
+        mapped: Callable[[Any], Any] = jax.vmap(
+            lambda row: hvd.allreduce(row, name="mapped"), in_axes=axis, out_axes=axis
+        )
+        same(mapped(x), mean)
+        same(jax.jit(mapped)(x), mean)
+
+
+CHECKS = [
+    check
+    for check in list(globals().values())
+    if getattr(check, "__annotations__", {}).keys() == {"rank", "size", "return"}
+]
+
+if __name__ == "__main__":
+    hvd.init()
+    for check in CHECKS:
+        try:
+            check(hvd.rank(), hvd.size())
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    print(f"{len(CHECKS)} checks passed", flush=True)
+    hvd.shutdown()
