@@ -405,6 +405,10 @@ def states_and_checkpoints() -> None:
         held.restore()
         assert session.run(variable).tolist() == [0.0, 3.0]
 
+
+@case
+def checkpoints_give_tensors_back() -> None:
+    mean = tf.Variable([2.0, 2.0])
     folder = hvd.broadcast_object(tempfile.mkdtemp() if hvd.rank() == 0 else None)
     with hvd.Checkpoints(folder) as checkpoints:
         eighths = [tf.cast(mean, kind) for kind in EIGHT_BITS]
