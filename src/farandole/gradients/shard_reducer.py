@@ -35,6 +35,9 @@ from farandole.runtime.collectives.divergence import StepDigests
 from farandole.runtime.collectives.planned import REFUSED, PlannedLane
 from farandole.runtime.session.init import current, end_step, takes_part
 
+open_shards: list[int] = []
+"""Numbers of the shards that scripts compute now: one, or none."""
+
 
 class Shard(NamedTuple):
     """One shard: its number, and its rows of the global batch."""
@@ -333,9 +336,11 @@ class ShardReducer(Reducer[T]):
             random.seed(own)
             if numpy:
                 numpy.random.seed(own % 2**32)
+            open_shards.append(number)
             try:
                 yield
             finally:  # also where the script leaves the loop over shards, and their generator is closed
+                open_shards.remove(number)
                 random.setstate(python_state)
                 if numpy:
                     numpy.random.set_state(numpy_state)

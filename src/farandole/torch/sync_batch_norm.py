@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from farandole.adapters.torch import verbs
 from farandole.collective import ReduceOp, Reduction
 from farandole.errors import UsageError
+from farandole.gradients.shard_reducer import open_shards
 from farandole.runtime.session.init import takes_part
 from farandole.runtime.session.process_sets import ProcessSet, global_process_set
 from farandole.torch.autograd import Allreduce, apply
@@ -53,6 +54,11 @@ class SyncBatchNorm(_BatchNorm):
         if not self.training or not takes_part(self.process_set, "SyncBatchNorm") or len(self.process_set.ranks) == 1:
             alone: torch.Tensor = super().forward(input)
             return alone
+        if open_shards:
+            raise UsageError(
+                "SyncBatchNorm within shards() would normalise over those that ranks happen to compute at a time: use "
+                "torch.nn.BatchNorm, and give the model to VirtualWorkers, which averages the statistics of all shards"
+            )
         output, mean, variance, count = apply(
             _Normalise, input, self.weight, self.bias, self.eps, self._label, self.process_set
         )

@@ -313,6 +313,14 @@ def check_what_virtual_workers_refuse() -> None:
         few = distributed(model, virtual_workers=1)
         with pytest.raises(ValueError, match=f"{hvd.size()} workers share 1 virtual workers"):
             list(few.shards(3))
+        synced = hvd.SyncBatchNorm(2)
+        optimizer = distributed(synced, virtual_workers=WORKERS)
+        shards = optimizer.shards(2 * WORKERS)
+        next(shards)
+        with pytest.raises(ValueError, match="SyncBatchNorm within shards"):
+            synced(torch.ones(2, 2))
+        shards.close()
+        synced(torch.rand(2, 2))
     sparse = torch.nn.Embedding(4, 2, sparse=True)
     optimizer = distributed(sparse, virtual_workers=WORKERS)
     shards = optimizer.shards(2 * WORKERS)
