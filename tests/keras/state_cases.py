@@ -88,6 +88,9 @@ def a_training_goes_on_from_its_checkpoint() -> None:
     are_close(oracle, second)
     are_same_everywhere(second)
     assert fit(second, epochs=1, callbacks=[]).epoch == [0], "an ordinary fit begins at its beginning"
+    with contextlib.suppress(InterruptedError):
+        fit(second, epochs=5, callbacks=[hvd.callbacks.CheckpointCallback(folder), *stopping(0)])
+    assert fit(second, epochs=1, callbacks=[]).epoch == [0], "also after one that has failed"
     with raises(ValueError, "another model"):
         other = network(1, keras.layers.Dense(3))
         other.compile(hvd.DistributedOptimizer(OPTIMIZERS["adam"]()), loss="mse")

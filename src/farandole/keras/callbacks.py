@@ -287,7 +287,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         shared, local = variables.shared_of(self.model), variables.local_of(self.model)
         variables.broadcast_variables(shared, 0)
         found = self._checkpoints.restore()
-        self.model._initial_epoch = None  # ``fit`` takes it instead of its own, and does not forget it
+        self.model._initial_epoch = None  # ``fit`` takes it instead of its own
         if found is not None:
             kept = found.state["variables"]
             if [array.shape for array in kept] != [tuple(v.shape) for v in shared]:
@@ -316,6 +316,7 @@ class CheckpointCallback(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """See ``Callback``."""
+        self.model._initial_epoch = None  # ``fit`` has read it; one that failed would leave it to the next
         elastic = progress_of(self.model).elastic
         if self._done < 0:  # the first of this ``fit``, which may count from 0 again in the middle of a job
             self._done = 0 if elastic is None else elastic.first_epoch(epoch) - epoch
