@@ -132,8 +132,11 @@ class TorchShardReducer(ShardReducer[torch.Tensor]):
         return [None if grad is None else next(kept).detach() for grad in found]
 
     def _set_gradient(self, param: torch.Tensor, gradient: torch.Tensor | None) -> None:
-        """See ``ShardReducer``; laid out as the parameter, as fused optimizers walk through the memory of both."""
-        if gradient is not None and gradient.stride() != param.stride():
+        """See ``ShardReducer``; laid out as the parameter, as fused optimizers walk through the memory of both.
+
+        On its device, too: small sums are made on the host.
+        """
+        if gradient is not None and (gradient.stride(), gradient.device) != (param.stride(), param.device):
             gradient = new_gradient(param, gradient)
         param.grad = gradient
 
