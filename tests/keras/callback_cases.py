@@ -95,6 +95,16 @@ def metrics_are_those_of_all_ranks() -> None:
 
 
 @case
+def ranks_with_other_metrics_than_others_are_told() -> None:
+    """At once, as where rank 0 alone has data to validate with."""
+    if hvd.size() == 1:
+        return
+    own: Any = {"validation_data": (mine(X), mine(Y))} if hvd.rank() == 0 else {}
+    with raises(UsageError, "rank 0 has loss, val_loss and rank 1 has loss"):
+        fit(compiled(OPTIMIZERS["sgd"]()), callbacks=[hvd.callbacks.MetricAverageCallback()], **own)
+
+
+@case
 def sets_that_are_not_registered_and_ranks_without_variables_are_told() -> None:
     unknown = hvd.ProcessSet([0])
     with raises(UsageError, "is not registered in this job"):

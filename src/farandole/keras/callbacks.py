@@ -17,9 +17,7 @@ from typing import Any, TypeAlias, final
 import keras
 import numpy as np
 
-from farandole.adapters.numpy import verbs
 from farandole.checkpoint.checkpoints import OnError
-from farandole.collective import ReduceOp, Reduction
 from farandole.errors import UsageError
 from farandole.keras import variables
 from farandole.keras.model_progress import progress_of
@@ -82,7 +80,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
     >>> model.fit(x, y, callbacks=[hvd.callbacks.MetricAverageCallback(), keras.callbacks.EarlyStopping("val_loss")])
 
     Every rank counts alike, whatever its number of samples. The means are logged for the live view, too (``hvd.log``).
-    ``device`` means nothing.
+    ``device`` means nothing. Raises ``UsageError`` where ranks have other metrics than others.
     """
 
     def __init__(self, device: str = "", process_set: ProcessSet = global_process_set) -> None:
@@ -91,17 +89,22 @@ class MetricAverageCallback(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """See ``Callback``."""
-        names = sorted(name for name, value in (logs or {}).items() if np.ndim(value) == 0)
-        if logs is None or not names or not takes_part(self._process_set, "MetricAverageCallback"):
+        if logs is None or not takes_part(self._process_set, "MetricAverageCallback"):
             return
-        values = [np.array(float(logs[name])) for name in names]
-        # The names are a part of the collective's: ranks with other metrics are told so.
-        how = Reduction(ReduceOp.AVERAGE)
-        means = verbs.allreduce(values, f"metrics.{'.'.join(names)}", how, self._process_set).run()
-        logs.update({name: float(mean) for name, mean in zip(names, means, strict=True)})
+        own = {name: float(value) for name, value in sorted(logs.items()) if np.ndim(value) == 0}
+        each = allgather_object(own, "metrics", self._process_set)
+        for rank, other in zip(self._process_set.ranks, each, strict=True):
+            if other.keys() != each[0].keys():
+                raise UsageError(
+                    "MetricAverageCallback where ranks have other metrics than others: rank "
+                    f"{self._process_set.ranks[0]} has {', '.join(each[0])} and rank {rank} has {', '.join(other)}. "
+                    "Give fit() validation_data on all ranks or on none, and compile() the same metrics"
+                )
+        means = {name: sum(other[name] for other in each) / len(each) for name in own}
+        logs.update(means)
         rank = current("MetricAverageCallback").topology.rank
         if self._process_set.rank() == 0:  # they are the same on all
-            training.log(None, None, {name: logs[name] for name in names}, rank)
+            training.log(None, None, means, rank)
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):
