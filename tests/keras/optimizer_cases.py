@@ -417,8 +417,7 @@ def replicas_of_tensorflow_are_refused() -> None:
     both = tf.distribute.MirroredStrategy(["CPU:0", "GPU:0"], tf.distribute.ReductionToOneDevice())
     with both.scope(), raises(ValueError, "one rank for each device"):
         optimizer.apply([tf.constant([1.0])], [weight])
-    with tf.distribute.OneDeviceStrategy("CPU:0").scope():
-        optimizer.apply([tf.constant([1.0])], [weight])
+    tf.distribute.OneDeviceStrategy("CPU:0").run(lambda: optimizer.apply([tf.constant([1.0])], [weight]))
     np.testing.assert_allclose(weight, [0.0])
 
 

@@ -188,7 +188,8 @@ def a_call_is_neither_folded_nor_dropped() -> None:
 
 @case
 def a_result_lies_in_its_inputs_memory_only_where_nobody_else_reads_that() -> None:
-    weights, total = tf.Variable(tf.ones((700, 600))), hvd.size() * (hvd.size() + 1) / 2
+    weights, others = tf.Variable(tf.ones((700, 600))), tf.Variable(tf.zeros((700, 600)))
+    total = hvd.size() * (hvd.size() + 1) / 2
 
     @graph
     def step(x: Any) -> tuple[Any, ...]:
@@ -202,16 +203,16 @@ def a_result_lies_in_its_inputs_memory_only_where_nobody_else_reads_that() -> No
     @graph
     def trained(x: Any) -> tuple[Any, ...]:
         with hvd.DistributedGradientTape(tf.GradientTape(), op=hvd.Sum) as tape:
-            loss = tf.reduce_sum(weights * x)
-        return tape.gradient(loss, weights), loss
+            loss = tf.reduce_sum((weights + others) * x)  # both have one tensor as their gradient
+        return *tape.gradient(loss, [weights, others]), loss
 
     x, n = mine(700, 600), hvd.size()
     for _ in range(3):
         found = [set(each.numpy().ravel().tolist()) for each in step(x)]
         sums = [2 * total, total + n, n, total, total + 2 * n, total + n]
         assert found == [{each} for each in (*sums, hvd.rank() + 2, 1)]
-        gradient, loss = trained(x)
-        assert set(gradient.numpy().ravel().tolist()) == {total}
+        *gradients, loss = trained(x)
+        assert [set(each.numpy().ravel().tolist()) for each in gradients] == [{total}] * 2
         assert abs(float(loss) / (420_000 * (hvd.rank() + 1)) - 1) < 1e-5
         assert set(x.numpy().ravel().tolist()) == {hvd.rank() + 1}
         assert set(weights.numpy().ravel().tolist()) == {1}
