@@ -88,6 +88,19 @@ def _arrays(member: RankContext) -> None:
     hvd.shutdown()
 
 
+def _shared(member: RankContext) -> None:
+    hvd.init()
+    for count in (10, 400_000):
+        x, y = np.full(count, 1.0 + hvd.rank()), np.ones((2, count))
+        hvd.grouped_allreduce_([x, x, y, x[1 : count // 2], y.T, y[0]], op=hvd.Sum)
+        assert (np.unique(x).tolist(), np.unique(y).tolist()) == ([3.0], [2.0])
+    hvd.shutdown()
+
+
+def test_arrays_of_a_group_that_share_memory_are_reduced_once() -> None:
+    run_job(_shared, 2)
+
+
 def test_arrays_that_cannot_be_used_as_they_lie() -> None:
     run_job(_arrays, 2)
 

@@ -112,16 +112,13 @@ class Verbs(Generic[T]):
         name = self._name(Kind.ALLREDUCE, name, process_set)
         with _Telling(Kind.ALLREDUCE, name, number_of(process_set)):
             work = [self._target(t) if in_place else self._adapter.clone(t) for t in tensors]
+            arrays = [self._array(Kind.ALLREDUCE, t, how) for t in work]
+            for i in _overlapping(arrays) if in_place else ():  # reduced twice otherwise
+                work[i] = self._adapter.clone(work[i])
+                arrays[i] = self._adapter.array(work[i])
             calls = [
-                Call(
-                    Kind.ALLREDUCE,
-                    each,
-                    self._array(Kind.ALLREDUCE, t, how),
-                    self._adapter.shape(t),
-                    number_of(process_set),
-                    how,
-                )
-                for each, t in zip(_group(name, len(work)), work, strict=True)
+                Call(Kind.ALLREDUCE, each, array, self._adapter.shape(t), number_of(process_set), how)
+                for each, array, t in zip(_group(name, len(work)), arrays, work, strict=True)
             ]
             return self._request(calls, lambda _: self._results(tensors, work, in_place))
 
@@ -288,6 +285,16 @@ class Verbs(Generic[T]):
             else:
                 self._adapter.assign(tensor, result)
         return list(tensors)
+
+
+def _overlapping(arrays: Sequence[Array]) -> list[int]:
+    """The numbers of those ``arrays`` whose memory others have before them."""
+    found, end = [], 0
+    for begin, nbytes, i in sorted((each.address, each.nbytes, i) for i, each in enumerate(arrays) if each.count):
+        if begin < end:
+            found.append(i)
+        end = max(end, begin + nbytes)
+    return found
 
 
 @final
