@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from farandole.elastic.worker.epoch_sampler import EpochSampler
 from farandole.elastic.worker.sampler import GlobalBatch, SampleCursor, fixed, per_rank, sequential, shuffled
 from farandole.elastic.worker.step_vote import StepVote
 from farandole.errors import MismatchError, UsageError
@@ -204,3 +205,26 @@ def test_fixed_batches_end_with_what_is_left() -> None:
     assert list(fixed(0, 7, 3)) == [GlobalBatch(0, 3), GlobalBatch(3, 6), GlobalBatch(6, 7)]
     assert GlobalBatch(6, 7).counts(3) == [1, 0, 0]
     assert GlobalBatch(6, 7).computed(2, 3) == range(6, 7)
+
+
+def test_a_pass_over_batches_of_two_samplers_is_weighed_once() -> None:
+    """The gradient of the sum of two means, or of the mean over both batches: ranks have 3 and 2 samples of each."""
+    weights = []
+    for rank in range(2):
+        step_vote = StepVote()
+        step_vote.cursors = {name: SampleCursor(5, rank=rank, size=2) for name in ("labelled", "unlabelled")}
+        for cursor in step_vote.cursors.values():
+            cursor.hand_out(GlobalBatch(0, 5))
+        weights.append(step_vote.weigh())
+    assert weights == pytest.approx([3 * 2 / 5, 2 * 2 / 5])
+
+
+def test_a_data_set_that_has_grown_or_shrunk_has_another_sampler() -> None:
+    rows = list(range(10))
+    sampler = EpochSampler(rows)
+    rows.append(10)
+    with pytest.raises(UsageError, match="has 11 samples, and had 10 when its sampler was made"):
+        sampler.set_epoch(1)
+    del rows[5:]
+    with pytest.raises(UsageError, match="has 5 samples"):
+        sampler.set_epoch(1)

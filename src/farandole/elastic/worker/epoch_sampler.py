@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence, Sized
 from typing import Any
 
 from farandole.elastic.worker.sampler import SampleCursor, sequential, shuffled
+from farandole.errors import UsageError
 from farandole.runtime.session.init import current, is_initialized
 
 
@@ -66,7 +67,15 @@ class EpochSampler:
         return self.num_samples * self.cursor.size
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin ``epoch`` with all of its samples; where it is under way, it goes on with those that are left."""
+        """Begin ``epoch`` with all of its samples; where it is under way, it goes on with those that are left.
+
+        Raises ``UsageError`` where the data set has got another number of samples.
+        """
+        if len(self.dataset) != self.cursor.length:
+            raise UsageError(
+                f"the data set has {len(self.dataset)} samples, and had {self.cursor.length} when its sampler was "
+                "made: make another sampler of it, in the place of this one in the state"
+            )
         self.cursor.set_epoch(epoch)
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:

@@ -201,15 +201,13 @@ class SampleCursor:
         It is 1 where all ranks have equally many. A pass is over what was handed out since the one before; where that
         is nothing, over the same: two optimizers may use one batch, in a step each, or one of them several times.
         """
-        self.is_fresh = False
-        total = self.passing_samples
-        mine = sum(len(batch.positions(self.rank, self.size)) for batch in self._passing)
-        return mine * self.size / total if total else 1.0
+        return weight([self])
 
-    @property
-    def passing_samples(self) -> int:
-        """Number of samples, of all ranks together, that ``weigh`` is about."""
-        return sum(batch.samples for batch in self._passing)
+    def passing(self) -> tuple[int, int]:
+        """Numbers of samples of the pass that begins: of this rank, and of all ranks together."""
+        self.is_fresh = False
+        mine = sum(len(batch.positions(self.rank, self.size)) for batch in self._passing)
+        return mine, sum(batch.samples for batch in self._passing)
 
     def leave(self) -> None:
         """Note that the pass under way is over samples of other cursors."""
@@ -269,3 +267,13 @@ class SampleCursor:
         self.in_flight.clear()
         self._passing, self.is_fresh = [], False
         self._rearranged += 1
+
+
+def weight(cursors: Sequence[SampleCursor]) -> float:
+    """Weight of this rank's gradient of a pass over the samples of all ``cursors`` together: see ``weigh``.
+
+    The sum of two losses, each of a batch of its own, has one gradient. Where both batches are shared out alike, as
+    those of one size are, the weight is that of either; their product would count what is uneven twice.
+    """
+    mine, total = map(sum, zip(*(cursor.passing() for cursor in cursors), strict=True)) if cursors else (0, 0)
+    return mine * cursors[0].size / total if total else 1.0

@@ -10,7 +10,6 @@ go. A rank that has not seen the end of a vote may be one step behind another on
 
 from __future__ import annotations
 
-import math
 import time
 import zlib
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ from typing import Protocol, TypeAlias, final
 
 from farandole import events
 from farandole.elastic.membership import vote
-from farandole.elastic.worker.sampler import SampleCursor
+from farandole.elastic.worker.sampler import SampleCursor, weight
 from farandole.runtime.session.init import current, is_initialized
 
 Meet: TypeAlias = Callable[[str, str], Sequence[str]]
@@ -55,12 +54,12 @@ class StepVote:
             for cursor in cursors:
                 if not cursor.is_fresh:
                     cursor.leave()
-        return math.prod(cursor.weigh() for cursor in cursors)
+        return weight(cursors)
 
     def passing(self) -> tuple[int, int]:
         """Number of the pass under way, another one when batches were handed out before it, and its samples."""
         self.weigh()
-        return self._pass, sum(cursor.passing_samples for cursor in self.cursors.values())
+        return self._pass, sum(cursor.passing()[1] for cursor in self.cursors.values())
 
     def cast(self, meet: Meet, passed: int = 0) -> int:
         """Vote for this rank's part of the step, whose passes were over ``passed`` samples of all ranks together.
