@@ -181,6 +181,13 @@ def arrays_in_the_other_byte_order(rank: int, size: int) -> None:
     same(hvd.allreduce(np.arange(3, dtype=">f4")), np.arange(3, dtype=np.float32))
 
 
+def keys_of_random_numbers_travel_as_objects(rank: int, size: int) -> None:
+    for key in (jax.random.PRNGKey(rank), jax.random.key(rank)):
+        for act in (hvd.broadcast, jax.jit(hvd.broadcast, static_argnums=1)):
+            raises(r"np.asarray(jax.random.key_data(key))", lambda act=act, key=key: act(key, 0))
+        same(hvd.broadcast_object(np.asarray(jax.random.key_data(key)), 0), np.zeros(2, np.uint32))
+
+
 def results_that_one_rank_does_not_use(rank: int, size: int) -> None:
     """The others wait for its part, wherever in a program the call stands."""
 

@@ -120,12 +120,13 @@ def travels(dtype: Any) -> bool:
 
 def travelling(dtype: Any) -> DType:
     """A dtype of JAX as engines know it; raises ``UnsupportedError`` for one that they do not."""
-    found = DType.BFLOAT16 if dtype.name == "bfloat16" else DTYPES.get(dtype)
+    known = not jax.numpy.issubdtype(dtype, jax.dtypes.extended)  # keys of random numbers, which NumPy cannot name
+    found = DType.BFLOAT16 if dtype.name == "bfloat16" else DTYPES.get(dtype) if known else None
     if found is None:
         raise UnsupportedError(
             f"an array of {dtype} does not travel; these do: {', '.join(d.label for d in DType)}: "
-            "pass x.astype() of one of them, jax.random.key_data() of keys, or objects to broadcast_object or "
-            "allgather_object"
+            "pass x.astype() of one of them, or objects to broadcast_object or allgather_object, as of a key "
+            "np.asarray(jax.random.key_data(key))"
         )
     return found
 
@@ -170,6 +171,8 @@ def _on_host(tensor: Any) -> Any:
         if isinstance(tensor, np.ndarray) and not tensor.dtype.isnative:
             tensor = tensor.astype(tensor.dtype.newbyteorder("="))
         return np.asarray(tensor) if is_cut(tensor) else jax.numpy.asarray(tensor)
+    if not isinstance(tensor.dtype, np.dtype):
+        travelling(tensor.dtype)
     platforms = {device.platform for device in tensor.devices()}
     if platforms != {"cpu"}:
         raise UnsupportedError(
