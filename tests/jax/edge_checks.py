@@ -184,7 +184,7 @@ def arrays_in_the_other_byte_order(rank: int, size: int) -> None:
 def keys_of_random_numbers_travel_as_objects(rank: int, size: int) -> None:
     for key in (jax.random.PRNGKey(rank), jax.random.key(rank)):
         for act in (hvd.broadcast, jax.jit(hvd.broadcast, static_argnums=1)):
-            raises(r"np.asarray(jax.random.key_data(key))", lambda act=act, key=key: act(key, 0))
+            raises(r"np.asarray(jax.random.key_data(key))", partial(act, key, 0))
         same(hvd.broadcast_object(np.asarray(jax.random.key_data(key)), 0), np.zeros(2, np.uint32))
 
 

@@ -171,8 +171,8 @@ def _on_host(tensor: Any) -> Any:
         if isinstance(tensor, np.ndarray) and not tensor.dtype.isnative:
             tensor = tensor.astype(tensor.dtype.newbyteorder("="))
         return np.asarray(tensor) if is_cut(tensor) else jax.numpy.asarray(tensor)
-    if not isinstance(tensor.dtype, np.dtype):
-        travelling(tensor.dtype)
+    if jax.numpy.issubdtype(tensor.dtype, jax.dtypes.extended):
+        travelling(tensor.dtype)  # it refuses
     platforms = {device.platform for device in tensor.devices()}
     if platforms != {"cpu"}:
         raise UnsupportedError(
