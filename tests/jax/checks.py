@@ -11,9 +11,7 @@ QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=
 os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=2 {QUICK}"
 
 import gc
-import sys
 import threading
-import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +28,7 @@ from farandole.graphs import calls
 from farandole.jax.elastic import JaxState, translated
 from farandole.jax.noise import NoiseScale
 from farandole.largebatch.noise import Estimate
+from tests.jax.running import run_all
 
 jax.config.update("jax_enable_x64", True)
 
@@ -529,64 +528,6 @@ def optimizers_that_are_gone_keep_no_buckets(rank: int, size: int) -> None:
         same(compiled(jnp.full(3, 1.0 + rank)), jnp.full(3, -(size + 1) / 2))
 
 
-def results_that_one_rank_does_not_use(rank: int, size: int) -> None:
-    """The others wait for its part, wherever in a program the call stands."""
-
-    @jax.custom_vjp
-    def ours(x: Any) -> Any:
-        return hvd.allreduce(x, op=hvd.Sum, name="in a custom_vjp")
-
-    ours.defvjp(lambda x: (ours(x), None), lambda _, grad: (grad,))
-    inner = jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum, name="in a jit"))
-
-    def looped(x: Any) -> Any:
-        return jax.lax.scan(lambda sums, _: (sums + hvd.allreduce(x, op=hvd.Sum, name="in a loop"), None), x, None, 3)
-
-    places: dict[str, Callable[[Any], Any]] = {
-        "here": lambda x: hvd.allreduce(x, op=hvd.Sum, name="here"),
-        "custom_vjp": ours,
-        "jit": inner,
-        "scan": lambda x: (looped(x)[0] - x) / 3,
-        "cond": lambda x: jax.lax.cond(x[0] > 0, lambda: hvd.allreduce(x, op=hvd.Sum, name="branch"), lambda: x),
-    }
-    for name, place in places.items():
-
-        def loss(x: Any, place: Callable[[Any], Any] = place) -> Any:
-            found = place(x)
-            return (x * x).sum(), (found if rank == 0 else None)
-
-        for program in (jax.jit(loss), jax.jit(jax.value_and_grad(loss, has_aux=True))):
-            found = jax.block_until_ready(program(jnp.ones(2)))
-            found = found[0] if isinstance(found[0], tuple) else found
-            assert rank or np.array_equal(found[1], [size, size]), (name, found)
-
-
-def programs_are_dispatched_without_python(rank: int, size: int) -> None:
-    """As those without calls are: JAX dispatches programs with effects in Python, which costs more than the call."""
-    program = jax.jit(lambda x: hvd.allreduce(x, name="dispatched"))
-    x = program(program(jnp.ones(3)))
-    entered = []
-    sys.setprofile(lambda frame, event, _: entered.append(frame.f_code) if event == "call" else None)
-    try:
-        program(x)
-    finally:
-        sys.setprofile(None)
-    jaxs = [code.co_qualname for code in entered if "jax/_src" in code.co_filename]
-    assert not jaxs, jaxs
-
-
-def a_call_under_vmap_outside_of_programs(rank: int, size: int) -> None:
-    """It is one of the batch, whichever axis that is."""
-    x = value(rank, 3, 2)
-    mean = sum(every(lambda r: value(r, 3, 2))) / size
-    for axis in (0, 1):
-        mapped: Callable[[Any], Any] = jax.vmap(
-            lambda row: hvd.allreduce(row, name="mapped"), in_axes=axis, out_axes=axis
-        )
-        same(mapped(x), mean)
-        same(jax.jit(mapped)(x), mean)
-
-
 def a_program_of_another_session(rank: int, size: int) -> None:
     """It goes on where ranks are the same; this check is the last, as it may find they are not."""
     program = jax.jit(lambda x: hvd.broadcast(x, 0) + hvd.allreduce(x))
@@ -602,19 +543,5 @@ def a_program_of_another_session(rank: int, size: int) -> None:
     )
 
 
-CHECKS = [
-    check
-    for check in list(globals().values())
-    if getattr(check, "__annotations__", {}).keys() == {"rank", "size", "return"}
-]
-
 if __name__ == "__main__":
-    hvd.init()
-    for check in CHECKS:
-        try:
-            check(hvd.rank(), hvd.size())
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-    print(f"{len(CHECKS)} checks passed", flush=True)
-    hvd.shutdown()
+    run_all(dict(globals()))

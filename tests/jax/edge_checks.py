@@ -8,7 +8,6 @@ os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0 --xla_llvm_disable
 
 import dataclasses
 import sys
-import traceback
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
@@ -23,6 +22,7 @@ from jax.experimental import layout
 import farandole.jax as hvd
 from farandole.errors import UsageError
 from farandole.jax.elastic import JaxState, translated
+from tests.jax.running import run_all
 
 
 def same(found: Any, expected: Any) -> None:
@@ -246,19 +246,5 @@ def a_call_under_vmap_outside_of_programs(rank: int, size: int) -> None:
         same(jax.jit(mapped)(x), mean)
 
 
-CHECKS = [
-    check
-    for check in list(globals().values())
-    if getattr(check, "__annotations__", {}).keys() == {"rank", "size", "return"}
-]
-
 if __name__ == "__main__":
-    hvd.init()
-    for check in CHECKS:
-        try:
-            check(hvd.rank(), hvd.size())
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-    print(f"{len(CHECKS)} checks passed", flush=True)
-    hvd.shutdown()
+    run_all(dict(globals()))
