@@ -105,6 +105,29 @@ def test_all_ranks_get_the_arrays_of_the_newest_state_in_place() -> None:
     assert one == other == [[[0.0], [0.0]], True, weights, [[1.0], [1.0]], second]
 
 
+def draws(member: RankContext) -> list[Any]:
+    """Ranks with random streams of their own, until one is left, and another joins it."""
+    init()
+    np.random.seed(member.rank)
+    state = NumpyState(w=np.zeros(1))
+    state.sync()
+    if member.rank == 1:
+        state = NumpyState(w=np.zeros(1))
+        state._joined = True
+    else:
+        state._step_vote.step += 1
+    state.sync()
+    drawn = np.random.random()
+    shutdown()
+    return [drawn, sorted(state._unlike)]
+
+
+def test_a_newcomer_keeps_its_random_stream_where_ranks_had_their_own() -> None:
+    (one, told), (other, heard) = run_job(draws, 2)
+    assert [one, other] == [np.random.RandomState(seed).random_sample() for seed in (0, 1)]
+    assert told == heard != []
+
+
 def test_equal_states_of_the_global_generators_are_equal_bytes() -> None:
     for part in random_parts().values():
         before = part.tree()

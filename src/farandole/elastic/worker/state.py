@@ -45,6 +45,7 @@ class State(ABC):
         self._reset_callbacks: list[Callable[[], object]] = []
         self._step_vote = StepVote()
         self._synced: Synced | None = None
+        self._unlike: frozenset[str] = frozenset()
         self._joined = False
         """True if this worker cannot begin the job: it came later, or its state is not whole."""
 
@@ -192,7 +193,7 @@ class ObjectState(State):
         if self._handlers:
             raise UsageError(f"no checkpoint can have {', '.join(self._handlers)}: handlers of your own keep them")
         self._await_values()
-        mine = dict(Inventory(self._parts, self._leaves).private())
+        mine = dict(Inventory(self._parts, self._leaves).private(self._unlike))
         everybody = allgather_object(mine, "elastic.private") if current("state_dict()").topology.size > 1 else [mine]
         alike = {name for name in mine if len({each.get(name) for each in everybody}) == 1}
         trees = {name: part.tree() for name, part in self._parts.items() if name in alike or not part.is_private}
@@ -222,6 +223,7 @@ class ObjectState(State):
         self._joined = job_state.joined
         reach = partial(self._reach, job_state)
         self._synced = synchronize(self._parts, self._objects(), self._leaves, job_state, reach)
+        self._unlike = self._synced.unlike
         self._is_whole = True  # and not before: tensors that are half received when the line above raises are no state
         self._take(self._synced.objects)
         self._arrange(self._synced.step)
@@ -296,7 +298,7 @@ class ObjectState(State):
     @property
     def _job_state(self) -> LocalState:
         if self._is_whole and not self._step_vote.is_applying:
-            return LocalState(self._step_vote.step)
+            return LocalState(self._step_vote.step, unlike=self._unlike)
         return LocalState(joined=self._joined or self._step_vote.is_applying)
 
     @property

@@ -37,10 +37,14 @@ T = TypeVar("T")
 @final
 @dataclass(frozen=True)
 class LocalState:
-    """State of this rank before the sync: its step, or ``NEW``; ``joined`` if it cannot be the one to begin."""
+    """State of this rank before the sync: its step, or ``NEW``; ``joined`` if it cannot be the one to begin.
+
+    ``unlike`` are private parts that ranks differed in before: the last one of these may be alone with its own now.
+    """
 
     step: int = NEW
     joined: bool = False
+    unlike: frozenset[str] = frozenset()
 
 
 @final
@@ -48,12 +52,13 @@ class LocalState:
 class Synced:
     """Result of a sync: the job's step, whether this rank's tensors changed, and how long it took.
 
-    ``objects`` are those of the rank that everybody follows.
+    ``objects`` are those of the rank that everybody follows, and so is what ranks are ``unlike`` in.
     """
 
     step: int
     received: bool
     objects: dict[str, Any]
+    unlike: frozenset[str]
     nbytes: int
     agree_s: float
     transfer_s: float
@@ -81,9 +86,10 @@ class Inventory(Generic[T]):
         """The tensors that ranks may differ in."""
         return self._some(own=True)
 
-    def private(self) -> tuple[tuple[str, int], ...]:
-        """The parts that may differ between ranks, and digests of them."""
-        return tuple((name, zlib.crc32(self.skeletons[name])) for name, part in self._parts.items() if part.is_private)
+    def private(self, unlike: Collection[str]) -> tuple[tuple[str, int], ...]:
+        """The parts that may differ between ranks, and digests of them; those that ``unlike`` names do."""
+        names = [name for name, part in self._parts.items() if part.is_private and name not in unlike]
+        return tuple((name, zlib.crc32(self.skeletons[name])) for name in names)
 
     def built(self) -> list[str]:
         """The names of the parts; those whose tensors the program has built are told apart by these."""
@@ -145,13 +151,14 @@ def synchronize(
     # Of the layout, too: equal bytes of other arrays are no reason to keep them, as there may be more than these here.
     layout = zlib.crc32(leaves.layout([*inventory.common(), *inventory.own()]).encode())
     digest = f"{Flat(leaves.memory(inventory.common())).checksum():08x}{layout:08x}"
-    claim = Claim(job_state.step, digest, inventory.private(), job_state.joined)
+    claim = Claim(job_state.step, digest, inventory.private(job_state.unlike), job_state.joined)
     # Every rank decides by itself, from the same claims in the same order: no further round, and no rank whose death
     # would leave the others without an answer.
     agreement = agree(allgather_object(claim, "elastic.claims"))
     _warn_of_divergence(agreement, rank)
-    mine = (inventory.skeletons, _pickled(objects), training.step)
-    theirs, their_objects, training.step = broadcast_object(mine, agreement.root, "elastic.state")
+    unlike = job_state.unlike | ({name for name, _ in claim.private} - {*agreement.alike})
+    mine = (inventory.skeletons, _pickled(objects), training.step, unlike)
+    theirs, their_objects, training.step, unlike = broadcast_object(mine, agreement.root, "elastic.state")
     receives = rank in agreement.receivers
     with _told_to_all():
         inventory.adopt(theirs, agreement.alike if receives else ())
@@ -171,7 +178,7 @@ def synchronize(
     if their_objects != mine[1]:
         objects = pickle.loads(their_objects)  # noqa: S301 (from a member of this job)
     end_s = time.monotonic()
-    return Synced(max(agreement.step, 0), receives, objects, nbytes, agreed_s - begin_s, end_s - agreed_s)
+    return Synced(max(agreement.step, 0), receives, objects, unlike, nbytes, agreed_s - begin_s, end_s - agreed_s)
 
 
 @contextlib.contextmanager
