@@ -4,8 +4,9 @@ state = JaxState(params=params, opt_state=optimizer.init(params), step=0)
 
 @run
 def train(state):
-    for state.step in range(state.step, 1000):
+    while state.step < 1000:
         state.params, state.opt_state = step(state.params, state.opt_state, *batch(state.step))
+        state.step += 1
         state.commit()
 
 train(state)

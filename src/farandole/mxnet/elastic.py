@@ -4,8 +4,9 @@ state = MxnetState(net=net, trainer=trainer, sampler=sampler, step=0)
 
 @run
 def train(state):
-    for state.step in range(state.step, 1000):
+    while state.step < 1000:
         ...                         # forward, backward, trainer.step()
+        state.step += 1
         state.commit()
 
 train(state)

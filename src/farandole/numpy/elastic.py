@@ -5,8 +5,9 @@ state = NumpyState(weights=weights, velocity=velocity, step=0)
 
 @run
 def train(state):
-    for state.step in range(state.step, 1000):
+    while state.step < 1000:
         ...                         # changes weights["w"], with the gradient of all ranks
+        state.step += 1
         state.commit()
 
 train(state)

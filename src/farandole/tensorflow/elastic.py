@@ -1,11 +1,12 @@
 """Elastic training with TensorFlow: workers come and go, the training does not stop.
 
-state = TensorFlowKerasState(model, optimizer, batch=0, epoch=0)
+state = TensorFlowKerasState(model, optimizer, epoch=0)
 
 @run
 def train(state):
-    for state.epoch in range(state.epoch, 90):
+    while state.epoch < 90:
         ...
+        state.epoch += 1
         state.commit()
 
 train(state)

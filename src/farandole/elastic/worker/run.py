@@ -2,8 +2,9 @@
 
     @run
     def train(state):
-        for state.epoch in range(state.epoch, 90):
+        while state.epoch < 90:
             ...
+            state.epoch += 1
             state.commit()
 
     train(state)

@@ -4,8 +4,9 @@
 
     @run
     def train(state):
-        for state.epoch in range(state.epoch, 90):
+        while state.epoch < 90:
             ...
+            state.epoch += 1
             state.commit()
 
 Frameworks derive states for models and optimizers: handlers for them, and an adapter for their tensors. Where the
