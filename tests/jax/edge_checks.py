@@ -220,6 +220,32 @@ def results_that_one_rank_does_not_use(rank: int, size: int) -> None:
             assert rank or np.array_equal(found[1], [size, size]), (name, found)
 
 
+def results_unused_in_a_function_that_was_compiled_before(rank: int, size: int) -> None:
+    """JAX keeps what it has left of a function for one program, and takes it when it traces others."""
+    inner = jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum, name="compiled before"))
+    x = jnp.full(2, 1.0 + rank)
+    jax.block_until_ready(jax.jit(lambda x: (inner(x), 2 * x)[1])(x))
+
+    @jax.jit
+    def loss(w: Any, x: Any) -> Any:
+        found = inner(x)
+        return (w * w).sum(), (found if rank == 0 else None)
+
+    (_, found), grad = jax.block_until_ready(jax.jit(jax.value_and_grad(loss, has_aux=True))(jnp.ones(2), x))
+    same(grad, jnp.full(2, 2.0))
+    assert rank or np.array_equal(found, [size * (size + 1) / 2] * 2), found
+
+
+def calls_where_programs_are_switched_off(rank: int, size: int) -> None:
+    """They are made one by one, those under vmap and in derivatives, too."""
+    with jax.disable_jit():
+        square = jax.jit(lambda x: (hvd.allreduce(x, op=hvd.Sum, name="off") ** 2).sum())
+        values, grads = jax.vmap(jax.value_and_grad(square))(jnp.full((3, 2), 1.0 + rank))
+    total = size * (size + 1) / 2
+    same(values, jnp.full(3, 2 * total**2))
+    same(grads, jnp.full((3, 2), 2 * total * size))
+
+
 def programs_are_dispatched_without_python(rank: int, size: int) -> None:
     """As those without calls are: JAX dispatches programs with effects in Python, which costs more than the call."""
     program = jax.jit(lambda x: hvd.allreduce(x, name="dispatched"))

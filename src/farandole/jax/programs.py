@@ -11,9 +11,8 @@ do: there names must differ.
 
 What is called. A primitive of our own, and not JAX's ``ffi_call``: its side effect would cost every run of the program
 0.15 ms, as JAX dispatches programs with effects in Python. Nothing but the effect keeps JAX from dropping a call whose
-result one rank does not use while the others wait for it. So the effect stands in what is traced, where whole loops and
-functions are kept or dropped by it, and goes in the last pass before a program is compiled (``_keep``); the call itself
-is kept by that rule, and by XLA, which is told of a side effect.
+result one rank does not use while the others wait for it. So the effect stands in what is traced and compiled, and only
+the list of effects that a compiled program is dispatched with is without it.
 
 Names. JAX keeps what it has traced: a function that is traced on this rank may be known on another one, or be traced
 again for other shapes. So a name follows from the place of the call in the script, and from how many calls from there
@@ -35,10 +34,9 @@ import hashlib
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any, final
 
 import jax
@@ -46,7 +44,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax._src import effects  # JAX has no public name for these
 from jax.extend.core import Primitive
-from jax.interpreters import batching, mlir, partial_eval
+from jax.interpreters import batching, mlir
 
 import farandole
 from farandole.errors import UsageError
@@ -87,7 +85,7 @@ def call(spec: str, inputs: Sequence[Any], results: Sequence[Any], elementwise: 
     ]
     shapes = tuple((tuple(result.shape), np.dtype(result.dtype)) for result in results)
     params = _Params(spec, shapes, tuple(same), elementwise)
-    return list(_call_p.bind(*inputs, params=params, has_effect=True))
+    return list(_call_p.bind(*inputs, params=params))
 
 
 @final
@@ -105,42 +103,36 @@ class _Params:
 class _CollectiveEffect(effects.Effect):
     """Effect of a call on the other ranks, who wait for it."""
 
+    def __repr__(self) -> str:
+        """Words in errors of JAX, as of ``jax.checkpoint``, which would make the call a second time."""
+        return "a collective of farandole"
+
 
 _EFFECT = _CollectiveEffect()
-_COMPILING = "lower_sharding_computation"
-"""JAX's function that drops what a program does not use, for the last time, before it is compiled."""
-
 _call_p = Primitive("farandole_call")
 _call_p.multiple_results = True
 
 
-def _abstract_eval(*_: Any, params: _Params, has_effect: bool) -> tuple[Any, Any]:
-    results = [jax.core.ShapedArray(shape, dtype) for shape, dtype in params.results]
-    return results, {_EFFECT} if has_effect else effects.no_effects
+def _abstract_eval(*_: Any, params: _Params) -> tuple[Any, Any]:
+    return [jax.core.ShapedArray(shape, dtype) for shape, dtype in params.results], {_EFFECT}
 
 
-def _keep(_: list[bool], eqn: Any) -> tuple[list[bool], Any]:
-    """Keep the call, used or not; in the last pass without its effect, by which earlier ones keep what holds it."""
-    if _is_last_pass():
-        eqn = eqn.replace(params={**eqn.params, "has_effect": False}, effects=eqn.effects - {_EFFECT})
-    return [True] * len(eqn.invars), eqn
+def _dispatched_with(found: Iterable[effects.Effect]) -> list[effects.Effect]:
+    """Effects by which JAX dispatches a compiled program; it asks ``ordered_effects`` which are not among these.
+
+    Should JAX ask otherwise one day, programs have our effect, too, and cost what that does.
+    """
+    unordered = type(effects.ordered_effects).filter_not_in(effects.ordered_effects, found)
+    return [effect for effect in unordered if effect is not _EFFECT]
 
 
-def _is_last_pass() -> bool:
-    """True while a program is being compiled. Should JAX name that otherwise, effects stay, and cost what they do."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_code.co_name != _COMPILING:
-        frame = frame.f_back
-    return frame is not None
-
-
-def _lower(context: Any, *inputs: Any, params: _Params, has_effect: bool) -> Any:  # noqa: ARG001 (XLA has its own)
+def _lower(context: Any, *inputs: Any, params: _Params) -> Any:
     aliases = {i: i for i in params.same}
     lowering = jax.ffi.ffi_lowering(_TARGET, has_side_effect=True, operand_output_aliases=aliases)
     return lowering(context, *inputs, spec=params.spec)
 
 
-def _batch(inputs: Sequence[Any], axes: Sequence[Any], *, params: _Params, has_effect: bool) -> tuple[Any, Any]:
+def _batch(inputs: Sequence[Any], axes: Sequence[Any], *, params: _Params) -> tuple[Any, Any]:
     """Make one call of a batch of them."""
     assert params.elementwise, "vmap of others is refused before"
     size = next(x.shape[axis] for x, axis in zip(inputs, axes, strict=True) if axis is not None)
@@ -149,22 +141,28 @@ def _batch(inputs: Sequence[Any], axes: Sequence[Any], *, params: _Params, has_e
         for x, axis in zip(inputs, axes, strict=True)
     ]
     params = replace(params, results=tuple(((size, *shape), dtype) for shape, dtype in params.results))
-    results = _call_p.bind(*whole, params=params, has_effect=has_effect)
+    results = _call_p.bind(*whole, params=params)
     return results, [0] * len(results)
 
 
 @functools.lru_cache(1024)
 def _program_of(params: _Params) -> Any:
-    return jax.jit(lambda *inputs: _call_p.bind(*inputs, params=params, has_effect=True))
+    return jax.jit(lambda *inputs: _call_p.bind(*inputs, params=params))
+
+
+def _run(*inputs: Any, params: _Params) -> Any:
+    """Run the call as a program of its own, where a user has switched programs off, too."""
+    with jax.disable_jit(False):
+        return _program_of(params)(*inputs)
 
 
 _call_p.def_effectful_abstract_eval(_abstract_eval)
-_call_p.def_impl(lambda *inputs, params, has_effect: _program_of(params)(*inputs))  # noqa: ARG005 (of a traced one)
+_call_p.def_impl(_run)
 mlir.register_lowering(_call_p, _lower)
 batching.primitive_batchers[_call_p] = _batch
-partial_eval.dce_rules[_call_p] = _keep
 for allowed in ("lowerable", "control_flow_allowed", "custom_derivatives_allowed"):
     getattr(effects, f"{allowed}_effects").add_type(_CollectiveEffect)
+effects.ordered_effects.filter_not_in = _dispatched_with  # type: ignore[assignment, method-assign]
 
 
 def place() -> str:
@@ -247,5 +245,5 @@ def _register() -> None:
 def _await_programs() -> None:
     """Wait for programs that were dispatched and have not ended: their calls need this rank."""
     with contextlib.suppress(Exception):  # what they have ended with is told where their results are used
-        jax.effects_barrier()  # those that have kept their effects
+        jax.effects_barrier()  # those with effects of others
         jax.block_until_ready(jax.jit(lambda: jnp.zeros(()))())  # it runs after all that this thread has dispatched
