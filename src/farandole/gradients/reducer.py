@@ -80,6 +80,9 @@ class Reducer(ABC, Generic[T]):
     def restart(self) -> None:
         """Forget how far a step has come."""
 
+    def abandon(self) -> None:
+        """Go back to before the step under way, which will not be applied; most change nothing before."""
+
     @abstractmethod
     def rejoin(self, label: str) -> None:
         """A generation of an elastic job begins: nothing of the last one counts. ``label`` is the same on all ranks."""

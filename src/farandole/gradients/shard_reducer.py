@@ -120,7 +120,18 @@ class ShardReducer(Reducer[T]):
         if rows < 1:
             raise UsageError(f"shards({rows}): a global batch has at least one row")
         own = self._own()
-        self.abandon()
+        if not self._reduced:  # an earlier loop that is not over, which something keeps
+            self.abandon()
+        self.restart()
+        stack = self._stack
+        try:
+            yield from self._shards(own, rows)
+        except BaseException:  # also where the script leaves the loop
+            if self._stack is stack:  # and not later than the next loop, or a load, has begun
+                self.abandon()
+            raise
+
+    def _shards(self, own: Shards, rows: int) -> Generator[Shard, None, None]:
         self._rows, self._taken = rows, self._trained()
         self._statistics, self._counters = map(self._kept, self._buffers())
         self._counted = [0] * len(self._counters)
@@ -139,11 +150,11 @@ class ShardReducer(Reducer[T]):
     # -- what the optimizer calls -------------------------------------------------------------------------------------
 
     def rejoin(self, label: str) -> None:
-        """See ``Reducer``. A step that was not applied never was."""
+        """See ``Reducer``."""
         self._identity.rename(label)
         _close(self._lanes)
         self._forget_snapshots()
-        self.abandon()
+        self.restart()
 
     def settle(self) -> None:
         """Add up over all workers' shards; afterwards every gradient is that of the global batch."""
@@ -181,7 +192,7 @@ class ShardReducer(Reducer[T]):
         if self.step_vote is not None:
             self.step_vote.applied()
         self._count_step()
-        self._forget()
+        self.restart()
         end_step(self._terms.process_set, None if self.step_vote is None else self.step_vote.step)
         if self._lanes:
             self._lanes[0].stop_if_interrupted()
@@ -190,17 +201,18 @@ class ShardReducer(Reducer[T]):
         """Nothing to do: ``shards`` begins anew."""
 
     def restart(self) -> None:
-        """Forget the shards that were computed."""
+        """Forget the shards that were computed; buffers stay as they are."""
         self._stack, self._reduced = [], False
+        self._statistics, self._counters = [], []
 
     def abandon(self) -> None:
-        """Go back to before the step, which will not be applied."""
+        """See ``Reducer``."""
         self._rewind()
-        self._forget()
+        self.restart()
 
     def watch_again(self) -> None:
         """There are more parameters than before."""
-        self.restart()
+        self.abandon()
 
     def _named(self) -> list[tuple[str, Param]]:
         return [(f"parameter {i}", p) for i, p in enumerate(self._trained())] if self._lanes else []
@@ -294,10 +306,6 @@ class ShardReducer(Reducer[T]):
     def _rewind(self) -> None:
         buffers = [*self._statistics, *self._counters]
         self._tensors.copy([each.tensor for each in buffers], [each.before for each in buffers])
-
-    def _forget(self) -> None:
-        self._statistics, self._counters = [], []
-        self.restart()
 
     def _pair(self) -> None:
         """Find the others' reducers that belong to this one, and one order of the parameters. Collective, once."""

@@ -92,9 +92,10 @@ class TorchShardReducer(ShardReducer[torch.Tensor]):
             held[name] = tensor
         super()._rewind()
 
-    def _forget(self) -> None:
+    def restart(self) -> None:
+        """See ``Reducer``."""
         self._places = []
-        super()._forget()
+        super().restart()
 
     def _take(self, number: int, weight: float) -> None:
         for held, name, tensor in self._places:

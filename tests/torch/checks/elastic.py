@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -278,3 +279,41 @@ def check_training_goes_on_after_the_next_generation_has_begun() -> None:
     assert sampler.processed_num == 16
     assert state._step_vote.step == 4
     _same(model)
+
+
+def check_statistics_that_shards_have_changed_are_restored_with_the_rest() -> None:
+    """After a fault in the loop over the shards, and between it and ``step()``; where steps are voted, and not."""
+    for votes, is_in_loop in itertools.product((True, False), (True, False)):
+        torch.manual_seed(1)
+        model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+        virtual = hvd.VirtualWorkers(2 * hvd.size(), model)
+        optimizer: Any = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), virtual_workers=virtual)
+        others = {} if votes else {"other": torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)}
+        state: Any = hvd.elastic.TorchState(model, optimizer, calls=0, **others)
+        x = torch.randn(4 * hvd.size(), 2, generator=torch.Generator().manual_seed(1))
+        due: list[str] = []
+
+        def compute(fails: bool, now: Any = (model, optimizer, x)) -> None:
+            model, optimizer, x = now
+            for shard in optimizer.shards(len(x)):
+                model(x[shard.rows]).square().mean().backward()
+                if fails:
+                    raise hvd.HorovodInternalError("a fault")
+
+        @hvd.elastic.run
+        def train(state: Any, now: Any = (votes, is_in_loop, model, optimizer, due, compute)) -> str:
+            votes, is_in_loop, model, optimizer, due, compute = now
+            if due:
+                return repr(dict(model.named_buffers()))
+            compute(fails=False)
+            optimizer.step()
+            state.commit()
+            if not votes:
+                due.append(repr(dict(model.named_buffers())))
+            compute(fails=False)
+            optimizer.step()
+            due[:] = due or [repr(dict(model.named_buffers()))]
+            compute(fails=is_in_loop)
+            raise hvd.HorovodInternalError("a fault")
+
+        assert train(state) == due[0], (votes, is_in_loop)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import random
 from typing import Any
 from unittest import mock
@@ -175,6 +176,42 @@ def check_that_shards_of_a_second_batch_before_the_step_are_refused() -> None:
         zero()
     compute()
     optimizer.step()
+
+
+def check_that_a_loop_which_a_script_leaves_changes_nothing() -> None:
+    """Nor does it later: a model that is loaded after it, or after one without a step, stays as it was loaded."""
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+    optimizer = distributed(model, virtual_workers=hvd.VirtualWorkers(2 * WORKERS, model))
+    x = torch.randn(4 * WORKERS, 2, generator=torch.Generator().manual_seed(1))
+
+    def compute(shards: Any) -> None:
+        for shard in shards:
+            model(x[shard.rows]).square().mean().backward()
+
+    def buffers() -> Any:
+        return copy.deepcopy(dict(model.named_buffers()))
+
+    compute(optimizer.shards(len(x)))
+    optimizer.step()
+    saved, loaded = copy.deepcopy((model.state_dict(), optimizer.state_dict())), buffers()
+    compute(optimizer.shards(len(x)))
+    optimizer.step()
+    before = buffers()
+    compute(itertools.islice(optimizer.shards(len(x)), 2))
+    assert str(buffers()) == str(before)
+    kept = optimizer.shards(len(x))
+    compute(itertools.islice(kept, 1))
+    for shards in (kept, optimizer.shards(len(x))):  # over neither is there a step; the first ends during the second
+        compute(shards if shards is not kept else ())
+        model.load_state_dict(saved[0])
+        optimizer.load_state_dict(saved[1])
+        fresh = optimizer.shards(len(x))
+        next(fresh)
+        assert str(buffers()) == str(loaded)
+        kept.close()
+        compute(fresh)
+        optimizer.zero_grad()
 
 
 def check_that_parameters_may_be_frozen_between_batches() -> None:

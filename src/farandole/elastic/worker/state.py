@@ -167,6 +167,8 @@ class ObjectState(State):
         goes back to that; otherwise what it is now is nearer to the last step, and stays. Random generators are as
         after the last step, or the last ``save``.
         """
+        for part in self._parts.values():
+            part.abandon()
         if self._saved_at == self._step_vote.step:
             for handler in (*self._parts.values(), *self._handlers.values()):
                 handler.restore()

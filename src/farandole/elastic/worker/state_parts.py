@@ -80,6 +80,9 @@ class StatePart(StateHandler):
         """Tensors of the tree, by ``id``, that may differ between ranks (statistics of their own batches)."""
         return set()
 
+    def abandon(self) -> None:
+        """Undo what a step that a fault has ended has changed in other parts; before any is restored."""
+
     def begin_anew(self, name: str) -> None:
         """Forget what belongs to a step under way: a generation begins. ``name`` is the registered one."""
 

@@ -59,6 +59,11 @@ class OptimizerStateHandler(OptimizerPart):
         """See ``OptimizerPart``; a line search changes parameters before its step is over."""
         return super().can_vote and not isinstance(self.value, torch.optim.LBFGS)
 
+    def abandon(self) -> None:
+        """See ``StatePart``; shards of virtual workers have changed the model's statistics."""
+        if isinstance(self.value, ReducingOptimizer):
+            self.value._reducer.abandon()
+
     def load(self, tree: Any) -> None:
         """See ``StatePart``; exactly, as ranks that have the state already load nothing."""
         load_exactly(self.value, tree)
