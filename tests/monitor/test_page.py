@@ -174,6 +174,7 @@ def test_a_run_that_was_killed_is_opened_from_its_folder(page: Any, tmp_path: Pa
             page.goto(served)
             pill(page, "ended")
             page.get_by_text(NO_END).wait_for()
+            picture(page, "live-killed")
 
 
 def test_the_page_is_small() -> None:

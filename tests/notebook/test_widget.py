@@ -176,5 +176,6 @@ def test_engines_are_watched_and_their_cell_is_stopped_in_jupyterlab(lab: Lab, p
     step = news(view, "stopped at step").split()[-1].replace(",", "")
     cell.locator(".jp-OutputArea-output", has_text=f"has stopped all ranks after step {step}").first.wait_for()
     view.locator(".pill", has_text="between cells").wait_for()
+    picture(page, "lab-between-cells")
     run_cell(page, 2).locator(".jp-OutputArea-output", has_text="all over").wait_for()
     view.locator(".jp-OutputArea-output img").first.wait_for()
