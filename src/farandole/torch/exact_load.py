@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from farandole.torch.subclass import loaded_in_place
+
 
 def load_exactly(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Load ``state`` as the optimizer does, but leave every tensor of a parameter's state the dtype that it has.
@@ -17,7 +19,8 @@ def load_exactly(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> Non
     PyTorch gives them the parameter's. Ranks whose state is loaded would then go on with other numbers than the rank
     that it comes from: NAdam's ``mu_product`` is float32, also for weights of bfloat16.
     """
-    optimizer.load_state_dict(state)
+    with loaded_in_place(optimizer):  # scripts and schedulers may hold the groups
+        optimizer.load_state_dict(state)
     by_number = state.get("state", {})
     numbers = chain.from_iterable(group["params"] for group in state.get("param_groups", []))
     params = chain.from_iterable(group["params"] for group in optimizer.param_groups)

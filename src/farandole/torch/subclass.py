@@ -7,6 +7,8 @@ isinstance(larc, torch.optim.SGD)                           # True
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
@@ -22,12 +24,19 @@ class FrontOptimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
         """Load a state as the user's class does, into the groups and the state that are there."""
-        groups, state = self.param_groups, self.state
-        super().load_state_dict(*args, **kwargs)
-        for kept, loaded in zip(groups, self.param_groups, strict=True):
-            _fill(kept, loaded)
-        _fill(state, self.state)
-        self.param_groups, self.state = groups, state
+        with loaded_in_place(self):
+            super().load_state_dict(*args, **kwargs)
+
+
+@contextmanager
+def loaded_in_place(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Context of a load, which leaves the groups and the state of ``optimizer`` the objects that they are."""
+    groups, state = optimizer.param_groups, optimizer.state
+    yield
+    for kept, loaded in zip(groups, optimizer.param_groups, strict=True):
+        _fill(kept, loaded)
+    _fill(state, optimizer.state)
+    optimizer.param_groups, optimizer.state = groups, state
 
 
 def _fill(kept: dict[Any, Any], loaded: dict[Any, Any]) -> None:

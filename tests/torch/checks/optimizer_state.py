@@ -45,6 +45,29 @@ def check_a_scheduler_of_the_users_optimizer_steers_after_a_load() -> None:
             _step(model, optimizer, 2)
 
 
+def check_a_load_by_the_users_optimizer_reaches_the_one_that_steps() -> None:
+    for load in ("broadcast", "elastic"):
+        model = torch.nn.Linear(4, 1)
+        original = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        group = original.param_groups[0]
+        optimizer: Any = hvd.DistributedOptimizer(original, model.named_parameters())
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        _step(model, optimizer, 1)
+        state = hvd.elastic.TorchState(model, original) if load == "elastic" else None
+        momentum = optimizer.state[model.weight]["momentum_buffer"].clone()
+        _step(model, optimizer, 2)
+        if state is None:
+            group["lr"] = 0.1 + hvd.rank()
+            hvd.broadcast_optimizer_state(original, root_rank=0)
+        else:
+            state.restore()
+            assert torch.equal(optimizer.state[model.weight]["momentum_buffer"], momentum)
+        assert optimizer.param_groups[0] is original.param_groups[0] is group, load
+        assert optimizer.state is original.state
+        assert group["lr"] == 0.1
+        _step(model, optimizer, 3)
+
+
 def check_a_schedule_of_the_users_optimizer_counts_the_samples_of_the_last_batch() -> None:
     batch = 2 * hvd.size()
     numbers = torch.utils.data.TensorDataset(torch.ones(2 * batch - 1, 4))
