@@ -10,6 +10,7 @@ Arrays of NumPy become arrays of JAX, but for those of 64 bits where JAX has 32:
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, TypeGuard, final
 
@@ -118,6 +119,7 @@ def travels(dtype: Any) -> bool:
     return dtype.name == "bfloat16" or dtype in DTYPES
 
 
+@functools.cache  # the name of a dtype takes microseconds
 def travelling(dtype: Any) -> DType:
     """A dtype of JAX as engines know it; raises ``UnsupportedError`` for one that they do not."""
     known = not jax.numpy.issubdtype(dtype, jax.dtypes.extended)  # keys of random numbers, which NumPy cannot name
@@ -191,7 +193,7 @@ def _is_row_major(tensor: Any) -> bool:
     """True unless a script has given the array another layout in memory."""
     if tensor.ndim < 2:
         return True
-    held = tensor.format if hasattr(tensor, "format") else tensor.layout  # its name until JAX 0.7
+    held: Any = getattr(tensor, "format", None) or tensor.layout  # its name until JAX 0.7
     layout = held.layout if hasattr(held, "layout") else held.device_local_layout
     return layout is None or tuple(layout.major_to_minor) == tuple(range(tensor.ndim))
 
