@@ -188,6 +188,14 @@ def keys_of_random_numbers_travel_as_objects(rank: int, size: int) -> None:
         same(hvd.broadcast_object(np.asarray(jax.random.key_data(key)), 0), np.zeros(2, np.uint32))
 
 
+def whole_numbers_that_a_program_would_cut_are_refused(rank: int, size: int) -> None:
+    """JAX makes 0 of 2**40 where it has 32 bits, without a word; those that fit go on."""
+    fits = np.array([2**20 + rank], np.int64)
+    same(jax.jit(lambda: hvd.broadcast(fits, size - 1))(), jnp.array([2**20 + size - 1]))
+    raises("does not hold", jax.jit(lambda: hvd.broadcast(np.array([2**40]), 0)))
+    same(hvd.broadcast(np.array([2**40]), 0), np.array([2**40]))
+
+
 def results_that_one_rank_does_not_use(rank: int, size: int) -> None:
     """The others wait for its part, wherever in a program the call stands."""
 

@@ -10,8 +10,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax._src import core  # JAX has no public name for what is being traced
 
+from farandole.adapters.jax import is_cut
+from farandole.errors import UsageError
 from farandole.jax.programs import is_traced
 
 
@@ -27,9 +30,21 @@ def lifted(values: Sequence[Any]) -> Sequence[Any]:
     """``values`` as constants of the program that is being traced here, if there is one.
 
     What is known before a program runs is a value like others: a call with it is due in every run, and a rank that
-    traces the program alone must not wait for the others meanwhile.
+    traces the program alone must not wait for the others meanwhile. Raises ``UsageError`` for whole numbers that JAX
+    would cut to its 32 bits.
     """
     if not values or is_traced(*values) or not is_tracing():
         return values
-    constants: Sequence[Any] = jax.lax.optimization_barrier([jnp.asarray(each) for each in values])
+    constants: Sequence[Any] = jax.lax.optimization_barrier([_constant(each) for each in values])
     return constants
+
+
+def _constant(value: Any) -> Any:
+    if is_cut(value) and value.dtype.kind in "iu":
+        kept = jax.dtypes.canonicalize_dtype(value.dtype)
+        if not np.array_equal(value.astype(kept), value):
+            raise UsageError(
+                f"an array of {value.dtype} in a program, whose numbers {kept} does not hold: set JAX_ENABLE_X64=1, or "
+                "call the function outside of jit"
+            )
+    return jnp.asarray(value)
