@@ -197,6 +197,8 @@ class TorchReducer(GradientReducer[torch.Tensor]):
         if not isinstance(loss, torch.Tensor | float) or not self._is_needed(session):
             return loss
         value = torch.as_tensor(loss, dtype=None if isinstance(loss, torch.Tensor) else torch.float64)
+        if (weight := self._weigh()) != 1.0:
+            value = value * weight if weight else torch.zeros_like(value)  # the mean over no samples is no number
         how, process_set = Reduction(self.op), self._terms.process_set
         [reduced] = verbs.allreduce([value], f"{self.label}.loss", how, process_set).run()
         return reduced if isinstance(loss, torch.Tensor) else reduced.item()

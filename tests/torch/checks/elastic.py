@@ -55,6 +55,26 @@ def check_gradients_are_the_mean_over_the_samples_however_uneven_the_ranks() -> 
         assert hvd.allreduce(torch.tensor(seen), op=hvd.Sum).item() == sampler.processed_num == length
 
 
+def check_the_loss_of_a_closure_is_the_mean_over_the_samples_too() -> None:
+    for length, batch_size in ((7, 2), (1, 3), (12 * hvd.size(), 5), (2 * hvd.size() + 1, 1)):
+        model, numbers = _linear(), Numbers(length)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0))
+        sampler = hvd.elastic.ElasticSampler(numbers, seed=1)
+        hvd.elastic.TorchState(model, optimizer, sampler=sampler).sync()
+        for x in hvd.elastic.DataLoader(numbers, batch_size, sampler=sampler):
+
+            def closure(x: torch.Tensor = x, model: torch.nn.Module = model) -> torch.Tensor:
+                model.zero_grad()
+                loss: torch.Tensor = model(x).mean()
+                loss.backward()
+                return loss
+
+            [batch] = sampler.cursor.in_flight
+            expected = 2.0 * sum(sampler.cursor.indices[batch.start : batch.stop]) / batch.samples
+            loss = optimizer.step(closure)
+            assert math.isclose(loss.item(), expected, rel_tol=1e-5), (loss, expected)
+
+
 def check_a_gradient_that_is_reduced_where_it_lies_is_weighed_there() -> None:
     length = 2 * hvd.size() + 1
     model, numbers = torch.nn.Linear(1, 64, bias=False), Numbers(length)
