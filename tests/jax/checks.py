@@ -28,6 +28,7 @@ from farandole.graphs import calls
 from farandole.jax.elastic import JaxState, translated
 from farandole.jax.noise import NoiseScale
 from farandole.largebatch.noise import Estimate
+from farandole.runtime.session.init import settle
 from tests.jax.running import run_all
 
 jax.config.update("jax_enable_x64", True)
@@ -526,6 +527,18 @@ def optimizers_that_are_gone_keep_no_buckets(rank: int, size: int) -> None:
     assert len(living_reducers()) == before
     for _ in range(2):
         same(compiled(jnp.full(3, 1.0 + rank)), jnp.full(3, -(size + 1) / 2))
+
+
+def programs_of_every_device_are_awaited(rank: int, size: int) -> None:
+    """Before a rank leaves, or joins: the others need its part."""
+    program = jax.jit(lambda x: hvd.allreduce(x @ x, op=hvd.Sum, name="of a device"))
+    for device in jax.devices():
+        x = jax.device_put(jnp.ones((700, 700)), device)
+        jax.block_until_ready(program(x))
+        found = program(x)
+        settle()
+        assert found.is_ready(), device
+        same(found[0, 0], 700.0 * size)
 
 
 def a_program_of_another_session(rank: int, size: int) -> None:

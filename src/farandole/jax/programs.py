@@ -243,7 +243,9 @@ def _register() -> None:
 
 
 def _await_programs() -> None:
-    """Wait for programs that were dispatched and have not ended: their calls need this rank."""
+    """Wait for programs that this thread has dispatched and that have not ended: their calls need this rank."""
     with contextlib.suppress(Exception):  # what they have ended with is told where their results are used
         jax.effects_barrier()  # those with effects of others
-        jax.block_until_ready(jax.jit(lambda: jnp.zeros(()))())  # it runs after all that this thread has dispatched
+    for device in jax.local_devices(backend="cpu"):
+        with contextlib.suppress(Exception), jax.default_device(device):
+            jax.block_until_ready(jax.jit(lambda: jnp.zeros(()))())  # it runs after all that went to this device
