@@ -18,7 +18,7 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from farandole.adapters.numpy import DTYPES
+from farandole.adapters.numpy import DTYPES, REGISTERED
 from farandole.adapters.numpy import adapter as numpy_adapter
 from farandole.collective import Array, DType
 from farandole.errors import UnsupportedError, UsageError
@@ -29,10 +29,6 @@ __all__ = ["HostCopy", "JaxAdapter", "adapter", "is_cut", "new_array", "travelli
 
 _ALIGNMENT = 64
 """Bytes: XLA takes memory of others as it is where it lies like this, and copies it else."""
-
-
-_REGISTERED = 2
-"""What NumPy says of a dtype that another package has brought (``dtype.isbuiltin``)."""
 
 _WIDE = 8
 """Bytes of an element from which on JAX may have no such dtype."""
@@ -200,7 +196,7 @@ def _is_row_major(tensor: Any) -> bool:
 
 def _is_of_jax_dtype(leaf: object) -> bool:
     """True for an array of NumPy whose elements NumPy knows by registration only, as bfloat16."""
-    return type(leaf) is np.ndarray and leaf.dtype.isbuiltin == _REGISTERED
+    return type(leaf) is np.ndarray and leaf.dtype.isbuiltin == REGISTERED
 
 
 def _aligned(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
