@@ -120,6 +120,15 @@ def test_all_ranks_obey_the_same_orders_after_the_same_steps(size: int, seed: in
     assert len(acted) + len(refused) == len(verbs) + 1
 
 
+def test_what_waits_is_obeyed_in_its_order_and_the_last_of_it_says_if_ranks_will_pause() -> None:
+    news: list[tuple[int, str]] = []
+    orders = StepOrders(lambda _, __: None, lambda number, _v, state, _t, _s: news.append((number, state)))
+    orders.begin(1, {0})
+    for number, verb in enumerate(["pause", "resume", "pause", "checkpoint", "resume", "checkpoint"]):
+        orders.give(number, verb)
+    assert [number for number, state in news if state == "refused"] == [3]
+
+
 def test_a_rank_that_leaves_is_waited_for_no_more() -> None:
     said: list[Message] = []
     news: list[tuple[str, int]] = []

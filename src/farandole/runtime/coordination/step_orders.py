@@ -104,8 +104,8 @@ class StepOrders:
         """Take an order in."""
         if verb in ("resume", "stop"):
             self._take_back()
-        planned = [each for _, each in self._waiting] + ([self._current.verb] if self._current else [])
-        will_pause = next(
+        planned = [each for _, each in reversed(self._waiting)] + ([self._current.verb] if self._current else [])
+        will_pause = next(  # by the last one that is to be obeyed before this
             (each == "pause" for each in planned if each in ("pause", "resume")), self._paused is not None
         )
         if verb not in AT_STEPS:
