@@ -52,9 +52,12 @@ cluster.stop_cluster_sync()
 def require_ranks_on_two_hosts(said: str, folder: Path) -> None:
     """The cell ran on both hosts before and after the engine of rank 1 was replaced, and the record has both ranks."""
     lines = said.splitlines()
-    for rank, host in enumerate(("node1", "node2")):
+    # Ranks are in the order of IPython Parallel's numbers: who has started sooner may come first.
+    hosts = [line.split()[2] for rank in (0, 1) for line in lines if line.startswith(f"[stdout:{rank}] {rank} ")][::2]
+    assert sorted(hosts) == ["node1", "node2"], said
+    for rank, host in enumerate(hosts):
         assert lines.count(f"[stdout:{rank}] {rank} {host} [2.0]") == 2, said
-    assert "replaced on node2" in lines
+    assert f"replaced on {hosts[1]}" in lines
     points = [record for record in read_records(folder / "run") if isinstance(record, PointRecord)]
     assert {each.rank for each in points} == {0, 1}, "the monitor beside the notebook reaches a controller on node1"
 

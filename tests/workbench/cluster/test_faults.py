@@ -78,9 +78,11 @@ def test_power_loss_is_silence_and_a_killed_process_is_not(make_cluster: Callabl
     assert after(cluster, "node1", "node2", lambda: cluster.run("node2", kill_all)) == "closed"
     cluster.kill("node2")
     cluster.boot("node2")
-    sleeper = cluster.popen("node2", ["sleep", "1000"])
-    assert after(cluster, "node1", "node2", lambda: cluster.kill("node2")) == "silent"
-    assert sleeper.wait(60) == -9
+    with cluster.popen("node2", ["bash", "-c", "echo there; exec sleep 1000"], stdout=subprocess.PIPE) as sleeper:
+        assert sleeper.stdout is not None
+        assert sleeper.stdout.readline() == "there\n"
+        assert after(cluster, "node1", "node2", lambda: cluster.kill("node2")) == "silent"
+        assert sleeper.wait(60) == -9
     with pytest.raises(ClusterError, match=r"node2 has no power: boot\('node2'\)"):
         cluster.run("node2", ["true"])
     cluster.boot("node2")
