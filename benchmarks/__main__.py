@@ -24,6 +24,7 @@ from benchmarks import (
     footprint,
     hosts,
     large_batch,
+    monitor,
     negotiated,
     noise,
     picture,
@@ -49,6 +50,7 @@ SECTIONS: dict[str, Callable[[bool], list[Table]]] = {
     "frameworks": frameworks.run,
     "slurm": slurm.run,
     "search": search.run,
+    "monitor": monitor.run,
 }
 
 

@@ -7,6 +7,9 @@ has been shown.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from benchmarks.job import launch
 from benchmarks.measure import Row, Sample, Table, Verdict
 from benchmarks.models import make
@@ -17,7 +20,12 @@ SECONDS = {"tiny": 60.0, "cnn": 120.0}
 def run(quick: bool) -> list[Table]:
     """All tables of this section."""
     measured = launch("divergence_rank", *(each / (8 if quick else 1) for each in SECONDS.values()))
-    table = Table("Cost of the detector of diverging ranks, 2 ranks", "ms")
+    return [costs("Cost of the detector of diverging ranks, 2 ranks", measured)]
+
+
+def costs(title: str, measured: Mapping[str, Any]) -> Table:
+    """Table of what ``divergence_rank.compare`` has measured, by network."""
+    table = Table(title, "ms")
     for name, taken in measured.items():
         for clock, more in (("wall", "% more"), ("processor", "% more processor time")):
             off, cost = Sample.of(taken[clock]["off"]), Sample.of(taken[clock]["cost"])
@@ -26,4 +34,4 @@ def run(quick: bool) -> list[Table]:
             verdicts = (Verdict(share, more, most=most), Verdict(within, "either way (95 %)"))
             samples = {"without, 64 steps": off} if clock == "wall" else {}
             table.rows.append(Row(make(name).title if clock == "wall" else "", samples, verdicts))
-    return [table]
+    return table

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import random
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 import torch
@@ -22,8 +24,12 @@ from farandole.runtime.session.init import current
 FEWEST = 6
 
 
-def compare(task: Task, seconds: float) -> dict[str, dict[str, list[float]]]:
-    """Milliseconds of a block without the detector, and how much more one with it takes, by each clock."""
+Block: TypeAlias = Callable[[Step, str], list[float]]
+"""Milliseconds of 64 steps by each clock, with what is measured or "off"."""
+
+
+def compare(task: Task, seconds: float, on: str, block: Block) -> dict[str, dict[str, list[float]]]:
+    """Milliseconds of a block with nothing on, and how much more one takes with ``on``, by each clock."""
     step = farandole(task)
     for _ in range(EVERY_OF_SMALL - 1):  # 'timed' makes one more: blocks begin where the detector's 64 steps do
         step()
@@ -33,14 +39,14 @@ def compare(task: Task, seconds: float) -> dict[str, dict[str, list[float]]]:
     taken: dict[str, dict[str, list[float]]] = {clock: {"off": [], "cost": []} for clock in CLOCKS}
     lots = random.Random(1)
     for _ in range(max(FEWEST, int(seconds * 1e3 / (2 * EVERY_OF_SMALL * slowest)))):
-        spent = {mode: block(step, mode) for mode in lots.sample(("off", "sampled"), 2)}
-        for kept, off, on in zip(taken.values(), spent["off"], spent["sampled"], strict=True):
-            kept["off"].append(off)
-            kept["cost"].append(on - off)
+        spent = {mode: block(step, mode) for mode in lots.sample(("off", on), 2)}
+        for kept, without, with_it in zip(taken.values(), spent["off"], spent[on], strict=True):
+            kept["off"].append(without)
+            kept["cost"].append(with_it - without)
     return {clock: {kind: mean(values) for kind, values in kept.items()} for clock, kept in taken.items()}
 
 
-def block(step: Step, mode: str) -> list[float]:
+def detecting(step: Step, mode: str) -> list[float]:
     """Milliseconds of 64 steps by each clock, with the detector in this ``mode``."""
     session = current()
     session.settings = msgspec.structs.replace(session.settings, check_divergence=mode)
@@ -55,7 +61,8 @@ def main() -> None:
     result, seconds = Path(sys.argv[1]), [float(each) for each in sys.argv[2:]]
     hvd.init()
     torch.set_num_threads(1)
-    measured = {name: compare(make(name), limit) for name, limit in zip(SECONDS, seconds, strict=True)}
+    limits = zip(SECONDS, seconds, strict=True)
+    measured = {name: compare(make(name), limit, "sampled", detecting) for name, limit in limits}
     if hvd.rank() == 0:
         result.write_text(json.dumps(measured))
 
